@@ -42,7 +42,7 @@ from jaxattn.models.two_layer import TwoLayer
 
 # Maximum size of a report file in bytes; a typical one is a few kilobytes.
 MOST_BYTES = 2**24
-# Sizes of IMDB when only words with at least 45 occurrences are kept.
+# Sizes of the IMDB data set with a vocabulary of words that occur at least 45 times.
 REVIEWS = {"sequences": 25_000, "vocab_size": 7_813}
 
 
@@ -122,7 +122,7 @@ CASES = (
 )
 
 
-# Size in bytes of an array that is copied to measure memory bandwidth.
+# Size in bytes of the array that is copied to measure memory bandwidth.
 _COPIED = 2**28
 
 
@@ -320,7 +320,7 @@ def beside(reports: Sequence[Report]) -> pd.DataFrame:
     found = [{(row.case, row.seeds): row.step_us for row in report.measured} for report in reports]
     frame = pd.DataFrame([{"case": case, "seeds": seeds} for case, seeds in keys])
     for number, (report, own) in enumerate(zip(reports, found, strict=True), start=1):
-        # Number the columns, since two machines may have the same description.
+        # Number the columns, because two machines can have the same description.
         frame[f"{number}: {report.title}"] = [f"{own[key]:.3g}" if key in own else "-" for key in keys]
     return frame
 

@@ -23,7 +23,7 @@ from jaxattn.models.reference import padded_sequences
 
 BASE = {"vocab_size": 50, "relevant": 20, "length": 8, "sequences": 200}
 SMALL = {"vocab_size": 12, "length": 4, "sequences": 40}
-# Name: generator, sizes, d, scaling factor of E, p and v, seeds.
+# Each case: name, generator, sizes, d, scaling factor for E, p and v, and number of seeds.
 CASES = {
     "V = 50, R = 20": (ja.data.assumption1, BASE, 256, 1.0, 8),
     "V = 12, R = 8": (ja.data.assumption1, SMALL | {"relevant": 8}, 24, 1.0, 5),

@@ -29,7 +29,7 @@ import pandas as pd
 
 HERE = Path(__file__).parents[1]
 PAPER = "jaxattn/lab/books/paper"
-# Earlier locations of files and modules, by their current location.
+# Former paths of files and modules, keyed by their current path.
 MOVED = {
     "jaxattn/lab/books": "jaxattn/reproduction",
     "jaxattn.lab.engine": "jaxattn.engine",
@@ -58,7 +58,7 @@ class Small(NamedTuple):
     overrides: tuple[str, ...]
 
 
-# Sweep files and code that the guard writes.
+# Sweep files and code that this script writes.
 MADE = {
     "texts.csv": "\n".join(
         ["text,label,split"]
@@ -181,7 +181,7 @@ STUDIES = {
     "xor": Small(f"{PAPER}/xor/study.toml", (*FEW, "data.test_sequences=32")),
     "negation": Small(f"{PAPER}/negation/study.toml", (*FEW, "data.test_sequences=32")),
 }  # fmt: skip
-# Study that is killed once and resumed.
+# Study that is killed once and then resumed.
 CONTINUED = "own"
 
 
@@ -231,7 +231,7 @@ def _write(results, folder: Path, name: str) -> None:
 
 def _continued(scratch: Path, root: Path):
     """Kill a study at its first checkpoint, and resume it."""
-    # A fork would inherit locks that other threads hold, and they would stay locked forever.
+    # A forked process would inherit locks held by other threads, and these would never be released.
     child = multiprocessing.get_context("spawn").Process(target=_killed, args=(scratch, root))
     child.start()
     child.join()

@@ -142,7 +142,7 @@ def check(folder: Path, texts: Path) -> None:
             continue
         done += 1
         features, sequences = [], chosen.query
-        # Coordinates of the queries, which leave norms of matrices on their span unchanged.
+        # Express the queries in an orthonormal basis, which preserves matrix norms on their span.
         basis = np.linalg.qr(sequences.T)[0]
         keys = layer.keys(head)
         for row, top, z in zip(chosen.rows, chosen.top, sequences @ basis, strict=True):

@@ -14,6 +14,6 @@ def folder_of_imdb(path: str) -> str:
         ja.data.Tfds(dataset="imdb_reviews", data_dir=path).files()
     except InputError as error:
         raise argparse.ArgumentTypeError(
-            str(error).replace("data.data_dir sets", "--data-dir names")
+            str(error).replace("data.data_dir", "--data-dir")
         ) from None
     return path

@@ -99,7 +99,7 @@ def main():
     products = jax.jit(lambda E, p, v, a: (E @ p, E @ v, a @ E))
     gradient_p = jax.jit(lambda params, c: ja.dynamics.loss_and_gradients(params, c, ("p",)))
     gradient_all = jax.jit(lambda params, c: ja.dynamics.loss_and_gradients(params, c, ("E", "p", "v")))
-    # The first call writes ∂L/∂E to newly allocated memory, and the second one reuses it.
+    # The first call writes ∂L/∂E to newly allocated memory; the second call reuses it.
     over = jax.jit(lambda old, params, c: gradient_all(params, c), donate_argnums=0, keep_unused=True)
     kept = [gradient_all(params, corpus)]
 

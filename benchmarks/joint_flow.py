@@ -24,7 +24,7 @@ from jaxattn.models.reference import padded_sequences
 SIZES = {"vocab_size": 16, "relevant": 8, "length": 6, "sequences": 40}
 UNTIL, AGREES = 19.6, 1e-4
 DISTANCE = "largest ‖p - p_ODE‖/‖p‖"
-# Number of seeds per call, the same for all calls so that they share a program.
+# Number of seeds per call, the same in all calls so that one compiled program serves all of them.
 CHUNK = 8
 
 
@@ -52,7 +52,7 @@ def problems(generate, seeds):
 def apart(params, corpus, path, until=UNTIL, tolerance=1e-8):
     """Return log ‖v‖ and ‖p - p_ODE‖/‖p_ODE‖ of the rows of one seed's path, (rows, 2)."""
     log_norm = np.asarray(path.log_v_norm)
-    # Rows with a ‖v‖ below that of all later rows, because the path approaches its end without passing it.
+    # Use only rows whose ‖v‖ is smaller than in all later rows and below its maximum.
     later = np.append(np.minimum.accumulate(log_norm[::-1])[::-1][1:], np.inf)
     until = min(until, log_norm.max() - 0.01)
     rows = np.flatnonzero((log_norm < later) & (log_norm > log_norm[0]) & (log_norm < until))

@@ -27,7 +27,7 @@ from jaxattn.models.adapters import Adapted
 PAGE = Path(__file__).resolve().parent.parent / "docs/howto/modules.md"
 SIZES = {"how-to": {"sequences": 64, "width": 16}, "large": {"sequences": 4096, "width": 256}}
 SEEDS = 4
-# The parameters W, b, w, c of the hidden layer and the head, and whether matrices have one row per output.
+# Names of the parameters W, b, w and c (hidden layer and head), and True if matrices have one row per output.
 NAMES = {
     "with_linen": (("Dense_0.kernel", "Dense_0.bias", "head.kernel", "head.bias"), False),
     "with_nnx": (("hidden.kernel", "hidden.bias", "head.kernel", "head.bias"), False),
@@ -76,7 +76,7 @@ def stepping(data, model, sequences, width, steps):
     begin = program.begin(params, loaded.splits, {}, keys.batches)
 
     def run():
-        carried = jax.tree.map(jnp.copy, begin)  # The argument is donated.
+        carried = jax.tree.map(jnp.copy, begin)  # the argument is donated
         start = time.perf_counter()
         carried = jax.block_until_ready(program.advance(carried, loaded.splits, {}, np.int32(steps)))
         return time.perf_counter() - start, carried

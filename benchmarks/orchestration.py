@@ -63,7 +63,7 @@ def main():
     runs, resumed = [], []
     for _ in range(options.repeats):
         spent.clear()
-        # Make each run compile again.
+        # Force each run to recompile.
         jax.clear_caches()
         with tempfile.TemporaryDirectory() as folder:
             path, results = study.write(Path(folder) / "study.toml"), Path(folder) / "results"

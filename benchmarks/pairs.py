@@ -20,7 +20,7 @@ from imdb import folder_of_imdb
 from scipy import stats
 
 HERE = Path(__file__).parents[1]
-# Scripts with their arguments, and the output keys that are times.
+# Scripts with their arguments, and the output keys that contain times.
 BENCHMARKS = (
     ("max_margin", ("--only", "batch", "--seeds", "64", "256"), ("again_s",)),
     ("margin_convergence", ("--seeds", "64"), ("all of it, s",)),

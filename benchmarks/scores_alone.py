@@ -52,7 +52,7 @@ def measure(vocab_size, sequences, length, relevant):
         for name, loop in loops.items():
             begin = time.process_time()
             jax.block_until_ready(loop(moves[name][1], corpus))
-            if repeat:  # the first run compiles
+            if repeat:  # the first run includes compilation
                 times[name].append((time.process_time() - begin) / STEPS * 1e6)
     return {name: float(np.median(x)) for name, x in times.items()}
 

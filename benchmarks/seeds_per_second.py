@@ -192,8 +192,8 @@ def main():
     each, sequences = drawn(max(options.slow_seeds, *BATCHES))
     few, some = each[: options.slow_seeds], sequences[: options.slow_seeds]
     arguments = (slow, embed, query)
-    # Each row: function, number of seeds, and number of timed steps, from which the time of the second phase
-    # is extrapolated.
+    # Each row contains the function, the number of seeds and the number of timed steps. The time of the
+    # second phase is extrapolated from these steps.
     rows = {
         "jaxattn": (ours(options.seeds), options.seeds, steps),
         "loop, token space": (token_loop(few, steps, embed, query), len(few), steps),

@@ -40,7 +40,7 @@ def looped(sizes, dim, train, in_span):
     corpora = jax.jit(lambda: seed.draw_data(setting, data_key))()
     params = jax.jit(lambda: seed.initial_params(setting, corpora, key, ()))()
     initial_state = seed.begin_phase(setting, 0, params, corpora, key)
-    # With the data as constants, the program would differ from that of a study.
+    # Pass the data as an argument: if they were constants, the program would differ from a study's program.
     advance = jax.jit(lambda carried, data, steps: seed.advance(setting, 0, carried, data, steps))
 
     def run(steps):

@@ -29,9 +29,9 @@ from jaxattn.models.reference import padded_sequences, two_layer_outputs
 
 MODELS = {"two_layer": ja.models.two_layer, "two_layer_weights": ja.models.two_layer_weights}
 NAMES = {"two_layer": ("E", "p", "v"), "two_layer_weights": ("E", "p", "v", "W1", "W2")}
-# Number of positions per chunk.
+# Number of positions processed at once.
 POSITIONS = 8192
-# Number of sequences per minibatch that the textbook implementation processes at a time.
+# Number of sequences in a minibatch that the textbook implementation processes at once.
 PART = 32
 
 

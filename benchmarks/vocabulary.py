@@ -75,7 +75,7 @@ def settings(texts: list[str], positive: np.ndarray, wanted: int) -> Iterator[di
     for name, split in TOKENISERS.items():
         print(name, flush=True)
         token, owner, place = tally(texts, split)
-        # If any occurrence in a review is within a limit, so is the first one.
+        # If a word occurs within a review's length limit, its first occurrence is also within this limit.
         once = np.zeros(len(token), bool)
         once[np.unique(token * len(texts) + owner, return_index=True)[1]] = True
         for limit, share, by in itertools.product(LIMITS, SHARES, ("occurrence", "review")):

@@ -412,10 +412,8 @@ def gallery() -> str:
     """Return the page of figures, each with the code that draws it."""
     parts = [
         "# Gallery",
-        "This page shows the kinds of figures. Each figure is shown with its table in the sweep file, and\n"
-        "with the Python expression that plots it from a finished run. Figures are saved as PNG and PDF\n"
-        "files in `figures/` in the results folder. The options of a kind are the keyword arguments of\n"
-        '`jaxattn.lab.results.figures.function("KIND")`. A figure can also be a\n'
+        "Each figure is shown with its table in the sweep file, and with the Python code that plots it.\n"
+        "Figures are saved as PNG and PDF files. A figure can also be a\n"
         "[custom function](../howto/extending.md#a-figure).",
     ]
     for each in GALLERY:

@@ -1,5 +1,6 @@
-"""Theory of gradient training of softmax attention: pure functions, and a runner for studies that use
-them."""
+"""Theory of gradient training for softmax attention: pure functions, and a runner for studies that
+use them.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from jaxattn.lab.explorer import Explorer, explore
     from jaxattn.lab.probes import Probes
 
-# Public repository address for the links of the site, once there is one.
+# URL of the public repository, used for links on the site. Empty until the repository is public.
 __url__ = ""
 __all__ = [
     "Dataset",
@@ -69,7 +70,7 @@ __all__ = [
     "theory",
 ]
 
-# Submodules are imported on first use, because JAX alone takes most of a second to import.
+# Submodules are imported on first use, because importing JAX alone takes most of a second.
 _NAMES = {
     "Dataset": "jaxattn.base",
     "DrawnData": "jaxattn.base",

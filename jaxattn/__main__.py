@@ -1,4 +1,4 @@
-"""Entry point of `python -m jaxattn`, which is equivalent to the `jaxattn` command."""
+"""Entry point for `python -m jaxattn`, equivalent to the `jaxattn` command."""
 
 from jaxattn.lab.cli import main
 

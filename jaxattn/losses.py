@@ -1,17 +1,18 @@
 """Loss functions, which return one number per example, and their settings classes.
 
-Two classes have one logit f and labels y = ±1, K classes have logits f_k and labels 0 .. K-1:
+Two classes have one logit f and labels y = ±1; K classes have logits f_k and labels 0 to K-1:
 
     loss            (n,), m = y f       (n, K)
     logistic        log(1 + e^(-m))
     cross_entropy                       logsumexp_k f_k - f_y
     exponential     e^(-m)              Σ_{j≠y} e^(f_j - f_y)
-    squared         (1 - m)²/2          ½ ‖f - e_y‖², e_y the unit vector of y
+    squared         (1 - m)²/2          ½ ‖f - e_y‖², e_y the unit vector for y
     hinge           max(0, 1 - m)       max(0, 1 + max_{j≠y} f_j - f_y)
 
 `squared_error` is ½ ‖f - y‖² for targets that are numbers or vectors.
 
-Label smoothing ε replaces the label y by the distribution (1 - ε) δ_y + ε/K, and the loss by its expectation.
+Label smoothing ε replaces the label y by the distribution (1 - ε) δ_y + ε/K over classes, and the loss by its
+expectation.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,10 @@ _Smoothing = Share | Array
 
 
 def _requires_classes(settings: Any, outputs: Array, data: Dataset) -> str | None:
-    """Return a reason if the targets are not classes, or if the outputs are not one logit per class."""
+    """Return why the loss cannot be used, or None if it can be used.
+
+    The targets must be classes, and the outputs must be logits of matching shape.
+    """
     n, classes = data.num_examples, data.num_classes
     if classes is None and data.targets.shape == (n,) and jnp.issubdtype(data.targets.dtype, jnp.integer):
         name = type(data).__name__
@@ -52,7 +56,10 @@ def _requires_classes(settings: Any, outputs: Array, data: Dataset) -> str | Non
 
 
 def _requires_numbers(settings: Any, outputs: Array, data: Dataset) -> str | None:
-    """Return a reason if the targets are not numbers with the shape of the outputs."""
+    """Return why the loss cannot be used, or None if it can be used.
+
+    The targets must be numbers with the same shape as the outputs.
+    """
     if outputs.shape == data.targets.shape and jnp.issubdtype(data.targets.dtype, jnp.floating):
         return None
     return (
@@ -66,7 +73,7 @@ def _is_zero(smoothing: _Smoothing) -> bool:
 
 
 def _is_logistic(settings: Any) -> bool:
-    """Return True for the paper's loss: two classes, no label smoothing."""
+    """Return True for the loss of the paper: two classes and no label smoothing."""
     return _is_zero(settings.smoothing)
 
 
@@ -80,7 +87,7 @@ def classification(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 
 
     Args:
         logits: f, (n,) or (n, K).
-        labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
+        labels: (n,); y = ±1 for two classes, 0 to K-1 for K > 2.
         smoothing: ε, weight of the uniform distribution in the target.
     """
     if logits.ndim == 1:
@@ -90,13 +97,13 @@ def classification(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 
 
 @_logistic
 def logistic(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -> Float[Array, " n"]:
-    """Compute the logistic loss of two classes.
+    """Compute the two-class logistic loss.
 
         log(1 + e^(-y f))
 
     Args:
-        logits: f, (n,).
-        labels: y = ±1, (n,).
+        logits: (n,); f.
+        labels: (n,); y = ±1.
         smoothing: ε, weight of the uniform distribution in the target.
 
     Raises:
@@ -106,23 +113,23 @@ def logistic(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -
         raise InputError(f"loss: logistic requires two classes, got {logits.shape[1]}; use cross_entropy")
     margin = labels * logits
     loss = jax.nn.softplus(-margin)
-    # log(1 + e^m) = log(1 + e^-m) + m. The branch skips a term that would be zero at every step.
+    # Add m times smoothing/2, because log(1 + e^m) = log(1 + e^-m) + m. Skip the term if it is zero.
     return loss if _is_zero(smoothing) else loss + jnp.asarray(smoothing, logits.dtype) / 2 * margin
 
 
 @_logistic
 def cross_entropy(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -> Float[Array, " n"]:
-    """Compute the cross-entropy of K classes.
+    """Compute the cross-entropy for K classes.
 
         log Σ_k e^(f_k) - f_y
 
     Args:
-        logits: f, (n, K).
-        labels: y = 0 .. K-1, (n,).
+        logits: (n, K); f.
+        labels: (n,); y from 0 to K-1.
         smoothing: ε, weight of the uniform distribution in the target.
 
     Raises:
-        InputError: the logits are those of two classes, (n,).
+        InputError: the logits have shape (n,), as for two classes.
     """
     if logits.ndim == 1:
         raise InputError(
@@ -134,18 +141,18 @@ def cross_entropy(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0
 
 @_of_classes
 def exponential(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -> Float[Array, " n"]:
-    """Compute the exponential loss of every example.
+    """Compute the exponential loss of each example.
 
         e^(-y f) for two classes,   Σ_(j ≠ y) e^(f_j - f_y) for K classes
 
     Args:
         logits: f, (n,) or (n, K).
-        labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
+        labels: (n,); y = ±1 for two classes, 0 to K-1 for K > 2.
         smoothing: ε, weight of the uniform distribution in the target.
     """
     if logits.ndim == 1:
         margin, smoothing = labels * logits, jnp.asarray(smoothing, logits.dtype)
-        # The weight goes into the exponent, because 0 · e^m would be NaN if e^m overflows.
+        # Move the weight into the exponent, because 0 · e^m would be NaN if e^m overflows.
         return jnp.exp(jnp.log1p(-smoothing / 2) - margin) + jnp.exp(jnp.log(smoothing / 2) + margin)
     target = _target(logits, labels, smoothing)
     return jnp.exp(_above(logits) + jnp.log(target)[:, :, None]).sum(axis=(1, 2))
@@ -159,7 +166,7 @@ def squared(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) ->
 
     Args:
         logits: f, (n,) or (n, K).
-        labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
+        labels: (n,); y = ±1 for two classes, 0 to K-1 for K > 2.
         smoothing: ε, weight of the uniform distribution in the target.
     """
     if logits.ndim == 1:
@@ -171,13 +178,13 @@ def squared(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) ->
 
 @_of_classes
 def hinge(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -> Float[Array, " n"]:
-    """Compute the hinge loss of every example, in the Crammer-Singer form for K classes.
+    """Compute the hinge loss of each example, in the Crammer-Singer form for K classes.
 
         max(0, 1 - y f) for two classes,   max(0, 1 + max_(j ≠ y) f_j - f_y) for K classes
 
     Args:
         logits: f, (n,) or (n, K).
-        labels: y ∈ {-1, +1} or {0 .. K-1}, (n,).
+        labels: (n,); y = ±1 for two classes, 0 to K-1 for K > 2.
         smoothing: ε, weight of the uniform distribution in the target.
     """
     if logits.ndim == 1:
@@ -229,10 +236,11 @@ def _above(logits: Float[Array, "n K"]) -> Float[Array, "n K K"]:
 
 
 def mean(loss: PerSequence, outputs: Array, targets: Array, weights: Weights = None) -> Float[Array, ""]:
-    """Compute the mean loss L = (1/n) Σ ℓ(f, y), or Σ w ℓ(f, y), as a scalar of the outputs' dtype.
+    """Compute the mean loss L = (1/n) Σ ℓ(f, y), or Σ w ℓ(f, y) with weights w, in the dtype of the outputs.
 
     Args:
-        loss: ℓ, (outputs, targets) -> (n,); or -> () for a loss of the whole batch, without weights.
+        loss: ℓ, (outputs, targets) -> (n,); or -> () for a loss of the whole batch, which takes no
+            weights.
         outputs: f, (n, ...).
         targets: y, (n, ...).
         weights: (n,); weights of the examples, 1/n each by default.
@@ -244,9 +252,9 @@ def mean(loss: PerSequence, outputs: Array, targets: Array, weights: Weights = N
 
 
 def accuracy(logits: Array, labels: Int[Array, " n"]) -> Float[Array, ""]:
-    """Compute the accuracy of the predicted classes: the sign of logits (n,), or the largest of (n, K).
+    """Compute the accuracy of the predicted classes: the sign of logits (n,), or the argmax of logits (n, K).
 
-    A logit of exactly 0 counts as wrong.
+    For two classes, a logit of exactly 0 counts as wrong.
     """
     right = labels * logits > 0 if logits.ndim == 1 else logits.argmax(axis=1) == labels
     return right.mean(dtype=logits.dtype)

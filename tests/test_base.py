@@ -47,7 +47,7 @@ def guesses(path):
     return sum(name == "hasattr" or (name == "getattr" and size == 3) for name, size in named)
 
 
-def test_hasattr_and_getattr_are_only_used_for_foreign_objects():
+def test_hasattr_and_getattr_are_used_only_for_foreign_objects():
     found = {
         path.relative_to(PACKAGE.parent).as_posix(): number
         for path in PACKAGE.rglob("*.py")
@@ -60,7 +60,7 @@ def test_hasattr_and_getattr_are_only_used_for_foreign_objects():
 
 
 @pytest.mark.parametrize("concept", CONCEPTS, ids=lambda concept: concept.name)
-def test_built_in_classes_follow_the_rules_for_custom_classes(concept):
+def test_built_in_classes_follow_the_rules_for_custom_ones(concept):
     for kind, target in concept.known.items():
         _check_class(concept, target, kind)
         _check_settings(target, kind)
@@ -75,7 +75,7 @@ def test_required_methods_of_base_classes_raise_not_implemented(concept):
             assert "raise NotImplementedError" in source
 
 
-def test_settings_classes_need_no_decorator():
+def test_subclasses_are_immutable_structs_without_a_decorator():
     class Mine(ja.Model):
         width: int = 3
 
@@ -86,7 +86,7 @@ def test_settings_classes_need_no_decorator():
     assert ja.models.TwoLayer(dim=3).has_scores
 
 
-def test_the_table_of_the_docs_is_generated_from_the_bases():
+def test_table_in_the_docs_is_generated_from_the_base_classes():
     assert table() in EXTENDING.read_text(encoding="utf-8")
     for concept in CONCEPTS:
         for of, names in concept.bases.items():
@@ -94,7 +94,7 @@ def test_the_table_of_the_docs_is_generated_from_the_bases():
             assert set(names) <= set(calls)
 
 
-def test_every_base_is_exported():
+def test_every_base_class_is_exported():
     exported = [of for concept in CONCEPTS for of in concept.bases]
     assert [of for of in exported if getattr(ja, of.__name__) is not of] == []
     assert base.Phase is ja.Phase
@@ -109,7 +109,7 @@ class Concludes(ja.PhaseProbe):
     [
         (
             {"turned": np.zeros((6, 3))},
-            r"Concludes.conclude returns dict; expected two dictionaries, with \(S, k\)",
+            r"Concludes.conclude returns dict; expected two dictionaries, with values \(S, k\)",
         ),
         (({"turned": np.zeros(6)}, {}), r"Concludes.conclude: turned: shape \(6,\); expected shape \(6, 3\)"),
         (({}, {"ended": np.zeros(99)}), r"Concludes.conclude: ended: shape \(99,\); expected shape \(6,\)"),

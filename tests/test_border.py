@@ -49,7 +49,7 @@ def readme():
     ]
 
 
-def test_the_library_runs_without_the_dependencies_of_the_lab():
+def test_library_runs_without_the_dependencies_of_the_lab():
     done = run(BLOCKED + readme() + AFTER)
     assert done.returncode == 0, done.stderr
     angle, certified, loaded = done.stdout.splitlines()
@@ -64,7 +64,7 @@ def test_blocked_packages_cannot_be_imported(name):
     assert f"blocked: {name.rpartition('.study')[0] or name}" in run(f"{BLOCKED}import {name}").stderr
 
 
-def test_names_of_the_lab_are_listed_without_importing_it():
+def test_names_in_the_lab_are_listed_without_importing_it():
     code = "import sys, jaxattn as ja\n"
     code += "print(*(name in dir(ja) for name in ('Study', 'load', 'probes', 'explore')))"
     code += "\nprint('Csv' in dir(ja.data), any(name.startswith('jaxattn.lab') for name in sys.modules))"

@@ -22,7 +22,7 @@ def test_every_requirement_has_a_minimum_version():
 
 
 @pytest.mark.skipif(BASH is None, reason="no bash")
-def test_the_newest_python_is_found_without_pyenv(tmp_path):
+def test_newest_python_is_found_without_pyenv(tmp_path):
     # The output of pyenv for a version that is not active.
     (tmp_path / "python3.14").write_text("#!/bin/sh\nexit 127\n")
     (tmp_path / "python3.14").chmod(0o755)

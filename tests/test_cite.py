@@ -29,7 +29,7 @@ def test_bibtex_entries_are_well_formed():
         assert entry.count("{") == entry.count("}")
 
 
-def test_the_citation_page_lists_all_entries():
+def test_citation_page_lists_all_entries():
     shown = PAGE.partition(':end-before: "')[2].partition('"')[0]
     assert BIBTEX.partition(shown)[0].strip().split("\n\n") == [
         ENTRIES["jaxattn"],
@@ -47,14 +47,14 @@ def test_settings_on_the_citation_page_exist():
 
 
 @pytest.mark.parametrize("readme", NEIGHBOURS, ids=lambda path: path.parent.name)
-def test_readmes_of_reproductions_cite_their_papers(readme):
+def test_readmes_of_reproduced_papers_cite_them(readme):
     keys = [key for names, keys in ROWS if readme.parent.name in names for key in keys]
     known = set(re.findall(r"eprint = \{(.*)\}", "\n".join(ENTRIES[key] for key in keys)))
     assert known
     assert known <= set(re.findall(r"arXiv (\d{4}\.\d{5})", readme.read_text(encoding="utf-8")))
 
 
-def test_all_files_give_the_same_version():
+def test_all_files_state_the_same_version():
     assert f"version = {{{jaxattn.__version__}}}" in ENTRIES["jaxattn"]
     cff = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {jaxattn.__version__}\n" in cff

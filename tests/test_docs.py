@@ -20,7 +20,7 @@ def test_each_example_runs(title, code, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("title", "code"), EXAMPLES, ids=[title for title, _ in EXAMPLES])
-def test_each_example_has_at_most_thirty_lines(title, code):
+def test_each_example_has_at_most_30_lines(title, code):
     assert len([line for line in code.splitlines() if line.strip()]) <= 30
 
 

@@ -48,11 +48,11 @@ def test_there_are_no_circular_imports(graph):
     assert size.circle(graph) == []
 
 
-def test_every_subpackage_has_a_level(graph):
+def test_every_subpackage_is_assigned_a_level(graph):
     assert {size.room(name) for name in graph} == set(ORDER)
 
 
-def test_imports_point_to_lower_levels(graph):
+def test_imports_refer_only_to_lower_levels(graph):
     place = {room: number for number, room in enumerate(ORDER)}
     forward = [
         f"{name} -> {other}"
@@ -72,26 +72,26 @@ def _package(directory, **sources):
     return root
 
 
-def test_circular_imports_inside_functions_are_found(tmp_path):
+def test_circular_imports_inside_functions_are_detected(tmp_path):
     root = _package(tmp_path, a="from small import b", b="def f():\n    import small.a")
     assert set(size.circle(size.imports(root))) == {"small.a", "small.b"}
 
 
-def test_imports_for_type_checking_count(tmp_path):
+def test_type_checking_imports_are_counted(tmp_path):
     root = _package(
         tmp_path, a="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from small import b", b=""
     )
     assert size.imports(root)["small.a"] == {"small.b"}
 
 
-def test_lazy_imports_of_an_init_do_not_count(tmp_path):
+def test_lazy_imports_in_an_init_file_are_not_counted(tmp_path):
     lazy = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from small import b"
     root = _package(tmp_path, a="", b="from small import a")
     (root / "__init__.py").write_text(lazy)
     assert size.imports(root)["small"] == set()
 
 
-def test_levels_are_one_above_the_highest_import(tmp_path):
+def test_level_is_one_above_the_highest_imported_level(tmp_path):
     root = _package(
         tmp_path, a="from small.b import x", b="from small import c\nx = c", c="", d="import small.c"
     )

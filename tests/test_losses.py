@@ -32,7 +32,7 @@ def test_two_class_cross_entropy_is_the_logistic_loss(rng, x64):
     np.testing.assert_allclose(losses.classification(both, (y + 1) // 2), losses.classification(f, y))
 
 
-def test_accuracy_counts_right_signs_and_largest_logits():
+def test_accuracy_counts_correct_signs_and_largest_logits():
     assert losses.accuracy(jnp.array([1.0, -2, 0, 3]), jnp.array([1, 1, 1, 1])) == 0.5
     assert losses.accuracy(jnp.array([[1.0, 2], [3, 0]]), jnp.array([1, 1])) == 0.5
 
@@ -61,7 +61,7 @@ K_CLASSES = {
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("name", TWO_CLASSES)
-def test_two_class_losses_match_their_expectation(rng, x64, name, smoothing):
+def test_two_class_losses_match_the_smoothed_expectation(rng, x64, name, smoothing):
     f, y = 2 * rng.normal(size=20), rng.choice([-1, 1], 20)
     loss, formula = losses.LOSSES[name](smoothing=smoothing), TWO_CLASSES[name]
     expected = [
@@ -76,7 +76,7 @@ def test_two_class_losses_match_their_expectation(rng, x64, name, smoothing):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("name", K_CLASSES)
-def test_multiclass_losses_match_their_expectation(rng, x64, name, smoothing):
+def test_multiclass_losses_match_the_smoothed_expectation(rng, x64, name, smoothing):
     f, y = 2 * rng.normal(size=(20, 4)), rng.integers(0, 4, 20)
     loss, formula = losses.LOSSES[name](smoothing=smoothing), K_CLASSES[name]
     expected = [
@@ -89,7 +89,7 @@ def test_multiclass_losses_match_their_expectation(rng, x64, name, smoothing):
 
 @pytest.mark.parametrize("smoothing", [pytest.param(0.0, marks=pytest.mark.more), 0.3])
 @pytest.mark.parametrize(("name", "classes"), [*((x, 2) for x in TWO_CLASSES), *((x, 4) for x in K_CLASSES)])
-def test_derivatives_agree_with_finite_differences(rng, x64, name, classes, smoothing):
+def test_derivatives_match_finite_differences(rng, x64, name, classes, smoothing):
     f, way = rng.normal(size=(2, 9) if classes == 2 else (2, 9, 4))
     y = jnp.asarray(rng.choice([-1, 1], 9) if classes == 2 else rng.integers(0, 4, 9))
     loss = losses.LOSSES[name](smoothing=smoothing)
@@ -119,7 +119,7 @@ def test_derivatives_agree_with_finite_differences(rng, x64, name, classes, smoo
 
 
 @pytest.mark.parametrize("name", sorted(losses.LOSSES.keys() - {"squared_error"}))
-def test_traced_smoothing_is_finite_for_large_margins(name):
+def test_smoothing_with_a_traced_value_is_finite_for_large_margins(name):
     """e^100 overflows in float32, so a weight of 0 must remove it, also from the gradient."""
     loss = losses.LOSSES[name]()
     f, y = (
@@ -140,14 +140,14 @@ def test_traced_smoothing_is_finite_for_large_margins(name):
     np.testing.assert_allclose(many[1], np.sum(alone), rtol=1e-6)
 
 
-def test_a_loss_for_other_logits_suggests_the_right_one():
+def test_incompatible_logits_suggest_a_suitable_loss():
     with pytest.raises(InputError, match="got 3; use cross_entropy"):
         losses.Logistic()(jnp.zeros((2, 3)), jnp.zeros(2, jnp.int32))
     with pytest.raises(InputError, match="use logistic"):
         losses.CrossEntropy()(jnp.zeros(2), jnp.ones(2, jnp.int32))
 
 
-def test_settings_are_validated_when_they_are_read():
+def test_settings_are_validated_on_reading():
     assert msgspec.convert({"smoothing": 0.1}, losses.Hinge) == losses.Hinge(smoothing=0.1)
     for wrong in ({"smoothing": 1.5}, {"smoothing": -0.1}, {"smooth": 0.1}):
         with pytest.raises(msgspec.ValidationError):

@@ -31,7 +31,7 @@ def test_a_notebook_runs_in_a_fresh_kernel(path, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_has_the_outputs_of_one_complete_run(path):
+def test_notebook_outputs_come_from_a_single_complete_run(path):
     notebook = nbformat.read(path, 4)
     nbformat.validate(notebook)
     cells = code_cells(notebook)
@@ -42,7 +42,7 @@ def test_a_notebook_has_the_outputs_of_one_complete_run(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_imports_public_names_only(path):
+def test_notebook_imports_only_public_names(path):
     for cell in code_cells(nbformat.read(path, 4)):
         for node in ast.walk(ast.parse(cell.source)):
             names = [name.name for name in node.names] if isinstance(node, ast.Import) else []

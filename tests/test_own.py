@@ -58,7 +58,7 @@ def copied(own, tmp_path):
     return tmp_path / "own"
 
 
-def test_the_custom_study_is_short_and_uses_custom_classes_only():
+def test_custom_study_is_short_and_uses_only_custom_classes():
     lines = (SHIPPED / "lab.py").read_text(encoding="utf-8").splitlines()
     assert len([line for line in lines if line.strip()]) <= 120
     study = ja.Study.read(SHIPPED / "study.toml")
@@ -68,7 +68,7 @@ def test_the_custom_study_is_short_and_uses_custom_classes_only():
 
 
 @pytest.mark.more
-def test_cells_that_differ_in_a_custom_float_share_a_program(own):
+def test_cells_that_differ_in_a_custom_float_share_a_compiled_program(own):
     plan = ja.Study.read(own / "study.toml").plan(own / "finished", quick=True)
     assert plan.groups["vmapped"].tolist() == ["seed, loss.power"]
     assert plan.groups["lanes"].tolist() == [20]
@@ -76,7 +76,7 @@ def test_cells_that_differ_in_a_custom_float_share_a_program(own):
 
 
 @pytest.mark.more
-def test_results_match_a_manual_implementation_of_one_seed(own):
+def test_results_match_a_manual_implementation_for_one_seed(own):
     """Train one seed with attention over rows of E and automatic differentiation."""
     lab = sys.modules[ImportPaths(own).load("lab.py:needle").__module__]
     seed, power = 3, 4.0
@@ -183,7 +183,7 @@ def test_a_custom_optimiser_limits_its_step_length(own, tmp_path):
 
 
 @pytest.mark.more
-def test_a_custom_figure_is_in_the_report_after_redrawing(own, call):
+def test_custom_figure_stays_in_the_report_after_redrawing(own, call):
     assert (own / "finished" / "figures" / "attended.png").is_file()
     page = (own / "finished" / "report.html").read_text(encoding="utf-8")
     assert "Effective number of attended tokens, mean over seeds with 95 % intervals." in page.replace(
@@ -273,7 +273,7 @@ def test_a_study_runs_in_a_notebook(tmp_path, monkeypatch):
     assert entropy.groupby("cell")["mean"].last().max() < 0.5
     assert same.params(cell=0, seed=3).log_temperature < -0.5
     assert isinstance(results.params(cell=1, seed=3), Params)
-    with pytest.raises(InputError, match="no sweep file can import it"):
+    with pytest.raises(InputError, match="cannot be imported by a sweep file"):
         ja.Study(**NOTEBOOK).write(tmp_path / "x.toml")
 
 
@@ -340,7 +340,7 @@ def p4(params, corpus, *, power: float = 4.0):
 
 
 @pytest.mark.more
-def test_a_sweep_file_may_use_functions_of_a_file_in_its_folder(tmp_path):
+def test_sweep_file_can_use_functions_from_a_file_in_its_folder(tmp_path):
     (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
     (tmp_path / "mine.toml").write_text(FILE, encoding="utf-8")
     results = ja.Study.read(tmp_path / "mine.toml").run(tmp_path / "out", quiet=True)
@@ -390,14 +390,14 @@ SMALL = {
         ({"axes": {"model.dim": 2 ** np.arange(2, 4)}, "seeds": range(3, 6)}, ["seed", "seed"]),
     ],
 )
-def test_python_accepts_functions_and_arrays_for_names_and_lists(tmp_path, changes, vmapped):
+def test_python_accepts_functions_and_arrays_in_place_of_names_and_lists(tmp_path, changes, vmapped):
     assert ja.Study(**SMALL | changes).plan(tmp_path, quick=True).groups["vmapped"].tolist() == vmapped
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"probes": norm}, "probes: expected a Probes or a list, got <function norm"),
+        ({"probes": norm}, "probes: expected a Probes object or a list, got <function norm"),
         ({"probes": ja.Probes(own=norm)}, "probes.own: expected a list, got <function norm"),
         (
             {"probes": [lambda params, corpus: 1.0, lambda params, corpus: 2.0]},

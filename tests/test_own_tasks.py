@@ -89,7 +89,7 @@ def test_a_killed_run_resumes_bitwise_identically_and_accepts_more_seeds(ran, tm
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "contrast" else pytest.mark.more) for name in SMALL]
 )
-def test_results_can_be_aggregated_compared_and_reported(ran, name):
+def test_results_can_be_aggregated_compared_and_included_in_a_report(ran, name):
     _, results = ran(name)
     key, low, high = AXES[name]
     assert set(results.aggregate(metrics=["loss"])["n"]) == {2}
@@ -104,7 +104,7 @@ def of_metric(results, metric, cell, seed=1):
 
 
 @pytest.mark.more
-def test_the_flow_on_w_converges_to_the_max_margin_direction_of_slsqp(ran):
+def test_flow_on_w_converges_to_the_max_margin_direction_found_by_slsqp(ran):
     study, results = ran("query")
     for cell, seed in itertools.product(range(2), range(2)):
         data, params = results.dataset(seed=seed, cell=cell).train, results.params(cell=cell, seed=seed)
@@ -128,7 +128,7 @@ def test_the_flow_on_w_converges_to_the_max_margin_direction_of_slsqp(ran):
 
 
 @pytest.mark.more
-def test_causal_attention_with_positions_matches_a_loop(ran):
+def test_causal_attention_with_positional_embeddings_matches_a_loop(ran):
     study, results = ran("next_token")
     data, params = results.dataset(seed=0).train, results.params(seed=0)
     found = study.base.model.outputs(params, data)

@@ -60,7 +60,7 @@ def test_pages_and_package_list_the_same_modules():
     assert set(MODULES) <= set(public_modules())
 
 
-def test_code_in_sweeps_uses_public_names_only():
+def test_code_in_sweeps_uses_only_public_names():
     files = list((ROOT / "sweeps").rglob("*.py"))
     assert {str(path.relative_to(ROOT)): names for path in files if (names := private_uses(path))} == {}
     uses = [
@@ -89,7 +89,7 @@ def test_code_in_sweeps_uses_public_names_only():
         ("def f():\n    from jaxattn.theory import _private", ["jaxattn.theory._private"]),
     ],
 )
-def test_private_uses_are_found(tmp_path, code, private):
+def test_uses_of_private_names_are_found(tmp_path, code, private):
     (tmp_path / "mine.py").write_text(code)
     assert private_uses(tmp_path / "mine.py") == private
 

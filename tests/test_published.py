@@ -164,7 +164,7 @@ SOURCE = "claims/claims.csv > claim=T4.3 & measured~1e-9 > value"  # 1
         ("a 0.9", [("a ", "one")], None),
     ],
 )
-def test_updating_a_number_changes_only_its_own_place(text, listed, expected):
+def test_updating_a_number_changes_only_its_own_occurrence(text, listed, expected):
     entries = [numbers.Entry(after, number, SOURCE) for after, number in listed]
     if expected is None:
         with pytest.raises(SystemExit, match=r"docs/numbers\.toml"):
@@ -183,13 +183,13 @@ def test_missing_and_ambiguous_sources_are_rejected(source):
         numbers.renewed("a 1", [numbers.Entry("a ", "1", source)])
 
 
-def test_an_interval_of_a_single_value_is_rejected():
+def test_an_interval_from_a_single_value_is_rejected():
     with pytest.raises(SystemExit, match="> interval"):
         numbers.measured("1.0 [0.9, 1.1]", SOURCE)
 
 
 @pytest.mark.parametrize(("name", "least"), [("README.md", 5), ("docs/reference/paper_map.md", 21)])
-def test_verdicts_of_a_table_match_their_rows(name, least):
+def test_verdicts_in_a_table_match_their_rows(name, least):
     text, sources = (ROOT / name).read_text(encoding="utf-8"), {}
     for place in numbers.places(text, LISTED[name]):
         if place.entry.source.endswith("> interval"):
@@ -202,7 +202,7 @@ def test_verdicts_of_a_table_match_their_rows(name, least):
             assert row["verdict"] in line or judge.verdict_text(row["verdict"]) in line, line
 
 
-def test_published_texts_contain_no_absolute_paths():
+def test_published_files_contain_no_absolute_paths():
     """Commands on pages must work for every reader, so they contain no absolute paths."""
     texts = [
         path for path in PUBLISHED.rglob("*") if path.suffix in (".html", ".md", ".json", ".csv", ".toml")

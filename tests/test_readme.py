@@ -75,7 +75,7 @@ def clone(tmp_path_factory):
 
 
 @pytest.mark.parametrize("command", printed())
-def test_commands_on_pages_write_no_tracked_files(command, clone):
+def test_commands_on_pages_do_not_write_tracked_files(command, clone):
     place = written(command.split())
     if place and place.parts[0] == "results":
         assert not (clone / place).exists()
@@ -139,13 +139,13 @@ def test_readme_is_short_and_starts_with_a_result():
 
 
 @pytest.mark.parametrize("name", ["PYPI.md", "docs/index.md"])
-def test_other_landing_pages_start_like_readme(name):
+def test_other_landing_pages_start_like_the_readme(name):
     opening = README.partition("\n## ")[0]
     assert len(opening) > 400
     assert (ROOT / name).read_text(encoding="utf-8").startswith(opening)
 
 
-def test_the_commands_in_readme_are_the_tested_ones():
+def test_commands_in_the_readme_are_tested():
     (block,) = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
     commands = [line.partition("#")[0].strip() for line in block.splitlines()]
     assert commands == [
@@ -155,7 +155,7 @@ def test_the_commands_in_readme_are_the_tested_ones():
     assert README.partition("\n## Two commands\n")[2].partition("\n## ")[0].count(block) == 1
 
 
-def test_the_figure_in_readme_matches_its_command():
+def test_figure_in_the_readme_matches_its_command():
     """The image has twice the pixels of its displayed size and the name of its figure."""
     ((name, width, words),) = re.findall(r'<img src="(.*?)" width="(\d+)" alt="(.*?)">', README)
     assert words.startswith("jaxattn run sweeps/quickstart.toml draws ")
@@ -171,7 +171,7 @@ def test_the_figure_in_readme_matches_its_command():
 
 
 @pytest.mark.slow
-def test_the_first_command_in_readme_prints_the_shown_output(call, tmp_path):
+def test_first_command_in_the_readme_prints_the_output_shown(call, tmp_path):
     status, out, error = call("run", ROOT / "sweeps" / "quickstart.toml", "--out", tmp_path / "run")
     assert status == 0, error
     printed = [line.split() for line in out.splitlines()]
@@ -183,7 +183,7 @@ def test_the_first_command_in_readme_prints_the_shown_output(call, tmp_path):
     assert abs(drawn - shown).mean() < 0.01
 
 
-def test_the_python_code_in_readme_prints_the_shown_output(capsys):
+def test_python_code_in_the_readme_prints_the_output_shown(capsys):
     (cell,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     exec(compile(cell, "README.md", "exec"), {})
     out = capsys.readouterr().out
@@ -192,7 +192,7 @@ def test_the_python_code_in_readme_prints_the_shown_output(capsys):
 
 
 @pytest.mark.more
-def test_the_code_on_the_python_page_runs_with_the_stated_shapes():
+def test_code_on_the_python_page_yields_the_stated_shapes():
     (cell,) = blocks("howto/python.md", "python")
     names: dict = {}
     exec(compile(cell, "python.md", "exec"), names)
@@ -207,7 +207,7 @@ def test_the_code_on_the_python_page_runs_with_the_stated_shapes():
 
 
 @pytest.mark.more
-def test_the_tutorial_study_runs_and_attention_gets_sharper(tmp_path, monkeypatch):
+def test_tutorial_study_runs_and_sharpens_attention(tmp_path, monkeypatch):
     (cell,) = blocks("tutorials/own_model.md", "python")
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "__main__"}
@@ -266,7 +266,7 @@ def test_the_phase_diagram_page_finds_thresholds(tmp_path, monkeypatch):
     assert len(names["diagram"].thresholds) == 2
 
 
-def test_the_sweep_file_of_the_phase_diagram_page_is_valid(tmp_path):
+def test_sweep_file_on_the_phase_diagram_page_is_valid(tmp_path):
     text, halton = blocks("howto/sweep_file.md", "toml")
     (tmp_path / "my_study.toml").write_text(f"{text}\n{halton}", encoding="utf-8")
     study = Study.read(tmp_path / "my_study.toml")
@@ -281,7 +281,7 @@ def test_every_linked_path_exists(page):
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-def test_every_link_in_readme_has_an_address():
+def test_every_link_in_the_readme_has_a_url():
     """Addresses are below the text, so that lines are short in a terminal."""
     text, addresses = re.sub(r"```.*?```", "", README, flags=re.DOTALL), {}
     for name, address in re.findall(r"^\[([^]]+)\]: (\S+)$", text, re.MULTILINE):
@@ -295,7 +295,7 @@ def test_every_link_in_readme_has_an_address():
 
 
 @pytest.mark.slow
-def test_the_model_of_the_diagnosis_page_is_diagnosed(call, tmp_path, monkeypatch):
+def test_model_on_the_diagnosis_page_can_be_diagnosed(call, tmp_path, monkeypatch):
     (block,) = [block for block in blocks("howto/diagnose.md", "bash") if block.startswith("python -c")]
     program, command = re.fullmatch(r"python -c '\n(.*)'\n(jaxattn diagnose .*)\n", block, re.DOTALL).groups()
     monkeypatch.chdir(tmp_path)
@@ -382,7 +382,7 @@ def lookalike(seed=0):
 
 
 @pytest.mark.slow
-def test_the_arrays_of_the_transformer_page_reproduce_its_logits(tmp_path, monkeypatch, capsys):
+def test_arrays_on_the_transformer_page_reproduce_its_logits(tmp_path, monkeypatch, capsys):
     """Use torch if it is installed, else a replacement without training."""
     text = "\n".join(blocks("tutorials/transformer.md", "python"))
     trained = importlib.util.find_spec("torch") is not None
@@ -400,7 +400,7 @@ def test_the_arrays_of_the_transformer_page_reproduce_its_logits(tmp_path, monke
         assert any("is above the null band" in line for line in names["found"].verdicts)
 
 
-def test_the_certificate_page_writes_an_accepted_certificate(tmp_path, monkeypatch):
+def test_certificate_page_writes_a_certificate_that_the_checker_accepts(tmp_path, monkeypatch):
     (cell,) = blocks("reference/checker.md", "python")
     command, _ = blocks("reference/checker.md", "bash")
     names = {}
@@ -412,7 +412,7 @@ def test_the_certificate_page_writes_an_accepted_certificate(tmp_path, monkeypat
     assert names["gap"] < 1e-14
 
 
-def test_the_page_of_modules_trains_three_models(tmp_path, monkeypatch):
+def test_page_on_modules_trains_three_models(tmp_path, monkeypatch):
     (code,) = blocks("howto/modules.md", "python")
     names = {}
     monkeypatch.chdir(tmp_path)

@@ -24,7 +24,7 @@ STAND_INS = {
 }
 
 
-def test_sbatch_accepts_the_options_of_the_recipe():
+def test_sbatch_accepts_the_options_in_the_recipe():
     lines = (RECIPES / "slurm.sh").read_text(encoding="utf-8").splitlines()
     assert lines[0] == "#!/bin/bash"
     given = [word for line in lines if line.startswith("#SBATCH ") for word in shlex.split(line)[1:]]
@@ -37,7 +37,7 @@ def test_sbatch_accepts_the_options_of_the_recipe():
 
 
 @pytest.mark.parametrize(("status", "requeued"), [(0, False), (1, False), (2, False), (130, True)])
-def test_the_slurm_recipe_runs_a_shard_and_requeues_stopped_jobs(tmp_path, status, requeued):
+def test_slurm_recipe_runs_a_shard_and_requeues_stopped_jobs(tmp_path, status, requeued):
     for name, text in STAND_INS.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
@@ -62,7 +62,7 @@ def test_the_slurm_recipe_runs_a_shard_and_requeues_stopped_jobs(tmp_path, statu
     assert not requeued or again.read_text() == "requeue\n77_3\n"
 
 
-def test_the_kubernetes_job_is_valid_and_shares_no_volume():
+def test_kubernetes_job_is_valid_and_does_not_share_volumes():
     yaml, validate = pytest.importorskip("yaml"), pytest.importorskip("kubernetes_validate")
     job = yaml.safe_load((RECIPES / "kubernetes.yaml").read_text(encoding="utf-8"))
     for version in ("1.31", validate.latest_version()):

@@ -51,7 +51,7 @@ def test_formulas_in_docstrings_become_mathematics():
     assert made[-1] == r"    x: of p\_\*."
 
 
-def test_code_examples_stay_code():
+def test_code_examples_are_unchanged():
     made = docstrings.written(["As in", "", "    class Pairs(ja.Dataset):", "        left: jax.Array"])
     assert "::" in made
     assert made[-2] == "        left: jax.Array"
@@ -111,7 +111,7 @@ def test_settings_class_docstrings_list_all_settings_with_ranges():
         ("![a](../images/quickstart.png)", f"![a](../images/quickstart.png){{width={SHOWN}px}}"),
     ],
 )
-def test_links_point_to_pages_of_the_site(text, expected):
+def test_links_refer_to_pages_of_the_site(text, expected):
     page = links.DOCS / "explanation" / "limits.md"
     assert links.LINK.sub(lambda link: links.rewritten(link, page.parent, page), text) == expected
 

@@ -19,7 +19,7 @@ _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][a-z0-9\-]*)\
 _CALLED = re.compile(r"\b(calls|to_apply|condition|body|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'known_trip_count"?:\{"?n"?:"(\d+)"')
-# A memory space of a TPU other than its main memory.
+# TPU memory spaces other than main memory.
 _ON_CHIP = re.compile(r"S\([1-9]\d*\)")
 
 
@@ -152,7 +152,7 @@ _COLLECTIVES = (
     "recv",
 )
 _SLICES = ("dynamic-slice", "slice", "gather")
-# Operations without arithmetic.
+# Operations that perform no arithmetic.
 _STILL = _FREE | {
     *("broadcast", "iota", "reshape", "transpose", "copy", "concatenate", "pad", "reverse", "fusion", "call"),
     *("while", "conditional", "sort", "custom-call", "gather", "slice", "dynamic-slice", "convert"),
@@ -274,7 +274,7 @@ def _bytes(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]
     if line.op == "copy-start":
         return _size(line.types[:2])
     if line.op == "slice-start":
-        # The types are the source, the slice, and a flag. The slice is read in place.
+        # `types` holds the types of the source, the slice and a flag; the slice is read in place.
         return line.types[1].bytes + _size(line.types[1:2])
     if line.op in _SLICES:
         return _size(line.types) + min(_size(given[0]), _size(line.types)) + sum(map(_size, given[1:]))

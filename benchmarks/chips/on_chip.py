@@ -19,12 +19,13 @@ from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.groups import CompileGroup, compile_groups
 from jaxattn.lab.study.import_paths import ImportPaths
 
-# Fraction of device memory that a run uses: most of what JAX reserves, which is three quarters on a GPU.
+# Fraction of device memory available to a run: 80 % of the memory that JAX reserves. On a GPU, JAX reserves
+# 75 % of the device memory.
 _SHARE = {"gpu": 0.8 * 0.75, "tpu": 0.8}
-# Settings that a user can reduce, and the largest factor.
+# Settings that a user can reduce, and the maximum number of times that each is halved.
 _SIZES = ("model.dim", "data.sequences", "data.vocab_size", "data.length")
 _HALVINGS = 12
-# Memory of a phase for gradients and results, in multiples of the parameters and corpora.
+# Memory needed by a phase for gradients and results, as a multiple of the memory for parameters and corpora.
 _WORKING = 4
 _NO_MEMORY = "RESOURCE_EXHAUSTED"
 Progress = Callable[[str, float], None]
@@ -152,13 +153,14 @@ def _fit(compiler: _Compiler, wanted: int, budget: int) -> _Fitted:
         return math.inf if lacking else _peak(found)[0]
 
     held, own = memory.program_sizes(group, compiler.programs, used)
-    # Parameters and corpora alone exclude some sizes that a compiler would take long to reject.
+    # Rule out sizes whose parameters and corpora alone exceed the budget, because the compiler is slow to
+    # reject them.
     most = min(math.ceil(wanted / used), int((budget - held) // max(own, 1)))
     if most < 1:
         return _Fitted(0, 0, held + own, [])
     each, needed = (most, peak(most)) if compiler.only else memory.fit(peak, most, budget)
     if each < 1:
-        # For a rejected program, it is only known that it needs more than the budget.
+        # If compilation fails, only a lower bound on the required memory is known: the budget.
         return _Fitted(0, 0, needed if math.isfinite(needed) else budget, list(compiled.values())[-1])
     if each not in compiled:
         needed = peak(each)
@@ -246,7 +248,8 @@ def _too_large(
         f"cell {cell}: one seed needs {needed / 2**30:,.1f} GiB or more, and {target.name} has "
         f"{budget / 2**30:,.1f} GiB for it"
     )
-    # Assume that gradients and temporaries shrink in proportion to parameters and corpora.
+    # Assume that the memory for gradients and temporaries shrinks in proportion to that for parameters and
+    # corpora.
     sizes = sum(memory.program_sizes(group, ProgramCache().of(group), 1))
     wanted = budget * sizes / max(needed, _WORKING * sizes)
     fitting = []
@@ -261,7 +264,7 @@ def _too_large(
                 first = compile_groups(read(f"{key}={smaller}").cells)[0]
                 smaller_sizes = sum(memory.program_sizes(first, ProgramCache().of(first), 1))
             except InputError:
-                break  # other sizes depend on this one
+                break  # other settings depend on this size
             if smaller_sizes <= wanted:
                 fitting.append(f"--set {key}={smaller}")
                 break

@@ -28,7 +28,7 @@ from jaxattn.lab.cli.options import check_once, load_sweep, read_size
 from jaxattn.lab.engine.devices import trouble
 from jaxattn.lab.engine.progress import Reporter
 
-# Program features that cost more time than their memory traffic suggests.
+# Program features that are slower than their memory traffic suggests.
 _NOTES = {
     "scatter_adds": "scatter-adds",
     "compare_and_swaps": "compare-and-swap loops",
@@ -239,7 +239,7 @@ def plan(
         RunError: the compiler ended without a result.
     """
     found = read_target(target)
-    study._check_names("no other process")
+    study._check_names("another process")
     asked = {
         "tables": study.tree,
         "folder": str(study.names.folder.resolve()),

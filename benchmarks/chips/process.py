@@ -62,7 +62,7 @@ def describe(target: Target) -> tuple[Any, ...]:
         how = {"platform": "cuda", "topology_name": target.name, "topology": target.topology}
         return tuple(topologies.get_topology_desc(**how, target_config=target.config).devices)
     axes = target.topology.partition(":")[2].split("x")
-    # A host has 2 × 2 chips, or a single chip.
+    # Each host has 2 × 2 chips or a single chip.
     across = 1 if set(axes) == {"1"} else 2
     bounds = {"chips_per_host_bounds": [across, across, 1]}
     try:

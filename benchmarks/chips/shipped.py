@@ -26,14 +26,15 @@ from jaxattn.lab.api import Study
 
 ROOT = Path(__file__).parents[2]
 CEILINGS = ("launches", "bytes", "temporaries")
-# Tolerance factors for tests, because another patch release of a compiler may fuse less.
+# Tolerance factors for the tests, because another patch release of the compiler may fuse fewer operations.
 SLACK = {"launches": 1.0, "bytes": 1.03, "temporaries": 1.1}
-# Minimum memory traffic of a seed in bytes. On IMDB, E is (7,813, 2,048). Each of the 3.88 million distinct
+# Minimum memory traffic per seed in bytes. On IMDB, E is (7,813, 2,048). Each of the 3.88 million distinct
 # entries stores a position and a count in 3 bytes, and is read in both directions.
 EMBEDDINGS, ENTRIES = 4 * 7813 * 2048, 2 * 3 * 3_880_000
-# Scores and gradient each read E. Adam reads and writes E and its two moments.
+# Both the scores and the gradient read E. Adam reads and writes E and its two moments.
 ADAM_ON_E, ON_P = 8 * EMBEDDINGS, 2 * EMBEDDINGS
-# E is read twice. Counts, positions and gathered values of 48,000 entries are read once in each direction.
+# E is read twice. The counts, positions and gathered values of 48,000 entries are read once in each
+# direction.
 QUICKSTART = 2 * 4 * 200 * 202 + 240_000 + 270_000
 
 

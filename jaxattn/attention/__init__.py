@@ -1,4 +1,4 @@
-"""Softmax averages in token space, as pure functions of a corpus, token scores and token values."""
+"""Softmax averages in token space: pure functions of a corpus, token scores and token values."""
 
 from typing import TYPE_CHECKING
 

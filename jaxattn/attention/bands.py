@@ -18,25 +18,26 @@ from jax import Array
 def width(dtype: jnp.dtype) -> float:
     """Return the band width w: 64 in float32, 512 in float64.
 
-    Scores that are neglected lie at least log(max) - w = 24 below the largest score of their sequence.
+    Tokens are neglected only if their scores are at least log(max) - w (24 in float32) below the
+    largest score in their sequence, where max is the largest float.
     """
     return 2.0 ** math.floor(math.log2(math.log(jnp.finfo(dtype).max)))
 
 
 def first_ceiling(scores: Array) -> Array:
-    """Return the ceiling h of the first band, (...,), for scores (..., V). It has no derivative."""
+    """Return the ceiling h of the first band, (...,), for scores (..., V). No gradient flows through h."""
     scores = jax.lax.stop_gradient(scores)
-    # The spacing of floats could underflow for |a| much below 1.
+    # If all |a| are far below 1, the spacing of floats at max |a| could underflow.
     largest = jnp.maximum(jnp.abs(scores).max(axis=-1), 1)
     spacing = largest - jnp.nextafter(largest, jnp.zeros_like(largest))
     return spacing * jnp.ceil(scores.max(axis=-1) / spacing)
 
 
 def count(scores: Array, most: int) -> Array:
-    """Count the bands that scores (S, V) occupy, (S,): 1 to `most`, or `most` + 1 if there are more.
+    """Count the bands that contain scores (S, V). Return (S,): 1 to `most`, or `most` + 1 if there are more.
 
-    Scores that contain NaN count as one band, since their results are NaN anyway, and the rest of the batch
-    is not slowed down.
+    Scores that contain NaN count as one band: their results are NaN in any case, so they should not slow
+    down the rest of the batch.
     """
     spread = first_ceiling(scores) - scores.min(axis=1)
     multiples = width(scores.dtype) * jnp.arange(1, most + 1, dtype=scores.dtype)
@@ -44,16 +45,17 @@ def count(scores: Array, most: int) -> Array:
 
 
 def split(scores: Array) -> tuple[Array, Array]:
-    """Factor exp(a_s) = exp(h_b) · exp(a_s - h_b) with the smallest ceiling h_b ≥ a_s, for any finite spread.
+    """Factor exp(a_s) = exp(h_b) · exp(a_s - h_b), where h_b is the smallest ceiling ≥ a_s.
 
     Args:
-        scores: a, (V,).
+        scores: a, (V,), of any finite spread.
 
     Returns:
-        h_b for every token, without a derivative, (V,); and exp(a - h_b), between e^-w and 1, (V,).
+        h_b for every token, (V,), through which no gradient flows; and exp(a - h_b), (V,), between e^-w and
+        1.
     """
     w, fixed, first = width(scores.dtype), jax.lax.stop_gradient(scores), first_ceiling(scores)
-    # Count bands from a ceiling near 0, because the difference of two large numbers would be rounded.
+    # Offset the band index, so that ceilings near 0 need no subtraction of large numbers, which would round.
     offset = first - w * jnp.floor(first / w)
     ceiling = offset + w * jnp.ceil((fixed - offset) / w)
     ceiling = jnp.where(ceiling < fixed, ceiling + w, ceiling)
@@ -62,9 +64,11 @@ def split(scores: Array) -> tuple[Array, Array]:
 
 
 def factor(ceiling: Array, of_sequence: Array) -> Array:
-    """Return exp(h_b - h_X) for tokens of a sequence X: 1 in its band, e^-w in the next band, 0 below.
+    """Return exp(h_b - h_X): 1 in the band of the largest score of sequence X, e^-w in the next, else 0.
 
-    `of_sequence` is h_X, the ceiling of the largest score in each token's sequence.
+    Args:
+        ceiling: h_b, the ceiling of each token's band.
+        of_sequence: h_X, the ceiling of the band of the largest score in each token's sequence.
     """
     w = width(ceiling.dtype)
     next_band = jnp.where(ceiling == of_sequence - w, math.exp(-w), 0)
@@ -72,7 +76,8 @@ def factor(ceiling: Array, of_sequence: Array) -> Array:
 
 
 def divide(sums: Array, normaliser: Array) -> Array:
-    """Divide by a normaliser ≥ exp(-w) without squaring it, because the square may underflow."""
+    """Divide sums by a normaliser ≥ exp(-w) without forming its square, which may underflow."""
     scale = jax.lax.stop_gradient(normaliser)
-    # Dividing by normaliser / scale would let XLA merge the two ratios into one with a square.
+    # Do not divide by normaliser / scale: XLA would merge the two divisions and form a square, which may
+    # underflow.
     return sums / scale / (1 + (normaliser - scale) / scale)

@@ -1,20 +1,26 @@
-"""Attention on a large corpus, for one score vector or a batch of them, for example one per seed.
+"""Attention on a large corpus, for one score vector or for a batch of them, such as one per seed.
 
-For one vector, functions gather over the two layouts of the corpus. Exponentials are computed once for each
-of the V tokens instead of for each entry of the corpus: token s stores exp(a_s - h_b) for its band b, and a
-sequence gives weight only to tokens in the band of its largest score and in the next one.
+Scores are split into bands, as in `bands`: h_b is the ceiling (upper end) of band b. For one vector, sums are
+computed by gathers from the corpus, which is stored by sequence and by token. Exponentials are computed once
+per token rather than once per corpus entry: token s stores exp(a_s - h_b) for its band b. In each sequence X,
+only tokens in the band of the largest score, with ceiling h_X, and in the next band have nonzero weight.
 
-For a batch, one pass over the corpus takes about the same time for sixteen members as for one. All members
-are therefore computed together, as products of the count matrix with exp(a - h). With a single ceiling h this
-underflows for a sequence whose scores are all far below h. There is therefore one product per band, with
-weights exp(a_s - h_b) if a_s ≤ h_b and 0 otherwise. A sequence takes its sums from the first band in which it
-has weight. This is the band of its largest score, where the softmax is exact to rounding. Members with too
-many bands are computed one by one.
+For a batch, one pass over the corpus takes about as long for sixteen members as for one. All members are
+therefore computed together, as products of the count matrix with exp(a - h). With a single ceiling h, this
+would underflow for a sequence whose scores are all far below h. There is therefore one product per band, with
+weights exp(a_s - h_b) if a_s ≤ h_b and 0 otherwise. Each sequence uses the sums from the first band in which
+its tokens have nonzero weight. This is the band of its largest score, where the softmax is exact up to
+rounding. Members whose scores occupy too many bands are computed separately.
 
 Shapes for one vector; a batch adds a leading axis S:
 
-    scores a (V,), of any finite spread;   columns γ (K, V);   averages f (K, n);   shift h_X (n,)
-    d_sums, ∂L/∂f divided by the normaliser, (K, n);   ceiling h_b (V,);   below exp(a - h_b) (V,)
+    scores: a, (V,), of any finite spread
+    columns: γ, (K, V)
+    averages: f, (K, n)
+    shift: h_X, (n,)
+    d_sums: ∂L/∂f divided by the normaliser, (K, n)
+    ceiling: h_b for the band of each token, (V,)
+    below: exp(a - h_b), (V,)
 """
 
 import math
@@ -34,9 +40,9 @@ from jaxattn.data.ragged import Ragged, take
 
 
 def forward_one(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array, Array]:
-    """Return f, h_X and the normaliser Σ_s count_s exp(a_s - h_X), (n,), for one vector of scores.
+    """Return f, h_X and the normaliser Σ_s count_s exp(a_s - h_X), (n,), for one score vector.
 
-    This takes half the time if all scores are in one band.
+    If all scores are in one band, the cost is halved.
     """
     # Compute the vectors outside the branches, so that XLA cannot fuse them into the gathers that read them.
     ceiling, weighted = split(scores, columns)
@@ -55,7 +61,10 @@ def forward_one(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, A
 def backward_one(
     corpus: Corpus, scores: Array, columns: Array, averages: Array, shift: Array, d_sums: Array
 ) -> tuple[Array, Array]:
-    """Return the cotangents ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X), (V,), and ∂L/∂γ_s = Σ_X q_s ḡ_X, (K, V)."""
+    """Return ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X), (V,), and ∂L/∂γ_s = Σ_X q_s ḡ_X, (K, V), with ḡ = ∂L/∂f.
+
+    Here q is the attention.
+    """
     ceiling, below = bands.split(scores)
     delta = (d_sums * averages).sum(axis=0)
 
@@ -71,13 +80,13 @@ def backward_one(
 
 
 def split(scores: Array, columns: Array) -> tuple[Array, Array]:
-    """Return h_b for every token, (V,), and exp(a - h_b) with its product with each γ, (1 + K, V)."""
+    """Return the ceilings h_b, (V,), and exp(a - h_b) multiplied by 1 and by each column of γ, (1 + K, V)."""
     ceiling, below = bands.split(scores)
     return ceiling, jnp.concatenate([below[None], below * columns])
 
 
 def forward_in_bands(corpus: Corpus, ceiling: Array, weighted: Array) -> tuple[Array, Array, Array]:
-    """Compute `forward_one` for scores of any spread, given their `split`."""
+    """Compute the outputs of `forward_one` for scores of any finite spread, from the output of `split`."""
     bags = corpus.bags
     token = bags.index.astype(jnp.int32)
     own = take(ceiling, token)
@@ -96,7 +105,7 @@ def backward_in_bands(
     shift: Array,
     d_sums: Array,
 ) -> tuple[Array, Array]:
-    """Compute `backward_one` for scores of any spread, without subtracting large sums."""
+    """Compute the output of `backward_one` for scores of any spread, without subtracting large sums."""
     layout = corpus.occurrences
     sequence = layout.index.astype(jnp.int32)
     weight = bands.factor(layout.spread(ceiling), take(shift, sequence))
@@ -111,24 +120,25 @@ def backward_in_bands(
 
 
 def _difference(value: Array, average: Array) -> Array:
-    """Return γ_s - f_X, or 0 if it is only rounding error, which would accumulate over many sequences."""
+    """Return γ_s - f_X, or 0 if the difference is only rounding error, which would otherwise accumulate."""
     difference = value - average
     rounding = 2 * float(jnp.finfo(value.dtype).eps) * jnp.abs(value)
     noise = jnp.where(jnp.abs(difference) <= rounding, difference, 0)
     return difference - jax.lax.stop_gradient(noise)
 
 
-# With more columns a product no longer fits in the cache. Dense products, on a TPU, allow more.
+# Maximum number of columns at which a product fits in the cache. Dense products, on a TPU, allow more
+# columns.
 COLUMNS, COLUMNS_OF_DENSE = 64, 256
 
 
 def merged_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make `jax.vmap` of a batched function call it once with a larger batch.
+    """Wrap a batched function so that `jax.vmap` calls it once with a larger batch.
 
     If the corpus itself is vmapped, the corpora are processed one after another.
 
     Args:
-        function: (corpus, *arrays) -> arrays; the first axis of all arrays is the batch axis.
+        function: (corpus, *arrays) -> arrays; the first axis of every array is the batch axis.
     """
     merging = custom_vmap(function)
 
@@ -143,7 +153,7 @@ def merged_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
             merged = merging(corpus, *(x.reshape(-1, *x.shape[2:]) for x in full))
             result = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), merged)
         else:
-            # Differentiation calls the plain function first and batches it afterwards.
+            # Under differentiation, JAX calls the unbatched function first and applies vmap afterwards.
             result = function(corpus, *arrays)
             return result, jax.tree.map(lambda _: False, result)
         return result, jax.tree.map(lambda _: True, result)
@@ -152,10 +162,9 @@ def merged_vmap(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sequential_vmap_if_large(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make `jax.vmap` of a function (corpus, *arrays) loop over the batch if the corpus is large.
+    """Wrap a function (corpus, *arrays) so that `jax.vmap` loops over the batch if the corpus is large.
 
-    Use it for functions that store a number for every entry of the corpus, which would not fit in memory for
-    a whole batch.
+    Use this for functions that store a value per corpus entry, because a whole batch would not fit in memory.
     """
     sequential = sequential_vmap(function)
 
@@ -168,7 +177,7 @@ def sequential_vmap_if_large(function: Callable[..., Any]) -> Callable[..., Any]
 
 @merged_vmap
 def forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array, Array]:
-    """Return f, the shift and the normaliser of every sequence, for a batch of scores on one large corpus."""
+    """Return f, the shift h_X and the normaliser per sequence, for a batch of scores on a large corpus."""
     if len(scores) > _max_batch(corpus, columns):
         return _in_chunks(forward, corpus, scores, columns)
     if len(scores) == 1:
@@ -183,7 +192,7 @@ def forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array
 def backward(
     corpus: Corpus, scores: Array, columns: Array, averages: Array, shift: Array, d_sums: Array
 ) -> tuple[Array, Array]:
-    """Return the cotangents ∂L/∂a (S, V) and ∂L/∂γ (S, K, V), given the shift that `forward` returns."""
+    """Return the cotangents ∂L/∂a (S, V) and ∂L/∂γ (S, K, V), given the shift from `forward`."""
     arrays = (scores, columns, averages, shift, d_sums)
     if len(scores) > _max_batch(corpus, columns):
         return _in_chunks(backward, corpus, *arrays)
@@ -210,9 +219,9 @@ def _batch_of_one(function: Callable[..., Any], *arrays: Array) -> Any:
 
 
 def _plan_bands(scores: Array) -> tuple[Array, Array]:
-    """Return the number of bands for the batch, (), and a mask of members to compute alone, (S,) bool."""
+    """Return the number of bands, (), and a mask of the batch members to compute separately, (S,) bool."""
     size = len(scores)
-    # Cost of one band for the whole batch, relative to one member that is computed separately.
+    # Cost of processing one band for the whole batch, relative to processing one member alone.
     price = (1 + size / 16) / 2
     most = int(size / price)
     needed = bands.count(scores, most)
@@ -237,9 +246,12 @@ def _in_chunks(function: Callable[..., Any], corpus: Corpus, *arrays: Array) -> 
 def banded_forward(
     corpus: Corpus, scores: Array, columns: Array, num_bands: int | Array
 ) -> tuple[Array, Array, Array]:
-    """Compute `forward` with one product per band; results are wrong for more than `num_bands` bands."""
+    """Compute the outputs of `forward` with one product per band.
+
+    The outputs are wrong if the scores occupy more than `num_bands` bands.
+    """
     top, tokens, values = bands.first_ceiling(scores)[None], scores.T, columns.transpose(2, 1, 0)
-    # If no token has weight in the first band, all of them are below the next ceiling, even after rounding.
+    # If no token in a sequence has weight in a band, all are below the next ceiling, even after rounding.
     present = math.exp(-bands.width(scores.dtype) - 1)
 
     def band(b: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -267,11 +279,11 @@ def banded_backward(
     d_sums: Array,
     num_bands: int | Array,
 ) -> tuple[Array, Array, Array]:
-    """Compute `backward` with one product for each of `num_bands` bands.
+    """Compute the outputs of `backward` with one product for each of `num_bands` bands.
 
-    Also return a mask, (S,) bool, of the members for which cancellation lost a third of the digits of ∂L/∂a.
-    This happens if almost every sequence attends to a single token, because Σ_X q_s ḡ_X γ_s and Σ_X q_s ḡ_X
-    f_X are then nearly equal.
+    Also return a mask, (S,) bool, of the batch members for which cancellation lost a third of the digits
+    in ∂L/∂a. This happens if almost every sequence attends to a single token: Σ_X q_s ḡ_X γ_s and Σ_X q_s
+    ḡ_X f_X, with ḡ = ∂L/∂f, are then nearly equal.
     """
     top, tokens, values = bands.first_ceiling(scores)[None], scores.T, columns.transpose(2, 1, 0)
     own_shift, d_sums_by_sequence = shift.T, d_sums.transpose(2, 1, 0)
@@ -281,7 +293,7 @@ def banded_backward(
     def band(b: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         d_scores, d_values, largest = carry
         ceiling = _ceiling(top, b)
-        # Beyond 2^30 in float32, the same float may be the ceiling of several bands.
+        # Beyond 2^30 in float32, several bands may have the same ceiling after rounding.
         own = (own_shift == ceiling) & ((b == 0) | (ceiling < _ceiling(top, b - 1)))
         in_band = jnp.where(own[:, None], by_sequence, 0)
         new = _product(corpus.occurrences, in_band) * _weight(tokens, ceiling)[:, None]

@@ -1,4 +1,4 @@
-"""Softmax attention over the rows of a table, h_X = Σ_s q_s(X) M_s, for tables with many columns."""
+"""Softmax attention over the rows of a table with many columns, h_X = Σ_s q_s(X) M_s."""
 
 from typing import Any
 
@@ -10,22 +10,25 @@ from jaxattn.attention.softmax import occurrence_weights, require_rows
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import MOST_POSITIONS, Ragged, take
 
-# Up to this ratio of matrix size to entries, a dense product is faster than gathering rows.
+# Maximum ratio of matrix size to number of entries at which a dense product is faster than gathering rows.
 DENSE = 16
-# Maximum number of table entries gathered at a time, which keeps memory independent of the corpus size.
+# Maximum number of table entries gathered at a time, so that memory use does not grow with the corpus.
 GATHERED = 1 << 22
-# Maximum number of row sums stored at a time; a segment has several rows.
+# Maximum number of row sums stored at a time. A segment may consist of several rows.
 HELD = 1 << 25
 
 
 @jax.jit
 def pool(corpus: Corpus, scores: Float[Array, " V"], table: Float[Array, "V m"]) -> Float[Array, "n m"]:
-    """Average the rows of a table with softmax attention over each sequence, (n, m).
+    """Average the rows of a table over each sequence with softmax attention.
 
     Args:
         corpus: n sequences over V tokens.
         scores: a, (V,), of any finite spread.
         table: M, (V, m).
+
+    Returns:
+        h, (n, m).
 
     Raises:
         InputError: scores or table do not have V rows.
@@ -49,7 +52,7 @@ def _forward(corpus: Corpus, scores: Array, table: Array) -> tuple[Array, Any]:
 
 
 def _backward(residuals: Any, cotangent: Array) -> tuple[Any, ...]:
-    """Compute ∂L/∂M_s = Σ_X q_s h̄_X and ∂L/∂a_s = M_s·∂L/∂M_s - Σ_X q_s (h̄_X·h_X)."""
+    """Compute ∂L/∂M_s = Σ_X q_s h̄_X and ∂L/∂a_s = M_s·∂L/∂M_s - Σ_X q_s (h̄_X·h_X), with h̄ = ∂L/∂h."""
     corpus, scores, table, pooled, top, normaliser = residuals
     by_sequence = (cotangent * pooled).sum(axis=1)
     if _is_dense(corpus):
@@ -88,7 +91,7 @@ def _attention(bags: Ragged, scores: Array) -> tuple[Array, Array, Array]:
 
 @jax.jit
 def weighted_sums(layout: Ragged, weight: Array, table: Float[Array, "I m"]) -> Float[Array, "S m"]:
-    """Compute a weighted sum of table rows for each segment, Σ_e weight_e M[index_e], (S, m), in blocks.
+    """Compute weighted sums of table rows for each segment, Σ_e weight_e M[index_e], (S, m), block by block.
 
     Args:
         layout: S segments, with entries that index the I rows of the table.

@@ -1,4 +1,4 @@
-"""Scores that are linear in the trained parameter, a = Φ p, together with token values and bags."""
+"""Scores a = Φ p that are linear in the trained parameter p, with token values and bags of tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,23 +15,25 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.data.corpus import Corpus, from_bags
 
-# Relative size below which a second derivative, or a deviation from Φ p, is float64 rounding error.
+# Relative size below which a second derivative, or a deviation from Φ p, counts as float64 rounding error.
 _ROUNDING = 1e-9
-# Number of random points at which a function is compared with a linear one.
+# Number of random points at which a function is tested for linearity.
 _POINTS = 3
 
 
 @struct.dataclass(repr=False)
 class Scores(Brief):
-    """Scores a = Φ p of m tokens, f(X) = Σ_{s ∈ X} q_s γ_s with q = softmax of a over X. A pytree.
+    """Scores a = Φ p of m tokens. A pytree.
 
-    `Scores(E, corpus)` are the scores of the one-layer model. `of_vectors` and `of_query` treat each vector
-    of each sequence as a separate token, and `linear` accepts any linear function.
+        f(X) = Σ_{s ∈ X} q_s γ_s,   q = softmax of a over X
+
+    `Scores(E, corpus)` represents the scores of the one-layer model. `of_vectors` and `of_query` treat each
+    vector of each sequence as a separate token, and `linear` accepts any linear function.
 
     Attributes:
         keys: Φ, (m, D) float.
         corpus: bags of n sequences over the m tokens, with their labels.
-        values: γ, (m,) for two classes and (m, K) for K > 2. None if only the scores are used, as in
+        values: γ, (m,) for two classes and (m, K) for K > 2. None if only the scores are needed, as in
             `selection` and `max_margin`.
     """
 
@@ -41,14 +43,14 @@ class Scores(Brief):
 
 
 def one_layer(params: Any, corpus: Corpus) -> Scores:
-    """Return the scores of the one-layer model: Φ = E (not copied) and γ = E v in float64.
+    """Return the scores of the one-layer model in float64: Φ = E (not copied) and γ = E v.
 
     Args:
-        params: E (V, d) and v (d,), or v (d, K) for K > 2 classes. Either may have a leading axis of seeds.
+        params: E (V, d) and v (d,), or v (d, K) for K > 2 classes. Either may have a leading seed axis.
         corpus: n sequences over V tokens.
 
     Raises:
-        InputError: shapes do not match.
+        InputError: the shapes do not match.
     """
     classes, shape = corpus.num_classes, np.shape(params.v)
     axes = 1 if classes == 2 else 2
@@ -74,20 +76,20 @@ def of_vectors(
     mask: Bool[Array | np.ndarray, "..."] | None = None,
     num_classes: int = 2,
 ) -> Scores:
-    """Return the scores a_it = x_it·p of real-valued tokens, where every vector is a separate token.
+    """Return the scores a_it = x_it·p of real-valued tokens, treating each vector as a separate token.
 
     Args:
         X: (n, T, d) float; the tokens of every sequence.
-        targets: (n,) int; labels, -1 and +1 for two classes, 0 .. K-1 for more.
+        targets: (n,) int; labels, -1 and +1 for two classes, 0 to K-1 for more.
         values: γ, (n, T), or (n, T, K) for K > 2 classes.
         mask: (n, T) bool; True for tokens, False for padding. Default: no padding.
         num_classes: K.
 
     Returns:
-        Scores over m = n T tokens; token t of sequence i is number i T + t. Works under jit and vmap.
+        Scores over m = n T tokens; token t of sequence i has index i T + t. Works under jit and vmap.
 
     Raises:
-        InputError: shapes do not match, or a sequence has no token (outside of jit).
+        InputError: the shapes do not match, or a sequence has no tokens (checked only outside jit).
     """
     if np.ndim(X) != 3 or np.shape(targets) != np.shape(X)[:1]:
         raise InputError(
@@ -100,9 +102,9 @@ def of_vectors(
     for name, x, axes in (("mask", mask, 2), ("values", values, 2 if num_classes == 2 else 3)):
         wanted = (n, length, num_classes)[:axes]
         if x is not None and np.shape(x) != wanted:
-            raise InputError(f"{name}: shape {np.shape(x)}; expected {wanted}, one for each token of X")
+            raise InputError(f"{name}: shape {np.shape(x)}; expected {wanted}, one value per token in X")
     if not traced and not mask.any(axis=1).all():
-        raise InputError(f"mask: sequence {int(np.argmin(mask.any(axis=1)))} has no token; remove it")
+        raise InputError(f"mask: sequence {int(np.argmin(mask.any(axis=1)))} has no tokens; remove it")
     corpus = from_bags(
         xp.repeat(xp.arange(n), length),
         xp.arange(n * length),
@@ -129,7 +131,7 @@ def of_query(
 ) -> Scores:
     """Return the scores a_it = x_itᵀ W z_i of real-valued tokens, with one query z_i per sequence.
 
-        x ᵀ W z = (x ⊗ z)·p,   p = vec W = W.reshape(-1)
+        xᵀ W z = (x ⊗ z)·p,   p = vec W = W.reshape(-1)
 
     The keys have shape (n T, d e). If d exceeds the number of distinct tokens, or e the number of distinct
     queries, first express X and z in orthonormal bases of their spans, X = X' Q_xᵀ and z = z' Q_zᵀ. A
@@ -144,10 +146,10 @@ def of_query(
         num_classes: K.
 
     Returns:
-        Scores over m = n T tokens, D = d e.
+        Scores over m = n T tokens, with D = d e.
 
     Raises:
-        InputError: as for `of_vectors`.
+        InputError: as in `of_vectors`.
     """
     if np.ndim(X) != 3 or np.ndim(z) != 2 or np.shape(z)[0] != np.shape(X)[0]:
         raise InputError(f"X {np.shape(X)}, z {np.shape(z)}: expected X (n, T, d) and z (n, e)")
@@ -165,20 +167,21 @@ def linear(
     *,
     values: Float[Array | np.ndarray, " m *K"] | None = None,
 ) -> Scores:
-    """Return the scores a(p) = Φ p, Φ = ∂a/∂p, in float64, of a linear function of the parameter.
+    """Return the scores a(p) = Φ p of a linear function in float64, with Φ = ∂a/∂p.
 
-    The function must be 0 at 0. At random points it must equal Φ p, which excludes functions such as max(p,
-    0), and its second derivatives along random directions must be zero up to float64 rounding.
+    Linearity is tested numerically: the function must be 0 at 0 and equal Φ p at random points, which rules
+    out functions such as max(p, 0); and its second derivatives along random directions must be zero up to
+    float64 rounding.
 
     Args:
         function: maps a parameter to the scores of m tokens, (m,); traceable by JAX.
         like: an array, or a pytree of arrays, with the shapes of the parameter. Its leaves are flattened and
-            concatenated to p, (D,).
+            concatenated into p, (D,).
         corpus: n sequences over m tokens.
-        values: γ, (m,) for two classes and (m, K) for more.
+        values: γ, (m,) for two classes and (m, K) for K > 2.
 
     Raises:
-        InputError: the scores are not linear, or not one number for each token.
+        InputError: the function is not linear, or does not return one number per token.
     """
     with backend.float64():
         flat, unravel = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float64), like))
@@ -188,8 +191,8 @@ def linear(
 
         shape = jax.eval_shape(at, flat).shape
         if shape != (corpus.vocab_size,):
-            raise InputError(f"scores: shape {shape}; expected ({corpus.vocab_size},), one for each token")
-        # Use the mode that needs fewer passes.
+            raise InputError(f"scores: shape {shape}; expected ({corpus.vocab_size},), one score per token")
+        # Use forward or reverse mode, whichever needs fewer passes.
         jacobian = jax.jacfwd if len(flat) <= shape[0] else jax.jacrev
         keys = jacobian(at)(jnp.zeros_like(flat))
         _require_linear(at, np.asarray(keys), len(flat))
@@ -198,9 +201,9 @@ def linear(
 
 def _require_linear(at: Callable[[Array], Array], keys: np.ndarray, size: int) -> None:
     rng = np.random.default_rng(0)
-    remedy = "give linear scores a = Φ p, or train by descent"
+    remedy = "pass scores of the form a = Φ p, or train by descent"
     if (offset := float(jnp.abs(at(jnp.zeros(size))).max())) != 0:
-        raise InputError(f"scores: {offset:.3g} at parameter 0, so they are not linear; {remedy}")
+        raise InputError(f"scores: not linear ({offset:.3g} at parameter 0, expected 0); {remedy}")
     for p, u, w in rng.normal(size=(_POINTS, 3, size)):
 
         def slope(x: Array, u: Any = u) -> Array:
@@ -211,17 +214,17 @@ def _require_linear(at: Callable[[Array], Array], keys: np.ndarray, size: int) -
         scale = max(float(np.abs(first).max()), float(largest.max()), np.finfo(float).tiny)
         bent = float(np.abs(second).max()) / scale
         if not bent <= _ROUNDING:
-            raise InputError(f"scores: not linear, relative second derivative {bent:.3g}; {remedy}")
+            raise InputError(f"scores: not linear (relative second derivative {bent:.3g}); {remedy}")
         off = float(np.abs(np.asarray(at(jnp.asarray(p))) - keys @ p).max()) / scale
         if not off <= _ROUNDING:
-            raise InputError(f"scores: not linear, relative deviation {off:.3g} from Φ p; {remedy}")
+            raise InputError(f"scores: not linear (relative deviation {off:.3g} from Φ p); {remedy}")
 
 
 def require_values(scores: Scores) -> None:
-    """Raise InputError unless the scores have values, with the shape for their number of classes."""
+    """Raise InputError if the scores have no values, or values that do not fit the number of classes."""
     classes, tokens = scores.corpus.num_classes, scores.corpus.vocab_size
     wanted = (tokens,) if classes == 2 else (tokens, classes)
     shape = None if scores.values is None else np.shape(scores.values)
     if shape is None or shape[len(shape) - len(wanted) :] != wanted:
         given = "none" if shape is None else f"shape {shape}"
-        raise InputError(f"scores.values: {given}; expected {wanted}, such as the values from one_layer")
+        raise InputError(f"scores.values: {given}; expected shape {wanted}, as in scores from one_layer")

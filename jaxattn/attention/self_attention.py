@@ -1,17 +1,18 @@
 """Self-attention before the read-out, computed only for pairs of tokens in the same sequence.
 
 A block of sequences gathers the rows Q_X and K_X and computes one matrix product G_X = Q_X K_Xᵀ for each
-sequence. Attention mixes scalars x instead of rows of embeddings. The backward pass recomputes G_X if it was
-not kept, and
+sequence. Attention with weights w_X = Softmax(G_X) averages scalars x instead of embedding rows, x' = w x.
+The backward pass recomputes G_X unless it was stored, and
 
-    ∂L/∂Q_X = D K_X,   ∂L/∂K_X = Dᵀ Q_X,   D_sr = w_sr Σ_x x̄'_s (x_r - x'_s),
+    ∂L/∂Q_X = D K_X,   ∂L/∂K_X = Dᵀ Q_X,   D_sr = w_sr Σ_x x̄'_s (x_r - x'_s),   x̄' = ∂L/∂x',
 
-are also matrix products, with rows that are summed by token. No array of V² numbers, or of all pairs of a
-large corpus, is ever formed, and no scatter runs on accelerators.
+are also matrix products, whose rows are then summed by token. No array with V² entries, or with an entry for
+every pair in a large corpus, is ever formed, and no scatter runs on accelerators.
 
-A block contains sequences of about the same size, sorted by their number of rows of the bags. Sizes are
-rounded up to one of a few values. Each value has a separate program, and its number of blocks is only known
-at run time. The cost therefore depends on the actual sequences instead of the longest possible one.
+Sequences are sorted by their number of bag rows, so that a block contains sequences of similar size. Sizes
+are rounded up to one of a few values, each with its own compiled program. The number of blocks of each size
+is known only at run time. The cost therefore depends on the actual sequence lengths rather than on the
+longest possible one.
 """
 
 import math
@@ -30,9 +31,9 @@ from jaxattn.core import backend
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import MOST_POSITIONS, Ragged, positions, ragged, take
 
-# Ratio of successive block sizes. On an accelerator every additional program costs compile time.
+# Ratio of successive block sizes. On accelerators it is larger, because each size is compiled separately.
 GROWTH, GROWTH_ON_ACCELERATORS = 1.2, 2.0
-# Maximum number of table entries and pairs stored at once, limited by a CPU's cache or a chip's memory.
+# Maximum number of table entries and pairs stored at a time, limited by CPU cache or accelerator memory.
 NUMBERS, NUMBERS_ON_ACCELERATORS = 1 << 19, 1 << 26
 
 
@@ -40,10 +41,11 @@ class Block(NamedTuple):
     """Block of B sequences, with m bag rows and U entries each.
 
     Attributes:
-        rows: (B, m) int32; rows of the bags. Missing rows have the index R.
-        tokens: (B, U) int32; token ids, with arbitrary values for missing entries.
+        rows: (B, m) int32; row indices into the bags; R for missing rows.
+        tokens: (B, U) int32; token ids, arbitrary for missing entries.
         counts: (B, U); multiplicities, 0 for missing entries.
-        place: () int32; total number of pairs in earlier blocks, which have B U² each.
+        place: () int32; index of the first pair of this block, the total number of pairs in all previous
+            blocks. Each block has B U² pairs.
     """
 
     rows: Array
@@ -52,31 +54,31 @@ class Block(NamedTuple):
     place: Array
 
     def take(self, entries: Array) -> Array:
-        """Gather per-entry values, (R, W), into (B, U), with arbitrary values for missing entries."""
+        """Gather per-entry values, (R, W), into (B, U). Values for missing entries are arbitrary."""
         return entries[jnp.minimum(self.rows, len(entries) - 1)].reshape(self.tokens.shape)
 
     def put(self, into: Array, entries: Array) -> Array:
-        """Scatter (B, U) values into a per-entry array, (R, W)."""
+        """Write this block's values, (B, U), into a per-entry array, (R, W), and return the new array."""
         values = entries.reshape(*self.rows.shape, -1)
         return into.at[self.rows].set(values, mode="drop", unique_indices=True)
 
 
 class _Size(NamedTuple):
-    """Size of a block: maximum number of bag rows per sequence, and number of sequences."""
+    """Block size: maximum number of bag rows per sequence, and number of sequences."""
 
     rows: int
     together: int
 
 
 def is_single_block(bags: Ragged, width: int) -> bool:
-    """Return True if all sequences are in one block; see `fold`."""
+    """Return True if `fold` visits all sequences in a single block."""
     (first, *others) = _sizes(bags, width)
     return not others and first.together == bags.num_segments
 
 
 def most_pairs(bags: Ragged, width: int) -> int:
-    """Return an upper bound on the total number of pairs of all blocks; see `fold`."""
-    # The last block of each size may be padded.
+    """Return an upper bound on the total number of pairs in all blocks of `fold`."""
+    # The last block of each size may need padding.
     every = [(size, (size.rows * bags.index.shape[1]) ** 2) for size in _sizes(bags, width)]
     if is_single_block(bags, width):
         return bags.num_segments * every[0][1]
@@ -84,17 +86,17 @@ def most_pairs(bags: Ragged, width: int) -> int:
 
 
 def largest_block(bags: Ragged, width: int) -> int:
-    """Return the number of pairs of the largest block; see `fold`."""
+    """Return the number of pairs in the largest block of `fold`."""
     return max(size.together * (size.rows * bags.index.shape[1]) ** 2 for size in _sizes(bags, width))
 
 
 def fold(bags: Ragged, width: int, visit: Callable[[Any, Block], Any], carry: Any) -> Any:
-    """Fold over all sequences by blocks: carry = visit(carry, block); return the last carry.
+    """Fold over all sequences block by block, carry = visit(carry, block), and return the final carry.
 
     Args:
         bags: n sequences.
-        width: count of numbers stored per entry in addition to its pairs, which limits the block size.
-        visit: function of the carry and a block. Some sequences of the block may have missing entries.
+        width: number of values stored per entry in addition to the pairs; limits the block size.
+        visit: function (carry, block) -> carry. Some sequences in the block may have missing entries.
         carry: initial carry.
     """
     sizes = _sizes(bags, width)
@@ -136,7 +138,7 @@ def _block(bags: Ragged, first: Array, present: Array, rows: int, place: Array) 
 def _sizes(bags: Ragged, width: int) -> list[_Size]:
     on_cpu = backend.platform() == "cpu"
     growth = GROWTH if on_cpu else GROWTH_ON_ACCELERATORS
-    # A block that contains a single sequence may exceed this number.
+    # A block that consists of a single sequence may exceed this limit.
     numbers = NUMBERS if on_cpu else NUMBERS_ON_ACCELERATORS
     longest = math.prod(level.shape[1] for level in bags.tree)
     found: list[_Size] = []
@@ -149,9 +151,9 @@ def _sizes(bags: Ragged, width: int) -> list[_Size]:
     return found
 
 
-# Maximum number of pair products that a CPU keeps for the backward pass. An accelerator recomputes them.
+# Maximum number of pair products that a CPU stores for the backward pass. Accelerators recompute them all.
 KEPT = 1 << 25
-# Row width of the layout for per-token sums. Most tokens occur in only a few sequences of a block.
+# Row width of the layout for sums over each token. Most tokens occur in only a few sequences in a block.
 _WIDTH = 8
 
 
@@ -169,7 +171,7 @@ def two_layer_attention(
 
     Args:
         corpus: n sequences over V tokens.
-        queries: Q, (V, d). Products with K may have any finite spread.
+        queries: Q, (V, d). Q Kᵀ may have any finite spread.
         keys: K, (V, d). None means K = Q.
         scores: a, (V,), of any finite spread.
         values: γ, (V,) or (V, K).
@@ -203,7 +205,7 @@ def attend_within(
         residual: True to add x_X.
 
     Returns:
-        One x', (R, W), per column, with arbitrary finite numbers at padding.
+        One x', (R, W), per column. Values at padded entries are finite but arbitrary.
     """
     return _forward(corpus, queries, keys, columns, residual)[0]
 
@@ -228,12 +230,12 @@ attend_within.defvjp(_forward, _backward)
 def _one_by_one_if_many_blocks(
     function: Callable[..., Any], corpus: Corpus, queries: Array
 ) -> Callable[..., Any]:
-    # Under vmap, the loop would run as long as its longest member.
+    # Under vmap, every batch member would run as many loop iterations as the longest one.
     return function if is_single_block(corpus.bags, queries.shape[1]) else sequential_vmap(function)
 
 
 def _mixed(corpus: Corpus, queries: Array, keys: Array | None, columns: Any, *, residual: bool) -> Any:
-    """Compute x' per column, and the products G to keep, concatenated over blocks."""
+    """Compute x' for each column, and concatenate the products G to store over all blocks."""
 
     def visit(carry: Any, block: Block) -> Any:
         out, kept = carry
@@ -241,7 +243,7 @@ def _mixed(corpus: Corpus, queries: Array, keys: Array | None, columns: Any, *, 
         _, values, mixed = _attention(block, gram, columns)
         mixed = mixed + values if residual else mixed
         out = tuple(block.put(x, mixed[:, :, k]) for k, x in enumerate(out))
-        # Products that do not fit are written past the end, where nothing reads them.
+        # Write the products that exceed the storage limit past the end, where they are never read.
         place = (jnp.minimum(block.place, most),)
         return out, jax.lax.dynamic_update_slice(kept, gram.ravel(), place) if most else kept
 
@@ -297,7 +299,7 @@ def _cotangents(
 
 
 def _most_kept(corpus: Corpus, queries: Array) -> int:
-    """Return the number of products to keep: twice the number for sequences of equal size, or 0."""
+    """Return the number of products to store: up to twice the number of pairs, or 0 to recompute them."""
     most, width = most_pairs(corpus.bags, queries.shape[1]), queries.shape[1]
     if is_single_block(corpus.bags, width):
         return most
@@ -316,10 +318,10 @@ def _products(q: Array, k: Array) -> Array:
 
 
 def _attention(block: Block, gram: Array, columns: tuple[Array, ...]) -> tuple[Array, Array, Array]:
-    """Compute w, (B, U, U), and x and x', (B, U, columns)."""
+    """Compute the attention w, (B, U, U), the columns x, and their averages x', both (B, U, columns)."""
     count = block.counts[:, None, :].astype(gram.dtype)
     logit = jnp.where(count > 0, gram, -jnp.inf)
-    # A missing sequence has no largest logit, so bound the maximum from below.
+    # A missing sequence has no logits, so its maximum needs a lower bound.
     top = jnp.maximum(logit.max(axis=2, keepdims=True), jnp.finfo(gram.dtype).min)
     weight = optimization_barrier(count * jnp.exp(logit - top))
     normaliser = weight.sum(axis=2, keepdims=True)

@@ -1,10 +1,10 @@
-"""Softmax attention in token space: the loss depends on E only by two vectors of length V.
+"""Softmax attention in token space: the loss depends on E only through two vectors of length V.
 
     f(X) = Σ_s q_s(X) γ_s,   q_s(X) = count_s(X) exp(a_s) / Σ_r count_r(X) exp(a_r),
 
 with scores a = E p and values γ = E v. No array of shape (n, T, d) or (n, V) is ever formed. The forward and
-backward passes gather over the two layouts of the corpus. On a large corpus they multiply by them instead, in
-one product for the whole batch of a `jax.vmap`, for example over seeds.
+backward passes gather from the corpus, which is stored by sequence and by token. On a large corpus, they use
+matrix products instead: one product for the whole batch in a `jax.vmap`, such as a batch of seeds.
 """
 
 from typing import Any
@@ -22,7 +22,9 @@ from jaxattn.data.ragged import Ragged, take
 
 @jax.jit
 def attend(corpus: Corpus, scores: Float[Array, " V"], values: Array) -> Array:
-    """Average token values with softmax attention over each sequence, f = Σ_s q_s γ_s.
+    """Average token values over each sequence with softmax attention, f = Σ_s q_s γ_s.
+
+    On a large corpus, compute second derivatives in forward-over-reverse mode.
 
     Args:
         corpus: n sequences over V tokens.
@@ -30,7 +32,7 @@ def attend(corpus: Corpus, scores: Float[Array, " V"], values: Array) -> Array:
         values: γ, (V,) or (V, K).
 
     Returns:
-        f, (n,) or (n, K). On a large corpus, compute second derivatives in forward-over-reverse mode.
+        f, (n,) or (n, K).
 
     Raises:
         InputError: scores or values do not have V rows.
@@ -46,12 +48,11 @@ def attend(corpus: Corpus, scores: Float[Array, " V"], values: Array) -> Array:
 
 
 def require_rows(corpus: Corpus, **arrays: Array) -> None:
-    """Raise InputError unless arrays have V rows, because gathers do not check their bounds."""
+    """Raise InputError unless the arrays have V rows, because gathers do not check bounds."""
     for name, x in arrays.items():
         if jnp.ndim(x) == 0 or len(x) != corpus.vocab_size:
             raise InputError(
-                f"{name}: shape {jnp.shape(x)} for {corpus.vocab_size} tokens; expected one row for each "
-                "token"
+                f"{name}: shape {jnp.shape(x)} for {corpus.vocab_size} tokens; expected one row per token"
             )
 
 
@@ -80,7 +81,7 @@ def _backward(residuals: Any, cotangents: Array) -> tuple[Any, ...]:
 _attend.defvjp(_forward, _backward)
 
 
-# An accelerator recomputes exponentials in the backward pass faster than it reads stored ones.
+# In the backward pass, an accelerator recomputes exponentials faster than it reads stored ones.
 def _forward_small(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array, Array]:
     token = corpus.bags.index.astype(jnp.int32)
     columns_by_entry = (take(x, token) for x in columns)
@@ -91,7 +92,7 @@ def _forward_small(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array
 def _backward_small(
     corpus: Corpus, scores: Array, columns: Array, averages: Array, top: Array, d_sums: Array
 ) -> tuple[Array, Array]:
-    """Compute the cotangents ∂L/∂γ_s = Σ_X q_s ḡ_X and ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X)."""
+    """Compute ∂L/∂γ_s = Σ_X q_s ḡ_X and ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X), with ḡ = ∂L/∂f."""
     layout = corpus.occurrences
     sequence, weight = layout.index.astype(jnp.int32), occurrence_weights(corpus, scores, top)
     d_values = [weight * take(x, sequence) for x in d_sums]
@@ -104,7 +105,7 @@ def _backward_small(
 
 
 def occurrence_weights(corpus: Corpus, scores: Array, top: Array) -> Array:
-    """Compute count · e^(a - top) for every occurrence of a token, the weights of `Ragged.softmax`."""
+    """Compute the weight count · e^(a - top), as in `Ragged.softmax`, of each occurrence of a token."""
     layout = corpus.occurrences
     score = layout.spread(scores) - take(top, layout.index.astype(jnp.int32))
     return layout.count.astype(scores.dtype) * jnp.exp(jnp.where(layout.count > 0, score, -jnp.inf))
@@ -112,9 +113,9 @@ def occurrence_weights(corpus: Corpus, scores: Array, top: Array) -> Array:
 
 @jax.custom_vjp
 def per_entry(corpus: Corpus, per_token: Array) -> Array:
-    """Look up per-token values, (V,), for every entry of the bags, (R, W).
+    """Look up per-token values, (V,), for each bag entry, (R, W).
 
-    The derivative sums over entries with a single gather and no scatter.
+    The derivative sums over entries by a gather instead of a scatter.
     """
     return _per_entry(corpus, per_token)
 
@@ -134,7 +135,9 @@ per_entry.defvjp(lambda corpus, per_token: (_per_entry(corpus, per_token), corpu
 
 @jax.custom_vjp
 def attend_entries(bags: Ragged, score: Array, columns: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Average entries with softmax attention, f = Σ_e q_e γ_e: like `attend`, but with a score per entry.
+    """Average entries with softmax attention, f = Σ_e q_e γ_e.
+
+    Unlike in `attend`, each entry has its own score.
 
     Args:
         bags: bags of n sequences, with R rows of W entries.
@@ -153,7 +156,7 @@ def _forward_entries(bags: Ragged, score: Array, columns: tuple[Array, ...]) -> 
 
 
 def _backward_entries(residuals: Any, cotangents: Any) -> tuple[Any, ...]:
-    """Compute ∂L/∂γ_e = q_e ḡ and ∂L/∂a_e = q_e ḡ (γ_e - f), summed over columns."""
+    """Compute ∂L/∂γ_e = q_e ḡ for each column, and ∂L/∂a_e = Σ_columns q_e ḡ (γ_e - f), with ḡ = ∂L/∂f."""
     bags, columns, averages, normaliser, weight = residuals
     d_columns = tuple(weight * bags.spread(g / normaliser) for g in cotangents)
     d_score = [

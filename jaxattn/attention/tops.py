@@ -1,8 +1,8 @@
-"""Highest-scoring tokens of sequences, and accurate softmax averages relative to them.
+"""Highest-scoring tokens of each sequence, and accurate softmax averages relative to their values.
 
-For large ‖p‖, a sequence may attend to its highest-scoring (top) token with weight 1 - e^(-3000), so
-subtraction would compute f - γ_top as zero. The functions of this module first subtract a reference from the
-values and then factor out the largest remaining exponent.
+For large ‖p‖, a sequence may attend to its highest-scoring (top) token with weight 1 - e^(-3000), so direct
+subtraction would round f - γ_top to zero. The functions in this module first subtract a reference from the
+values and then factor out the largest remaining exponential.
 """
 
 from collections.abc import Sequence
@@ -16,25 +16,25 @@ from jaxattn.data.ragged import Ragged, take
 
 
 def score_entries(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array, "R W"]:
-    """Return the score of each bag entry, -inf for entries without a count."""
+    """Return the score of each bag entry, or -inf for entries with zero count."""
     bags = corpus.bags
     return jnp.where(bags.count > 0, take(scores, bags.index.astype(jnp.int32)), -jnp.inf)
 
 
 def top_scores(bags: Ragged, score: Float[Array, "R W"]) -> Float[Array, " n"]:
-    """Return the highest score of each sequence, or 0 for a sequence without tokens, which is padding."""
+    """Return the highest score in each sequence, or 0 for an empty sequence (padding)."""
     top = bags.max(score)
     return jnp.where(top == -jnp.inf, 0, top)
 
 
 def below_top(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array, "R W"]:
-    """Return each entry's score gap to the top token of its sequence, inf for entries without a count."""
+    """Return each entry's score gap to the top token of its sequence, or inf for entries with zero count."""
     score = score_entries(corpus, scores)
     return corpus.bags.spread(top_scores(corpus.bags, score)) - score
 
 
 def first_tokens(corpus: Corpus, chosen: Bool[Array, "R W"], tokens: Int[Array, "R W"]) -> Int[Array, " n"]:
-    """Return the smallest chosen token id of each sequence, (n,) int32, or V if there is none.
+    """Return the smallest chosen token id in each sequence, (n,) int32, or V if no entry is chosen.
 
     Args:
         corpus: n sequences over V tokens.
@@ -46,16 +46,17 @@ def first_tokens(corpus: Corpus, chosen: Bool[Array, "R W"], tokens: Int[Array, 
 
 
 class Averages(NamedTuple):
-    """Softmax averages of C columns relative to a reference: f - reference = e^gap mean.
+    """Softmax averages of C columns relative to a reference value per sequence: f - reference = e^gap mean.
 
     Attributes:
-        gap: (n,); the highest score, relative to the top, among entries with a value that differs from the
-            reference; 0 if there is none.
+        gap: (n,); highest score, relative to the top, among entries whose value differs from the reference;
+            0 if there are no such entries.
         idle: (n,) bool; True if no entry differs from the reference.
-        mean: C arrays (n,).
-        attention: (R, W); q of each entry, not valid for entries without a count.
-        deviation: C arrays (R, W); q (γ - f) e^(-gap) of each entry, not valid for entries without a count.
-        normaliser: (n,); Σ_s count_s e^(a_s - top), 0 for a sequence without tokens.
+        mean: C arrays of shape (n,).
+        attention: (R, W); q of each entry, not valid for entries with zero count.
+        deviation: C arrays of shape (R, W); q (γ - f) e^(-gap) of each entry, not valid for entries with
+            zero count.
+        normaliser: (n,); Σ_s count_s e^(a_s - top), 0 for an empty sequence.
     """
 
     gap: Array
@@ -67,14 +68,14 @@ class Averages(NamedTuple):
 
 
 def averages(bags: Ragged, relative: Float[Array, "R W"], below: Sequence[Float[Array, "R W"]]) -> Averages:
-    """Average columns with softmax attention, with the largest exponent factored out.
+    """Average columns with softmax attention, with the largest exponential factored out.
 
-    The averages have full relative precision if all values of a column have the same sign.
+    The averages have full relative precision if all values in a column have the same sign.
 
     Args:
         bags: bags of n sequences.
-        relative: scores relative to the top of their sequence, -inf for entries without a count.
-        below: C columns; the values of the entries minus the reference of their sequence.
+        relative: scores relative to the top score in their sequence, -inf for entries with zero count.
+        below: C columns; value of each entry minus the reference value of its sequence.
     """
     differs = below[0] != 0
     for column in below[1:]:
@@ -82,7 +83,7 @@ def averages(bags: Ragged, relative: Float[Array, "R W"], below: Sequence[Float[
     gap = bags.max(jnp.where(differs, relative, -jnp.inf))
     idle = gap == -jnp.inf
     gap = jnp.where(idle, 0, gap)
-    # One exponential serves both cases: entries that differ are scaled by e^(-gap), others need no scaling.
+    # One formula covers both cases: entries that differ are scaled by e^(-gap), and all others by 1.
     scaled = bags.count * jnp.exp(relative - jnp.where(differs, bags.spread(gap), 0))
     weight = jnp.where(differs, scaled * bags.spread(jnp.exp(gap)), scaled)
     moments = [column * scaled for column in below]

@@ -1,21 +1,21 @@
-"""Base classes of the parts of a study: data, models, losses, starts, phases, probes and figures.
+"""Base classes for the components of a study: data, models, losses, starts, phases, probes and figures.
 
-Built-in and custom classes derive from the same bases. To use a custom class, give its import path in a sweep
-file, or pass an instance to `Study`. The annotated fields of the class are its settings. Attributes with a
-default declare optional features; override those that the class supports. All methods are pure, and methods
-that take arrays are traced. Float settings may also be traced, unless they are annotated as
+Built-in and custom classes derive from the same base classes. To use a custom class, give its import path in
+a sweep file, or pass an instance to `Study`. The annotated fields of the class are its settings. Attributes
+with a default declare optional features; override those that the class supports. All methods are pure, and
+methods that take arrays are traced. Float settings may also be traced, unless they are annotated as
 `jaxattn.Static[float]`.
 
-A plain function can be used instead of a class with a single method. Its keyword-only arguments become the
+Instead of a class with a single method, you can pass a plain function. Its keyword-only arguments become the
 settings:
 
-    data sampled per seed (key, *, settings) -> Dataset
-    data that is shared   (*, settings) -> Dataset
-    loss                  (outputs, targets, *, settings) -> (n,)
-    start                 (key, drawn, *, settings) -> array like drawn
-    phase: a flow         (params, task, *, points, settings) -> jaxattn.dynamics.RecordedPath
-    probe                 (params, data, *, settings) -> (), (m,) or a dictionary of them
-    figure                (results, *, settings) -> matplotlib figure or RenderedFigure
+    data sampled per seed     (key, *, settings) -> Dataset
+    data shared by all seeds  (*, settings) -> Dataset
+    loss                      (outputs, targets, *, settings) -> (n,)
+    start                     (key, drawn, *, settings) -> array like drawn
+    phase (a flow)            (params, task, *, points, settings) -> jaxattn.dynamics.RecordedPath
+    probe                     (params, data, *, settings) -> (), (m,) or a dictionary of them
+    figure                    (results, *, settings) -> matplotlib figure or RenderedFigure
 
 Notation: n examples, V tokens, K classes, embedding dimension d.
 """

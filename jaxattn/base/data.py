@@ -1,4 +1,4 @@
-"""Data of a study: examples with targets, train/test/validation splits, and base classes of data sources."""
+"""Data for a study: examples with targets, data splits, and base classes for data sources."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +23,10 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
             left: jax.Array
             right: jax.Array
 
-    By default every array has n rows, one for each example.
+    By default, every array has n rows, one per example.
 
     Attributes:
-        targets: (n, ...) targets of the loss: classes, tokens, numbers or vectors.
+        targets: (n, ...) targets for the loss: classes, tokens, numbers or vectors.
     """
 
     targets: Leaf
@@ -37,30 +37,33 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
 
     @property
     def num_examples(self) -> int:
-        """The number of examples n."""
+        """Number of examples n."""
         return int(self.targets.shape[0])
 
     @property
     def num_classes(self) -> int | None:
-        """Number of classes K, with targets -1 and +1 if K = 2; None if the targets are not classes."""
+        """Number of classes K (targets -1 and +1 if K = 2), or None if the targets are not classes."""
         return None
 
     def take(self, index: Array) -> Self:
-        """Return a minibatch of the same type. Works inside `jax.jit` and under `jax.vmap`.
+        """Return a minibatch of the given examples. Works inside `jax.jit` and under `jax.vmap`.
 
         Args:
             index: (B,) int; distinct indices of examples.
+
+        Returns:
+            A dataset of the same type with these B examples.
         """
         taken: Self = jax.tree.map(lambda x: x[index], self)
         return taken
 
     def arrays(self) -> Iterator[tuple[str, Array]]:
-        """Yield the name and the value of each array."""
+        """Yield the name and value of each array."""
         for path, x in jax.tree_util.tree_flatten_with_path(self)[0]:
             yield jax.tree_util.keystr(path, simple=True, separator="."), x
 
     def check_shapes(self) -> None:
-        """Raise InputError unless each array has one row per example. Traced arrays are checked too."""
+        """Raise InputError unless each array has one row per example. Traced arrays are checked, too."""
         for name, x in self.arrays():
             if np.ndim(x) == 0 or len(x) != self.num_examples:
                 raise InputError(
@@ -68,7 +71,7 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
                 )
 
     def check(self) -> None:
-        """Raise InputError if any value is invalid. Call this on the host, outside of traced code."""
+        """Raise InputError if any value is invalid. Call this on the host, outside traced code."""
         self.check_shapes()
 
 
@@ -77,12 +80,12 @@ D = TypeVar("D", bound=Dataset)
 
 @struct.dataclass(repr=False)
 class TokenStatistics(Brief):
-    """Statistics of the V tokens of a corpus, with C = 1 column for two classes and C = K for K > 2.
+    """Statistics of the V tokens in a corpus, with C = 1 column for two classes and C = K for K > 2.
 
     Attributes:
         count: (V,); number of occurrences.
         alpha: (V, C); average signed frequency.
-        posterior_difference: (V, C); NaN for a token that never occurs.
+        posterior_difference: (V, C); NaN for tokens that never occur.
     """
 
     count: Leaf
@@ -93,8 +96,8 @@ class TokenStatistics(Brief):
         """Return a mask of the important tokens, (V,) bool.
 
         A token is important if it occurs at least `min_count` times and its |posterior difference| is at
-        least `size` for some class. Rare tokens are excluded because their posterior difference is noise: it
-        is 1 for a token that occurs once.
+        least `size` for some class. Rare tokens are excluded because their posterior difference is mostly
+        noise: it is ±1 for any token that occurs once.
         """
         large = (jnp.abs(self.posterior_difference) >= size).any(axis=1)
         marked: Array = large & (self.count >= min_count)
@@ -103,15 +106,15 @@ class TokenStatistics(Brief):
 
 @struct.dataclass(repr=False)
 class Splits(Brief):
-    """Data of one seed, or of several seeds along a leading axis. Each split is a `Dataset`.
+    """Data for one seed, or for several seeds along a leading axis. Each split is a `Dataset`.
 
     Attributes:
         train: training data.
-        tokens: token statistics of the training data, or None if these are not bags of tokens.
+        tokens: token statistics of the training data, or None if the data are not bags of tokens.
         test: test data, or None.
         validation: validation data, or None.
-        task_key: (2,) uint32; key data for randomness that all samples of a seed share, such as a planted
-            teacher. It is passed to `CommonData.batch`. None if nothing is shared.
+        task_key: (2,) uint32; key data for randomness that all samples for a seed share, such as a planted
+            teacher. Passed to `CommonData.batch`. None if there is no shared randomness.
     """
 
     train: Leaf
@@ -121,7 +124,7 @@ class Splits(Brief):
     task_key: Leaf = None
 
     def sampled(self, most: int | None) -> "Splits":
-        """Return at most `most` evenly spaced examples of each split; all of them if `most` is None.
+        """Return at most `most` evenly spaced examples from each split, or all examples if `most` is None.
 
         Token statistics are not recomputed: they still describe all training data.
         """
@@ -136,12 +139,12 @@ class Splits(Brief):
 
 
 class Loaded(NamedTuple):
-    """Data of a study.
+    """Data loaded for a study.
 
     Attributes:
-        splits: the data of all seeds, with a leading axis of seeds unless `shared` is True.
-        shared: True if all seeds share the data.
-        tokens: the V token names.
+        splits: the data for all seeds, with a leading seed axis unless `shared` is True.
+        shared: True if all seeds use the same data.
+        tokens: names of the V tokens.
     """
 
     splits: Splits
@@ -155,19 +158,19 @@ Progress = Callable[[str, int, int | None], None]
 
 
 def silent(what: str, done: int, total: int | None) -> None:
-    """Report no progress."""
+    """Ignore a progress report."""
 
 
 class CommonData(Spec, frozen=True, kw_only=True):
-    """Common base of `DrawnData` and `SharedData`; derive from one of these two.
+    """Common base class of `DrawnData` and `SharedData`. Derive from one of these two instead.
 
     Attributes:
-        pads_vocabulary: True if cells that differ in V may share one compiled program.
-        inert: names of settings that do not affect results, such as the folder of the files.
-        gives: type of the data, or None if unknown before sampling.
+        pads_vocabulary: True if cells that differ in V may use the same compiled program.
+        inert: names of settings that do not affect results, such as the folder that contains the files.
+        gives: type of the data, or None if it is unknown before sampling.
         draws_batches: True if new batches of any size can be sampled.
         held_out: True if there are validation data.
-        vocab_size: vocabulary size V, or None if unknown before the data are read.
+        vocab_size: vocabulary size V, or None if it is unknown before the data are read.
         num_classes: number of classes K.
     """
 
@@ -178,7 +181,7 @@ class CommonData(Spec, frozen=True, kw_only=True):
 
     @property
     def gives(self) -> type[Dataset] | None:
-        """Type of the data, or None if unknown before sampling."""
+        """Type of the data, or None if it is unknown before sampling."""
         return None
 
     @property
@@ -193,7 +196,7 @@ class CommonData(Spec, frozen=True, kw_only=True):
 
     @property
     def vocab_size(self) -> int | None:
-        """Vocabulary size V, or None if unknown before the data are read."""
+        """Vocabulary size V, or None if it is unknown before the data are read."""
         return None
 
     @property
@@ -204,22 +207,22 @@ class CommonData(Spec, frozen=True, kw_only=True):
     def batch(
         self, key: Array, examples: int, used: Array | None = None, task_key: Array | None = None
     ) -> Dataset:
-        """Sample new examples from the training distribution of a seed. Implementing this is optional.
+        """Sample new examples from the training distribution of a seed. This method is optional.
 
         Args:
             key: () PRNG key, different for each call.
             examples: number of examples.
             used: as in `DrawnData.draw`.
-            task_key: () PRNG key, the same for all calls of a seed. Only passed if `draw` returns
+            task_key: () PRNG key, the same in all calls for a seed. Passed only if `draw` returns
                 `Splits.task_key`.
         """
         raise NotImplementedError(f"{type(self).__name__}.batch")
 
 
 class DrawnData(CommonData, frozen=True, kw_only=True):
-    """Base class of data that are sampled for each seed.
+    """Base class for data that are sampled separately for each seed.
 
-    A function `(key, *, settings) -> Dataset` is a shorter way to define them.
+    A function `(key, *, settings) -> Dataset` is a shorter alternative.
     """
 
     shared: ClassVar[bool] = False
@@ -231,27 +234,27 @@ class DrawnData(CommonData, frozen=True, kw_only=True):
 
     @property
     def tokens(self) -> Sequence[str]:
-        """Names of the V tokens; empty if there are no tokens."""
+        """Names of the V tokens; empty if the data have no tokens."""
         return ()
 
     def draw(self, key: Array, used: Array | None = None) -> Splits:
-        """Sample the data of one seed.
+        """Sample the data for one seed.
 
         Args:
-            key: () PRNG key for the data of the seed. Derive one key per split from it, and `task_key` for
-                randomness that all splits and fresh batches share.
-            used: () int32; sample only from the first `used` tokens. None for all V tokens. Only passed if
+            key: () PRNG key for the data of this seed. Derive from it one key per split, and `task_key` for
+                randomness shared by all splits and fresh batches.
+            used: () int32; sample only from the first `used` tokens. None for all V tokens. Passed only if
                 `pads_vocabulary` is True.
 
         Returns:
-            Training data, with token statistics for bags of tokens; test and validation data, if any; and the
-            key data `task_key`, if something is shared.
+            Training data, with token statistics if they are bags of tokens; test and validation data, if any;
+            and `task_key`, if any randomness is shared.
         """
         raise NotImplementedError(f"{type(self).__name__}.draw")
 
 
 class SharedData(CommonData, frozen=True, kw_only=True):
-    """Base class of data that all seeds share, such as texts.
+    """Base class for data shared by all seeds, such as texts.
 
     For labelled texts, derive from `jaxattn.data.Source`.
     """
@@ -259,7 +262,7 @@ class SharedData(CommonData, frozen=True, kw_only=True):
     shared: ClassVar[bool] = True
 
     def load(self, progress: Progress = silent) -> Loaded:
-        """Read the data and the V token names on the host. Every call returns the same data."""
+        """Read the data and the names of the V tokens on the host. Every call returns the same data."""
         raise NotImplementedError(f"{type(self).__name__}.load")
 
 

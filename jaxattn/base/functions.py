@@ -1,8 +1,8 @@
-"""Settings classes built from functions, such as losses, starts, probes and figures.
+"""Settings classes built from functions, for losses, starts, probes, figures and other components.
 
-The keyword-only arguments of a function are its settings, and their annotations give types and ranges.
-`settings_class` builds the class from the signature, for built-in and custom functions. `declare` sets class
-attributes that the signature cannot express.
+The keyword-only arguments of a function are its settings, and their annotations define types and ranges.
+`settings_class` builds the class from the signature of a built-in or custom function. `declare` sets class
+attributes that a signature cannot express.
 """
 
 import functools
@@ -28,13 +28,13 @@ F = TypeVar("F", bound=Function)
 
 
 class OfFunction(Spec, frozen=True, kw_only=True):
-    """Common base of classes that are built from a function.
+    """Common base class of all classes that are built from a function.
 
     Attributes:
         function: the function.
         arguments: names of the settings.
-        not_settings: names of arguments that the class passes itself and that are therefore not settings.
-        check_settings: function of some of the settings, by name, that raises InputError if they are
+        not_settings: names of arguments that are not settings because the class supplies them.
+        check_settings: function that takes some of the settings by name and raises InputError if they are
             incompatible.
     """
 
@@ -44,7 +44,7 @@ class OfFunction(Spec, frozen=True, kw_only=True):
     check_settings: ClassVar[Function | None] = None
 
     def check(self, *context: Any) -> None:
-        """Raise InputError if the declared check rejects the settings."""
+        """Raise InputError if the function passed to `declare` as `check` rejects the settings."""
         self._check()
 
     def _check(self, **changed: Any) -> None:
@@ -60,20 +60,20 @@ class OfFunction(Spec, frozen=True, kw_only=True):
 
 
 class ModelOfFunction(OfFunction, Model[Any], frozen=True, kw_only=True):
-    """Model built from a function `(*, settings) -> model` with `init` and `outputs`."""
+    """Model built from a function `(*, settings) -> model`. The model has methods `init` and `outputs`."""
 
     def init(self, key: Array, like: Any, *, dtype: Any) -> Params:
-        """Sample the parameters of one seed."""
+        """Sample the parameters for one seed."""
         return self._call().init(key, like, dtype=dtype)
 
     def outputs(self, params: Params, data: Any) -> Array:
-        """Compute the outputs."""
+        """Compute the model's outputs."""
         found: Array = self._call().outputs(params, data)
         return found
 
 
 def model_class(function: Function, **attributes: Any) -> type[Any]:
-    """Return the settings class of a model function.
+    """Return the settings class for a function that returns a model.
 
     Raises:
         InputError: the function has an argument that is not a setting.
@@ -92,12 +92,12 @@ class LossOfFunction(OfFunction, Loss, frozen=True, kw_only=True):
     """Loss built from a function `(outputs, targets, *, settings) -> (n,)`."""
 
     def __call__(self, outputs: Array, targets: Array) -> Any:
-        """Compute the loss of every example."""
+        """Compute the loss of each example."""
         return self._call(outputs, targets)
 
 
 class StartOfFunction(OfFunction, Start, frozen=True, kw_only=True):
-    """Start built from a function `(key, drawn, *, settings) -> array like drawn`; `tokens` is optional."""
+    """Start built from a function `(key, drawn, *, [tokens,] settings) -> array like drawn`."""
 
     not_settings: ClassVar[frozenset[str]] = frozenset({"tokens"})
 
@@ -131,17 +131,17 @@ class FigureOfFunction(OfFunction, Figure, frozen=True, kw_only=True):
 
 
 def declare(*, check: Function | None = None, **attributes: Any) -> Callable[[F], F]:
-    """Return a decorator that declares attributes of the settings class of a function.
+    """Return a decorator that declares attributes of the settings class built from a function.
 
         @ja.declare(rotation_invariant=True)
         def scaled(key, drawn, *, scale: float): ...
 
     Args:
-        check: function of some of the settings, by name, that raises InputError if they are incompatible. A
-            study calls it before the run. For data with the setting `sequences`, it is called with the number
-            of examples of each split.
-        attributes: attributes of the base class, such as `coupled` for a loss. A function becomes a method,
-            and its first argument holds the settings.
+        check: function that takes some of the settings by name and raises InputError if they are
+            incompatible. A study calls `check` before the run. If the function samples data and has a
+            setting `sequences`, `check` is called with the number of examples in each split.
+        attributes: attributes of the base class, such as `coupled` for a loss. If the value is a
+            function, it becomes a method, and its first argument is the settings object.
     """
 
     def decorate(function: F) -> F:
@@ -155,7 +155,7 @@ def declare(*, check: Function | None = None, **attributes: Any) -> Callable[[F]
 
 @functools.cache
 def settings_class(function: Function, base: type[Any], name: str = "", **attributes: Any) -> type[Any]:
-    """Return the settings class of a function: the settings of a base and the keyword-only arguments.
+    """Return the settings class for a function: the settings of a base class plus the keyword-only arguments.
 
     Repeated calls return the same class.
 
@@ -167,7 +167,7 @@ def settings_class(function: Function, base: type[Any], name: str = "", **attrib
 
     Raises:
         InputError: an argument is not a setting, has no readable annotation, or has the same name as a
-            setting of the base; or a declared attribute does not exist in the base.
+            setting of the base class; or the base class lacks a declared attribute.
     """
     attributes |= getattr(function, "declared", {})
     for key in attributes:
@@ -182,7 +182,9 @@ def settings_class(function: Function, base: type[Any], name: str = "", **attrib
     rule = attributes.get("check_settings")
     for argument, needed in _parameters(rule).items() if rule else ():
         if argument not in arguments and needed.default is needed.empty:
-            raise InputError(f"declare: the check takes {argument!r}, which is not a setting; remove it")
+            raise InputError(
+                f"declare: check takes {argument!r}, which is not a setting; remove this argument"
+            )
     return msgspec.defstruct(
         name or function.__name__,
         fields,
@@ -219,10 +221,10 @@ def _fields(function: Function, not_settings: frozenset[str]) -> list[Any]:
 
 
 def hints_of(function: Function) -> dict[str, Any]:
-    """Return the annotations of a function.
+    """Return the type annotations of a function.
 
     Raises:
-        InputError: the annotations or the arguments cannot be read.
+        InputError: the annotations or arguments cannot be read.
     """
     try:
         _parameters(function)
@@ -230,11 +232,11 @@ def hints_of(function: Function) -> dict[str, Any]:
     except NameError as error:
         raise InputError(f"an annotation of {function.__name__} cannot be read: {error}") from None
     except TypeError as error:
-        raise InputError(f"its arguments cannot be read: {error}") from None
+        raise InputError(f"the arguments of the function cannot be read: {error}") from None
 
 
 def without_arrays(annotation: Any) -> Any:
-    """Remove array types from an annotation: `float | jax.Array` becomes float."""
+    """Remove array types from an annotation: `float | jax.Array` becomes `float`."""
     parts = typing.get_args(annotation)
     if typing.get_origin(annotation) is typing.Annotated:
         return typing.Annotated[without_arrays(parts[0]), *parts[1:]]
@@ -250,6 +252,6 @@ def _is_array(annotation: Any) -> bool:
 
 
 def as_default(value: Any) -> Any:
-    """Return a default value as msgspec requires it, with a factory that copies a mutable value."""
+    """Return a default value in the form that msgspec requires: a factory of copies if it is mutable."""
     mutable = isinstance(value, list | dict | set) and value
     return msgspec.field(default_factory=lambda: type(value)(value)) if mutable else value

@@ -1,4 +1,4 @@
-"""Base classes of models, losses and initial parameter values."""
+"""Base classes for models, losses and initial parameter values."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, Literal, Protocol, runtime_checkable
@@ -8,17 +8,17 @@ from jax import Array
 from jaxattn.base.data import D, Dataset
 from jaxattn.core.settings import Spec
 
-# Named arrays, in a dataclass, NamedTuple or dict.
+# Named arrays in a dataclass, NamedTuple or dict.
 Params = Any
 
 
 @runtime_checkable
 class LinearScores(Protocol):
-    """Linear scores a = Φ p of m tokens, with a corpus and token values, such as `jaxattn.theory.Scores`."""
+    """Linear scores a = Φ p of m tokens, with a corpus and token values, as in `jaxattn.theory.Scores`."""
 
     @property
     def keys(self) -> Any:
-        """Φ, (m, D)."""
+        """Keys Φ, (m, D)."""
 
     @property
     def corpus(self) -> Any:
@@ -26,21 +26,21 @@ class LinearScores(Protocol):
 
     @property
     def values(self) -> Any:
-        """γ, (m,) for two classes and (m, K) for K > 2; None if only the scores are used."""
+        """Token values γ, (m,) for two classes and (m, K) for K > 2; None if only the scores are needed."""
 
 
 class Model(Spec, Generic[D], frozen=True, kw_only=True):
-    """Base class of models: functions of data, with named parameters in a pytree of arrays.
+    """Base class for models: functions of data and of named parameters, which form a pytree of arrays.
 
     Attributes:
         takes: type of data that the model accepts; other types are rejected before compilation.
         parameters: names of the parameters, so that wrong names are reported early; () if unknown.
         token_rows: names of the parameters with one row per token, so that one program can sweep V.
-        attends_to_tokens: True if the scores are those of the softmax over the tokens of a sequence.
-        cuts_batches: True if a minibatch step builds a new corpus from the sequences of the batch, for models
-            that are more expensive to evaluate on the whole corpus.
-        linear_in: name of the parameter that `scores` is linear in; None for a model without `scores`.
-        is_one_layer: True for the one-layer model of the theory, with scores E·p, values E·v and the
+        attends_to_tokens: True if attention is a softmax of the scores over the tokens of a sequence.
+        cuts_batches: True if a minibatch step builds a new corpus from the sequences in the batch. Use it
+            if this is cheaper than evaluating the model on the whole corpus.
+        linear_in: name of the parameter in which `scores` is linear; None for a model without `scores`.
+        is_one_layer: True for the one-layer model of the theory: scores E·p, values E·v, and the
             attention-weighted mean of the values as output.
         dim: embedding dimension d.
     """
@@ -54,7 +54,7 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
 
     @property
     def linear_in(self) -> str | None:
-        """Name of the parameter that `scores` is linear in, if any."""
+        """Name of the parameter in which `scores` is linear, or None."""
         return None
 
     @property
@@ -69,123 +69,123 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
 
     @property
     def has_scores(self) -> bool:
-        """True if tokens have scores and values, which token tables, figures and probes require."""
+        """True if tokens have scores and values. Token tables, and some figures and probes, require this."""
         return type(self).scores_and_values is not Model.scores_and_values
 
     @property
     def has_heads(self) -> bool:
-        """True if the attention is a softmax over the scores of several heads or queries."""
+        """True if the attention is a softmax of scores from several heads or queries."""
         return type(self).head_scores is not Model.head_scores
 
     @property
     def shows_attention(self) -> bool:
-        """True if the model can return its attention over the tokens of each example."""
+        """True if the model can return the attention over the tokens of each example."""
         return type(self).attention is not Model.attention
 
     def init(self, key: Array, like: D, *, dtype: Any) -> Params:
-        """Sample the parameters of one seed.
+        """Sample the parameters for one seed.
 
         Args:
             key: () PRNG key.
-            like: the training data. Use only shapes and sizes, such as V and K of a corpus.
+            like: the training data. Only shapes and sizes may be used, such as V and K of a corpus.
             dtype: dtype of the parameters.
         """
         raise NotImplementedError(f"{type(self).__name__}.init")
 
     def outputs(self, params: Params, data: D) -> Array:
-        """Compute the outputs, the first argument of the loss.
+        """Compute the outputs, which are the first argument of the loss.
 
         Args:
             params: parameters, as returned by `init`.
             data: n examples.
 
         Returns:
-            (n, ...) of the parameters' dtype: f (n,) for two classes, (n, K) for more.
+            (n, ...) in the dtype of the parameters: f, (n,) for two classes and (n, K) for more.
         """
         raise NotImplementedError(f"{type(self).__name__}.outputs")
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
-        """Compute token scores a, (V,), and values γ, (V,) or (V, K). Implementing this is optional."""
+        """Compute token scores a, (V,), and values γ, (V,) or (V, K). This method is optional."""
         raise NotImplementedError(f"{type(self).__name__}.scores_and_values")
 
     def head_scores(self, params: Params) -> Array:
-        """Compute the token scores of each head or query, (H, V). Implementing this is optional."""
+        """Compute the token scores of each head or query, (H, V). This method is optional."""
         raise NotImplementedError(f"{type(self).__name__}.head_scores")
 
     def attention(self, params: Params, data: D) -> Array:
-        """Compute the attention over the tokens of each example. Implementing this is optional.
+        """Compute the attention over the tokens of each example. This method is optional.
 
         Args:
             params: parameters, as returned by `init`.
             data: n examples.
 
         Returns:
-            (n, ..., T): the attention of one query, or of several heads and queries. Rows of NaN mark
-            positions that are not queries, such as padding.
+            (n, ..., T): the attention for one query, or for several heads and queries. Positions that are not
+            queries, such as padding, have rows of NaN.
         """
         raise NotImplementedError(f"{type(self).__name__}.attention")
 
     def scores(self, params: Params, data: D) -> LinearScores:
-        """Return scores a = Φ p; p is the flattened parameter `linear_in`. Implementing this is optional.
+        """Return scores a = Φ p, where p is the flattened parameter `linear_in`. This method is optional.
 
         Args:
             params: parameters, as returned by `init`.
             data: n examples.
 
         Returns:
-            Keys, corpus and values, such as a `jaxattn.theory.Scores`.
+            Keys, corpus and values, for example as a `jaxattn.theory.Scores`.
         """
         raise NotImplementedError(f"{type(self).__name__}.scores")
 
     def in_span(self) -> "Model[D]":
-        """Return the model in coordinates of the span of its parameters if it has any, otherwise itself."""
+        """Return the model with parameters in coordinates of their span, or unchanged if unsupported."""
         return self
 
 
 class Loss(Spec, frozen=True, kw_only=True):
-    """Base class of losses. A study minimises the mean over examples, or one number per batch.
+    """Base class for losses. A study minimises the mean over examples, or one number per batch if `coupled`.
 
     Attributes:
-        coupled: True if the loss is one number for a whole batch, as contrastive and ranking losses are. A
-            minibatch step is then computed only on the examples of the batch.
+        coupled: True if the loss is a single number for a whole batch, as in contrastive and ranking losses.
+            A minibatch step then uses only the examples in the batch.
     """
 
     coupled: ClassVar[bool] = False
 
     @property
     def is_logistic(self) -> bool:
-        """True for the logistic loss of two classes without label smoothing."""
+        """True for the two-class logistic loss without label smoothing."""
         return False
 
     def skip_reason(self, outputs: Array, data: Dataset) -> str | None:
-        """Return the reason why the loss cannot be used with these outputs and targets, or None if it can."""
+        """Return why the loss cannot be used with these outputs and targets, or None if it can be used."""
         return None
 
     def __call__(self, outputs: Array, targets: Array) -> Array:
-        """Compute the loss of every example.
+        """Compute the loss of each example.
 
         Args:
-            outputs: (n, ...); outputs of the model, f (n,) for two classes, (n, K) for more.
-            targets: (n, ...); two classes are -1 and +1, and K > 2 classes are 0 .. K-1.
+            outputs: (n, ...); outputs of the model: f, (n,) for two classes and (n, K) for more.
+            targets: (n, ...); labels -1 and +1 for two classes, 0 to K-1 for K > 2 classes.
 
         Returns:
-            (n,) of the outputs' dtype; () if the loss is `coupled`.
+            (n,) in the dtype of the outputs; () if the loss is `coupled`.
         """
         raise NotImplementedError(f"{type(self).__name__}.__call__")
 
 
 class Start(Spec, frozen=True, kw_only=True):
-    """Initial value of one parameter, instead of the one sampled by the model.
+    """Initial value of one parameter, used instead of the value sampled by the model.
 
     Attributes:
-        rotation_invariant: True if the function commutes with rotations of R^d and may run in span
+        rotation_invariant: True if the function commutes with rotations of R^d, so that it may run in span
             coordinates.
     """
 
     rotation_invariant: ClassVar[bool] = False
 
     def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Array:
-        """Return the initial value of a parameter.
+        """Return the initial value of one parameter.
 
         Args:
             key: () PRNG key, different for each seed and parameter.

@@ -1,4 +1,4 @@
-"""Training phases: the trained parameters, the dynamics and the length."""
+"""Base class for training phases: the trained parameters, the dynamics and the number of steps."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -17,13 +17,13 @@ from jaxattn.core.settings import Spec
 
 
 class Task(NamedTuple):
-    """Model, loss and data of one seed.
+    """Model, loss and data for one seed.
 
     Attributes:
         model: the model.
-        loss: per-example loss, (outputs, targets) -> (n,), or loss of a batch.
-        data: training, validation and test data of one seed.
-        fresh: function (key, examples=number) that samples new training data, or None.
+        loss: per-example loss, (outputs, targets) -> (n,), or a loss for the whole batch.
+        data: training, validation and test data for one seed.
+        fresh: function (key, examples) that samples new training data, or None.
     """
 
     model: Model[Any]
@@ -40,9 +40,9 @@ class State:
         params: the model's parameters.
         optimizer: optax state.
         step: () int32; number of steps taken.
-        failed_at: () int32; the first step with a non-finite loss or gradient, or -1. Gradients of matrices
-            are not checked, because they would make the loss of the next step non-finite.
-        key: (2,) uint32; key data for sampling minibatches; None for the full batch.
+        failed_at: () int32; first step with a non-finite loss or gradient, or -1. Gradients of matrices are
+            not checked, because a non-finite entry would make the next step's loss non-finite.
+        key: (2,) uint32; key data for sampling minibatches; None for full-batch training.
     """
 
     params: Leaf
@@ -53,12 +53,12 @@ class State:
 
 
 class Goal(NamedTuple):
-    """Target of a phase for which progress is not measured in steps.
+    """Target value of a metric, for a phase whose progress is not measured in steps.
 
     Attributes:
-        metric: the metric that approaches the target, from `Phase.metrics`.
+        metric: name of the metric in `Phase.metrics` that approaches the target.
         label: printed name of the metric.
-        value: value at which the phase ends.
+        value: value of the metric at which the phase ends.
     """
 
     metric: str
@@ -67,27 +67,26 @@ class Goal(NamedTuple):
 
 
 class Phase(Spec, frozen=True, kw_only=True):
-    """Base class of training phases: pure functions for one seed.
+    """Base class for training phases: pure functions for one seed.
 
     Subclasses define `train`, `steps`, and either `step`, which `advance` repeats, or `init` and `advance`. A
     state is a pytree, such as `State`, with at least `params`, `step` and `failed_at`.
 
     Attributes:
         name: name of the phase in tables and figures.
-        train: names or patterns of the trained parameters, such as `head.*`, or parts of the model, such as
+        train: names or patterns of the trained parameters, such as `head.*`, or names of submodules, such as
             `head`.
         steps: number of steps.
-        failure: reason that is recorded for a failed seed.
+        failure: reason recorded for a failed seed.
         dtype: dtype of the state in every study; None for the dtype of the study.
-        seeds_per_core: number of seeds that a CPU core computes at a time; None for as many as its cache
-            holds.
-        refines: metrics of standard probes that the phase's own metrics replace, because they have more
-            digits.
-        one_step: True for one full gradient step of `step_size`, which the one-step law describes.
-        batch_size: number of examples in a step; None for all.
-        end_key: setting by which the steps depend on the end of the phase, which can then not be extended to
-            more steps after it was run; "" if none.
-        is_random: True if the phase uses random numbers, such as for minibatches.
+        seeds_per_core: number of seeds that a CPU core computes at a time; None for as many as fit in its
+            cache.
+        refines: metrics of standard probes that the phase replaces with more precise metrics of its own.
+        one_step: True for a single full gradient step of size `step_size`, as described by the one-step law.
+        batch_size: number of examples per step; None for all.
+        end_key: name of the setting through which every step depends on the end of the phase, so that a
+            finished phase cannot be extended; "" if there is no such setting.
+        is_random: True if the phase uses random numbers, for example to sample minibatches.
         rotation_invariant: True if the phase commutes with rotations of R^d, so that it can run in span
             coordinates.
     """
@@ -123,12 +122,12 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     @property
     def end_key(self) -> str:
-        """Setting by which the steps depend on the end of the phase; "" if none."""
+        """Setting through which every step depends on the end of the phase; "" if there is none."""
         return ""
 
     @property
     def is_random(self) -> bool:
-        """True if the phase uses random numbers; by default, if it defines `init`, which gets a key."""
+        """True if the phase uses random numbers. Default: True if it defines `init`, which takes a key."""
         return type(self).init is not Phase.init
 
     @property
@@ -138,44 +137,44 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     @property
     def goal(self) -> Goal | None:
-        """Target of a phase with steps of unequal duration, for which no end is predicted; or None."""
+        """Target of a phase whose end cannot be predicted in steps; None for other phases."""
         return None
 
     def probe_steps(self, per_decade: int) -> list[int]:
-        """Return the measurement steps in ascending order, including step 0 and the last step."""
+        """Return the steps at which to measure, in ascending order, including step 0 and the last step."""
         return log_spaced(self.steps, per_decade)
 
     def init(self, task: Task, params: Any, key: Array) -> Any:
         """Return the initial state of the phase.
 
         Args:
-            task: the model, the loss and the data of one seed.
+            task: the model, the loss and the data for one seed.
             params: the final parameters of the previous phase.
-            key: () PRNG key for the phase. Store it in the state if it is used.
+            key: () PRNG key for the phase. Store it in the state if the phase uses random numbers.
         """
         zero = jnp.zeros((), jnp.int32)
         return State(params, (), zero, zero - 1)
 
     def step(self, task: Task, state: Any) -> Any:
-        """Take one step. The new state has the same structure, shapes and dtypes."""
+        """Take one step. The new state must have the same structure, shapes and dtypes as `state`."""
         raise NotImplementedError(f"{type(self).__name__}.step")
 
     def advance(self, task: Task, state: Any, steps: int | Array) -> Any:
-        """Take `steps` steps, which may be traced. Taking k and then l steps must equal k + l steps."""
+        """Take `steps` steps, possibly traced. Taking k and then l steps must equal taking k + l steps."""
         return jax.lax.fori_loop(0, steps, lambda _, here: self.step(task, here), state)
 
     def parameter(self, state: Any, name: str) -> Array:
-        """Return a parameter in its full precision."""
+        """Return a parameter at full precision."""
         found: Array = pytrees.get(state.params, name)
         return found
 
     def metrics(self, state: Any) -> dict[str, Array]:
-        """Return metrics that can be read from the state: scalars, by name."""
+        """Return the metrics that are stored in the state, as scalars by name."""
         return {"evaluations": state.step}
 
 
 def log_spaced(steps: int, per_decade: int) -> list[int]:
-    """Return log-spaced measurement steps, including 0 and the last step."""
+    """Return log-spaced steps at which to measure, including 0 and the last step."""
     count = int(np.ceil(np.log10(max(steps, 1)) * per_decade)) + 1
     spaced = np.unique(np.rint(np.geomspace(1, steps, count)).astype(int))
     return sorted({0, *spaced.tolist(), steps})

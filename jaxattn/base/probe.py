@@ -1,4 +1,4 @@
-"""Base classes of figures, and of probes, which measure during and after training."""
+"""Base classes for figures and for probes, which record measurements during and after training."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -27,13 +27,13 @@ class Columns(NamedTuple):
 
 
 class ProbeContext:
-    """Argument of a probe: the parameters of one seed at one step, with the model, loss, data and phase.
+    """Argument of a probe: the parameters for one seed at one step, with the model, loss, data and phase.
 
     Attributes:
         params: the model's parameters.
         model: the model.
-        loss: per-example loss, (outputs, targets) -> (n,), or loss of a batch.
-        data: the training, test and validation data of the seed.
+        loss: per-example loss, (outputs, targets) -> (n,), or a loss for the whole batch.
+        data: the training, test and validation data for the seed.
         phase: the current phase.
         memory: return value of `Probe.remember` at the start of the phase.
         sample: number of examples per split for losses and gradients; None for all.
@@ -56,29 +56,29 @@ class ProbeContext:
 
     @property
     def train(self) -> Sequence[str]:
-        """Names of the parameters that the phase trains."""
+        """Names of the parameters trained by the phase."""
         return tuple(selected(self.params, self.phase.train))
 
     @cached_property
     def scores_and_values(self) -> tuple[Array, Array]:
-        """Scores (V,) and values (V,) or (V, K) of the model."""
+        """Scores (V,) and values (V,) or (V, K) from the model."""
         return self.model.scores_and_values(self.params)
 
     @cached_property
     def columns(self) -> Columns:
-        """Scores and values, with shape (V, C)."""
+        """Scores and values, (V, C) each."""
         scores, values = self.scores_and_values
         values = values[:, None] if values.ndim == 1 else values
         return Columns(jnp.broadcast_to(scores[:, None], values.shape), values)
 
     @cached_property
     def sampled(self) -> Splits:
-        """Data for losses, accuracies and gradients: at most `sample` examples of each split."""
+        """Splits used for losses, accuracies and gradients, with at most `sample` examples each."""
         return self.data.sampled(self.sample)
 
     @cached_property
     def loss_and_gradients(self) -> tuple[Array, dict[str, Array]]:
-        """Training loss and its gradients with respect to the trained parameters."""
+        """Training loss, and its gradients with respect to the trained parameters."""
         data = self.sampled.train
 
         def loss(params: Params) -> Array:
@@ -87,24 +87,24 @@ class ProbeContext:
         return gradients_by_name(loss, self.params, self.train)
 
     def outputs(self, data: Dataset) -> Array:
-        """Return the outputs of the model on some data."""
+        """Return the model's outputs on the given data."""
         if id(data) not in self._outputs:
             self._outputs[id(data)] = self.model.outputs(self.params, data)
         return self._outputs[id(data)]
 
     def with_memory(self, memory: Any) -> "ProbeContext":
-        """Return a copy with another memory. It shares all cached values."""
+        """Return a copy of the context with a different memory. The copy reuses all cached values."""
         other = object.__new__(ProbeContext)
         other.__dict__ = self.__dict__ | {"memory": memory}
         return other
 
 
 class Measurement(Spec, frozen=True, kw_only=True):
-    """Common base of `Probe` and `PhaseProbe`; derive from one of these two.
+    """Common base class of `Probe` and `PhaseProbe`. Derive from one of these two instead.
 
     Attributes:
-        labels: printed names of the metrics, by metric.
-        scales: scales of the metrics, by metric; linear and unbounded by default.
+        labels: printed name of each metric.
+        scales: scale of each metric; linear and unbounded by default.
         rotation_invariant: True if the metrics are the same in span coordinates.
     """
 
@@ -113,31 +113,30 @@ class Measurement(Spec, frozen=True, kw_only=True):
     rotation_invariant: ClassVar[bool] = False
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return the reason why the probe does not apply to a phase, which the plan shows, or None if it
-        applies.
+        """Return why the probe does not apply to a phase, as shown in the plan, or None if it applies.
 
         Args:
-            task: the model, the loss, and the data of one or many seeds. Use only types and static sizes of
-                the data, not shapes.
+            task: the model, the loss, and the data for one or many seeds. Only types and static sizes of the
+                data may be used, not shapes.
             phase: the phase.
 
         Returns:
-            The missing requirement, such as "requires targets that are classes".
+            The missing requirement, such as "requires targets that are classes", or None.
         """
         return None
 
 
 class Probe(Measurement, frozen=True, kw_only=True):
-    """Base class of probes that measure at individual steps.
+    """Base class for probes that measure at individual steps.
 
     Attributes:
-        from_step: first step of a phase at which the metrics exist.
+        from_step: first step of a phase at which the metrics are available.
     """
 
     from_step: ClassVar[int] = 0
 
     def remember(self, params: Any) -> Any:
-        """Return a value for `measure` to read from `context.memory` during the phase, or None."""
+        """Return a value that `measure` can access as `context.memory` during the phase, or None."""
         return None
 
     def measure(self, context: ProbeContext) -> Mapping[str, Array]:
@@ -145,16 +144,16 @@ class Probe(Measurement, frozen=True, kw_only=True):
 
         Args:
             context: a `jaxattn.lab.probes.ProbeContext`: parameters, model, loss, data, phase, and derived
-                quantities that all probes share.
+                quantities shared by all probes.
 
         Returns:
-            Scalars (), or vectors (m,), by metric name. Names must be unique among all probes.
+            Scalars (), or vectors (m,), by metric name. Names must be unique across all probes.
         """
         raise NotImplementedError(f"{type(self).__name__}.measure")
 
 
 class PhaseProbe(Measurement, frozen=True, kw_only=True):
-    """Base class of probes that measure a whole phase after it ends.
+    """Base class for probes that measure a whole phase after it ends.
 
     Attributes:
         metrics: names of the metrics.
@@ -172,23 +171,23 @@ class PhaseProbe(Measurement, frozen=True, kw_only=True):
     def conclude(
         self, history: np.ndarray, params: Params, model: Model[Any], loaded: Loaded
     ) -> tuple[Metrics, Metrics]:
-        """Compute the metrics of all seeds on the host.
+        """Compute the metrics for all seeds on the host.
 
         Args:
             history: (S, k, ...) float64; return values of `observe` for S seeds at k probe steps.
-            params: the final parameters, with a leading axis of seeds.
+            params: the final parameters, with a leading seed axis.
             model: the model.
-            loaded: the data, shared by all seeds or one set per seed.
+            loaded: the data, either shared by all seeds or separate for each seed.
 
         Returns:
-            Two dictionaries by metric name: values at every probe step, (S, k), and values for the whole
-            phase, (S,).
+            Two dictionaries keyed by metric name: values at every probe step, (S, k), and values for the
+            whole phase, (S,).
         """
         raise NotImplementedError(f"{type(self).__name__}.conclude")
 
 
 def concluded(probe: PhaseProbe, found: Any, seeds: int, points: int) -> tuple[Metrics, Metrics]:
-    """Validate the two dictionaries returned by `PhaseProbe.conclude`, and convert their values to arrays.
+    """Validate the pair of dictionaries returned by `PhaseProbe.conclude` and convert their values to arrays.
 
     Args:
         probe: the probe.
@@ -197,14 +196,14 @@ def concluded(probe: PhaseProbe, found: Any, seeds: int, points: int) -> tuple[M
         points: number of probe steps k.
 
     Raises:
-        InputError: `found` is not a pair of dictionaries with values (S, k) and (S,), or has undeclared
-            metrics.
+        InputError: `found` is not a pair of dictionaries with values of shape (S, k) and (S,), or contains
+            undeclared metrics.
     """
     name = f"{probe.kind or type(probe).__name__}.conclude"
     if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(x, Mapping) for x in found)):
         raise InputError(
-            f"{name} returns {shown(found)}; expected two dictionaries, with (S, k) values at the "
-            "probe steps and (S,) values for the whole phase"
+            f"{name} returns {shown(found)}; expected two dictionaries, with values (S, k) at the "
+            "probe steps and values (S,) for the whole phase"
         )
     wanted = (seeds, points), (seeds,)
     if others := {metric for part in found for metric in part} - set(probe.metrics):
@@ -222,7 +221,7 @@ def concluded(probe: PhaseProbe, found: Any, seeds: int, points: int) -> tuple[M
 
 
 class Figure(Spec, frozen=True, kw_only=True):
-    """Base class of figures of a finished run, drawn on the host."""
+    """Base class for figures, which are drawn on the host from the results of a finished run."""
 
     def __call__(self, results: Any) -> Any:
         """Draw the figure.
@@ -231,7 +230,7 @@ class Figure(Spec, frozen=True, kw_only=True):
             results: a `jaxattn.Results`.
 
         Returns:
-            A matplotlib figure, named after the class and captioned with the first line of its docstring; or
-            a `jaxattn.lab.results.drawn.RenderedFigure` with a custom name and caption.
+            A matplotlib figure, which is named after the class and captioned with the first line of its
+            docstring; or a `jaxattn.lab.results.drawn.RenderedFigure` with a custom name and caption.
         """
         raise NotImplementedError(f"{type(self).__name__}.__call__")

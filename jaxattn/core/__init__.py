@@ -1,1 +1,1 @@
-"""Utilities that all subpackages share: errors, settings, named parameters, mapping and the backend."""
+"""Utilities shared by all subpackages: errors, settings, named parameters, parallel maps and devices."""

@@ -1,4 +1,4 @@
-"""Compilation devices, and the JAX options that all studies use."""
+"""Devices for which programs are compiled, and the JAX options used by all studies."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -10,11 +10,11 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-# Platforms on which float64 has the exponent range of float32 and matrix factorisations are missing.
+# Platforms whose float64 has only the exponent range of float32 and does not support matrix factorisations.
 WITHOUT_FLOAT64 = ("tpu",)
 
-# Fixed values of JAX options that change numbers or raise errors in correct programs. JAX also reads them
-# from environment variables such as JAX_DEFAULT_PRNG_IMPL.
+# JAX options pinned to the values that studies require; other values could change results or make correct
+# programs fail. JAX also reads these options from environment variables, such as JAX_DEFAULT_PRNG_IMPL.
 PINNED: Mapping[str, Any] = {
     "jax_default_prng_impl": "threefry2x32",
     "jax_threefry_partitionable": True,
@@ -39,9 +39,10 @@ _CHOSEN: ContextVar[tuple[Any, ...] | None] = ContextVar("devices", default=None
 
 @contextmanager
 def made_for(devices: Sequence[Any]) -> Iterator[None]:
-    """Compile programs for the given devices, which may be descriptions of a chip that is not available.
+    """Compile programs for the given devices, which may be descriptions of an unavailable chip.
 
-    Functions that were traced before keep their devices, so compile for an absent chip in a separate process.
+    Functions that have already been traced keep their devices, so use a separate process to compile for an
+    unavailable chip.
     """
     token = _CHOSEN.set(tuple(devices))
     try:
@@ -51,25 +52,25 @@ def made_for(devices: Sequence[Any]) -> Iterator[None]:
 
 
 def local_devices() -> Sequence[Any]:
-    """Return the devices that programs are compiled for."""
+    """Return the devices for which programs are compiled."""
     return _CHOSEN.get() or jax.local_devices()
 
 
 @cache
 def mesh_of(devices: tuple[Any, ...]) -> Mesh:
     """Return a one-dimensional mesh of devices."""
-    # `jax.make_mesh` would require a rectangle of TPU chips.
+    # `jax.make_mesh` would require TPU chips to be arranged in a rectangle.
     return Mesh(np.array(devices), ("lanes",), axis_types=(AxisType.Auto,))
 
 
 def platform() -> str:
-    """Return the platform that programs are compiled for: "cpu", "gpu" or "tpu"."""
+    """Return the platform for which programs are compiled: "cpu", "gpu" or "tpu"."""
     chosen = _CHOSEN.get()
     return jax.default_backend() if chosen is None else chosen[0].platform
 
 
 def are_described() -> bool:
-    """Return True if the devices are only descriptions: programs can be compiled for them, but not run."""
+    """Return True if the devices are only descriptions, so that programs can be compiled but not run."""
     chosen = _CHOSEN.get()
     return chosen is not None and chosen[0].client.runtime_type == "compile_only_runtime"
 
@@ -80,13 +81,13 @@ def has_host() -> bool:
 
 
 def is_host() -> bool:
-    """Return True if programs are compiled for the host's CPU even though the process has an accelerator."""
+    """Return True if programs are compiled for the host's CPU although the process has an accelerator."""
     return has_host() and platform() == "cpu"
 
 
 @contextmanager
 def pinned() -> Iterator[None]:
-    """Compute with the options of `PINNED`, regardless of the environment and the caller's settings."""
+    """Pin the JAX options to `PINNED`, regardless of the environment and of the caller's options."""
     with ExitStack() as stack:
         for name, value in PINNED.items():
             stack.enter_context(_option(name, value))
@@ -110,7 +111,7 @@ def _updated(name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def float64() -> Iterator[None]:
-    """Compute in float64 with the options of `PINNED`, on the host's CPU if the devices do not support it."""
+    """Compute in float64 with the options in `PINNED`, on the host's CPU if the devices lack float64."""
     with ExitStack() as stack:
         stack.enter_context(pinned())
         stack.enter_context(jax.enable_x64(True))
@@ -123,7 +124,7 @@ def float64() -> Iterator[None]:
 
 @contextmanager
 def precision(dtype: str) -> Iterator[None]:
-    """Compute in the dtype of the study, with full-precision matrix products and the options of `PINNED`."""
+    """Compute in the study's dtype, with full-precision matrix products and the options in `PINNED`."""
     double = dtype == "float64"
     with pinned(), float64() if double else jax.enable_x64(False), jax.default_matmul_precision("highest"):
         yield

@@ -1,4 +1,4 @@
-"""Error classes, and helpers for one-line error messages that give the location and the remedy."""
+"""Error classes, and helpers for one-line error messages that state the location and the remedy."""
 
 import difflib
 import itertools
@@ -10,9 +10,9 @@ from typing import Any
 
 
 def plain(text: str) -> str:
-    """Escape line breaks and control characters, so that a text prints as one line.
+    """Escape line breaks and control characters, so that a string prints on one line.
 
-    All output passes through this function, because names from users and results folders may contain any
+    Apply this function to all output, because names from users and results folders may contain any
     character.
     """
     if text.isprintable():
@@ -34,14 +34,14 @@ class RunError(_OneLine, RuntimeError):
 
 
 class UserCodeError(RunError):
-    """Exception raised in the user's code, with the original exception as its cause."""
+    """Exception raised in the user's code. The original exception is its cause."""
 
     def __init__(self, message: str, files: frozenset[str] = frozenset()) -> None:
         super().__init__(message)
         self.files = files
 
     def below(self, place: str) -> "UserCodeError":
-        """Return a copy of the error, with the same cause, that prepends a location to the message."""
+        """Return a copy of the error with a location prepended to its message. The cause is not copied."""
         return UserCodeError(f"{place}: {self}", self.files)
 
     @property
@@ -51,7 +51,7 @@ class UserCodeError(RunError):
         if cause is None:
             return ""
         every = traceback.extract_tb(cause.__traceback__)
-        # A syntax error has no frame in the user's code, but it already shows the line.
+        # A syntax error has no frame in the user's code, but its message already shows the line.
         frames = [frame for frame in every if not frame.filename.startswith("<frozen ")]
         own = [frame for frame in frames if frame.filename in self.files]
         if not (own or isinstance(cause, SyntaxError)):
@@ -73,7 +73,7 @@ _REMEDIES = {
 
 
 def remedy(error: BaseException) -> str:
-    """Return "; REMEDY" for a JAX tracing error or a misspelt setting, and "" for other exceptions."""
+    """Return "; " and a remedy for a JAX tracing error or a misspelt setting, or "" for other errors."""
     if misspelt := re.fullmatch(r"Unexpected keyword argument ('\w+')", str(error)):
         return f"; there is no setting {misspelt[1]}, check its spelling"
     words = _REMEDIES.get(type(error).__name__)
@@ -81,7 +81,7 @@ def remedy(error: BaseException) -> str:
 
 
 def in_user_code(error: BaseException, files: frozenset[str], place: str) -> UserCodeError | None:
-    """Return an exception raised in the user's code as a `UserCodeError`, and None for any other."""
+    """Return a `UserCodeError` for an exception raised in the user's code, or None for other exceptions."""
     own = [step for step in traceback.walk_tb(error.__traceback__) if step[0].f_code.co_filename in files]
     if not own or isinstance(error, InputError | RunError):
         return None
@@ -95,7 +95,7 @@ def in_user_code(error: BaseException, files: frozenset[str], place: str) -> Use
 
 @contextmanager
 def from_user_code(files: frozenset[str], place: str) -> Iterator[None]:
-    """Convert exceptions raised in the user's code with `in_user_code`; re-raise all others unchanged."""
+    """Convert exceptions raised in the user's code to `UserCodeError`; re-raise all others unchanged."""
     try:
         yield
     except Exception as error:
@@ -106,7 +106,7 @@ def from_user_code(files: frozenset[str], place: str) -> Iterator[None]:
 
 @contextmanager
 def writing(place: object, remedy: str = "") -> Iterator[None]:
-    """Convert an OSError into a RunError that gives the location and the remedy."""
+    """Convert an OSError into a RunError that names the file or folder and states a remedy."""
     try:
         yield
     except OSError as error:
@@ -120,7 +120,7 @@ def shown(value: object) -> str:
 
 
 class at:
-    """Context manager that prefixes the message of an InputError or UserCodeError with its location."""
+    """Context manager that prepends a location to the message of an InputError or UserCodeError."""
 
     def __init__(self, place: str) -> None:
         self.place = place
@@ -129,7 +129,7 @@ class at:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Re-raise the error with its location."""
+        """Re-raise the error with its location prepended to the message."""
         if isinstance(error, InputError) and self.place:
             raise InputError(f"{self.place}: {error}") from None
         if isinstance(error, UserCodeError) and self.place:
@@ -145,16 +145,16 @@ def explain(
     patterns: Mapping[str, str] = {},
     required: Iterable[str] = (),
 ) -> str:
-    """Rewrite a validation message from msgspec, with the key first, then the fault and the remedy.
+    """Rewrite a validation message from msgspec so that the key comes first, then the fault and the remedy.
 
     Args:
         message: the message from msgspec.
         place: key of the settings in the sweep file.
-        values: the settings; a value that is out of bounds appears in the message.
-        keys: valid keys; the one closest to an unknown key is suggested.
-        choices: valid values, for keys that have a fixed set of them.
+        values: the settings; the message shows a value that is out of bounds.
+        keys: valid keys; the message suggests the closest one for an unknown key.
+        choices: valid values of each key that has a fixed set of values.
         patterns: descriptions of the patterns that values must match, by key.
-        required: required keys; one message lists all missing ones.
+        required: required keys; if several are missing, one message lists all of them.
     """
     text, _, inner = message.partition(" - at `$")
     inner = inner.rstrip("`").lstrip(".")
@@ -180,19 +180,25 @@ def explain(
 
 
 def nearest(given: str, known: Iterable[str]) -> str:
-    """Suggest the closest valid name, or list all valid names."""
+    """Return "; did you mean ..." if a known name is similar, otherwise "; known: ..." with all known names.
+
+    Return "" if no names are known.
+    """
     known = list(known)
     near = difflib.get_close_matches(given, known, 1, cutoff=0.4)
     return f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}" if known else ""
 
 
 def counted(number: int, word: str) -> str:
-    """Format a count with its noun in singular or plural, such as "1 cell" or "2 batches"."""
+    """Format a count and its noun, in the singular or plural, such as "1 cell" or "2 batches"."""
     return f"{number} {word if number == 1 else word + ('es' if word.endswith('ch') else 's')}"
 
 
 def _given(values: Any, inner: str) -> str:
-    """Return ", got VALUE" for a path such as "labels[0]"; "" for "axes[...]", which has several values."""
+    """Return ", got VALUE" for the value at a path such as "labels[0]".
+
+    Return "" for a path that matches several values, such as "axes[...]".
+    """
     for name, number in re.findall(r"([^.\[\]]+)|\[(\d+|\.\.\.)\]", inner):
         if number == "...":
             return ""
@@ -201,7 +207,7 @@ def _given(values: Any, inner: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Join names with commas in one line; at most the first twenty are listed."""
+    """Join the first twenty names with commas, adding "..." if there are more; "none" if there are none."""
     first = [f"{name:.40}" for name in itertools.islice(names, 21)]
     first[20:] = ["..."] * len(first[20:])
     return " ".join(", ".join(first).split()) or "none"

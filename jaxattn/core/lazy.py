@@ -1,6 +1,6 @@
 """Lazy imports of a package's public names, because importing JAX and the whole package takes seconds.
 
-Type checkers read the same imports below `if TYPE_CHECKING`.
+Type checkers read the same imports from the `if TYPE_CHECKING` block.
 """
 
 import importlib
@@ -13,12 +13,12 @@ from jaxattn.core.moved import hint
 def lazy(
     package: str, names: Mapping[str, str], modules: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the functions `__getattr__` and `__dir__` of a package.
+    """Return the functions `__getattr__` and `__dir__` for a package.
 
     Args:
         package: full name of the package.
-        names: module of each public name.
-        modules: full name of each public module.
+        names: for each public name, the module that defines it.
+        modules: for each public module, its full name.
     """
 
     def find(name: str) -> Any:

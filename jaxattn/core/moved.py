@@ -1,24 +1,24 @@
-"""Names that moved in version 0.3, with their new locations, for the error messages of the old names."""
+"""Names that moved in version 0.3 and their new locations, for error messages about the old names."""
 
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-# Commands and command-line options.
+# Commands and command-line options that moved, with their replacements.
 COMMANDS = {
     "bench": "a script of the repository: python benchmarks/bench.py --out FILE",
     "cite": "a page of the documentation: docs/howto/cite.md, with BibTeX entries in docs/howto/jaxattn.bib",
     "plan --target": "a script of the repository: python benchmarks/chips/plan.py SWEEP --target CHIP",
     "reproduce --book": "the first argument: jaxattn reproduce BOOK",
 }
-# Keys of item.toml, with the tables that replace them.
+# Keys of item.toml that moved, with the tables that replace them.
 KEYS = {
     "measure": "[[measures]]",
     "criteria": "[measures.criteria]",
     "needs": "needs below [[measures]]",
 }
-# Full names of modules. Their submodules moved with them.
+# Full names of modules that moved. Their submodules moved with them.
 MODULES = {
     **{
         f"jaxattn.{name}": f"jaxattn.lab.{name}"
@@ -40,7 +40,7 @@ MODULES = {
     "jaxattn.theory.joint_direction": "sweeps/findings/which_mixture/joint_direction.py of the repository",
     "jaxattn.theory.lq_margin": "sweeps/neighbours/lq_margin.py of the repository",
 }
-# Public names that moved out of a module that still exists.
+# Public names that have moved out of a module that still exists.
 NAMES = {
     "jaxattn.theory": {
         "TokenCover": "jaxattn.theory.cover",
@@ -53,9 +53,9 @@ NAMES = {
         "lq_max_margin": "jaxattn.theory.lq_margin",
     }
 }
-# Public names that were removed in version 0.3, with a remedy.
+# Public names removed in version 0.3, each with a suggested replacement.
 REMOVED = {"Generator": "write a function (key, *, settings) -> Corpus"}
-# Attributes of base classes that were renamed.
+# Renamed attributes of base classes.
 ATTRIBUTES = {"may_be_settings": "overridable", "why_not": "skip_reason"}
 
 
@@ -68,7 +68,7 @@ def place_of(module: str) -> str:
 
 
 def hint(package: str, name: str) -> str:
-    """Return the part of an error message that gives the new location of a name, or "" if it did not move."""
+    """Return the suffix of an error message that states where a name moved, or "" if it did not move."""
     if remedy := REMOVED.get(name):
         return f"; removed in version 0.3: {remedy}"
     old = NAMES.get(package, {}).get(name) or f"{package}.{name}"
@@ -77,19 +77,19 @@ def hint(package: str, name: str) -> str:
 
 
 class Finder:
-    """Importer that never finds a module, but raises an error with the new name of a module that moved."""
+    """Import hook that loads nothing, but raises an error with the new name if the requested module moved."""
 
     @staticmethod
     def find_spec(
         name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Raise ModuleNotFoundError for a module that moved."""
+        """Raise ModuleNotFoundError, with the new name in its message, if the module moved."""
         if new := place_of(name):
             raise ModuleNotFoundError(f"No module named {name!r}; moved to {new} in version 0.3", name=name)
         return None
 
 
 def install() -> None:
-    """Append the finder to `sys.meta_path`, so that it is only called for modules that were not found."""
+    """Append the finder to `sys.meta_path`, so that it is called only for modules that were not found."""
     if Finder not in sys.meta_path:
         sys.meta_path.append(Finder)

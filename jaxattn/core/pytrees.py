@@ -1,4 +1,4 @@
-"""Access the parameters of any pytree by name, and print dataclasses of arrays briefly."""
+"""Access to the parameters in any pytree by name, and short reprs for dataclasses of arrays."""
 
 import dataclasses
 import textwrap
@@ -13,15 +13,15 @@ from jax import Array
 
 from jaxattn.core.errors import InputError, nearest, shown
 
-# A field of a pytree: an array, or the object that a tree transformation substitutes for an array. Class
-# docstrings document the shapes, and functions that take the arrays check them.
+# Field of a pytree: an array, or whatever object a tree transformation substitutes for it. Class docstrings
+# document the shapes, and functions that take the arrays check them.
 Leaf = Any
 
 _P = TypeVar("_P")
 
 
 def leaves(params: Any) -> dict[str, Any]:
-    """Return the arrays of a pytree by name; the name is the path, such as `attention.kernel`.
+    """Return the arrays of a pytree by name. The name is the path, such as `attention.kernel`.
 
     Raises:
         InputError: the parameters are a single array or not a pytree, two arrays have the same path, or a
@@ -49,7 +49,7 @@ def leaves(params: Any) -> dict[str, Any]:
 
 
 def names(params: Any) -> tuple[str, ...]:
-    """Return the names of the parameters, as in `leaves`."""
+    """Return the parameter names, as in `leaves`."""
     return tuple(leaves(params))
 
 
@@ -70,8 +70,8 @@ def selected(params: Any, patterns: Iterable[str]) -> dict[str, Any]:
 
     Args:
         params: a pytree of arrays.
-        patterns: names; `fnmatch` patterns, such as `attention.*`; or a prefix of several paths, such as
-            `attention`.
+        patterns: names; `fnmatch` patterns, such as `attention.*`; or common prefixes of several paths, such
+            as `attention`.
 
     Raises:
         InputError: a pattern matches no parameter.
@@ -94,7 +94,7 @@ def gradients_by_name(
     Args:
         function: params -> ().
         params: a pytree of arrays.
-        train: names or patterns of the parameters to differentiate with respect to.
+        train: names or patterns of the parameters for which to compute gradients.
 
     Raises:
         InputError: a pattern matches no parameter.
@@ -110,7 +110,7 @@ def replaced(params: _P, **changes: Any) -> _P:
     """Return a copy of the parameters with some arrays replaced.
 
     Raises:
-        InputError: a name does not belong to any parameter.
+        InputError: a name matches no parameter.
     """
     known = leaves(params)
     for name in changes:
@@ -124,7 +124,7 @@ _LINE = 100
 
 
 class Brief:
-    """Base class of dataclasses of arrays, with a repr that shows shapes and dtypes instead of entries."""
+    """Base class for dataclasses of arrays whose repr shows shapes and dtypes instead of entries."""
 
     def brief(self) -> str:
         """Return a one-line description of the fields."""
@@ -140,7 +140,7 @@ class Brief:
 
 
 def is_concrete(x: Any) -> bool:
-    """Return True if an array holds values, and False if it is traced."""
+    """Return True if an array has concrete values, False if it is traced."""
     return isinstance(x, np.ndarray | np.generic | jax.Array) and not isinstance(x, jax.core.Tracer)
 
 

@@ -5,11 +5,11 @@ from typing import Literal, NamedTuple
 
 
 class Scale(NamedTuple):
-    """Scale for computing the mean and the confidence interval of a metric.
+    """Scale on which to compute the mean and confidence interval of a metric.
 
     Attributes:
-        kind: "linear"; "log" for positive values that span decades; "yes/no" for values 0 or 1.
-        low, high: smallest and largest possible values; intervals are clipped to them.
+        kind: "linear"; "log" for positive values that span decades; "yes/no" for values 0 and 1.
+        low, high: smallest and largest possible values; intervals are clipped to this range.
     """
 
     kind: Literal["linear", "log", "yes/no"] = "linear"

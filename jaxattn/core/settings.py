@@ -1,4 +1,4 @@
-"""Base class of settings, type annotations for settings, and descriptions parsed from docstrings."""
+"""Base class for settings, type annotations for settings, and descriptions parsed from docstrings."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -8,7 +8,7 @@ import msgspec
 
 _T = TypeVar("_T")
 
-# Sizes and indices are 32-bit integers in every program.
+# All programs use 32-bit integers for sizes and indices.
 MOST = 2**31 - 1
 PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
@@ -19,31 +19,31 @@ HalfShare = Annotated[float, msgspec.Meta(ge=0, le=0.5)]
 Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 
 STATIC = "static"
-# A float that Python control flow depends on. Cells with different values compile separate programs. Other
-# floats may be traced; a function that accepts both annotates them as `float | jax.Array`.
+# A float on which Python control flow depends, so that each value requires a separately compiled program.
+# Other floats may be traced; a function that accepts both annotates them as `float | jax.Array`.
 Static = Annotated[_T, STATIC]
 FILE = "file"
-# Path relative to the folder of the sweep file. Text after a colon is kept, as in FILE:KEY.
+# Path relative to the folder of the sweep file. A suffix after a colon is kept, as in FILE:KEY.
 FilePath = Annotated[str, FILE]
 IMPORT_PATH = "import path"
-# A built-in name, or the import path of a function, which is converted to a `Named`.
+# A built-in name, or the import path of a function. Import paths are converted to `Named`.
 ImportPath = Annotated[Any, IMPORT_PATH]
 
 
 def has_mark(annotation: Any, mark: str) -> bool:
-    """Return True if a type, or a part of it, is annotated with a marker such as `STATIC`."""
+    """Return True if a type annotation, or any component of it, contains a marker such as `STATIC`."""
     if mark in getattr(annotation, "__metadata__", ()):
         return True
     return any(has_mark(part, mark) for part in get_args(annotation) if not isinstance(part, str))
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all settings classes: a frozen struct with the settings as annotated fields.
+    """Base class of all settings classes: a frozen struct whose annotated fields are the settings.
 
     Attributes:
         overridable: attributes with a default value that a subclass may redefine as settings.
         takes_further: name of a setting that collects unknown settings, such as optimiser options.
-        kind: import path of the custom function that the class is built from; "" for other classes.
+        kind: import path of the custom function from which the class is built; "" for other classes.
     """
 
     overridable: ClassVar[frozenset[str]] = frozenset()
@@ -51,11 +51,11 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     kind: ClassVar[str] = ""
 
     def check(self, *context: Any) -> None:
-        """Raise InputError, with the setting and a remedy, if the settings are incompatible."""
+        """Raise InputError, naming the setting and a remedy, if the settings are incompatible."""
 
 
 class Named(NamedTuple):
-    """Object with its import path, which a setting refers to.
+    """Imported object that a setting refers to, together with its import path.
 
     Attributes:
         name: the import path, as written in the sweep file.
@@ -66,12 +66,12 @@ class Named(NamedTuple):
     target: Callable[..., Any]
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
-        """Call the object."""
+        """Call the imported object."""
         return self.target(*arguments, **settings)
 
 
 def class_name(label: Any) -> str:
-    """Return the default class name: the raw label, or the raw labels joined by "+"."""
+    """Return the default class name for a raw label. Several raw labels are joined by "+"."""
     return "+".join(map(str, label)) if isinstance(label, list | tuple) else str(label)
 
 
@@ -81,11 +81,11 @@ def first_line(target: Any) -> str:
 
 
 def meanings(target: Any) -> dict[str, str]:
-    """Parse the one-line descriptions of settings from the docstring of a class or function.
+    """Parse the descriptions of settings from the docstring of a class or function, each as one line.
 
-    The descriptions in a class take precedence over those in its base classes.
+    Descriptions in a class take precedence over those in its base classes.
     """
-    from docstring_parser import DocstringStyle, parse  # slow to import, and not needed by runs
+    from docstring_parser import DocstringStyle, parse  # slow to import, and not needed during runs
 
     found: dict[str, str] = {}
     for each in reversed(target.__mro__ if isinstance(target, type) else [target]):
@@ -97,14 +97,14 @@ def meanings(target: Any) -> dict[str, str]:
 
 def markdown_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """Return a Markdown table."""
-    # An unescaped vertical bar would end the cell.
+    # An unescaped vertical bar would end the table cell.
     lines = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
     first, *others = [f"| {' | '.join(line)} |" for line in lines]
     return "\n".join([first, "|" + "---|" * len(lines[0]), *others])
 
 
 def written(default: Any) -> str:
-    """Format the default value of a setting for a table."""
+    """Format the default value of a setting for display in a table."""
     if default is msgspec.NODEFAULT:
         return "required"
     return "none" if default is None else f"`{msgspec.json.encode(default).decode()}`"

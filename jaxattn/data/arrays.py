@@ -1,4 +1,4 @@
-"""Read arrays from FILE.npy, or tensors from FILE.safetensors."""
+"""Reading arrays from FILE.npy and tensors from FILE.safetensors."""
 
 import os
 import warnings
@@ -17,7 +17,7 @@ def read_array(place: str | Path) -> np.ndarray:
     """Read a floating-point array from a file.
 
     Args:
-        place: FILE.npy, or FILE.safetensors:KEY. Only the bytes of this array are read.
+        place: FILE.npy, or FILE.safetensors:KEY. From a safetensors file, only this array is read.
 
     Raises:
         InputError: the file or key does not exist, the file cannot be read or has the wrong size, or the
@@ -42,16 +42,16 @@ def read_array(place: str | Path) -> np.ndarray:
             return _npy(path) if path.endswith(".npy") else _tensor(path, key if separator else None)
     except InputError:
         raise
-    # A flipped bit can raise almost any exception in the header parsers.
+    # If a bit of the file is flipped, the header parsers may raise almost any exception.
     except Exception as error:
-        raise InputError(f"{path}: cannot be read ({first_line(error)}); write the file again") from error
+        raise InputError(f"{path}: cannot be read ({first_line(error)}); save the file again") from error
 
 
 def _npy(path: str) -> np.ndarray:
     with open(path, "rb") as file:
         numbers = np.lib.format.read_array(file, allow_pickle=False)
         if file.read(1):
-            raise ValueError(f"it has more than the {numbers.nbytes:,} bytes of its array")
+            raise ValueError(f"the file is larger than the {numbers.nbytes:,} bytes of its array")
     if not jnp.issubdtype(numbers.dtype, jnp.floating):
         raise InputError(f"{path}: dtype {numbers.dtype}; save a floating-point array, such as float32")
     return numbers.astype(numbers.dtype.newbyteorder("="), copy=False)
@@ -61,7 +61,7 @@ def _tensor(path: str, key: str | None) -> np.ndarray:
     with safe_open(path, framework="numpy") as file:
         names = sorted(file.keys())
         if key is None:
-            raise InputError(f"{path}: no key; select an array with {path}:KEY, one of {listed(names)}")
+            raise InputError(f"{path}: no key; use {path}:KEY, where KEY is one of {listed(names)}")
         if key not in names:
             raise InputError(f"{path}: no array {key!r}; choose one of {listed(names)}")
         kind = file.get_slice(key).get_dtype()

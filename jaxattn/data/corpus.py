@@ -1,4 +1,4 @@
-"""Corpora: labelled bags of token counts, stored by sequence and by token so that both passes only gather."""
+"""Corpora: labelled bags of token counts, stored by sequence and by token so that all passes use gathers."""
 
 import math
 from collections.abc import Sequence
@@ -20,17 +20,18 @@ class Corpus(Dataset):
     """Labelled bags of token counts: n sequences over V tokens. A pytree with static shapes.
 
     Attributes:
-        targets: (n,) int32; labels -1 or +1 for two classes, 0 .. K-1 for K > 2.
-        bags: count[X, s] by sequence, for sums over the tokens of a sequence.
-        occurrences: the same counts by token, for sums over the sequences of a token.
-        occurrence_to_bag: int32, with the shape of the entries of `occurrences`; index of each entry in the
-            flattened entries of `bags`, 0 for padding.
-        lengths: (n,) int32; number of tokens T(X) of each sequence.
+        targets: (n,) int32; labels -1 or +1 for two classes, 0 to K-1 for K > 2.
+        bags: count[X, s] stored by sequence, for sums over the tokens in a sequence.
+        occurrences: the same counts stored by token, for sums over the sequences that contain a token.
+        occurrence_to_bag: int32, with the shape of the entries of `occurrences`; index of each entry in
+            the flattened entries of `bags`, 0 for padding.
+        lengths: (n,) int32; number of tokens T(X) in each sequence.
         vocab_size: V (static).
         num_classes: K ≥ 2 (static).
-        class_names: K names, or None if the classes have no names (static). The name of label -1 comes first.
-        mean_entries: for a minibatch, the mean number of entries of minibatches of its size, which is smaller
-            than the capacity of its bags. None for other corpora (static).
+        class_names: K names, or None if the classes have no names (static). The name of class -1 comes
+            first.
+        mean_entries: static; mean number of entries in minibatches of this size, which is smaller than
+            the capacity of the bags. None unless the corpus is a minibatch.
     """
 
     bags: Leaf
@@ -43,8 +44,7 @@ class Corpus(Dataset):
     mean_entries: int | None = struct.field(pytree_node=False, default=None)
 
     def brief(self) -> str:
-        """Return a one-line summary: the numbers of sequences, tokens and classes, and of corpora if
-        stacked."""
+        """Return a one-line summary: numbers of sequences, tokens and classes (and corpora if stacked)."""
         sizes = f"V = {self.vocab_size:,}, {self.num_classes} classes"
         if not isinstance(self.targets, np.ndarray | jax.Array):
             return sizes
@@ -59,29 +59,29 @@ class Corpus(Dataset):
 
     @property
     def num_examples(self) -> int:
-        """Number of sequences n, also if the corpus has a leading axis of seeds."""
+        """Number of sequences n, even if the corpus has a leading seed axis."""
         return self.targets.shape[-1]
 
     @property
     def num_entries(self) -> int:
-        """Number of entries of the bags, including some padding; for a minibatch, the mean number."""
+        """Number of bag entries, including some padding; for a minibatch, the mean number."""
         return self.bags.index.size if self.mean_entries is None else self.mean_entries
 
     @property
     def num_pairs(self) -> int:
-        """Approximate number of pairs of entries in the same sequence, for sequences of equal size."""
+        """Approximate number of pairs of entries within sequences; exact if all bags have equal size."""
         return math.ceil(self.num_entries**2 / self.num_examples)
 
     @property
     def class_index(self) -> Array:
-        """Class indices 0 .. K-1, (n,) int32. For two classes, -1 is class 0 and +1 is class 1."""
+        """Class indices 0 to K-1, (n,) int32. For two classes, -1 is class 0 and +1 is class 1."""
         return class_index(self.targets, self.num_classes)
 
     def take(self, index: Array) -> "Corpus":
-        """Return the corpus of distinct sequences (B,), such as a minibatch. Works inside jit and under vmap.
+        """Return a corpus with the given B sequences, such as a minibatch. The indices must be distinct.
 
-        Its bags have capacity for the longest sequences. Inside jit, unused parts are not computed, such as
-        the layout by token, which requires a sort.
+        Works inside jit and under vmap. The bags have capacity for the longest sequences. Inside jit, unused
+        fields, such as the layout by token, which requires a sort, are not computed.
         """
         bags, (size,) = self.bags, index.shape
         num_rows, width = bags.index.shape
@@ -109,38 +109,39 @@ class Corpus(Dataset):
         return cut.replace(lengths=self.lengths[index], mean_entries=mean)
 
     def check_shapes(self) -> None:
-        """Do nothing, because rows of bags are not examples."""
+        """Do nothing: the rows of the bags do not correspond to examples."""
 
     def check(self) -> None:
         """Check labels and tokens on the host, for one or many seeds.
 
         Raises:
-            InputError: a label is not -1 or +1, or 0 .. K-1 for K > 2 classes; a token is not in 0 .. V-1.
+            InputError: a label is invalid (not -1 or +1 for two classes, or not 0 to K-1 for K > 2), or a
+                token id is not between 0 and V-1.
         """
         check_classes(self.targets, self.num_classes)
-        # Tokens beyond the vocabulary have no entries in the layout by token.
+        # The layout by token omits tokens whose id is not below `vocab_size`, so the totals would differ.
         held = np.asarray(self.occurrences.count).sum() == np.asarray(self.lengths).sum()
         if not held or np.asarray(self.bags.index).max() >= self.vocab_size:
             raise InputError(
-                f"a sequence has a token id outside 0 to {self.vocab_size - 1}; raise vocab_size"
+                f"a sequence has a token id outside the range 0 to {self.vocab_size - 1}; increase vocab_size"
             )
 
 
 def check_classes(targets: Array | np.ndarray, num_classes: int) -> None:
-    """Raise InputError unless all targets are class labels: -1 and +1 for K = 2, else 0 .. K-1."""
+    """Raise InputError unless all targets are class labels: -1 and +1 for K = 2, else 0 to K-1."""
     allowed = [-1, 1] if num_classes == 2 else list(range(num_classes))
     if wrong := sorted(set(np.unique(np.asarray(targets)).tolist()) - set(allowed)):
-        listed = allowed if num_classes <= 20 else f"0 .. {num_classes - 1}"
-        raise InputError(f"label {wrong[0]}: labels of {num_classes} classes must be {listed}")
+        listed = allowed if num_classes <= 20 else f"0 to {num_classes - 1}"
+        raise InputError(f"label {wrong[0]}: labels for {num_classes} classes must be {listed}")
 
 
 def class_labels(index: Any, num_classes: int) -> Any:
-    """Convert class indices 0 .. K-1 to labels: -1 and +1 for two classes, unchanged for more."""
+    """Convert class indices 0 to K-1 to labels: -1 and +1 for two classes, unchanged for more."""
     return 2 * index - 1 if num_classes == 2 else index
 
 
 def class_index(labels: Any, num_classes: int) -> Any:
-    """Convert labels to class indices 0 .. K-1, the inverse of `class_labels`."""
+    """Convert labels to class indices 0 to K-1, the inverse of `class_labels`."""
     return (labels + 1) // 2 if num_classes == 2 else labels
 
 
@@ -156,10 +157,10 @@ def from_bags(
     most_occurrences: int,
     class_names: tuple[str, ...] | None = None,
 ) -> Corpus:
-    """Build a corpus from (sequence, token, count) entries, in NumPy or traced arrays, without validation.
+    """Build a corpus from (sequence, token, count) entries without validation.
 
     Args:
-        sequence: (N,) int, sorted.
+        sequence: (N,) int, sorted. This and the next three may be NumPy arrays or traced arrays.
         token: (N,) int, ascending and distinct within a sequence.
         count: (N,) int ≥ 0; entries with count 0 are dropped.
         labels: (n,) int; see `Corpus`.
@@ -175,7 +176,7 @@ def from_bags(
     check_positions("corpus", max(len(count), vocab_size))
     xp = count.__array_namespace__()
     sequences = len(labels)
-    # NumPy radix-sorts 16-bit keys, ten times faster than wider ones.
+    # NumPy sorts 16-bit keys with radix sort, which is ten times faster than its sort for wider keys.
     key = xp.where(count > 0, token, vocab_size).astype(np.min_scalar_type(vocab_size))
     by_token = xp.argsort(key, stable=True)
     sorted_count = count[by_token]
@@ -225,7 +226,7 @@ def from_sequences(
 
     Args:
         sequences: n lists of token ids in [0, vocab_size). The order within a list does not matter.
-        labels: n labels, -1 or +1 for two classes, 0 .. K-1 for more.
+        labels: n labels, -1 or +1 for two classes, 0 to K-1 for K > 2.
         vocab_size: V.
         num_classes: K, number of classes.
 
@@ -234,13 +235,13 @@ def from_sequences(
             out of range, or the numbers of sequences and labels differ.
     """
     lengths = np.array([len(tokens) for tokens in sequences], np.int64)
-    # An empty list has no dtype.
+    # An empty list would become a float array.
     tokens = np.array([t for tokens in sequences for t in tokens] or np.zeros(0, int))
     return from_flat(tokens, lengths, labels, vocab_size=vocab_size, num_classes=num_classes)
 
 
 def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_classes: int = 2) -> Corpus:
-    """Build a corpus from concatenated token ids, which is faster than `from_sequences`.
+    """Build a corpus from concatenated token ids. This is faster than `from_sequences`.
 
     Args:
         tokens: (Σ T,) int; concatenated token ids of all sequences.
@@ -250,7 +251,7 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
         num_classes: K, number of classes.
 
     Raises:
-        InputError: as for `from_sequences`.
+        InputError: as in `from_sequences`.
     """
     tokens, lengths, labels = np.asarray(tokens), np.asarray(lengths), np.asarray(labels)
     for name, x in (("token ids", tokens), ("lengths", lengths), ("labels", labels)):
@@ -268,22 +269,22 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
     if len(lengths) == 0:
         raise InputError("sequences: the corpus is empty; add at least one sequence")
     if (lengths < 1).any():
-        raise InputError(f"sequence {int(np.argmin(lengths))}: has no token; remove it from the corpus")
+        raise InputError(f"sequence {int(np.argmin(lengths))} has no tokens; remove it from the corpus")
     if lengths.sum() != len(tokens):
         raise InputError(
-            f"lengths: the sum is {lengths.sum()}, but there are {len(tokens)} tokens; expected one "
+            f"lengths: the sum is {lengths.sum()}, but the number of tokens is {len(tokens)}; pass one "
             "length per sequence"
         )
     allowed = class_labels(np.arange(num_classes), num_classes)
     if not np.isin(labels, allowed).all():
         where = int(np.argmin(np.isin(labels, allowed)))
-        raise InputError(f"label {labels[where]} of sequence {where}: must be one of {allowed.tolist()}")
+        raise InputError(f"label {labels[where]} of sequence {where} must be one of {allowed.tolist()}")
     outside = (tokens < 0) | (tokens >= vocab_size)
     if outside.any():
         where = int(np.searchsorted(np.cumsum(lengths), np.argmax(outside), side="right"))
         raise InputError(
-            f"token id {tokens[outside][0]} of sequence {where}: must be in 0 to {vocab_size - 1}; "
-            "raise vocab_size or map the token to a known one"
+            f"token id {tokens[outside][0]} in sequence {where} must be between 0 and {vocab_size - 1}; "
+            "increase vocab_size, or replace it with a token in the vocabulary"
         )
     counted = count_tokens(tokens, lengths, vocab_size)
     return from_counted(*counted, labels, vocab_size=vocab_size, num_classes=num_classes)
@@ -292,7 +293,7 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
 def count_tokens(
     tokens: np.ndarray, lengths: np.ndarray, vocab_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Count the tokens of every sequence on the host.
+    """Count the tokens in each sequence on the host.
 
     Args:
         tokens: see `from_flat`.
@@ -300,7 +301,7 @@ def count_tokens(
         vocab_size: V.
 
     Returns:
-        The distinct ids of each sequence in ascending order, concatenated; their counts; and the number of
+        The distinct ids in each sequence in ascending order, concatenated; their counts; and the number of
         distinct ids in each sequence, (n,).
     """
     pair = np.min_scalar_type(len(lengths) * vocab_size)
@@ -320,7 +321,7 @@ def from_counted(
     num_classes: int,
     class_names: tuple[str, ...] | None = None,
 ) -> Corpus:
-    """Build a corpus on the default device from the result of `count_tokens`, without validation."""
+    """Build a corpus from the result of `count_tokens`, on the default device and without validation."""
     corpus = from_bags(
         np.repeat(np.arange(len(sizes), dtype=np.int32), sizes),
         distinct,
@@ -341,17 +342,17 @@ def from_draws(
     """Build a corpus from padded sequences, without checking ids. Works inside jit and under vmap.
 
     Args:
-        tokens: (n, T) int; token ids, which may repeat.
+        tokens: (n, T) int; token ids, which may repeat within a sequence.
         labels: (n,) int; see `Corpus`.
         mask: (n, T) bool; True for tokens, False for padding. None if there is no padding.
         vocab_size: V.
         num_classes: K, number of classes.
 
     Returns:
-        The corpus, with one row of at most T entries per bag.
+        The corpus, in which each bag is one row of at most T entries.
     """
     sequences, length = tokens.shape
-    # The id `vocab_size` sorts padding to the end of each row.
+    # Give padding the id `vocab_size`, so that it is sorted to the end of each row.
     ordered = jnp.sort(tokens if mask is None else jnp.where(mask, tokens, vocab_size), axis=1)
     position = jnp.broadcast_to(jnp.arange(length), ordered.shape)
     first = jnp.concatenate([jnp.ones((sequences, 1), bool), ordered[:, 1:] != ordered[:, :-1]], axis=1)
@@ -373,7 +374,7 @@ def from_draws(
 
 
 def shapes(*, vocab_size: int, num_classes: int = 2) -> Corpus:
-    """Return an abstract corpus with the shapes and dtypes of one sequence, for `Model.init`."""
+    """Return an abstract corpus with the shapes and dtypes of a single sequence, for `Model.init`."""
 
     def draw(ids: Array) -> Corpus:
         return from_draws(ids, ids[:, 0], vocab_size=vocab_size, num_classes=num_classes)

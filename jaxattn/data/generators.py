@@ -1,4 +1,4 @@
-"""Settings classes of the synthetic corpora."""
+"""Settings classes for the synthetic corpora."""
 
 from jaxattn.base import DrawnData
 from jaxattn.data.interactions import negation, xor

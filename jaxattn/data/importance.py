@@ -1,4 +1,4 @@
-"""Importance of tokens for the label, as the statistics that one gradient step writes into E·v."""
+"""Importance of tokens for the label: the statistics that one gradient step on E adds to E·v."""
 
 import jax
 import jax.numpy as jnp
@@ -11,17 +11,17 @@ from jaxattn.data.corpus import Corpus
 def average_signed_frequency(corpus: Corpus) -> Float[Array, " V"] | Float[Array, "V K"]:
     """Compute the average signed frequency of each token, (V,) for two classes, else (V, K).
 
-    α_s = (1/n) Σ_X y count_s(X) / T(X); for K > 2 classes
-    α_{s,k} = (1/n) Σ_X count_s(X)/T(X) ((K-1)/K 1[y=k] - (1/K) 1[y≠k]).
+        α_s = (1/n) Σ_X y count_s(X) / T(X); for K > 2 classes
+        α_{s,k} = (1/n) Σ_X count_s(X)/T(X) ((K-1)/K 1[y=k] - (1/K) 1[y≠k]).
 
-    It is exactly 0 if contributions from sequences of equal length cancel.
+    The result is exactly 0 if the contributions from sequences of equal length cancel.
 
     Source:
         Definition of α_s in arXiv 2505.17282; for K classes, its public review thread.
     """
     longest = corpus.lengths.max()
-    # Weights are relative to the longest sequence. With equal lengths they are exactly 1, and sums of counts
-    # are exact.
+    # Weights are relative to the longest sequence. If all lengths are equal, weights are exactly 1 and sums
+    # of counts are exact.
     weight = longest / corpus.lengths.astype(float)
     scale = 1 / (corpus.num_examples * longest.astype(float))
     if corpus.num_classes == 2:
@@ -33,7 +33,7 @@ def average_signed_frequency(corpus: Corpus) -> Float[Array, " V"] | Float[Array
 
 @jax.jit
 def class_counts(corpus: Corpus) -> Float[Array, "V K"]:
-    """Count the occurrences of each token in each class. For two classes, -1 comes first."""
+    """Count the occurrences of each token in each class, (V, K). For two classes, class -1 comes first."""
     return jnp.stack(corpus.occurrences.dot(*_indicators(corpus)), axis=1)
 
 
@@ -47,14 +47,14 @@ def token_counts(corpus: Corpus) -> Float[Array, " V"]:
 def posterior_difference(corpus: Corpus) -> Float[Array, " V"] | Float[Array, "V K"]:
     """Compute the posterior difference of each token from its occurrences, (V,) for two classes, else (V, K).
 
-    P(1|s) - P(-1|s) = (n⁺_s - n⁻_s) / (n⁺_s + n⁻_s); for K > 2 classes
-    P(k|s) - mean_{j≠k} P(j|s).
+        P(1|s) - P(-1|s) = (n⁺_s - n⁻_s) / (n⁺_s + n⁻_s); for K > 2 classes
+        P(k|s) - mean_{j≠k} P(j|s).
 
-    It is NaN for a token that never occurs.
+    The result is NaN for a token that never occurs.
 
     Source:
-        x-axis of the figures in the experiments of arXiv 2505.17282. The extension to K classes is this
-        library's.
+        x-axis of the figures in the experiments of arXiv 2505.17282. The extension to K classes is
+        original to this library.
     """
     counts = class_counts(corpus)
     classes = corpus.num_classes
@@ -65,7 +65,10 @@ def posterior_difference(corpus: Corpus) -> Float[Array, " V"] | Float[Array, "V
 
 @jax.jit
 def completely_relevant(corpus: Corpus) -> Bool[Array, "V K"]:
-    """Return a mask of the tokens that occur in a single class. Two classes are ordered -1, +1."""
+    """Return a mask of the tokens that occur in only one class, (V, K).
+
+    For two classes, class -1 comes first.
+    """
     counts = class_counts(corpus)
     return (counts > 0) & (counts == counts.sum(axis=1, keepdims=True))
 

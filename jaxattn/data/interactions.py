@@ -1,4 +1,4 @@
-"""Generators of two-class corpora in which no single token determines the label, for use under jit and vmap.
+"""Two-class corpora in which no single token determines the label. Generation works under jit and vmap.
 
 Relevant tokens come first in the vocabulary. The label does not depend on the other tokens.
 """
@@ -16,18 +16,18 @@ from jaxattn.data.synthetic import check_capacity, check_multiple, labelled
 
 
 def check_xor(vocab_size: int, length: int, sequences: int, pairs: int = 1) -> None:
-    """Raise InputError, with a remedy, if `xor` cannot generate a corpus of these sizes."""
+    """Raise InputError, with a remedy, if `xor` cannot generate a corpus with these sizes."""
     check_multiple("pairs", pairs, 1, "1")
     check_multiple("sequences", sequences, 4, "4, one for each choice of the two tokens")
     check_capacity(vocab_size, length, sequences, special=4 * pairs, held=2)
 
 
 def check_negation(vocab_size: int, relevant: int, length: int, sequences: int) -> None:
-    """Raise InputError, with a remedy, if `negation` cannot generate a corpus of these sizes."""
+    """Raise InputError, with a remedy, if `negation` cannot generate a corpus with these sizes."""
     check_multiple("relevant", relevant, 2, "2, the classes")
     check_multiple("sequences", sequences, 4, "4, for both classes with and without negation")
     check_capacity(vocab_size, length, sequences, special=relevant + 1, held=2)
-    # Sequences without the negation token have an irrelevant token at its position.
+    # A sequence without the negation token has an irrelevant token in its place.
     check_capacity(vocab_size, length, sequences, special=relevant + 1, held=1)
 
 
@@ -44,10 +44,10 @@ def xor(
 ) -> Corpus:
     """Sample sequences labelled by the XOR of two tokens, so that α_s = 0 for every token.
 
-    Tokens 4j, 4j+1 are a_0, a_1 and tokens 4j+2, 4j+3 are b_0, b_1 of the j-th XOR problem. A sequence
-    contains one a and one b of the same problem, and otherwise irrelevant tokens:
+    In the j-th XOR problem, tokens 4j and 4j+1 are a_0 and a_1, and tokens 4j+2 and 4j+3 are b_0 and b_1.
+    A sequence contains one a and one b from the same problem; all its other tokens are irrelevant:
 
-    y = +1 if it contains (a_0, b_0) or (a_1, b_1), else -1.
+        y = +1 if it contains (a_0, b_0) or (a_1, b_1), else -1.
 
     Sequences come in groups of four, one for each choice of a and b, with the same irrelevant tokens.
     Consecutive groups cycle through the problems.
@@ -55,7 +55,7 @@ def xor(
     Args:
         key: PRNG key.
         vocab_size: V, number of tokens.
-        length: T, tokens per sequence.
+        length: T, number of tokens per sequence.
         sequences: n, number of sequences.
         pairs: number of independent XOR problems, each with four relevant tokens.
         used: number of tokens to sample from, as in `independent`.
@@ -64,7 +64,7 @@ def xor(
         InputError: the sizes are incompatible, for example because `sequences` is not a multiple of 4.
 
     Source:
-        This library's construction. The first-order statistic of arXiv 2505.17282 vanishes for XOR.
+        Original to this library. The first-order statistic of arXiv 2505.17282 vanishes for XOR.
     """
     check_xor(vocab_size, length, sequences, pairs)
     used = vocab_size if used is None else used
@@ -91,32 +91,33 @@ def negation(
 ) -> Corpus:
     """Sample sequences with one relevant token and, in some of them, a negation token that flips the label.
 
-    Even tokens below `relevant` are negative, odd ones are positive, and token `relevant` is the negation
-    token:
+    Among the tokens below `relevant`, even tokens are negative and odd tokens are positive. Token
+    `relevant` is the negation token:
 
-    y = sign(relevant token) · (-1)^[the sequence contains the negation token].
+        y = sign(relevant token) · (-1)^[the sequence contains the negation token].
 
     Sequences come in pairs, one with a negative and one with a positive token. Either both or neither are
     negated, and all their other tokens are the same, so α_s = 0 holds exactly for the negation token and
-    every irrelevant token. Two consecutive pairs have the same relevant tokens. If `negated` is 1/2, one of
-    the two pairs is negated, and α_s = 0 holds exactly for the relevant tokens too. For other values their α
-    is (1 - 2 negated) times its value without negation, up to rounding of the number of negated pairs.
+    every irrelevant token. Two consecutive pairs have the same relevant tokens. If `negated` is 1/2, one
+    of the two pairs is negated, and α_s = 0 holds exactly for the relevant tokens, too. For other values,
+    their α is (1 - 2 negated) times its value without negation, up to rounding of the number of negated
+    pairs.
 
     Args:
         key: PRNG key.
         vocab_size: V, number of tokens.
         relevant: number of relevant tokens, not counting the negation token; a multiple of 2.
-        length: T, tokens per sequence.
+        length: T, number of tokens per sequence.
         sequences: n, number of sequences.
-        negated: fraction of the sequences that contain the negation token, in [0, 1], rounded down to an even
-            number of sequences.
+        negated: fraction of the sequences that contain the negation token, in [0, 1]. Their number is
+            rounded down to an even number.
         used: number of tokens to sample from, as in `independent`.
 
     Raises:
         InputError: the sizes are incompatible, for example because `sequences` is not a multiple of 4.
 
     Source:
-        This library's construction, as the simplest corpus in which one token reverses the meaning of
+        Original to this library, as the simplest corpus in which one token reverses the meaning of
         another.
     """
     check_negation(vocab_size, relevant, length, sequences)
@@ -125,7 +126,7 @@ def negation(
     own_key, shared_key = jax.random.split(key)
     which = jax.random.randint(own_key, (sequences // 4, 2), 0, relevant // 2)
     own = jnp.repeat(2 * which + jnp.arange(2)[None], 2, axis=0).reshape(-1, 1)
-    # floor(i · negated) increases at evenly spaced pairs, such as every second pair for 1/2.
+    # floor(i · negated) increases at evenly spaced pairs i; for negated = 1/2, at every second pair.
     full = jnp.floor(jnp.arange(pairs + 1) * negated)
     turned = full[1:] > full[:-1]
     irrelevant = relevant + 1

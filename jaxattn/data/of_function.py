@@ -1,4 +1,4 @@
-"""Settings classes of data, built from functions: sampled for each seed, or shared by all seeds."""
+"""Settings classes for data built from functions, either sampled for each seed or shared by all seeds."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from jaxattn.data.splits import Loaded, Splits, flip_labels, splits_of
 
 
 class Numbered(Sequence[str]):
-    """The numbers 0 to V - 1 as token names, converted to text on access."""
+    """Token names "0" to "V-1", converted to strings on access."""
 
     def __init__(self, vocab_size: int) -> None:
         self._numbers = range(vocab_size)
@@ -32,17 +32,18 @@ class Numbered(Sequence[str]):
 
 
 class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
-    """Data sampled per seed by a function `(key, *, settings) -> Dataset`, or `(key, task_key, *, settings)`.
+    """Data sampled for each seed by a function `(key, *, settings) -> Dataset`.
 
-    `key` differs between training, test and validation data and between fresh batches. `task_key` is the same
-    for all samples of a seed. The setting `sequences` is the number of examples to sample. If the function
-    has an argument `used`, which may be traced, it must sample from the first `used` tokens. Cells with
-    different `vocab_size` then share a program.
+    The function may also have the form `(key, task_key, *, settings) -> Dataset`. `key` differs between
+    training, test and validation data and between fresh batches. `task_key` is the same for all samples
+    for a seed. The setting `sequences` is the number of examples to sample. If the function has an
+    argument `used`, which may be traced, it must sample only from the first `used` tokens. Cells with
+    different `vocab_size` then use the same program.
 
     Attributes:
-        test_sequences: number of test sequences, without label noise.
-        validation_sequences: number of validation sequences, with label noise.
-        label_noise: probability of replacing a training label by another class.
+        test_sequences: number of test sequences, which have no label noise.
+        validation_sequences: number of validation sequences, which have label noise.
+        label_noise: probability that a training label is replaced by another class.
         has_task_key: True if the function has the argument `task_key`.
     """
 
@@ -60,13 +61,13 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
 
     @property
     def tokens(self) -> Sequence[str]:
-        """The V token names, which are the ids."""
+        """Names of the V tokens: their ids as strings."""
         key = jax.random.key(0)
         task_key = key if self.has_task_key else None
         return _numbered(jax.eval_shape(lambda key: self._sample(None, task_key, key, self._sequences), key))
 
     def check(self, *context: Any) -> None:
-        """Raise InputError if the declared check rejects the settings for the size of any split."""
+        """Raise InputError if the check passed to `declare` rejects the settings for any split."""
         sizes = {self._sequences, self.test_sequences, self.validation_sequences} - {0}
         for sequences in sorted(sizes) if self.draws_batches else [0]:
             self._check(sequences=sequences)
@@ -74,12 +75,12 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
     def batch(
         self, key: Array, examples: int, used: Array | None = None, task_key: Array | None = None
     ) -> Dataset:
-        """Sample new examples, with the label noise of training."""
+        """Sample new examples with the same label noise as the training data."""
         batch_key, noise_key = jax.random.split(key)
         return self._noisy(noise_key, self._sample(used, task_key, batch_key, examples))
 
     def draw(self, key: Array, used: Array | None = None) -> Splits:
-        """Sample the data of one seed. The content of each split does not depend on the other splits."""
+        """Sample the data for one seed. Each split is sampled independently of the other splits."""
         train_key, test_key = jax.random.split(key)
         validation_key, noise_key, other_noise_key = (jax.random.fold_in(key, place) for place in (2, 3, 4))
         task_key = jax.random.fold_in(key, 5) if self.has_task_key else None
@@ -101,7 +102,7 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
         return _checked(found)
 
     def _noisy(self, key: Array, data: Dataset) -> Dataset:
-        # Without label noise, targets need not be classes.
+        # If there is no label noise, the targets need not be classes.
         is_clean = isinstance(self.label_noise, float) and self.label_noise == 0
         if is_clean and data.num_classes is None:
             return data
@@ -109,10 +110,10 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
 
 
 class SharedOfFunction(OfFunction, SharedData, frozen=True, kw_only=True):
-    """Data that all seeds share, from a function `(*, settings) -> Dataset` or `-> (train, test)`."""
+    """Data shared by all seeds, from a function `(*, settings) -> Dataset` or `-> (train, test)`."""
 
     def load(self, progress: Progress = silent) -> Loaded:
-        """Call the function."""
+        """Load the data by calling the function."""
         found: object = self._call()
         several = found if type(found) is tuple else (found,)
         return Loaded(jax.jit(splits_of)(*map(_checked, several)), True, list(_numbered(several[0])))
@@ -129,21 +130,23 @@ def _numbered(data: Dataset) -> Sequence[str]:
 
 
 def data_class(function: Callable[..., Any], **attributes: Any) -> type[Any]:
-    """Return the settings class of a data function: sampled per seed if it takes a key, otherwise shared.
+    """Return the settings class for a data function.
+
+    Data are sampled per seed if the function takes a key, and otherwise shared by all seeds.
 
     Args:
-        function: the function. If its return annotation is a dataset class, it is the type of the data.
+        function: the function. If its return annotation is a dataset class, this is the type of the data.
         attributes: as in `settings_class`.
 
     Raises:
-        InputError: as in `settings_class`; or an argument is missing that another one requires.
+        InputError: as in `settings_class`; or an argument requires another argument that is missing.
     """
     gives, parameters = hints_of(function).get("return"), inspect.signature(function).parameters
     if isinstance(gives, type) and issubclass(gives, Dataset):
         attributes["gives"] = gives
     place = attributes.get("kind") or function.__name__
     if "used" in parameters and "vocab_size" not in parameters:
-        raise InputError(f"{place}: the argument used requires a setting vocab_size; add it")
+        raise InputError(f"{place}: a function that takes 'used' requires a setting 'vocab_size'; add it")
     if any(p.kind is not p.KEYWORD_ONLY for p in parameters.values()):
         attributes |= {
             "pads_vocabulary": "used" in parameters,
@@ -152,5 +155,5 @@ def data_class(function: Callable[..., Any], **attributes: Any) -> type[Any]:
         }
         return settings_class(function, DrawnOfFunction, **attributes)
     if "task_key" in parameters:
-        raise InputError(f"{place}: the argument task_key requires a key; add key as the first argument")
+        raise InputError(f"{place}: a function that takes 'task_key' must also take 'key'; add it first")
     return settings_class(function, SharedOfFunction, **attributes)

@@ -1,8 +1,8 @@
-"""Sparse matrices, stored as variable-length segments in rows of fixed width and summed by gathers only.
+"""Sparse matrices stored as variable-length segments in fixed-width rows, so that gathers can sum them.
 
-Scatter-adds are slow and not deterministic on GPUs. Here a segment of k entries occupies ceil(k / W) rows of
-W entries. Each row is reduced separately, and a short tree of gathers adds the rows of a segment. All shapes
-are static given the number of entries, so the layout can be built inside jit and under vmap.
+Scatter-adds are slow and nondeterministic on GPUs. Here a segment of k entries occupies ceil(k / W) rows of
+W entries. Each row is reduced separately, and a shallow tree of gathers adds the rows of a segment. All
+shapes are static for a given number of entries, so the layout can be built inside jit and under vmap.
 """
 
 import math
@@ -20,46 +20,48 @@ from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 
-# Positions are 32-bit integers.
+# Positions are stored as 32-bit integers.
 MOST_POSITIONS = 2**31 - 1
 WIDTH = 32
 
-# A matrix with at least this many entries counts as large.
+# Number of entries from which a matrix counts as large.
 LARGE = 1 << 18
-# The same on an accelerator, which has no cache for larger matrices to exceed. Seeds with separate corpora
-# are vmapped as long as their arrays fit in memory.
+# Number of entries from which a matrix counts as large on an accelerator, where it does not overflow a cache.
+# Seeds with separate corpora are vmapped as long as their arrays fit in memory.
 LARGE_ON_ACCELERATORS = 1 << 24
 
-# Row lengths of the factors of a large matrix: the maximum number of entries added sequentially in the first
-# product, and in the products that add partial sums.
+# Row lengths of the factors of a large matrix: the maximum numbers of values added sequentially, in the first
+# factor and in the factors that add partial sums.
 RUN, FAN = 256, 16
 
-# Below this number of pairs, an accelerator compares all pairs faster than it bisects.
+# Number of pairs below which comparing all pairs is faster than bisection on an accelerator.
 COMPARED = 1 << 29
 
-# Size limit of a dense matrix on a TPU, in bytes, and largest count that bfloat16 represents exactly.
+# Maximum size of a dense matrix on a TPU, in bytes, and the largest count that bfloat16 represents exactly.
 DENSE, EXACT = 1 << 30, 255
 
-# Eigen's kernel processes eight columns at a time; a smaller remainder takes as long as eight.
+# Eigen's kernel processes eight columns at a time, so fewer remaining columns take as long as eight.
 PACKET = 8
 
 
 @struct.dataclass(repr=False)
 class Ragged(Brief):
-    """Sparse matrix of multiplicities count[segment, index], stored in rows of fixed width.
+    """Sparse matrix of multiplicities count[segment, index], stored in R rows of W entries.
 
     Attributes:
         index: (R, W) unsigned; index of each entry, 0 where count is 0.
         count: (R, W) int; multiplicity of each entry, 0 for padding.
         owner: (R,) int32; segment of each row, `num_segments` for an unused row.
-        tree: (R_k, W) int32 each; for each row of a level, the indices of the rows of the level below that it
-            adds. The number of rows below marks padding. Empty if every segment is a single row.
+        tree: (R_k, W) int32 for each level k; for each row, the indices of the rows in the level below
+            that it sums. An index equal to the number of rows in that level is padding. Empty if every
+            segment is a single row.
         num_segments: number of segments S (static).
-        factors: factors of the matrix in compressed sparse row format, for products with many columns; the
-            first factor is applied first. Each has entries, float32 (N,), column indices, int32 (N,), and row
-            starts, int32 (rows + 1,). None unless the matrix is large and was built on the host.
-        dense: the dense matrix, (num_segments, num_indices) uint8. For many columns, a TPU multiplies by it
-            faster than it gathers. Empty unless the matrix is large, was built for a TPU, and fits.
+        factors: factors of the matrix in compressed sparse row format, for products with many columns;
+            the first factor is applied first. Each has entries, float32 (N,), column indices, int32 (N,),
+            and row starts, int32 (rows + 1,). None unless the matrix is large and was built on the host.
+        dense: the dense matrix, (num_segments, num_indices) uint8. For many columns, multiplying by it is
+            faster than gathering on a TPU. Empty unless the matrix is large, was built for a TPU, and
+            fits in memory.
     """
 
     index: Leaf
@@ -72,17 +74,17 @@ class Ragged(Brief):
 
     @property
     def is_large(self) -> bool:
-        """True if the matrix has so many entries that the choice of the multiplication method matters."""
+        """True if the matrix is large enough for the choice of multiplication method to matter."""
         own = self.factors is None and backend.platform() != "cpu"
         return self.index.size >= (LARGE_ON_ACCELERATORS if own else LARGE)
 
     def dot(self, *columns: Array) -> tuple[Array, ...]:
-        """Multiply the matrix by vectors (num_indices,) in one pass, and return one vector (S,) for each."""
+        """Multiply the matrix by vectors (num_indices,) in one pass. Return one (S,) per vector."""
         index, count = self.index.astype(jnp.int32), self.count.astype(columns[0].dtype)
         return self.sum(*(count * take(x, index) for x in columns))
 
     def matmul(self, dense: Array) -> Array:
-        """Multiply the matrix by a dense matrix (num_indices, C), (S, C)."""
+        """Multiply the matrix by a dense matrix, (num_indices, C). Return (S, C)."""
         if self.factors is None:
             return jnp.stack(self.dot(*dense.T), axis=1)
         return jax.lax.platform_dependent(
@@ -94,7 +96,7 @@ class Ragged(Brief):
         )
 
     def gathered_sums(self, dense: Array) -> Array:
-        """Compute `matmul` by gathers, which is fastest on most accelerators."""
+        """Compute `matmul` with gathers, the fastest method on most accelerators."""
         return jax.lax.platform_dependent(
             self, dense, cuda=Ragged._matmul_at_once, default=Ragged._matmul_in_rows
         )
@@ -134,39 +136,40 @@ class Ragged(Brief):
         return self._climb(rows, 0.0, jnp.sum)
 
     def sum(self, *entries: Array) -> tuple[Array, ...]:
-        """Sum per-entry values, each (R, W), over segments, and return one vector (S,) for each."""
+        """Sum per-entry values, (R, W) per input, over segments. Return one vector (S,) per input."""
         zeros = tuple(jnp.zeros((), x.dtype) for x in entries)
-        # One variadic reduction reads index and count once for all columns; separate sums would not.
+        # A single variadic reduction, unlike separate sums, reads index and count only once for all columns.
         rows = jax.lax.reduce(entries, zeros, _add, (1,))
         return tuple(self._climb(x, 0.0, jnp.sum) for x in rows)
 
     def max(self, entries: Array) -> Array:
-        """Compute the maximum of entries (R, W) per segment, (S,), ignoring NaN; -inf if empty."""
+        """Compute the maximum of the entries (R, W) per segment, (S,), ignoring NaN; -inf if empty."""
         rows = jax.lax.reduce(entries, jnp.array(-jnp.inf, entries.dtype), _larger, (1,))
         return self._climb(rows, -jnp.inf, jnp.max)
 
     def softmax(self, score: Array, *columns: Array) -> tuple[tuple[Array, ...], Array, Array, Array]:
-        """Average entries per segment with weights count · exp(score), stable for any spread of scores.
+        """Average entries in each segment with weights count · exp(score), stably for any spread of scores.
 
         Args:
             score: (R, W).
             columns: values to average, (R, W) each.
 
         Returns:
-            One (S,) average per column; the largest score of each segment, (S,); the sum of the weights
-            relative to it, (S,); and the weights, (R, W). The largest score and the sum are not combined into
-            a logsumexp, which in float32 would round away differences between close scores of size 1e4.
+            One (S,) average per column; the largest score in each segment, (S,); the sum of the weights
+            relative to that score, (S,); and the weights, (R, W). The largest score and the sum are not
+            combined into a logsumexp, because for scores around 1e4 in float32 it would round away small
+            differences.
         """
         score = jnp.where(self.count > 0, score, -jnp.inf)
         top = self.max(score)
-        # Padding segments have no entry; a shift of 0 keeps their weights at exp(-inf) = 0.
+        # Padding segments have no entries; shifting their scores by 0 keeps the weights at exp(-inf) = 0.
         top = jax.lax.stop_gradient(jnp.where(jnp.isfinite(top), top, 0))
         weight = self.count.astype(score.dtype) * jnp.exp(score - self.spread(top))
         normaliser, *sums = self.sum(weight, *(weight * x for x in columns))
         return tuple(x / normaliser for x in sums), top, normaliser, weight
 
     def spread(self, per_segment: Array) -> Array:
-        """Expand per-segment values to rows: (S,) to (R, 1)."""
+        """Repeat per-segment values (S,) for each row of the segment, (R, 1)."""
         return take(per_segment, jnp.minimum(self.owner, self.num_segments - 1))[:, None]
 
     def _climb(self, rows: Array, padding: float, reduce: Callable[..., Array]) -> Array:
@@ -181,7 +184,7 @@ def _add(x: tuple[Array, ...], y: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def _larger(x: Array, y: Array) -> Array:
-    # `maximum` propagates NaN but takes twice as long. A NaN score still shows up in the weights.
+    # `maximum` would propagate NaN but takes twice as long. A NaN score shows up in the weights anyway.
     return jnp.where(x > y, x, y)
 
 
@@ -203,7 +206,7 @@ def _take_from_batch(x: Array, index: Array) -> Array:
 
 @_take_from_batch.def_vmap
 def _rule(size: int, batched: list[bool], x: Any, index: Any) -> tuple[Array, bool]:
-    # Gather from the concatenated batch, because XLA would store (batch, index) pairs on a GPU.
+    # Gather from the concatenated batch; otherwise XLA would store (batch, index) pairs on a GPU.
     axes = tuple(0 if mapped else None for mapped in batched)
     if not all(batched) or size * x.shape[1] > MOST_POSITIONS:
         return jax.vmap(_take, axes, axis_size=size)(x, index), True
@@ -218,7 +221,7 @@ def _take_flat(x: Array, index: Array) -> Array:
 
 @_take_flat.defjvp
 def _take_derivative(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    # Use plain gathers, which can be transposed.
+    # Use plain gathers, because they can be transposed.
     return _take_flat(*primals), _take(tangents[0], primals[1])
 
 
@@ -232,19 +235,20 @@ def ragged(
     longest: int,
     width: int = WIDTH,
 ) -> tuple[Ragged, Any]:
-    """Build a matrix from entries sorted by segment, from NumPy arrays or traced JAX arrays.
+    """Build a matrix from entries sorted by segment, given as NumPy arrays or traced JAX arrays.
 
     Args:
         segment: (N,) int, sorted; entries with a segment ≥ `segments` are dropped.
         index: (N,) int, each in [0, indices).
-        count: (N,) int; multiplicities. Traced arrays keep their dtype; others are cast to the smallest one.
+        count: (N,) int; multiplicities. Traced arrays keep their dtype; others are cast to the smallest
+            sufficient dtype.
         segments: number of segments S.
         indices: number of possible indices.
         longest: upper bound on the number of entries in a segment.
         width: W, at most `longest`.
 
     Returns:
-        The matrix, with at most R = ceil(N / W) + S rows, and S rows if `longest` ≤ W; and the index of the
+        The matrix, with at most R = ceil(N / W) + S rows, or S rows if `longest` ≤ W; and the index of the
         entry at each position, (R, W), N for padding.
 
     Raises:
@@ -300,8 +304,8 @@ def _factors(segment: Any, index: Any, count: Any, segments: int) -> Any:
     start = np.searchsorted(segment, np.arange(segments + 1))
     entries, index = count[: start[-1]].astype(np.float32), index[: start[-1]].astype(np.int32)
     factors = []
-    # The kernel sums each row sequentially. Over 25,000 sequences with a frequent token, float32 would lose
-    # two digits, and sums of partial sums lose none.
+    # The kernel sums each row sequentially. For a token that occurs in 25,000 sequences, this would lose two
+    # digits in float32; summing partial sums loses none.
     width = RUN
     while (sizes := np.diff(start)).max(initial=0) > width:
         rows = -(-sizes // width)
@@ -326,7 +330,11 @@ def _dense(segment: Any, index: Any, count: Any, shape: tuple[int, int]) -> tupl
 
 
 def _rows(xp: Any, segment: Any, segments: int, width: int, longest: int) -> tuple[Any, Any, Any]:
-    """Split sorted entries into rows: entry index (R, W), segment (R,), and mask of actual entries (R, W)."""
+    """Split sorted entries into rows.
+
+    Returns:
+        Entry indices (R, W), segments (R,), and a mask of real entries (R, W).
+    """
     start = positions(segment, xp.arange(segments + 1))
     if longest <= width:
         owner = xp.arange(segments)

@@ -1,4 +1,4 @@
-"""Ordered sequences of token ids, or of real vectors with one query per sequence."""
+"""Ordered sequences of token ids, and sequences of real vectors with one query each."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ from jaxattn.data.corpus import Corpus, check_classes, from_draws
 
 
 class Sequences(Dataset):
-    """Ordered sequences: n of them, with at most T tokens each.
+    """n ordered sequences of at most T tokens each.
 
     Attributes:
         ids: (n, T) int32; token ids in [0, V), arbitrary where `mask` is False.
         mask: (n, T) bool; True for tokens, False for padding.
-        targets: (n,) classes as in `Corpus`, (n,) or (n, T) tokens, or any other targets of a loss.
-        query: (n,) int32; position of the query token, such as the last one; None without a query.
+        targets: classes (n,), as in `Corpus`; tokens (n,) or (n, T); or any other targets for a loss.
+        query: (n,) int32; position of the query token, such as the last token; None if there is no query.
         vocab_size: V (static).
         classes: K if the targets are classes, else None (static).
     """
@@ -34,22 +34,22 @@ class Sequences(Dataset):
 
     @property
     def num_classes(self) -> int | None:
-        """Number of classes K of the targets; None if they are not classes."""
+        """Number of target classes K, or None if the targets are not classes."""
         return self.classes
 
     @property
     def lengths(self) -> Array:
-        """Number of tokens T(X) of each sequence, (n,) int32."""
+        """Number of tokens T(X) in each sequence, (n,) int32."""
         return self.mask.sum(axis=1, dtype=jnp.int32)
 
     @property
     def causal(self) -> Array:
-        """Causal mask, (n, T, T) bool: True for tokens at the same or an earlier position."""
+        """Causal mask, (n, T, T) bool: True if the attended token is at the query's position or earlier."""
         order = jnp.arange(self.ids.shape[1])
         return self.mask[:, None, :] & (order[None, :] <= order[:, None])
 
     def bags(self) -> Corpus:
-        """Return the corpus of bags of the same sequences. Works inside jit and under vmap.
+        """Return a corpus with the sequences as bags of tokens. Works inside jit and under vmap.
 
         Raises:
             InputError: the targets are not classes.
@@ -61,19 +61,19 @@ class Sequences(Dataset):
         )
 
     def check(self) -> None:
-        """Raise InputError if rows, token ids or query positions are invalid. Call this on the host."""
+        """Raise InputError if a sequence, token id or query position is invalid. Call this on the host."""
         super().check()
         if self.classes is not None:
             check_classes(self.targets, self.classes)
         ids, mask = np.asarray(self.ids), np.asarray(self.mask)
         if not mask.any(axis=1).all():
-            raise InputError(f"sequence {int(np.argmin(mask.any(axis=1)))}: has no token; remove it")
+            raise InputError(f"sequence {int(np.argmin(mask.any(axis=1)))} has no tokens; remove it")
         outside = mask & ((ids < 0) | (ids >= self.vocab_size))
         if outside.any():
             sequence, position = np.argwhere(outside)[0]
             raise InputError(
-                f"token id {ids[sequence, position]} of sequence {sequence}: must be in 0 to "
-                f"{self.vocab_size - 1}; raise vocab_size or map the token to a known one"
+                f"token id {ids[sequence, position]} in sequence {sequence} must be between 0 and "
+                f"{self.vocab_size - 1}; increase vocab_size, or replace it with a token in the vocabulary"
             )
         if self.query is not None:
             query = np.asarray(self.query)
@@ -82,7 +82,7 @@ class Sequences(Dataset):
             if not asks.all():
                 where = int(np.argmin(asks))
                 raise InputError(
-                    f"query {query[where]} of sequence {where}: is padding; use the position of a token"
+                    f"query {query[where]} of sequence {where} is not on a token; use the position of a token"
                 )
 
 
@@ -104,7 +104,7 @@ def from_flat(
         classes: K if the targets are classes.
 
     Returns:
-        The sequences, each with its last token as the query.
+        The sequences. The query is the last token of each sequence.
     """
     mask = np.arange(max(lengths, default=0)) < lengths[:, None]
     ids = np.zeros(mask.shape, np.int32)
@@ -120,12 +120,12 @@ def from_flat(
 
 
 class Vectors(Dataset):
-    """Sequences of real-valued tokens: n of them, with T tokens in R^d.
+    """n sequences of T real-valued tokens in R^d.
 
     Attributes:
         X: (n, T, d); tokens.
-        targets: (n,) labels -1 or +1, classes 0 .. K-1, numbers, or any other targets (n, ...) of a loss.
-        z: (n, d); query of each sequence; None without queries.
+        targets: (n,) labels -1 or +1, classes 0 to K-1, numbers, or any other targets (n, ...) for a loss.
+        z: (n, d); query of each sequence; None if there are no queries.
         mask: (n, T) bool; True for tokens, False for padding. None if there is no padding.
         classes: K if the targets are classes, else None (static).
     """
@@ -137,7 +137,7 @@ class Vectors(Dataset):
 
     @property
     def num_classes(self) -> int | None:
-        """Number of classes K of the targets; None if they are not classes."""
+        """Number of target classes K, or None if the targets are not classes."""
         return self.classes
 
     @property
@@ -146,17 +146,17 @@ class Vectors(Dataset):
         return self.X.shape[-1]
 
     def dot(self, u: Leaf) -> Leaf:
-        """Compute x_nt·u_n, (n, T), with one vector u (d,) for all sequences or one per sequence, (n, d)."""
+        """Compute x_nt·u_n, (n, T), for one vector u, (d,), or for one vector per sequence, (n, d)."""
         # On CPUs, batched products and their derivatives are faster than matrix-vector products.
         u = jnp.broadcast_to(u, (self.X.shape[0], self.X.shape[2]))
         return jnp.einsum("ntd,nd->nt", self.X, u)
 
     def masked(self, scores: Leaf) -> Leaf:
-        """Replace the scores (n, T) of padding by -∞."""
+        """Replace the scores at padding positions by -inf, (n, T)."""
         return scores if self.mask is None else jnp.where(self.mask, scores, -jnp.inf)
 
     def check(self) -> None:
-        """Raise InputError if rows, tokens or queries are invalid. Call this on the host."""
+        """Raise InputError if the tokens, queries or mask are invalid. Call this on the host."""
         super().check()
         if self.classes is not None:
             check_classes(self.targets, self.classes)
@@ -168,5 +168,5 @@ class Vectors(Dataset):
             )
         if self.mask is not None and not np.asarray(self.mask).any(axis=1).all():
             raise InputError(
-                f"sequence {int(np.argmin(np.asarray(self.mask).any(axis=1)))}: has no token; remove it"
+                f"sequence {int(np.argmin(np.asarray(self.mask).any(axis=1)))} has no tokens; remove it"
             )

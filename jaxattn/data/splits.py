@@ -1,4 +1,4 @@
-"""Data splits of one seed, label noise, and token statistics."""
+"""Data splits for one seed, label noise, and token statistics."""
 
 import jax
 import jax.numpy as jnp
@@ -14,20 +14,21 @@ from jaxattn.data.importance import average_signed_frequency, posterior_differen
 
 
 def flip_labels(key: Array, data: D, label_noise: float | Array) -> D:
-    """Replace each label, with some probability, by another class chosen uniformly.
+    """With a given probability, replace each label by another class chosen uniformly.
 
-    P(ỹ = y) = 1 - label_noise,  P(ỹ = k) = label_noise / (K-1) for every k ≠ y.
+        P(ỹ = y) = 1 - label_noise,  P(ỹ = k) = label_noise / (K-1) for every k ≠ y.
 
     Args:
         key: PRNG key.
-        data: n examples of K classes.
+        data: n examples from K classes.
         label_noise: the probability, in [0, 1]; may be traced.
 
     Raises:
         InputError: the targets are not classes.
 
     Source:
-        Label noise of Sakamoto & Sato, arXiv 2409.17625. The extension to K > 2 classes is this library's.
+        Label noise as in Sakamoto & Sato, arXiv 2409.17625. The extension to K > 2 classes is original to
+        this library.
     """
     classes, targets = data.num_classes, data.targets
     if classes is None:
@@ -40,7 +41,7 @@ def flip_labels(key: Array, data: D, label_noise: float | Array) -> D:
 
 
 def token_statistics(corpus: Corpus) -> TokenStatistics:
-    """Compute the count, α and posterior difference of each token of a corpus."""
+    """Compute the count, α and posterior difference of each token in a corpus."""
 
     def columns(x: Array) -> Array:
         return x[:, None] if x.ndim == 1 else x
@@ -58,7 +59,7 @@ def splits_of(
     validation: Dataset | None = None,
     task_key: Array | None = None,
 ) -> Splits:
-    """Collect the splits, and compute token statistics if the training data are bags."""
+    """Combine the splits, and compute token statistics if the training data are bags of tokens."""
     tokens = token_statistics(train) if isinstance(train, Corpus) else None
     shared = None if task_key is None else jax.random.key_data(task_key)
     return Splits(train, tokens, test, validation, shared)

@@ -1,8 +1,8 @@
-"""Generators of synthetic corpora: pure functions of a key, for use under jit and vmap.
+"""Generators for synthetic corpora: pure functions of a key that work under jit and vmap.
 
-Tokens 0 .. relevant-1 are relevant, and token s belongs to class s mod K. For two classes, even tokens are
-negative and odd ones are positive. All other tokens are irrelevant. `jaxattn.data.generators` contains the
-settings classes.
+Tokens 0 to relevant-1 are relevant, and token s belongs to class s mod K. For two classes, even tokens are
+negative and odd tokens are positive. All other tokens are irrelevant. The corresponding settings classes are
+in `jaxattn.data.generators`.
 """
 
 from functools import partial
@@ -30,7 +30,7 @@ def check_sizes(
     num_classes: int,
     relevant_per_sequence: int = 1,
 ) -> None:
-    """Raise InputError, with a remedy, if no corpus of these sizes exists."""
+    """Raise InputError, with a remedy, if no corpus with these sizes exists."""
     _check_classes(relevant, sequences, num_classes)
     if not 1 <= relevant_per_sequence <= relevant // num_classes:
         raise InputError(
@@ -43,7 +43,7 @@ def check_sizes(
 def check_topics(
     vocab_size: int, relevant: int, topic_words: int, length: int, sequences: int, num_classes: int
 ) -> None:
-    """Raise InputError, with a remedy, if `topics` has no corpus of these sizes."""
+    """Raise InputError, with a remedy, if `topics` cannot generate a corpus with these sizes."""
     _check_classes(relevant, sequences, num_classes)
     check_multiple("topic_words", topic_words, 1, "1")
     check_capacity(vocab_size, length, sequences, special=relevant, held=topic_words)
@@ -67,22 +67,22 @@ def check_capacity(vocab_size: int, length: int, sequences: int, special: int, h
 
     Args:
         vocab_size: V.
-        length: tokens per sequence.
+        length: number of tokens per sequence.
         sequences: number of sequences.
         special: number of relevant tokens in the vocabulary.
         held: number of relevant tokens per sequence.
     """
     if (tokens := sequences * length) > MOST:
         raise InputError(
-            f"length: {sequences:,} sequences of {length:,} tokens make {tokens:,} tokens, more than "
+            f"length: {sequences:,} sequences of {length:,} tokens total {tokens:,} tokens, more than "
             f"{MOST:,}; use fewer or shorter sequences"
         )
     if length < held:
         raise InputError(f"length: {length} is too short for {held} relevant tokens; must be at least {held}")
     if vocab_size < special or (vocab_size == special and length > held):
         raise InputError(
-            f"vocab_size: {vocab_size} leaves no irrelevant token in addition to the {special} "
-            "relevant ones; increase it"
+            f"vocab_size: {vocab_size} leaves no irrelevant tokens besides the {special} "
+            "relevant tokens; increase it"
         )
 
 
@@ -102,31 +102,32 @@ def independent(
 ) -> Corpus:
     """Sample tokens that are independent given the label.
 
-    P(s | y) = base_s (1 + δ_s c(s, y)),  c = 1 if s belongs to class y, else -1/(K-1),
+        P(s | y) = base_s (1 + δ_s c(s, y)),  c = 1 if s belongs to class y, else -1/(K-1),
 
-    with a base distribution that is uniform over relevant tokens and uniform over irrelevant ones. The j-th
-    of the m relevant tokens of a class has δ = max_posterior_difference · j/m, and irrelevant tokens have δ =
-    0. For two classes the posterior difference of token s is then ±δ_s in expectation. Labels are balanced.
+    where the base distribution is uniform over relevant tokens and uniform over irrelevant tokens. The
+    j-th of the m relevant tokens of a class has δ = max_posterior_difference · j/m, and irrelevant tokens
+    have δ = 0. For two classes, the posterior difference of token s is then ±δ_s in expectation. Labels
+    are balanced.
 
     Args:
         key: PRNG key.
         vocab_size: V, number of tokens.
         relevant: number of relevant tokens, a multiple of K.
-        length: T, tokens per sequence.
+        length: T, number of tokens per sequence.
         sequences: n, number of sequences.
         max_posterior_difference: largest posterior difference δ of a token, in [0, 1].
         relevant_mass: probability that a token in a sequence is relevant; defaults to `relevant /
             vocab_size`.
         num_classes: K, number of classes.
-        used: number of tokens to sample from, at most V, which is the default. It may be traced, so that
-            corpora with different vocabularies have the same shapes.
+        used: number of tokens to sample from, at most V; defaults to V. It may be traced, so that corpora
+            with different vocabularies have the same shapes.
 
     Raises:
         InputError: the sizes are incompatible, for example because `sequences` is not a multiple of K.
 
     Source:
-        Eq. 15 of arXiv 2505.17282. δ and the base distribution are not published; these are this library's
-        choice.
+        Eq. 15 of arXiv 2505.17282. The paper does not specify δ and the base distribution; this library
+        chooses them.
     """
     check_sizes(vocab_size, relevant, length, sequences, num_classes)
     used = vocab_size if used is None else used
@@ -162,22 +163,22 @@ def topics(
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample sequences of common words and of topic words, with the topic as the label.
+    """Sample sequences of common words and topic words, with the topic as the label.
 
-    P(s | y) = (1 - π_s + K π_s 1[s belongs to y]) / relevant   for each topic word.
+        P(s | y) = (1 - π_s + K π_s 1[s belongs to y]) / relevant   for each topic word.
 
-    With probability π_s, called the purity of s, a topic word comes from the topic of the sequence; otherwise
-    it comes from any topic. In expectation, the posterior difference of a topic word is its purity; for two
-    classes it is ±π_s. The purities of a topic's words are evenly spaced from `min_purity` to `max_purity`.
-    Common words are uniform and independent of the label, so α_s = 0 holds for them only in expectation.
-    Topics are balanced.
+    With probability π_s, called the purity of s, a topic word comes from the topic of the sequence;
+    otherwise it comes from any topic. In expectation, the posterior difference of a topic word is its
+    purity; for two classes it is ±π_s. The purities of the words in a topic are evenly spaced from
+    `min_purity` to `max_purity`. Common words are uniform and independent of the label, so α_s = 0 holds
+    for them only in expectation. Topics are balanced.
 
     Args:
         key: PRNG key.
         vocab_size: V, number of tokens.
         relevant: number of topic words in the vocabulary, a multiple of K.
         topic_words: number of topic words per sequence, including repetitions.
-        length: T, tokens per sequence.
+        length: T, number of tokens per sequence.
         sequences: n, number of sequences.
         min_purity: smallest purity of a topic word, in [0, 1].
         max_purity: largest purity of a topic word, in [0, 1].
@@ -188,8 +189,8 @@ def topics(
         InputError: the sizes are incompatible, for example because `sequences` is not a multiple of K.
 
     Source:
-        Topic and common words of Lu, Mao & Nayak, arXiv 2011.10036, who use one pure topic word per sentence
-        (`topic_words` 1, both purities 1). Purities below 1 are this library's extension.
+        Topic and common words of Lu, Mao & Nayak, arXiv 2011.10036, who use one pure topic word per
+        sentence (`topic_words` 1, both purities 1). Purities below 1 are an extension by this library.
     """
     check_topics(vocab_size, relevant, topic_words, length, sequences, num_classes)
     used = vocab_size if used is None else used
@@ -206,7 +207,7 @@ def topics(
 
 
 def _invert(cumulative: Array, uniform: Array) -> Array:
-    """Evaluate the quantile function of one distribution per row, (n, M), at numbers in [0, 1), (n, N)."""
+    """Evaluate one quantile function per row, given cumulative weights (n, M), at values (n, N) in [0, 1)."""
     position = uniform * cumulative[:, -1:]
     picked = jax.vmap(lambda row, x: jnp.searchsorted(row, x, side="right"))(cumulative, position)
     return jnp.minimum(picked, cumulative.shape[1] - 1)
@@ -225,18 +226,18 @@ def multi_relevant(
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample sequences that contain r distinct relevant tokens of their class.
+    """Sample sequences that each contain r distinct relevant tokens from their class.
 
     All other tokens are irrelevant. Sequences come in groups of K, one per class, with the same irrelevant
-    tokens. Thus α_s = 0 holds exactly for every irrelevant token, and each relevant token occurs under a
-    single label.
+    tokens. Thus α_s = 0 holds exactly for every irrelevant token, and each relevant token occurs with only
+    one label.
 
     Args:
         key: PRNG key.
         vocab_size: V, number of tokens.
         relevant: number of relevant tokens, a multiple of K.
         relevant_per_sequence: r, number of relevant tokens per sequence, at most `relevant / K`.
-        length: T, tokens per sequence.
+        length: T, number of tokens per sequence.
         sequences: n, number of sequences.
         num_classes: K, number of classes.
         used: number of tokens to sample from, as in `independent`.
@@ -268,15 +269,15 @@ def assumption1(
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample sequences with one relevant token each, so that Assumption 1 holds exactly.
+    """Sample sequences with one relevant token each, so that Assumption 1 of the paper holds exactly.
 
-    Each relevant token occurs under a single label. All other tokens are irrelevant, with α_s = 0 exactly.
+    Each relevant token occurs with only one label. All other tokens are irrelevant, with α_s = 0 exactly.
 
     Args:
         key: PRNG key.
         vocab_size: V, number of tokens.
         relevant: number of relevant tokens, a multiple of K.
-        length: T, tokens per sequence.
+        length: T, number of tokens per sequence.
         sequences: n, number of sequences.
         num_classes: K, number of classes.
         used: number of tokens to sample from, as in `independent`.
@@ -285,8 +286,8 @@ def assumption1(
         InputError: the sizes are incompatible, for example because `sequences` is not a multiple of K.
 
     Source:
-        Assumption 1 of arXiv 2505.17282. The construction, with groups that share irrelevant tokens, is this
-        library's.
+        Assumption 1 of arXiv 2505.17282. The construction, in which groups of sequences share irrelevant
+        tokens, is original to this library.
     """
     return multi_relevant(
         key,
@@ -301,6 +302,6 @@ def assumption1(
 
 
 def labelled(tokens: Array, class_index: Array, vocab_size: int, num_classes: int) -> Corpus:
-    """Build a corpus from sampled sequences (n, T) and their class indices, (n,)."""
+    """Build a corpus from sampled sequences, (n, T), and their class indices, (n,)."""
     labels = class_labels(class_index, num_classes)
     return from_draws(tokens, labels, vocab_size=vocab_size, num_classes=num_classes)

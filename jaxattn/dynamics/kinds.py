@@ -1,4 +1,4 @@
-"""Built-in phases, by their `kind` in a sweep file."""
+"""Registry of built-in phases, keyed by their `kind` in sweep files."""
 
 from jaxattn.base import Phase
 from jaxattn.dynamics.descents.descent_phase import Descent, OneStep

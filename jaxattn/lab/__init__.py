@@ -1,4 +1,4 @@
-"""Studies: run from a sweep file or Python, and turned into tables, figures and reports.
+"""Define studies in a sweep file or in Python, run them, and produce tables, figures and reports.
 
-The library does not import this package.
+The core library does not import this package.
 """

@@ -1,4 +1,4 @@
-"""Studies as Python objects, which can be read from a sweep file, planned, run and loaded."""
+"""Studies as Python objects: create them or read sweep files, plan and run them, and load their results."""
 
 import shlex
 import sys
@@ -31,18 +31,19 @@ Progress = Callable[[str, float], None]
 
 
 def _silent(description: str, share: float) -> None:
-    """Report no progress."""
+    """Ignore progress updates."""
 
 
 class Plan(NamedTuple):
-    """Plan of a study.
+    """Plan for a study.
 
     Attributes:
-        cells: one row per cell, with settings, compile group and finished seeds.
-        groups: one row per compile group, with vmapped runs, batches, memory and time.
-        sentence: summary in one sentence.
-        metrics: one line per phase of the first cell, with its metrics, and skipped probes with reasons.
-            Empty for a quick plan.
+        cells: one row per cell, with its settings, compile group and finished seeds.
+        groups: one row per compile group, with the number of vmapped runs, the number of batches, and the
+            estimated memory and time.
+        sentence: one-sentence summary.
+        metrics: one line per phase of the first cell, with its metrics, the skipped probes and why they are
+            skipped; empty for a quick plan.
     """
 
     cells: pd.DataFrame
@@ -60,10 +61,10 @@ class Plan(NamedTuple):
 
 
 class Study(Definition):
-    """A study: data × model × phases × probes, for many seeds and settings.
+    """A study: data, model, training phases and probes, run for many seeds and settings.
 
-    Wherever a sweep file has `kind = ...`, pass an instance of a class, a function, a table or the name of
-    the kind. Custom classes and functions are passed in the same way.
+    Wherever a sweep file says `kind = ...`, pass an instance of a class, a function, a table or the name of
+    the kind. This includes your own classes and functions.
     """
 
     def __init__(
@@ -83,15 +84,16 @@ class Study(Definition):
 
         Args:
             name: name of the study. Results are written to results/NAME by default.
-            data: a generator or reader.
+            data: a generator or reader of data.
             model: a model.
-            phases: training phases in order, at least one.
+            phases: training phases in order; at least one.
             loss: per-example loss, (outputs, targets) -> (n,).
-            init: initial values of parameters by name, which replace those sampled by the model.
-            probes: a `Probes` with all measurements, or a list of probes in addition to the standard ones.
-            figures: figures to draw: names, tables, or functions (results, *, settings).
-            rest: seeds, hold, dtype, axes, zip, halton, cells, exclude, blocks, description, chunk as in a
-                sweep file.
+            init: initial values keyed by parameter. They replace the values sampled by the model.
+            probes: a `Probes` object with all measurements, or a list of probes to add to the standard
+                probes.
+            figures: figures to draw: kinds, tables, or functions (results, *, settings).
+            rest: seeds, hold, dtype, axes, zip, halton, cells, exclude, blocks, description and chunk, as in
+                a sweep file.
 
         Raises:
             InputError: a setting is invalid.
@@ -119,7 +121,7 @@ class Study(Definition):
 
     @classmethod
     def of_tables(cls, tables: Mapping[str, Any], names: ImportPaths | None = None) -> "Study":
-        """Create a study from the tables of a sweep file."""
+        """Create a study from sweep-file tables."""
         study = cls.__new__(cls)
         Definition.__init__(study, tables, names)
         study._check_figures()
@@ -127,7 +129,7 @@ class Study(Definition):
 
     @classmethod
     def read(cls, path: str | Path, overrides: Sequence[str] = (), axes: Sequence[str] = ()) -> "Study":
-        """Read a sweep file; see `toml.read_sweep`."""
+        """Read a study from a sweep file; see `toml.read_sweep`."""
         return toml.read_sweep(path, overrides, axes, made=cls.of_tables)
 
     def write(self, path: str | Path) -> Path:
@@ -137,7 +139,7 @@ class Study(Definition):
             InputError: an object has no import path, such as a class defined in a notebook.
             RunError: the file cannot be written.
         """
-        self._check_names("no sweep file")
+        self._check_names("a sweep file")
         return toml.write_sweep(self.tree, path)
 
     def plan(
@@ -148,16 +150,17 @@ class Study(Definition):
         quick: bool = False,
         progress: Progress = _silent,
     ) -> Plan:
-        """Plan the study: list cells, compile groups, and the part finished in a results folder.
+        """Plan the study: list its cells and compile groups, and the seeds already finished in the folder.
 
         Args:
-            directory: the results folder, or its bucket address; results/NAME by default.
+            directory: the results folder, or its bucket address; defaults to results/NAME.
             max_memory: memory limit in bytes per device; defaults to the device memory.
-            quick: skip the estimates of memory and time, which require compiling and running every group.
-            progress: callback with the current compile group and the finished fraction.
+            quick: True to skip the memory and time estimates, which require compiling and running every
+                group.
+            progress: progress callback (description of the compile group, finished fraction).
 
         Raises:
-            InputError: a cell does not fit in memory, or the folder contains results of a different config.
+            InputError: a cell does not fit in memory, or the folder contains results for a different config.
         """
         from jaxattn.lab.engine.plan import plan_study, recorded_lines
 
@@ -185,22 +188,22 @@ class Study(Definition):
         Args:
             directory: the results folder, or a bucket address, s3://BUCKET/NAME or gs://BUCKET/NAME;
                 results/NAME by default.
-            quiet: do not show progress.
+            quiet: True to hide the progress display.
             shard: (I, N) to run shard I of N in a separate folder.
             max_memory: memory limit in bytes per device; defaults to the device memory.
-            on_failure: action if a batch ends in NaN or raises an error: "stop", "continue" with the next
-                batch, or "retry" the batch from its start, up to twice, before continuing.
-            accept_code: resume even if custom code has changed since the run started.
-            profile: write a JAX trace of the run into the folder, for TensorBoard or Perfetto.
-            log: dashboards that also receive every measurement, "tensorboard" or "wandb" (offline).
+            on_failure: what to do if a batch produces NaN or raises an error: "stop" the run, "continue" with
+                the next batch, or "retry" the batch from its start, at most twice, and then continue.
+            accept_code: True to resume even if custom code has changed since the run started.
+            profile: True to write a JAX trace of the run, for TensorBoard or Perfetto, to the folder.
+            log: dashboards that also receive every measurement: "tensorboard" or "wandb" (offline).
 
         Returns:
-            The results; failed seeds are in `.failures`.
+            The results; failed seeds are listed in `.failures`.
 
         Raises:
             InputError: the data cannot be used, a cell does not fit in memory, or the folder contains results
-                of a different config.
-            RunError: no batch could be run, or the folder cannot be written.
+                for a different config.
+            RunError: no batch finished, or the folder cannot be written.
         """
         from jaxattn.lab.engine.progress import Reporter
 
@@ -222,7 +225,7 @@ class Study(Definition):
         return replace(load(finished.outcome.directory), study=self)
 
     def dataset(self, seed: int = 0, cell: int = 0) -> Splits:
-        """Return the data of one seed of one cell, exactly as in a run.
+        """Return the data for one seed of one cell, exactly as used in a run.
 
         Args:
             seed: the seed; ignored if all seeds share the data.
@@ -230,7 +233,7 @@ class Study(Definition):
 
         Returns:
             Training, test and validation data (each may be None), and statistics of the training tokens. If a
-            sweep pads vocabularies to a common size, only the tokens of this cell are included.
+            sweep pads vocabularies to a common size, only this cell's tokens are included.
 
         Raises:
             InputError: the cell or seed does not exist, or the data cannot be read.
@@ -240,13 +243,13 @@ class Study(Definition):
         if not 0 <= cell < len(self.cells):
             raise InputError(f"cell {cell}: the study has cells 0 to {len(self.cells) - 1}")
         if not 0 <= seed <= MOST:
-            raise InputError(f"seed {seed}: seeds are numbers from 0 to {MOST:,}")
+            raise InputError(f"seed {seed}: seeds must be integers from 0 to {MOST:,}")
         setting = self.cells[cell].setting
         swept = swept_settings(each.settings for each in self.cells)
         return seed_dataset(setting.data, seed, self.dtype, swept, hold=setting.hold).splits
 
     def folder(self, directory: str | Path | None = None) -> Path:
-        """Return the results folder."""
+        """Return the path of the results folder."""
         return Path(directory) if directory is not None else Path("results") / self.name
 
     def _repr_html_(self) -> str:
@@ -256,14 +259,16 @@ class Study(Definition):
 
     @property
     def own_figures(self) -> dict[str, Callable[..., Any]]:
-        """Custom figure functions, by import path."""
+        """Return the custom figure functions, keyed by import path."""
         kinds = [figure["kind"] for figure in self.figures]
         return {kind: self.names.load(kind) for kind in kinds if ":" in kind}
 
     def _check_names(self, reader: str) -> None:
         for name in self.own_kinds:
             if name.startswith("__main__:") or "<locals>" in name:
-                raise InputError(f"{name}: {reader} can import it; move it to a file, such as mine.py")
+                raise InputError(
+                    f"{name}: cannot be imported by {reader}; move it to a file, such as mine.py"
+                )
 
     def _check_metrics(self) -> None:
         from jaxattn.lab.engine.plan import check_metrics
@@ -291,7 +296,7 @@ class Study(Definition):
 
 
 class Finished(NamedTuple):
-    """A run and its report.
+    """Outcome and report of a run.
 
     Attributes:
         outcome: result of the run; see `engine.run.Outcome`.
@@ -305,7 +310,7 @@ class Finished(NamedTuple):
 def run(
     study: Study, directory: Path, *, reporter: Any, command: str | None = None, **options: Any
 ) -> Finished:
-    """Run a study in a folder, and write its report. The options are those of `engine.run.run`.
+    """Run a study in a folder and write its report; the options are those of `engine.run.run`.
 
     Raises:
         InputError, RunError, Interrupted: as in `engine.run.run`.
@@ -331,7 +336,7 @@ def run(
 def _probes(probes: Any, names: ImportPaths) -> Any:
     given = {"own": probes} if isinstance(probes, list | tuple) else probes or {}
     if not isinstance(given, dict | Probes):
-        raise InputError(f"probes: expected a Probes or a list, got {probes!r:.60}")
+        raise InputError(f"probes: expected a Probes object or a list, got {probes!r:.60}")
     values = dict(given) if isinstance(given, dict) else msgspec.structs.asdict(given)
     own = _listed(values.get("own", ()), "probes.own")
     return values | {"own": [describe(probe, registry.PROBE, names) for probe in own]}

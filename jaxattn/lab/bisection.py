@@ -1,14 +1,14 @@
-"""Phase diagrams by bisection: for each x, find the threshold y at which half of the seeds cross.
+"""Phase diagrams by bisection: for each x, find the median over seeds of the threshold in y.
 
-A seed uses the same random numbers at all values y of the key, so it has a threshold T: it has crossed if y ≥
-T. Of n independent seeds, k(y) have crossed at y. The confidence interval for the median of T consists of all
-y for which
+A seed uses the same random numbers at every y. It has crossed if a metric has reached a given level,
+which is the case for y ≥ T, where T is the threshold of the seed. At a given y, k(y) of the n
+independent seeds have crossed. The confidence interval for the median of T consists of all y for which
 
-    the Clopper-Pearson interval for k(y) of n contains 1/2.
+    the Clopper-Pearson interval for k(y) out of n contains 1/2.
 
-This inverts the sign test, so the coverage is at least that of the Clopper-Pearson interval for any
-distribution of T. Since k(y) is only known at the values that were run, the ends of the interval are rounded
-outwards to the nearest such values.
+This inverts the sign test, so its coverage is at least that of the Clopper-Pearson interval, whatever
+the distribution of T. Because k(y) is known only at the values that were run, the ends of the interval
+are rounded outwards to the nearest of these values.
 """
 
 import hashlib
@@ -52,41 +52,41 @@ def phase_diagram(
     folder: str | Path | None = None,
     quiet: bool = False,
 ) -> PhaseDiagram:
-    """Find, for each x, the y at which half of the seeds reach a level of a metric, by bisection.
+    """Find, for each x, the y at which half of the seeds reach a given level of a metric, by bisection.
 
-    A seed has crossed if its metric is at least `level` at the end of a phase (with `falls`, if it is
-    smaller, or not finite). The method assumes that a seed that has crossed at y also crosses at larger y;
-    `thresholds["turned_back"]` counts the seeds that violate this. All seeds are run at both ends of y and at
-    points in between, then near the median threshold and each end of its interval, until each of these is
-    located between neighbouring values of y. `jaxattn.lab.bisection` defines the interval, which requires six
-    seeds.
+    A seed has crossed if its metric is at least `level` at the end of a phase (with `falls`: if it is below
+    `level` or not finite). The method assumes that a seed that has crossed at y also crosses at every
+    larger y; `thresholds["turned_back"]` counts the seeds that violate this. All seeds are run at both ends
+    of the y range and at points in between, and then near the median threshold and near both ends of its
+    confidence interval, until each of these three is bracketed by neighbouring values of y. The module
+    docstring of `jaxattn.lab.bisection` defines the interval, which requires at least six seeds.
 
-    Each round of points is a study in a separate folder. Points and seeds of earlier rounds with the same
-    settings and code are not run again. A call with more seeds, or with different x, y, level or metric,
-    therefore only runs missing points, and a killed call resumes.
+    Each round of points is a study in a separate folder. Points and seeds from earlier rounds with the same
+    settings and code are not run again. A call with more seeds, or with a different x, y, level or metric,
+    therefore runs only the missing points. To resume a call that was killed, repeat it.
 
     Args:
-        study: the study without the two keys and without a grid. Its seeds are run at each point.
+        study: the study, without the x and y keys and without a grid. Its seeds are run at each point.
         x: key of the horizontal axis and its values.
-        y: key to bisect and its values in ascending order, for example from `numpy.geomspace`. The threshold
-            is located between neighbouring values.
+        y: key to bisect and its values in ascending order, for example from `numpy.geomspace`. The
+            threshold is located between neighbouring values.
         metric: name of the metric.
         level: value of the metric at which a seed crosses.
-        falls: True if seeds fall below the level as y grows, as at the upper end of a window.
-        parts: number of parts into which a round divides an interval. 2 requires the fewest points, while
-            larger numbers require fewer rounds, each of which compiles.
+        falls: True if the metric falls below the level as y grows, as at the upper end of a window.
+        parts: number of parts into which each round divides an interval. With 2, the number of points is
+            smallest. Larger numbers require fewer rounds, each of which is compiled separately.
         phase: name of the phase; defaults to the last one that records the metric.
-        folder: folder of the rounds; defaults to results/NAME_phase_diagram.
-        quiet: do not show progress.
+        folder: folder for the rounds; defaults to results/NAME_phase_diagram.
+        quiet: True to hide the progress display.
 
     Returns:
-        The thresholds, and the outcomes of all points.
+        The thresholds, and the outcomes at all points.
 
     Raises:
-        InputError: the study has a grid, x or y has several keys, values are not ascending, or the metric is
-            unknown.
+        InputError: the study has a grid, x or y has several keys, values are not ascending, or the metric
+            is unknown.
         RunError: a round could not be run.
-        Interrupted: SIGINT or SIGTERM was received; the same call resumes.
+        Interrupted: SIGINT or SIGTERM was received; repeat the call to resume.
     """
     (x_key, columns), (y_key, values) = _axis("x", x), _axis("y", y)
     _check(study, y_key, values, parts)
@@ -120,12 +120,12 @@ def phase_diagram(
 
 
 class Ranks(NamedTuple):
-    """Number of crossed seeds at the median threshold and at the ends of its interval.
+    """Counts of crossed seeds that locate the median threshold and the ends of its 95 % confidence interval.
 
     Attributes:
-        low: number at the lower end; 0 if there are too few seeds for an interval.
-        middle: number at the median.
-        high: number at the upper end; n + 1 if there are too few seeds for an interval.
+        low: count at the lower end; 0 if there are too few seeds for an interval.
+        middle: count at the median.
+        high: count at the upper end; n + 1 if there are too few of the n seeds for an interval.
     """
 
     low: int
@@ -134,7 +134,7 @@ class Ranks(NamedTuple):
 
 
 class Bracket(NamedTuple):
-    """Neighbouring values, between which the k-th seed crosses the threshold.
+    """Neighbouring values between which the number of crossed seeds reaches a given k.
 
     Attributes:
         below: index of the largest value at which fewer than k seeds have crossed; -1 if there is none.
@@ -148,11 +148,14 @@ class Bracket(NamedTuple):
 
 @lru_cache(maxsize=64)
 def ranks(seeds: int) -> Ranks:
-    """Return the number of crossed seeds, out of n, at the median and at the ends of its 95 % interval.
+    """Return the counts of crossed seeds at the median threshold and at the ends of its 95 % interval.
+
+    Args:
+        seeds: number of seeds n.
 
     Returns:
-        The smallest k with an interval that contains 1/2, the smallest k ≥ n/2, and the smallest k with an
-        interval above 1/2.
+        The smallest k such that the 95 % Clopper-Pearson interval for k out of n contains 1/2, the smallest
+        k ≥ n/2, and the smallest k such that the interval lies above 1/2.
     """
     low, high = clopper_pearson(np.arange(seeds + 1), seeds)
     below, above = np.flatnonzero(high < 0.5), np.flatnonzero(low > 0.5)
@@ -161,10 +164,10 @@ def ranks(seeds: int) -> Ranks:
 
 
 def bracket(crossed: Mapping[int, int], rank: int, number: int) -> Bracket:
-    """Find the lowest value at which k seeds have crossed, and the value below it with fewer.
+    """Find the neighbouring values between which the number of crossed seeds reaches k.
 
     Args:
-        crossed: number of crossed seeds, by index of the value, for values that were run.
+        crossed: number of crossed seeds for each value that was run, keyed by the index of the value.
         rank: k.
         number: number of values.
     """
@@ -174,10 +177,10 @@ def bracket(crossed: Mapping[int, int], rank: int, number: int) -> Bracket:
 
 
 def wanted(crossed: Mapping[int, int], seeds: int, number: int, parts: int = 2) -> set[int]:
-    """Return the indices of the values to run next: both ends, then points that divide brackets equally.
+    """Return the indices of the values to run next: both ends, then points that divide each bracket evenly.
 
-    The result is empty once the thresholds are known. `crossed` is as in `bracket`, and `parts` is the number
-    of parts into which a bracket is divided.
+    The result is empty once all thresholds are bracketed. `crossed` is as in `bracket`, and `parts` is the
+    number of parts into which a bracket is divided.
     """
 
     def cuts(low: int, high: int) -> set[int]:
@@ -191,17 +194,18 @@ def wanted(crossed: Mapping[int, int], seeds: int, number: int, parts: int = 2) 
 
 
 def threshold(crossed: Mapping[int, int], seeds: int, values: Sequence[int | float]) -> dict[str, Any]:
-    """Return the median threshold and its interval.
+    """Return the median threshold, its bracket and its 95 % confidence interval.
 
     Args:
-        crossed: as in `bracket`, after all points of `wanted` were run.
-        seeds: n.
-        values: ascending values, linear or geometric.
+        crossed: as in `bracket`, after all points in `wanted` have been run.
+        seeds: number of seeds n.
+        values: ascending values, linearly or geometrically spaced.
 
     Returns:
-        A dictionary: `threshold`, the (geometric) midpoint of its bracket, NaN if it is outside the values;
-        `above` and `at_most`, the bracket; `low` and `high`, the interval, infinite on a side that exceeds
-        the values, NaN for too few seeds.
+        A dictionary. `threshold` is the (geometric) midpoint of the bracket, or NaN if the threshold is
+        outside the range of the values. `above` and `at_most` are the ends of the bracket. `low` and `high`
+        are the ends of the interval: infinite if they are outside the range of the values, and NaN if there
+        are too few seeds.
     """
     ends = [-np.inf, *map(float, values), np.inf]
     low, middle, high = (bracket(crossed, rank, len(values)) for rank in ranks(seeds))
@@ -219,12 +223,23 @@ def threshold(crossed: Mapping[int, int], seeds: int, values: Sequence[int | flo
 
 
 def counts(outcomes: pd.DataFrame, places: Mapping[Any, int]) -> dict[int, int]:
-    """Count the crossed seeds at each value, from columns y and crossed with one row per seed."""
+    """Count the crossed seeds at each value of y.
+
+    Args:
+        outcomes: table with one row per seed and columns y and crossed.
+        places: index of each value of y.
+
+    Returns:
+        The number of crossed seeds, keyed by the index of the value.
+    """
     return {places[y]: int(own["crossed"].sum()) for y, own in outcomes.groupby("y", sort=False)}
 
 
 def turned_back(outcomes: pd.DataFrame) -> int:
-    """Count the seeds that crossed at some value but not at a larger one, from columns y, seed, crossed."""
+    """Count the seeds that crossed at some y but not at a larger y.
+
+    The columns of `outcomes` include y, seed and crossed.
+    """
     falls = outcomes.sort_values("y").groupby("seed")["crossed"].agg(lambda x: (np.diff(1 * x) < 0).any())
     return int(falls.sum())
 
@@ -235,7 +250,7 @@ def _check(study: Study, y_key: str, values: list[Any], parts: int) -> None:
     if parts < 2:
         raise InputError(f"parts: {parts}; must be at least 2")
     if grid := [key for key in (*GRID, "blocks") if study.tree.get(key)]:
-        raise InputError(f"study: {grid[0]} cannot be combined with x and y; remove it")
+        raise InputError(f"study: {grid[0]} cannot be combined with x and y; remove {grid[0]}")
 
 
 def _axis(name: str, given: Values) -> tuple[str, list[Any]]:
@@ -246,21 +261,21 @@ def _axis(name: str, given: Values) -> tuple[str, list[Any]]:
 
 
 class _Measured:
-    """Measured values of seeds by the hash of their settings, from new runs and earlier rounds."""
+    """Metric values from new and earlier rounds, keyed by seed and by the hash of the settings."""
 
     def __init__(self, study: Study, folder: Path, metric: str, phase: str | None) -> None:
         self._study, self._folder = study, folder
         self._metric, self._phase = metric, phase
         self._code = {name: study.names.code_hash(name) for name in study.own_kinds}
         self._values: dict[tuple[str, int], float] = {}
-        # Code without a hash may have changed, so do not reuse its results.
+        # Code without a hash may have changed, so its results are not reused.
         known = [] if None in self._code.values() else sorted(folder.glob("round-*/manifest.json"))
         for manifest in known:
             if load(manifest.parent).finished:
                 self._read(manifest.parent)
 
     def outcomes(self, cells: list[dict[str, Any]], reporter: Reporter) -> pd.DataFrame:
-        """Return settings, seed and value for each cell and seed, and run those that are missing."""
+        """Run the seeds that have no value yet; return one row per cell and seed, with settings and value."""
         made = self._with(cells, self._study.seeds).cells
         missing: dict[tuple[int, ...], list[dict[str, Any]]] = {}
         for cell in made:
@@ -288,7 +303,8 @@ class _Measured:
         outcome = execute(study, folder, command="jaxattn.phase_diagram", reporter=reporter)
         if outcome.errors:
             raise RunError(f"{folder}: {outcome.errors[0]['reason']}")
-        # Only the tables are needed, and checkpoints of many rounds take a lot of space.
+        # Only the tables are needed later, and the checkpoints of many rounds would take up a lot of disk
+        # space.
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         self._read(folder)
 
@@ -298,7 +314,7 @@ class _Measured:
             return
         hashes = {cell["cell"]: cell["config_hash"] for cell in results.manifest["cells"]}
         last, _ = metric_at_end(results.records, self._metric, self._phase)
-        # A seed that failed in an earlier phase has no row.
+        # Seeds that failed in an earlier phase have no table row.
         seeds = results.manifest["seeds"]
         self._values |= dict.fromkeys(itertools.product(hashes.values(), seeds), math.nan)
         self._values |= {

@@ -1,4 +1,4 @@
-"""Explorer: a self-contained page with a slider along the path of p to its max-margin direction."""
+"""Self-contained page with a slider that follows the path of p to its max-margin direction."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ SEQUENCES, TOKENS, _PAIRS = 12, 10, 24
 HEIGHT = 1350
 # Minimum fraction of its margin that each support pair must have reached at the end of the path.
 HALF = 0.5
-# Round attention to thousandths, which keeps 64 points of 12 sequences small.
+# Attention is stored in thousandths, which keeps the data for 64 points and 12 sequences small.
 STEPS = 1000
 
 
 @dataclass(frozen=True, repr=False)
 class Explorer:
-    """Interactive page with a slider along a path of p, which notebooks display.
+    """Interactive page with a slider along a path of p; notebooks display it inline.
 
     Attributes:
         title: title of the page.
@@ -59,7 +59,8 @@ class Explorer:
         return f"Explorer({self.title!r}, {len(self.data['norm'])} points of the path{disagreement})"
 
     def _repr_html_(self) -> str:
-        # A frame separates the styles of notebook and page; the script of the page adjusts its height.
+        # The frame keeps the styles of the page and the notebook apart; the script of the page adjusts the
+        # frame's height.
         return (
             f'<iframe title="{escape(self.title)}" srcdoc="{escape(self.html())}" '
             f'style="width:100%;height:{HEIGHT}px;border:0"></iframe>'
@@ -79,17 +80,17 @@ def explore(
 
     A slider moves along the path. The page shows
 
-        1 - cos(p, p_mm) over log t and over ‖p‖
-        p = a p_mm/‖p_mm‖ + b: a, and the principal direction of b
-        q = softmax(Φ p) in some sequences
+        1 - cos(p, p_mm) against log t and against ‖p‖
+        p = a p_mm/‖p_mm‖ + b: a, and the component along the principal direction of b
+        q = softmax(Φ p) for some sequences
         p·(Φ_s - Φ_s') ‖p_mm‖/‖p‖ for the support pairs, which is 1 for p_mm
 
     Args:
-        scores: the keys Φ (m, D) and bags of the path.
+        scores: the keys Φ (m, D) and the bags used for the path.
         path: a path from `dynamics.exact_flow`, for one seed.
-        limit: the max-margin direction, `theory.max_margin(scores, path.selection)`. The page reports a
-            support pair that is not separated at the end of the path.
-        sequences: indices of at most 40 sequences to show; defaults to the first six of each label.
+        limit: the max-margin direction, `theory.max_margin(scores, path.selection)`. The page reports
+            support pairs that are not separated at the end of the path.
+        sequences: indices of at most 40 sequences to show; defaults to the first six with each label.
         tokens: m token names; defaults to the ids.
         title: title of the page.
 
@@ -98,8 +99,8 @@ def explore(
         with the largest multipliers.
 
     Raises:
-        InputError: the path has several seeds, `limit` is not a direction, or names or sequences do not
-            match.
+        InputError: the path has several seeds, `limit` contains no direction, or the token names or
+            sequences do not match the corpus.
 
     Source:
         Theorem 4.3 of arXiv 2505.17282.
@@ -139,14 +140,14 @@ def _check(
     size, n = np.shape(scores.keys)[0], scores.corpus.num_examples
     if p.ndim != 2 or p.shape[1:] != np.shape(scores.keys)[1:]:
         raise InputError(
-            f"path: p {p.shape} for keys {np.shape(scores.keys)}; expected the path (k, D) of one seed"
+            f"path: p has shape {p.shape} and keys {np.shape(scores.keys)}; expected p (k, D) for one seed"
         )
     if np.ndim(limit.p) != 1 or not limit.feasible or not np.isfinite(limit.margin):
         raise InputError(
             "limit: not a max-margin direction; pass the result of theory.max_margin for one seed"
         )
     if tokens and len(tokens) != size:
-        raise InputError(f"tokens: {len(tokens)} names for {size} tokens; give one name per token")
+        raise InputError(f"tokens: {len(tokens)} names for {size} tokens; expected one name per token")
     if len(sequences) > 40 or not all(0 <= x < n for x in sequences):
         raise InputError(f"sequences: expected at most 40 indices from 0 to {n - 1}")
 
@@ -162,7 +163,7 @@ def _curves(path: FlowPath, p: NDArray[np.float64], direction: NDArray[np.float6
     along = p[kept] @ unit
     moved = p[kept] - along[:, None] * unit
     moved = moved - moved[0]
-    # Principal direction of the deviation of p from its ray, over the whole path.
+    # Principal direction of the deviation of p from its limiting ray, over the whole path.
     _, _, axes = np.linalg.svd(moved, full_matrices=False)
     off = moved @ axes[0]
     off = off * (1 if off[np.argmax(np.abs(off))] >= 0 else -1)
@@ -185,7 +186,7 @@ def _first_few(scores: Scores) -> list[int]:
 def _row(
     scores: Scores, of_tokens: NDArray[np.float64], sequence: int, names: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the attention of one sequence along the path, by decreasing attention, q in thousandths."""
+    """Return the attention in one sequence along the path, in thousandths, with the top token first."""
     bags = scores.corpus.bags
     own = (np.asarray(bags.owner) == sequence)[:, None] & (np.asarray(bags.count) > 0)
     ids, counts = np.asarray(bags.index)[own].astype(int), np.asarray(bags.count)[own].astype(float)
@@ -210,7 +211,7 @@ def _pairs(
     multipliers = np.asarray(limit.multipliers, np.float64)
     order = np.argsort(-multipliers, kind="stable")[:_PAIRS]
     better, worse = np.asarray(limit.pairs)[order].T
-    # p = 0 has no direction.
+    # The direction is undefined at p = 0.
     scale = 1 / np.where(norms > 0, norms, np.nan) / float(limit.margin)
     margins = (of_tokens[:, better] - of_tokens[:, worse]) * scale[:, None]
     return [
@@ -236,5 +237,5 @@ def _facts(scores: Scores, limit: MaxMargin) -> dict[str, str]:
 
 
 def _numbers(x: Any) -> list[float | None]:
-    """Round numbers for the page, with null for NaN and infinity, which JSON does not support."""
+    """Round numbers for the page. Replace NaN and infinity, which JSON does not support, with null."""
     return [float(f"{value:.5g}") if np.isfinite(value) else None for value in np.asarray(x, np.float64)]

@@ -18,7 +18,7 @@ _Inputs = Callable[[Any], Any]
 
 
 class Adapted(NamedTuple):
-    """Flax or Equinox module as a pair of pure functions.
+    """Flax or Equinox module converted to a pair of pure functions.
 
     Attributes:
         init: (key, like, *, dtype) -> parameters, for data with the shapes of `like`.
@@ -30,21 +30,21 @@ class Adapted(NamedTuple):
 
 
 def first_array(data: Dataset) -> Array:
-    """Return the first array of a dataset, such as `X` for the fields X and targets.
+    """Return the first array in a dataset, such as `X` in a dataset with fields X and targets.
 
     Raises:
-        InputError: the data are bags of tokens or padded sequences, which one array does not describe.
+        InputError: the data are bags of tokens or padded sequences, which do not consist of a single array.
     """
     if isinstance(data, Corpus):
         raise InputError(
-            "inputs: bags of tokens are not one array; pass inputs=lambda data: "
+            "inputs: bags of tokens do not form a single array; pass inputs=lambda data: "
             "ja.models.reference.padded_sequences(data, longest=T), which returns token ids and a mask"
         )
     if isinstance(data, Sequences) or (isinstance(data, Vectors) and data.mask is not None):
         name = "ids" if isinstance(data, Sequences) else "X"
         raise InputError(
             f"inputs: {type(data).__name__} may be padded; pass inputs=lambda data: (data.{name}, data.mask) "
-            f"or data.{name} if all lengths are equal"
+            f"or inputs=lambda data: data.{name} if all lengths are equal"
         )
     return next(x for name, x in data.arrays() if name != "targets")
 
@@ -53,7 +53,7 @@ def of_linen(module: Any, *, inputs: _Inputs = first_array, per_example: bool = 
     """Convert a Flax Linen module to a model.
 
     Args:
-        module: the module; it is called with the inputs only.
+        module: the module. It is called with the inputs as its only argument.
         inputs: function that extracts the module's argument from the data; the first array by default.
         per_example: True if the module takes a single example; it is then vmapped over examples.
 
@@ -67,7 +67,7 @@ def of_linen(module: Any, *, inputs: _Inputs = first_array, per_example: bool = 
     from flax.errors import InvalidRngError
 
     def init(key: Array, like: Dataset, *, dtype: DTypeLike) -> Any:
-        # Only the shapes of the data are known here.
+        # Only the shapes of the data are known at this point.
         x = inputs(jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), like))
         variables = module.init(key, _first(x) if per_example else x)
         for name in variables:
@@ -92,7 +92,8 @@ def of_nnx(
     """Convert a Flax NNX module to a model.
 
     Args:
-        make: function of `nnx.Rngs` that returns the module, which is called with the inputs only.
+        make: function of `nnx.Rngs` that returns the module. The module is called with the inputs as its only
+            argument.
         inputs: function that extracts the module's argument from the data; the first array by default.
         per_example: True if the module takes a single example; it is then vmapped over examples.
 
@@ -113,7 +114,7 @@ def of_nnx(
         for path, _ in nnx.to_flat_state(others):
             name = ".".join(map(str, path))
             raise InputError(
-                f"of_nnx: the module has mutable state or keys, {name}; remove the layers that use them"
+                f"of_nnx: the module has mutable state or keys ({name}); remove the layers that use them"
             )
         return _cast(nnx.to_pure_dict(params), dtype)
 
@@ -131,10 +132,11 @@ def of_equinox(
     """Convert an Equinox module to a model.
 
     Args:
-        make: function of a PRNG key that returns the module, which is called with the inputs only.
+        make: function of a PRNG key that returns the module. The module is called with the inputs as its only
+            argument.
         inputs: function that extracts the module's argument from the data; the first array by default.
-        per_example: True if the module takes a single example, as usual in Equinox; it is then vmapped over
-            examples.
+        per_example: True if the module takes a single example, as is usual in Equinox; it is then vmapped
+            over examples.
 
     Returns:
         The model. Its parameters are the module's arrays in a dictionary, with names such as

@@ -48,13 +48,13 @@ def loss_and_gradients(
     Args:
         params: a frozen dataclass, NamedTuple or dict of arrays.
         data: see `loss`.
-        train: names of the parameters to differentiate with respect to.
+        train: names or patterns of the parameters for which to compute gradients.
         outputs: see `loss`.
         weights: see `loss`.
         per_sequence: see `loss`.
 
     Raises:
-        InputError: a name does not belong to any parameter.
+        InputError: a name or pattern matches no parameter.
     """
 
     def of_params(params: _P) -> Array:

@@ -1,4 +1,4 @@
-"""Initial values of the parameters that several models have in common."""
+"""Initial values for parameters that occur in several models."""
 
 from typing import Literal
 
@@ -16,16 +16,16 @@ SquareInit = Literal["identity", "normal"]
 def embeddings_query_head(
     key: Array, *, vocab_size: int, dim: int, num_classes: int, dtype: DTypeLike
 ) -> tuple[Array, Array, Array]:
-    """Sample E (V, d) and p (d,) ~ N(0, I/d) and v, (d,) or (d, K), uniform on the unit sphere.
+    """Sample E (V, d) and p (d,) from N(0, I/d), and v, (d,) or (d, K), uniformly from the unit sphere.
 
-    The same key gives the same E, p and v in all models. A model with more parameters samples them with
+    The same key produces the same E, p and v in all models. Models with more parameters sample them with
     `jax.random.fold_in(key, i)`. Increasing V does not change the existing rows.
 
     Raises:
         InputError: a size is below 1, or there are fewer than two classes.
 
     Source:
-        Model section of arXiv 2505.17282. The paper does not specify the direction of v, which is sampled
+        Model section of arXiv 2505.17282. The paper does not specify the direction of v, so it is random
         here.
     """
     for name, size, least in (
@@ -38,7 +38,7 @@ def embeddings_query_head(
     e_key, p_key, v_key = jax.random.split(key, 3)
     scale = dim**-0.5
     shape = (dim,) if num_classes == 2 else (dim, num_classes)
-    # For small d, XLA takes very long to compile sampling and division in one float64 kernel for a GPU.
+    # For small d, XLA takes very long to compile sampling and division into a single float64 kernel on a GPU.
     v = jax.lax.optimization_barrier(jax.random.normal(v_key, shape, dtype))
     return (
         scale * jax.random.normal(e_key, (vocab_size, dim), dtype),
@@ -53,7 +53,7 @@ def sizes(like: Corpus) -> dict[str, int]:
 
 
 def square_matrix(key: Array, dim: int, dtype: DTypeLike, weights: SquareInit = "normal") -> Array:
-    """Return a (d, d) matrix: the identity, or entries N(0, 1/d), which preserve norms on average.
+    """Return a (d, d) matrix: the identity, or entries from N(0, 1/d), which preserve norms on average.
 
     Raises:
         InputError: `weights` is neither "identity" nor "normal".

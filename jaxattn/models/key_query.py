@@ -42,12 +42,12 @@ def init(
     dtype: DTypeLike = jnp.float32,
     weights: SquareInit = "identity",
 ) -> Params:
-    """Sample E, p and v as in `one_layer.init`; W is the identity or has entries N(0, 1/d).
+    """Sample E, p and v as in `one_layer.init`. W is the identity, or its entries are sampled from N(0, 1/d).
 
-    With `weights="identity"` the model is initially equal to the one-layer model.
+    With `weights="identity"`, the model is initially equivalent to the one-layer model.
 
     Raises:
-        InputError: as for `one_layer.init`, or `weights` is neither "identity" nor "normal".
+        InputError: as in `one_layer.init`, or `weights` is neither "identity" nor "normal".
     """
     E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
     return Params(E=E, p=p, v=v, W=square_matrix(jax.random.fold_in(key, 1), dim, dtype, weights))
@@ -59,10 +59,10 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
 
 
 def outputs(params: Params, data: Corpus) -> Array:
-    """Return f(X) = Σ_i q_i (E_{x_i}·v) with q = softmax(E_X W p) for every sequence, (n,) or (n, K).
+    """Return f(X) = Σ_i q_i (E_{x_i}·v) with q = softmax(E_X W p) for each sequence, (n,) or (n, K).
 
     Source:
-        Attention of Tarzanagh et al. (arXiv 2306.13596), with W and p trained separately, on trained
+        Attention as in Tarzanagh et al. (arXiv 2306.13596), with separate trained W and p, but with trained
         embeddings.
     """
     scores, values = scores_and_values(params)
@@ -73,7 +73,7 @@ class KeyQuery(Model[Corpus], frozen=True, kw_only=True):
     """One attention layer with a trained key-query matrix W.
 
     Attributes:
-        weights: initial W: "identity", or "normal" for entries of variance 1/d.
+        weights: initial W: "identity", or "normal" for random entries with variance 1/d.
     """
 
     takes: ClassVar[type[Corpus]] = Corpus
@@ -85,7 +85,7 @@ class KeyQuery(Model[Corpus], frozen=True, kw_only=True):
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v", "W")
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Sample the parameters; see the module's `init`."""
+        """Sample the parameters; see `key_query.init`."""
         return init(key, **sizes(like), dim=self.dim, dtype=dtype, weights=self.weights)
 
     outputs = staticmethod(outputs)

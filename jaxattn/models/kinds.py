@@ -1,4 +1,4 @@
-"""Built-in models, by their `kind` in a sweep file."""
+"""Registry of built-in models, keyed by their `kind` in sweep files."""
 
 from typing import Any
 

@@ -19,7 +19,7 @@ from jaxattn.models.initial import SquareInit, embeddings_query_head, sizes, squ
 
 @struct.dataclass(repr=False)
 class Params(Brief):
-    """Parameters of the model with a hidden layer, which has width d so that E v is defined.
+    """Parameters of the model with a hidden layer. The layer has width d, so that E v is defined.
 
     Attributes:
         E, p, v: as in `one_layer.Params`.
@@ -44,13 +44,13 @@ def init(
     dtype: DTypeLike = jnp.float32,
     weights: SquareInit = "normal",
 ) -> Params:
-    """Sample E, p and v as in `one_layer.init`; W has entries N(0, 1/d) or is the identity; b = 0.
+    """Sample E, p and v as in `one_layer.init`. W has entries from N(0, 1/d), or is the identity; b = 0.
 
     Raises:
-        InputError: as for `one_layer.init`, or `weights` is neither "identity" nor "normal".
+        InputError: as in `one_layer.init`, or `weights` is neither "identity" nor "normal".
 
     Source:
-        The initial W and b are not published; these are this library's choice.
+        The initial W and b are not published; this library chooses them.
     """
     E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
     W = square_matrix(jax.random.fold_in(key, 1), dim, dtype, weights)
@@ -63,16 +63,16 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
 
 
 def outputs(params: Params, data: Corpus) -> Array:
-    """Return f(X) = v·relu(Σ_i q_i E_{x_i} W + b) with q = softmax(E_X p) for every sequence, (n,) or (n, K).
+    """Return f(X) = v·relu(Σ_i q_i E_{x_i} W + b) with q = softmax(E_X p) for each sequence, (n,) or (n, K).
 
     Intermediate arrays have shape (n, d).
 
     Source:
         Experiment in the public review of arXiv 2505.17282, with one MLP layer of width d after the softmax.
-        The activation is not published; ReLU is this library's choice.
+        The activation is not published; this library uses ReLU.
     """
     scores = params.E @ params.p
-    # A minibatch has fewer averages than tokens in the vocabulary, so multiply the averages by W.
+    # If a minibatch contains fewer sequences than the vocabulary has tokens, multiply the averages by W.
     few = data.num_examples < data.vocab_size
     hidden = pool(data, scores, params.E) @ params.W if few else pool(data, scores, params.E @ params.W)
     return jax.nn.relu(hidden + params.b) @ params.v
@@ -83,7 +83,7 @@ class Mlp(Model[Corpus], frozen=True, kw_only=True):
 
     Attributes:
         dim: d.
-        weights: initial W: "normal" for entries of variance 1/d, or "identity".
+        weights: initial W: "normal" for random entries with variance 1/d, or "identity".
     """
 
     takes: ClassVar[type[Corpus]] = Corpus
@@ -96,7 +96,7 @@ class Mlp(Model[Corpus], frozen=True, kw_only=True):
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v", "W", "b")
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Sample the parameters; see the module's `init`."""
+        """Sample the parameters; see `mlp.init`."""
         return init(key, **sizes(like), dim=self.dim, dtype=dtype, weights=self.weights)
 
     outputs = staticmethod(outputs)

@@ -43,27 +43,27 @@ def init(
     num_classes: int = 2,
     dtype: DTypeLike = jnp.float32,
 ) -> Params:
-    """Sample E_s, p_h ~ N(0, I/d) and v_h uniform on the unit sphere; E, p_0 and v_0 as in `one_layer.init`.
+    """Sample E_s and p_h from N(0, I/d), and v_h uniformly from the unit sphere, for H = `heads`.
 
-    `heads` is H. Increasing H does not change the existing heads.
+    E, p_0 and v_0 are the same as in `one_layer.init`. Increasing H does not change the existing heads.
 
     Raises:
-        InputError: as for `one_layer.init`, or `heads` is below 1.
+        InputError: as in `one_layer.init`, or `heads` is below 1.
     """
     if heads < 1:
         raise InputError(f"heads: {heads}; must be at least 1")
     draw = partial(embeddings_query_head, dim=dim, num_classes=num_classes, dtype=dtype)
     E, p, v = draw(key, vocab_size=vocab_size)
-    # The other heads use only p and v of their samples.
+    # The samples for the other heads are needed only for p and v.
     others = [draw(jax.random.fold_in(key, h), vocab_size=1) for h in range(1, heads)]
     queries, readouts = [p, *(x[1] for x in others)], [v, *(x[2] for x in others)]
     return Params(E=E, p=jnp.stack(queries), v=jnp.stack(readouts))
 
 
 def scores_and_values(params: Params) -> tuple[Array, Array]:
-    """Compute mean scores (1/H) Σ_h E p_h, (V,), and mean values (1/H) Σ_h E v_h, (V,) or (V, K).
+    """Compute the mean scores (1/H) Σ_h E p_h, (V,), and mean values (1/H) Σ_h E v_h, (V,) or (V, K).
 
-    Unless H = 1, the outputs are not a softmax average of these values with these scores.
+    Unless H = 1, averaging these values with a softmax of these scores does not give the outputs.
     """
     return params.E @ params.p.mean(axis=0), params.E @ params.v.mean(axis=0)
 
@@ -92,7 +92,7 @@ class MultiHead(Model[Corpus], frozen=True, kw_only=True):
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v")
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Sample the parameters; see the module's `init`."""
+        """Sample the parameters; see `multi_head.init`."""
         return init(key, **sizes(like), dim=self.dim, dtype=dtype, heads=self.heads)
 
     outputs = staticmethod(outputs)

@@ -24,12 +24,12 @@ from jaxattn.models.span import Dim, infinite_by_name
 
 
 def project(E: Array | np.ndarray, p: Array | np.ndarray, v: Array | np.ndarray) -> tuple[Array, Array]:
-    """Return E p, (V,), and E v, (V,) or (V, K), for one read-out vector v (d,) or K vectors (d, K).
+    """Return E p, (V,), and E v, (V,) for one read-out vector v, (d,), or (V, K) for K vectors, (d, K).
 
     Compute second derivatives in forward-over-reverse mode.
     """
     if backend.platform() != "cpu":
-        # On accelerators the compiler fuses the two products with the operations that read them.
+        # On accelerators, the compiler fuses the two products with the operations that read them.
         return jnp.matmul(E, p), jnp.matmul(E, v)
     scores, values = _project(E, p, v if v.ndim == 2 else v[:, None])
     return scores, values if v.ndim == 2 else values[:, 0]
@@ -41,7 +41,7 @@ def _product(E: Any, p: Any, heads: Any) -> tuple[Array, Array]:
 
 
 def _forward(E: Any, p: Any, heads: Any) -> tuple[tuple[Array, Array], Any]:
-    # Arguments without a tangent are omitted from the product in the backward pass.
+    # The backward pass omits arguments without a tangent from the product.
     wanted = (() if p.perturbed else None, () if heads.perturbed else None)
     return _product(E.value, p.value, heads.value), (E.value, p.value, heads.value, wanted)
 
@@ -54,7 +54,7 @@ def _backward(residuals: Any, cotangents: Any) -> tuple[Any, Any, Any]:
         jnp.zeros(shape, E.dtype) if isinstance(x, SymbolicZero) else x
         for x, shape in zip(cotangents, shapes, strict=True)
     )
-    # Outer products are fused into the consumer of ∂L/∂E; a matrix product would be stored.
+    # An outer product is fused into the operation that reads ∂L/∂E, whereas a matrix product would be stored.
     d_E = d_scores[:, None] * p
     d_E = d_E + (d_values * heads[:, 0] if heads.shape[1] == 1 else d_values @ heads.T)
     if wanted == ((), None):
@@ -88,20 +88,20 @@ class Params(Brief):
 def init(
     key: Array, *, vocab_size: int, dim: Dim, num_classes: int = 2, dtype: DTypeLike = jnp.float32
 ) -> Params:
-    """Sample the initial parameters: E_s, p ~ N(0, I/d) and v uniform on the unit sphere.
+    """Sample the initial parameters: E_s and p from N(0, I/d), and v uniformly from the unit sphere.
 
     Args:
         key: PRNG key.
         vocab_size: V. Increasing V does not change the existing rows.
-        dim: d. For "inf" the parameters are in span coordinates, see `span.start`.
-        num_classes: K. Two classes have a single read-out vector.
+        dim: d. For "inf", the parameters are in span coordinates; see `span.start`.
+        num_classes: K. For two classes, there is a single read-out vector.
         dtype: dtype of the parameters.
 
     Raises:
         InputError: a size is below 1, or there are fewer than two classes.
 
     Source:
-        Model section of arXiv 2505.17282. The paper does not specify the direction of v, which is sampled
+        Model section of arXiv 2505.17282. The paper does not specify the direction of v, so it is random
         here.
     """
     given: dict[str, Any] = {"vocab_size": vocab_size, "num_classes": num_classes, "dtype": dtype}
@@ -116,7 +116,7 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
 
 
 def outputs(params: Params, data: Corpus) -> Array:
-    """Return f(X) = Σ_i q_i (E_{x_i}·v) with q = softmax(E_X p) for every sequence, (n,) or (n, K).
+    """Return f(X) = Σ_i q_i (E_{x_i}·v) with q = softmax(E_X p) for each sequence, (n,) or (n, K).
 
     Source:
         Model of arXiv 2505.17282, without positional encodings, 1/√d scaling, or key and query matrices.
@@ -140,34 +140,34 @@ class OneLayer(Model[Corpus], frozen=True, kw_only=True):
 
     @property
     def is_one_layer(self) -> bool:
-        """True for scores E·p and values E·v, as in the theory; False if a subclass redefines them."""
+        """True if scores are E·p and values are E·v, as in the theory; False if a subclass redefines them."""
         own = type(self)
         return own.outputs is OneLayer.outputs and own.scores_and_values is OneLayer.scores_and_values
 
     @property
     def linear_in(self) -> str | None:
-        """Name of the parameter that `scores` is linear in, or None if a subclass redefines the scores."""
+        """Name of the parameter in which `scores` is linear, or None if a subclass redefines the scores."""
         return "p" if self.is_one_layer else None
 
     def scores(self, params: Params, data: Corpus) -> Scores:
-        """Return the scores E p with values E v; see `theory.scores.one_layer`."""
+        """Return the scores E p and the token values E v; see `theory.scores.one_layer`."""
         return linear_scores(params, data)
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Sample the parameters; see the module's `init`."""
+        """Sample the parameters; see `one_layer.init`."""
         return init(key, **sizes(like), dim=self.dim, dtype=dtype)
 
     outputs = staticmethod(outputs)
     scores_and_values = staticmethod(scores_and_values)
 
     def in_span(self) -> "OneLayer":
-        """Return the model in coordinates of the span of its parameters; see `models.span`."""
-        # A subclass may depend on the axes of R^d.
+        """Return the model with its parameters expressed in coordinates of their span; see `models.span`."""
+        # A subclass may not be invariant under rotations of R^d.
         return OneLayerInSpan(dim=self.dim) if type(self) is OneLayer else self
 
 
 class OneLayerInSpan(OneLayer, frozen=True, kw_only=True):
-    """`OneLayer` in coordinates of the span of E, p and v, if there are fewer than d."""
+    """`OneLayer` in coordinates of the span of E, p and v, for a span of fewer than d dimensions."""
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Sample the parameters; see `span.start`."""

@@ -1,4 +1,4 @@
-"""Reference implementations of the models, with explicit arrays of shape (n, T, d) and (n, T, T)."""
+"""Reference implementations of the models, with explicit arrays of shapes (n, T, d) and (n, T, T)."""
 
 from functools import partial
 
@@ -24,14 +24,14 @@ def padded_sequences(
         longest: T; the maximum length by default. Required under jit and vmap.
 
     Raises:
-        InputError: the lengths are traced, and `longest` is None.
+        InputError: the lengths are traced, but `longest` is None.
     """
     if longest is None:
         if isinstance(corpus.lengths, jax.core.Tracer):
             raise InputError(
-                "padded_sequences: lengths are traced; pass longest=..., at least the maximum length"
+                "padded_sequences: the lengths are traced; pass longest=..., an upper bound on them"
             )
-        # Use NumPy, because JAX would trace even concrete arrays inside jit.
+        # Use NumPy, because inside jit JAX would trace even concrete arrays.
         longest = int(np.asarray(corpus.lengths).max())
     return _padded(corpus, longest)
 
@@ -41,8 +41,8 @@ def _padded(corpus: Corpus, longest: int) -> tuple[Array, Array]:
     bags, lengths = corpus.bags, jnp.asarray(corpus.lengths)
     place = jnp.arange(longest)
     mask = place < lengths[:, None]
-    # Entries are ordered by sequence, and the token at position j belongs to the first entry with a
-    # cumulative count above j.
+    # Entries are ordered by sequence. The token at position j belongs to the first entry whose cumulative
+    # count exceeds j.
     ends = jnp.cumsum(bags.count.astype(jnp.int32).ravel())
     first = jnp.cumsum(lengths) - lengths
     entry = jnp.searchsorted(ends, first[:, None] + place, side="right")
@@ -53,11 +53,11 @@ def _padded(corpus: Corpus, longest: int) -> tuple[Array, Array]:
 def outputs(
     params: one_layer.Params, ids: Int[Array | np.ndarray, "n T"], mask: Bool[Array | np.ndarray, "n T"]
 ) -> Float[Array, " n *K"]:
-    """Compute `one_layer.outputs` position by position, q = softmax(E[x] p) and f = Σ_i q_i E[x_i] v.
+    """Compute `one_layer.outputs` position by position: q = softmax(E[x] p) and f = Σ_i q_i (E[x_i]·v).
 
     Args:
-        params: as for `one_layer.outputs`.
-        ids: token ids, (n, T).
+        params: as in `one_layer.outputs`.
+        ids: (n, T); token ids x.
         mask: (n, T) bool; True for tokens, False for padding.
     """
     return _pool(params.E[ids], params.p, mask) @ params.v
@@ -70,11 +70,14 @@ def two_layer_outputs(
     *,
     residual: bool = False,
 ) -> Float[Array, " n *K"]:
-    """Compute H = Softmax(E[x] W1 E[x]ᵀ) E[x] (+ E[x]) position by position, and read it out with W2 p and v.
+    """Compute H = Softmax(E[x] W1 E[x]ᵀ) E[x] (+ E[x]), then the outputs with W2 p and v.
+
+    All sums are explicit, position by position.
 
     Args:
-        params: as for `two_layer.outputs`, where W1 and W2 are the identity, or `two_layer_weights.outputs`.
-        ids: token ids, (n, T).
+        params: as in `two_layer.outputs`, where W1 and W2 are the identity, or
+            `two_layer_weights.outputs`.
+        ids: (n, T); token ids x.
         mask: (n, T) bool; True for tokens, False for padding.
         residual: True to add E[x].
     """

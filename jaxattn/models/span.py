@@ -1,13 +1,13 @@
-"""Coordinates of the span of E, p and v, for training at any d at a cost that only depends on V.
+"""Coordinates of the span of E, p and v, for training with any d at a cost that depends only on V.
 
-A loss that depends on E p and E v depends on E, p and v only through their inner products, and its gradients
-stay in the span of the initial rows. Training is therefore equivalent in m = V + 1 + K coordinates of this
-span (K = 1 for two classes), which an isometry Q maps to R^d:
+A loss that depends only on E p and E v depends on E, p and v only through their inner products, and its
+gradients stay in the span of the initial rows. Training is therefore equivalent in the m = V + 1 + K
+coordinates of this span (K = 1 for two classes), which an isometry Q maps to R^d:
 
     [p; v; E] = L Qᵀ,   L (m, m) lower triangular,   Q (d, m) with orthonormal columns.
 
 Source:
-    Bartlett's decomposition for the distribution of L if the rows are normal.
+    Bartlett's decomposition, for the distribution of L if the rows are normal.
 """
 
 import math
@@ -22,14 +22,14 @@ from jaxtyping import Array, Float
 from jaxattn.core.settings import PositiveInt
 from jaxattn.models.initial import embeddings_query_head
 
-# Embedding dimension of a model. For "inf", the initial rows of E, p and v are orthonormal.
+# Embedding dimension of a model. "inf" means that the initial rows of E, p and v are orthonormal.
 Dim = PositiveInt | Literal["inf"]
-# From this d on, sample initial values in span coordinates, because (V, d) arrays become too expensive.
+# If d is at least this large, sample in span coordinates, because (V, d) arrays become too expensive.
 LARGE = 16_384
 
 
 class Rows(NamedTuple):
-    """E (V, d), p (d,) and v, (d,) or (d, K), in any coordinates."""
+    """Parameters E (V, d), p (d,) and v, (d,) or (d, K), in any coordinates."""
 
     E: Array
     p: Array
@@ -54,21 +54,21 @@ def infinite_by_name(model: Any) -> None:
 
 
 def start(key: Array, *, vocab_size: int, dim: Dim, num_classes: int, dtype: DTypeLike) -> Rows:
-    """Sample E, p and v as in `embeddings_query_head`, in span coordinates if these are fewer than d.
+    """Sample E, p and v as in `embeddings_query_head`, in coordinates of their span if d exceeds m.
 
-    For d < 16,384 the result is a rotation of the vectors of `embeddings_query_head`. For larger d it has the
-    same distribution but different values for the same key, because no array of size d is created. For d = ∞
-    it is deterministic.
+    For d < 16,384, the result is a rotation of the vectors from `embeddings_query_head`. For larger d, no
+    array of size d is created: the result has the same distribution, but different values for the same key.
+    For d = ∞, it is deterministic.
 
     Args:
         key: PRNG key.
         vocab_size: V. Increasing V does not change the existing inner products.
         dim: d, or "inf".
-        num_classes: K. Two classes have a single read-out vector.
+        num_classes: K. For two classes, there is a single read-out vector.
         dtype: dtype of the parameters.
 
     Returns:
-        E (V, m), p (m,) and v, (m,) or (m, K); with d coordinates if d ≤ m.
+        E (V, m), p (m,) and v, (m,) or (m, K); if d ≤ m, with d coordinates instead of m.
     """
     m = coordinates(vocab_size, num_classes)
     if dim == "inf":
@@ -81,17 +81,17 @@ def start(key: Array, *, vocab_size: int, dim: Dim, num_classes: int, dtype: DTy
 
 
 def in_span(rows: Rows) -> Rows:
-    """Return E, p and v in coordinates of their span, with the same inner products."""
+    """Return E, p and v expressed in coordinates of their span, with the same inner products."""
     return _apart(_factor(_together(rows)), 2 if rows.v.ndim == 1 else rows.v.shape[1])
 
 
 def basis(
     key: Array, *, vocab_size: int, dim: int, num_classes: int, dtype: DTypeLike
 ) -> Float[Array, "d m"]:
-    """Return Q, which maps the parameters of `start` to R^d, before or after training: x = Q x_m.
+    """Return Q, which maps the parameters from `start`, before or after training, to R^d: x = Q x_m.
 
     The arguments are those of `start`, with d > m. For d < 16,384, Q maps the initial parameters to the
-    vectors of `embeddings_query_head`. For larger d, Q is a random isometry.
+    vectors from `embeddings_query_head`. For larger d, Q is a random isometry.
     """
     sizes: dict[str, Any] = {"vocab_size": vocab_size, "dim": dim, "num_classes": num_classes, "dtype": dtype}
     Q, R = jnp.linalg.qr(_together(Rows(*embeddings_query_head(key, **sizes))).T)
@@ -99,10 +99,11 @@ def basis(
 
 
 def _factor(rows: Float[Array, "m d"]) -> Float[Array, "m m"]:
-    """Return the lower triangular L with positive diagonal and L Lᵀ = X Xᵀ, for rows X."""
+    """Return the lower triangular L with positive diagonal such that L Lᵀ = X Xᵀ, where X is `rows`."""
     m, d = rows.shape
     if 2 * m <= d:
-        # Normal rows are then well conditioned, and a matrix product is ten times faster than reflections.
+        # For large d, random normal rows are well conditioned, and a matrix product is ten times faster than
+        # Householder reflections.
         return jnp.linalg.cholesky(jnp.matmul(rows, rows.T, precision="highest"))
     R = jnp.linalg.qr(rows.T, mode="r")
     return R.T * _signs(R)
@@ -113,7 +114,7 @@ def _signs(R: Float[Array, "m m"]) -> Float[Array, " m"]:
 
 
 def _together(rows: Rows) -> Float[Array, "m d"]:
-    # p and v come first, so that increasing V only appends rows to the triangular factor.
+    # Put p and v first, so that increasing V only appends rows to the triangular factor.
     return jnp.concatenate([rows.p[None], jnp.atleast_2d(rows.v.T), rows.E])
 
 
@@ -124,11 +125,11 @@ def _apart(rows: Float[Array, "m k"], num_classes: int) -> Rows:
 
 
 def _bartlett(key: Array, m: int, dim: int, num_classes: int, dtype: DTypeLike) -> Float[Array, "m m"]:
-    """Sample L for rows N(0, I/d): √d L has normal entries below the diagonal χ_d, χ_(d-1), ..."""
+    """Sample L for rows from N(0, I/d): √d L has χ_d, χ_(d-1), ... on the diagonal, normal entries below."""
 
     def row(i: Array) -> Array:
         below, diagonal = jax.random.split(jax.random.fold_in(key, i))
-        # A chi-squared variable with k degrees of freedom is twice a gamma variable of shape k/2.
+        # A chi-squared variable with k degrees of freedom is twice a gamma variable with shape parameter k/2.
         chi = jnp.sqrt(2 * jax.random.gamma(diagonal, ((dim - i) / 2).astype(dtype)))
         return jnp.where(columns < i, jax.random.normal(below, (m,), dtype), jnp.where(columns == i, chi, 0))
 

@@ -1,4 +1,4 @@
-"""Starts: initial parameter values that a study uses instead of those of the model."""
+"""Starts: initial parameter values that a study uses in place of those sampled by the model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,13 +17,13 @@ from jaxattn.data.arrays import read_array
 
 @declare(rotation_invariant=True)
 def zero(key: Array, drawn: Array) -> Array:
-    """Return θ_0 = 0."""
+    """Return zeros, θ_0 = 0."""
     return jnp.zeros_like(drawn)
 
 
 @declare(rotation_invariant=True)
 def scaled(key: Array, drawn: Array, *, scale: float | Array) -> Array:
-    """Return θ_0 = scale · (the initial value sampled by the model).
+    """Return the initial value sampled by the model, multiplied by `scale`.
 
     Args:
         key: PRNG key (unused).
@@ -36,17 +36,17 @@ def scaled(key: Array, drawn: Array, *, scale: float | Array) -> Array:
 def from_file(
     key: Array, drawn: Array, *, tokens: Sequence[str], file: FilePath, vocabulary: FilePath | None = None
 ) -> Array:
-    """Read θ_0 from a file: `.npy`, or `FILE.safetensors:KEY`.
+    """Read θ_0 from a file: `FILE.npy` or `FILE.safetensors:KEY`.
 
-    With `vocabulary`, a text file with one token per line, row k of the array is the row of the token in line
-    k + 1. Tokens of the corpus that are not listed keep the value sampled by the model.
+    If `vocabulary` is given, row k of the array belongs to the token in line k + 1 of that file. Tokens of
+    the corpus that are not listed keep the value sampled by the model.
 
     Args:
         key: PRNG key (unused).
         drawn: the value sampled by the model.
-        tokens: the V token names.
+        tokens: names of the V tokens.
         file: path of the file, relative to the sweep file.
-        vocabulary: text file with the token of each row; by default, rows follow the corpus vocabulary.
+        vocabulary: text file with one token per line; by default, rows follow the corpus vocabulary.
 
     Raises:
         InputError: a file cannot be read, or its shape or tokens do not match the model and corpus.
@@ -62,7 +62,7 @@ def from_file(
     place = {token: k for k, token in enumerate(lines)}
     index = np.array([place.get(token, -1) for token in tokens])
     if (index < 0).all():
-        raise InputError(f"{vocabulary}: contains no token of the corpus; write one token per line")
+        raise InputError(f"{vocabulary}: contains none of the tokens in the corpus; write one token per line")
     known = jnp.asarray((index >= 0).reshape(-1, *(1,) * (drawn.ndim - 1)))
     return jnp.where(known, jnp.asarray(rows[np.maximum(index, 0)], drawn.dtype), drawn)
 
@@ -77,7 +77,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def kind_of(table: dict[str, Any]) -> str | None:
-    """Infer the kind of a start from the keys of its table, if it has none."""
+    """Infer the kind of a start from the keys of its table; None if the keys do not determine it."""
     return "file" if "file" in table else "scaled" if "scale" in table else None
 
 

@@ -1,4 +1,4 @@
-"""Two attention layers: H = Softmax(E_X E_Xᵀ) E_X without parameters, then the read-out from H."""
+"""Two attention layers: parameter-free self-attention H = Softmax(E_X E_Xᵀ) E_X, then a read-out from H."""
 
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from jaxattn.models.initial import sizes
 from jaxattn.models.one_layer import Params, init, scores_and_values
 from jaxattn.models.span import Dim, infinite_by_name
 
-# The parameters, their initial values, and E p and E v are those of the one-layer model.
+# The parameters, their initial values, and E p and E v are the same as in the one-layer model.
 __all__ = ["Params", "TwoLayer", "init", "outputs", "scores_and_values"]
 
 
@@ -31,7 +31,7 @@ def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
 
 
 class TwoLayer(Model[Corpus], frozen=True, kw_only=True):
-    """Self-attention without parameters, then attention with the query p.
+    """Parameter-free self-attention, followed by attention with the query p.
 
     Attributes:
         residual: True for a residual connection around self-attention.
@@ -49,23 +49,23 @@ class TwoLayer(Model[Corpus], frozen=True, kw_only=True):
         infinite_by_name(self)
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Sample the parameters; see the module's `init`."""
+        """Sample the parameters; see `two_layer.init`."""
         return init(key, **sizes(like), dim=self.dim, dtype=dtype)
 
     def outputs(self, params: Params, data: Corpus) -> Array:
-        """Compute the outputs f, (n,) or (n, K); see the module's `outputs`."""
+        """Compute the outputs f, (n,) or (n, K); see `two_layer.outputs`."""
         return outputs(params, data, residual=self.residual)
 
     scores_and_values = staticmethod(scores_and_values)
 
     def in_span(self) -> "TwoLayer":
-        """Return the model in coordinates of the span of its parameters; see `models.span`."""
-        # A subclass may depend on the axes of R^d.
+        """Return the model with its parameters expressed in coordinates of their span; see `models.span`."""
+        # A subclass may not be invariant under rotations of R^d.
         return TwoLayerInSpan(dim=self.dim, residual=self.residual) if type(self) is TwoLayer else self
 
 
 class TwoLayerInSpan(TwoLayer, frozen=True, kw_only=True):
-    """`TwoLayer` in coordinates of the span of E, p and v, if there are fewer than d."""
+    """`TwoLayer` in coordinates of the span of E, p and v, for a span of fewer than d dimensions."""
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Sample the parameters; see `span.start`."""

@@ -46,15 +46,15 @@ def init(
     dtype: DTypeLike = jnp.float32,
     weights: SquareInit = "identity",
 ) -> Params:
-    """Sample E, p and v as in `one_layer.init`; W1 and W2 are the identity or have entries N(0, 1/d).
+    """Sample E, p and v as in `one_layer.init`. W1 and W2 are the identity, or have entries from N(0, 1/d).
 
-    With `weights="identity"` the model is initially equal to the two-layer model without weights.
+    With `weights="identity"`, the model is initially equivalent to the two-layer model without weights.
 
     Raises:
-        InputError: as for `one_layer.init`, or `weights` is neither "identity" nor "normal".
+        InputError: as in `one_layer.init`, or `weights` is neither "identity" nor "normal".
 
     Source:
-        The initial W1 and W2 are not published; these are this library's choice.
+        The initial W1 and W2 are not published; this library chooses them.
     """
     E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
     W1, W2 = (square_matrix(jax.random.fold_in(key, number), dim, dtype, weights) for number in (1, 2))
@@ -80,7 +80,7 @@ def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
 
 
 class TwoLayerWeights(Model[Corpus], frozen=True, kw_only=True):
-    """Self-attention with a trained matrix W1, then attention with the query W2 p.
+    """Self-attention with a trained matrix W1, followed by attention with the query W2 p.
 
     Attributes:
         residual: True for a residual connection around self-attention.
@@ -95,26 +95,26 @@ class TwoLayerWeights(Model[Corpus], frozen=True, kw_only=True):
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v", "W1", "W2")
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
-        """Sample the parameters; see the module's `init`."""
+        """Sample the parameters; see `two_layer_weights.init`."""
         return init(key, **sizes(like), dim=self.dim, dtype=dtype)
 
     def outputs(self, params: Params, data: Corpus) -> Array:
-        """Compute the outputs f, (n,) or (n, K); see the module's `outputs`."""
+        """Compute the outputs f, (n,) or (n, K); see `two_layer_weights.outputs`."""
         return outputs(params, data, residual=self.residual)
 
     scores_and_values = staticmethod(scores_and_values)
 
 
-# Number of rows multiplied at a time.
+# Number of matrix rows multiplied at a time.
 ROWS = 512
 
 
 def _embedding_product(
     corpus: Corpus, table: Float[Array, "V d"], matrix: Float[Array, "d m"]
 ) -> Float[Array, "V m"]:
-    """Compute E W, (V, m), with zero rows for tokens that a minibatch does not contain.
+    """Compute E W, (V, m), with E = `table` and W = `matrix`.
 
-    For corpora that are not minibatches, and for small tables, all rows are computed.
+    For a minibatch, rows for tokens that do not occur in it are zero, unless the table is small.
     """
     if corpus.mean_entries is None or len(table) <= ROWS:
         return table @ matrix
@@ -137,7 +137,7 @@ def _forward(corpus: Corpus, table: Array, matrix: Array) -> tuple[Array, Any]:
 
 
 def _backward(residuals: Any, cotangent: Array) -> tuple[Any, ...]:
-    """Compute ∂L/∂E_s = Ḡ_s Wᵀ and ∂L/∂W = Σ_s E_s Ḡ_sᵀ, for tokens s of the corpus."""
+    """Compute ∂L/∂E_s = Ḡ_s Wᵀ and ∂L/∂W = Σ_s E_s Ḡ_sᵀ, for tokens s in the corpus, with Ḡ = ∂L/∂(E W)."""
 
     def compute(corpus: Corpus, table: Array, matrix: Array, cotangent: Array) -> Any:
         def visit(tokens: Array, own: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -158,7 +158,7 @@ _vmappable_product.defvjp(_forward, _backward)
 def _fold(corpus: Corpus, visit: Any, carry: Any) -> Any:
     bags, size = corpus.bags, corpus.vocab_size
     token = jnp.where(bags.count > 0, bags.index.astype(jnp.int32), size)
-    # Use integers, because GPUs have no atomic operations on booleans.
+    # Use integers, because GPUs have no atomic operations on Booleans.
     is_held = jnp.zeros(size, jnp.int32).at[token].set(1, mode="drop") > 0
     # Pad with the out-of-range id V, which `mode="drop"` ignores.
     held = jnp.full(-(-size // ROWS) * ROWS, size, jnp.int32)

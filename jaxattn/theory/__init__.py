@@ -1,7 +1,7 @@
 """Theory: predicted limits of training dynamics, and certificates that a run converged to them.
 
 For a custom selection rule, pass `Constraints` to `max_margin_from_constraints`. `certify_max_margin`
-certifies the solution of any solver.
+certifies solutions from any solver.
 """
 
 from typing import TYPE_CHECKING
@@ -67,7 +67,7 @@ __all__ = [
     "write_certificate",
 ]
 
-# Names that moved since version 0.2 raise an error with their new location.
+# Accessing a name that moved after version 0.2 raises an error that states its new location.
 __getattr__, _ = lazy(
     __name__,
     dict.fromkeys(("certify_exactly", "write_certificate"), "jaxattn.theory.exact_certificate")

@@ -8,14 +8,15 @@ from jaxattn.theory.certificate import COINCIDE, Solution
 
 # Maximum number of violated pairs to examine between two scans of all pairs.
 _POOL = 64
-# Up to this size of the difference matrix, every iteration scans all pairs.
+# Maximum number of entries of the difference matrix for which every iteration scans all pairs.
 _WHOLE = 200_000
-# A difference counts as linearly dependent on the active ones if its orthogonal part is smaller than this.
+# A difference counts as linearly dependent on the active differences if its orthogonal component is shorter
+# than this.
 _DEPENDENT = 1e-11
 
 
 class _Factor:
-    """QR factors of the active differences, N = Q R with N (r, k), which are updated when columns change."""
+    """QR factors of the active differences, N = Q R with N (r, k), updated when columns change."""
 
     def __init__(self, dim: int) -> None:
         self._q = np.zeros((dim, dim + 1), order="F")
@@ -31,10 +32,10 @@ class _Factor:
         return self._r[: len(self.active), : len(self.active)]
 
     def split(self, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Decompose n = N x + z with z orthogonal to N, and return Qᵀ n and z."""
+        """Decompose n = N x + z, where z is orthogonal to the columns of N. Return Qᵀ n and z."""
         inside = self.q.T @ n
         z = n - self.q @ inside
-        # A second pass keeps Q orthogonal up to rounding if most of n cancels.
+        # If most of n cancels, a second pass keeps Q orthogonal up to rounding.
         if z @ z < 0.25 * (n @ n):
             more = self.q.T @ z
             inside, z = inside + more, z - self.q @ more
@@ -75,26 +76,28 @@ def active_set(
     max_steps: int,
     start: np.ndarray | None = None,
 ) -> Solution:
-    """Solve min ½ ‖p‖² s.t. p·(L_s - L_s') ≥ b for all pairs, without forming all differences.
+    """Solve min ½ ‖p‖² s.t. p·(L_s - L_s') ≥ b for all pairs (s, s'), without forming all differences.
 
-    The method keeps p optimal for a set of active pairs. It uses the scores L p to scan all pairs, adds a
-    violated pair, and drops active pairs when their multipliers would become negative. ‖p‖ only increases, so
-    1 / ‖p‖ is an upper bound on the margin. If a violated difference is a combination of active ones with
-    coefficients ≤ 0, the coefficients prove that no direction separates the selection.
+    The method keeps p optimal for a set of active pairs. It scans all pairs using the scores L p, adds a
+    violated pair, and drops active pairs whose multipliers would become negative. ‖p‖ only increases, so
+    1 / ‖p‖ is an upper bound on the margin. If a violated difference is a combination of active
+    differences with coefficients ≤ 0, the coefficients prove that no direction separates the selected
+    tokens.
 
     A scan costs O(V r + m) and a step O(r k), with k ≤ r active pairs. Memory is O(V r + r² + m).
 
     Args:
-        rows: (V, r) float64; embeddings, scaled to a maximum norm of about 1.
-        better: (m,) int; the selected token of each pair.
-        worse: (m,) int; the unselected token of each pair.
+        rows: L, (V, r) float64; embeddings, scaled to a maximum norm of about 1.
+        better: (m,) int; the selected token s in each pair.
+        worse: (m,) int; the unselected token s' in each pair.
         required: b ≥ 0, not all zero; (m,) or a scalar.
         tolerance: relative duality gap at which the method stops. Rounding may stop it earlier.
         max_steps: maximum number of pairs to add or drop.
-        start: (k,) int; pairs with positive multipliers in the solution of fewer pairs, to continue from.
+        start: (k,) int; pairs to start from, such as those with positive multipliers in the solution of a
+            problem with fewer pairs.
 
     Returns:
-        The multipliers; if the problem is infeasible, those that prove it.
+        The multipliers. If the problem is infeasible, the multipliers prove this.
 
     Source: Goldfarb and Idnani, Mathematical Programming 27 (1983); partial pricing is added here.
     """
@@ -144,7 +147,7 @@ def active_set(
                 proof[pair] += 1.0
                 return Solution(proof, steps)
             violation = required[pool] - differences @ p
-        # The factors represent the active pairs exactly, while running sums accumulate rounding errors.
+        # The factors represent the active pairs exactly, whereas running sums accumulate rounding errors.
         p, multipliers = _solve_active(factor, required)
     return Solution(spread_out(multipliers), steps)
 
@@ -152,10 +155,10 @@ def active_set(
 def _add_pair(
     factor: _Factor, p: np.ndarray, multipliers: np.ndarray, pair: int, n: np.ndarray, required: float
 ) -> tuple[np.ndarray, np.ndarray, int, bool]:
-    """Add a violated pair with difference n, and drop pairs with multipliers that would become negative.
+    """Add a violated pair with difference n, and drop pairs whose multipliers would become negative.
 
-    Return p, the multipliers, the number of steps, and whether the pair was added. If not, no direction
-    separates the selection, and the multipliers, with 1 for the new pair, prove it.
+    Return p, the multipliers, the number of steps, and True if the pair was added. If it was not added, no
+    direction separates the selected tokens, and the multipliers, with 1 for the new pair, prove this.
     """
     own, steps = 0.0, 0
     while True:
@@ -187,7 +190,7 @@ def _solve_active(factor: _Factor, required: np.ndarray) -> tuple[np.ndarray, np
 
 
 def _most_violated(violation: np.ndarray, worse: np.ndarray, slack: float) -> np.ndarray:
-    """Return up to _POOL violated pairs, the worst first, each with a different unselected token."""
+    """Return up to _POOL violated pairs, worst first, each with a different unselected token."""
     pairs = np.flatnonzero(violation > slack)
     keep = 50 * _POOL
     if len(pairs) > keep:

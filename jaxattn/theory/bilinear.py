@@ -1,7 +1,7 @@
-"""Max-margin matrices of bilinear scores xᵀ W z, in Frobenius and nuclear norm, with certificates.
+"""Max-margin matrices for bilinear scores xᵀ W z, in the Frobenius and nuclear norms, with certificates.
 
-The scores of an attention head are bilinear in a token x and a query z. With W = W_Kᵀ W_Q, gradient flow on W
-is biased towards the Frobenius norm, and gradient flow on W_K and W_Q towards the nuclear norm.
+The scores in an attention head are bilinear in a token x and a query z. With W = W_Kᵀ W_Q, gradient flow on W
+is biased towards a small Frobenius norm, and gradient flow on W_K and W_Q towards a small nuclear norm.
 """
 
 from typing import Literal, NamedTuple
@@ -15,32 +15,34 @@ from jaxattn.theory.certificate import Status
 from jaxattn.theory.selection import require_finite
 
 Norm = Literal["frobenius", "nuclear"]
-# Most violated pairs per sequence that a round adds to the working set.
+# Maximum number of violated pairs per sequence to add to the working set in each round.
 _ADDED = 2
 _MOST_ROUNDS = 200
-# Sums of differences, and scores, below this fraction of the lengths are rounding.
+# Scores, and sums of differences, below this fraction of the lengths involved are treated as rounding error.
 _VANISHES = 1e-14
-# The barrier method: relative gap of the first rounds, and the factor to that of later ones.
+# Relative duality gap for the first rounds of the barrier method, and its reduction factor in later rounds.
 _COARSE = 1e-2
-# Factor between two values of t and their largest number; Newton steps for each, and their last decrement.
+# Factor between successive values of the barrier parameter t, maximum number of values, maximum number of
+# Newton steps per value, and Newton decrement at which these steps stop.
 _FASTER, _MOST_VALUES, _NEWTON_STEPS, _CENTRED = 12.0, 30, 40, 1e-9
-# Largest number of points of the central path that are extrapolated to its end.
+# Maximum number of points on the central path from which its end is extrapolated.
 _EXTRAPOLATED = 5
 
 
 class BilinearMargin(NamedTuple):
-    """A max-margin matrix and its certificate, in float64.
+    """Max-margin matrix and its certificate, in float64.
 
-    For multipliers λ ≥ 0 of the pairs, Y = Σ λ u zᵀ, every matrix V has a margin of at most
-    ‖V‖ ‖Y‖* / Σ λ, where ‖·‖* is the dual norm: Frobenius for Frobenius, spectral for nuclear.
+    For multipliers λ ≥ 0 and Y = Σ λ u zᵀ, summed over pairs (u, z) of a token difference and a query, every
+    matrix V has a margin of at most ‖Y‖* / Σ λ, where the margin of V is min uᵀ V z / ‖V‖. Here ‖·‖* is the
+    dual norm: the Frobenius norm is its own dual, and the spectral norm is the dual of the nuclear norm.
 
     Attributes:
-        matrix: (a, b); the shortest W with uᵀ W z ≥ 1 for all pairs, zero if none was found.
-        margin: min over pairs of uᵀ W z / ‖W‖; 0 if W does not separate.
-        margin_bound: ‖Y‖* / Σ λ, an upper bound on the margin of every matrix; inf if there is no pair.
+        matrix: (a, b); the minimum-norm W with uᵀ W z ≥ 1 for all pairs, or zero if none was found.
+        margin: min over pairs of uᵀ W z / ‖W‖; 0 if W does not separate the pairs.
+        margin_bound: ‖Y‖* / Σ λ, an upper bound on the margin of every matrix; inf if there are no pairs.
         multipliers: (m,); λ.
-        status: SOLVED, LOOSE (the gap is above the tolerance), NOTHING (no pairs), INFEASIBLE (the sum Y of
-            nonzero multipliers vanishes) or UNDECIDED.
+        status: SOLVED, LOOSE (the gap is above the tolerance), NOTHING (no pairs), INFEASIBLE (Y vanishes
+            although some multipliers are nonzero) or UNDECIDED.
     """
 
     matrix: np.ndarray
@@ -51,19 +53,21 @@ class BilinearMargin(NamedTuple):
 
     @property
     def duality_gap(self) -> float:
-        """1 - (margin / margin_bound)²; 0 if there is no pair, 1 if W does not separate."""
+        """Duality gap 1 - (margin / margin_bound)²; 0 without pairs, 1 if W does not separate the pairs."""
         if self.status == Status.NOTHING:
             return 0.0
         return max(1 - (self.margin / self.margin_bound) ** 2, 0.0) if self.margin > 0 else 1.0
 
 
 class _Pairs(NamedTuple):
-    """Pairs with difference u_c and query z_i(c), scaled to a largest length of 1.
+    """Pairs c with difference u_c and query z_i(c), where i(c) is the sequence of the pair.
+
+    Differences and queries are scaled to a maximum norm of 1.
 
     Attributes:
         u: (m, a); differences of tokens.
         z: (n, r); queries in coordinates of their span.
-        sequence: (m,); the query of each pair.
+        sequence: (m,); index i(c) of each pair's sequence.
     """
 
     u: np.ndarray
@@ -71,15 +75,15 @@ class _Pairs(NamedTuple):
     sequence: np.ndarray
 
     def of(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return u and z of the chosen pairs."""
+        """Return u and z for the chosen pairs."""
         return self.u[chosen], self.z[self.sequence[chosen]]
 
     def values(self, W: np.ndarray) -> np.ndarray:
-        """Return uᵀ W z of every pair, (m,)."""
+        """Return the product uᵀ W z for each pair, (m,)."""
         return np.einsum("ca,ca->c", self.u, (self.z @ W.T)[self.sequence])
 
     def weighted_sum(self, multipliers: np.ndarray) -> np.ndarray:
-        """Return Σ λ u zᵀ, (a, r)."""
+        """Return the matrix Σ λ u zᵀ, (a, r), summed over pairs."""
         used = np.flatnonzero(multipliers)
         u, z = self.of(used)
         return (u * multipliers[used, None]).T @ z
@@ -93,26 +97,28 @@ def bilinear_max_margin(
     norm: Norm = "frobenius",
     tolerance: float = 1e-8,
 ) -> BilinearMargin:
-    """Find the shortest matrix that scores selected tokens higher by 1 than the others of their sequence.
+    """Find the minimum-norm matrix that scores selected tokens at least 1 above all others in their sequence.
 
         W_mm = argmin ‖W‖  s.t.  u_cᵀ W z_i(c) ≥ 1  for all pairs c,
 
-    where u_c = x_s - x_t for a selected token s and another token t of sequence i(c), and z_i is its query.
-    Cutting planes add violated pairs, and the method needs only inner products of u and of z. The Frobenius
-    norm uses a dual active set, the nuclear norm a barrier method on the dual, max Σ λ with ‖Y‖_2 ≤ 1.
+    where u_c = x_s - x_t for a selected token s and another token t in sequence i(c), and z_i is the
+    query of sequence i. Violated pairs are added as cutting planes, and only the inner products between
+    the u and between the z are needed. The method is a dual active set for the Frobenius norm. For the
+    nuclear norm, it is a barrier method on the dual problem, max Σ λ with ‖Y‖_2 ≤ 1, where Y = Σ_c λ_c
+    u_c z_i(c)ᵀ.
 
     Args:
-        differences: (m, a) float; u of each pair.
-        queries: (n, b) float; z of each sequence.
+        differences: (m, a) float; u for each pair.
+        queries: (n, b) float; z for each sequence.
         sequence: (m,) int in [0, n); the sequence of each pair.
         norm: "frobenius" or "nuclear".
-        tolerance: largest relative duality gap of a solved problem.
+        tolerance: relative duality gap up to which the problem counts as solved.
 
     Returns:
-        The matrix with its certificate; `status` records a problem that has no solution.
+        The matrix with its certificate. If the problem has no solution, `status` records this.
 
     Raises:
-        InputError: shapes do not match, or an array contains NaN or inf.
+        InputError: the shapes do not match, or an array contains NaN or inf.
 
     Source: Tarzanagh et al. 2023 (arXiv 2308.16898), the attention SVM in both norms.
     """
@@ -125,7 +131,9 @@ def bilinear_max_margin(
         )
     require_finite(differences=u, queries=z)
     if len(u) and not 0 <= sequence.min() <= sequence.max() < len(z):
-        raise InputError(f"sequence: {sequence.min()} to {sequence.max()}; expected rows of {len(z)} queries")
+        raise InputError(
+            f"sequence: {sequence.min()} to {sequence.max()}; expected indices from 0 to {len(z) - 1}"
+        )
     shape = (u.shape[1], z.shape[1])
     if len(u) == 0:
         return BilinearMargin(np.zeros(shape), np.inf, np.inf, np.zeros(0), Status.NOTHING)
@@ -154,18 +162,18 @@ def span(z: Float[np.ndarray, "n b"]) -> Float[np.ndarray, "b r"]:
 
 
 def _largest_length(rows: np.ndarray) -> float:
-    # The squares of very small or large entries would underflow or overflow.
+    # Rescale, because squares of very small or large entries would underflow or overflow.
     largest = np.abs(rows).max()
     return float(largest * np.linalg.norm(rows / largest, axis=1).max())
 
 
 def _frobenius(pairs: _Pairs, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return W and multipliers with the smallest gap, by a dual active set with cutting planes."""
+    """Return the W and multipliers with the smallest gap, using a dual active set with cutting planes."""
     chosen = _shortest(pairs)
     multipliers, best = np.zeros(len(pairs.u)), None
     for _ in range(_MOST_ROUNDS):
         u, z = pairs.of(chosen)
-        # Rows with the inner products of the chosen pairs, and the zero row that they are compared with.
+        # Rows with the same inner products as the chosen pairs, to be compared with a zero row.
         rows = _cholesky((u @ u.T) * (z @ z.T))
         solution = active_set(
             np.concatenate([rows, np.zeros((1, rows.shape[1]))]),
@@ -194,12 +202,12 @@ def _frobenius(pairs: _Pairs, tolerance: float) -> tuple[np.ndarray, np.ndarray]
 
 
 def _shortest(pairs: _Pairs) -> np.ndarray:
-    """Return the pair of each sequence with the shortest difference, which is the hardest to separate."""
+    """Return each sequence's pair with the shortest difference, the hardest pair to separate."""
     return _worst(np.linalg.norm(pairs.u, axis=1), pairs.sequence, 1)
 
 
 def _worst(values: np.ndarray, sequence: np.ndarray, number: int) -> np.ndarray:
-    """Return the indices of the `number` smallest values of each sequence."""
+    """Return the indices of the `number` smallest values in each sequence."""
     order = np.lexsort((values, sequence))
     _, first = np.unique(sequence[order], return_index=True)
     rank = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
@@ -238,7 +246,7 @@ def _certify(
 
 
 def _cholesky(gram: np.ndarray) -> np.ndarray:
-    """Return rows L, (m, r), with L Lᵀ = gram, of numerical rank r."""
+    """Return rows L, (m, r), with L Lᵀ = gram, where r is the numerical rank."""
     from scipy.linalg.lapack import dpstrf  # slow to import
 
     factor, pivots, rank, _ = dpstrf(gram, lower=1, tol=1e-13 * gram.diagonal().max())
@@ -248,8 +256,8 @@ def _cholesky(gram: np.ndarray) -> np.ndarray:
 
 
 def _nuclear(pairs: _Pairs, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return W and multipliers with the smallest gap, by a barrier method with cutting planes."""
-    # The pairs that matter in the Frobenius norm are a good start.
+    """Return the W and multipliers with the smallest gap, using a barrier method with cutting planes."""
+    # The active pairs for the Frobenius norm are a good starting set.
     W, multipliers = _frobenius(pairs, 1e-6)
     if not pairs.values(W).min() > 0:
         return W, multipliers
@@ -276,12 +284,12 @@ def _nuclear(pairs: _Pairs, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _central_path(u: np.ndarray, z: np.ndarray, target: float) -> tuple[np.ndarray, np.ndarray]:
-    """Follow the central path of the dual problem until the relative gap is at most `target`; return λ and W.
+    """Follow the central path of the dual problem until the relative gap is at most `target`. Return λ and W.
 
-        λ(t) = argmin -t Σ λ - log det(1 - YᵀY) - Σ log λ,   W(t) = (2/t) Y (1 - YᵀY)⁻¹.
+        λ(t) = argmin -t Σ λ - log det(1 - YᵀY) - Σ log λ,   W(t) = (2/t) Y (1 - YᵀY)⁻¹,   Y = Σ λ u zᵀ.
 
-    At λ(t) all pairs have uᵀ W z = 1 + 1/(t λ) ≥ 1, and the gap vanishes as t grows. The path ends early
-    where rounding prevents a smaller gap.
+    At λ(t), all pairs have uᵀ W z = 1 + 1/(t λ) ≥ 1, and the gap vanishes as t grows. The path ends early if
+    rounding prevents a smaller gap.
     """
     multipliers = np.full(len(u), 0.5 / np.linalg.norm(u.T @ z, 2))
     t, products = 1 / multipliers[0], (u @ u.T, z @ z.T)
@@ -290,7 +298,7 @@ def _central_path(u: np.ndarray, z: np.ndarray, target: float) -> tuple[np.ndarr
     for _ in range(_MOST_VALUES):
         try:
             multipliers, W = _centre(u, z, products, multipliers, t)
-        except np.linalg.LinAlgError:  # rounding makes the Hessian indefinite
+        except np.linalg.LinAlgError:  # rounding has made the Hessian indefinite
             break
         path = [*path, (multipliers, W)][-_EXTRAPOLATED:]
         points = [path[-1], *(_at_infinity(path[-k:]) for k in range(2, len(path) + 1))]
@@ -305,8 +313,8 @@ def _central_path(u: np.ndarray, z: np.ndarray, target: float) -> tuple[np.ndarr
 
 
 def _at_infinity(path: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Extrapolate λ and W to t = ∞, by the polynomial in 1/t through the given points."""
-    x = _FASTER ** np.arange(len(path), 0, -1)  # multiples of 1/t
+    """Extrapolate λ and W to t = ∞ using the polynomial in 1/t through the given points."""
+    x = _FASTER ** np.arange(len(path), 0, -1)  # proportional to 1/t
     weights = [np.prod([other / (other - each) for other in x if other != each]) for each in x]
     multipliers, W = zip(*path, strict=True)
     return np.tensordot(weights, multipliers, 1), np.tensordot(weights, W, 1)
@@ -321,7 +329,7 @@ def _path_gap(u: np.ndarray, z: np.ndarray, multipliers: np.ndarray, W: np.ndarr
 def _centre(
     u: np.ndarray, z: np.ndarray, products: tuple[np.ndarray, np.ndarray], multipliers: np.ndarray, t: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Minimise the barrier function at t by Newton's method with a line search; return λ and W."""
+    """Minimise the barrier function at t by Newton's method with a line search. Return λ and W."""
     from scipy.linalg import cho_factor, cho_solve  # slow to import
 
     def barrier(x: np.ndarray) -> float:
@@ -335,10 +343,10 @@ def _centre(
         left, size, right = np.linalg.svd((u * multipliers[:, None]).T @ z, full_matrices=False)
         apart = (1 - size) * (1 + size)
         zs, us = z @ right.T, u @ left
-        # Inner products with (1 - YYᵀ)⁻¹, (1 - YᵀY)⁻¹ and Y (1 - YᵀY)⁻¹.
+        # Inner products with respect to (1 - YYᵀ)⁻¹, (1 - YᵀY)⁻¹ and Y (1 - YᵀY)⁻¹.
         outer = (products[0] + (us * (1 / apart - 1)) @ us.T) * (products[1] + (zs * (1 / apart - 1)) @ zs.T)
         mixed = (us * (size / apart)) @ zs.T
-        # Steps are relative to λ, so that the Hessian of the logarithms is the identity.
+        # Steps are scaled by λ, so that the Hessian of the logarithmic terms is the identity.
         gradient = multipliers * (2 * np.diagonal(mixed) - t) - 1
         hessian = 2 * (outer + mixed * mixed.T) * np.outer(multipliers, multipliers)
         hessian[np.diag_indices(len(u))] += 1
@@ -348,7 +356,7 @@ def _centre(
             break
         last = decrement
         length = min(1.0, 0.95 / max(-step.min(), 1e-300))
-        if decrement > 0.1:  # else full steps converge, and rounding would mislead a line search
+        if decrement > 0.1:  # below 0.1, full steps converge, and rounding would mislead a line search
             now = barrier(multipliers)
             while barrier(multipliers * (1 + length * step)) > now - 0.1 * length * decrement:
                 length /= 2

@@ -13,32 +13,39 @@ from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.theory.constraints import Constraints
 from jaxattn.theory.infeasible import proves_infeasible
 
-# Relative size below which rounding may have turned a sum of differences from zero into nonzero.
+# Relative size below which a nonzero sum of differences may be due to rounding.
 INFEASIBLE = 1e-14
-# Outside of this range, squares or multipliers of keys overflow or underflow float64.
+# Range of key lengths outside which squares of keys, or multipliers, overflow or underflow in float64.
 SMALLEST, LARGEST = 1e-140, 1e140
-# Embeddings that differ by less than this fraction of the longest one count as equal.
+# Embeddings count as equal if they differ by less than this fraction of the longest embedding.
 COINCIDE = 1e-13
-# Unit roundoff of float64, and the number of pairs processed at a time in extended precision.
+# Machine epsilon of float64, and number of pairs processed at a time in extended precision.
 _EPS, _BLOCK = 2.0**-52, 4096
-# A relative duality gap below this may come from rounding in a sum with large multipliers.
+# A relative duality gap below this may be due to rounding in a sum with large multipliers.
 _ROUNDING = 1e-5
-# Tolerance, as a cosine, for pairs with required margin 0.
+# Tolerance for pairs with required margin 0, as the cosine between p and the difference of the pair.
 _LEVEL = 1e-12
-# p is feasible only if ties, and pairs with required margin 0, hold up to this fraction of the margin.
+# p is feasible only if it violates ties and required margins of 0 by at most this fraction of the margin.
 _UNTIED = 1e-8
 
 
 class Status(IntEnum):
-    """Outcome of a max-margin problem; `MaxMargin.reason` describes it.
+    """Outcome of a max-margin problem. `MaxMargin.reason` describes it in words.
 
     SOLVED: the duality gap is within the tolerance.
-    NOTHING: there is no pair of tokens to separate, and p = 0.
-    LOOSE: p meets all constraints, but its duality gap is above the tolerance.
-    INFEASIBLE: the multipliers prove that no p meets all constraints.
-    CIRCLE: the pairs form a cycle in which each token must outrank the next, which is infeasible for any
-    keys. UNDECIDED: the solver found neither a feasible p nor a proof that none exists. INVALID: not
-    attempted, because the input is not valid.
+
+    NOTHING: there are no pairs of tokens to separate, and p = 0.
+
+    LOOSE: p satisfies all constraints, but its duality gap is above the tolerance.
+
+    INFEASIBLE: the multipliers prove that no p satisfies all constraints.
+
+    CIRCLE: the pairs form a cycle in which each token must score higher than the next, which is
+    infeasible for any keys.
+
+    UNDECIDED: the solver found neither a feasible p nor a proof that none exists.
+
+    INVALID: not attempted, because the input is invalid.
     """
 
     SOLVED = 0
@@ -64,37 +71,39 @@ _REASONS = {
 
 @struct.dataclass(repr=False)
 class MaxMargin(Brief):
-    """A max-margin direction and its certificate. NumPy arrays, float64; a batch adds a leading axis.
+    """Max-margin direction and its certificate, as float64 NumPy arrays. A batch adds a leading axis.
 
-    With pairs (s, s') and ties (s, s''), p = Σ λ (E_s - E_s') + Σ μ (E_s - E_s''), λ ≥ 0. The largest margin
-    of any unit direction lies between `margin` and `margin_bound`, so
+    With pairs (s, s') and ties (s, s''), p = Σ λ (E_s - E_s') + Σ μ (E_s - E_s''), λ ≥ 0. The largest
+    margin of any unit direction lies between `margin` and `margin_bound`, so
 
-        ‖p - p_mm‖² ≤ duality_gap ‖p‖²   and   1 - cos(p, p_mm) ≤ 1 - √(1 - duality_gap).
+        ‖p - p_mm‖² ≤ duality_gap ‖p‖²   and   1 - cos(p, p_mm) ≤ 1 - √(1 - duality_gap),
 
-    For another norm q of `certify_max_margin`, the norm of p is ℓ_q and the norm of the sums is its dual. The
-    bounds on the margin still hold, but the bounds on the distance to p_mm do not.
+    where p_mm is the exact solution. If `certify_max_margin` is called with q ≠ 2, the norm of p is ℓ_q,
+    and the norm of the sum is its dual. The bounds on the margin still hold, but the bounds on the
+    distance to p_mm do not.
 
-    If the problem is infeasible, some multipliers near the given ones, with Σ λ = 1, make the sum exactly 0,
-    so no direction has a positive product with every difference. `dual_residual`, at most 1e-14, is the norm
-    of the floating-point sum relative to the lengths of the differences. An undecided problem is neither
-    `feasible` nor `infeasible`.
+    If the problem is infeasible, there are exact multipliers close to the returned ones, with Σ λ = 1,
+    for which the sum is exactly 0, so no direction has a positive inner product with every difference. In
+    that case `dual_residual` is at most 1e-14; it is the norm of the computed sum relative to the lengths
+    of the differences. An undecided problem is neither `feasible` nor `infeasible`.
 
     Attributes:
-        p: (d,); the vector of minimum norm with p·(E_s - E_s') ≥ 1 for all pairs; NaN if there is none.
-        margin: (); 1 / ‖p‖; 0 if no separating direction was found, inf if there is no pair.
+        p: (d,); the minimum-norm vector with p·(E_s - E_s') ≥ 1 for all pairs; NaN if there is none.
+        margin: (); 1 / ‖p‖; 0 if no separating direction was found, inf if there are no pairs.
         margin_bound: (); upper bound on the margin, ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ.
         pairs: (k, 2) int32; support pairs (s, s'), which have a positive multiplier.
-        multipliers: (k,); λ of the support pairs; 0 for the padding of a batch.
-        ties: (t, 2) int32; tied tokens, each paired with the smallest token of its group.
+        multipliers: (k,); λ of the support pairs; 0 for padding in a batch.
+        ties: (t, 2) int32; tied tokens, each paired with the smallest token in its group.
         tie_multipliers: (t,); μ, of any sign.
         primal_residual: (); largest violation of a pair or tie by p; NaN if not feasible.
-        dual_residual: (); ‖p - Σ λ (E_s - E_s') - Σ μ (E_s - E_s'')‖ / ‖p‖, summed pair by pair. For a norm
-            other than 2, the relative gap in Hölder's inequality between p and the sum. If not feasible: ‖Σ λ
-            (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ ‖E_s - E_s'‖, including rounding. No direction that
-            satisfies the ties has a larger cosine with every difference.
-        duality_gap: (); 1 - (margin / margin_bound)², the relative gap of ½ ‖p‖²; 1 if not feasible.
-        num_pairs: () int; number of distinct pairs of the problem.
-        iterations: () int; iterations of the solver.
+        dual_residual: (); ‖p - Σ λ (E_s - E_s') - Σ μ (E_s - E_s'')‖ / ‖p‖, with the sum accumulated pair
+            by pair. For a norm other than 2, the relative gap in Hölder's inequality between p and the
+            sum. If not feasible: ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ ‖E_s - E_s'‖, including
+            rounding. No direction that satisfies the ties has a cosine above this value with every
+            difference.
+        duality_gap: (); 1 - (margin / margin_bound)², the relative gap in ½ ‖p‖²; 1 if not feasible.
+        num_pairs: () int; number of distinct pairs in the problem.
+        iterations: () int; number of solver iterations.
         status: () int8; a `Status`.
     """
 
@@ -114,17 +123,17 @@ class MaxMargin(Brief):
 
     @property
     def feasible(self) -> Leaf:
-        """True if p satisfies all constraints, bool or (S,) bool. False does not prove that no p does."""
+        """Bool or (S,) bool; True if p satisfies all constraints. False does not prove infeasibility."""
         return self._is(Status.SOLVED, Status.NOTHING, Status.LOOSE)
 
     @property
     def infeasible(self) -> Leaf:
-        """True if the multipliers prove that no p satisfies all constraints, bool or (S,) bool."""
+        """Bool or (S,) bool; True if the multipliers prove that no p satisfies all constraints."""
         return self._is(Status.INFEASIBLE, Status.CIRCLE)
 
     @property
     def decided(self) -> Leaf:
-        """1 if feasible, 0 if infeasible, NaN if neither is proven, float or (S,) float."""
+        """Float or (S,) float; 1 if feasible, 0 if infeasible, NaN if neither is proven."""
         decided = np.where(self.feasible, 1.0, np.where(self.infeasible, 0.0, np.nan))
         return float(decided) if decided.ndim == 0 else decided
 
@@ -134,17 +143,17 @@ class MaxMargin(Brief):
 
     @property
     def reason(self) -> str | list[str]:
-        """Description of the outcome; a list for a batch."""
+        """Description of the outcome, or a list of descriptions for a batch."""
         if np.ndim(self.status) == 0:
             return _REASONS[Status(int(self.status))]
         return [_REASONS[Status(int(status))] for status in self.status]
 
 
 class Solution(NamedTuple):
-    """Output of a solver. The certificate does not rely on it, but is recomputed from the multipliers.
+    """Solver output. The certificate relies only on its multipliers.
 
     Attributes:
-        multipliers: (m,) float64; λ of every pair, up to a common positive factor.
+        multipliers: (m,) float64; λ for each pair, up to a common positive factor.
         iterations: number of iterations.
     """
 
@@ -153,7 +162,7 @@ class Solution(NamedTuple):
 
 
 class _Tight(NamedTuple):
-    """Pairs with a positive multiplier, (k,), their differences (k, d), and those of the ties (t, d)."""
+    """Pairs with a positive multiplier, (k,), their differences (k, d), and tie differences (t, d)."""
 
     support: np.ndarray
     pairs: np.ndarray
@@ -176,18 +185,18 @@ def certify_max_margin(
     p is scaled until it satisfies all constraints. By Hölder's inequality with 1/q + 1/q* = 1, the
     multipliers bound the margin of every unit direction:
 
-        1 / ‖p‖_q ≤ margin ≤ ‖Σ λ (Φ_s - Φ_s') + Σ μ (Φ_s - Φ_s'')‖_q* / Σ λ b,   b = required.
+        1 / ‖p‖_q ≤ margin ≤ ‖Σ λ (Φ_s - Φ_s') + Σ μ (Φ_s - Φ_s'')‖_q* / Σ λ b,   b = required,
 
-    If no multiple of p satisfies the constraints, the multipliers are checked as a proof that no vector does.
-    Solver errors can only widen the gap.
+    with pairs (s, s') and ties (s, s''). If no multiple of p satisfies the constraints, the multipliers are
+    checked as a proof that no vector does. Solver errors can only widen the gap.
 
     Args:
         keys: (V, d) float64; Φ.
         constraints: m pairs and t ties.
         multipliers: (m,) float64; λ, up to a positive factor. Negative entries count as 0.
         tie_multipliers: (t,) float64; μ, of any sign, with the same factor as λ.
-        tolerance: largest relative duality gap of a solved problem.
-        p: (d,) float64; the direction, of any length. Default: the sum with the given multipliers.
+        tolerance: relative duality gap up to which the problem counts as solved.
+        p: (d,) float64; the direction, with any norm. Default: the sum with the given multipliers.
         q: order of the norm of p, from 1 to ∞ (`math.inf`).
         iterations: number of solver iterations, copied to the result.
 
@@ -203,7 +212,7 @@ def certify_max_margin(
     if len(multipliers) != len(better) or len(tie_multipliers) != len(ties):
         raise InputError(
             f"multipliers {np.shape(multipliers)}, tie_multipliers {np.shape(tie_multipliers)} for "
-            f"{len(better)} pairs and {len(ties)} ties; expected one multiplier for each"
+            f"{len(better)} pairs and {len(ties)} ties; pass one multiplier per pair and one per tie"
         )
     if not required.any():
         return unsolved(Status.NOTHING, E.shape[1], ties=ties)
@@ -217,7 +226,7 @@ def certify_max_margin(
     differences = E[ends[:, 0]] - E[ends[:, 1]]
     summed, sizes = both @ differences, np.abs(both) * lengths(differences)
     dual = dual_norm(q)
-    # Bound componentwise relative rounding errors of the differences and their sum.
+    # Bound the componentwise relative rounding errors of the differences and of their sum.
     errors = sizes if q == 2 else np.abs(both) * [norm(row, dual) for row in differences]
     length = norm(summed, dual) + _EPS * errors.sum()
     found: dict[str, Any] = {
@@ -232,7 +241,7 @@ def certify_max_margin(
     weight, tie_weight = np.split(both, [len(support)])
     if p is None:
         share = sizes[: len(support)] @ (required[support] > 0)
-        # If the two tokens of every pair have equal embeddings, the sum is exactly zero.
+        # If the two tokens of every pair have equal embeddings, the weighted sum is exactly zero.
         same = not differences[both != 0].any()
         residual = length / share if share > 0 else 0.0 if same else np.inf
         proven = residual <= INFEASIBLE and proves_infeasible(E, pairs, ties, weight, tie_weight)
@@ -260,7 +269,7 @@ def certify_max_margin(
 
 
 def unsolved(status: Status, dim: int, *, ties: np.ndarray | None = None) -> MaxMargin:
-    """Build the result of a problem that has no constraints or was not solved."""
+    """Build the result for a problem without constraints, or for a problem that was not solved."""
     nothing = status == Status.NOTHING
     ties = np.zeros((0, 2), np.int32) if ties is None else ties
     return MaxMargin(
@@ -285,9 +294,10 @@ def _values(
 ) -> tuple[np.ndarray, float]:
     """Compute p·(E_s - E_s') for all pairs, (m,), and an upper bound on |p·(E_s - E_s'')| for the ties.
 
-    Rounding errors of scores are relative to the longest embeddings, which may be much larger than the
-    margin. Candidates for the smallest value are therefore recomputed from the difference. If this cancels
-    too, they are computed in extended precision, minus their rounding error.
+    Rounding errors in scores are proportional to the longest embeddings, which may be much larger than
+    the margin. Candidates for the smallest value are therefore recomputed from the difference of
+    embeddings. If terms also cancel in this product, it is computed in extended precision, and a bound on
+    its rounding error is subtracted.
     """
     better, worse, _, _, required = constraints
     scores, sizes, strict = E @ p, lengths(E) * np.linalg.norm(p), required > 0
@@ -308,7 +318,7 @@ def _at_least(rows: np.ndarray, p: np.ndarray) -> np.ndarray:
     small = values < 1e-4 * size
     if small.any():
         exactly = rows[small].astype(np.longdouble) @ p.astype(np.longdouble)
-        # Include the rounding of the differences, and of p when it is scaled.
+        # Include the rounding errors of the differences, and of p when it is scaled.
         error = len(p) * float(np.finfo(np.longdouble).eps) + _EPS
         values[small] = exactly.astype(float) - error * size[small]
     return values
@@ -322,13 +332,13 @@ def _scaled(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarra
     below = np.flatnonzero((values < 0) & (constraints.required == 0))
     if not (lowest > 0 and max(sunk, untied) <= _UNTIED * lowest):
         return None
-    # A value that is small relative to the margin may be the exact product with a short difference.
+    # A value that is small relative to the margin may still be exact, if the difference of its pair is short.
     size = lengths(E[constraints.better[below]] - E[constraints.worse[below]]) * np.linalg.norm(p)
     return p / lowest if (values[below] >= -_LEVEL * size).all() else None
 
 
 def _stationarity(p: np.ndarray, summed: np.ndarray, q: float) -> float:
-    """Compute the relative distance of the sum from the gradient of ½ ‖p‖_q²."""
+    """Compute the relative deviation of the weighted sum of differences from the gradient of ½ ‖p‖_q²."""
     if q == 2:
         return float(np.linalg.norm(p - summed) / np.linalg.norm(p))
     return float(1 - p @ summed / (norm(p, q) * norm(summed, dual_norm(q))))
@@ -347,12 +357,12 @@ def _tightened(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.nda
 
 
 def dual_norm(q: float) -> float:
-    """Return the dual exponent q*, with 1/q + 1/q* = 1."""
+    """Return the exponent q* of the dual norm, where 1/q + 1/q* = 1."""
     return np.inf if q == 1 else 1.0 if q == np.inf else q / (q - 1)
 
 
 def norm(x: np.ndarray, q: float) -> float:
-    """Compute ‖x‖_q of (D,), divided by the largest entry first so that no power overflows."""
+    """Compute ‖x‖_q of x, (D,), dividing by the largest entry first so that powers do not overflow."""
     if q in (1, 2, np.inf):
         return float(np.linalg.norm(x, q))
     largest = np.abs(x).max(initial=np.finfo(float).tiny)
@@ -367,7 +377,7 @@ def lengths(rows: np.ndarray) -> np.ndarray:
 def bounds(
     rows: np.ndarray, multipliers: np.ndarray, required: np.ndarray | float = 1.0
 ) -> tuple[float, float]:
-    """Return lower and upper bounds on the largest m with A p ≥ m b for a unit direction p.
+    """Return lower and upper bounds on the largest m for which A p ≥ m b holds for some unit direction p.
 
         min over b > 0 of (A w) / b / ‖w‖ ≤ margin ≤ ‖w‖ / λ·b  with  w = Aᵀ λ.
 
@@ -388,7 +398,10 @@ def bounds(
 
 
 def reached(differences: np.ndarray, required: np.ndarray) -> tuple[float, float]:
-    """Compute the largest m with A w ≥ m b for b > 0, and the largest violation of A w ≥ 0 for b = 0."""
+    """Compute the largest m with v ≥ m b where b > 0, and the largest violation of v ≥ 0 where b = 0.
+
+    Here v is `differences`, the products of a direction with the differences, and b is `required`.
+    """
     strict = required > 0
     lowest = float((differences[strict] / required[strict]).min(initial=np.inf))
     return lowest, -float(differences[~strict].min(initial=0.0))

@@ -1,19 +1,20 @@
-"""Verify a certificate of a max-margin direction in exact arithmetic, using only the standard library.
+"""Verify a certificate for a max-margin direction in exact arithmetic, using only the standard library.
 
     python check_certificate.py CERTIFICATE.json
 
 The data are keys K_s (one float64 vector per token) and sequences X of distinct tokens, with one selected
-token each. A vector q separates the selection if, for every X with selected token s and every other token t,
+token each. A vector q separates the selected tokens if, for every X with selected token s and every other
+token t,
 
     q·(K_s - K_t) ≥ 1.
 
 "Accepted" means that one of the following holds exactly for the data with the printed SHA-256:
 
-- If the file contains P, with p = P / scale: p separates the selection, and no separating vector is shorter
-  than √(1 - gap) ‖p‖. Proof: for λ ≥ 0 and w = Σ λ (K_s - K_t), every separating vector q satisfies Σ λ ≤ q·w
-  ≤ ‖q‖ ‖w‖, and the file contains λ with 1 - (Σ λ)² / (‖w‖² ‖p‖²) ≤ gap.
-- Otherwise: no vector separates the selection. Proof: the file contains λ > 0 with w = 0, and a separating
-  vector q would satisfy 0 < Σ λ ≤ q·w = 0.
+- If the file contains P, with p = P / scale: p separates the selected tokens, and no separating vector is
+  shorter than √(1 - gap) ‖p‖. Proof: for λ ≥ 0 and w = Σ λ (K_s - K_t), every separating vector q satisfies
+  Σ λ ≤ q·w ≤ ‖q‖ ‖w‖, and the file contains λ with 1 - (Σ λ)² / (‖w‖² ‖p‖²) ≤ gap.
+- Otherwise: no vector separates the selected tokens. Proof: the file contains λ > 0 with w = 0, and a
+  separating vector q would satisfy 0 < Σ λ ≤ q·w = 0.
 
 "Accepted" does not imply that the data come from an experiment, or that training converges to p.
 """
@@ -29,7 +30,7 @@ from typing import Any
 
 
 def require(condition: bool, reason: str) -> None:
-    """Reject the certificate unless a condition holds."""
+    """Reject the certificate unless the condition holds."""
     if not condition:
         raise ValueError(reason)
 
@@ -38,7 +39,7 @@ def read(data: bytes) -> tuple[int, int, list[tuple[int, list[int]]]]:
     """Parse the number of tokens, the dimension, and the selected and other tokens of each sequence."""
     magic, tokens, dim, number = struct.unpack_from("<8s3q", data)
     require(magic == b"MAXMARG1" and min(tokens, dim, number) > 0, "the data are not in the format MAXMARG1")
-    begin = 32 + 8 * tokens * dim  # a sequence: its length, then s for the selected token, -1 - t for another
+    begin = 32 + 8 * tokens * dim  # per sequence: its length, s if selected, -1 - t for other tokens
     entries = struct.unpack(f"<{(len(data) - begin) // 4}i", data[begin:])
     found: list[tuple[int, list[int]]] = []
     place = 0
@@ -55,7 +56,7 @@ def read(data: bytes) -> tuple[int, int, list[tuple[int, list[int]]]]:
 
 
 def check(claim: dict[str, Any], data: bytes) -> str:
-    """Return the statement that was proved; raise ValueError if the certificate is rejected."""
+    """Return the statement that the certificate proves. Raise ValueError if the certificate is rejected."""
     digest = hashlib.sha256(data).hexdigest()
     require(digest == claim["sha256"], "the data are not those that the certificate was written for")
     tokens, dim, sequences = read(data)
@@ -71,7 +72,7 @@ def check(claim: dict[str, Any], data: bytes) -> str:
     p = claim.get("p", [0] * dim)
     require(all(type(x) is int for x in p) and len(p) == dim, f"P is not {dim} integers")
     keys = data[32 : 32 + 8 * tokens * dim]
-    # All keys are integer multiples of one power of two, 2^(1 - places).
+    # All keys are integer multiples of the same power of two, 2^(1 - places).
     places = max(x.as_integer_ratio()[1] for (x,) in struct.iter_unpack("<d", keys)).bit_length()
     scores, w = [], [0] * dim
     for token, row in enumerate(struct.iter_unpack(f"<{dim}d", keys)):
@@ -81,7 +82,7 @@ def check(claim: dict[str, Any], data: bytes) -> str:
     if "p" not in claim:
         require(not any(w), "Σ λ (K_s - K_t) is not 0")
         return f"no vector separates the selection {shown}"
-    for text in (claim["scale"], claim["gap"]):  # JSON would round numbers to float64
+    for text in (claim["scale"], claim["gap"]):  # strings, because JSON would round these numbers to float64
         require(type(text) is str and not set(text) - set("0123456789.Ee+-/"), "not a number in a string")
     scale, gap = Fraction(claim["scale"]) * 2 ** (places - 1), Fraction(claim["gap"])
     require(scale > 0 and 0 <= gap < 1, "the scale or the gap is out of range")

@@ -1,4 +1,4 @@
-"""Distinct constraints of a selection: pairs of tokens with a required score difference, and ties."""
+"""Distinct constraints imposed by a selection: pairs with a required score difference, and ties."""
 
 from typing import NamedTuple
 
@@ -13,17 +13,17 @@ from jaxattn.theory.selection import Selection
 class Constraints(NamedTuple):
     """Constraints on scores a = Φ p: a[better] ≥ a[worse] + required and a[ties[:, 0]] = a[ties[:, 1]].
 
-    `constraints` builds the constraints of a selection. To build others, compute `leader` with `tie_classes`.
-    Tied tokens form groups with equal scores, and `ties` pairs each token with the smallest token of its
-    group. Pairs that differ only by tied tokens are the same constraint and appear once, so there are at most
-    as many pairs as (sequence, token) entries in the corpus.
+    `constraints` builds the constraints for a selection. For other constraints, compute `leader` with
+    `tie_classes`. Tied tokens form groups with equal scores, and `ties` pairs each token with the smallest
+    token in its group. Pairs that differ only by tied tokens are the same constraint and appear once, so
+    there are no more pairs than (sequence, token) entries in the corpus.
 
     Attributes:
-        better: (m,) int32; the selected token of each pair.
-        worse: (m,) int32; the unselected token of each pair, from the same sequence.
+        better: (m,) int32; the selected token in each pair.
+        worse: (m,) int32; the unselected token in each pair, from the same sequence.
         ties: (t, 2) int32; pairs of tied tokens.
-        leader: (V,) int32; the smallest token of each token's group.
-        required: (m,) float64 ≥ 0; the required margin, 1 in the max-margin problem.
+        leader: (V,) int32; the smallest token in each token's group.
+        required: (m,) float64 ≥ 0; the required score difference, 1 in the max-margin problem.
     """
 
     better: np.ndarray
@@ -36,12 +36,12 @@ class Constraints(NamedTuple):
 def constraints(corpus: Corpus, selection: Selection, required: np.ndarray | None = None) -> Constraints:
     """Return the distinct constraints that a selection imposes on the scores, as NumPy arrays.
 
-        a_s ≥ a_s' + required,   a_s = a_s''   for all X, s, s'' ∈ S_X, s' ∈ X \\ S_X.
+        a_s ≥ a_s' + required,   a_s = a_s''   for all X, s, s'' ∈ S_X, and s' ∈ X with s' ∉ S_X.
 
     Args:
         corpus: n sequences over V tokens.
-        selection: the selected tokens S_X of each sequence, at least one.
-        required: (R, W) float ≥ 0; the required margin of each unselected bag entry, 1 by default.
+        selection: the selected tokens S_X in each sequence, at least one.
+        required: (R, W) float ≥ 0; the required margin for each unselected bag entry, 1 by default.
 
     Returns:
         The constraints, sorted by the group of the better token, then by the group of the worse token.
@@ -53,7 +53,7 @@ def constraints(corpus: Corpus, selection: Selection, required: np.ndarray | Non
     vocab, mask = corpus.vocab_size, np.asarray(selection.mask)
     if mask.shape != corpus.bags.index.shape:
         raise InputError(
-            f"selection: made for bags {mask.shape}, not {corpus.bags.index.shape}; recompute the "
+            f"selection: computed for bags {mask.shape}, not {corpus.bags.index.shape}; recompute the "
             "selection for this corpus"
         )
     present, sequence, token = distinct_tokens(corpus)
@@ -85,15 +85,15 @@ def constraints(corpus: Corpus, selection: Selection, required: np.ndarray | Non
 def distinct_tokens(
     corpus: Corpus,
 ) -> tuple[Bool[np.ndarray, "R W"], Int[np.ndarray, " N"], Int[np.ndarray, " N"]]:
-    """Return the distinct tokens of each sequence as flat NumPy arrays.
+    """Return the distinct tokens in each sequence as flat NumPy arrays.
 
     Args:
         corpus: n sequences over V tokens, with R bag rows of W entries.
 
     Returns:
-        A mask of the N bag entries with a token, (R, W) bool, the sequence of each of them, (N,) int, and its
-        token, (N,) int. Boolean indexing with the mask, as in `corpus.bags.count[present]`, gives the same
-        order.
+        A mask of the N bag entries that contain a token, (R, W) bool; the sequence of each such entry, (N,)
+        int; and its token, (N,) int. The order is that of Boolean indexing with the mask, as in
+        `corpus.bags.count[present]`.
     """
     bags = corpus.bags
     present = np.asarray(bags.count) > 0
@@ -102,9 +102,10 @@ def distinct_tokens(
 
 
 def find_cycle(constraints: Constraints) -> np.ndarray:
-    """Find pairs that form a cycle a > b ≥ ... ≥ a up to ties; return their indices (k,) or none.
+    """Find constraints that form a cycle a > b ≥ ... ≥ a, treating tied tokens as equal.
 
-    Such pairs are infeasible for any embeddings.
+    No embeddings satisfy such constraints. Return their indices, (k,), or an empty array if there is no
+    cycle.
     """
     from scipy.sparse import coo_array, csr_array  # slow to import
     from scipy.sparse.csgraph import breadth_first_order, connected_components
@@ -114,7 +115,7 @@ def find_cycle(constraints: Constraints) -> np.ndarray:
     tail, head = leader[constraints.better], leader[constraints.worse]
     if not np.isin(tail, head).any():
         return np.zeros(0, int)
-    pair = np.arange(1, len(tail) + 1)  # from 1, because sparse matrices drop zeros
+    pair = np.arange(1, len(tail) + 1)  # numbered from 1, because sparse matrices drop zeros
     graph = csr_array(coo_array((pair, (tail, head)), shape=(vocab, vocab)))
     component = connected_components(graph, directed=True, connection="strong")[1]
     inside = np.flatnonzero((component[tail] == component[head]) & (constraints.required > 0))
@@ -130,9 +131,9 @@ def find_cycle(constraints: Constraints) -> np.ndarray:
 
 
 def find_equal_keys(E: np.ndarray, constraints: Constraints) -> int | None:
-    """Return the index of a pair that is infeasible on its own, or None.
+    """Return the index of a pair that is infeasible on its own, or None if there is no such pair.
 
-    Its tokens have equal embeddings and a positive required margin.
+    The two tokens in such a pair have equal embeddings but a positive required margin.
     """
     better, worse, *_, required = constraints
     size = np.einsum("ij,ij->i", E, E)
@@ -147,11 +148,11 @@ def tie_classes(
 ) -> Int[np.ndarray, " V"]:
     """Return the smallest token in each token's group of tied tokens, (V,) int32.
 
-    A token without a tie forms its own group.
+    A token that is not tied forms its own group.
 
     Args:
-        one: (t,) int; first token of each tie.
-        other: (t,) int; second token of each tie.
+        one: (t,) int; first token in each tie.
+        other: (t,) int; second token in each tie.
         vocab_size: V.
     """
     from scipy.sparse import coo_array  # slow to import

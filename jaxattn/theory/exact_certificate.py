@@ -1,4 +1,4 @@
-"""Integer certificates of max-margin directions, for `check_certificate.py`, which imports no library."""
+"""Integer certificates for max-margin directions, verified by the dependency-free `check_certificate.py`."""
 
 import hashlib
 import json
@@ -18,16 +18,16 @@ from jaxattn.theory.constraints import distinct_tokens
 from jaxattn.theory.infeasible import exact_multipliers
 from jaxattn.theory.selection import Selection
 
-# Number of bits of the largest entry of p, and of the largest multiplier, as integers.
+# Number of bits of the integers to which the largest entry of p and the largest multiplier are scaled.
 _BITS = 80
 
 
 class ExactCertificate(NamedTuple):
-    """Exact certificate, which `check_certificate.check` verifies.
+    """Exact certificate, to be verified by `check_certificate.check`.
 
     Attributes:
-        claim: content of the JSON file: the SHA-256 of the data, the multipliers and, unless the selection is
-            infeasible, p, scale and gap.
+        claim: contents of the JSON file: the SHA-256 of the data, the multipliers and, unless the
+            selection is infeasible, p, scale and gap.
         data: the keys, the sequences and the selection, as bytes.
         gap: the proven relative gap; NaN for an infeasible selection.
     """
@@ -38,7 +38,7 @@ class ExactCertificate(NamedTuple):
 
 
 def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> ExactCertificate:
-    """Certify a max-margin direction, or that none exists, in exact arithmetic.
+    """Certify, in exact arithmetic, a max-margin direction or the absence of any separating direction.
 
         p·(Φ_s - Φ_t) ≥ 1  for every X, its selected token s and its other tokens t,
         ‖q‖² ≥ (1 - gap) ‖p‖²  for every q that satisfies these constraints;
@@ -48,25 +48,23 @@ def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> 
     Args:
         scores: the keys Φ (m, D) and bags of the problem.
         selection: the selection, with one distinct token per sequence.
-        answer: the result of `max_margin(scores, selection)`.
+        answer: the solution, as returned by `max_margin(scores, selection)`.
 
     Raises:
         InputError: `answer` is a batch or undecided, the selection has ties, p does not separate the
-            selection exactly, or no exact multipliers are found for an infeasible selection of more than 128
-            pairs.
+            selected tokens exactly, or no exact multipliers are found for an infeasible selection with
+            more than 128 pairs.
 
     Source:
         Weak duality and Gordan's theorem.
     """
     if np.ndim(answer.margin) != 0 or len(answer.pairs) == 0 or np.isnan(answer.decided):
         raise InputError(
-            f"answer: not a single decided problem ({answer.reason}); pass the result of max_margin "
+            f"answer: a batch, empty or undecided ({answer.reason}); pass a decided result of max_margin "
             "for one problem"
         )
     if len(answer.ties):
-        raise InputError(
-            "selection: several distinct tokens of a sequence tie; select one token per sequence"
-        )
+        raise InputError("selection: distinct tokens in a sequence are tied; select one token per sequence")
     keys = np.ascontiguousarray(scores.keys, np.float64)
     sequences = _sequences(scores, selection)
     entries = [x for s, others in sequences for x in (1 + len(others), s, *(-1 - t for t in others))]
@@ -81,7 +79,7 @@ def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> 
     scale = min(exact[s] - exact[t] for s, others in sequences for t in others)
     if scale <= 0:
         raise InputError(
-            "answer: p does not separate the selection in exact arithmetic; lower the tolerance of max_margin"
+            "answer: p does not separate the selected tokens exactly; lower the tolerance of max_margin"
         )
     total = sum(x for *_, x in pairs)
     gap = 1 - Fraction(total**2 * scale**2, sum(x * x for x in w) * sum(x * x for x in p))
@@ -92,10 +90,11 @@ def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> 
 def write_certificate(
     path: str | Path, scores: Scores, selection: Selection, answer: MaxMargin
 ) -> ExactCertificate:
-    """Write the certificate of `certify_exactly` to a JSON file, and its data to a `.bin` file next to it.
+    """Write the certificate from `certify_exactly` to a JSON file, and its data to a `.bin` file next to it.
 
-    `python jaxattn/theory/check_certificate.py PATH` verifies them with Python's standard library only. The
-    gap of the returned certificate is exact; `answer.duality_gap` is computed in floating point.
+    `python jaxattn/theory/check_certificate.py PATH` verifies both files using only Python's standard
+    library. The gap in the returned certificate is exact, whereas `answer.duality_gap` is computed in
+    floating point.
 
     Args:
         path: the JSON file.
@@ -113,7 +112,7 @@ def write_certificate(
 
 
 def save_certificate(path: str | Path, certificate: ExactCertificate) -> None:
-    """Write the claim to a JSON file, and the data to a `.bin` file next to it."""
+    """Write the claim of a certificate to a JSON file, and its data to a `.bin` file next to it."""
     path = Path(path)
     with writing(path):
         path.with_suffix(".bin").write_bytes(certificate.data)
@@ -143,7 +142,7 @@ def _sequences(scores: Scores, selection: Selection) -> list[tuple[int, list[int
 
 
 def _integers(x: np.ndarray) -> list[int]:
-    """Round numbers to integer multiples of a common power of two, with _BITS bits for the largest."""
+    """Round numbers to integers after scaling by a power of two, so that the largest has _BITS bits."""
     shift = _BITS - math.frexp(float(np.abs(x).max()))[1]
     return [round(Fraction(value) * Fraction(2) ** shift) for value in x.tolist()]
 
@@ -151,7 +150,10 @@ def _integers(x: np.ndarray) -> list[int]:
 def _scores_and_sum(
     keys: np.ndarray, p: list[int], pairs: list[tuple[int, int, int]]
 ) -> tuple[list[int], list[int], Fraction]:
-    """Compute K p and Σ λ (K_s - K_t) exactly, in integer multiples of a power of two; return it too."""
+    """Compute K p and Σ λ (K_s - K_t) exactly, where K are the keys and `pairs` contains (s, t, λ).
+
+    Return both as integers, and their unit.
+    """
     net = dict.fromkeys(range(len(keys)), 0)
     for s, t, weight in pairs:
         net[s], net[t] = net[s] + weight, net[t] - weight

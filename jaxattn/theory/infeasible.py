@@ -1,12 +1,12 @@
-"""Prove that no direction separates a selection.
+"""Proof that no direction separates the selected tokens.
 
-By Gordan's and Motzkin's theorems the constraints p·D_i > 0, p·T_j = 0 have no solution if and only if Σ λ_i
-D_i + Σ μ_j T_j = 0 for some λ ≥ 0 that is not zero. A sum that is small in floating point does not prove
-this: the differences (±1, 1e-16) have a small sum, but (0, 1) separates them. It counts as a proof only if
+By Gordan's and Motzkin's theorems, the constraints p·D_i > 0, p·T_j = 0 have no solution if and only if
+Σ λ_i D_i + Σ μ_j T_j = 0 for some nonzero λ ≥ 0. A sum that is small in floating point does not prove this:
+the differences (±1, 1e-16) have a small sum, but (0, 1) separates them. A small sum counts as a proof only if
 exact multipliers exist nearby:
 
 - If there are more differences than dimensions and they span the whole space, the remainder of the sum is a
-  combination of them, with coefficients that are too small to change a sign.
+  combination of the differences, with coefficients that are too small to change a sign.
 - Otherwise, the multipliers of a basis are computed in rational arithmetic, and every coordinate is checked.
 """
 
@@ -16,25 +16,26 @@ from operator import mul
 
 import numpy as np
 
-# Singular values below this fraction of the largest one may be rounding error.
+# Fraction of the largest singular value below which singular values may be rounding error.
 _DEPENDENT = 1e-9
-# Maximum number of multipliers to compute in rational arithmetic.
+# Maximum number of multipliers computed in rational arithmetic.
 _MOST = 60
 
 
 def proves_infeasible(
     E: np.ndarray, pairs: np.ndarray, ties: np.ndarray, multipliers: np.ndarray, tie_multipliers: np.ndarray
 ) -> bool:
-    """Return True if it is proven that multipliers near the given ones make the sum exactly zero.
+    """Return True if the sum is proven to be exactly zero for some multipliers near the given ones.
 
-    False does not prove the contrary.
+    The sum is Σ λ (E_s - E_s') over pairs plus Σ μ (E_s - E_s'') over ties. False does not prove that no
+    such multipliers exist.
 
     Args:
         E: (V, d) float64.
         pairs: (k, 2) int; pairs (s, s').
-        ties: (t, 2) int; pairs of tied tokens.
-        multipliers: (k,); λ > 0 of each pair.
-        tie_multipliers: (t,); μ of each tie.
+        ties: (t, 2) int; pairs of tied tokens (s, s'').
+        multipliers: (k,); λ > 0 for each pair.
+        tie_multipliers: (t,); μ for each tie.
     """
     ends = np.concatenate([pairs, ties])
     differences = E[ends[:, 0]] - E[ends[:, 1]]
@@ -51,15 +52,15 @@ def proves_infeasible(
 def exact_multipliers(
     E: np.ndarray, pairs: np.ndarray, multipliers: np.ndarray, most: int = 128
 ) -> list[Fraction] | None:
-    """Return multipliers near the given ones that make the sum of differences exactly zero, or None.
+    """Return multipliers near the given ones for which the sum of differences is exactly zero, or None.
 
         λ ≥ 0, not all zero, with Σ λ (E_s - E_s') = 0
 
     Args:
         E: (V, d) float64.
         pairs: (k, 2) int; pairs (s, s').
-        multipliers: (k,); λ > 0 of each pair.
-        most: maximum k. 100 multipliers take about 10 seconds, and the time grows like k⁵.
+        multipliers: (k,); λ > 0 for each pair.
+        most: maximum k. Computing 100 multipliers takes about 10 seconds, and the time grows like k⁵.
     """
     differences = E[pairs[:, 0]] - E[pairs[:, 1]]
     size = np.abs(differences).max(axis=1)
@@ -79,7 +80,7 @@ def _proved_by_span(rows: np.ndarray, weight: np.ndarray, pairs: int) -> bool:
     if not size[-1] > _DEPENDENT * size[0]:
         return False
     left = u @ (vt @ (weight @ rows) / size)
-    # Include the rounding errors of sums over k rows.
+    # Account for rounding errors in sums over k rows.
     rounding = k * np.finfo(float).eps * np.abs(weight).sum() / size[-1]
     return bool((np.abs(left) + rounding < weight)[:pairs].all())
 

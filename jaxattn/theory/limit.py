@@ -1,4 +1,4 @@
-"""Certificate for the limit of gradient flow on p, including tied tokens."""
+"""Certificates for limits of gradient flow on p, including limits with tied tokens."""
 
 from typing import Any
 
@@ -23,11 +23,11 @@ def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> Residual:
         Logistic:       -∂ℓ/∂f = y σ(-y f),     ∂²ℓ/∂f² = σ(y f) σ(-y f).
         Cross-entropy:  -∂ℓ/∂f = e_y - π = (1 - π_y) (e_y - π'),   ∂²ℓ/∂f² = Σ_k π_k (e_k - π)(e_k - π)ᵀ,
 
-    with π = softmax(f) and π' the softmax over the classes other than y.
+    where π = softmax(f) and π' is the softmax over the classes other than y.
 
     Args:
         f: (n, C) float64.
-        labels: (n,) int; -1 and +1 for two classes, 0 .. K-1 for more.
+        labels: (n,) int; y, -1 and +1 for two classes, 0 to K-1 for K > 2.
         num_classes: K.
     """
     if num_classes == 2:
@@ -39,52 +39,53 @@ def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> Residual:
     log_pi = f - np.logaddexp.reduce(f, axis=1, keepdims=True)
     log_size = np.logaddexp.reduce(np.where(own > 0, -np.inf, log_pi), axis=1)
     others = np.where(own > 0, 0, np.exp(log_pi - log_size[:, None]))
-    # Compute e_k - π, with 1 - π_y free of cancellation.
+    # Compute e_k - π. For the true class, sum the other probabilities to avoid cancellation in 1 - π_y.
     missing = np.where(own > 0, np.exp(log_size)[:, None], 1 - np.exp(log_pi))
     identity = np.eye(num_classes)
     modes = np.where(identity > 0, missing[:, :, None], -np.exp(log_pi)[:, None, :])
     return Residual(own - others, log_size, modes, log_pi)
 
 
-# Squared singular values below this fraction of the largest one are rounding error.
+# Fraction of the largest squared singular value below which squared singular values are rounding error.
 _DEPENDENT = 1e-12
-# At ‖p‖ = 1e6 scores are accurate to 1e-10, and forces have the same relative accuracy.
+# Relative size below which a force counts as zero. At ‖p‖ = 1e6, scores and forces are accurate to 1e-10.
 _ZERO = 1e-8
-# Used instead of a zero denominator.
+# Value that replaces a zero denominator.
 _TINY = np.finfo(float).tiny
-# A zero force may have up to this relative size at a duality gap of 1e-10.
+# Maximum relative size of a force that should be zero, at a duality gap of 1e-10.
 _NO_FORCE = 1e-5
-# p counts as on course if 1 - cos between p and the limit is at most this.
+# p is on course if its cosine distance from the limit, 1 - cos, is at most this.
 _ON_COURSE = 1e-3
 
 
 @struct.dataclass(repr=False)
 class Limit(Brief):
-    """Limit of p under gradient flow, with a certificate that the flow converges to it. NumPy, float64.
+    """Limit p_* of p under gradient flow, with a certificate that the flow converges to it.
 
-    The tokens on top of a sequence are those that attention selects in the limit. The rate of a pair is
-    p_*·(E_s - E_s') for s on top of a sequence and s' below the top. The force between them decays like
-    e^(-order · rate · ‖p‖/‖p_*‖).
+    All arrays are float64 NumPy arrays. The top tokens of a sequence are those that attention selects in
+    the limit. The rate of a pair is p_*·(E_s - E_s') for a top token s of a sequence and a token s' below
+    the top. The force between the two tokens decays like e^(-order · rate · ‖p‖/‖p_*‖).
 
     Attributes:
-        direction: solution of the max-margin problem of the limit. Its status is NOTHING if no force moves p,
-            so that the limit is finite.
-        away: (); 1 - cos between the score differences a_top - a_s, over all tokens s below the top, at p and
-            at p_*. Components of p that do not affect score differences are ignored. 0 if no force moves p.
-        gradient: (); norm of the gradient of the tied part of the loss on 𝒯, the span of the differences of
-            tied tokens, relative to the forces that cancel in it. 0 without ties.
-        curvature: (); smallest eigenvalue of its Hessian on 𝒯, relative to the largest; inf without ties.
-            Eigenvalues that are zero relative to the cancelling forces are excluded, and their eigenvectors
-            are called loose directions.
-        loose: (); component along the loose directions of the force that the tie multipliers represent,
+        direction: solution of the max-margin problem for the limit. Its status is NOTHING if no force
+            moves p, so that the limit is finite.
+        away: (); 1 - cos between the score differences at p and at p_*, taken over a_top - a_s for all
+            tokens s below the top. Components of p that do not affect score differences are ignored. 0 if
+            no force moves p.
+        gradient: (); norm of the gradient of the tied part of the loss on 𝒯, the span of the differences
+            of tied embeddings, relative to the forces that cancel in it. 0 if there are no ties.
+        curvature: (); smallest eigenvalue of the Hessian of the tied part on 𝒯, relative to the largest;
+            inf if there are no ties. Eigenvalues that are zero relative to the cancelling forces are
+            excluded, and their eigenvectors are called loose directions.
+        loose: (); component, along the loose directions, of the force represented by the tie multipliers,
             relative to ‖p_*‖. It must be zero, because no other force acts on tied tokens in these
             directions.
-        drawn: (); smallest rate of the attracting terms, inf if there are none. The rate of a second-order
-            term is the sum of the rates of its two pairs.
-        level: (); for attracting terms at rate 1, the largest component of their difference outside the span
-            of the active pairs, relative to its length; 0 if there are none.
-        idle: (); smallest rate of the pairs with forces that cancel; inf if there are none.
-        unknown: (); smallest rate of the pairs with forces that also cancel to second order, although the
+        drawn: (); smallest rate of the attracting terms, inf if there are none. The rate of a
+            second-order term is the sum of the rates of its two pairs.
+        level: (); for attracting terms with rate 1, the largest component of the key difference outside
+            the span of the active pairs, relative to the length of the difference; 0 if there are none.
+        idle: (); smallest rate of the pairs whose forces cancel; inf if there are none.
+        unknown: (); smallest rate of the pairs whose forces also cancel to second order, although the
             tied tokens do not respond; inf if there are none.
     """
 
@@ -105,11 +106,11 @@ class Limit(Brief):
 
     @property
     def reason(self) -> str:
-        """First condition that fails, with its value; "" if the certificate holds."""
+        """First condition of the certificate that fails, with its value; "" if the certificate holds."""
         return next((text for holds, text in self._conditions() if not holds), "")
 
     def brief(self) -> str:
-        """Summarise the certificate, or return the condition that fails."""
+        """Return a one-line summary of the certificate, or the first condition that fails."""
         return self.reason or f"certified, 1 - cos {float(self.away):.3g}, {self.direction.brief()}"
 
     def _conditions(self) -> list[tuple[Any, str]]:
@@ -142,34 +143,35 @@ def certify_limit(
 ) -> Limit:
     """Certify the limit of gradient flow on p, with fixed keys and values, from a point far along the path.
 
-        p_* = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s'') = 0  for tokens that tie,
-                                 p·(Φ_s - Φ_s') ≥ 1  for s on top of X and s' repelled from it.
+        p_* = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s'') = 0  for tokens s and s'' that tie,
+                                 p·(Φ_s - Φ_s') ≥ 1  for a top token s of X and s' repelled from it.
 
-    The tokens on top of a sequence are those that attention selects in the limit. For each token below the
-    top, add the forces of all sequences with the same group of tied tokens on top. The sum repels the token,
-    attracts it, or cancels.
+    The top tokens of a sequence are those that attention selects in the limit. For each token below the
+    top, the forces from all sequences with the same group of tied top tokens are added. The sum repels
+    the token from the top, attracts it, or cancels.
 
-    - Repelled: a rate of 1 is required.
+    - Repelled: a rate p·(Φ_s - Φ_s') of at least 1 is required.
     - Attracted: the token stays below the top if its rate is at least 1 without this constraint.
-    - Cancelled to first order: the force decays like e^(-2 gap). If it repels, a rate of 1/2 is required. If
-      the response of tied tokens cancels it, there is no force, and any positive rate is sufficient.
+    - Cancelled to first order: the force decays like e^(-2 gap). If it repels, a rate of 1/2 is required.
+      If the response of the tied tokens cancels it, there is no force, and any positive rate is
+      sufficient.
 
-    The max-margin problem requires ≥ 0 for pairs without a required rate. The score differences of tied
-    tokens converge to the minimum of the tied part of the loss, which is the loss with attention to the
-    tokens on top only. The flow returns to this minimum if it is strict on 𝒯, except along loose directions,
-    where the derivative of the forces is zero. All of this is local because the loss is not convex, so p must
-    already be close to the direction of p_*.
+    For pairs without a required rate, the max-margin problem requires a rate ≥ 0. The score differences
+    of tied tokens converge to the minimum of the tied part of the loss, in which only the top tokens
+    receive attention. The flow returns to this minimum if it is strict on 𝒯, the span of the differences
+    of tied keys, except along loose directions, where the derivative of the forces is zero. All of this
+    is local because the loss is not convex, so p must already be close to the direction of p_*.
 
     Args:
-        scores: keys Φ (m, D), values γ, and bags of n sequences; two classes and the logistic loss, or K > 2
-            classes and cross-entropy.
+        scores: keys Φ (m, D), values γ, and bags of n sequences; two classes and the logistic loss, or K
+            > 2 classes and cross-entropy.
         p: (D,); a point on the path, which determines the score differences of tied tokens.
-        selection: tokens on top of every sequence in the limit, `Path.selection`.
-        tolerance: largest relative duality gap of a solved problem.
+        selection: the top tokens of each sequence in the limit, `Path.selection`.
+        tolerance: relative duality gap up to which the problem counts as solved.
 
     Raises:
-        InputError: the scores have no values, an array contains NaN or inf, a sequence has no selected token,
-            or shapes do not match.
+        InputError: the scores have no values, an array contains NaN or inf, a sequence has no selected
+            token, or the shapes do not match.
 
     Source:
         docs/notes/exact_flow_ties.md.
@@ -183,13 +185,12 @@ def certify_limit(
     values = values.reshape(len(E), -1)
     found = constraints(corpus, selection)
     entries = _entries(corpus, selection, E @ p, values)
-    # Sequences that are correctly classified by a wide margin have weights e^(-y f) below the range of
-    # float64.
+    # For a sequence that is classified correctly by a wide margin, e^(-y f) underflows in float64.
     loss = residual(entries.f, np.asarray(corpus.targets), corpus.num_classes)
     gradient, curvature, slack, tied = _balance(E, found.leader, entries, loss)
     order = orders(E, entries, loss, tied)
     rate = _required(order)
-    # A token that ties with the selected ones without being selected makes the problem infeasible.
+    # If a token is tied with the selected tokens without being selected, the problem is infeasible.
     rate[~entries.chosen & (found.leader[entries.token] == found.leader[entries.top])] = 1
     required = np.zeros(np.shape(selection.mask))
     required[np.asarray(corpus.bags.count) > 0] = rate
@@ -220,7 +221,7 @@ def _entries(corpus: Corpus, selection: Selection, scores: np.ndarray, values: n
     top = first[sequence]
     times = np.asarray(corpus.bags.count)[present].astype(float)
     log_weight = np.log(times) + scores[token] - scores[top]
-    # Outputs that differ by the same constant in all classes are equivalent.
+    # Adding the same constant to the outputs of all classes has no effect, so subtract the last output.
     value = values[token] if values.shape[1] == 1 else (values - values[:, -1:])[token]
     highest = np.full(n, -np.inf)
     np.maximum.at(highest, sequence[chosen], log_weight[chosen])
@@ -251,7 +252,7 @@ def _attracting(
     place = np.flatnonzero(order.group >= 0)[number]
     pairs = E[entries.top[place]] - E[entries.token[place]]
     i, j = np.nonzero(np.triu(order.second))
-    # A mixed term is implied if both of its squares repel; other terms are separate conditions.
+    # A mixed term that does not attract needs no condition of its own if the squares of both its pairs repel.
     square = np.diag(order.second)
     own = (order.second[i, j] < 0) | (square[i] <= 0) | (square[j] <= 0)
     first = order.first < 0
@@ -314,8 +315,7 @@ def _balance(
         hessian += (heavy[:, None] * steered).T @ steered
     hessian = lift.T @ hessian @ lift
     size, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
-    # Compare each direction with the forces that cancel in it, because keys and weights have different
-    # scales.
+    # Scale each direction by the forces that cancel along it, because the scales of keys and weights vary.
     loose = np.abs(size) <= _ZERO * (gross @ np.square((E[tied] - E[leader[tied]]) @ normals.T @ vectors))
     longest = np.sqrt(np.square(E).sum(axis=1).max())
     gradient = float(np.linalg.norm(force @ lift) / max(gross.sum() * longest, _TINY))

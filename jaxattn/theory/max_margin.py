@@ -1,4 +1,4 @@
-"""Max-margin directions of selections, for a single problem or a batch."""
+"""Max-margin directions for selected tokens, for a single problem or a batch."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -26,12 +26,12 @@ from jaxattn.theory.constraints import Constraints, constraints, find_cycle, fin
 from jaxattn.theory.normalised import solve_normalised
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 
-# Up to this number of entries of the difference matrix, the normalised problem is also tried.
+# Maximum number of entries of the difference matrix for which the normalised problem is also tried.
 _MOST_NORMALISED = 10_000_000
 
 
 class _Problem(NamedTuple):
-    """Max-margin problem in the form that the solver requires.
+    """Max-margin problem in the form required by the solver.
 
     Attributes:
         E: (V, d) float64; the keys.
@@ -45,7 +45,10 @@ class _Problem(NamedTuple):
     rows: np.ndarray
 
     def solve(self, tolerance: float) -> MaxMargin:
-        """Return the minimum-norm p and its certificate; retry with normalised differences if undecided."""
+        """Return the minimum-norm p and its certificate.
+
+        If the result is undecided, retry with normalised differences.
+        """
         better, worse, _, _, required = self.constraints
         dim = self.rows.shape[1]
         limits = {"tolerance": tolerance, "max_steps": 100 * dim + 1000}
@@ -65,26 +68,26 @@ def max_margin(
     *,
     tolerance: float = 1e-10,
 ) -> MaxMargin:
-    """Find the minimum-norm p that scores selected tokens at least 1 above the others of their sequence.
+    """Find the minimum-norm p that scores selected tokens at least 1 above all others in their sequence.
 
-        p_mm = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s') ≥ 1  for all X, s ∈ S_X, s' ∈ X \\ S_X,
+        p_mm = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s') ≥ 1  for all X, s ∈ S_X, and s' ∈ X with s' ∉ S_X,
                                   p·(Φ_s - Φ_s'') = 0  for s, s'' ∈ S_X.
 
-    If no direction separates the selection, no error is raised: `infeasible` is True, `reason` gives the
-    cause, and the multipliers prove it. If rounding prevents a decision, both `feasible` and `infeasible` are
-    False. The certificate is computed only from Φ, p and the multipliers, in float64 even if x64 is disabled
-    in JAX.
+    If no direction separates the selected tokens, no error is raised: `infeasible` is True, `reason` states
+    the cause, and the multipliers prove it. If rounding prevents a decision, both `feasible` and `infeasible`
+    are False. The certificate is computed only from Φ, p and the multipliers, in float64 even if x64 is
+    disabled in JAX.
 
     Args:
         scores: keys Φ (m, D), and bags of n sequences; `Scores(E, corpus)` for embeddings.
-        selection: the selected tokens of each sequence, at least one.
-        tolerance: largest relative duality gap of a solved problem.
+        selection: the selected tokens S_X in each sequence, at least one.
+        tolerance: relative duality gap up to which the problem counts as solved.
 
     Returns:
         The direction, its margin and its certificate.
 
     Raises:
-        InputError: Φ contains NaN or inf, a sequence has no selected token, or shapes do not match.
+        InputError: Φ contains NaN or inf, a sequence has no selected token, or the shapes do not match.
 
     Source: Wu et al. 2025 (arXiv 2505.17282), §4, the max-margin problem; ties as in Tarzanagh et al. 2023
         (arXiv 2308.16898).
@@ -97,16 +100,16 @@ def max_margin(
 def max_margin_from_constraints(
     keys: Float[Array | np.ndarray, "V d"], constraints: Constraints, *, tolerance: float = 1e-10
 ) -> MaxMargin:
-    """Find the minimum-norm p with scores Φ p that satisfy given constraints, and certify it.
+    """Find the minimum-norm p whose scores Φ p satisfy the given constraints, and certify it.
 
         p = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s') ≥ required for all pairs,  p·(Φ_s - Φ_s'') = 0 for all ties.
 
-    `max_margin` solves this problem for the constraints of a selection.
+    `max_margin` solves this problem with the constraints imposed by a selection.
 
     Args:
         keys: (V, d) float; Φ.
-        constraints: m pairs and t ties of V tokens.
-        tolerance: largest relative duality gap of a solved problem.
+        constraints: m pairs (s, s') and t ties (s, s'') of V tokens.
+        tolerance: relative duality gap up to which the problem counts as solved.
 
     Raises:
         InputError: Φ contains NaN or inf, or its number of rows differs from the number of tokens.
@@ -127,26 +130,27 @@ def max_margin_batch(
 ) -> MaxMargin:
     """Solve one max-margin problem per seed.
 
-    `status` and `reason` report seeds with NaN, without a selected token in some sequence, or with an
-    infeasible selection. Other seeds are not affected.
+    `status` and `reason` report seeds that contain NaN, lack a selected token in some sequence, or are
+    infeasible. Other seeds are not affected.
 
     Args:
-        scores: keys (S, m, D), one set per seed; and one corpus for all seeds, or a stack of corpora with a
-            leading axis S.
-        selection: the selection of each seed, with mask (S, R, W).
-        tolerance: largest relative duality gap of a solved problem.
+        scores: keys (S, m, D), one set per seed; and either one corpus for all seeds, or a stack of corpora
+            with a leading axis S.
+        selection: the selection for each seed, with mask (S, R, W).
+        tolerance: relative duality gap up to which a problem counts as solved.
 
     Returns:
-        The results, with a leading axis S for each array. Supports and ties are padded with multipliers 0.
+        The results, with a leading axis S for each array. Support pairs and ties are padded with zero
+        multipliers.
 
     Raises:
-        InputError: shapes do not match.
+        InputError: the shapes do not match.
     """
     E, corpus, mask = np.asarray(scores.keys), scores.corpus, np.asarray(selection.mask)
     shared = corpus.targets.ndim == 1
     if mask.ndim != 3 or not 0 < len(E) == len(mask) or not (shared or len(corpus.targets) == len(E)):
         raise InputError(
-            f"keys {E.shape}, selection {mask.shape}, labels {corpus.targets.shape}: expected one of "
+            f"keys {E.shape}, selection {mask.shape}, labels {corpus.targets.shape}: pass one of "
             "each per seed"
         )
     corpus = jax.tree.map(np.asarray, corpus)
@@ -184,7 +188,7 @@ def _problem(E: np.ndarray, found: Constraints) -> _Problem | MaxMargin:
     if len(around):
         multipliers = np.zeros(len(better))
         multipliers[around] = 1
-        # Moving the weight of each tied token to the first token of its group makes the sum vanish exactly.
+        # Move the weight of each tied token to the first token in its group; the sum then vanishes exactly.
         weight = np.bincount(better[around], minlength=len(E)) - np.bincount(worse[around], minlength=len(E))
         answer = certify_max_margin(E, found, multipliers, 1.0 * weight[ties[:, 1]], tolerance=0.0)
         return replace(answer, status=np.int8(Status.CIRCLE))
@@ -250,55 +254,53 @@ def _stack(answers: list[MaxMargin]) -> MaxMargin:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
 
 
-# Normalised differences count as linearly dependent at smaller relative singular values.
+# Relative singular value below which normalised differences count as linearly dependent.
 _DEPENDENT = 1e-10
 
 
 def differentiable_direction(E: Float[Array | np.ndarray, "V d"], answer: MaxMargin) -> Float[Array, " d"]:
-    """Return the p of a solved problem, (d,), as a differentiable function of E, for jit, grad and vmap.
+    """Return p of a solved problem, (d,), as a differentiable function of E. Works under jit, grad and vmap.
 
-        p(E) = N⁺ b,   N = (E_s - E_s' of the support, E_s - E_s'' of the ties),   b = (1, ..., 1, 0, ..., 0)
+        p(E) = N⁺ b,   b = (1, ..., 1, 0, ..., 0),
 
-    Near the E of the answer the same pairs are active, and by the implicit function theorem p(E) is also the
-    max-margin direction there:
+    where the rows of N are the differences E_s - E_s' of the support pairs and E_s - E_s'' of the ties.
+    Near the E for which the problem was solved, the same pairs are active. By the implicit function
+    theorem, p(E) is also the max-margin direction there:
 
         dp = -N⁺ dN p + (1 - N⁺ N) dNᵀ (λ, μ).
 
     `jax.jacobian(differentiable_direction)(E, answer)` is therefore the derivative of
     `certify_limit(...).direction`, the limit of gradient flow on p, with respect to the embeddings. If an
-    active pair has multiplier 0, the direction is not differentiable, and the result is a one-sided
+    active pair has a zero multiplier, the direction is not differentiable, and the result is a one-sided
     derivative.
 
     Args:
-        E: (V, d) float64; embeddings, equal or close to those of the answer.
-        answer: one solved problem in which every pair has required margin 1.
+        E: (V, d) float64; embeddings, equal or close to those for which the problem was solved.
+        answer: the solution of a single problem in which every pair has required margin 1.
 
     Raises:
-        InputError: `answer` is a batch, has no solution, has required margins other than 1, or does not have
-            the same number of tokens as E.
+        InputError: `answer` is a batch, is not a solution, has required margins other than 1, or has a
+            different number of tokens from E.
 
     Source: Fiacco, Introduction to Sensitivity and Stability Analysis in Nonlinear Programming (1983).
     """
     if np.ndim(answer.margin) != 0:
-        raise InputError("answer: a batch; select one seed with jax.tree.map(lambda x: x[seed], answer)")
+        raise InputError("answer: is a batch; select one seed with jax.tree.map(lambda x: x[seed], answer)")
     if not answer.feasible or len(answer.pairs) == 0:
-        raise InputError(f"answer: has no direction ({answer.reason}); pass a feasible problem")
-    # λ·b = ‖p‖² holds for any b.
+        raise InputError(f"answer: has no direction ({answer.reason}); pass a solution of a feasible problem")
+    # λ·b = ‖p‖² for any required margins b, so the multipliers sum to ‖p‖² if every required margin is 1.
     if not np.isclose(answer.multipliers.sum(), answer.p @ answer.p, rtol=1e-6):
         raise InputError(
-            "answer: some pairs have a required margin below 1; pass an answer with a required "
-            "margin of 1 for all pairs"
+            "answer: the required margin is below 1 for some pairs; pass a solution with a "
+            "required margin of 1 for every pair"
         )
     ends = np.concatenate([answer.pairs, answer.ties])
     if ends.max() >= E.shape[0]:
-        raise InputError(
-            f"E: {E.shape[0]} tokens, but the answer has more; pass the E that the answer was computed from"
-        )
+        raise InputError(f"E: {E.shape[0]} tokens, but `answer` has more; pass the E used to compute it")
     required = np.repeat([1.0, 0.0], [len(answer.pairs), len(answer.ties)])
     E = jnp.asarray(E)
     rows = E[ends[:, 0]] - E[ends[:, 1]]
-    # Normalised rows have equal influence on the pseudoinverse. Their norms cancel, so they need no
-    # derivative.
+    # Normalised rows have equal influence on the pseudoinverse. Their norms cancel, so they need no gradient.
     size = jax.lax.stop_gradient(jnp.linalg.norm(rows, axis=1))
     size = jnp.where(size > 0, size, 1.0)
     return jnp.linalg.pinv(rows / size[:, None], rtol=_DEPENDENT) @ (required / size)

@@ -1,4 +1,4 @@
-"""Max-margin problems with differences of very different lengths, solved after normalisation."""
+"""Max-margin problems whose differences vary widely in length, solved with normalised differences."""
 
 import numpy as np
 
@@ -6,31 +6,32 @@ from jaxattn.theory.active_set import active_set
 from jaxattn.theory.certificate import INFEASIBLE, Solution, bounds, lengths
 from jaxattn.theory.constraints import Constraints
 
-# A projected vector shorter than this fraction of the original is rounding error.
+# Fraction of the original length below which a projected vector is rounding error.
 _ROUNDING = 1e-14
-# Pairs with a normalised required margin below this fraction of the largest are relaxed to Â p ≥ 0.
+# A pair whose normalised required margin is below this fraction of the largest is relaxed to Â p ≥ 0.
 _LITTLE = 1e-12
-# Rounding error of p and of products with it, relative to its length, with a safety factor.
+# Bound on the rounding error in p and in products with p, relative to ‖p‖, including a safety factor.
 _SPARE = 16 * np.finfo(float).eps
 
 
 def solve_normalised(E: np.ndarray, found: Constraints) -> tuple[Solution, np.ndarray | None]:
     """Solve a max-margin problem with normalised differences.
 
-    Let A_i be the differences projected orthogonally to the ties, and Â_i = A_i / ‖A_i‖. The direction with
-    the largest cosine to all of them,
+    Let A_i be the differences projected orthogonally to the ties, and Â_i = A_i / ‖A_i‖. The direction
+    that maximises the smallest cosine with the A_i,
 
         q = argmin ‖q‖²  s.t.  Â q ≥ 1,
 
-    exists if and only if a separating direction does, and the problem is well scaled. The minimum-norm p
-    solves Â p ≥ b / ‖A‖. It is then shifted along q to remove violations due to rounding.
+    exists if and only if a separating direction does, and the problem for q is well scaled. The
+    minimum-norm p with required margins b solves Â p ≥ b / ‖A‖. It is then shifted along q to remove
+    violations due to rounding.
 
     Args:
         E: (V, d) float64; the keys.
         found: m pairs with different keys, and t ties.
 
     Returns:
-        The multipliers and p (d,). If the problem is infeasible, the multipliers that prove it, and None.
+        The multipliers, and p (d,). If the problem is infeasible: multipliers that prove it, and None.
     """
     better, worse, ties, _, required = found
     rows, strict = E[better] - E[worse], required > 0
@@ -38,7 +39,7 @@ def solve_normalised(E: np.ndarray, found: Constraints) -> tuple[Solution, np.nd
     rows = _orthogonal_to(rows, E[ties[:, 0]] - E[ties[:, 1]])
     left = lengths(rows)
     inside = left <= _ROUNDING * size
-    if (inside & strict).any():  # the ties alone contradict these pairs
+    if (inside & strict).any():  # the ties alone contradict the margins of these pairs
         return Solution(1.0 * (np.arange(len(rows)) == (inside & strict).argmax()), 0), None
     left = np.where(inside, np.inf, left)
     rows, height = rows / left[:, None], required / left
@@ -72,7 +73,7 @@ def _shortest_p(rows: np.ndarray, required: np.ndarray) -> Solution:
 def _directions(rows: np.ndarray, required: np.ndarray, multipliers: np.ndarray) -> list[np.ndarray]:
     p = rows.T @ multipliers
     summed = p * ((multipliers @ required) / (p @ p))
-    # The sum loses digits at small margins, so also try the solution of A p = b on λ > 0.
+    # For small margins, the sum loses digits, so also try the solution of A p = b over the pairs with λ > 0.
     tight, solved = multipliers > 0, summed
     for _ in range(2):
         short = required[tight] - rows[tight] @ solved
@@ -91,12 +92,12 @@ def _orthogonal_to(rows: np.ndarray, ties: np.ndarray) -> np.ndarray:
         return rows
     _, share, vt = np.linalg.svd(ties, full_matrices=False)
     along = vt[share > 1e-12 * share[0]]
-    for _ in range(2):  # two passes make it orthogonal up to rounding
+    for _ in range(2):  # two passes make the result orthogonal up to rounding
         rows = rows - (rows @ along.T) @ along
     return rows
 
 
 def _in_span(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    # The rounding error of each row is relative to its length.
+    # The rounding error in each row is proportional to its length.
     q, r = np.linalg.qr(rows.T)
     return q, r.T

@@ -1,4 +1,4 @@
-"""Closed-form effect of one gradient step on the embeddings, and the step size that follows from it."""
+"""Closed-form effect of one gradient step on the embeddings, and the resulting recommended step size."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from jaxattn.data.importance import average_signed_frequency
 def predicted_values(
     corpus: Corpus, step_size: float | Array, alpha: Array | None = None
 ) -> Float[Array, " V"] | Float[Array, "V K"]:
-    """Predict the change of the values E·v in one step: η0 α_s / 2, (V,), or η0 α_{s,k}, (V, K).
+    """Predict the change in the values E·v after one step on E: η0 α_s / 2, (V,), or η0 α_{s,k}, (V, K).
 
     Args:
         corpus: n sequences over V tokens.
@@ -22,7 +22,7 @@ def predicted_values(
         alpha: α, (V,) or (V, K); computed from the corpus by default.
 
     Source:
-        Lemma 4.1 of arXiv 2505.17282; K classes from its public review thread.
+        Lemma 4.1 of arXiv 2505.17282; for K classes, its public review thread.
     """
     alpha = average_signed_frequency(corpus) if alpha is None else alpha
     return step_size * alpha / 2 if corpus.num_classes == 2 else step_size * alpha
@@ -31,9 +31,9 @@ def predicted_values(
 def one_step_error(
     change: Array, corpus: Corpus, step_size: float | Array, alpha: Array | None = None
 ) -> Float[Array, ""]:
-    """Return the deviation from the one-step law per unit of η0, max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0.
+    """Return the deviation from the one-step law, max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0.
 
-    It decreases like d^(-1/2).
+    The deviation decreases like d^(-1/2).
 
     Args:
         change: (E¹ - E⁰) v, (V,) or (V, K).
@@ -47,7 +47,7 @@ def one_step_error(
     return jnp.abs(change - predicted_values(corpus, step_size, alpha)).max() / step_size
 
 
-# With a signal of ten times the noise, the flow of p selects the relevant token of every sequence under
+# If the signal is ten times the noise, the flow of p selects the relevant token in every sequence under
 # Assumption 1, for d from 256 to 4,096. See docs/notes/training_without_d.md.
 CLEAR = 10.0
 
@@ -58,7 +58,7 @@ class Advice(NamedTuple):
     Attributes:
         important: median of |E·v| over the important tokens.
         others: standard deviation of E·v over all other tokens.
-        logits: root mean square of the logits, computed as means of E·v under uniform attention.
+        logits: root mean square of the logits, where a logit is the mean of E·v under uniform attention.
         noise: standard deviation of E·v before the step, 1/√d; not per unit of η0.
         step_size: the recommended η0.
     """
@@ -71,11 +71,11 @@ class Advice(NamedTuple):
 
     @property
     def is_enough(self) -> bool:
-        """True if some η0 lifts a typical important token above the spread of the other tokens."""
+        """True if some η0 raises E·v of a typical important token above the spread over all other tokens."""
         return self.important > self.others
 
     def ratio(self, step_size: float) -> float:
-        """Return the ratio of |E·v| of a typical important token to the spread of the others, with noise."""
+        """Return |E·v| of a typical important token relative to noise and to the spread over other tokens."""
         return step_size * self.important / float(np.hypot(self.noise, step_size * self.others))
 
 
@@ -86,25 +86,28 @@ def advise(
     occurs: Bool[Array | np.ndarray, " V"],
     dim: float,
 ) -> Advice | None:
-    """Recommend the size of one step on E; None if α is 0 for all important tokens or there are none.
+    """Recommend a size for one step on E.
+
+    Return None if no token is important, or if α is 0 for all important tokens.
 
         η0 = min(10 / (√d a), 1 / ℓ)
 
-    With the first term, important tokens exceed the noise. The second keeps the logits, of size ℓ η0, within
-    the range of the linear law: E·v changes by η0 α/2 (η0 α_k for K classes) from its initial distribution
-    N(0, 1/d). Here a is the median of |α|/2 over important tokens, and ℓ is the root mean square over
-    sequences of the mean of α/2. Attention distinguishes important tokens only by their E·v. If a is below
-    the spread of α/2 over other tokens, no η0 makes E·p U-shaped.
+    With the first term, important tokens exceed the noise. The second keeps the logits, of size ℓ η0,
+    within the range of the linear law: E·v changes by η0 α/2 (η0 α_k for K classes) from its initial
+    distribution N(0, 1/d). Here a is the median of |α|/2 over important tokens, and ℓ is the root mean
+    square, over sequences, of the mean of α/2 in a sequence. Attention distinguishes important tokens
+    only by their E·v. If a is below the spread of α/2 over the other tokens, no η0 makes E·p U-shaped as
+    a function of α.
 
     Args:
         corpus: n sequences over V tokens.
         alpha: α, (V,) or (V, K).
-        important: (V,) bool.
+        important: (V,) bool; True for important tokens.
         occurs: (V,) bool; True for tokens that occur in the corpus.
         dim: d; inf for orthonormal embeddings.
 
     Source:
-        Lemma 4.1 of arXiv 2505.17282; the rule for η0 is this library's.
+        Lemma 4.1 of arXiv 2505.17282. The rule for η0 is original to this library.
     """
     values = predicted_values(corpus, 1.0, jnp.asarray(alpha))
     means = np.asarray(attend(corpus, jnp.zeros(corpus.vocab_size), values), np.float64)
@@ -116,6 +119,6 @@ def advise(
     spread = float(np.sqrt(size[rest].var(axis=0).mean())) if rest.any() else 0.0
     logits = float(np.sqrt(np.mean(means**2)))
     noise = 1 / float(np.sqrt(dim))
-    # Without noise, any smaller step works equally well.
+    # If there is no noise, any smaller step size works equally well.
     step_size = min(CLEAR * noise / typical or 0.1 / logits, 1 / logits)
     return Advice(typical, spread, logits, noise, step_size)

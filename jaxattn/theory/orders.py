@@ -1,34 +1,34 @@
 """Order of the force between each token and the top of its sequence, with tied tokens in equilibrium.
 
-The tokens on top of a sequence X are those that attention selects in the limit. With x = e^(a_s - a_top) for
-a token s below the top, the loss is a power series in x (derived in docs/notes/exact_flow_ties.md):
+The top tokens of a sequence X are those that attention selects in the limit. With x = e^(a_s - a_top) for a
+token s below the top, the loss is a power series in x (derived in docs/notes/exact_flow_ties.md):
 
     L = L₀ + Σ_i g_i x_i + ½ Σ_ij M_ij x_i x_j + ...,    M = H - G K⁻¹ Gᵀ,
 
     g_i = -mean_X r·V_i,    H_ij = mean_X [V_i·S V_j + r·(V_i U_j + V_j U_i)],    G = ∂g/∂y.
 
-U is the weight of s relative to the tokens on top, V = U (γ_s - f), r = -∂ℓ/∂f, S = ∂²ℓ/∂f², and K the
-Hessian of the tied part of the loss in coordinates y of 𝒯. Entries with equal key differences, up to 𝒯, share
-one x.
+Here U is the weight of s relative to the top tokens, V = U (γ_s - f), r = -∂ℓ/∂f, S = ∂²ℓ/∂f², and K is the
+Hessian of the tied part of the loss in coordinates y of 𝒯, the span of the differences of tied keys. Entries
+whose key differences are equal up to 𝒯 have the same x.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
-# Relative tolerances at first and second order: a force that is smaller than this after cancellation counts
-# as zero.
+# Relative tolerances at first and second order: a force counts as zero if cancellation leaves less than this
+# fraction.
 _CANCELS, _CANCELS_TWICE = 1e-7, 1e-6
-# A value and an output are equal if they differ by less than this, relative to their sizes.
+# A value and an output count as equal if their difference, relative to their magnitudes, is less than this.
 _EQUAL = 1e-8
-# Cap exponents here so that exp does not overflow; the other factor of the product vanishes faster.
+# Cap exponents at this value to prevent overflow in exp; the factor in front of exp vanishes faster.
 _LARGE = 300.0
-# Differences θ are equal if they differ by less than this, relative to the longest one.
+# Embedding differences θ count as equal if they differ by less than this fraction of the longest difference.
 _SAME = 1e-11
 
 
 class Residual(NamedTuple):
-    """First and second derivatives of the loss ℓ(f) for n sequences with C output columns.
+    """First and second derivatives of the loss ℓ(f), for n sequences and C output columns.
 
         -∂ℓ/∂f = e^log_size · direction,    ∂²ℓ/∂f² = Σ_j e^log_weight_j modes_j modes_jᵀ.
 
@@ -48,17 +48,17 @@ class Residual(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Tokens of all sequences as flat arrays, (N,), and outputs with attention only to the tokens on top.
+    """Tokens of all sequences as flat arrays, (N,), and the outputs when only top tokens receive attention.
 
     Attributes:
         sequence: (N,) int.
         token: (N,) int.
-        top: (N,) int; a token on top of its sequence.
-        chosen: (N,) bool; True if the token is on top.
+        top: (N,) int; a top token of the sequence.
+        chosen: (N,) bool; True for top tokens.
         log_weight: (N,); log of count e^(a_s - a_top).
         value: (N, C); γ.
         f: (n, C); outputs.
-        log_total: (n,); log of the weight of all tokens on top.
+        log_total: (n,); log of the total weight of the top tokens.
     """
 
     sequence: np.ndarray
@@ -72,16 +72,17 @@ class Entries(NamedTuple):
 
     @property
     def attention(self) -> np.ndarray:
-        """Attention within the tokens on top, (N,), 0 for other tokens."""
+        """Attention among the top tokens, (N,); 0 for all other tokens."""
         log_share = self.log_weight - self.log_total[self.sequence]
         return np.exp(np.where(self.chosen, log_share, -np.inf))
 
 
 class TiedPart(NamedTuple):
-    """The tied part of the loss near its minimum.
+    """Tied part of the loss near its minimum.
 
     Attributes:
-        normals: (k, D); orthonormal basis of 𝒯, without loose directions.
+        normals: (k, D); orthonormal basis, excluding loose directions, of 𝒯, the span of the differences of
+            tied keys.
         log_unit: () float; log of the unit of the Hessian.
         hessian: (k, k); second derivative of the mean loss with respect to p along the normals, in this unit.
     """
@@ -92,14 +93,15 @@ class TiedPart(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """Order of the lowest nonzero term of the force on each entry below the top.
+    """Order of the lowest nonzero term in the force on each entry below the top.
 
     Attributes:
-        first: (N,) int; 1 if the first-order force repels the token from the top, -1 if it attracts it, 0 if
-            the force cancels or the token is on top.
-        group: (N,) int; index among the pairs that cancel, -1 for other entries.
+        first: (N,) int; 1 if the first-order force repels the token from the top, -1 if it attracts the
+            token, 0 if the force cancels or the token is a top token.
+        group: (N,) int; index of the cancelling pair to which the entry belongs, -1 for other entries.
         second: (m, m); M for the pairs that cancel, with one unit per row and column.
-        unknown: (m,) bool; True if the second order also cancels, although the tied tokens do not respond.
+        unknown: (m,) bool; True if the second order also cancels, although the tied tokens do not
+            respond.
     """
 
     first: np.ndarray
@@ -118,17 +120,18 @@ def orders(E: np.ndarray, entries: Entries, loss: Residual, tied: TiedPart) -> O
     below = np.where(np.abs(below) <= _EQUAL * size, 0, below)
     flat = E - E @ tied.normals.T @ tied.normals
     group = _groups(flat[entries.token] - flat[entries.top])
-    # Members of a group differ by finite scores of tied tokens. Evaluate U at x = 1 for the highest one.
+    # Within a group, scores differ only by the finite score differences of tied tokens. Evaluate U with x = 1
+    # for the highest-scoring member.
     rest = ~entries.chosen
     log_share = entries.log_weight - _largest(group, entries.log_weight, rest)[group]
     log_share = np.where(rest, log_share - entries.log_total[entries.sequence], -np.inf)
-    # Sequence weights are relative to the largest weight in the group.
+    # Express sequence weights relative to the largest weight in the group.
     log_own = loss.log_size[entries.sequence]
     log_own = log_own - _largest(group, log_own, rest)[group]
     parts = np.exp(np.where(rest, log_share + log_own, -np.inf))[:, None]
     parts = parts * loss.direction[entries.sequence] * below
     pull, gross = parts.sum(axis=1), np.abs(parts).sum(axis=1)
-    # Cancelling terms within a sequence leave a rounding error, which counts as zero even if other forces are
+    # Terms that cancel within a sequence leave rounding error. Set it to zero, even if other forces are
     # small.
     pull[np.abs(pull) <= _EQUAL * gross] = 0
     net, gross = np.bincount(group, pull)[group], np.bincount(group, gross)[group]
@@ -182,7 +185,7 @@ def _second_order(
     along = sum(_scaled(r, x) for r, x in zip(columns, deviation, strict=True))
     size = sum(_scaled(np.abs(r), abs(x)) for r, x in zip(columns, deviation, strict=True))
     cross = (along.T @ weight).toarray()
-    # Second derivative of the loss, in units of the first.
+    # Second derivative of the loss, in units of the first derivative.
     heavy = np.exp(np.minimum(loss.log_weight - loss.log_size[:, None], _LARGE))
     steered = [
         sum(_scaled(mode[:, c], x) for c, x in enumerate(deviation)) for mode in np.moveaxis(loss.modes, 1, 0)
@@ -214,12 +217,15 @@ def _response(
     heavy: np.ndarray,
     below: np.ndarray,
 ) -> np.ndarray:
-    """Compute n ∂g/∂y for all pairs, (m, k), in units of the pair and of the tied part."""
+    """Compute ∂g/∂y, multiplied by the number of sequences n, for all pairs, (m, k).
+
+    The result is in the units of each pair and of the tied part.
+    """
     (place, number, share), (weight, along, steered) = idle, of_pairs
     lift, shape = E @ tied.normals.T, (len(loss.log_size), len(E))
-    # Combine both units and the sequence weight: e^(log_size - pair unit/2 - tied unit/2).
+    # Combine both units with the sequence weight: e^(log_size - pair unit/2 - tied unit/2).
     unit = np.exp(np.minimum((loss.log_size - tied.log_unit) / 2, _LARGE))
-    moved = entries.attention[:, None] * below  # ∂f_X/∂a of each entry on top
+    moved = entries.attention[:, None] * below  # ∂f_X/∂a of each top entry
 
     def by_token(x: np.ndarray) -> Any:
         return _scaled(unit, _sparse(x, entries.sequence, entries.token, shape))
@@ -239,7 +245,7 @@ def _response(
     total, size = (np.asarray(_scaled(unit, x).sum(axis=0)).ravel()[:, None] for x in (along, abs(along)))
     apart = lift[low] - lift[top]
     turning = on_tokens @ lift + total * apart
-    # Cancelling terms leave a rounding error, which counts as zero even if other terms of M are small.
+    # Terms that cancel leave rounding error. Set it to zero, even if other terms of M are small.
     gross = sizes @ np.abs(lift) + size * np.abs(apart)
     return np.where(np.abs(turning) <= _CANCELS_TWICE * gross, 0, turning)
 

@@ -13,19 +13,21 @@ from jaxattn.theory.constraints import Constraints, constraints, distinct_tokens
 from jaxattn.theory.max_margin import max_margin_from_constraints
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 
-# A selected token is on the margin of v if y x_s·v ≤ 1 + this tolerance, which is above rounding errors.
+# A selected token is on the margin of v if y x_s·v ≤ 1 + this tolerance, which exceeds rounding errors.
 _ON_MARGIN = 1e-8
 
 
 @struct.dataclass(repr=False)
 class RelaxedMaxMargin(Brief):
-    """Limit directions of p and v, with a certificate for each. NumPy arrays, float64.
+    """Limit directions of p and v, with a certificate for each, as float64 NumPy arrays.
 
     Attributes:
-        query: the problem for p, with support pairs (s, s') of required margin at most 1.
-        head: the problem for v. Its pairs are (s, V) for a token s selected under y = 1, and (V, s) under y =
-            -1, where V is an extra token with point 0. The multipliers satisfy v = Σ λ y x_s.
-        support: (n,) bool; True for sequences on the margin of v, y x_{s(X)}·v = 1.
+        query: the problem for p, whose support pairs (s, s') have a required margin of at most 1.
+        head: the problem for v. Its pairs are (s, V) for a token s selected in a sequence with y = 1, and
+            (V, s) for y = -1, where V is an extra token at the point 0. The multipliers satisfy
+            v = Σ λ y x_s.
+        support: (n,) bool; True for sequences X on the margin of v, y x_{s(X)}·v = 1, where s(X) is the
+            selected token.
         clearance: (); smallest y x_{s(X)}·v - 1 over the other sequences, inf if there are none.
     """
 
@@ -35,19 +37,19 @@ class RelaxedMaxMargin(Brief):
     clearance: Leaf
 
     def brief(self) -> str:
-        """Summarise both problems with their margins."""
+        """Return a one-line summary of both problems, including their margins."""
         tight = f"support {int(np.sum(self.support))} of {np.size(self.support)} sequences"
         margins = f"margins {float(self.head.margin):.4g} and {float(self.query.margin):.4g}"
         return f"{self.reason}; {margins} of v and p, duality_gap {self.duality_gap:.4g}, {tight}"
 
     @property
     def p(self) -> Leaf:
-        """Relaxed max-margin vector, (D,); NaN if there is none."""
+        """Relaxed max-margin vector, (D,); NaN if there is no such vector."""
         return self.query.p
 
     @property
     def v(self) -> Leaf:
-        """Minimum-norm v with y x_{s(X)}·v ≥ 1 for all X, (e,); NaN if there is none."""
+        """Minimum-norm v, (e,), with y x·v ≥ 1 for the selected token x of each sequence, or NaN."""
         return self.head.p
 
     @property
@@ -57,17 +59,17 @@ class RelaxedMaxMargin(Brief):
 
     @property
     def duality_gap(self) -> float:
-        """Larger of the two relative duality gaps; 1 if not feasible."""
+        """Relative duality gap of the problem for p or v, whichever is larger; 1 if not feasible."""
         return float(max(self.query.duality_gap, self.head.duality_gap))
 
     @property
     def feasible(self) -> bool:
-        """True if both problems have a solution. False does not prove that one of them has none."""
+        """True if both problems have a solution. False does not prove that either problem is infeasible."""
         return bool(self.head.feasible and self.query.feasible)
 
     @property
     def infeasible(self) -> bool:
-        """True if one of the problems is proven infeasible."""
+        """True if either problem is proven infeasible."""
         return bool(self.head.infeasible or self.query.infeasible)
 
     @property
@@ -93,26 +95,29 @@ def relaxed_max_margin(
 
         v_mm    = argmin ‖v‖²  s.t.  y x_{s(X)}·v ≥ 1  for all X,
         p_relax = argmin ‖p‖²  s.t.  p·(Φ_{s(X)} - Φ_s') ≥ 1  for X in the support of v_mm,
-                                     p·(Φ_{s(X)} - Φ_s') ≥ 0  for the other X,
+                                     p·(Φ_{s(X)} - Φ_s') ≥ 0  for all other X,
 
     with values γ_s = x_s·v at points x, which default to the keys Φ. For embeddings, x = Φ = E.
 
-    Only the support of v_mm keeps moving p. For the other sequences p_relax only has to preserve the
-    selection. If no sequence of the support has an unselected token, p_relax = 0. An infeasible problem does
-    not raise an error: `infeasible` is True, and `reason` says whether p or v has no solution.
+    Only the sequences in the support of v_mm keep moving p. For all other sequences, p_relax only has to
+    preserve the selection. If no sequence in the support has an unselected token, p_relax = 0. An
+    infeasible problem does not raise an error: `infeasible` is True, and `reason` states which of the two
+    problems has no solution.
 
     Args:
-        scores: keys Φ (m, D), and bags of n sequences of two classes; `Scores(E, corpus)` for embeddings.
+        scores: keys Φ (m, D), and bags of n sequences from two classes; `Scores(E, corpus)` for
+            embeddings.
         chosen: the selection, with exactly one token s(X) per sequence.
         points: x, (m, e) float; defaults to the keys.
-        tied: required margin of a pair with X in the support if s' is also on the margin of v_mm, y x_s'·v_mm
-            = 1. Such pairs do not occur on the regularisation path or under Assumption 1. For gradient flow,
-            in which v separates s(X) from s' only by a bounded amount, use 1/2; see docs/notes/joint_flow.md.
-        tolerance: largest relative duality gap of a solved problem.
+        tied: required margin of a pair with X in the support if s' is also on the margin of v_mm, y
+            x_s'·v_mm = 1. Such pairs do not occur on the regularisation path or under Assumption 1. For
+            gradient flow, where v separates the values of s(X) and s' only by a bounded amount, use 1/2;
+            see docs/notes/joint_flow.md.
+        tolerance: relative duality gap up to which a problem counts as solved.
 
     Raises:
-        InputError: there are more than two classes, keys or points contain NaN or inf, a sequence does not
-            have exactly one selected token, shapes do not match, or `tied` is negative.
+        InputError: there are more than two classes, keys or points contain NaN or inf, a sequence does
+            not have exactly one selected token, the shapes do not match, or `tied` is negative.
 
     Source:
         Tarzanagh et al. 2023 (arXiv 2306.13596), limit of the regularisation path of p and v.
@@ -120,8 +125,7 @@ def relaxed_max_margin(
     corpus = scores.corpus
     if corpus.num_classes != 2:
         raise InputError(
-            f"corpus: {corpus.num_classes} classes; use a corpus with two, for which the max-margin v "
-            "is defined"
+            f"corpus: {corpus.num_classes} classes, but the max-margin v requires two; use two classes"
         )
     if not tied >= 0:
         raise InputError(f"tied: {tied}; must be at least 0")
@@ -150,16 +154,16 @@ def relaxed_max_margin(
 
 
 def max_margin_head(E: np.ndarray, token: np.ndarray, labels: np.ndarray, *, tolerance: float) -> MaxMargin:
-    """Find the minimum-norm v with y E_s·v ≥ 1 for given tokens and labels.
+    """Find the minimum-norm v with y E_s·v ≥ 1 for the given tokens s and labels y.
 
-    This is the max-margin problem with an extra token V of embedding 0, and pairs (s, V) for y = 1 and (V, s)
-    for y = -1.
+    This is the max-margin problem with an extra token V whose embedding is 0, and pairs (s, V) for y = 1 and
+    (V, s) for y = -1.
 
     Args:
         E: (V, d) float64.
         token: (n,) int; s.
         labels: (n,) int; y = ±1.
-        tolerance: largest relative duality gap of a solved problem.
+        tolerance: relative duality gap up to which the problem counts as solved.
     """
     origin = len(E)
     distinct = np.unique(np.stack([token, labels], axis=1), axis=0).astype(np.int32)
@@ -180,7 +184,7 @@ def _selected_tokens(corpus: Corpus, chosen: Selection) -> np.ndarray:
     (present, sequence, held), mask = distinct_tokens(corpus), np.asarray(chosen.mask)
     if mask.shape != present.shape:
         raise InputError(
-            f"chosen: made for bags {mask.shape}, not {present.shape}; recompute the selection for "
+            f"chosen: computed for bags {mask.shape}, not {present.shape}; recompute the selection for "
             "this corpus"
         )
     picked = mask[present]

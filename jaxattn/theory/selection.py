@@ -1,4 +1,4 @@
-"""Selections of tokens, the margin of a direction, and angles with 1 - cos free of cancellation."""
+"""Selections of tokens, margins of directions, and angles, with 1 - cos computed without cancellation."""
 
 from typing import Any
 
@@ -19,23 +19,24 @@ from jaxattn.data.ragged import take
 
 @struct.dataclass(repr=False)
 class Selection(Brief):
-    """Selected tokens S_X of each sequence X of a corpus. A pytree.
+    """Selected tokens S_X in each sequence X in a corpus. A pytree.
 
     Attributes:
-        mask: (R, W) bool, with the shape of `corpus.bags`; True for selected entries, False for padding.
+        mask: (R, W) bool, with the shape of the entries of `corpus.bags`; True for selected entries,
+            False for all others, including padding.
     """
 
     mask: Leaf
 
     def counts(self, corpus: Corpus) -> Int[Array, " n"]:
-        """Count the distinct selected tokens of each sequence, (n,) int32."""
+        """Count the distinct selected tokens in each sequence, (n,) int32."""
         return _count(corpus, self.mask)
 
     def important_counts(self, corpus: Corpus, important: Bool[Array | np.ndarray, " V"]) -> Int[Array, " n"]:
-        """Count the distinct important tokens among the selected ones in each sequence, (n,) int32.
+        """Count the distinct tokens in each sequence that are both selected and important, (n,) int32.
 
         Args:
-            corpus: the corpus of the selection.
+            corpus: the corpus to which the selection belongs.
             important: (V,) bool; True for important tokens.
         """
         return _count(corpus, self.mask, jnp.asarray(important))
@@ -43,14 +44,14 @@ class Selection(Brief):
     def selects(
         self, corpus: Corpus, important: Bool[Array | np.ndarray, " V"]
     ) -> tuple[Bool[Array, " n"], Bool[Array, " n"]]:
-        """Return masks of the sequences that select an important token, and of those with a tie.
+        """Return masks of the sequences that select an important token, and of the sequences with a tie.
 
-        A sequence selects an important token if all tokens of S_X are important and S_X ≠ X. It has a tie if
+        A sequence selects an important token if all tokens in S_X are important and S_X ≠ X. It has a tie if
         S_X contains both important and other tokens, or if S_X contains important tokens and S_X = X. The two
         masks are disjoint.
 
         Args:
-            corpus: the corpus of the selection.
+            corpus: the corpus to which the selection belongs.
             important: (V,) bool; True for important tokens.
 
         Returns:
@@ -61,7 +62,7 @@ class Selection(Brief):
         return alone, (on_top > 0) & ~alone
 
     def decided(self, corpus: Corpus) -> Bool[Array, " n"]:
-        """Return a mask of the sequences with an unselected token, S_X ≠ X, (n,) bool."""
+        """Return a mask of the sequences with at least one unselected token, S_X ≠ X, (n,) bool."""
         return self.counts(corpus) < _count(corpus, corpus.bags.count > 0)
 
     def tokens(self, corpus: Corpus) -> Bool[Array | np.ndarray, " V"]:
@@ -78,24 +79,25 @@ def selection(
 ) -> Selection:
     """Select the tokens with the highest score in each sequence: S_X(p) = argmax_{s ∈ X} p·Φ_s.
 
-    A token ties with the best one if its score is lower by at most `tie` times the spread of all scores, max
-    - min over the tokens of the corpus. The selection is therefore invariant under positive scaling of p and
-    under adding a constant to all scores. p = 0 selects every token.
+    A token ties with the highest-scoring token if its score is lower by at most `tie` times the spread of all
+    scores, which is max - min over the tokens of the corpus. The selection is therefore invariant under
+    positive scaling of p and under adding a constant to all scores. If p = 0, every token is selected.
 
-    The default `tie` is 1e-9, or 64 eps if p has less than double precision (8e-6 in single). This is ten
-    times the change in scores caused by an error of 1e-10 in the direction, and far below the gaps between
-    tokens that do not tie. On the path of a gradient flow, the scores of tokens that tie in the limit differ
-    by O(1/‖p‖) of the spread. Pass a `tie` of this size to obtain the selection of the limit.
+    The default `tie` is 1e-9, or 64 eps if p has less than double precision (8e-6 in single precision). This
+    is ten times the change in scores caused by an error of 1e-10 in the direction, and far below the gaps
+    between tokens that do not tie. On a gradient-flow path, the scores of tokens that tie in the limit differ
+    by O(1/‖p‖) relative to the spread. Pass a `tie` of this size to obtain the selection in the limit.
 
-    Works under jit and vmap. Otherwise the scores are computed in float64 even if x64 is disabled in JAX.
+    Works under jit and vmap. Outside jit, the scores are computed in float64 even if x64 is disabled in JAX.
 
     Args:
-        p: (D,) float; the parameter or its direction, of any length.
+        p: (D,) float; the parameter or its direction, with any norm.
         scores: keys Φ (m, D), and bags of n sequences; `Scores(E, corpus)` for embeddings.
         tie: tolerance for ties, relative to the spread of the scores.
 
     Raises:
-        InputError: p or Φ contains NaN or inf, shapes do not match, or `tie` is negative (outside of jit).
+        InputError: p or Φ contains NaN or inf, the shapes do not match, or `tie` is negative (checked only
+            outside jit).
 
     Source: Wu et al. 2025 (arXiv 2505.17282), §4, the set S_X(p).
     """
@@ -123,7 +125,7 @@ def selection_from_scores(
     tie: float | Array | None = None,
     nats: float | Array = 0.0,
 ) -> Selection:
-    """Select the tokens with the highest score in each sequence, for the scores of any model.
+    """Select the tokens with the highest score in each sequence, given token scores from any model.
 
     Args:
         scores: (V,) float; one score per token.
@@ -136,9 +138,9 @@ def selection_from_scores(
 
 
 def selection_of(tokens: Bool[Array | np.ndarray, " V"], corpus: Corpus) -> Selection:
-    """Select all occurrences of given tokens, such as the important ones.
+    """Select all occurrences of the given tokens, such as the important tokens.
 
-    The selection is empty for a sequence that contains none of the tokens.
+    No token is selected in a sequence that contains none of the given tokens.
 
     Args:
         tokens: (V,) bool; True for tokens to select.
@@ -149,13 +151,13 @@ def selection_of(tokens: Bool[Array | np.ndarray, " V"], corpus: Corpus) -> Sele
 
 
 def require_keys(keys: Any, corpus: Corpus) -> None:
-    """Raise InputError unless each token has a key."""
+    """Raise InputError unless there is one key per token."""
     if np.ndim(keys) != 2 or np.shape(keys)[0] != corpus.vocab_size:
         raise InputError(f"keys: shape {np.shape(keys)} for {corpus.vocab_size} tokens; expected (m, D)")
 
 
 def require_finite(**arrays: Any) -> None:
-    """Raise InputError with the name of the first array that contains NaN or inf, if any."""
+    """Raise InputError if any array contains NaN or inf. The message names the first such array."""
     for name, x in arrays.items():
         if not np.isfinite(x).all():
             raise InputError(f"{name} contains NaN or inf; lower the step size or exclude this run")
@@ -208,25 +210,25 @@ def one_minus_cosine(a: Any, b: Any) -> Any:
         (...) in [0, 2], NaN if a vector is zero; a float64 NumPy array, or a JAX array if traced.
     """
     a, b = _unit(a), _unit(b)
-    # Rounding could push opposite vectors slightly beyond 2.
+    # For opposite vectors, rounding could make the result slightly larger than 2.
     return (0.5 * ((a - b) ** 2).sum(-1)).clip(max=2)
 
 
 def margin(p: Float[Array, " D"], scores: Scores, selection: Selection) -> Float[Array, ""]:
-    """Return the margin of a direction, the smallest score difference between selected and other tokens.
+    """Return the margin of a direction: the smallest score difference between selected and other tokens.
 
-        min over X, s ∈ S_X, s' ∈ X \\ S_X of  p·(Φ_s - Φ_s') / ‖p‖
+        min over X, s ∈ S_X, and s' ∈ X with s' ∉ S_X, of  p·(Φ_s - Φ_s') / ‖p‖
 
     The max-margin direction has the largest margin. The margin is negative if p does not separate the
-    selection.
+    selected tokens.
 
     Args:
         p: (D,) float.
         scores: keys Φ (m, D), and bags of n sequences.
-        selection: the selected tokens of each sequence, for example those of the limit of p.
+        selection: the selected tokens S_X in each sequence, for example those in the limit of p.
 
     Returns:
-        () float; inf if there is nothing to separate, NaN if p = 0.
+        () float; inf if no sequence has both selected and other tokens, NaN if p = 0.
     """
     bags = scores.corpus.bags
     entries = take(jnp.matmul(scores.keys, p, precision="highest"), bags.index.astype(jnp.int32))
@@ -241,7 +243,7 @@ def _unit(x: Any) -> Any:
     traced = isinstance(x, jax.core.Tracer)
     x = jnp.asarray(x) if traced else np.asarray(x, np.float64)
     xp = jnp if traced else np
-    # Divide by the largest entry first, because the squares of a vector of norm 1e-200 would underflow.
+    # Divide by the largest entry first, because the squares would underflow in a vector of norm 1e-200.
     largest = xp.abs(x).max(-1, keepdims=True)
     x = x / xp.where(largest > 0, largest, xp.nan)
     return x / xp.sqrt((x**2).sum(-1, keepdims=True))

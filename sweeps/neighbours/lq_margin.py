@@ -21,8 +21,8 @@ from jaxattn.theory import (
     max_margin_from_constraints,
 )
 
-# Maximum ratio of two weights of a reweighted problem, because the solver is accurate to 1e-16 of the largest
-# one.
+# Maximum ratio of two weights in a reweighted problem; the solver is accurate to 1e-16 times the largest
+# weight.
 _SPREAD = 1e12
 _MOST_PROBLEMS = 400
 
@@ -128,7 +128,7 @@ def _linear_program(E: np.ndarray, found: Constraints, q: float, *, tolerance: f
 
     better, worse, ties, *_ = found
     signs = np.array([1.0] if q == math.inf else [1.0, -1.0])
-    # The tolerances of the solver are absolute.
+    # The tolerances of the solver are absolute, so normalise the rows.
     rows, equal = E[worse] - E[better], E[ties[:, 0]] - E[ties[:, 1]]
     unit = max(np.abs(rows).max(), np.finfo(float).tiny)
     rows, equal = np.kron(signs, rows / unit), np.kron(signs, equal / unit)

@@ -21,7 +21,7 @@ def chain(
     lag: int = 1,
 ) -> Sequences:
     """Sample sequences in which each token depends on the one `lag` before; targets are the next tokens."""
-    # Training data, test data and all fresh batches of a seed come from the same chain.
+    # For each seed, training data, test data and all fresh batches come from the same chain.
     table = sharpness * jax.random.normal(task_key, (vocab_size, vocab_size))
 
     def follow(recent: Array, key: Array) -> tuple[Array, Array]:
@@ -42,9 +42,9 @@ class Params(NamedTuple):
     """Parameters of the model."""
 
     E: Array  # (V, d) embeddings
-    P: Array  # (T, d) positions
+    P: Array  # (T, d) positional embeddings
     W: Array  # (d, d) key-query matrix
-    U: Array  # (d, V) outputs
+    U: Array  # (d, V) output weights
 
 
 class Causal(ja.Model[Sequences]):

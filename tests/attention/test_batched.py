@@ -86,7 +86,7 @@ def test_batches_match_the_reference_in_float32(rng, corpus, spreads):
 
 
 @pytest.mark.parametrize("spreads", [SPREADS["two bands"], SPREADS["mixed"]], ids=["two bands", "mixed"])
-def test_dense_products_of_a_tpu_match_the_reference(rng, corpus, monkeypatch, spreads):
+def test_dense_tpu_products_match_the_reference(rng, corpus, monkeypatch, spreads):
     monkeypatch.setattr("jaxattn.data.ragged.backend.platform", lambda: "tpu")
     bags = [np.asarray(corpus.bags.count), np.asarray(corpus.bags.index)]
     owner = np.broadcast_to(np.asarray(corpus.bags.owner)[:, None], bags[0].shape)
@@ -105,7 +105,7 @@ def test_dense_products_of_a_tpu_match_the_reference(rng, corpus, monkeypatch, s
 
 
 @pytest.mark.more
-def test_either_argument_alone_may_be_vmapped(rng, x64, corpus):
+def test_each_argument_can_be_vmapped_alone(rng, x64, corpus):
     scores, values = batch_of(rng, [1, 700, 2000], np.float64)
     f = partial(attend, corpus)
     one_score = jax.vmap(f, in_axes=(None, 0))(scores[1], values)
@@ -129,7 +129,7 @@ def test_nested_vmaps_share_one_product(rng, x64, corpus):
 
 @pytest.mark.more
 @pytest.mark.parametrize("spread", [1.0, 700.0])
-def test_jacobians_of_batches_match_single_calls(rng, x64, corpus, spread):
+def test_batch_jacobians_match_single_calls(rng, x64, corpus, spread):
     scores, values = batch_of(rng, [spread, spread / 2], np.float64)
     jacobian = jax.jacrev(partial(attend, corpus))
     gradient = jax.grad(lambda a, g: (attend(corpus, a, g) ** 2).sum())
@@ -165,7 +165,7 @@ def test_corpora_can_be_vmapped(rng, x64, corpus):
         np.testing.assert_allclose(result[i], attend(each[i], scores[i], values[i]), rtol=1e-12)
 
 
-def test_nan_does_not_spread_to_other_members_of_a_batch(rng, corpus):
+def test_nan_does_not_spread_to_other_batch_members(rng, corpus):
     scores, values = batch_of(rng, [10, 10, 100], np.float32)
     f, d_scores, _ = ours(corpus, scores.at[1, 7].set(jnp.nan), values)
     expected, d_expected, _ = ours(corpus, scores, values)

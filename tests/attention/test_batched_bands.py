@@ -77,7 +77,7 @@ def test_float32_does_not_underflow(rng, corpus, spread):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=5e-6)
 
 
-def test_scores_too_large_for_bands_are_computed_separately(rng, corpus):
+def test_scores_with_too_many_bands_are_computed_separately(rng, corpus):
     scores, columns = batch_of(rng, [0, 150], 1, np.float32)
     scores[0] = 2.0**31
     weights = np.asarray(rng.normal(size=(2, 1, corpus.num_examples)), np.float32)

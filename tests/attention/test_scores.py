@@ -26,7 +26,7 @@ def tops(scores, chosen):
 
 
 @pytest.mark.parametrize("traced", [False, True])
-def test_selection_of_vectors_matches_a_loop(tokens, rng, traced):
+def test_vector_selection_matches_a_loop_implementation(tokens, rng, traced):
     X, _, mask, targets = tokens
     p = rng.normal(size=D)
     make = jax.jit(of_vectors) if traced else of_vectors
@@ -38,7 +38,7 @@ def test_selection_of_vectors_matches_a_loop(tokens, rng, traced):
     np.testing.assert_array_equal(scores.corpus.targets, targets)
 
 
-def test_scores_of_a_query_match_the_matrix_product(tokens, rng):
+def test_query_scores_match_the_matrix_product(tokens, rng):
     X, z, mask, targets = tokens
     W = rng.normal(size=(D, Q))
     scores = of_query(X, z, targets, mask=mask)
@@ -46,7 +46,7 @@ def test_scores_of_a_query_match_the_matrix_product(tokens, rng):
     np.testing.assert_allclose(scores.keys @ W.ravel(), expected.ravel(), rtol=1e-12)
 
 
-def test_max_margin_of_a_matrix_matches_nnls(tokens, rng):
+def test_max_margin_matrix_matches_nnls(tokens, rng):
     """Solve min ‖W‖_F s.t. (x_top - x_t)ᵀ W z ≥ 1 by SciPy's NNLS on the dual problem."""
     from scipy.optimize import nnls
 
@@ -79,7 +79,7 @@ def test_equivalent_bags_and_vectors_have_the_same_margin(rng):
     np.testing.assert_array_equal(first.p, second.p)
 
 
-def test_keys_of_a_linear_function_are_its_jacobian(tokens):
+def test_keys_of_a_linear_function_equal_its_jacobian(tokens):
     X, z, _, targets = tokens
     expected = of_query(X, z, targets)
     like = {"A": np.zeros((D, Q), np.float32), "b": np.zeros(1)}
@@ -135,5 +135,5 @@ def test_invalid_input_is_rejected(tokens):
         of_vectors(X, targets, mask=mask & (np.arange(N) != 2)[:, None])
     with pytest.raises(InputError, match="z"):
         of_query(X, z[:2], targets)
-    with pytest.raises(InputError, match=r"values: none; expected \(24,\)"):
+    with pytest.raises(InputError, match=r"values: none; expected shape \(24,\)"):
         require_values(of_vectors(X, targets))

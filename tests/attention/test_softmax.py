@@ -94,7 +94,7 @@ def test_large_scores_are_accurate_in_float32(rng, corpus):
         np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
 
 
-def test_vmap_matches_a_loop(rng, corpus):
+def test_vmap_matches_a_loop_over_single_calls(rng, corpus):
     scores, values = jnp.asarray(rng.normal(size=(2, 5, 90)), jnp.float32)
     vmapped = jax.jit(jax.vmap(lambda a, g: attend(corpus, a, g)))(scores, values)
     one = jax.jit(attend)
@@ -102,7 +102,7 @@ def test_vmap_matches_a_loop(rng, corpus):
     np.testing.assert_allclose(vmapped, looped, rtol=1e-5, atol=1e-6)
 
 
-def test_adding_a_constant_to_all_scores_changes_nothing(rng, x64, corpus):
+def test_adding_a_constant_to_all_scores_has_no_effect(rng, x64, corpus):
     scores, values = map(jnp.asarray, rng.normal(size=(2, 90)))
     one = jax.jit(attend)
     np.testing.assert_allclose(one(corpus, scores, values), one(corpus, scores + 300, values), rtol=1e-10)
@@ -112,7 +112,7 @@ def test_a_wrong_number_of_tokens_is_rejected(corpus):
     """A gather would silently use the last token for missing tokens."""
     few = jnp.zeros(corpus.vocab_size - 1)
     for average in (attend, lambda corpus, a, x: ja.attention.pool(corpus, a, x[:, None])):
-        with pytest.raises(InputError, match=r"scores: shape .* expected one row for each token"):
+        with pytest.raises(InputError, match=r"scores: shape .* expected one row per token"):
             average(corpus, few, few)
     with pytest.raises(InputError, match=r"table: shape"):
         require_rows(corpus, scores=jnp.zeros(corpus.vocab_size), table=few[:, None])

@@ -67,7 +67,7 @@ def test_tiny_averages_have_full_relative_precision(corpus, spread, rng):
             assert bool(found.idle[n]) == (len(set(sequence)) == 1)
 
 
-def test_deviations_of_a_sequence_sum_to_zero(corpus, rng):
+def test_deviations_within_a_sequence_sum_to_zero(corpus, rng):
     scores, values = jnp.asarray(50 * rng.normal(size=6)), jnp.asarray(rng.normal(size=6))
     bags = corpus.bags
     value = values[bags.index.astype(jnp.int32)]

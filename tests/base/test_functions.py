@@ -86,7 +86,7 @@ def test_a_declared_function_becomes_a_method():
         ({"coupld": True}, "declare: LossOfFunction has no attribute 'coupld'; did you mean 'coupled'"),
         (
             {"check": lambda other: None},
-            "declare: the check takes 'other', which is not a setting; remove it",
+            "declare: check takes 'other', which is not a setting; remove this argument",
         ),
     ],
 )
@@ -108,7 +108,7 @@ def test_a_start_function_may_take_token_names():
     assert made(times=3)(None, None, ["a", "b"]) == 6
 
 
-def test_a_traceable_float_keeps_its_range():
+def test_a_traceable_float_setting_keeps_its_range():
     def powered(outputs, targets, *, power: "ja.Positive | jnp.ndarray | None" = None):
         raise NotImplementedError
 

@@ -57,7 +57,7 @@ def rows():
     return [measure(case(), seeds, repeats=2) for seeds in (1, 3)]
 
 
-def test_every_number_of_seeds_is_measured(rows):
+def test_all_seed_counts_are_measured(rows):
     assert [(one.case, one.seeds, one.passes) for one in rows] == [("small", 1, 2), ("small", 3, 2)]
     for one in rows:
         assert one.same_bits
@@ -114,7 +114,7 @@ def test_reports_round_trip_through_files(tmp_path):
     assert json.loads(path.read_text())["machine"]["device"] == "chip"
 
 
-def test_machines_are_compared_in_columns():
+def test_machines_are_compared_column_by_column():
     first, second = (
         report(row(), row(seeds=4, us=2.0)),
         report(row(us=30.0), row("other"), device="other chip"),
@@ -134,7 +134,7 @@ WRONG_TYPE = """{"machine": {"device": "chip", "platform": "gpu", "devices": 1, 
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"machine": {}, "measured": []}', WRONG_TYPE, '{"measured": 1']
 )
-def test_other_files_are_rejected(tmp_path, content):
+def test_files_that_are_not_reports_are_rejected(tmp_path, content):
     path = tmp_path / "bench.json"
     path.write_text(content)
     with pytest.raises(InputError, match=r"not a file of bench\.py"):
@@ -172,7 +172,7 @@ def script(monkeypatch, capsys):
     return run
 
 
-def test_script_writes_report_and_compares_files(script, monkeypatch, tmp_path):
+def test_script_writes_reports_and_compares_files(script, monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "_COPIED", 2**20)
     file = tmp_path / "bench.json"
     words = ["--only", "corpora of their own", "--seeds", "1", "--repeats", "1", "--quiet"]
@@ -197,7 +197,7 @@ def test_script_writes_report_and_compares_files(script, monkeypatch, tmp_path):
         (["--seeds", "1", "--seeds", "2"], "--seeds: given 2 times"),
     ],
 )
-def test_wrong_arguments_are_a_one_line_error(script, words, message):
+def test_invalid_arguments_are_a_one_line_error(script, words, message):
     status, out, error = script(*words)
     assert (status, out, error.count("\n")) == (2, "", 1)
     assert message in error

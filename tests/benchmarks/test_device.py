@@ -50,14 +50,14 @@ def test_results_are_bitwise_reproducible(case, measured):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_memory_stays_below_plan(case, measured):
+def test_memory_use_stays_below_the_plan(case, measured):
     """The plan determines the size of batches, so a device must not use more memory."""
     _, found = measured(case)
     assert found.peak_mib is not None
     assert found.planned_mib / 2 < found.peak_mib <= found.planned_mib
 
 
-def test_step_time_is_near_memory_bound(measured):
+def test_step_time_is_close_to_the_memory_bound(measured):
     """A step of Adam on E reads E twice, and reads and writes E and its two moments: eight passes over E."""
     case = next(case for case in CASES if "Adam" in case.name)
     machine, found = measured(case)

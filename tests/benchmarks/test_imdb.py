@@ -16,4 +16,4 @@ def test_folder_without_reviews_is_a_one_line_error(name, monkeypatch, tmp_path,
     assert ended.value.code == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert f"error: argument --data-dir: data.dataset: no imdb_reviews in {tmp_path}; " in said
-    assert "--data-dir names the folder" in said
+    assert "; check --data-dir, or prepare the data" in said

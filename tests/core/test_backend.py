@@ -40,7 +40,7 @@ def numbers():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_jax_options_of_the_user_do_not_change_numbers(dtype, hostile):
+def test_user_jax_options_do_not_change_results(dtype, hostile):
     with ExitStack() as stack:
         for name in HOSTILE:
             stack.enter_context(getattr(jax, name)(backend.PINNED[f"jax_{name}"]))
@@ -53,7 +53,7 @@ def test_jax_options_of_the_user_do_not_change_numbers(dtype, hostile):
     assert expected.dtype == dtype
 
 
-def test_jax_options_of_the_user_are_restored(hostile):
+def test_user_jax_options_are_restored(hostile):
     with backend.pinned():
         assert jax.config.jax_default_prng_impl == "threefry2x32"
     assert jax.config.jax_default_prng_impl == "rbg"

@@ -37,7 +37,7 @@ def test_map_in_equal_parts_matches_a_loop_and_traces_once(rng, size, most):
     assert all(each <= most for each in together)
 
 
-def test_map_on_cores_keeps_the_order_of_the_items():
+def test_map_on_cores_preserves_the_order_of_items():
     assert map_on_cores(lambda x, y: x - y, range(50), range(50, 100)) == [-50] * 50
     assert map_on_cores(str, []) == []
 
@@ -49,7 +49,7 @@ def test_map_on_cores_runs_two_items_concurrently(monkeypatch):
     assert sorted(map_on_cores(lambda _: meeting.wait(), range(2))) == [0, 1]
 
 
-def test_map_on_cores_limits_blas_to_one_thread_and_restores_it():
+def test_map_on_cores_limits_blas_to_one_thread_and_restores_the_limit():
     def threads(_=None):
         return [one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"]
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(("old", "new"), moved.MODULES.items())
-def test_importing_a_moved_module_names_its_new_location(old, new):
+def test_importing_a_moved_module_reports_its_new_location(old, new):
     with pytest.raises(ModuleNotFoundError, match=f"moved to {new}"):
         importlib.import_module(old)
     if new.startswith("jaxattn."):
@@ -23,7 +23,7 @@ def test_importing_a_moved_module_names_its_new_location(old, new):
         assert (ROOT / new.partition(" ")[0]).exists()
 
 
-def test_importing_a_moved_submodule_names_its_new_location():
+def test_importing_a_moved_submodule_reports_its_new_location():
     assert moved.place_of("jaxattn.results.judge") == "jaxattn.lab.results.judge"
     assert moved.place_of("jaxattn.resultant") == ""
     with pytest.raises(ModuleNotFoundError, match=r"moved to jaxattn\.lab\.results in"):
@@ -31,32 +31,32 @@ def test_importing_a_moved_submodule_names_its_new_location():
 
 
 @pytest.mark.parametrize("name", moved.NAMES["jaxattn.theory"])
-def test_accessing_a_moved_name_names_its_new_location(name):
+def test_accessing_a_moved_name_reports_its_new_location(name):
     with pytest.raises(AttributeError, match=f"no attribute '{name}'; moved to sweeps/"):
         getattr(ja.theory, name)
 
 
 @pytest.mark.parametrize("name", moved.REMOVED)
-def test_accessing_a_removed_name_gives_a_remedy(name):
+def test_accessing_a_removed_name_suggests_a_remedy(name):
     for package in (ja, ja.data):
         with pytest.raises(AttributeError, match=f"'{name}'; removed in version 0.3: write a function"):
             getattr(package, name)
 
 
-def test_unknown_names_get_no_hint():
+def test_unknown_names_raise_errors_without_a_hint():
     with pytest.raises(AttributeError, match=r"no attribute 'max_margins'$"):
         _ = ja.theory.max_margins
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'jaxattn\.nothing'$"):
         importlib.import_module("jaxattn.nothing")
 
 
-def test_a_moved_module_in_a_sweep_file_names_its_new_location():
+def test_a_moved_module_in_a_sweep_file_is_reported_with_its_new_location():
     with pytest.raises(InputError, match=r"no such module; moved to jaxattn\.lab\.probes in"):
         ImportPaths().load("jaxattn.probes:Cover")
 
 
 @pytest.mark.parametrize("words", [name.split() for name in moved.COMMANDS])
-def test_a_moved_command_names_its_replacement(call, words):
+def test_a_moved_command_is_reported_with_its_replacement(call, words):
     status, _, said = call(*words, "x")
     assert status == 2
     assert moved.COMMANDS[" ".join(words)] in said

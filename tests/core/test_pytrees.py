@@ -60,7 +60,7 @@ class Module(NamedTuple):
 MODULE = Module({"kernel": np.ones((2, 3)), "bias": np.zeros(3)}, [np.ones(3), {"kernel": np.ones(1)}])
 
 
-def test_nested_parameters_are_named_by_their_paths():
+def test_nested_parameters_are_named_after_their_paths():
     known = ("attention.bias", "attention.kernel", "head.0", "head.1.kernel")
     assert pytrees.names(MODULE) == known
     changed = pytrees.replaced(MODULE, **{"head.1.kernel": np.array([7.0])})
@@ -84,7 +84,7 @@ def test_patterns_select_parameters(patterns, names):
 
 
 @pytest.mark.parametrize("pattern", ["atention.*", "attention.kernl", "head.2"])
-def test_an_unmatched_pattern_suggests_the_nearest_path(pattern):
+def test_an_unmatched_pattern_error_suggests_the_nearest_path(pattern):
     with pytest.raises(InputError, match=rf"{re.escape(pattern)}: not a parameter .*did you mean '\w+"):
         pytrees.selected(MODULE, ["*", pattern])
 
@@ -145,7 +145,7 @@ def test_reprs_have_at_most_five_lines_of_100_characters(things, name):
 
 
 @pytest.mark.more
-def test_the_repr_of_a_path_is_short(things):
+def test_path_repr_is_short(things):
     path = ja.dynamics.exact_flow(things["Scores"], things["Params"].p, until_norm=5.0, points=5)
     test_reprs_have_at_most_five_lines_of_100_characters({"Path": path}, "Path")
 
@@ -161,7 +161,7 @@ def test_reprs_show_shapes_and_values(things):
     assert "validation none" in repr(things["Splits"]).replace("\n  ", " ")
 
 
-def test_reprs_of_traced_batched_and_abstract_arrays(things):
+def test_traced_batched_and_abstract_arrays_have_short_reprs(things):
     seen = []
 
     def look(corpus, params):

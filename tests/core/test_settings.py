@@ -37,7 +37,7 @@ def function(key, *, power=2.0):
     """
 
 
-def test_docstrings_of_a_class_override_those_of_its_bases():
+def test_class_docstrings_override_those_of_base_classes():
     assert meanings(Derived) == {
         "size": "how large, or how small: either way.",
         "colour": "of the class.",

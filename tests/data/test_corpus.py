@@ -39,14 +39,14 @@ def loop(sequences, vocab_size):
     return dense
 
 
-def test_from_sequences_counts_match_a_loop(rng):
+def test_counts_from_sequences_match_a_loop(rng):
     sequences = [rng.integers(0, 11, rng.integers(1, 90)).tolist() for _ in range(70)]
     corpus = ja.data.from_sequences(sequences, rng.choice([-1, 1], 70).tolist(), vocab_size=13)
     np.testing.assert_array_equal(counts(corpus), loop(sequences, 13))
     np.testing.assert_array_equal(corpus.lengths, [len(s) for s in sequences])
 
 
-def test_from_draws_counts_match_a_loop_under_vmap(rng):
+def test_counts_from_draws_match_a_loop_under_vmap(rng):
     tokens = rng.integers(0, 9, (2, 50, 12))
     labels = jnp.ones((2, 50), jnp.int32)
 
@@ -60,7 +60,7 @@ def test_from_draws_counts_match_a_loop_under_vmap(rng):
         np.testing.assert_array_equal(corpus.lengths, 12)
 
 
-def test_from_draws_and_from_sequences_give_the_same_results(rng):
+def test_from_draws_and_from_sequences_build_equal_corpora(rng):
     tokens = rng.integers(0, 40, (30, 50))
     labels = rng.choice([-1, 1], 30)
     params = ja.models.one_layer.init(jax.random.key(0), vocab_size=40, dim=8)
@@ -72,7 +72,7 @@ def test_from_draws_and_from_sequences_give_the_same_results(rng):
 
 
 @pytest.mark.more
-def test_padded_sequences_recover_the_tokens(rng):
+def test_padded_sequences_contain_the_original_tokens(rng):
     sequences = [sorted(rng.integers(0, 50, rng.integers(1, 80)).tolist()) for _ in range(40)]
     corpus = ja.data.from_sequences(sequences, [1] * 40, vocab_size=50)
     ids, mask = padded_sequences(corpus)
@@ -83,11 +83,11 @@ def test_padded_sequences_recover_the_tokens(rng):
     ("sequences", "labels", "sizes", "message"),
     [
         ([], [], {}, "the corpus is empty"),
-        ([[0], []], [1, -1], {}, "sequence 1: has no token"),
-        ([[0], [3]], [1, -1], {}, "token id 3 of sequence 1: must be in 0 to 2"),
-        ([[0], [-1]], [1, -1], {}, "token id -1 of sequence 1"),
-        ([[0], [1]], [1, 0], {}, r"label 0 of sequence 1: must be one of \[-1, 1\]"),
-        ([[0], [1]], [0, 3], {"num_classes": 3}, r"label 3 of sequence 1: must be one of \[0, 1, 2\]"),
+        ([[0], []], [1, -1], {}, "sequence 1 has no token"),
+        ([[0], [3]], [1, -1], {}, "token id 3 in sequence 1 must be between 0 and 2"),
+        ([[0], [-1]], [1, -1], {}, "token id -1 in sequence 1"),
+        ([[0], [1]], [1, 0], {}, r"label 0 of sequence 1 must be one of \[-1, 1\]"),
+        ([[0], [1]], [0, 3], {"num_classes": 3}, r"label 3 of sequence 1 must be one of \[0, 1, 2\]"),
         ([[0]], [1, 1], {}, "2 labels for 1 sequences"),
         ([[0], [1]], [1], {}, "1 labels for 2 sequences"),
         ([[0, 1.7]], [1], {}, r"token ids: float64\[2\]; expected a list of integers"),
@@ -109,8 +109,8 @@ def test_invalid_sequences_are_rejected(sequences, labels, sizes, message):
     ("tokens", "lengths", "labels", "message"),
     [
         ([0, 1], [1, 1], [1], "1 labels for 2 sequences"),
-        ([0], [1, 1], [1, 1], "the sum is 2, but there are 1 tokens"),
-        ([0, 1], [3, -1], [1, 1], "sequence 1: has no token"),
+        ([0], [1, 1], [1, 1], "the sum is 2, but the number of tokens is 1"),
+        ([0, 1], [3, -1], [1, 1], "sequence 1 has no token"),
         ([0, 1], [1.0, 1.0], [1, 1], "lengths: float64"),
         ([[0, 1]], [1, 1], [1, 1], r"token ids: int64\[1, 2\]"),
     ],
@@ -138,7 +138,7 @@ def test_occurrence_to_bag_maps_occurrences_to_bag_entries(rng):
 
 
 @pytest.mark.parametrize("length", [256, 65_537])
-def test_a_sequence_may_repeat_one_token(x64, length):
+def test_a_sequence_may_consist_of_one_repeated_token(x64, length):
     tokens = np.zeros((3, length), np.int32)
     tokens[1:, :2] = [[1, 2], [3, 3]]
     scores, values = np.array([0.1, 5.0, -1.0, 9.0]), np.array([1.0, -2.0, 3.0, 4.0])
@@ -160,7 +160,7 @@ def test_corpora_beyond_32_bit_positions_are_rejected(sequences, length, vocab_s
         jax.eval_shape(partial(from_draws, vocab_size=vocab_size, num_classes=2), tokens, labels)
 
 
-def test_sequences_beyond_32_bit_lengths_are_rejected():
+def test_sequences_with_lengths_beyond_32_bits_are_rejected():
     one = np.array([1])
     with pytest.raises(InputError, match="the longest sequence: 2,147,483,648"):
         from_counted(one, one * 2**31, one, one, vocab_size=2, num_classes=2)

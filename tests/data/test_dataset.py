@@ -52,7 +52,7 @@ def test_a_static_field_is_not_traced():
 
 
 @pytest.mark.parametrize("wrong", [jnp.ones((4, 2)), jnp.float32(1)])
-def test_arrays_without_one_row_per_example_are_rejected(wrong):
+def test_arrays_with_a_wrong_number_of_rows_are_rejected(wrong):
     pairs().check()
     with pytest.raises(InputError, match=r"right: float32\[.*\] for 5 targets; expected one row"):
         pairs().replace(right=wrong).check()
@@ -60,7 +60,7 @@ def test_arrays_without_one_row_per_example_are_rejected(wrong):
 
 def test_targets_that_are_not_classes_are_rejected():
     check_classes(jnp.array([-1, 1]), 2)
-    with pytest.raises(InputError, match=r"label 0: labels of 2 classes must be \[-1, 1\]"):
+    with pytest.raises(InputError, match=r"label 0: labels for 2 classes must be \[-1, 1\]"):
         check_classes(jnp.array([0, 1]), 2)
-    with pytest.raises(InputError, match=r"labels of 50 classes must be 0 \.\. 49"):
+    with pytest.raises(InputError, match=r"labels for 50 classes must be 0 to 49"):
         check_classes(jnp.array([50]), 50)

@@ -98,7 +98,7 @@ def test_two_class_flows_reject_three_classes(kind, study, tables):
 
 
 @pytest.mark.more
-def test_a_padded_vocabulary_gives_the_samples_of_the_small_one(generator):
+def test_padding_the_vocabulary_gives_the_samples_of_the_small_vocabulary(generator):
     """Seeds with different V share a program. Tokens beyond V do not occur and do not change samples."""
     key = seed.keys(1)[0]
     for kind in KINDS:

@@ -30,7 +30,7 @@ def same(left, right):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_average_signed_frequency_of_xor_is_zero(seed):
+def test_xor_has_zero_average_signed_frequency(seed):
     corpus = ja.data.xor(jax.random.key(seed), **XOR)
     assert (alpha(corpus) == 0).all()
     difference = np.asarray(ja.data.posterior_difference(corpus))
@@ -39,7 +39,7 @@ def test_average_signed_frequency_of_xor_is_zero(seed):
 
 
 @pytest.mark.parametrize("pairs", [1, 3])
-def test_xor_label_is_positive_if_the_two_tokens_agree(pairs):
+def test_xor_label_is_positive_if_both_tokens_agree(pairs):
     rows, labels = sequences(ja.data.xor(jax.random.key(1), **XOR | {"pairs": pairs}))
     seen = []
     for row, label in zip(rows, labels, strict=True):
@@ -95,7 +95,7 @@ def test_vmap_matches_a_loop_and_samples_depend_only_on_the_key(kind):
 
 
 @kinds
-def test_a_padded_vocabulary_does_not_change_samples(kind):
+def test_padding_the_vocabulary_does_not_change_samples(kind):
     generate, sizes = KINDS[kind]
     alone = generate(jax.random.key(4), **sizes)
     wide = jax.jit(lambda used: generate(jax.random.key(4), **sizes | {"vocab_size": 70}, used=used))(40)

@@ -17,14 +17,14 @@ def labels_only(key, *, sequences: int = 6):
     raise NotImplementedError
 
 
-def test_a_function_is_converted_to_one_class_only(study):
+def test_each_function_is_converted_to_a_class_only_once(study):
     one, other = study("own").base.data, study("own").base.data
     assert type(one) is type(other)
     assert one == other
     assert type(one).__name__ == "pairs"
 
 
-def test_arguments_of_a_data_function_determine_its_base_class(study):
+def test_arguments_of_a_data_function_determine_the_base_class(study):
     assert issubclass(data_class(labels_only), base.DrawnData)
     drawn, shared = study("own").base.data, study("own", data="mine.py:fixed").base.data
     assert isinstance(drawn, base.DrawnData)
@@ -58,7 +58,7 @@ SIZES = {"test_sequences": 7, "validation_sequences": 9}
 
 
 @pytest.mark.parametrize("made", [data_class(planted)(sequences=8, **SIZES), Planted()])
-def test_all_splits_of_a_seed_share_the_task_key(made, study):
+def test_all_splits_for_a_seed_share_the_task_key(made, study):
     setting = study().base._replace(data=made)
     teachers = {}
     for number in (0, 1):
@@ -78,7 +78,7 @@ def test_a_task_key_requires_a_key():
     def keyless(*, task_key, sequences: int = 3):
         raise NotImplementedError
 
-    with pytest.raises(InputError, match=r"keyless: the argument task_key requires a key; add key as the"):
+    with pytest.raises(InputError, match=r"keyless: a function that takes 'task_key' must also take 'key'"):
         data_class(keyless)
 
 

@@ -98,7 +98,7 @@ def for_tpu(monkeypatch):
 
 
 @pytest.mark.parametrize("columns", [1, 8])
-def test_a_tpu_multiplies_the_dense_matrix(rng, x64, for_tpu, columns):
+def test_tpu_multiplies_by_the_dense_matrix(rng, x64, for_tpu, columns):
     segment, index, count, dense = draw(rng, 9, 53, 40)
     # Entries to drop; each has the index of another entry.
     segment, index, count = (np.append(x, [y, y]) for x, y in ((segment, 9), (index, 3), (count, 7)))
@@ -111,7 +111,7 @@ def test_a_tpu_multiplies_the_dense_matrix(rng, x64, for_tpu, columns):
     np.testing.assert_allclose(made.matmul(x), dense @ x, atol=1e-13)
 
 
-def test_no_dense_matrix_if_it_is_too_large_or_counts_are_inexact(rng, for_tpu, monkeypatch):
+def test_dense_matrix_is_omitted_if_too_large_or_inexact(rng, for_tpu, monkeypatch):
     segment, index, count, _ = draw(rng, 9, 53, 40)
 
     def dense(count):
@@ -135,7 +135,7 @@ def test_bfloat16_products_are_exact_for_counts(rng):
     np.testing.assert_array_equal(sum(passes[::-1]), x)
 
 
-def test_compressed_factors_limit_rounding_of_long_sums(rng, monkeypatch):
+def test_compressed_factors_limit_rounding_in_long_sums(rng, monkeypatch):
     monkeypatch.setattr(module, "LARGE", 0)
     ones = np.ones(1 << 16, int)
     made, _ = ragged(0 * ones, np.arange(1 << 16), ones, segments=1, indices=1 << 16, longest=1 << 16)

@@ -28,7 +28,7 @@ def counted(corpus, vocab_size=5):
     return table
 
 
-def test_bags_count_the_tokens_of_every_sequence():
+def test_bags_count_the_tokens_in_each_sequence():
     expected = np.array([np.bincount(tokens, minlength=5) for tokens in LISTS])
     for bags in (sequences().bags(), jax.jit(Sequences.bags)(sequences())):
         np.testing.assert_array_equal(counted(bags), expected)
@@ -50,7 +50,7 @@ def test_masked_positions_are_ignored():
     np.testing.assert_array_equal(counted(dirty.bags()), counted(clean.bags()))
 
 
-def test_causal_mask_includes_the_same_and_earlier_positions():
+def test_causal_mask_includes_current_and_earlier_positions():
     causal = np.asarray(sequences().causal)
     for n, tokens in enumerate(LISTS):
         for i in range(causal.shape[1]):
@@ -59,7 +59,7 @@ def test_causal_mask_includes_the_same_and_earlier_positions():
             ]
 
 
-def test_take_keeps_queries():
+def test_take_preserves_queries():
     taken = sequences().take(jnp.array([3, 1]))
     np.testing.assert_array_equal(taken.query, [4, 0])
     np.testing.assert_array_equal(taken.lengths, [5, 1])
@@ -68,10 +68,10 @@ def test_take_keeps_queries():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"ids": jnp.full((4, 5), 9)}, "token id 9 of sequence 0: must be in 0 to 4"),
-        ({"query": jnp.array([0, 1, 0, 0])}, "query 1 of sequence 1: is padding"),
+        ({"ids": jnp.full((4, 5), 9)}, "token id 9 in sequence 0 must be between 0 and 4"),
+        ({"query": jnp.array([0, 1, 0, 0])}, "query 1 of sequence 1 is not on a token"),
         ({"query": jnp.array([0, 0, 0, 5])}, "query 5 of sequence 3"),
-        ({"mask": jnp.zeros((4, 5), bool)}, "sequence 0: has no token"),
+        ({"mask": jnp.zeros((4, 5), bool)}, "sequence 0 has no token"),
         ({"query": jnp.zeros(3, int)}, "query: int32\\[3\\] for 4 targets"),
     ],
 )
@@ -90,7 +90,7 @@ def vectors(n=4, tokens=3, dim=2, **changes):
     return Vectors(targets=jnp.ones(n, int), X=X, z=X[:, 0], classes=2).replace(**changes)
 
 
-def test_take_keeps_vectors_and_queries():
+def test_take_preserves_vectors_and_queries():
     data = vectors(mask=jnp.ones((4, 3), bool))
     data.check()
     taken = data.take(jnp.array([2, 0]))
@@ -99,7 +99,7 @@ def test_take_keeps_vectors_and_queries():
     assert (taken.num_examples, taken.dim, taken.num_classes) == (2, 2, 2)
 
 
-def test_missing_tokens_have_score_minus_infinity():
+def test_masked_tokens_have_score_minus_infinity():
     mask = jnp.array([[True, False, True]] * 4)
     scores = vectors(mask=mask).masked(jnp.ones((4, 3)))
     np.testing.assert_array_equal(np.isfinite(scores), mask)
@@ -112,7 +112,7 @@ def test_missing_tokens_have_score_minus_infinity():
         ({"X": jnp.ones((4, 3))}, r"X: float32\[4, 3\]; expected tokens \(n, T, d\)"),
         ({"X": jnp.ones((5, 3, 2))}, r"X: float32\[5, 3, 2\] for 4 targets"),
         ({"z": jnp.ones((4, 5))}, r"z: float32\[4, 5\] for tokens of dimension 2"),
-        ({"mask": jnp.zeros((4, 3), bool)}, "sequence 0: has no token"),
+        ({"mask": jnp.zeros((4, 3), bool)}, "sequence 0 has no token"),
     ],
 )
 def test_invalid_vectors_are_rejected(changes, message):

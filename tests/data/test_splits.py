@@ -19,7 +19,7 @@ def same(left, right):
 
 @pytest.mark.more
 @pytest.mark.parametrize("kind", ["independent", "topics", "negation"])
-def test_label_noise_affects_training_and_validation_labels_only(kind, study):
+def test_label_noise_affects_only_training_and_validation_labels(kind, study):
     own = {"topics": {"topic_words": 3}}.get(kind, {})
     sizes = dict.fromkeys(("sequences", "test_sequences", "validation_sequences"), 120)
     table = {"kind": kind, "vocab_size": 16, "length": 5, "relevant": 6} | sizes | own
@@ -74,7 +74,7 @@ def test_token_statistics_match_the_importance_functions(ragged, classes):
     np.testing.assert_array_equal(found.posterior_difference, difference)
 
 
-def test_sampled_examples_are_evenly_spaced_and_keep_the_token_statistics(ragged):
+def test_sampled_examples_are_evenly_spaced_and_token_statistics_are_unchanged(ragged):
     train = ragged(2)
     few = jax.jit(Corpus.take)(train, jnp.arange(3))
     splits = ja.data.Splits(train, jax.jit(token_statistics)(train), few)
@@ -95,7 +95,7 @@ def draw(classes):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_zero_label_noise_is_bitwise_neutral(classes):
+def test_zero_label_noise_leaves_results_bitwise_identical(classes):
     corpus = draw(classes)
     again = ja.data.flip_labels(jax.random.key(1), corpus, 0.0)
     for left, right in zip(jax.tree.leaves(corpus), jax.tree.leaves(again), strict=True):
@@ -127,7 +127,7 @@ def test_label_noise_of_one_flips_every_label():
     assert (noisy.targets != corpus.targets).all()
 
 
-def test_flipped_labels_are_nested_and_the_noise_can_be_vmapped():
+def test_flipped_labels_are_nested_across_noise_levels_and_noise_can_be_vmapped():
     corpus = draw(3)
     noise = jnp.array([0.0, 0.1, 0.4])
     lanes = jax.vmap(lambda x: ja.data.flip_labels(jax.random.key(3), corpus, x).targets)(noise)

@@ -27,7 +27,7 @@ def test_assumption1_holds_exactly(classes, seed):
 
 
 @pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
-def test_multi_relevant_has_distinct_relevant_tokens_of_the_class(classes):
+def test_multi_relevant_samples_distinct_relevant_tokens_from_the_class(classes):
     corpus = ja.data.multi_relevant(jax.random.key(0), **SIZES, relevant_per_sequence=3, num_classes=classes)
     ids, _ = padded_sequences(corpus)
     for row, k in zip(ids, np.asarray(corpus.class_index), strict=True):
@@ -136,7 +136,7 @@ def test_vmapped_and_padded_topics_match_a_loop():
         ({"vocab_size": 12}, "leaves no irrelevant token"),
     ],
 )
-def test_impossible_sizes_of_topics_are_rejected(change, message):
+def test_impossible_topic_sizes_are_rejected(change, message):
     with pytest.raises(InputError, match=message):
         ja.data.topics(jax.random.key(0), **TOPICS | change)
 

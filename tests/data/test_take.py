@@ -89,7 +89,7 @@ def test_gpu_products_match_the_dense_product(rng, monkeypatch):
 @pytest.mark.parametrize(
     ("platform", "host", "most"), [("cpu", False, 18), ("gpu", False, 24), ("tpu", True, 18)]
 )
-def test_the_size_of_a_large_matrix_depends_on_the_platform(monkeypatch, platform, host, most):
+def test_threshold_for_large_matrices_depends_on_the_platform(monkeypatch, platform, host, most):
     monkeypatch.setattr(backend, "platform", lambda: platform)
     for size, large in ((2**most - 32, False), (2**most, True)):
         index = jax.ShapeDtypeStruct((size // 32, 32), jnp.int32)

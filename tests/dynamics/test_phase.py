@@ -10,7 +10,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.dynamics import PHASES
 
 
-def test_probe_steps_are_log_spaced_with_both_ends():
+def test_probe_steps_are_log_spaced_and_include_both_ends():
     steps = log_spaced(1000, 4)
     assert steps[0] == 0
     assert steps[-1] == 1000
@@ -32,7 +32,7 @@ KINDS = {
     "kind",
     [pytest.param(kind, marks=() if kind == "descent" else pytest.mark.more) for kind in KINDS],
 )
-def test_split_advance_equals_a_single_advance(kind, task, params):
+def test_advancing_in_two_parts_equals_advancing_once(kind, task, params):
     phase = msgspec.convert({"name": "it"} | KINDS[kind], PHASES[kind])
     key = jax.random.key(2)
     start = jax.jit(lambda params: phase.init(task, params, key))(params)
@@ -103,6 +103,6 @@ def test_theory_phases_reject_unsupported_models_and_losses(study, kind, changes
         ("exact_flow", {"train": ["p"]}),
     ],
 )
-def test_invalid_phase_settings_raise(kind, settings):
+def test_invalid_phase_settings_are_rejected(kind, settings):
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"name": "it"} | settings, PHASES[kind])

@@ -40,7 +40,7 @@ def decides(cover, sequences, labels):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_minimum_cover_matches_a_search_over_all_orders(rng, classes):
+def test_minimum_cover_matches_an_exhaustive_search_over_orders(rng, classes):
     seen = set()
     for _ in range(30):
         n, length = rng.integers(3, 12), rng.integers(1, 5)
@@ -64,14 +64,14 @@ def test_minimum_cover_matches_a_search_over_all_orders(rng, classes):
     assert (None, False) in seen
 
 
-def test_order_within_a_cover_matters():
+def test_order_of_tokens_in_a_cover_matters():
     """Token 0 alone decides label 1, but only below token 1, with which it occurs under label -1."""
     sequences, labels = [[0], [0, 2], [0, 1], [1, 3]], [1, 1, -1, -1]
     found = minimum_cover(made(sequences, labels))
     assert (found.tokens.tolist(), found.labels.tolist()) == ([1, 0], [-1, 1])
 
 
-def test_a_cover_contains_a_token_in_which_sequences_differ():
+def test_a_cover_contains_a_token_that_distinguishes_sequences():
     """Hitting sets of either label are {2} and {3}, but no order puts both on top of the common sequence."""
     sequences, labels = [[0, 2, 3], [1, 2, 3]], [1, -1]
     found = minimum_cover(made(sequences, labels))
@@ -97,7 +97,7 @@ def test_allowing_irrelevant_tokens_can_shorten_the_cover():
     assert len(set(found.labels[relevant].tolist())) == 1
 
 
-def test_equal_sequences_with_two_labels_have_no_cover():
+def test_equal_sequences_with_different_labels_have_no_cover():
     corpus = made([[0, 1], [1, 0, 0]], [1, -1])
     assert minimum_cover(corpus) is None
     assert greedy_cover(corpus) is None

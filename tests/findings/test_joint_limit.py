@@ -35,7 +35,7 @@ def test_two_sided_matches_clarabel(shortest, seed):
         assert (found.multipliers >= 0).all()
 
 
-def test_two_sided_handles_no_constraints_and_infeasible_ones():
+def test_two_sided_handles_empty_and_infeasible_constraints():
     rows = np.array([[1.0, 0], [-1, 0]])
     assert (two_sided(rows, np.array([-0.5, 0])).p == 0).all()
     assert not two_sided(rows, np.array([0.5, 0.5])).feasible
@@ -135,7 +135,7 @@ def test_mixture_matches_the_closed_form():
     assert not away.holds
 
 
-def test_reason_names_failed_condition():
+def test_reason_states_the_failed_condition():
     corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, -1], vocab_size=4)
     E, p, v = np.eye(4), np.array([40.0, 0, 40, 0]), np.array([1.0, 0, -1, 0])
     found = certify_joint_limit(Scores(E, corpus), p, 1e8 * v)
@@ -206,7 +206,7 @@ def level_problem(shortest, seed):
 
 # Seeds for which other tokens are level with the holders at p.
 @pytest.mark.parametrize("seed", [226, 457, 521, 524, 598, 868, 1266, 1270])
-def test_limit_with_level_holders_is_shortest_for_each(shortest, seed):
+def test_limit_has_minimum_norm_over_all_choices_among_level_tokens(shortest, seed):
     E, corpus, sequences, p, v = level_problem(shortest, seed)
     found = certify_joint_limit(Scores(E, corpus), p, v)
     if not found.holds:
@@ -224,7 +224,7 @@ def test_limit_with_level_holders_is_shortest_for_each(shortest, seed):
 
 
 @pytest.mark.parametrize("log_norm", [20.0, 40.0, 80.0, 300.0])
-def test_limit_does_not_depend_on_large_norm_of_v(log_norm):
+def test_limit_does_not_depend_on_the_norm_of_v_once_it_is_large(log_norm):
     """Beyond e^36 float64 does not resolve differences of order one between outputs."""
     corpus = ja.data.from_sequences([[0, 1], [2, 3], [0, 3]], [1, -1, 1], vocab_size=4)
     E, v = np.eye(4) + 0.1, np.array([1.0, 0, -1, 0])
@@ -237,7 +237,7 @@ def test_limit_does_not_depend_on_large_norm_of_v(log_norm):
 
 
 @pytest.mark.more
-def test_path_may_end_at_certified_limit_not_at_relaxed_direction():
+def test_path_can_end_at_the_certified_limit_instead_of_the_relaxed_direction():
     def draw(key):
         data_key, model_key = jax.random.split(key)
         corpus = ja.data.assumption1(data_key, vocab_size=24, relevant=8, length=6, sequences=40)

@@ -75,7 +75,7 @@ class Plain:
 SIZES = {"relevant": 8, "length": 6, "vocab_size": 20}
 
 
-def test_reduced_flow_is_exact_for_identical_irrelevant_tokens():
+def test_reduced_flow_is_exact_if_irrelevant_tokens_are_identical():
     """At d = ∞, with one irrelevant token of each group in every sequence, up to the tolerance."""
     sizes = {"relevant": 4, "length": 3, "vocab_size": 6}
     plain = Plain(0, **sizes, sequences=16, dim=np.inf)
@@ -93,7 +93,7 @@ def test_reduced_flow_is_exact_for_identical_irrelevant_tokens():
     assert abs(ours).min() > 1e-3
 
 
-def test_asymmetry_of_labels_grows_like_a_power_kappa():
+def test_label_asymmetry_grows_like_a_power_kappa():
     """δ(x) = δ(0) (h(x)/h(0))^κ, κ = (1 + R g²)(1 - R/V): the linear part of the reduced flow."""
     R, T, V, g = 20, 8, 50, 1.5
     made = reduced_flow(g * 2 * R * T, relevant=R, length=T, vocab_size=V, dim=np.inf)
@@ -139,7 +139,7 @@ def test_initial_asymmetry_matches_one_step():
 
 
 @pytest.mark.slow
-def test_edges_match_the_flow():
+def test_predicted_window_bounds_match_the_flow():
     """At d = 256 all 6 seeds lose a label in the middle, and at most one does a fifth beyond an edge."""
     sizes = {"relevant": 20, "length": 8, "vocab_size": 50, "sequences": 200, "dim": 256}
     window = label_window(**sizes)
@@ -190,7 +190,7 @@ def test_recommended_step_is_compared_with_the_window(dim, length, lost):
     assert follow(reduced_flow(10 * 2 * 20 * length / dim**0.5, **sizes)).lost == lost
 
 
-def test_given_equal_counts_match_the_default():
+def test_explicit_equal_counts_match_the_default():
     counts = np.tile([-10, 10], 10)
     sizes = {"relevant": 20, "length": 8, "vocab_size": 50, "dim": 1024}
     one, other = (reduced_flow(700.0, **sizes, **more) for more in ({"sequences": 200}, {"counts": counts}))
@@ -218,7 +218,7 @@ def test_invalid_input_is_rejected(changes, why):
         label_window(**SIZES | {"dim": 64} | changes)
 
 
-def test_window_is_claimed_only_in_compared_settings():
+def test_window_is_claimed_only_in_settings_where_it_was_verified():
     """At R = 4 the exact flow loses a label in 53 of 150 seeds at an η0 within the window."""
     sizes = {"length": 8, "sequences": 200}
     closing = label_window(relevant=4, vocab_size=24, dim=256, **sizes)

@@ -21,7 +21,7 @@ def code():
 
 @pytest.mark.more
 @pytest.mark.parametrize(("narrow", "halving", "shortest", "greedy"), [(4, False, 4, 4), (3, True, 4, 6)])
-def test_broad_tokens_are_the_shortest_cover(code, narrow, halving, shortest, greedy):
+def test_broad_tokens_form_the_shortest_cover(code, narrow, halving, shortest, greedy):
     planted = code("which_cover.py:planted")
     sizes = {"vocab_size": 20, "broad": 2, "narrow": narrow, "halving": halving, "sequences": 56}
     corpus = planted(jax.random.key(0), **sizes)
@@ -50,7 +50,7 @@ def test_orders_by_alpha_match_a_small_example(code):
 
 
 @pytest.mark.more
-def test_short_run_is_measured(tmp_path):
+def test_short_which_cover_run_is_measured(tmp_path):
     only = """blocks={ "one relevant" = {} }"""
     overrides = ["seeds=2", "phases.all.until_log_loss=-100", only]
     item = books.read_book(FOLDER.parent).item("which_cover")

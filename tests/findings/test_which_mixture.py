@@ -79,7 +79,7 @@ def test_velocity_matches_loops(code):
     np.testing.assert_allclose(far(log_r, p), expected, rtol=1e-4)
 
 
-def test_a_shared_corpus_gives_the_same_measurements(code):
+def test_shared_and_per_seed_corpora_give_the_same_measurements(code):
     E = np.array([[1.0, 1, 0, 0], [0, -1, 0, 0], [-1, 1, 0, 0], [0, -1, 0, 0]])
     corpus = ja.data.from_sequences([[0, 1], [2, 3]] * 2, [1, -1] * 2, vocab_size=4)
     history = np.stack([18 * np.eye(4)[1], np.exp(18) * np.eye(4)[0]])[None, None]
@@ -95,7 +95,7 @@ def test_a_shared_corpus_gives_the_same_measurements(code):
 
 
 @pytest.mark.more
-def test_short_run_is_measured(code, tmp_path):
+def test_short_which_mixture_run_is_measured(code, tmp_path):
     item = books.read_book(FOLDER.parent).item("which_mixture")
     results = item.study("full", overrides=["seeds=2", 'blocks={ "two relevant" = {} }']).run(
         tmp_path / "run", quiet=True
@@ -110,7 +110,7 @@ def test_short_run_is_measured(code, tmp_path):
     assert row["median 1 - cos to p_relax"] > 1e-3
 
 
-def test_note_contains_the_table():
+def test_documentation_note_contains_the_table():
     root = FOLDER.parents[2]
     page = (root / "docs" / "notes" / "which_mixture.md").read_text(encoding="utf-8")
     table = root / "results" / "published" / "mixture" / "table.md"

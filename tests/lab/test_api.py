@@ -44,7 +44,7 @@ def small(**changes):
     return ja.Study(**settings | changes)
 
 
-def test_a_study_in_python_equals_the_study_of_the_sweep_file(study):
+def test_python_study_equals_the_study_from_the_sweep_file(study):
     assert small().config_hash == study().config_hash
     assert small().config == study().config
     axes = {"model.dim": [8, 16], "phases.query.step_size": [0.1, 0.2]}
@@ -130,7 +130,7 @@ def test_custom_code_runs_from_python_and_from_a_sweep_file(ran, study, tmp_path
 
 
 @pytest.mark.more
-def test_a_run_has_figures_and_loads_without_the_custom_code(ran):
+def test_run_draws_figures_and_loads_without_the_custom_code(ran):
     folder = ran.directory
     assert (folder / "figures" / "last_losses.png").stat().st_size > 0
     code = (
@@ -172,7 +172,7 @@ def test_code_without_an_import_path_cannot_be_written(tmp_path):
             return ja.models.one_layer.outputs(params, corpus)
 
     wanted = small(model=Local())
-    with pytest.raises(InputError, match=r"Local: no sweep file can import it; move it to a file"):
+    with pytest.raises(InputError, match=r"Local: cannot be imported by a sweep file; move it to a file"):
         wanted.write(tmp_path / "x.toml")
 
 

@@ -107,7 +107,7 @@ def test_no_point_is_run_twice(folder, thresholds, runs):
 
 
 @pytest.mark.more
-def test_falling_metrics_have_a_threshold_at_the_upper_end(folder, runs):
+def test_falling_metrics_have_a_threshold_at_the_upper_end_of_a_window(folder, runs):
     """-log ‖∇L‖ is below any level; a p that is short at a small η is not at a large one."""
     rises = diagram(folder)
     runs.clear()
@@ -192,7 +192,7 @@ def test_the_interval_covers_the_median_of_any_distribution(rng, law):
     assert covered > 0.92
 
 
-def test_thresholds_outside_of_the_values_are_reported(rng):
+def test_thresholds_outside_the_range_of_values_are_reported(rng):
     values = [1.0, 2.0, 3.0]
     none, _ = search(np.full(8, 9.0), values)
     assert np.isnan(none["threshold"])
@@ -207,7 +207,7 @@ def test_thresholds_outside_of_the_values_are_reported(rng):
     assert np.isnan(few["high"])
 
 
-def test_seeds_that_turn_back_are_counted():
+def test_seeds_that_cross_back_are_counted():
     assert bracket({0: 0, 4: 9, 2: 3}, 4, 5) == (2, 4)
     assert bracket({0: 0, 4: 1}, 4, 5) == (4, 5)
     rows = [(1.0, 0, False), (2.0, 0, True), (3.0, 0, False), (1.0, 1, False), (3.0, 1, True)]

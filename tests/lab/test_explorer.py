@@ -94,7 +94,7 @@ def test_a_notebook_shows_the_same_page_in_a_frame(page):
     assert repr(page) == "Explorer('A path & its limit', 16 points of the path)"
 
 
-def test_long_sequences_and_unreached_rows_are_truncated(solved):
+def test_long_sequences_and_repeated_rows_are_truncated(solved):
     scores, path, limit = solved
     again = path.replace(
         **{
@@ -142,7 +142,7 @@ def opened(page, tmp_path, point):
 
 @pytest.mark.more
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
-def test_the_slider_moves_attention_plane_and_curves_together(page, tmp_path):
+def test_slider_updates_attention_plane_and_curves_together(page, tmp_path):
     seen = {}
     for point in (2, POINTS):
         text = opened(page, tmp_path, point)
@@ -161,7 +161,7 @@ def test_the_slider_moves_attention_plane_and_curves_together(page, tmp_path):
     assert all(early != late for early, late in zip(seen[2][0], seen[POINTS][0], strict=True))
 
 
-def test_a_limit_with_different_pairs_is_reported():
+def test_limit_with_different_support_pairs_is_reported():
     """Two sequences of one bag balance 0 and 1 at a finite difference, where `selection` sees 0 alone."""
     corpus = ja.data.from_sequences([[0, 1, 2], [0, 1, 2], [3, 4]], [1, -1, 1], vocab_size=5)
     scores = ja.theory.Scores(np.eye(5), corpus, np.array([1.0, -1.2, -3, 1, -1]))

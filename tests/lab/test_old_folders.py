@@ -26,7 +26,7 @@ def test_old_folder_loads_with_its_parameters(old):
     assert results.params(seed=1).E.shape == (12, 8)
 
 
-def test_old_folder_is_aggregated_reported_and_verified(old, call):
+def test_old_folder_can_be_aggregated_reported_and_verified(old, call):
     status, printed, _ = call("aggregate", old)
     assert status == 0
     assert "loss" in printed

@@ -63,7 +63,7 @@ def test_outputs_match_an_explicit_formula(library, points):
 
 
 @pytest.mark.parametrize("library", ADAPTED)
-def test_seeds_differ_and_vmap_matches_a_loop(library, points):
+def test_seeds_differ_and_vmap_matches_a_loop_over_seeds(library, points):
     model = ADAPTED[library]
     keys = jax.random.split(jax.random.key(1), 3)
     params = jax.vmap(lambda key: model.init(key, points, dtype=jnp.float32))(keys)
@@ -75,7 +75,7 @@ def test_seeds_differ_and_vmap_matches_a_loop(library, points):
 
 
 @pytest.mark.parametrize("library", ADAPTED)
-def test_gradients_of_selected_parameters_match_differences(library, points):
+def test_gradients_of_selected_parameters_match_finite_differences(library, points):
     model = ADAPTED[library]
     params = model.init(jax.random.key(0), points, dtype=jnp.float32)
     pattern = NAMES[library][0].rpartition(".")[0]
@@ -92,7 +92,7 @@ def test_gradients_of_selected_parameters_match_differences(library, points):
     np.testing.assert_allclose(slope, jnp.linalg.norm(gradients[name]), rtol=1e-2)
 
 
-def test_parameters_have_the_dtype_of_the_study(points):
+def test_parameters_use_the_dtype_of_the_study(points):
     with jax.enable_x64(True):
         for model in ADAPTED.values():
             params = model.init(jax.random.key(0), points, dtype=jnp.float64)
@@ -135,7 +135,7 @@ def normalised(key):
             of_linen(Dropping()),
             "of_linen: the module requires a random key at every call; disable",
         ),
-        (of_nnx(NnxDropping), r"of_nnx: the module has mutable state or keys, dropout.rngs.\w+; remove"),
+        (of_nnx(NnxDropping), r"of_nnx: the module has mutable state or keys \(dropout.rngs.\w+\); remove"),
         (of_equinox(dropping), "of_equinox: the module requires a random key at every call; disable"),
         (of_equinox(normalised), "of_equinox: the module has mutable state; remove the layers"),
     ],
@@ -163,6 +163,9 @@ def test_inputs_and_per_example_modules_are_supported(points):
 def test_padded_data_require_an_explicit_argument():
     bags = ja.data.from_sequences([[0, 2, 2], [1, 2]], [1, -1], vocab_size=3)
     tokens = ja.data.Vectors(targets=jnp.array([1, -1]), X=jnp.ones((2, 3, 4)), mask=jnp.ones((2, 3), bool))
-    for data, words in ((bags, "bags of tokens are not one array"), (tokens, "Vectors may be padded")):
+    for data, words in (
+        (bags, "bags of tokens do not form a single array"),
+        (tokens, "Vectors may be padded"),
+    ):
         with pytest.raises(InputError, match=words):
             first_array(data)

@@ -63,7 +63,7 @@ def test_vmap_matches_a_loop(x64, assert_vmap_matches_loop):
     assert_vmap_matches_loop(partial(key_query.init, weights="normal"), key_query.outputs)
 
 
-def test_identity_weights_give_the_one_layer_model(x64, ragged):
+def test_identity_weights_recover_the_one_layer_model(x64, ragged):
     corpus = ragged(3)
     params = draw(corpus, "identity")
     plain = one_layer.Params(E=params.E, p=params.p, v=params.v)

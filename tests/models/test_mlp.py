@@ -41,7 +41,7 @@ def test_logits_and_gradients_match_the_reference(x64, corpus, assert_matches_re
 
 @pytest.mark.more
 @pytest.mark.parametrize(("sequences", "vocab_size"), [(12, 40), (40, 12)])
-def test_any_ratio_of_sequences_to_tokens_matches_the_reference(
+def test_outputs_match_the_reference_for_any_corpus_size(
     x64, assert_matches_reference, sequences, vocab_size
 ):
     sizes = {"vocab_size": vocab_size, "relevant": 8, "length": 5, "sequences": sequences}
@@ -54,7 +54,7 @@ def test_three_classes_match_the_reference(x64, ragged, assert_matches_reference
     assert_matches_reference(mlp.outputs, reference_outputs, draw(corpus), corpus)
 
 
-def test_derivative_of_pooling_agrees_with_finite_differences(rng, x64, ragged, way):
+def test_derivative_of_pooling_matches_finite_differences(rng, x64, ragged, way):
     corpus = ragged(2)
     operands = rng.normal(size=corpus.vocab_size), rng.normal(size=(corpus.vocab_size, 3))
     check_grads(lambda a, M: pooling.pool(corpus, a, M), operands, order=1, modes=["rev"], rtol=1e-6)
@@ -85,7 +85,7 @@ def test_vmap_matches_a_loop(x64, assert_vmap_matches_loop, way):
     assert_vmap_matches_loop(mlp.init, mlp.outputs)
 
 
-def test_scores_of_size_1e3_stay_finite(ragged):
+def test_scores_around_1e3_yield_finite_results(ragged):
     corpus = ragged(2)
     params = draw(corpus, dtype=jnp.float32)
     params = params.replace(p=1e3 * params.p)

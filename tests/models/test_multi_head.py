@@ -38,7 +38,7 @@ def test_three_classes_match_the_reference(x64, ragged, assert_matches_reference
 
 
 @pytest.mark.more
-def test_a_large_corpus_batches_heads_and_seeds(x64, ragged, monkeypatch):
+def test_large_corpus_is_supported_with_vmapped_heads_and_seeds(x64, ragged, monkeypatch):
     """Products with the count matrix match gathers, for batches of heads and seeds."""
     monkeypatch.setattr(layout, "LARGE", 1)
     corpus = ragged(2)
@@ -61,7 +61,7 @@ def test_vmap_matches_a_loop(x64, assert_vmap_matches_loop):
     assert_vmap_matches_loop(partial(multi_head.init, heads=2), multi_head.outputs)
 
 
-def test_one_head_gives_the_one_layer_model(x64, ragged):
+def test_single_head_recovers_the_one_layer_model(x64, ragged):
     corpus = ragged(3)
     params = draw(corpus, heads=1)
     plain = one_layer.Params(E=params.E, p=params.p[0], v=params.v[0])
@@ -77,7 +77,7 @@ def test_scores_and_values_are_averages_over_heads(x64, ragged):
     np.testing.assert_allclose(values, np.mean([params.E @ v for v in params.v], axis=0), rtol=1e-12)
 
 
-def test_more_heads_do_not_change_the_first_heads():
+def test_adding_heads_does_not_change_the_first_heads():
     plain = one_layer.init(jax.random.key(3), vocab_size=5, dim=200, num_classes=3)
     small, large = (
         multi_head.init(jax.random.key(3), vocab_size=V, dim=200, heads=H, num_classes=3)

@@ -67,7 +67,7 @@ def test_gradients_match_the_closed_form(rng, x64):
         np.testing.assert_allclose(getattr(gradient, name), expected, rtol=1e-12, atol=1e-15)
 
 
-def test_initial_parameters_have_the_stated_distribution_and_ignore_padding():
+def test_initial_parameters_have_the_documented_distribution_and_ignore_padding():
     params = ja.models.one_layer.init(jax.random.key(0), vocab_size=300, dim=400, num_classes=3)
     assert params.v.shape == (400, 3)
     np.testing.assert_allclose(jnp.linalg.norm(params.v, axis=0), 1, rtol=1e-5)
@@ -79,7 +79,7 @@ def test_initial_parameters_have_the_stated_distribution_and_ignore_padding():
 
 
 @pytest.mark.parametrize(("name", "value"), [("vocab_size", 0), ("dim", 0), ("num_classes", 1)])
-def test_impossible_sizes_are_rejected(name, value):
+def test_invalid_sizes_are_rejected(name, value):
     sizes = {"vocab_size": 3, "dim": 2, "num_classes": 2} | {name: value}
     with pytest.raises(InputError, match=f"{name}: {value}"):
         ja.models.one_layer.init(jax.random.key(0), **sizes)
@@ -104,20 +104,20 @@ def weighted(project, weights):
     return call
 
 
-def test_project_matches_two_products(arrays):
+def test_project_matches_two_separate_products(arrays):
     for mine, other in zip(project(*arrays), plain(*arrays), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-14)
 
 
 @pytest.mark.parametrize("by", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
-def test_derivatives_of_project_match_two_products(rng, arrays, by):
+def test_derivatives_of_project_match_those_of_two_separate_products(rng, arrays, by):
     weights = [jnp.asarray(rng.normal(size=x.shape)) for x in plain(*arrays)]
     mine, theirs = (jax.jit(jax.grad(weighted(f, weights), by))(*arrays) for f in (project, plain))
     for one, other in zip(mine, theirs, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-15)
 
 
-def test_project_is_differentiable_in_a_single_argument(arrays):
+def test_project_is_differentiable_in_each_argument_alone(arrays):
     for kind in (0, 1):
         gradient = jax.grad(lambda E, p, v, kind=kind: project(E, p, v)[kind].sum(), (0, 1, 2))
         expected = jax.grad(lambda E, p, v, kind=kind: plain(E, p, v)[kind].sum(), (0, 1, 2))
@@ -125,7 +125,7 @@ def test_project_is_differentiable_in_a_single_argument(arrays):
             np.testing.assert_allclose(one, other, rtol=1e-14)
 
 
-def test_second_derivatives_are_forward_over_reverse(rng, arrays):
+def test_second_derivatives_use_forward_over_reverse_mode(rng, arrays):
     weights = [jnp.asarray(rng.normal(size=x.shape)) for x in plain(*arrays)]
     check_grads(jax.jit(jax.grad(weighted(project, weights), (0, 1, 2))), arrays, order=1, modes=("fwd",))
 

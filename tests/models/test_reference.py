@@ -12,7 +12,7 @@ from jaxattn.models.reference import padded_sequences
 SEQUENCES = [[2, 0, 2], [1], [2, 1, 1, 0], [0, 0]]
 
 
-def test_padded_sequences_recover_the_lists():
+def test_padded_sequences_recover_the_token_lists():
     corpus = ja.data.from_sequences(SEQUENCES, labels=[1, -1, 1, -1], vocab_size=3)
     ids, mask = padded_sequences(corpus)
     assert ids.shape == (4, 4)
@@ -32,7 +32,7 @@ def test_long_sequences_and_repeated_tokens_are_recovered(ragged):
     np.testing.assert_array_equal(counts, wanted)
 
 
-def test_padded_sequences_under_jit_and_vmap_require_the_longest_length():
+def test_padded_sequences_require_longest_under_jit_and_vmap():
     def draw(key):
         return ja.data.independent(key, vocab_size=20, relevant=8, length=6, sequences=4)
 

@@ -48,7 +48,7 @@ def test_a_model_class_matches_the_functions_of_its_module(ragged, name, classes
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_declared_attributes_of_models_are_correct(ragged, name):
+def test_declared_model_attributes_are_correct(ragged, name):
     """Attention does not depend on the values, and parameters in `token_rows` have one row per token."""
     model = SETTINGS[name][0]
     corpus = ragged(3)
@@ -69,7 +69,7 @@ def test_declared_attributes_of_models_are_correct(ragged, name):
     assert getattr(model, "is_one_layer", False) == (name == "one_layer")
 
 
-def test_settings_are_validated_when_they_are_read():
+def test_settings_are_validated_on_reading():
     read = msgspec.convert({"dim": 4, "heads": 2}, models.MultiHead)
     assert read == models.MultiHead(dim=4, heads=2)
     for name, wrong in (

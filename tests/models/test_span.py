@@ -33,7 +33,7 @@ def products(rows):
 @pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.more), 3])
 @pytest.mark.parametrize("dim", [5, 14, 40])
 @pytest.mark.usefixtures("x64")
-def test_start_keeps_inner_products_in_span_coordinates(dim, classes):
+def test_span_coordinates_preserve_inner_products(dim, classes):
     sizes = SIZES | {"num_classes": classes}
     short, full = start(dim=dim, **sizes), full_start(dim=dim, **sizes)
     np.testing.assert_allclose(products(short), products(full), rtol=1e-12, atol=1e-13)
@@ -60,14 +60,14 @@ def test_basis_maps_span_coordinates_to_the_sampled_vectors():
 
 @pytest.mark.parametrize("dim", [40, pytest.param(span.LARGE, marks=pytest.mark.more), "inf"])
 @pytest.mark.usefixtures("x64")
-def test_a_larger_vocabulary_does_not_change_inner_products_of_a_smaller_one(dim):
+def test_enlarging_the_vocabulary_preserves_existing_inner_products(dim):
     small, large = (start(dim=dim, **SIZES | {"vocab_size": size}) for size in (6, 9))
     np.testing.assert_allclose(products(large)[:8, :8], products(small), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.more
 @pytest.mark.usefixtures("x64")
-def test_start_sampled_in_the_span_has_the_distribution_of_the_full_space():
+def test_start_sampled_in_the_span_has_the_distribution_of_a_full_start():
     dim, vocab, classes = 12, 4, 3
     m = span.coordinates(vocab, classes)
     sizes = {"vocab_size": vocab, "num_classes": classes, "dtype": jnp.float64}
@@ -134,7 +134,7 @@ def test_training_in_the_span_matches_training_in_the_full_space(name, classes, 
 
 
 @pytest.mark.usefixtures("x64")
-def test_training_at_infinite_d_follows_the_recurrences_of_its_gram_matrix():
+def test_training_at_infinite_d_follows_the_gram_matrix_recurrences():
     corpus = ja.data.independent(jax.random.key(1), vocab_size=8, length=5, sequences=30, relevant=4)
     params = one_layer.init(KEY, dim="inf", **SIZES)
     after = moved(params, corpus, optax.sgd(0.5), 30)
@@ -165,7 +165,7 @@ def test_training_at_infinite_d_follows_the_recurrences_of_its_gram_matrix():
     )
 
 
-def test_a_subclass_with_other_outputs_is_not_converted_to_the_span():
+def test_subclass_with_custom_outputs_is_not_reduced_to_the_span():
     class Halved(ja.models.OneLayer, frozen=True, kw_only=True):
         def outputs(self, params, corpus):
             return super().outputs(params, corpus) / 2

@@ -24,7 +24,7 @@ def started(tables, tmp_path):
     return make
 
 
-def test_zero_and_scaled_starts_do_not_change_other_parameters(started):
+def test_zero_and_scaled_starts_leave_other_parameters_unchanged(started):
     drawn, moved = started(), started(p="zero", E={"scale": 3.0})
     np.testing.assert_array_equal(moved.p, np.zeros(4))
     np.testing.assert_array_equal(moved.E, 3 * drawn.E)
@@ -61,11 +61,11 @@ def test_rows_are_matched_to_tokens_by_name(started, tmp_path):
             {"file": "short.npy", "vocabulary": "two.txt"},
             r"shape \(3, 4\); the model and the vocabulary require \(2, 4\)",
         ),
-        ({"file": "short.npy", "vocabulary": "three.txt"}, "contains no token of the corpus"),
+        ({"file": "short.npy", "vocabulary": "three.txt"}, "contains none of the tokens in the corpus"),
         ({"file": "short.npy", "vocabulary": "none.txt"}, "none.txt: cannot be read as text"),
     ],
 )
-def test_files_of_a_wrong_shape_are_rejected(started, tmp_path, start, message):
+def test_files_with_the_wrong_shape_are_rejected(started, tmp_path, start, message):
     np.save(tmp_path / "short.npy", np.zeros((3, 4)))
     (tmp_path / "two.txt").write_text("a\nb\n")
     (tmp_path / "three.txt").write_text("a\nb\nc\n")

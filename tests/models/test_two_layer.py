@@ -156,7 +156,7 @@ def test_vmapped_minibatches_match_single_seeds(x64, ragged, model, cleared, mon
     ],
     indirect=["model", "corpus"],
 )
-def test_sums_by_token_on_accelerators_match_the_reference(
+def test_accelerator_sums_by_token_match_the_reference(
     x64, corpus, assert_matches_reference, model, cleared, monkeypatch, platform
 ):
     module, init = model
@@ -165,7 +165,7 @@ def test_sums_by_token_on_accelerators_match_the_reference(
 
 
 @pytest.mark.more
-def test_derivative_agrees_with_finite_differences(x64, ragged, model):
+def test_derivative_matches_finite_differences(x64, ragged, model):
     module, init = model
     corpus = ragged(3)
     logits = jax.jit(partial(module.outputs, residual=True))
@@ -190,7 +190,7 @@ def test_two_tokens_match_a_manual_calculation(x64):
 
 
 @pytest.mark.more
-def test_identity_weights_give_the_model_without_weights(x64, ragged):
+def test_identity_weights_recover_the_model_without_weights(x64, ragged):
     corpus = ragged(3)
     params = draw(two_layer_weights.init, corpus)
     plain = draw(two_layer.init, corpus)
@@ -207,7 +207,7 @@ def test_identity_weights_give_the_model_without_weights(x64, ragged):
         np.testing.assert_allclose(mine, theirs, rtol=1e-13)
 
 
-def test_scores_of_the_model_with_weights_use_its_query(x64, ragged):
+def test_scores_of_the_model_with_weights_are_those_of_its_query(x64, ragged):
     params = draw(partial(two_layer_weights.init, weights="normal"), ragged(2))
     scores, values = two_layer_weights.scores_and_values(params)
     np.testing.assert_allclose(scores, [row @ params.W2 @ params.p for row in params.E], rtol=1e-12)
@@ -243,7 +243,7 @@ def test_padded_corpora_match_corpora_without_padding(rng, x64, model):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, pytest.param(jnp.float64, marks=pytest.mark.more)])
-def test_scores_of_size_1e3_are_finite_and_accurate(x64, ragged, assert_matches_reference, dtype):
+def test_scores_around_1e3_are_finite_and_accurate(x64, ragged, assert_matches_reference, dtype):
     corpus = ragged(2)
     params = draw(two_layer.init, corpus, query=3e3, dtype=dtype)
     params = params.replace(E=15 * params.E)
@@ -259,7 +259,7 @@ def test_scores_of_size_1e3_are_finite_and_accurate(x64, ragged, assert_matches_
         )
 
 
-def test_float32_parameters_give_float32_outputs(ragged, model):
+def test_float32_parameters_yield_float32_outputs(ragged, model):
     module, init = model
     corpus = ragged(2)
     params = draw(init, corpus, dtype=jnp.float32)
@@ -267,7 +267,7 @@ def test_float32_parameters_give_float32_outputs(ragged, model):
     assert {x.dtype for x in jax.tree.leaves(results)} == {jnp.dtype("float32")}
 
 
-def test_a_larger_vocabulary_does_not_change_rows_of_a_smaller_one():
+def test_enlarging_the_vocabulary_preserves_existing_rows():
     init = partial(two_layer_weights.init, jax.random.key(0), dim=5)
     for weights in ("identity", "normal"):
         small, large = (init(vocab_size=size, weights=weights) for size in (4, 9))
@@ -275,7 +275,7 @@ def test_a_larger_vocabulary_does_not_change_rows_of_a_smaller_one():
         np.testing.assert_array_equal(small.W1, large.W1)
 
 
-def test_normal_weights_preserve_length_on_average():
+def test_normal_weights_preserve_norms_on_average():
     params = two_layer_weights.init(jax.random.key(0), vocab_size=1, dim=300, weights="normal")
     for matrix in (params.W1, params.W2):
         np.testing.assert_allclose((matrix**2).sum() / 300, 1, atol=0.02)

@@ -33,7 +33,7 @@ def test_outputs_match_a_loop(read, code):
         np.testing.assert_allclose(f, total, rtol=1e-4, atol=1e-5)
 
 
-def test_values_are_learned_first(run):
+def test_values_are_learned_before_attention(run):
     """All sentences are correct within 400 steps; only the values of the two words are positive then."""
     at = run("and_of_words", "axes=null", "seeds=3", "phases.train.steps=400")
     assert (at("train_accuracy") == 1).all()

@@ -8,7 +8,7 @@ import pytest
 pytestmark = pytest.mark.more
 
 
-def test_attention_converges_to_svm(run):
+def test_attention_converges_to_the_svm_solution(run):
     """W / ‖W‖ approaches the certified direction as attention saturates, if gradients are precise."""
     at = run("attention_svm", "seeds=3", "blocks.flow=null")
     assert (at("feasible") == 1).all()
@@ -20,7 +20,7 @@ def test_attention_converges_to_svm(run):
     assert (at("largest_attention", cell=1) > 0.999).all()
 
 
-def test_both_forms_of_the_problem_agree(read):
+def test_both_implementations_of_the_model_agree(read):
     """Outputs and gradients agree before attention saturates."""
     study = read("attention_svm", "seeds=1", "dtype=float32")
     data = study.dataset(0).train

@@ -31,7 +31,7 @@ def away(angle, target):
     return 2 * np.sin((angle - np.arctan2(target[1], target[0])) / 2) ** 2
 
 
-def test_p_leaves_relaxed_direction_only_by_rounding(run, read):
+def test_p_leaves_the_relaxed_direction_only_by_rounding_error(run, read):
     at, study = run("attention_svm_joint"), read("attention_svm_joint")
     for number, cell in enumerate(study.cells):
         case, dynamics = cell.settings["block"].split(", ")

@@ -31,7 +31,7 @@ def test_programs_match_published_values(code):
         assert answer.duality_gap < 1e-8
 
 
-def test_starts_converge_to_one_of_two_directions(run, read):
+def test_starts_converge_to_one_of_two_limits(run, read):
     """The two lowest starts end at the local optimum, the others at the certified direction."""
     several = [f"blocks.three, {dynamics}=null" for dynamics in ("normalised", "descent", "flow")]
     overrides = ("phases.train.steps=200", *several, "blocks.global, normalised=null")

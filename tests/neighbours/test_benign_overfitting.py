@@ -32,7 +32,7 @@ def test_two_training_labels_of_each_class_are_flipped(read):
         assert [(y != true)[true == c].sum() for c in (1, -1)] == [flipped, flipped]
 
 
-def test_noise_has_published_distribution(read):
+def test_noise_has_the_published_distribution(read):
     """‖noise‖² is χ² with 2,000 degrees of freedom; products of two noise tokens have variance 2,000."""
     X = np.asarray(read("benign_overfitting", *PLAIN).dataset(0).train.X)[:, 3:].reshape(100, -1)
     gram = X @ X.T
@@ -55,7 +55,7 @@ def in_numpy(X, y, W, v, steps, rate):
     return W, p
 
 
-def test_training_in_coordinates_matches_full_training(code):
+def test_training_in_span_coordinates_matches_full_training(code):
     """Scores of training and test tokens after 40 steps, in R^60 and in 12 + 2 coordinates."""
     rng, n, T, d = np.random.default_rng(0), 4, 3, 60
     X, far = rng.normal(size=(n, T, d)), rng.normal(size=(5, T, d))

@@ -10,14 +10,14 @@ from scipy.optimize import linprog
 pytestmark = pytest.mark.more
 
 
-def test_load_determines_number_of_facts(code):
+def test_load_determines_the_number_of_facts(code):
     """N log N = load d² up to rounding."""
     for load, d in product((0.3, 0.7, 1.2), (8, 45)):
         n = code("factual_capacity", "number")(load, d)
         assert (n - 0.5) * log(n - 0.5) <= load * d**2 <= (n + 0.5) * log(n + 0.5)
 
 
-def test_recalled_facts_match_linear_program(read, run):
+def test_number_of_recalled_facts_matches_linear_programs(read, run):
     """A linear program finds W with u_i·W e_i ≥ 1 + u_j·W e_i for all j ≠ i, or proves that none exists."""
     feasible = []
     overrides = ("axes=null", "figures=null", "data.dim=4", "data.load=0.8", "phases.train.steps=1500")

@@ -8,7 +8,7 @@ import pytest
 pytestmark = pytest.mark.more
 
 
-def test_facts_are_recalled_after_relations(run):
+def test_relations_are_learned_before_facts(run):
     """As in the paper, relations are known before any answer, and the initial loss is log K."""
     overrides = ("phases.train.steps=400", "phases.train.fresh=256", "data.test_sequences=512")
     at = run("factual_recall", "blocks=null", "seeds=1", "probes.every=400", *overrides)
@@ -28,7 +28,7 @@ def test_answer_depends_on_subject_and_relation(read):
         assert answer == subject // 2 + 8 * relation
 
 
-def test_attention_matches_last_token_loop(read, code):
+def test_attention_matches_a_loop_over_positions(read, code):
     """Outputs by a loop over positions, with and without a softmax."""
     data, rng = read("factual_recall", "data.sequences=5").dataset(1).train, np.random.default_rng(0)
     a, U = np.float32(rng.normal(size=41)), np.float32(rng.normal(size=(41, 32)))

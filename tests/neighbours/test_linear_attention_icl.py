@@ -25,7 +25,7 @@ def attention(tokens, v, W):
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_rows_have_the_loss_of_attention_on_all_prompts(code, prompts, rank):
+def test_compressed_rows_preserve_the_loss_over_all_prompts(code, prompts, rank):
     """Second moments of cubic features keep the mean squared error of a loop over all prompts."""
     key, n, dim = jax.random.key(3), 10, 2
     rows = prompts("contexts")(key, sequences=n, dim=dim)
@@ -45,7 +45,7 @@ def test_rows_have_the_loss_of_attention_on_all_prompts(code, prompts, rank):
     assert_allclose(ours, np.mean((np.array(loop) - y) ** 2), rtol=1e-3)
 
 
-def test_closed_form_loss_is_the_least_one(prompts):
+def test_closed_form_loss_is_the_least_squares_error(prompts):
     """The loss with all components learned is the least squares error on the features y_n x_n x_query."""
     rows = prompts("contexts")(jax.random.key(0), sequences=20_000, dim=2)
     D = 2
@@ -56,7 +56,7 @@ def test_closed_form_loss_is_the_least_one(prompts):
     assert_allclose((rest**2).mean(), prompts("saddles")(D, False)[-1], rtol=0.03)
 
 
-def test_merged_attention_drops_once_at_the_predicted_time(run):
+def test_loss_of_merged_attention_drops_once_at_the_predicted_time(run):
     """Half of the drop is at log(s∞/s0)/(4 ‖E y z‖ η), with s the coefficient that grows."""
     at = run(
         NAME,

@@ -99,7 +99,7 @@ def test_l1_and_linf_match_linear_programs(instances, loops, q):
         assert found.duality_gap < 1e-9
 
 
-def test_margin_for_q_2_matches_max_margin(rng):
+def test_l2_margin_matches_max_margin(rng):
     X, z = rng.normal(size=(4, 5, 6)), rng.normal(size=(4, 3))
     scores = of_query(X, z, np.ones(4, int))
     chosen = selection(rng.normal(size=18), scores)
@@ -139,7 +139,7 @@ def test_margin_scales_with_keys_without_overflow(rng, q):
 
 
 @pytest.mark.parametrize("small", [1e-11, 1e-12])
-def test_margin_below_rounding_is_bounded(small):
+def test_margin_below_rounding_error_is_bounded(small):
     """Differences ±e + ε f, p = f/ε: with weights up to 1e6, rounding is as large as the margin."""
     e, f = np.linalg.qr(np.random.default_rng(4).normal(size=(4, 4)))[0][:2]
     rows = np.stack([small * f + e, small * f - e])

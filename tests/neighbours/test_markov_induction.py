@@ -44,7 +44,7 @@ def test_transformer_matches_a_loop(code, chains):
         assert_allclose(ours, x @ params["head"], rtol=1e-3, atol=1e-3)
 
 
-def test_strategies_count_tokens_of_the_context(chains):
+def test_strategies_count_tokens_in_the_context(chains):
     data = chains("markov")(jax.random.key(0), sequences=5, states=3)
     found = chains("predictions")(data)
     for n, ids in enumerate(np.asarray(data.ids)):
@@ -55,7 +55,7 @@ def test_strategies_count_tokens_of_the_context(chains):
         assert_allclose(found["bigram"][n], after / after.sum(), rtol=1e-6)
 
 
-def test_tokens_follow_their_transition_matrix(chains):
+def test_tokens_follow_the_transition_matrix(chains):
     """The mean log-likelihood of the true probabilities equals minus their entropy."""
     data = chains("markov")(jax.random.key(0), sequences=500, states=2)
     P, own = np.asarray(data.truth, float), np.asarray(data.targets)[..., None]

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.more
 NORMS = ("1.75", "2", "3")
 
 
-def test_divergence_is_smallest_for_the_norm_of_the_optimiser(run):
+def test_divergence_is_smallest_for_the_svm_in_the_norm_of_the_optimiser(run):
     """The divergence of a run in ℓ_q is smallest for the program in ℓ_q, and decreases strongly."""
     others = ("7/4", "2", "3", "3, all digits")
     at = run("mirror_descent", "seeds=2", *(f"blocks.{name}=null" for name in others))

@@ -31,7 +31,7 @@ def plateau(d, T):
     return solve_ivp(speed, [0, 1e6], [0.0, 0.0], events=above, rtol=1e-9, atol=1e-12).t[-1]
 
 
-def test_descent_on_the_risk_follows_the_published_flow(run):
+def test_gradient_descent_on_the_risk_follows_the_published_flow(run):
     """At a published size, with steps of √d T / 1000; the flow omits the factor T/(T - 1)."""
     assert round(plateau(16, 256)) == 1351
     at = run("plateaus", "blocks=null", "figures=null", "seeds=1")

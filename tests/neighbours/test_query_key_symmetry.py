@@ -16,7 +16,7 @@ SHIPPED = Path(__file__).parents[2] / "sweeps" / "neighbours"
 NAME = "query_key_symmetry"
 
 
-def test_symmetry_is_the_norm_of_the_symmetric_part(code):
+def test_symmetry_score_is_the_norm_of_the_symmetric_part(code):
     """2 ‖(M + Mᵀ)/2‖²/‖M‖² - 1; it is 1 or -1 for symmetric and antisymmetric matrices."""
     M = np.random.default_rng(0).normal(size=(3, 6, 6))
     found = code(NAME, "symmetry")(jnp.asarray(M, jnp.float32))
@@ -26,7 +26,7 @@ def test_symmetry_is_the_norm_of_the_symmetric_part(code):
     assert_allclose(code(NAME, "symmetry")(jnp.asarray(M - part)), -1, rtol=1e-6)
 
 
-def test_random_products_have_symmetry_of_one_over_d(code):
+def test_products_of_random_matrices_have_symmetry_one_over_d(code):
     rng, d = np.random.default_rng(0), 8
     Q, K = rng.normal(size=(2, 4000, d, d))
     M = Q @ K.swapaxes(1, 2)
@@ -46,7 +46,7 @@ def test_directionality_is_positive_for_large_columns(code):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_later_words_do_not_change_predictions_of_a_decoder(code, causal):
+def test_decoder_predictions_do_not_depend_on_later_words(code, causal):
     ids = jax.random.randint(jax.random.key(0), (2, 8), 0, 5)
     model = code(NAME, "SmallBert")(dim=4, causal=causal)
 
@@ -60,7 +60,7 @@ def test_later_words_do_not_change_predictions_of_a_decoder(code, causal):
     assert abs(changed[:, 5:]).max() > 1e-6
 
 
-def test_loss_counts_predicted_words_only():
+def test_loss_counts_only_predicted_words():
     loss = ImportPaths(SHIPPED / NAME).load("reviews.py:predicted_words")
     logits = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
     targets = np.array([[0, -1, 2], [-1, -1, 3]])

@@ -28,7 +28,7 @@ def test_steepest_direction_matches_gradient(read, code):
 
 
 @pytest.mark.parametrize(("rule", "least", "most"), [("normalised", 5, 20), ("gradient", 1, 1.6)])
-def test_ratio_of_distances_after_ten_times_the_steps(run, rule, least, most):
+def test_normalised_steps_converge_faster_than_gradient_steps(run, rule, least, most):
     """Normalised steps come about ten times closer to the certified direction, gradient steps hardly."""
     overrides = (f"phases.train.rule={rule}", "phases.train.steps=1000", "probes.steps=[100, 1000]")
     at = run("rates", "blocks=null", "seeds=3", *overrides)
@@ -37,7 +37,7 @@ def test_ratio_of_distances_after_ten_times_the_steps(run, rule, least, most):
     assert ((ratio > least) & (ratio < most)).all()
 
 
-def test_rescaled_norms_match_their_formula(read, tmp_path):
+def test_rescaled_norms_match_the_formula(read, tmp_path):
     """From step 100 on ‖W‖ = 80 · 1.2^k, because steps of length 1 reach the boundary of the ball."""
     overrides = ("phases.train.rule=rescaled", "phases.train.hold=20", "phases.train.steps=200", "seeds=2")
     results = read("rates", "blocks=null", *overrides).run(tmp_path / "rates", quiet=True)

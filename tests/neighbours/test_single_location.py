@@ -6,7 +6,7 @@ import pytest
 pytestmark = pytest.mark.more
 
 
-def test_the_single_location_is_found(run):
+def test_training_recovers_the_single_location(run):
     """|ν| converges to 1, and |κ| approaches it as λ decreases; smaller than the published setting."""
     overrides = ("phases.train.steps=2500", "phases.train.fresh=16", "phases.train.step_size=0.01")
     small = ("data.dim=40", "data.length=5", "model.decay=4e-3", "seeds=2")

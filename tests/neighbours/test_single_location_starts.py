@@ -35,7 +35,7 @@ def test_risk_matches_mean_squared_error(risk):
     assert abs(ours - errors.mean()) < 4 * errors.std() / np.sqrt(len(errors))
 
 
-def test_other_alignment_is_a_local_minimum(risk):
+def test_swapped_alignment_is_a_local_minimum(risk):
     """At k = v*, v·k* = 0.63 no second derivative along the spheres is negative, so it is not a saddle."""
     with backend.float64():
 

@@ -27,7 +27,7 @@ def loop(index, count, targets, E, q, W, steps, step_size):
     return K @ q, np.linalg.norm(E, axis=1) * np.linalg.norm(q)
 
 
-def test_lengths_follow_scores_and_match_a_loop(run, read):
+def test_scores_and_norms_match_a_loop_and_the_published_relation(run, read):
     """Scores and norms match a loop; ‖e‖‖q‖ is the published function of the score."""
     sizes = ("data.others=300", "data.sequences=150", "data.test_sequences=100", "blocks.trained head=null")
     overrides = ("seeds=1", *sizes, "phases.train.steps=150", "phases.train.step_size=2.0")

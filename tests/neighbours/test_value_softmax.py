@@ -28,7 +28,7 @@ def start():
 
 
 @pytest.mark.more
-def test_attention_polarises_and_matches_a_loop(run):
+def test_attention_matches_a_loop_and_polarises(run):
     """Attention and loss from the published start match a loop; the flow converges to one token."""
     at = run("value_softmax", "seeds=2", "phases.descent.steps=1000", "blocks.drawn=null")
     q, loss = loop(start(), 1000)

@@ -19,7 +19,7 @@ def largest_margin(ahead):
     return -found.fun
 
 
-def test_sign_descent_maximises_the_margin_in_l_inf(run, read):
+def test_sign_descent_maximises_the_linf_margin(run, read):
     without = ("Signum", "Adam", "Adam with a long memory")
     overrides = ("seeds=3", "phases.train.steps=5000", *(f"blocks.{name}=null" for name in without))
     at, study = run("which_margin", *overrides), read("which_margin", *overrides)

@@ -26,7 +26,7 @@ MORE = {
         *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE.items()),
     ],
 )
-def test_injected_faults_end_in_correct_results_or_errors(monkeypatch, name, count):
+def test_injected_faults_lead_to_correct_results_or_errors(monkeypatch, name, count):
     monkeypatch.syspath_prepend(Path(__file__).parent)
     module = importlib.import_module(name)
     # Tests may be delayed by other processes on the machine.

@@ -22,7 +22,7 @@ def many_pairs(rng, margin):
 
 @pytest.mark.usefixtures("pricing")
 @pytest.mark.parametrize("margin", [1.0, 0.1, 0.03])
-def test_active_set_is_exact_with_thousands_of_pairs(margin):
+def test_active_set_solver_is_exact_with_thousands_of_pairs(margin):
     for seed in range(4):
         rows, better, worse = many_pairs(np.random.default_rng(seed), margin)
         multipliers, steps = active_set(rows, better, worse, tolerance=1e-10, max_steps=10_000)
@@ -33,7 +33,7 @@ def test_active_set_is_exact_with_thousands_of_pairs(margin):
 
 
 @pytest.mark.usefixtures("pricing")
-def test_active_set_proves_infeasibility():
+def test_active_set_solver_proves_infeasibility():
     for seed in range(4):
         rows, better, worse = many_pairs(np.random.default_rng(seed), 0.0)
         multipliers, _ = active_set(rows, better, worse, tolerance=1e-10, max_steps=10_000)
@@ -53,7 +53,7 @@ def test_more_active_pairs_than_dimensions_are_solved():
     np.testing.assert_allclose(bounds(rows[1:], found.multipliers), 0.5, rtol=1e-14)
 
 
-def test_the_last_iterate_is_returned_if_steps_run_out(rng):
+def test_last_iterate_is_returned_after_the_maximum_number_of_steps(rng):
     rows, better, worse = many_pairs(rng, 0.03)
     multipliers, steps = active_set(rows, better, worse, tolerance=1e-10, max_steps=5)
     assert 5 <= steps < 10

@@ -57,7 +57,7 @@ def nuclear_by_clarabel(u, z, sequence):
 @pytest.mark.parametrize(
     ("norm", "other"), [("frobenius", frobenius_by_clarabel), ("nuclear", nuclear_by_clarabel)]
 )
-def test_matrix_equals_that_of_another_solver(norm, other, seed):
+def test_matrix_matches_an_independent_solver(norm, other, seed):
     given = problem(seed)
     answer, expected = bilinear_max_margin(*given, norm=norm), other(*given)
     assert 1 / matrix_norm(expected, norm) == pytest.approx(answer.margin, rel=1e-6)
@@ -65,7 +65,7 @@ def test_matrix_equals_that_of_another_solver(norm, other, seed):
 
 
 @pytest.mark.parametrize("norm", ["frobenius", "nuclear"])
-def test_certificate_holds_by_numpy_alone(norm):
+def test_certificate_can_be_verified_with_numpy(norm):
     u, z, sequence = problem(7, n=20, tokens=9)
     answer = bilinear_max_margin(u, z, sequence, norm=norm)
     values = np.array([x @ answer.matrix @ z[i] for x, i in zip(u, sequence, strict=True)])
@@ -79,7 +79,7 @@ def test_certificate_holds_by_numpy_alone(norm):
     assert answer.duality_gap < (1e-9 if norm == "frobenius" else 1e-6)
 
 
-def test_one_query_has_the_same_matrix_in_both_norms():
+def test_single_query_yields_the_same_matrix_in_both_norms():
     rng = np.random.default_rng(0)
     u, z = rng.normal(size=(6, 4)) + 2, rng.normal(size=(1, 3))
     first, second = (
@@ -89,7 +89,7 @@ def test_one_query_has_the_same_matrix_in_both_norms():
     assert np.linalg.matrix_rank(first.matrix, tol=1e-6) == 1
 
 
-def test_diagonal_example_has_the_closed_form():
+def test_diagonal_example_matches_the_closed_form():
     """Pairs e_k, e_k force W_kk ≥ 1: the identity is shortest, of length √k and k."""
     u = z = np.eye(3)
     for norm, length in (("frobenius", np.sqrt(3)), ("nuclear", 3.0)):
@@ -118,7 +118,7 @@ def test_rotations_leave_the_margin_unchanged():
 
 
 @pytest.mark.parametrize("norm", ["frobenius", "nuclear"])
-def test_contradictions_are_proven(norm):
+def test_contradictory_pairs_are_proven_infeasible(norm):
     u, z = np.array([[1.0, 2.0], [-1.0, -2.0]]), np.array([[1.0, 0.5]])
     answer = bilinear_max_margin(u, z, np.zeros(2, int), norm=norm)
     assert (answer.status, answer.margin, answer.duality_gap) == (Status.INFEASIBLE, 0.0, 1.0)
@@ -127,7 +127,7 @@ def test_contradictions_are_proven(norm):
 
 
 @pytest.mark.parametrize("norm", ["frobenius", "nuclear"])
-def test_very_different_lengths_are_not_called_infeasible(norm):
+def test_very_different_norms_are_not_reported_as_infeasible(norm):
     """The margin of e_1 and δ e_2 with one query is that of p = (1, 1/δ): δ / √(1 + δ²)."""
     for small in (1e-3, 1e-9, 1e-17):
         answer = bilinear_max_margin(np.diag([1.0, small]), np.ones((1, 1)), np.zeros(2, int), norm=norm)
@@ -141,14 +141,14 @@ def test_very_different_lengths_are_not_called_infeasible(norm):
     )
 
 
-def test_no_pair_is_nothing_to_separate():
+def test_problem_without_pairs_has_nothing_to_separate():
     answer = bilinear_max_margin(np.zeros((0, 3)), np.ones((2, 4)), np.zeros(0, int))
     assert answer.status == Status.NOTHING
     assert answer.margin == np.inf
 
 
-def test_unknown_sequences_and_nan_are_one_line():
-    with pytest.raises(InputError, match="rows of 1 queries"):
+def test_unknown_sequences_and_nan_raise_one_line_errors():
+    with pytest.raises(InputError, match="expected indices from 0 to 0"):
         bilinear_max_margin(np.ones((2, 3)), np.ones((1, 3)), np.array([0, 1]))
     with pytest.raises(InputError, match="queries contains NaN or inf"):
         bilinear_max_margin(np.ones((1, 3)), np.full((1, 3), np.nan), np.zeros(1, int))

@@ -68,7 +68,7 @@ def test_any_multipliers_bound_the_margin_and_the_distance_to_the_solution(feasi
             assert generous.status == Status.SOLVED
 
 
-def test_violated_ties_are_not_feasible(feasible):
+def test_solutions_with_violated_ties_are_not_feasible(feasible):
     count = 0
     for E, found, multipliers, exact in feasible:
         if len(found.ties):
@@ -80,7 +80,7 @@ def test_violated_ties_are_not_feasible(feasible):
     assert count > 5
 
 
-def test_invalid_proofs_of_infeasibility_are_rejected(infeasible, feasible, rng):
+def test_invalid_infeasibility_proofs_are_rejected(infeasible, feasible, rng):
     for E, found, multipliers, exact in infeasible:
         assert exact.status == Status.INFEASIBLE
         off = multipliers.copy()
@@ -120,7 +120,7 @@ def test_bounds_contain_the_margin_of_two_orthogonal_differences():
     np.testing.assert_allclose(upper, np.sqrt(10))
 
 
-def test_each_seed_has_a_reason():
+def test_each_seed_in_a_batch_has_a_reason():
     nothing, invalid = (unsolved(status, 3) for status in (Status.NOTHING, Status.INVALID))
     assert nothing.feasible is True
     assert invalid.feasible is False
@@ -138,7 +138,7 @@ def test_each_seed_has_a_reason():
     assert len(words) == len(Status)
 
 
-def test_rounded_multipliers_prove_the_margin_of_nearly_opposite_differences():
+def test_rounded_multipliers_prove_the_margin_for_nearly_opposite_differences():
     """Differences (±1, δ) have margin δ along (0, 1); errors ε of multipliers reduce it by ε/(2 δ²)."""
     found = Constraints(
         better=np.array([0, 1], np.int32),
@@ -156,11 +156,11 @@ def test_rounded_multipliers_prove_the_margin_of_nearly_opposite_differences():
 def test_a_wrong_number_of_multipliers_is_rejected(feasible):
     E, found, multipliers, _ = feasible[0]
     for pairs, ties in ((multipliers[:-1], len(found.ties)), (multipliers, len(found.ties) + 1)):
-        with pytest.raises(ja.InputError, match=r"expected one multiplier for each"):
+        with pytest.raises(ja.InputError, match=r"pass one multiplier per pair and one per tie"):
             certify_max_margin(E, found, pairs, np.zeros(ties))
 
 
-def test_custom_constraints_have_a_certified_solution(shortest, rng):
+def test_custom_constraints_yield_a_certified_solution(shortest, rng):
     """Required margins 1 and 2, and a tie with a token of both pairs."""
     E = rng.normal(size=(5, 4))
     leader = ja.theory.tie_classes(np.array([3]), np.array([1]), 5)

@@ -64,7 +64,7 @@ def test_constraints_match_a_loop(arbitrary, instances, loops):
         assert found.ties.tolist() == [[x, s] for s, x in enumerate(leader) if x != s]
 
 
-def test_a_cycle_is_found_if_there_is_one(arbitrary):
+def test_cycle_is_found_if_and_only_if_there_is_one(arbitrary):
     answers = []
     for corpus, chosen in arbitrary:
         found = constraints(corpus, chosen)

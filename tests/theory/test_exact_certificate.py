@@ -60,7 +60,7 @@ def pairs_of(scores, bags):
     ]
 
 
-def test_claims_of_certificates_hold_in_rational_arithmetic(instances, separable, loops, tmp_path):
+def test_claims_in_certificates_hold_in_rational_arithmetic(instances, separable, loops, tmp_path):
     bags, _ = loops
     scores_of = {id(E): scores for _, E, scores, _ in instances}
     for number, (scores, chosen, answer) in enumerate(separable):
@@ -252,7 +252,7 @@ def test_forged_certificates_are_rejected(separable, tmp_path):
 
 
 @pytest.mark.parametrize("scale", [1e-100, 1e-12, 1.0, 1e12, 1e100])
-def test_keys_of_any_scale_and_dtype_are_certified(separable, scale, tmp_path):
+def test_keys_of_any_scale_and_dtype_can_be_certified(separable, scale, tmp_path):
     scores, chosen, _ = separable[0]
     rounded = scores.keys.astype(np.float32).astype(float)
     for keys in (scale * scores.keys, scale * rounded):
@@ -273,9 +273,9 @@ def test_problems_without_an_exact_certificate_are_rejected(instances, separable
         ja.theory.write_certificate(path, scores, chosen, ja.theory.max_margin(scores, chosen))
     scores, chosen, answer = separable[0]
     batch = jax.tree.map(lambda x: np.stack([x, x]), answer)
-    with pytest.raises(InputError, match="not a single decided problem"):
+    with pytest.raises(InputError, match="a batch, empty or undecided"):
         ja.theory.write_certificate(path, scores, chosen, batch)
-    with pytest.raises(InputError, match="does not separate the selection in exact arithmetic"):
+    with pytest.raises(InputError, match="does not separate the selected tokens exactly"):
         ja.theory.write_certificate(path, scores, chosen, answer.replace(p=-answer.p))
     with pytest.raises(RunError, match="cannot be written"):
         ja.theory.write_certificate(tmp_path / "missing" / "a.json", scores, chosen, answer)
@@ -300,7 +300,7 @@ def infeasible(rng, dim, cycles):
 
 
 @pytest.mark.parametrize(("dim", "cycles"), [(2, True), (64, True), (2, False), (5, False), (16, False)])
-def test_infeasible_certificates_sum_to_exactly_zero(dim, cycles, rng, tmp_path):
+def test_infeasibility_certificates_sum_to_exactly_zero(dim, cycles, rng, tmp_path):
     path = tmp_path / "a.json"
     scores, chosen = infeasible(rng, dim, cycles)
     answer = ja.theory.max_margin(scores, chosen)
@@ -347,7 +347,7 @@ def pairs_with(corpus, selection):
         yield from ((int(s), int(t)) for s in index[here & mask] for t in index[here & ~mask])
 
 
-def test_an_infeasibility_certificate_is_rejected_for_a_separable_selection(separable, rng, tmp_path):
+def test_infeasibility_certificate_is_rejected_for_separable_tokens(separable, rng, tmp_path):
     for number, problem in enumerate(separable):
         path = tmp_path / f"{number}.json"
         ja.theory.write_certificate(path, *problem)
@@ -367,7 +367,7 @@ def test_equal_keys_of_selected_and_unselected_tokens_are_infeasible(tmp_path):
     assert json.loads((tmp_path / "a.json").read_text())["multipliers"] == [[0, 1, 1]]
 
 
-def test_inexact_multipliers_of_an_infeasible_selection_are_rejected(rng, tmp_path):
+def test_inexact_infeasibility_multipliers_are_rejected(rng, tmp_path):
     scores, chosen = infeasible(rng, 5, cycles=False)
     answer = ja.theory.max_margin(scores, chosen)
     wrong = answer.replace(pairs=answer.pairs[:-1], multipliers=answer.multipliers[:-1])

@@ -24,7 +24,7 @@ def solve(rows):
 
 @pytest.mark.parametrize("tilt", [1e-15, 1e-17, 1e-30, 1e-100])
 @pytest.mark.parametrize("dim", [2, 5])
-def test_a_barely_separable_selection_is_not_infeasible(tilt, dim):
+def test_barely_separable_problem_is_not_infeasible(tilt, dim):
     """Opposite rows with a common component `tilt`, which p = (0, 1/tilt, 0 ...) separates."""
     rows = np.zeros((2, dim))
     rows[:, 0], rows[:, 1] = [3, -3], tilt
@@ -40,7 +40,7 @@ def test_rows_whose_convex_hull_contains_zero_are_infeasible(rng, dim, scale):
     assert solve(rows).status == Status.INFEASIBLE
 
 
-def test_opposite_rows_of_any_length_are_infeasible(rng):
+def test_opposite_rows_of_any_norm_are_infeasible(rng):
     row = rng.normal(size=7)
     answer = solve(np.stack([row, -0.25 * row, rng.normal(size=7)]))
     assert answer.status == Status.INFEASIBLE
@@ -53,14 +53,14 @@ def test_keys_with_overflowing_squares_are_invalid():
         assert "rescale" in answer.reason
 
 
-def test_multipliers_of_the_wrong_sign_prove_nothing():
+def test_multipliers_with_the_wrong_sign_prove_nothing():
     """Two equal rows have (1, -1) as the only multipliers with a sum of zero."""
     E, pairs = np.array([[1.0, 2], [1, 2], [0, 0]]), np.array([[0, 2], [1, 2]])
     assert not proves_infeasible(E, pairs, NO_TIES[0], np.array([1.0, 1.0]), NO_TIES[1])
     assert proves_infeasible(E, pairs[:1], np.array([[1, 2]]), np.array([1.0]), np.array([-1.0]))
 
 
-def test_systems_are_solved_exactly(rng):
+def test_linear_systems_are_solved_exactly(rng):
     for size in (1, 2, 5, 12):
         a = [[Fraction(float(x)) for x in row] for row in rng.normal(size=(size, size))]
         x = [Fraction(int(n), 7) for n in rng.integers(-9, 9, size=size)]

@@ -80,7 +80,7 @@ def hessian_of_tied_loss(params, corpus, chosen, bags_of):
         ),
     ],
 )
-def test_the_direction_matches_another_solver(seed, dim, loops, shortest):
+def test_direction_matches_an_independent_solver(seed, dim, loops, shortest):
     params, corpus = draw(seed, dim)
     chosen = on_top(params, corpus)
     of, gradient, net = by_loops(params, corpus, chosen, loops)
@@ -130,7 +130,7 @@ def test_a_limit_matches_a_manual_calculation():
     assert certificate.drawn == certificate.idle == np.inf
 
 
-def test_failing_conditions_are_reported():
+def test_violated_conditions_are_reported():
     params, corpus, both = by_hand([20, 20, -40])
     # The tied tokens are not in balance.
     off = certify_limit(one_layer(params, corpus), np.array([20.5, 20, -40]), both)
@@ -241,7 +241,7 @@ def test_an_unstable_point_has_no_certificate():
         assert "not on course" in limit.reason
 
 
-def test_equal_tokens_on_top_are_merged():
+def test_top_tokens_with_equal_embeddings_are_merged():
     """k, k, z and k, z, z with k = (2, 1) and z = (0, 1): only the first coordinate matters."""
     keys, values = [[2.0, 1], [0, 1]], [1.0, -1]
     scores, path = vectors(keys, values, [[0, 0, 1], [0, 1, 1]], [1, 1], [0.1, 0.3])

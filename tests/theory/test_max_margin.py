@@ -93,7 +93,7 @@ def posed(instances):
 
 
 @pytest.mark.parametrize("wide", [True, False], ids=["V < d", "V > d"])
-def test_a_batch_matches_single_problems(instances, loops, shortest, wide):
+def test_batch_matches_individually_solved_problems(instances, loops, shortest, wide):
     bags, _ = loops
     group = [x for x in instances if (x.E.shape[1] > len(x.E)) == wide]
     batch = max_margin_batch(*posed(group))
@@ -132,7 +132,7 @@ def test_failed_seeds_do_not_affect_other_seeds(instances):
         np.testing.assert_array_equal(getattr(batch, name)[others], getattr(healthy, name))
 
 
-def test_a_batch_may_share_its_corpus(instances):
+def test_problems_in_a_batch_can_share_a_corpus(instances):
     corpus, _, _, chosen = instances[0]
     E = np.stack([x.E for x in instances[:10]])
     batch = max_margin_batch(Scores(E, corpus), Selection(np.stack([chosen.mask] * 10)))
@@ -141,7 +141,7 @@ def test_a_batch_may_share_its_corpus(instances):
         assert length(batch.p[seed] - alone.p) < 1e-10 * length(alone.p)
 
 
-def test_a_batch_may_have_no_pairs(instances):
+def test_batch_can_contain_no_pairs(instances):
     corpus, E, _, _ = instances[0]
     everything = np.asarray(corpus.bags.count) > 0
     mask = np.stack([everything, np.zeros_like(everything)])
@@ -184,7 +184,7 @@ def test_a_tie_matches_a_manual_calculation():
 
 
 @pytest.mark.usefixtures("pricing")
-def test_an_implied_pair_has_no_multiplier():
+def test_pair_implied_by_other_pairs_has_no_multiplier():
     """Tokens 0, 1, 2 on a line: the pair (0, 2) is implied, and p = 1/2 by the closest pair."""
     corpus = ja.data.from_sequences([[0, 1], [1, 2], [0, 2]], [1, 1, 1], vocab_size=3)
     first = Selection(np.asarray(corpus.bags.index) == np.array([[0], [1], [0]]))
@@ -196,7 +196,7 @@ def test_an_implied_pair_has_no_multiplier():
 
 
 @pytest.mark.usefixtures("pricing")
-def test_a_token_between_two_others_is_infeasible():
+def test_selecting_a_token_between_two_others_is_infeasible():
     """E_2 = (E_0 + 3 E_1) / 4: with weights 1/4 and 3/4 the differences sum to zero."""
     corpus = ja.data.from_sequences([[0, 2], [1, 2]], [1, -1], vocab_size=3)
     E = np.array([[1.0, 0.0, 2.0], [0.0, -1.0, 1.0], [1 / 4, -3 / 4, 5 / 4]])
@@ -277,7 +277,7 @@ def test_repeated_sequences_and_tokens_change_nothing(rng):
 
 @pytest.mark.usefixtures("pricing")
 @pytest.mark.parametrize("scale", [1e-12, 1e12])
-def test_scaling_the_embeddings_keeps_the_direction(instances, scale):
+def test_scaling_the_embeddings_does_not_change_the_direction(instances, scale):
     for corpus, E, _, chosen in instances[::4]:
         expected = max_margin(Scores(E, corpus), chosen)
         answer = max_margin(Scores(scale * E, corpus), chosen)
@@ -286,7 +286,7 @@ def test_scaling_the_embeddings_keeps_the_direction(instances, scale):
         np.testing.assert_allclose(answer.margin / scale, expected.margin, rtol=1e-12)
 
 
-def test_a_larger_tolerance_is_certified(instances):
+def test_solution_for_a_larger_tolerance_is_certified(instances):
     for corpus, E, _, chosen in instances[:10]:
         exact = max_margin(Scores(E, corpus), chosen)
         rough = max_margin(Scores(E, corpus), chosen, tolerance=0.5)

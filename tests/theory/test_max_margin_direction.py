@@ -49,7 +49,7 @@ def problem(rng, dim, tied=False):
         pytest.param(30, True, marks=pytest.mark.more),
     ],
 )
-def test_the_derivative_matches_finite_differences_of_new_solutions(rng, dim, tied):
+def test_derivative_matches_finite_differences_of_recomputed_solutions(rng, dim, tied):
     E, corpus, chosen = problem(rng, dim, tied)
     answer = max_margin(Scores(E, corpus), chosen)
     assert answer.feasible
@@ -100,19 +100,19 @@ def test_the_derivative_composes_with_a_gradient_step():
     np.testing.assert_allclose(found, (there - back) / 0.002, rtol=1e-5, atol=1e-9)
 
 
-def test_invalid_answers_are_rejected(rng):
+def test_invalid_solutions_are_rejected(rng):
     E, corpus, chosen = problem(rng, 30)
     answer = max_margin(Scores(E, corpus), chosen)
     batch = max_margin_batch(
         Scores(E[None], jax.tree.map(lambda x: np.asarray(x)[None], corpus)),
         jax.tree.map(lambda x: np.asarray(x)[None], chosen),
     )
-    with pytest.raises(InputError, match="answer: a batch"):
+    with pytest.raises(InputError, match="answer: is a batch"):
         differentiable_direction(E, batch)
     with pytest.raises(InputError, match="E: 3 tokens"):
         differentiable_direction(E[:3], answer)
     weaker = answer.replace(multipliers=answer.multipliers * 2)
-    with pytest.raises(InputError, match="required margin below 1"):
+    with pytest.raises(InputError, match="required margin is below 1"):
         differentiable_direction(E, weaker)
     apart = E.copy()
     apart[:4] = apart[4:8]

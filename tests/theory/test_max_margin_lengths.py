@@ -120,7 +120,7 @@ def draw(rng):
 @pytest.mark.more
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_solutions_are_correct_for_differences_of_any_length(way, dtype):
+def test_solutions_are_correct_for_differences_of_any_norm(way, dtype):
     count = 150
     settled = 0
     for seed in range(count):
@@ -158,7 +158,7 @@ def test_the_normalised_problem_matches_an_independent_solver(rng):
 
 
 @pytest.mark.parametrize("way", WAYS[:2])
-def test_orthogonal_differences_of_very_different_lengths_are_solved(way, rng):
+def test_orthogonal_differences_of_very_different_norms_are_solved(way, rng):
     """a_1 = 1e8 p_1 ≥ 1 and a_2 = 1e-3 p_2 ≥ 1."""
     problem = posed(np.diag([1e8, 1e-3]))
     answer, _ = solve(*problem, way, rng)
@@ -173,7 +173,7 @@ def test_orthogonal_differences_of_very_different_lengths_are_solved(way, rng):
 
 @pytest.mark.parametrize("way", WAYS[:2])
 @pytest.mark.parametrize("small", [1e-6, 1e-9, 1e-12])
-def test_a_small_margin_is_accurate_to_float64_rounding(way, small, rng):
+def test_small_margin_is_accurate_up_to_float64_rounding(way, small, rng):
     """Differences ±e + ε f have the solution p = f/ε, with rounding errors of 1e-16 / ε."""
     e, f = np.linalg.qr(rng.normal(size=(10, 10)))[0][:2]
     answer, _ = solve(*posed(np.stack([e + small * f, small * f - e])), way, rng)

@@ -14,7 +14,7 @@ SIZES = {"vocab_size": 50, "relevant": 12, "length": 10, "sequences": 120}
 
 @pytest.mark.more
 @pytest.mark.parametrize("classes", [2, 3])
-def test_the_error_of_the_law_decays_like_the_inverse_root_of_d(classes):
+def test_error_of_the_law_decays_like_one_over_sqrt_d(classes):
     corpus = ja.data.independent(jax.random.key(0), **SIZES, num_classes=classes)
     dims = (64, 1024, 16384)
     errors = []
@@ -30,7 +30,7 @@ def test_the_error_of_the_law_decays_like_the_inverse_root_of_d(classes):
     assert abs(slope + 0.5) < 0.05
 
 
-def test_one_step_error_is_the_largest_deviation_per_unit_step():
+def test_one_step_error_is_the_largest_deviation_divided_by_step_size():
     corpus = ja.data.from_sequences([[0, 1], [2]], labels=[1, -1], vocab_size=3)
     alpha = np.array([0.25, 0.25, -0.5])
     np.testing.assert_allclose(ja.theory.predicted_values(corpus, 8.0), 4 * alpha, rtol=1e-6)
@@ -54,7 +54,7 @@ def test_advice_under_assumption_1_matches_the_phase_diagram(dim, expected):
     assert found.others == 0
 
 
-def test_logits_bound_the_step_size_without_noise():
+def test_logits_bound_the_step_size_at_infinite_d():
     corpus = ja.data.assumption1(jax.random.key(0), vocab_size=50, relevant=20, length=8, sequences=200)
     found = advised(corpus, np.inf)
     assert found.step_size * found.logits == pytest.approx(0.1)

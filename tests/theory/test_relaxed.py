@@ -87,7 +87,7 @@ def test_both_directions_match_a_manual_calculation():
     np.testing.assert_allclose(answer.query.margin, 1 / np.sqrt(5))
 
 
-def test_full_support_gives_the_max_margin_problem(rng):
+def test_full_support_recovers_the_max_margin_problem(rng):
     E, lists, labels = draw(rng, 20, 8)
     E[:5] = np.linalg.qr(E[:5].T)[0].T
     problem = selecting_first(lists, labels, 12)
@@ -97,7 +97,7 @@ def test_full_support_gives_the_max_margin_problem(rng):
     np.testing.assert_array_equal(answer.p, max_margin(Scores(E, problem[0]), problem[1]).p)
 
 
-def test_pairs_with_both_tokens_on_the_margin_have_margin_tied(shortest):
+def test_pairs_with_both_tokens_on_the_margin_require_the_margin_tied(shortest):
     """Tokens 0 and 1 support v = (1, 0, 0); one sequence contains both."""
     E = np.array([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0], [0.0, 0.0, -2.0]])
     lists, labels = [[0, 1], [1, 2], [0, 2]], [1, 1, 1]
@@ -119,7 +119,7 @@ def test_p_is_zero_without_pairs_to_separate():
     assert answer.support.tolist() == [True, False]
 
 
-def test_cycles_are_ties_without_required_margins_and_infeasible_with_them(shortest):
+def test_cycles_are_infeasible_if_they_require_a_margin_and_ties_otherwise(shortest):
     lists, labels = [[0, 1], [1, 0], [2, 3]], [1, 1, 1]
     far = np.array([[3.0, 1.0, 0.0], [4.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.5, 0.0, 1.0]])
     answer = relaxed_max_margin(*posed(far, *selecting_first(lists, labels, 4)))
@@ -134,7 +134,7 @@ def test_cycles_are_ties_without_required_margins_and_infeasible_with_them(short
     assert "in a cycle" in answer.reason
 
 
-def test_an_infeasible_v_is_reported():
+def test_infeasible_max_margin_v_is_reported():
     """The same token with both labels, and points that are not separable."""
     E = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
     for lists, labels, status in (

@@ -35,7 +35,7 @@ def test_selection_matches_a_loop_for_any_scale_of_p(corpus, rng, loops, scale, 
     assert selected(corpus, selection(scale * p, Scores(E, corpus))) == expected
 
 
-def test_p_of_zero_selects_every_token(corpus, rng, loops):
+def test_zero_p_selects_every_token(corpus, rng, loops):
     bags, selected = loops
     chosen = selection(np.zeros(6), Scores(rng.normal(size=(50, 6)), corpus))
     assert selected(corpus, chosen) == bags(corpus)
@@ -50,7 +50,7 @@ def test_p_of_zero_selects_every_token(corpus, rng, loops):
         (0.0, np.float64, 0.0, 1e-15),
     ],
 )
-def test_ties_are_relative_to_the_spread_of_all_scores(loops, tie, dtype, ties, differs):
+def test_tie_tolerance_is_relative_to_the_spread_of_all_scores(loops, tie, dtype, ties, differs):
     """Scores 1 and 1 - x in one sequence, 3 and -1 in two others: the spread is 4 for all of them."""
     _, selected = loops
     corpus = ja.data.from_sequences([[0, 1], [2], [3]], [1, -1, 1], vocab_size=6)
@@ -74,7 +74,7 @@ def test_scores_outside_jit_are_computed_in_float64(loops):
     assert selected(corpus, selection(np.ones(1), Scores(E, corpus), tie=1e-9)) == [[0]]
 
 
-def test_selection_under_jit_and_vmap_is_the_same(x64, rng, instances):
+def test_selection_is_the_same_under_jit_and_vmap(x64, rng, instances):
     corpora = [instances[0].corpus, instances[-1].corpus]
     E, p = rng.normal(size=(2, 12, 6)), rng.normal(size=(2, 6))
     E[:, 4:9] = E[:, :1]
@@ -137,7 +137,7 @@ def test_selects_matches_a_loop(corpus, rng, loops):
 
 
 @pytest.mark.parametrize("angle", [1e-100, 1e-9, 1e-3, 1.0, np.pi / 2, 3.0, np.pi])
-def test_angles_are_accurate_for_any_size_and_length(rng, angle):
+def test_angles_are_accurate_for_any_dimension_and_norm(rng, angle):
     basis = np.linalg.qr(rng.normal(size=(8, 2)))[0].T
     # Only vectors along an axis can differ by angles below the rounding of their entries.
     plane = np.eye(2) if angle < 1e-3 else basis
@@ -148,7 +148,7 @@ def test_angles_are_accurate_for_any_size_and_length(rng, angle):
         np.testing.assert_allclose(cosine(scale_a * a, scale_b * b), np.cos(angle), atol=1e-15)
 
 
-def test_rounding_does_not_leave_the_range_of_cosines(rng):
+def test_rounding_does_not_push_cosines_out_of_range(rng):
     a = rng.normal(size=(1000, 7))
     assert cosine(a, -3 * a).min() == -1
     assert cosine(a, 3 * a).max() == 1
@@ -181,7 +181,7 @@ def test_angles_under_jit_and_vmap_match_single_calls(x64, rng):
     np.testing.assert_allclose(inside, (cosine(a, b), one_minus_cosine(a, b)), rtol=1e-14)
 
 
-def test_margin_is_the_smallest_gap_between_selected_tokens_and_the_others(x64, instances, loops):
+def test_margin_is_the_smallest_gap_between_selected_and_other_tokens(x64, instances, loops):
     bags, selected = loops
     for corpus, E, _, chosen in instances[::5]:
         for p in E[:3]:
@@ -194,7 +194,7 @@ def test_margin_is_the_smallest_gap_between_selected_tokens_and_the_others(x64, 
             np.testing.assert_allclose(got, min(gaps) / np.linalg.norm(p), rtol=1e-13)
 
 
-def test_margin_is_infinite_without_pairs_and_nan_for_p_zero(x64):
+def test_margin_is_infinite_without_pairs_and_nan_for_zero_p(x64):
     corpus = ja.data.from_sequences([[0, 1]], [1], vocab_size=2)
     p, E = jnp.array([1.0, 0.0]), jnp.eye(2)
     everything = ja.theory.selection_of(np.ones(2, bool), corpus)

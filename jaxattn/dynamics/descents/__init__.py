@@ -1,1 +1,1 @@
-"""Descents: single steps, optimiser loops, and first-order methods in the log domain."""
+"""Descent: single steps, optimiser loops, and first-order methods in the log domain."""

@@ -1,6 +1,6 @@
 """Descent on any subset of the parameters, as a pair of pure functions (init, step), and a loop over steps.
 
-One full-batch step on E writes token importance into the embeddings. On p alone, sgd with small steps
+One full-batch step on E writes token importance into the embeddings. On p alone, SGD with small steps
 approximates gradient flow.
 """
 
@@ -29,7 +29,7 @@ _P = TypeVar("_P")
 
 @struct.dataclass
 class Info:
-    """Loss and gradient norm before a step, both scalars."""
+    """Loss and gradient norm before a step, both as scalars."""
 
     loss: Leaf
     gradient_norm: Leaf
@@ -38,8 +38,8 @@ class Info:
 class Algorithm(NamedTuple):
     """Training algorithm: pure functions `init(params) -> state` and `step(state, corpus) -> (state, Info)`.
 
-    A state has `params`, `step` and `failed_at`, like `State`. With random batches, the signature is
-    `init(params, key)`. The optional `advance(state, data, steps) -> state` takes several steps at once.
+    A state has attributes `params`, `step` and `failed_at`, like `State`. With random batches, the signature
+    is `init(params, key)`. The optional `advance(state, data, steps) -> state` takes several steps at once.
     """
 
     init: Callable[..., Any]
@@ -48,7 +48,7 @@ class Algorithm(NamedTuple):
 
 
 def loop(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any:
-    """Take a number of steps inside a traced function; see `run`."""
+    """Take the given number of steps inside a traced function; see `run`."""
     if algorithm.advance is not None:
         return algorithm.advance(state, data, steps)
     return jax.lax.fori_loop(0, steps, lambda _, s: algorithm.step(s, data)[0], state)
@@ -56,10 +56,11 @@ def loop(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any
 
 @partial(jax.jit, static_argnames="algorithm")
 def run(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any:
-    """Take a number of steps in one loop, which is compiled once per algorithm for any number of steps.
+    """Take the given number of steps in one loop, compiled once per algorithm for any number of steps.
 
-    Pass the same `algorithm` object in every call, since a new object is compiled again. `data` is the second
-    argument of `algorithm.step`. One call with k + l steps is equivalent to two calls with k and l steps.
+    Pass the same `algorithm` object in every call, because each new object is compiled again. `data` is the
+    second argument of `algorithm.step`. One call with k + l steps is equivalent to two calls with k and l
+    steps.
     """
     return loop(algorithm, state, data, steps)
 
@@ -74,19 +75,20 @@ def descent(
     fresh: Callable[[Array], Dataset] | None = None,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> Algorithm:
-    """Build a descent on the mean loss for some of the parameters.
+    """Build a descent algorithm that minimises the mean loss over some of the parameters.
 
     Args:
         optimizer: any optax transformation. If it takes `value` (Polyak steps), `grad` or `value_fn` (line
             searches), these are the loss, its gradient, and the loss as a function of the trained parameters.
-        train: names or patterns of the trained parameters, see `ja.Phase.train`.
-        outputs: the model.
-        batch_size: examples per step; defaults to the full batch. Examples are reshuffled in every epoch, and
-            an incomplete last batch is dropped.
-        cuts_batches: True to slice the batch out of the data in every step. By default a minibatch is the
-            full data with weights on the examples, which requires a loss that is a sum over examples. Such a
-            step costs as much as a full-batch step, which in token space is less than building a new corpus.
-        fresh: function (key -> data) that samples a new batch for each step and replaces the training data.
+        train: names or patterns of the trained parameters; see `ja.Phase.train`.
+        outputs: the model, a function (params, data) -> (n, ...).
+        batch_size: number of examples per step; defaults to the full batch. Examples are reshuffled in every
+            epoch, and an incomplete last batch is dropped.
+        cuts_batches: True to extract the batch from the data in every step. By default, a minibatch is the
+            full data with weights on the examples, which requires a loss that is a sum over examples. Each
+            step then costs as much as a full-batch step, which in token space is cheaper than building a new
+            corpus.
+        fresh: function (key -> data) that samples a new batch for each step, in place of the training data.
         per_sequence: loss of each example, (outputs, targets) -> (n,). Default: logistic for two classes,
             cross-entropy for more.
 
@@ -143,21 +145,21 @@ def one_step(
     outputs: Outputs = one_layer.outputs,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> _P:
-    """Take one full-batch gradient step, θ¹ = θ⁰ - η0 ∂L/∂θ, by default on E only.
+    """Take one full-batch gradient step, θ¹ = θ⁰ - η0 ∂L/∂θ, by default only on E.
 
     Args:
         params: E (V, d), p (d,), v (d,) or (d, K), or the parameters of another model.
         data: n examples.
         step_size: η0.
         train: names or patterns of the trained parameters.
-        outputs: the model.
-        per_sequence: see `loss`.
+        outputs: the model, a function (params, data) -> (n, ...).
+        per_sequence: loss of each example, (outputs, targets) -> (n,).
 
     Raises:
-        InputError: `train` names a parameter that does not exist.
+        InputError: a name or pattern in `train` matches no parameter.
 
     Source:
-        Lemma 4.1 of arXiv 2505.17282: then E_s ≈ E_s⁰ + (η0/2) α_s v.
+        Lemma 4.1 of arXiv 2505.17282: after the step, E_s ≈ E_s⁰ + (η0/2) α_s v.
     """
     _, gradients = loss_and_gradients(params, data, train, outputs, per_sequence=per_sequence)
     moved = {name: get(params, name) - step_size * g for name, g in gradients.items()}
@@ -169,10 +171,10 @@ class EarlyStopped:
     """State of a descent with early stopping.
 
     Attributes:
-        inner: state of the descent.
+        inner: state of the wrapped descent.
         best: the parameters with the smallest held-out loss so far.
         best_loss: () float; the smallest held-out loss so far.
-        waited: () int32; number of checks since the smallest loss.
+        waited: () int32; number of checks since `best_loss` was reached.
     """
 
     inner: State
@@ -182,17 +184,17 @@ class EarlyStopped:
 
     @property
     def params(self) -> Any:
-        """Current parameters, or the best ones after the descent has stopped."""
+        """Current parameters, or, after the descent has stopped, the best parameters."""
         return self.inner.params
 
     @property
     def step(self) -> Array:
-        """Number of steps, including those after the stop, which have no effect."""
+        """Number of steps taken, including steps after stopping, which have no effect."""
         return self.inner.step
 
     @property
     def failed_at(self) -> Array:
-        """First step with a non-finite loss or gradient, -1 if none."""
+        """First step with a non-finite loss or gradient, or -1 if there is none."""
         return self.inner.failed_at
 
 
@@ -208,17 +210,17 @@ def early_stop(
     """Build a descent that stops when the loss on a held-out corpus no longer decreases.
 
     Args:
-        algorithm: the descent.
-        steps: length of the phase, which always ends with the best parameters.
+        algorithm: the descent to wrap.
+        steps: length of the phase. The phase always ends with the best parameters.
         every: number of steps between checks of the held-out loss.
-        patience: number of checks without a new best loss after which the descent stops.
-        outputs: the model.
+        patience: number of consecutive checks without a new best loss after which the descent stops.
+        outputs: the model, a function (params, data) -> (n, ...).
         per_sequence: (outputs, targets) -> (n,); its mean on the held-out corpus is monitored.
 
     Returns:
-        The descent. Its steps take a pair (training corpus, held-out corpus) and have no effect after the
-        stop. `advance` evaluates the held-out loss only between blocks of steps; a vmapped `step` evaluates
-        it in every step.
+        The descent. Its steps take a pair (training corpus, held-out corpus) and have no effect after
+        stopping. `advance` evaluates the held-out loss only between blocks of steps; a vmapped `step`
+        evaluates it in every step.
     """
 
     def init(params: Any, *key: Array) -> EarlyStopped:
@@ -281,11 +283,11 @@ def _minibatch(
 
 
 def _checked(updates: Any, value: Array, gradients: dict[str, Array]) -> tuple[Any, Array]:
-    """Return the updates, and whether the loss or gradient of the step is not finite.
+    """Return the updates, and True if the loss or gradient in this step is not finite.
 
-    Gradients of matrices are only checked if no vector is trained, because their norm would require ∂L/∂E in
-    memory. The update of E waits for the gradients of p and v, because XLA would otherwise copy E in every
-    step on a CPU.
+    Gradients of matrices are checked only if no vector is trained, because computing their norm would require
+    ∂L/∂E in memory. The update of E waits for the gradients of p and v, because XLA would otherwise copy E in
+    every step on a CPU.
     """
     leaves = jax.tree.leaves(gradients)
     vectors = [leaf for leaf in leaves if leaf.ndim < 2]
@@ -298,12 +300,12 @@ def _checked(updates: Any, value: Array, gradients: dict[str, Array]) -> tuple[A
 
 
 def assign_minibatches(key: Array, step: Array, size: int, sequences: int) -> Array:
-    """Assign the n sequences to the minibatches of an epoch, numbered from the minibatch of the given step.
+    """Return each sequence's rank in the order of an epoch, with the minibatch of the given step first.
 
-    Each epoch of n // size steps has a new random order.
+    Each epoch of n // size steps uses a new random order.
 
     Returns:
-        (n,) int32, distinct; values below `size` belong to the minibatch of this step.
+        (n,) int32, all distinct; the sequences with ranks below `size` form the minibatch of this step.
     """
     epoch, number = jnp.divmod(step, sequences // size)
     position = jax.random.permutation(jax.random.fold_in(key, epoch), sequences)
@@ -316,7 +318,7 @@ def _where(condition: Array, new: Any, old: Any) -> Any:
 
 @custom_vmap
 def _of_members(number: Any) -> Any:
-    """Return the minimum over the vmapped axis, so that a loop with this bound remains a single loop."""
+    """Return the minimum over the vmapped axis, so that a loop with this bound is not batched."""
     return number
 
 

@@ -1,4 +1,4 @@
-"""Descents as phases of a sweep file, with optimisers and schedules by name."""
+"""Descent as a phase in a sweep file, with optimisers and schedules chosen by name."""
 
 import difflib
 import functools
@@ -21,24 +21,26 @@ from jaxattn.dynamics.descents.descent import Algorithm, descent, early_stop, lo
 
 Factory = Callable[..., optax.GradientTransformation]
 ScheduleName = Literal["constant", "cosine", "linear", "exponential", "inverse_sqrt"]
-# Their steps are linear combinations of gradients, with coefficients that depend only on inner products.
+# The steps of these optimisers are linear combinations of gradients, with coefficients that depend only on
+# inner products.
 ROTATION_INVARIANT = ("sgd", "normalized", "polyak", "lbfgs")
 
 
 class Descent(Phase, frozen=True, kw_only=True):
     """Descent with an optax optimiser on the parameters in `train`.
 
-    Each step uses all examples, a minibatch of `batch_size`, or `fresh` new ones from the data generator.
+    Each step uses all examples, a minibatch of `batch_size` examples, or `fresh` new examples.
 
     Attributes:
         optimizer: name of a built-in or optax optimiser, or the import path of a function (step_size, *,
             options) that returns an optax transformation.
-        options: additional arguments of the optimiser. In a sweep file they are keys of the phase.
-        step_size: η, the learning rate; the peak value if it follows a schedule.
+        options: additional arguments of the optimiser. In a sweep file, they are keys of the phase.
+        step_size: η, the learning rate; if there is a schedule, its largest value.
         schedule: learning-rate schedule: constant, cosine, linear, exponential or inverse_sqrt.
         warmup: number of initial steps over which the learning rate increases linearly from 0.
         batch_size: minibatch size; examples are reshuffled in every epoch. Defaults to the full batch.
-        fresh: number of new examples sampled for each step, as in online learning, instead of training data.
+        fresh: number of new examples sampled for each step, as in online learning, in place of the training
+            data.
         patience: number of consecutive checks without a new best validation loss after which the phase stops
             with the best parameters; 0 disables early stopping.
         check_every: number of steps between checks of the validation loss.
@@ -60,7 +62,7 @@ class Descent(Phase, frozen=True, kw_only=True):
 
     @property
     def end_key(self) -> str:
-        """`schedule` or `patience`, if the step size or the last step depends on the number of steps."""
+        """`schedule` or `patience`, whichever makes steps depend on the phase's end; "" if neither does."""
         if self.schedule in ("cosine", "linear", "exponential"):
             return "schedule"
         return "patience" if self.patience else ""
@@ -76,12 +78,12 @@ class Descent(Phase, frozen=True, kw_only=True):
         return isinstance(self.optimizer, str) and self.optimizer in ROTATION_INVARIANT
 
     def check(self, *context: Any) -> None:
-        """Raise InputError for an unknown optimiser or option, or patience without a validation corpus."""
+        """Raise InputError for an unknown optimiser or option, or patience without validation data."""
         if not isinstance(made := _target(self.optimizer), str) and not callable(made):
             is_fixed = isinstance(made, optax.GradientTransformation)
             got = "an optax transformation, whose step size is fixed" if is_fixed else f"{made!r:.60}"
             raise InputError(
-                "optimizer: expected a name or a function of the step size, such as `def own(step_size): "
+                "optimizer: expected a name or a function of the step size, such as `def custom(step_size): "
                 f"return optax.adam(step_size)`, got {got}"
             )
         beside = set(self.__struct_fields__) - {self.takes_further}
@@ -102,12 +104,12 @@ class Descent(Phase, frozen=True, kw_only=True):
     def _check_batch(self, examples: Any) -> None:
         if self.batch_size and isinstance(examples, int) and self.batch_size > examples:
             raise InputError(
-                f"batch_size: {self.batch_size} for {examples} examples; use a smaller one, or omit it "
+                f"batch_size: {self.batch_size} for {examples} examples; use a smaller value, or omit it "
                 "for the full batch"
             )
 
     def init(self, task: Task, params: Any, key: Array) -> Any:
-        """Build the initial state. The key is used to sample batches."""
+        """Build the initial state. The key is used for sampling batches."""
         self._check_batch(task.data.train.num_examples)
         algorithm, _ = self._algorithm(task)
         return algorithm.init(params, key) if self.batch_size or self.fresh else algorithm.init(params)
@@ -118,22 +120,22 @@ class Descent(Phase, frozen=True, kw_only=True):
         return algorithm.step(state, on)[0]
 
     def advance(self, task: Task, state: Any, steps: int | Array) -> Any:
-        """Take a number of steps, which may be traced."""
+        """Take the given number of steps, which may be traced."""
         algorithm, on = self._algorithm(task)
         return loop(algorithm, state, on, steps)
 
     def _algorithm(self, task: Task) -> tuple[Algorithm, Any]:
-        # A Polyak step takes the largest step size as a number; other optimisers follow the schedule. A
-        # schedule adds a step counter to the state, so a constant one is omitted if the optimiser accepts a
-        # number.
+        # A Polyak step requires the largest step size as a number; other optimisers follow the schedule. A
+        # schedule adds a step counter to the state, so a constant step size is passed as a number where
+        # possible.
         step_size: Any = self.step_size
         constant = self.schedule == "constant" and self.warmup == 0 and self.optimizer in ("sgd", "adam")
         if not constant and self.optimizer != "polyak":
             step_size = schedule(self.schedule, self.step_size, self.steps, self.warmup)
         of_model: dict[str, Any] = {"outputs": task.model.outputs, "per_sequence": task.loss}
         made = optimizer(_target(self.optimizer), step_size, **self.options)
-        # Weights on all examples avoid building new bags. A coupled loss takes no weights, so its batch is
-        # sliced out.
+        # Weighting all examples avoids building new bags for a minibatch. A coupled loss takes no weights, so
+        # its minibatch is extracted.
         train = task.data.train
         cuts = task.model.cuts_batches or task.loss.coupled or not isinstance(train, Corpus)
         batches: dict[str, Any] = {"batch_size": self.batch_size, "cuts_batches": cuts}
@@ -163,11 +165,11 @@ class OneStep(Phase, frozen=True, kw_only=True):
     train: Names = ("E",)
 
     def init(self, task: Task, params: Any, key: Array) -> Any:
-        """Build the state before the step."""
+        """Build the initial state."""
         return self._algorithm(task).init(params)
 
     def step(self, task: Task, state: Any) -> Any:
-        """Take the step. A non-finite step is recorded as a failure, as in a descent."""
+        """Take the gradient step. A non-finite result is recorded as a failure, as in `Descent`."""
         return self._algorithm(task).step(state, task.data.train)[0]
 
     def _algorithm(self, task: Task) -> Algorithm:
@@ -176,14 +178,14 @@ class OneStep(Phase, frozen=True, kw_only=True):
 
 
 def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: int = 0) -> optax.Schedule:
-    """Build the step-size schedule of a phase, as a function of the step.
+    """Build the step-size schedule for a phase, as a function of the step number.
 
     Args:
-        name: constant; cosine or linear to 0 at `steps`; exponential to 1 % of `step_size` at `steps`;
+        name: constant; cosine or linear to 0 at `steps`; exponential to 1% of `step_size` at `steps`;
             inverse_sqrt, η/√(1 + k).
         step_size: η, the largest value.
         steps: length of the phase.
-        warmup: number of steps of linear increase from 0 before the schedule begins.
+        warmup: number of steps with a linear increase from 0 before the schedule begins.
     """
     length = max(steps - warmup, 1)
     made: optax.Schedule
@@ -203,7 +205,7 @@ def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: i
 
     if warmup > 0:
         made = optax.join_schedules([optax.linear_schedule(0.0, 1.0, warmup), made], [warmup])
-    # Optax compares its arguments with numbers, which fails for a traced step size.
+    # Optax compares its arguments with numbers, which is impossible if the step size is traced.
     return lambda count: step_size * made(count)
 
 
@@ -213,13 +215,13 @@ def optimizer(
     """Build an optax optimiser from its name.
 
     Args:
-        name: sgd, θ - η g; normalized, θ - η g/‖g‖ (over all trained parameters; θ where g = 0); polyak,
+        name: sgd, θ - η g; normalized, θ - η g/‖g‖ (norm over all trained parameters; θ where g = 0); polyak,
             θ - min(η, (L - loss_floor)/‖g‖²) g; any optax optimiser that takes a learning rate (adam, adamw,
             lion, ...); or a function (step_size, **options) that returns an optax transformation.
-        step_size: η, a number or a schedule. It must be a number for polyak.
+        step_size: η, a number or a schedule. For polyak, it must be a number.
         options: further arguments of the optimiser by their optax names, such as momentum and nesterov for
-            sgd and normalized, loss_floor for polyak, or weight_decay for adamw. `epsilon` is optax's eps,
-            which noticeably affects adam: on thousands of reviews, the gradient of E is about 1e-6 per entry.
+            sgd and normalized, loss_floor for polyak, or weight_decay for adamw. `epsilon` is optax's eps. It
+            noticeably affects adam: with thousands of reviews, the gradient of E is about 1e-6 per entry.
 
     Raises:
         InputError: see `check_options`; or the function does not return an optax transformation.
@@ -236,11 +238,14 @@ def optimizer(
 def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[str] = ()) -> None:
     """Raise InputError, with the closest valid name, unless the optimiser exists and accepts the options.
 
-    `options` contains the names of the options. If it is a mapping, options with numeric defaults must have
-    numeric values. `beside` contains additional names to suggest for a misspelled option.
+    Args:
+        name: name of the optimiser, or a function.
+        options: names of the options, or a mapping from names to values. In a mapping, an option with a
+            numeric default must have a numeric value.
+        beside: further names to suggest for a misspelt option.
     """
     factory = _factory(name)
-    # A grid calls this for the same few optimisers in every cell, so cache their signatures.
+    # A grid calls this function in every cell for the same few optimisers, so cache their signatures.
     signature = _signature if inspect.isfunction(factory) else inspect.signature
     called = _called(name)
     first, *others = signature(factory).parameters.values()
@@ -249,7 +254,7 @@ def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[
     takes_any = len(known) < len(others)
     for option in options:
         if option == first.name:
-            raise InputError(f"{option}: {called} takes this argument as step_size; rename the key")
+            raise InputError(f"{option}: cannot be an option of {called}; set the phase's step_size instead")
         if option not in allowed and not takes_any:
             raise InputError(f"{option}: not an option of {called}; {_nearest(option, {*allowed, *beside})}")
         value = options[option] if isinstance(options, Mapping) else None
@@ -281,7 +286,8 @@ def _factory(name: str | Factory) -> Factory:
 def _named(name: str) -> Factory:
     if name in _BUILT_IN:
         return _BUILT_IN[name]
-    # Functions that add noise need a PRNG key per seed, which only a user-defined function can provide.
+    # Exclude optimisers that add noise: they need a separate PRNG key for each seed, which only a
+    # user-defined function can supply.
     found = {
         key: value
         for key, value in vars(optax).items()
@@ -307,7 +313,7 @@ def _nearest(given: str, known: set[str]) -> str:
 def _sgd(
     step_size: optax.ScalarOrSchedule, *, momentum: float | Array = 0.0, nesterov: bool = False
 ) -> optax.GradientTransformation:
-    # A momentum of 0 needs no trace. If it is traced, a trace of zeros gives the same result.
+    # Momentum 0 requires no buffer. If the momentum is traced, there is a buffer, with the same result.
     decay = None if isinstance(momentum, float) and momentum == 0 else momentum
     return optax.sgd(step_size, momentum=decay, nesterov=nesterov)
 
@@ -316,7 +322,7 @@ def _normalized(
     step_size: optax.ScalarOrSchedule, *, momentum: float | Array = 0.0, nesterov: bool = False
 ) -> optax.GradientTransformation:
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        # A gradient of exactly zero has no direction, so the parameters stay unchanged.
+        # A gradient of exactly zero has no direction, so the parameters do not change.
         moves = jnp.stack([(g != 0).any() for g in jax.tree.leaves(gradients)]).any()
         norm = jnp.where(moves, optax.tree.norm(gradients), 1)
         return jax.tree.map(lambda g: g / norm, gradients), state

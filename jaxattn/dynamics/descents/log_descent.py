@@ -1,14 +1,15 @@
-"""First-order methods for p with a gradient that never cancels or underflows, to compare with the exact flow.
+"""First-order methods for p, free of cancellation and underflow, to compare with the exact flow.
 
 Every method moves p along u = -∂L/∂p / ‖∂L/∂p‖, which is computed in the log domain. The methods differ in
 the step length:
 
     normalized         Δp = η u
     polyak             Δp = min(η, (L - L*) / ‖∂L/∂p‖) u
-    dual_acceleration  h = ‖∂L/∂p‖ / (L - L*) u,   g ← k/(k+1) (g + h),   Δp = η (g + h)
+    dual_acceleration  h = ‖∂L/∂p‖ / (L - L*) u,   g ← k/(k+1) (g + h),   Δp = η (g + h),   k: step
     log_time           Δp = h t ‖∂L/∂p‖ u,   t ← e^h t,   h = η / (1 + t ‖∂L/∂p‖)
 
-L* is the loss if each sequence attends only to its best token; L(p) > L* for every p.
+L* is the loss if each sequence attends only to its best token, whose value agrees most with the label.
+L(p) > L* for every p.
 """
 
 from typing import Any, ClassVar, Literal, get_args
@@ -35,11 +36,11 @@ Method = Literal["normalized", "polyak", "dual_acceleration", "log_time"]
 
 @struct.dataclass
 class Carry:
-    """Additional state of a method.
+    """State of a method, in addition to p.
 
     Attributes:
-        momentum: g in dual acceleration, (d,).
-        log_time: log t in log-time descent, ().
+        momentum: (d,); g in dual acceleration.
+        log_time: (); log t in log-time descent.
     """
 
     momentum: Leaf
@@ -54,9 +55,9 @@ def log_excess_loss(
 
         L - L* = (1/n) Σ_X log(1 + σ(-y γ*) (e^D - 1)),   D = y (γ* - f) = Σ_s q_s y (γ* - γ_s) ≥ 0,
 
-    where γ* is the token value in X that agrees most with the label. All terms are nonnegative, so none
-    cancel. The corpus has two classes, a = E p, and γ = E v. The result is -inf if all attention is on best
-    tokens.
+    where γ* is the token value in X that agrees most with the label. All terms are nonnegative, so nothing
+    cancels. The corpus must have two classes, and a = E p, γ = E v. The result is -inf if all attention is on
+    best tokens.
     """
     bags, present = corpus.bags, corpus.bags.count > 0
     agreement = bags.spread(corpus.targets) * take(values, bags.index.astype(jnp.int32))
@@ -64,7 +65,7 @@ def log_excess_loss(
     below = jnp.where(present, bags.spread(best) - agreement, 0)
     found = averages(bags, -below_top(corpus, scores), [below])
     log_distance = jnp.where(found.idle, -jnp.inf, found.gap + jnp.log(found.mean[0]))
-    # log(1 + σ (e^D - 1)) = σ D to first order. If D underflows, only its order of magnitude matters.
+    # To first order, log(1 + σ (e^D - 1)) = σ D. If D underflows, only its order of magnitude matters.
     distance = jnp.exp(log_distance)
     sigma = jnp.exp(-jnp.logaddexp(0, best))
     tiny = distance < 1e-9
@@ -76,13 +77,13 @@ def log_excess_loss(
 
 
 def log_descent(method: str, step_size: float | Array) -> Algorithm:
-    """Build one of the methods of this module, which runs like any other descent, with `descent.run`.
+    """Build one of the methods in this module, to be run like any other descent with `descent.run`.
 
     Args:
         method: name of the method, a `Method`.
-        step_size: η. For normalized: the step length. For polyak: the maximum step length (on a plateau the
+        step_size: η. For normalized: the step length. For polyak: the maximum step length (on a plateau, the
             full Polyak step diverges). For dual_acceleration: 1 / max ‖E_s - E_s'‖². For log_time: the step
-            of log t + arc length, starting at t = 1.
+            in log t + arc length, starting at t = 1.
 
     Returns:
         The pair (init, step). Only p is trained.
@@ -92,8 +93,8 @@ def log_descent(method: str, step_size: float | Array) -> Algorithm:
 
     Source:
         Normalised and Polyak steps: Vasudeva et al. 2024 (arXiv 2402.05738). Dual acceleration: Ji, Srebro
-        and Telgarsky 2021 (arXiv 2107.00595, Algorithm 1), with L - L* instead of their loss, which has
-        infimum 0. log_time is Euler's method for gradient flow in log t, with shorter steps if p moves far.
+        and Telgarsky 2021 (arXiv 2107.00595, Algorithm 1), with L - L* in place of their loss, which has
+        infimum 0. log_time is Euler's method for gradient flow in log t, with shorter steps when p moves far.
     """
     if method not in get_args(Method):
         raise InputError(f"method: {method!r}; must be one of {', '.join(get_args(Method))}")
@@ -120,7 +121,7 @@ def log_descent(method: str, step_size: float | Array) -> Algorithm:
                 rate = log_time + log_norm
                 move = step_size * jax.nn.sigmoid(rate) * u
                 log_time = log_time + step_size * jax.nn.sigmoid(-rate)
-        # A gradient of exactly zero has no direction, so p stays unchanged.
+        # A gradient of exactly zero has no direction, so p does not change.
         move = jnp.where(log_norm == -jnp.inf, 0, move)
         p = params.p + move
         fails = ~jnp.isfinite(p).all()
@@ -140,7 +141,7 @@ class LogDescent(Phase, frozen=True, kw_only=True):
 
     Attributes:
         method: "normalized", "polyak", "dual_acceleration" or "log_time".
-        step_size: η; its meaning depends on the method, see `ja.dynamics.log_descent`.
+        step_size: η. Its meaning depends on the method; see `ja.dynamics.log_descent`.
     """
 
     is_random: ClassVar[bool] = False
@@ -152,7 +153,7 @@ class LogDescent(Phase, frozen=True, kw_only=True):
     steps: PositiveInt
 
     def check(self, *context: Any) -> None:
-        """Raise InputError unless the model and the loss are those of the theory."""
+        """Raise InputError unless the theory applies to the model and the loss."""
         require_one_layer(*context)
 
     def init(self, task: Task, params: Any, key: Array) -> State:

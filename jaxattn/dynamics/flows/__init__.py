@@ -1,1 +1,1 @@
-"""Exact gradient flows, free of cancellation and underflow, over distances that step loops cannot reach."""
+"""Exact gradient flows, free of cancellation and underflow, over distances beyond step-by-step training."""

@@ -1,4 +1,4 @@
-"""Integration of a flow by arc length until the first stopping condition holds."""
+"""Integration of a flow along its arc length until the first stopping condition is met."""
 
 import enum
 import math
@@ -17,14 +17,14 @@ from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.coordinates import Local
 
-# Log time after which errors of the time are negligible. ODE solvers in double precision stop earlier.
+# Value of log(t) beyond which errors in t are ignored: double-precision ODE solvers stop earlier.
 _CLOCKED = 45.0
-# Maximum relative error of ‖∂L/∂p‖ that the error of a step may cause.
+# Maximum relative error in ‖∂L/∂p‖ that a single step may cause.
 GRADIENT_RTOL = 0.01
 
 
 class Stop(enum.IntEnum):
-    """Status of a path, which `FlowPath.reason` describes."""
+    """Status of a path. `FlowPath.reason` describes it in words."""
 
     RUNNING = 0
     NORM = 1
@@ -63,36 +63,36 @@ _REASONS = {
 
 
 class FlowPath(Brief):
-    """Base class of the paths that flows return, with one row per recorded point.
+    """Base class of the paths returned by flows, with one row per recorded point.
 
-    Row 0 is the start, and the last row is the end. With several seeds, all arrays have a leading axis.
+    Row 0 is the start, and the last row is the end. For several seeds, all arrays have a leading axis.
 
     Attributes:
-        status: () int32; the stopping condition, a `Stop`.
+        status: () int32; why the path ended, a `Stop`.
     """
 
     status: Any
 
     @property
     def rows(self) -> Any:
-        """Object with arrays that have one row per recorded point."""
+        """Object whose arrays have one row per recorded point."""
         return self
 
     @property
     def reached(self) -> Array:
-        """Index of the last row, or of the last computed row, (). Later rows repeat it."""
+        """Index of the last computed row, (). All later rows repeat this row."""
         return (self.rows.steps < self.rows.steps[-1]).sum()
 
     def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
-        """Return the trained parameters at a row in full precision, by name."""
+        """Return the trained parameters at a row by name, at full precision."""
         raise NotImplementedError(f"{type(self).__name__}.params_at")
 
     def metrics_at(self, row: Array) -> dict[str, Array]:
-        """Return the recorded metrics at a row: scalars by name."""
+        """Return the recorded metrics at a row, as scalars by name."""
         raise NotImplementedError(f"{type(self).__name__}.metrics_at")
 
     def at(self, row: Array, *names: str) -> dict[str, Array]:
-        """Return fields of the path at a row, by name."""
+        """Return the named fields of the path at a row."""
         return {name: getattr(self.rows, name)[row] for name in names}
 
     @property
@@ -103,7 +103,7 @@ class FlowPath(Brief):
 
     @property
     def reason(self) -> str | list[str]:
-        """Description of the stopping condition; a list for several seeds."""
+        """Description of the stopping condition, or a list of descriptions for several seeds."""
         if np.ndim(self.status) == 0:
             return _REASONS[Stop(int(self.status))]
         return [_REASONS[Stop(int(one))] for one in np.asarray(self.status)]
@@ -111,11 +111,11 @@ class FlowPath(Brief):
 
 @runtime_checkable
 class Flow(Protocol):
-    """Flow dz/ds = u(z) of unit speed, starting at z = 0.
+    """Flow dz/ds = u(z) with unit speed, starting at z = 0.
 
     Attributes:
-        zero: the initial point, zeros (r,).
-        unit: length scale on which the flow may change completely, ().
+        zero: (r,); the initial point, 0.
+        unit: (); length scale on which the flow may change completely.
     """
 
     @property
@@ -124,15 +124,15 @@ class Flow(Protocol):
     def unit(self) -> Array: ...  # noqa: D102
 
     def velocity(self, z: Array) -> Array:
-        """Compute u, (r,)."""
+        """Compute the velocity u(z), (r,)."""
         ...
 
     def at(self, z: Array) -> Local:
-        """Compute u, its Jacobian and the size of the gradient."""
+        """Compute the velocity u, its Jacobian and the gradient norm."""
         ...
 
     def solver(self, jacobian: Any, c: Array) -> stiff.Solver:
-        """Return a solver of (1 - c J) x = b, for the Jacobian J from `at`."""
+        """Return a solver for (1 - c J) x = b, where J is the Jacobian from `at`."""
         ...
 
     def inner(self, x: Array, y: Array) -> Array:
@@ -144,24 +144,24 @@ class Flow(Protocol):
         ...
 
     def error(self, start: Array, end: Array, error: Array, rtol: Array) -> Array:
-        """Compute the error of a step, divided by the tolerance, ()."""
+        """Compute the error of a step divided by the tolerance, ()."""
         ...
 
     def norm(self, x: Array) -> Array:
-        """Compute the norm of a difference of two points, ()."""
+        """Compute the norm of a displacement, ()."""
         ...
 
     def ended(self, z: Array, until_norm: Array) -> Array:
-        """Return True if the point has reached `until_norm`, () bool."""
+        """Return True if the norm of the point has reached `until_norm`, () bool."""
         ...
 
     def to_end(self, z: Array, velocity: Array, until_norm: Array) -> Array:
-        """Compute the distance to `until_norm` along a straight line, ()."""
+        """Compute the straight-line distance to the point with norm `until_norm`, ()."""
         ...
 
 
 class Ends(NamedTuple):
-    """Stopping conditions and error tolerances of a path; see `exact_flow`."""
+    """Stopping conditions and error tolerances for a path; see `exact_flow`."""
 
     norm: Leaf
     arc_length: Leaf
@@ -175,11 +175,12 @@ class Row:
     """Quantities recorded at a point.
 
     Attributes:
-        z: coordinates, (r,).
-        arc_length: s, ().
-        log_gradient_norm: log of the gradient norm, ().
-        log_time: log t of the flow with this speed, -inf at the start, ().
-        steps: number of steps attempted so far, () int32.
+        z: (r,); coordinates.
+        arc_length: (); s.
+        log_gradient_norm: (); log of the gradient norm.
+        log_time: (); log t, where t is the time of the flow whose speed is the gradient norm; -inf at the
+            start.
+        steps: () int32; number of steps attempted so far.
     """
 
     z: Leaf
@@ -191,16 +192,16 @@ class Row:
 
 @struct.dataclass
 class Integration:
-    """State of an integration, which can be resumed from it.
+    """State of an integration, from which it can be resumed.
 
     Attributes:
         here: the current point.
-        local: the flow at the current point; zeros before the first step, which has length 0 and evaluates
-            the flow.
-        h: length of the next step, ().
+        local: the flow evaluated at the current point. Zeros before the first step, which has length 0
+            and only evaluates the flow.
+        h: (); length of the next step.
         rows: recorded points, with a leading axis k. Rows that were not reached repeat the last point.
-        reached: number of rows reached, () int32.
-        status: () int32; the stopping condition, a `Stop`, or RUNNING.
+        reached: () int32; number of rows reached.
+        status: () int32; why the path ended, a `Stop`, or RUNNING.
         accepted: () int32; number of accepted steps.
         rejected: () int32; number of rejected steps.
     """
@@ -224,13 +225,13 @@ def begin(
         flow: the flow.
         ends: the stopping conditions.
         reach: approximate length of the path.
-        points: number of rows k ≥ 3: the start, log-spaced arc lengths up to `reach`, the end.
-        log_gradient_norm: log of the gradient norm at the start. Only needed if row 0 is read before the
+        points: number of rows k ≥ 3: the start, log-spaced arc lengths up to `reach`, and the end.
+        log_gradient_norm: log of the gradient norm at the start. Required only if row 0 is read before the
             first step.
     """
     z = flow.zero
     zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
-    # Use only shapes: compiling one evaluation here and one in a step would take twice as long.
+    # Use only shapes, because compiling a second evaluation here would double the compile time.
     local = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(flow.at, z))
     here = Row(
         z=z,
@@ -253,12 +254,12 @@ def begin(
 
 
 def first_step(unit: Array, ends: Ends, reach: Array) -> Array:
-    """Return the length of the first step with nonzero length, ()."""
+    """Return the length of the first step that moves the point, (), after the initial step of length 0."""
     return jnp.minimum(unit, reach) * ends.rtol ** (1 / stiff.ORDER)
 
 
 def restart(integration: Integration, h: Array) -> Integration:
-    """Restart an integration in new coordinates with the current point as origin; earlier rows are unchanged.
+    """Restart an integration in new coordinates, with the current point as origin, keeping earlier rows.
 
     The next step has length 0: it evaluates the flow, and may reach the first row. The step after it has
     length h.
@@ -282,7 +283,7 @@ def integrate(
     rows: int | Array | float = math.inf,
     clock: float = math.inf,
 ) -> Integration:
-    """Integrate one path until the first stopping condition holds.
+    """Integrate one path until the first stopping condition is met.
 
     Args:
         flow: the flow, in the coordinates of `integration.here`.
@@ -291,13 +292,13 @@ def integrate(
         max_steps: maximum number of steps, accepted or rejected.
         integration: state of the integration; see `begin`.
         rows: number of rows after which to return with status RUNNING; unlimited by default.
-        clock: maximum difference between two quadrature rules for the log duration of a step, up to time
-            e^45. The more accurate rule is used. Pass a finite value if the time is needed in addition to the
-            path.
+        clock: maximum difference between two quadrature rules for the log duration of a step, until time
+            e^45. The result of the more accurate rule is used. Pass a finite value if the time is needed in
+            addition to the path.
     """
     points = len(integration.rows.steps)
     first = jnp.minimum(flow.unit, reach / 100)
-    # The last row is reserved for the end point.
+    # Reserve the last row for the end point.
     marks = jnp.append(jnp.append(0, jnp.geomspace(first, reach, points - 1)[:-1]), jnp.inf)
     integration = jax.lax.while_loop(
         lambda integration: (integration.status == Stop.RUNNING) & (integration.reached < rows),
@@ -334,11 +335,11 @@ def _step(
     if clock < math.inf:
         error = jnp.where(there.log_time < _CLOCKED, jnp.maximum(error, doubt / clock), error)
     error = jnp.where(arrived.finite & ~jnp.isnan(error), error, jnp.inf)
-    # A path of unit speed that turns back within a step has passed a stationary point.
+    # A unit-speed path that reverses direction within a step has passed a stationary point.
     turns = flow.inner(local.velocity, arrived.velocity) < 0
     ok = (error <= 1) & ~turns
     h_free = h * jnp.where(turns, 0.2, jnp.clip(0.8 * error ** (-1 / stiff.ORDER), 0.2, 5.0))
-    # A step that was shortened to land on a row is no reason to reduce the planned length.
+    # Do not reduce the planned step length because a step was shortened to end on a row.
     h_next = jnp.where(ok & (h < state.h), jnp.maximum(h_free, state.h), h_free)
     here, local = jax.tree.map(partial(jnp.where, ok), (there, arrived), (here, local))
     record = ok & (h == to_mark)
@@ -372,20 +373,20 @@ def _status(
         Stop.STEP_BUDGET: state.accepted + state.rejected >= max_steps,
     }
     status = jnp.asarray(Stop.RUNNING, jnp.int32)
-    # Select the first condition that holds. jnp.select has int64 indices, which a jit without float64 cannot
-    # lower.
+    # Select the first condition that is met. jnp.select uses int64 indices, which cannot be lowered in a jit
+    # with float64 disabled.
     for stop, holds in reversed(stops.items()):
         status = jnp.where(holds, jnp.int32(stop), status)
     return status
 
 
 def _log_mean_time(h: Array, start: Local, end: Local) -> tuple[Array, Array]:
-    """Compute the log of the mean of exp(-ℓ) over a step, ℓ = log ‖∂L/∂p‖, from ℓ and ℓ' at both ends.
+    """Compute the log of the mean of exp(-ℓ) over a step, where ℓ = log ‖∂L/∂p‖, from ℓ and ℓ' at both ends.
 
-    The rule is exact if ℓ is linear. One extrapolation from the two halves of the step raises the order to 4.
-    The difference from the full-step rule is also returned.
+    The rule is exact if ℓ is linear. One Richardson extrapolation from two half-steps raises the order to 4.
+    Also return the absolute difference between the half-step and full-step rules, as an error estimate.
     """
-    # Time is infinite if the gradient is exactly zero; a finite exponent prevents NaN.
+    # If the gradient is exactly zero, time is infinite; a finite exponent avoids NaN.
     x, y = (-jnp.maximum(at.log_gradient_norm, -1e300) for at in (start, end))
     bend = jnp.clip(h / 8 * (end.log_slope - start.log_slope), -1, 1)
     middle = (x + y) / 2 + bend
@@ -396,7 +397,7 @@ def _log_mean_time(h: Array, start: Local, end: Local) -> tuple[Array, Array]:
 
 
 def _log_mean_exp(x: Array, y: Array) -> Array:
-    """Compute log ∫₀¹ exp(x + (y - x) θ) dθ."""
+    """Compute log ∫₀¹ exp(x + (y - x) θ) dθ without overflow or cancellation."""
     drop = jnp.abs(x - y)
     far = drop > 1e-4
     safe = jnp.where(far, drop, 1)

@@ -1,4 +1,4 @@
-"""Detection of tied tokens, and of the point at which the forces on them balance."""
+"""Detection of tied tokens, and the point at which the forces on them balance."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,33 +27,37 @@ from jaxattn.dynamics.flows.ties import (
     with_counts,
 )
 
-# Tokens that score more than this below the top token are not tied with it.
+# Tokens whose scores are more than this below the top score are not tied with the top token.
 _BEHIND = 30.0
-# Number of gaps in the sorted distances to the top to try as the boundary of the ties.
+# Number of gaps between sorted distances to the top score that are tried as the boundary of the ties.
 _MAX_GAPS = 16
-# Shift of tied scores due to neglected forces at which the ties are dissolved, and a safety factor.
+# Shift in tied scores, due to neglected forces, at which ties are dissolved; and maximum factor by which
+# these forces may grow.
 _SHIFT, _MORE = 1e-2, 100.0
-# Squared singular values of differences of tied tokens below this fraction of the largest are rounding error.
+# Treat squared singular values (of the differences between tied embeddings) below this fraction of the
+# largest as rounding error.
 _DEPENDENT = 1e-12
-# Number of Newton iterations, which start within _SHIFT of the balance if one exists.
+# Number of Newton iterations. If a balance exists, the initial scores are within _SHIFT of it.
 _NEWTON = 12
-# A shift of tied scores up to this is attributed to rounding of the force.
+# Shifts in tied scores up to this size are attributed to rounding of the force.
 _ZERO = 1e-6
-# Derivatives of the force below this fraction of the largest count as zero, because the residual force is as
-# large. A step along such a direction separates two tokens if it changes their score difference by the second
-# fraction.
+# A derivative of the force counts as zero if it is below the first fraction of the largest derivative,
+# because the residual force may be that large. A step along such a direction separates two tokens if it
+# changes their score difference by more than the second fraction.
 _LOOSE, _APART = 1e-6, 0.03
 
 
 class Balance(NamedTuple):
-    """Detected ties, and the point at which the forces on them balance.
+    """Detected ties, and the point at which the forces on the tied tokens balance.
 
     Attributes:
         ties: the ties; empty if no balance was found.
         p: (d,); the point.
-        settled: () bool; True if the force on every difference of tied tokens is zero and restoring there,
-            except for sliding along a curve of balanced points.
-        undecided: () bool; True if this holds, but the order of the force of a pair that cancels is unknown.
+        settled: () bool; True if the balance is stable: the force on every difference between tied
+            embeddings is zero at this point and restoring near it, except along a curve of balanced
+            points.
+        undecided: () bool; True if the condition for `settled` holds, but some pair with cancelling
+            forces exerts a remaining force of unknown order.
     """
 
     ties: Ties
@@ -63,23 +67,25 @@ class Balance(NamedTuple):
 
 
 def no_balance(E: Array, p: Array, values: Array, corpus: Corpus) -> Balance:
-    """Return an unsettled `Balance` without ties."""
+    """Return a `Balance` that is not settled and has no ties."""
     return Balance(no_ties(E, values, corpus), p, jnp.asarray(False), jnp.asarray(False))
 
 
 class _Rest(NamedTuple):
-    """Stationary point of the tied part of the loss, with attention only to the attended tokens.
+    """Stationary point of the tied part of the loss, in which only the attended tokens receive attention.
 
     Attributes:
         p: (d,); the point.
-        moved: largest change in a difference of tied scores, ().
-        left: norm of the residual gradient, in units of the force, ().
-        stiffness: smallest derivative of the force with respect to tied scores, in units of the force, ().
-        log_limit: log of the force that would shift the balance by _SHIFT, ().
+        moved: (); largest change in a difference between tied scores.
+        left: (); norm of the residual gradient, in units of the force.
+        stiffness: (); smallest derivative of the force with respect to tied scores, in units of the
+            force.
+        log_limit: (); log of the force that would shift tied scores by _SHIFT.
         inverse: (r, r); inverse Hessian of the mean loss in coordinates of the normals; 0 in zero rows.
-        normals: (r, d); orthonormal basis of the directions with a nonzero derivative, padded with zero rows.
-        loose: (V,) bool; True for tokens that move relative to their leader along a direction in which the
-            derivative of the force is zero.
+        normals: (r, d); orthonormal basis of the directions with a nonzero derivative, padded with zero
+            rows.
+        loose: (V,) bool; True for tokens that move relative to their leader along a direction in which
+            the derivative of the force is zero.
     """
 
     p: Array
@@ -101,11 +107,11 @@ def find_ties(
     slides: Bool[Array, ""] | bool = False,
     wanted: Bool[Array, ""] | bool = True,
 ) -> tuple[Float[Array, " d"], Balance]:
-    """Find tied tokens, and pairs with forces that cancel, at a point where all forces balance.
+    """Find tied tokens, and pairs of tokens whose forces cancel, at a point where all forces balance.
 
-    Tokens tie if a sequence attends to them together. Tied tokens stay close to the top of their sequence,
-    while all others have fallen behind by the logarithm of the float64 resolution. This leaves a gap in the
-    sorted distances to the top, usually the widest one. The next widest gaps are also tried.
+    Tokens tie if a sequence attends to all of them. Tied tokens stay close to the top of their sequence,
+    while all other tokens have fallen behind by the logarithm of the float64 resolution. The sorted distances
+    to the top therefore have a gap, usually the widest gap. The next widest gaps are also tried.
 
     Args:
         E: (V, d).
@@ -113,13 +119,14 @@ def find_ties(
         values: γ, (V,), or (V, K) for K > 2 classes.
         corpus: n sequences over V tokens.
         before: the previous ties.
-        slides: () bool; True to first move p back to the balance, after a straight piece of a curve.
+        slides: () bool; True to first move p back to the balance, after a straight segment along a curve of
+            balanced points.
         wanted: () bool; True to search for ties.
 
     Returns:
         p (d,), moved back if `slides` is True, and the balance. The balance is settled if Newton's method
         finds a nearby zero of the gradient of the tied part of the loss, with a positive definite Hessian on
-        𝒯.
+        𝒯, the span of the differences of tied embeddings.
     """
 
     def attempt(state: tuple[Array, Array, Balance]) -> tuple[Array, Array, Balance]:
@@ -151,9 +158,9 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, n
     attended = top_class(E, p, corpus, leader)
     rest = _rest(E, p, values, corpus, normals, attended, leader)
     hidden = coordinates(E, p, values, corpus)
-    # Sum of all forces, which may hide smaller forces in its rounding error.
+    # Sum of the magnitudes of all forces. Its rounding error may hide smaller forces.
     log_hidden = hidden.log_gross(hidden.zero)
-    # Use integers, because GPUs have no atomic operations on booleans and would use compare-and-swap.
+    # Use integers: GPUs have no atomic operations on Booleans and would need slow compare-and-swap loops.
     loose = take(jnp.zeros_like(leader).at[leader].max(rest.loose.astype(leader.dtype)), leader) > 0
     merged = jnp.where(loose, vocab, leader)
     scores = E @ rest.p
@@ -182,13 +189,13 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, n
         log_limit=rest.log_limit,
         pairs=known.pairs,
     )
-    # The neglected forces have shifted the balance by this much, and may grow until the shift is _SHIFT.
-    # Forces from other tokens may become a hundred times larger, and may shift the balance more.
+    # The neglected forces have shifted the balance by `rest.moved`. They may grow until the shift reaches
+    # _SHIFT, but at most by a factor of _MORE.
     others = tied_coordinates(E, rest.p, corpus, ties)
     left_out = others.log_gross(others.zero)
     more = jnp.log(jnp.clip(_SHIFT / jnp.maximum(rest.moved, _SHIFT / _MORE), 1, _MORE))
     log_limit = jnp.maximum(rest.log_limit, left_out + more)
-    # Neglected forces as large as the balancing ones would have to be part of the balance.
+    # Any neglected force as large as the balancing forces would have to be included in the balance.
     ties_some = (leader != vocab).any()
     log_limit = jnp.where(ties_some, log_limit, log_hidden - jnp.log(_MORE))
     some = (ties_some | idle.any()) & (left_out < log_hidden - jnp.log(_MORE))
@@ -207,12 +214,12 @@ def _most_classes(E: Array) -> int:
 def _rest(
     E: Array, p: Array, values: Array, corpus: Corpus, normals: Array, attended: Array, leader: Array
 ) -> _Rest:
-    # Scale the longest embedding to length 1, so that directions outside of the span are comparable.
+    # Scale embeddings so that the longest has length 1, which makes directions outside the span comparable.
     unit = 1 / jnp.sqrt(jnp.square(E).sum(axis=1).max())
     scores, lift = E @ p, (unit * E) @ normals.T
     tied = with_counts(corpus, jnp.where(attended, corpus.bags.count, 0))
     spans = jnp.square(normals).sum(axis=1) > 0
-    # No other tokens exert a force. The factor 2 accounts for the members of groups with several tokens.
+    # Only these tokens exert a force. The factor 2 leaves room for all members of groups of tied tokens.
     involved = first_of(sharing(leader), 2 * room(E))
 
     def at(y: Array) -> tuple[Force, Array]:
@@ -225,8 +232,7 @@ def _rest(
 
     force, curvature = at(jnp.zeros(len(normals)))
     size, vectors = jnp.linalg.eigh(curvature)
-    # Compare each direction with the forces that cancel in it, because keys and weights have different
-    # scales.
+    # Scale each direction by the forces that cancel along it, because the scales of keys and weights vary.
     apart = lift - take(lift, leader)
     sizes = by_token(tied, force.pull)[1] @ jnp.square(apart @ vectors)
     free = jnp.abs(size) <= _LOOSE * sizes
@@ -242,7 +248,7 @@ def _rest(
 
     y = jax.lax.fori_loop(0, _NEWTON, improve, jnp.zeros(len(normals)))
     force, curvature = at(y)
-    # A unit force moves tied scores apart by the inverse of this.
+    # A unit force separates tied scores by 1 / stiffness.
     size, vectors = jnp.linalg.eigh(held(curvature))
     reach = jnp.sqrt(jnp.square(apart).sum(axis=1).max())
     stiffness = jnp.where(spans.any(), jnp.minimum(1.0, size[0] / nonzero(reach)), 1)
@@ -263,26 +269,26 @@ def _rest(
 
 def _orthogonal(E: Array, normals: Array) -> Array:
     flat = E - (E @ normals.T) @ normals
-    # A second pass makes it orthogonal up to rounding.
+    # A second pass makes the result orthogonal up to rounding.
     flat = flat - (flat @ normals.T) @ normals
     length = jnp.square(flat).sum(axis=1, keepdims=True)
     return jnp.where(length > _DEPENDENT * jnp.square(E).sum(axis=1).max(), flat, 0)
 
 
 def _widest_gaps(below: Float[Array, "R W"]) -> Float[Array, " k"]:
-    """Return the upper ends of the widest gaps in the sorted distances to the top, the widest first."""
+    """Return the distances to the top at which the widest gaps start, in order of decreasing width."""
     ends = jnp.append(jnp.sort(below.ravel()), jnp.inf)
-    # Clip the gaps, so that the part beyond _BEHIND does not make a gap wider.
+    # Clip the distances, so that distances beyond _BEHIND do not widen a gap.
     width = jnp.diff(jnp.minimum(ends, _BEHIND))
-    # A token beyond LEFT does not tie with any other, so no gap starts there.
+    # A token farther than LEFT below the top is not tied with any other token, so no gap starts there.
     near = ends[:-1] <= LEFT
     end, width = jnp.where(near, ends[:-1], -1), jnp.where(near, width, -1)
-    # argsort has int64 indices, which a caller's jit without float64 cannot lower.
+    # argsort uses int64 indices, which cannot be lowered in a caller's jit with float64 disabled.
     return jax.lax.sort((-width, end), num_keys=1)[1][:_MAX_GAPS]
 
 
 def _classes(corpus: Corpus, attended: Bool[Array, "R W"]) -> Int[Array, " V"]:
-    """Merge tokens that a sequence attends to together, and return the smallest token of each group."""
+    """Group tokens to which the same sequence attends. Return the smallest token in each token's group."""
     bags = corpus.bags
     index = bags.index.astype(jnp.int32)
     vocab = corpus.vocab_size
@@ -300,7 +306,7 @@ def _classes(corpus: Corpus, attended: Bool[Array, "R W"]) -> Int[Array, " V"]:
 
 
 def _normals(E: Float[Array, "V d"], leader: Int[Array, " V"]) -> Float[Array, "r d"]:
-    """Return an orthonormal basis of 𝒯, padded with zero rows to r = `room`."""
+    """Return an orthonormal basis of 𝒯, the span of differences of tied embeddings, padded with zero rows."""
     apart = E - take(E, leader)
     if room(E) < min(E.shape):
         tied = leader != jnp.arange(len(E), dtype=jnp.int32)

@@ -1,23 +1,25 @@
-"""Detection of token pairs with forces that cancel, and the order of the remaining force.
+"""Detection of token pairs whose forces cancel, and of the order of the remaining force.
 
 Let a group C of tied tokens be on top and a group D below it, with x = e^(a_D - a_C). In a sequence X that
 attends to C,
 
     f = f_X + Σ_i x_i V_i - Σ_ij x_i x_j U_i V_j + ...,    V = U (Γ_D - f_X),
 
-where U is the weight of D at x = 1, relative to the total weight of C. With r = -∂ℓ/∂f and S = ∂²ℓ/∂f² at f_X
-the loss is L₀ + Σ_i g_i x_i + ½ Σ_ij H_ij x_i x_j + ..., and
+where i and j run over such pairs of groups, Γ_D is the mean value of D, and U is the weight of D at x = 1,
+relative to the total weight of C. With r = -∂ℓ/∂f and S = ∂²ℓ/∂f² at f_X, the loss is
+L₀ + Σ_i g_i x_i + ½ Σ_ij H_ij x_i x_j + ..., where
 
     g_i = -mean_X r·V_i,    H_ij = mean_X [V_i·S V_j + r·(V_i U_j + V_j U_i)].
 
 For given x, the scores of tied tokens settle at the minimum of the tied part of the loss. The second-order
 terms that act on p are therefore
 
-    M = H - G K⁻¹ Gᵀ,    G = ∂g/∂y,    K: Hessian of the tied part in coordinates y of 𝒯.
+    M = H - G K⁻¹ Gᵀ,    G = ∂g/∂y,    K: Hessian of the tied part,
 
-A pair with g ≠ 0 has a force of order e^(-gap). A pair with g = 0 is called idle. If M has a nonzero entry
-for the pair, a force of order e^(-2 gap) remains. If H is nonzero but M is zero, the response of the tied
-tokens cancels the force at every order. If H itself is zero, the order is higher than two and unknown.
+in coordinates y of 𝒯, the span of the differences of tied embeddings. A pair with g ≠ 0 exerts a force of
+order e^(-gap). A pair with g = 0 is called idle. If M has a nonzero entry for an idle pair, a force of order
+e^(-2 gap) remains. If H is nonzero but M is zero, the response of the tied tokens cancels the force at every
+order. If H itself is zero, the order is higher than two and unknown.
 """
 
 from typing import Any, NamedTuple
@@ -34,24 +36,24 @@ from jaxattn.dynamics.flows.force import LOGISTIC, dense, residual
 from jaxattn.dynamics.flows.pairs import MOST_PAIRS, Pairs
 from jaxattn.dynamics.flows.ties import first_of
 
-# Maximum number of idle pairs for which the second order is computed.
+# Maximum number of idle pairs for which second-order terms are computed.
 _MOST_IDLE = 32
-# Relative tolerances at first and second order: a sum that is smaller than this after cancellation counts as
-# zero.
+# Relative tolerances at first and second order: a sum counts as zero if cancellation leaves less than this
+# fraction.
 _CANCELS, _CANCELS_TWICE = 1e-9, 1e-8
-# Two values are equal if they differ by less than this, relative to their sizes.
+# Two values count as equal if their difference, relative to their magnitudes, is less than this.
 _EQUAL = 1e-11
-# Differences θ are equal if they differ by less than this, relative to the longest one.
+# Embedding differences θ count as equal if they differ by less than this fraction of the longest difference.
 _SAME = 1e-13
 
 
 class Cancelled(NamedTuple):
-    """Bag entries with forces that cancel to first order.
+    """Bag entries whose forces cancel to first order.
 
     Attributes:
-        idle: (R, W) bool; True for these entries.
-        pairs: second-order terms of their forces.
-        undecided: () bool; True if the order of a pair is unknown, or there are too many pairs.
+        idle: (R, W) bool; True if the forces of the entry cancel.
+        pairs: second-order terms of these forces.
+        undecided: () bool; True if the order is unknown for some pair, or there are too many pairs.
     """
 
     idle: Array
@@ -60,14 +62,16 @@ class Cancelled(NamedTuple):
 
 
 class Tied(NamedTuple):
-    """Tied tokens, and the dependence of scores on the coordinates y of 𝒯.
+    """Tied tokens, and how scores depend on the coordinates y of 𝒯.
+
+    𝒯 is the span of the differences of tied embeddings.
 
     Attributes:
         attended: (R, W) bool; True for the top group of each sequence.
         scores: (V,); a at the minimum of the tied part of the loss.
-        embeddings: (V, d); Q E.
+        embeddings: (V, d); Q E, the embeddings projected onto the orthogonal complement of 𝒯.
         lift: (V, k); derivative of the scores with respect to y.
-        inverse: (k, k); inverse of the Hessian K of the tied part of the mean loss in y; 0 in unused rows.
+        inverse: (k, k); inverse of K, the Hessian of the tied part of the mean loss in y; 0 in unused rows.
     """
 
     attended: Array
@@ -78,15 +82,16 @@ class Tied(NamedTuple):
 
 
 class _Entries(NamedTuple):
-    """Contribution of each bag entry, (R, W), or (R, W, C) with C output columns.
+    """Contribution of each bag entry, (R, W), or (R, W, C) with C output columns. See the module docstring.
 
     Attributes:
         low: token of the entry.
-        top: a token of the top group of its sequence.
-        group: entries with equal θ = Q (E_low - E_top) form one pair.
-        weight: U at x = e^(a_low - a_top) for the first entry of the group.
+        top: a token in the top group of its sequence.
+        group: index of the pair to which the entry belongs; all entries of a pair have equal θ = Q (E_low
+            - E_top).
+        weight: U at x = e^(a_low - a_top), with the scores of the first entry of the group.
         below: γ - f_X, set to 0 if it is only rounding error.
-        attention: q within the attended tokens, 0 for others.
+        attention: q within the attended tokens, 0 for all other tokens.
         f: (n, C); outputs.
     """
 
@@ -100,7 +105,7 @@ class _Entries(NamedTuple):
 
 
 class _Loss(NamedTuple):
-    """Loss derivatives with respect to the outputs: r (n, C), and S = diag(w) - π πᵀ with w and π (n, C)."""
+    """Derivatives of the loss: r = -∂ℓ/∂f, (n, C), and w and π, (n, C), with ∂²ℓ/∂f² = diag(w) - π πᵀ."""
 
     r: Array
     weight: Array
@@ -112,7 +117,7 @@ class _Loss(NamedTuple):
 
 
 def cancelled(corpus: Corpus, values: Float[Array, " V *K"], tied: Tied) -> Cancelled:
-    """Find entries with forces on the top group that cancel, and the second-order terms that remain."""
+    """Find entries whose first-order forces on the top group cancel, and their second-order terms."""
     entries = _entries(corpus, values, tied)
     idle = _idle(corpus, entries, tied.attended)
     number, tokens, many = _numbered(idle, entries)
@@ -124,7 +129,7 @@ def _entries(corpus: Corpus, values: Array, tied: Tied) -> _Entries:
     bags = corpus.bags
     low, present = bags.index.astype(jnp.int32), bags.count > 0
     value = take(values, low)
-    # Outputs that differ by the same constant in all classes are equivalent.
+    # Adding the same constant to the outputs of all classes has no effect, so subtract the last output.
     value = value[..., None] if value.ndim == 2 else value - value[..., -1:]
     own = take(tied.scores, low)
     token = first_tokens(corpus, tied.attended, low)
@@ -137,7 +142,7 @@ def _entries(corpus: Corpus, values: Array, tied: Tied) -> _Entries:
     below = value - bags.spread(f)
     below = jnp.where(jnp.abs(below) <= _EQUAL * (jnp.abs(value) + bags.spread(size)), 0, below)
     group, first = _groups(take(tied.embeddings, low) - take(tied.embeddings, top), present)
-    # Members of a group differ by finite scores of tied tokens.
+    # Within a group, scores differ only by the finite score differences of tied tokens.
     share = jnp.where(present, bags.count * jnp.exp(apart - apart.ravel()[first]), 0)
     return _Entries(
         low=low,
@@ -151,9 +156,9 @@ def _entries(corpus: Corpus, values: Array, tied: Tied) -> _Entries:
 
 
 def _groups(theta: Float[Array, "R W d"], present: Bool[Array, "R W"]) -> tuple[Array, Array]:
-    """Group entries by θ, up to rounding; return the index of each group and its first entry, (R, W) each."""
+    """Group entries with equal θ, up to rounding. Return the group and its first entry, (R, W) each."""
     dim, size = theta.shape[-1], present.size
-    # Two projections distinguish the vectors, because sines of integers satisfy no simple relation.
+    # Two projections distinguish the vectors, because sines of integers satisfy no simple linear relation.
     along = jnp.sin(jnp.arange(1.0, 2 * dim + 1)).reshape(2, dim).astype(theta.dtype)
     one, other = jnp.moveaxis(theta @ along.T, -1, 0).reshape(2, size)
     rounding = _SAME * jnp.where(present[..., None], jnp.abs(theta), 0).max() * dim
@@ -171,7 +176,7 @@ def _idle(corpus: Corpus, entries: _Entries, attended: Array) -> Bool[Array, "R 
     r = corpus.bags.spread(_loss(corpus, entries.f).r)
     terms = entries.weight[..., None] * r * entries.below
     product, size = terms.sum(axis=-1), jnp.abs(terms).sum(axis=-1)
-    # Cancelling terms within a sequence leave a rounding error, which counts as zero even if other forces are
+    # Terms that cancel within a sequence leave rounding error. Set it to zero, even if other forces are
     # small.
     product = jnp.where(jnp.abs(product) <= _EQUAL * size, 0, product)
     rest = (corpus.bags.count > 0) & ~attended
@@ -182,7 +187,12 @@ def _idle(corpus: Corpus, entries: _Entries, attended: Array) -> Bool[Array, "R 
 
 
 def _numbered(idle: Array, entries: _Entries) -> tuple[Array, tuple[Array, Array], Array]:
-    """Number the pairs of idle entries; return indices (R, W), tokens (m,), and whether there are more."""
+    """Number the pairs of idle entries.
+
+    Returns:
+        The pair index of each entry, (R, W); the top and low token of each pair, (m,) each; and True if there
+        are more than m pairs.
+    """
     size = idle.size
     number = jnp.arange(size, dtype=jnp.int32)
     group = entries.group.ravel()
@@ -204,7 +214,10 @@ def _second_order(
     tokens: tuple[Array, Array],
     tied: Tied,
 ) -> tuple[Pairs, Array]:
-    """Compute M for the numbered pairs, and whether H is zero for any of them."""
+    """Compute M for the numbered pairs.
+
+    Also return True if H is zero for any pair, or there are too many pairs.
+    """
     bags, n = corpus.bags, corpus.num_examples
     loss = _loss(corpus, entries.f)
     owner = jnp.broadcast_to(jnp.minimum(bags.owner, n - 1)[:, None], number.shape)
@@ -245,7 +258,10 @@ def _turning(
     loss: _Loss,
     of_pairs: tuple[Array, Array, Array],
 ) -> Float[Array, "m k"]:
-    """Compute n ∂g/∂y for all pairs, from U, r·V and S V of each sequence and pair."""
+    """Compute n ∂g/∂y for all pairs, with n sequences.
+
+    `of_pairs` contains U, r·V and S V for each sequence and pair.
+    """
     weight, along, steered = of_pairs
     top, low = tokens
     moved = entries.attention[..., None] * entries.below  # ∂f_X/∂a of each entry
@@ -261,11 +277,11 @@ def _turning(
     own = entries.weight * (r * entries.below).sum(axis=-1)
     by_token = by_token.at[number, entries.low].add(-own, mode="drop")
     sizes = sizes.at[number, entries.low].add(jnp.abs(own), mode="drop")
-    # Scores are relative to the leaders of both groups.
+    # Scores are taken relative to the leaders of both groups.
     total, apart = along.sum(axis=0)[:, None], lift[low] - lift[top]
     turning = by_token @ lift + total * apart
     gross = sizes @ jnp.abs(lift) + jnp.abs(along).sum(axis=0)[:, None] * jnp.abs(apart)
-    # Cancelling terms leave a rounding error, which counts as zero even if other terms of M are small.
+    # Terms that cancel leave rounding error. Set it to zero, even if other terms of M are small.
     return jnp.where(jnp.abs(turning) <= _CANCELS_TWICE * gross, 0, turning)
 
 

@@ -1,6 +1,7 @@
 """Gradient flow on p in coordinates of the span of the embeddings, parametrised by arc length.
 
-The path stays in p_0 + span{E_s}, so r = min(V, d) coordinates z represent it, p = p_0 + Bᵀ z:
+The path stays in p_0 + span{E_s}, so it is represented by r = min(V, d) coordinates z, p = p_0 + Bᵀ z, and
+the scores are a = a_0 + E Bᵀ z:
 
     V ≤ d:  B = E,  a = a_0 + E Eᵀ z,  dz/ds = F / ‖EᵀF‖;
     V > d:  B = 1,  a = a_0 + E z,     dz/ds = EᵀF / ‖EᵀF‖,
@@ -31,16 +32,16 @@ from jaxattn.dynamics.flows.force import (
 )
 from jaxattn.dynamics.flows.stiff import Solver, by_factors
 
-# Rounding changes scores by ε ‖a‖ and forces by the same relative amount. The flow stops when the forces
-# cancel so much that the relative error of the direction of their sum exceeds this.
+# Rounding changes scores by ε ‖a‖, and forces by the same relative amount. The flow stops when forces cancel
+# so strongly that the relative rounding error in their sum exceeds this value.
 RESOLUTION = 1e-3
-# Distance to the top below which an idle token is too close: it would have e^-7 of its sequence's attention.
+# Score gap to the top below which an idle token would receive more than e^-7 of its sequence's attention.
 NEAR = 7.0
-# Distance to the top from which a token no longer ties with the tokens on top.
+# Score gap to the top beyond which a token is no longer tied with the top tokens.
 LEFT = 10.0
-# A token leaps if it is this far below the top before a step and this far above the former top after it.
+# A token leaps if its score is this far below the top before a step and this far above the old top after it.
 _LEAP = 2.0
-# Maximum change of attention along a piece of a curve of balanced points that counts as straight.
+# Maximum change in attention along a segment of balanced points for the segment to count as straight.
 _STRAIGHT = 0.05
 
 
@@ -49,10 +50,10 @@ class Watch:
     """Conditions on bag entries under which the coordinates describe the flow.
 
     Attributes:
-        idle: (R, W) bool; True for tokens without a force, which must stay away from the top of their
+        idle: (R, W) bool; True for tokens that exert no force and must stay away from the top of their
             sequence.
-        attention: (R, W); initial attention to tokens that slide along a curve of balanced points. The
-            attention must stay near this value. -1 for other entries.
+        attention: (R, W); initial attention to tokens that slide along a curve of balanced points, or -1 for
+            other entries. The attention must stay close to this initial value.
     """
 
     idle: Leaf
@@ -60,11 +61,11 @@ class Watch:
 
     @property
     def slides(self) -> Bool[Array, ""]:
-        """True if any token slides."""
+        """True if any token slides along a curve of balanced points."""
         return (self.attention >= 0).any()
 
     def slid(self, corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array, ""]:
-        """Compute the change in attention since the start, as a fraction of the largest allowed change."""
+        """Compute the change in attention since the start, as a fraction of the maximum allowed change."""
         bags, slides = corpus.bags, self.attention >= 0
         below = _below_top(corpus, scores)
         weight = jnp.where(slides, bags.count * jnp.exp(-below), 0)
@@ -73,7 +74,7 @@ class Watch:
         return jnp.where(slides, jnp.abs(attention - self.attention), 0).max() / _STRAIGHT
 
     def broken(self, corpus: Corpus, scores: Float[Array, " V"]) -> Bool[Array, ""]:
-        """Return True if a token violates its condition."""
+        """Return True if any condition on the tokens is violated."""
         below = _below_top(corpus, scores)
         met = self.idle & (below < NEAR)
         left = (self.attention > jnp.exp(-LEFT)) & (below > LEFT)
@@ -83,12 +84,12 @@ class Watch:
 def leap(corpus: Corpus, before: Float[Array, " V"], after: Float[Array, " V"]) -> Float[Array, ""]:
     """Compute how far tokens leap over the top of their sequence between scores `before` and `after`.
 
-    A token exerts its full force only near the top. A step from far below to far above the top misses this
+    A token exerts its full force only near the top. A step from far below the top to far above it misses this
     force at both ends.
 
     Returns:
         The maximum over tokens of min(distance below the top before, distance above the former top after), in
-        units of the maximum allowed leap. 0 or less if no top changes.
+        units of the maximum allowed leap. It is 0 or negative if no sequence has a new top token.
     """
     bags = corpus.bags
     token, present = bags.index.astype(jnp.int32), bags.count > 0
@@ -100,7 +101,7 @@ def leap(corpus: Corpus, before: Float[Array, " V"], after: Float[Array, " V"]) 
 
 
 def _below_top(corpus: Corpus, scores: Array) -> Array:
-    """Return each entry's score gap to the top of its sequence, including entries without a count."""
+    """Return each entry's score gap to the top of its sequence, including entries with zero count."""
     bags = corpus.bags
     top = top_scores(bags, score_entries(corpus, scores))
     return bags.spread(top) - take(scores, bags.index.astype(jnp.int32))
@@ -111,11 +112,11 @@ class Local:
     """Flow evaluated at a point.
 
     Attributes:
-        velocity: u = dz/ds, (r,); zeros if the gradient is exactly zero.
-        jacobian: ∂u/∂z, (r, r), or the factors of products with it if r is large.
-        log_gradient_norm: log ‖∂L/∂p‖, ().
-        log_slope: derivative of log ‖∂L/∂p‖ with respect to arc length, ().
-        balanced: True if the forces cancel up to rounding, ().
+        velocity: (r,); u = dz/ds, zeros if the gradient is exactly zero.
+        jacobian: (r, r); ∂u/∂z. If r is large, its factors, from which products are computed.
+        log_gradient_norm: (); log ‖∂L/∂p‖.
+        log_slope: (); derivative of log ‖∂L/∂p‖ with respect to arc length.
+        balanced: () bool; True if the forces cancel up to rounding.
     """
 
     velocity: Leaf
@@ -133,24 +134,27 @@ class Local:
 
 @struct.dataclass
 class Coordinates:
-    """Flow on p for one corpus, keys E, values and starting point.
+    """Flow on p for a given corpus, keys E, values and starting point.
+
+    See the module docstring for the notation.
 
     Attributes:
         corpus: n sequences.
         values: γ per token, (V,), or per bag entry, (R, W); with a last axis of size K for K > 2 classes.
-        start: p_0, (d,).
-        scores: a_0 = E p_0, (V,).
-        basis: B, (r, d), or None for the identity.
-        lift: E Bᵀ, (V, r).
-        offset: B p_0, (r,).
-        lengths: ‖E_s‖, (V,).
-        unit: 1 / max ‖E_s‖, (). A step of this length in p changes scores by at most 1.
+        start: (d,); p_0.
+        scores: (V,); a_0 = E p_0.
+        basis: (r, d); B, or None for the identity.
+        lift: (V, r); E Bᵀ.
+        offset: (r,); B p_0.
+        lengths: (V,); ‖E_s‖.
+        unit: (); 1 / max ‖E_s‖. A step of this length in p changes scores by at most 1.
         weigh: weights of the sequences, a pytree; see `score_force`.
-        steepest: upper bound on the slope of the log gradient norm, (); larger slopes are numerical errors.
-        log_limit: the path ends as balanced once log Σ |∂L/∂a_s|, summed over sequences and tokens, exceeds
-            this value.
-        watch: conditions on tokens. The path also ends as balanced if one of them is violated.
-        pairs: second-order terms of the loss for pairs with first-order terms that cancel.
+        steepest: (); upper bound on the slope of the log gradient norm. Larger slopes are numerical
+            errors.
+        log_limit: the path ends as balanced once log Σ |∂L/∂a_s|, summed over sequences and tokens,
+            exceeds this value.
+        watch: conditions on tokens. The path also ends as balanced if any of them is violated.
+        pairs: second-order terms of the loss for pairs whose first-order terms cancel.
     """
 
     corpus: Corpus
@@ -169,36 +173,36 @@ class Coordinates:
     pairs: Any = None
 
     def p(self, z: Float[Array, "*k r"]) -> Float[Array, "*k d"]:
-        """Compute p = p_0 + Bᵀ z."""
+        """Convert coordinates z to the parameter, p = p_0 + Bᵀ z."""
         return self.start + (z if self.basis is None else z @ self.basis)
 
     @property
     def embeddings(self) -> Float[Array, "V d"]:
-        """The embeddings E."""
+        """Embeddings E."""
         return self.lift if self.basis is None else self.basis
 
     def moved(self, z: Float[Array, " r"]) -> "Coordinates":
-        """Return the same flow with another initial point."""
+        """Return the same flow, starting at the point z."""
         start, scores = self.p(z), self.scores + self.lift @ z
         offset = start if self.basis is None else scores
         return self.replace(start=start, scores=scores, offset=offset)  # type: ignore[attr-defined]
 
     def metric(self, x: Float[Array, " r"]) -> Float[Array, " r"]:
-        """Compute B Bᵀ x."""
+        """Apply the metric of the coordinates to a vector, B Bᵀ x."""
         return x if self.basis is None else self.lift @ x
 
     def inner(self, x: Float[Array, " r"], y: Float[Array, " r"]) -> Float[Array, ""]:
-        """Compute Bᵀx · Bᵀy."""
+        """Compute the inner product Bᵀ x · Bᵀ y of two vectors given in coordinates."""
         return x @ self.metric(y)
 
     def norm(self, x: Float[Array, " r"], multiple: Float[Array, ""] | float = 0.0) -> Float[Array, ""]:
-        """Compute ‖Bᵀ x + multiple · p_0‖."""
+        """Compute the norm ‖Bᵀ x + multiple · p_0‖ of a vector x given in coordinates."""
         square = x @ (self.metric(x) + 2 * multiple * self.offset) + multiple**2 * (self.start @ self.start)
         return jnp.sqrt(jnp.maximum(square, 0))
 
     @property
     def zero(self) -> Float[Array, " r"]:
-        """The initial point."""
+        """Initial point, z = 0."""
         return jnp.zeros_like(self.offset)
 
     def error(
@@ -208,51 +212,55 @@ class Coordinates:
         error: Float[Array, " r"],
         rtol: Float[Array, ""],
     ) -> Float[Array, ""]:
-        """Compute ‖Bᵀ error‖ relative to rtol (‖p‖ + 1 / max ‖E_s‖), or a tenth of the step if smaller.
+        """Compute ‖Bᵀ error‖ divided by the tolerance.
 
-        If a late stage encounters a force that earlier stages did not, the error is of the order of the step.
+        The tolerance is rtol (‖p‖ + 1 / max ‖E_s‖), or a tenth of the step if that is smaller: if only a late
+        stage of the step encounters a force, the error is of the order of the step. The result also exceeds 1
+        if tokens slide or leap too far.
         """
         tenth = 0.1 * (self.norm(end - start) + rtol * self.unit)
         relative = self.norm(error) / jnp.minimum(rtol * (self.norm(end, 1.0) + self.unit), tenth)
-        # Tokens may reach the end of a straight piece of a curve of balanced points, but not go far beyond
-        # it.
+        # A step may overshoot the end of a straight segment of balanced points, but not by far.
         far = jnp.maximum(self._slid(end) / 2, self._leapt(start, end))
         return jnp.maximum(relative, far)
 
     def ended(self, z: Float[Array, " r"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
-        """Return True if ‖p‖ has reached `until_norm`."""
+        """Return True if ‖p‖ has reached `until_norm`, () bool."""
         return self.norm(z, 1.0) >= until_norm
 
     def to_end(
         self, z: Float[Array, " r"], velocity: Float[Array, " r"], until_norm: Float[Array, ""]
     ) -> Float[Array, ""]:
-        """Compute the straight-line distance to ‖p‖ = until_norm. `velocity` may be shorter than 1."""
+        """Compute the straight-line distance to ‖p‖ = until_norm. `velocity` may have a norm below 1."""
         norm, ahead = self.norm(z, 1.0), self.ahead(z, velocity)
-        # An infinite radius would make the quotient below NaN.
+        # With an infinite radius, the quotient below would be NaN.
         radius = jnp.minimum(until_norm, 1e150)
         square = jnp.maximum((radius - norm) * (radius + norm), 0)
         speed = jnp.square(self.norm(velocity))
         root = jnp.sqrt(ahead**2 + speed * square)
         distance = jnp.where(ahead > 0, square / (root + ahead), (root - ahead) / nonzero(speed))
-        # The path is curved, so the step ends slightly before or after the sphere; prefer slightly after.
+        # The path is curved, so the step ends slightly before or beyond the sphere; aim for slightly beyond.
         return (1 + 1e-6) * distance
 
     def ahead(self, z: Float[Array, " r"], velocity: Float[Array, " r"]) -> Float[Array, ""]:
-        """Compute p · dp/ds."""
+        """Compute the inner product p · dp/ds."""
         return velocity @ (self.metric(z) + self.offset)
 
     def sine(self, z: Float[Array, " r"], velocity: Float[Array, " r"]) -> Float[Array, ""]:
-        """Compute the sine of the angle between p and dp/ds, free of cancellation at small angles."""
+        """Compute the sine of the angle between p and dp/ds, without cancellation at small angles."""
         along = self.ahead(z, velocity) / jnp.square(self.norm(z, 1.0))
         return self.norm(velocity - along * z, -along)
 
     def velocity(self, z: Float[Array, " r"]) -> Float[Array, " r"]:
-        """Compute dz/ds."""
+        """Compute the velocity dz/ds."""
         pull, _ = self._pull(z)
         return pull / nonzero(self.norm(pull))
 
     def at(self, z: Float[Array, " r"]) -> Local:
-        """Compute dz/ds, its Jacobian (1 - u (B Bᵀ u)ᵀ) (∂F/∂z) / ‖BᵀF‖, and the gradient norm."""
+        """Compute the velocity u, its Jacobian (1 - u (B Bᵀ u)ᵀ) (∂F/∂z) / ‖BᵀF‖, and the gradient norm.
+
+        F is the force on z; see the module docstring.
+        """
         pull, force = self._pull(z)
         size = self.norm(pull)
         velocity = pull / nonzero(size)
@@ -271,34 +279,34 @@ class Coordinates:
         )
 
     def solver(self, jacobian: Array | stiff.Curved, c: Float[Array, ""]) -> Solver:
-        """Return a solver of (1 - c J) x = b, for the Jacobian J from `at`."""
+        """Return a solver for (1 - c J) x = b, where J is the Jacobian from `at`."""
         if isinstance(jacobian, stiff.Curved):
             return stiff.solver(self, jacobian, c)
         return by_factors(jacobian, c)
 
     def pulled(self, force: Float[Array, " V"]) -> Float[Array, " r"]:
-        """Convert a force on the scores into the force on z, up to a positive factor."""
+        """Convert a force on the scores to the force on z, up to a positive factor."""
         return force if self.basis is not None else force @ self.lift
 
     def pulled_by(
         self, tokens: Int[Array, " k"], rows: Float[Array, "k r"], force: Float[Array, " k"]
     ) -> Float[Array, " r"]:
-        """Convert a force on the scores of some tokens into the force on z, given their rows of `lift`."""
+        """Convert a force on the scores of `tokens` to the force on z, given their rows of `lift`."""
         return jnp.zeros_like(self.offset).at[tokens].set(force) if self.basis is not None else force @ rows
 
     def gram(self, tokens: Int[Array, " k"], rows: Float[Array, "k r"]) -> Float[Array, "k k"]:
-        """Compute the Gram matrix of the embeddings of some tokens, given their rows of `lift`."""
+        """Compute the Gram matrix of the embeddings of `tokens`, given their rows of `lift`."""
         return rows[:, tokens] if self.basis is not None else rows @ rows.T
 
     def _matrix(self, velocity: Array, size: Array, force: Force) -> tuple[Array, Array]:
-        """Compute the Jacobian, and the slope of the log gradient norm."""
+        """Compute the Jacobian and the slope of the log gradient norm."""
         curvature = token_curvature(self.corpus, force) @ self.lift
         curvature = (curvature if self.basis is not None else self.lift.T @ curvature) / nonzero(size)
         along = self.metric(velocity) @ curvature
         return curvature - jnp.outer(velocity, along), along @ velocity
 
     def _products(self, velocity: Array, size: Array, force: Force) -> tuple[stiff.Curved, Array]:
-        """Return the factors of products with the Jacobian, and the slope of the log gradient norm."""
+        """Return the Jacobian as factors for products, and the slope of the log gradient norm."""
         size = nonzero(size)
         bound = curvature_bound(self.corpus, force, self.lengths) / size
         moved = self.lift @ velocity
@@ -306,7 +314,7 @@ class Coordinates:
         return stiff.Curved(force, velocity, size, bound), slope
 
     def broken(self, z: Float[Array, " r"]) -> Bool[Array, ""]:
-        """Return True if a condition of `watch` is violated."""
+        """Return True if any condition in `watch` is violated."""
         if (watch := self.watch) is None:
             return jnp.asarray(False)
         scores = self.scores + self.lift @ z
@@ -333,7 +341,7 @@ class Coordinates:
         return cond_under_vmap(jnp.isfinite(self.log_limit), from_how_far, nothing, self, start, end)
 
     def log_gross(self, z: Float[Array, " r"]) -> Float[Array, ""]:
-        """Compute the log of the sum of all |∂L/∂a_s| over sequences and tokens."""
+        """Compute the log of the sum of |∂L/∂a_s| over all sequences and tokens."""
         return self._pull(z)[1].log_gross
 
     def _pull(self, z: Array) -> tuple[Array, Force]:
@@ -350,7 +358,7 @@ def coordinates(
     values: Float[Array, " V *K"] | Float[Array, "R W *K"],
     corpus: Corpus,
 ) -> Coordinates:
-    """Build the flow that starts at p."""
+    """Build the flow for one corpus, starting at p."""
     spans = E.shape[0] <= E.shape[1]
     scores, squares = E @ p, jnp.square(E).sum(axis=1)
     return Coordinates(

@@ -4,8 +4,8 @@ The flow slows down like e^(-margin ‖p‖), but its path does not depend on th
 
     dp/ds = -∂L/∂p / ‖∂L/∂p‖,   t(s) = ∫ ds / ‖∂L/∂p‖.
 
-For large ‖p‖ the path is almost straight, so the steps grow like ‖p‖, and another factor of 100 in ‖p‖ is
-cheap.
+For large ‖p‖, the path is almost straight, so the step length grows like ‖p‖. Extending the path by a factor
+of 100 in ‖p‖ is therefore cheap.
 """
 
 import math
@@ -60,7 +60,7 @@ _STAGES = 256
 
 
 class _LinearPath(FlowPath):
-    """Path of a single parameter, which may not have been computed to its end."""
+    """Path of a single parameter. Its last rows may not have been computed yet."""
 
     p: Leaf
     norm: Leaf
@@ -71,17 +71,17 @@ class _LinearPath(FlowPath):
 
     def metrics_at(self, row: Array) -> dict[str, Array]:
         found = self.at(row, "arc_length", "log_gradient_norm", "log_time")
-        # Six evaluations per step, plus one per column of the Jacobian.
+        # Each step takes six evaluations, plus one per column of the Jacobian.
         evaluations = self.rows.steps[row] * (6 + self.columns)
         return {"p_norm": self.norm[row], **found, "evaluations": evaluations}
 
 
 @struct.dataclass(repr=False)
 class Path(_LinearPath):
-    """Points on a path of gradient flow on p, float64; with a leading axis B for B seeds.
+    """Points on a path of gradient flow on p, in float64. For B seeds, all arrays have a leading axis B.
 
-    Row 0 is the start, the last row is the end, and the rows in between are at log-spaced arc lengths. Rows
-    that were not reached repeat the last state.
+    Row 0 is the start, the last row is the end, and the rows in between are at log-spaced arc lengths.
+    Rows that were not reached repeat the last state.
 
     Attributes:
         p: (k, d); the points.
@@ -90,13 +90,12 @@ class Path(_LinearPath):
         log_gradient_norm: (k,); log ‖∂L/∂p‖, -inf if the gradient is exactly zero.
         log_time: (k,); log t, -inf at the start.
         steps: (k,) int32; number of steps attempted up to each row.
-        status: () int32; the stopping condition, a `Stop`.
+        status: () int32; why the path ended, a `Stop`.
         accepted: () int32; number of accepted steps.
         rejected: () int32; number of rejected steps.
-        columns: () int; number of columns of the Jacobian, each at the cost of one gradient evaluation per
-            step.
-        selection: the token with the highest score in each sequence at the end, and the tokens that tie with
-            it in the limit, with scores that differ by a bounded amount while ‖p‖ grows.
+        columns: () int; number of columns in the Jacobian. Each costs one gradient evaluation per step.
+        selection: the highest-scoring token in each sequence at the end, and the tokens that tie with it
+            in the limit: their scores differ by a bounded amount while ‖p‖ grows.
     """
 
     p: Leaf
@@ -132,28 +131,30 @@ def exact_flow(
         L = (1/n) Σ_X ℓ(f(X), y_X),   f(X) = Σ_s q_s γ_s,   q = softmax of a = Φ p over X.
 
     All computations are in float64. The sine of the angle between p and dp/dt is the change in p/‖p‖ per
-    e-fold of ‖p‖, and approximately the distance of p/‖p‖ to its limit.
+    e-fold of ‖p‖, and approximately the distance of p/‖p‖ from its limit.
 
     Args:
-        scores: keys (m, D), values (m,) for two classes or (m, K) for K > 2, and bags of n sequences. Any of
-            them may have a leading axis of B seeds. `theory.scores.one_layer` builds them from E and v.
+        scores: keys (m, D), values (m,) for two classes or (m, K) for K > 2, and bags of n sequences. Any
+            of them may have a leading axis of B seeds. `theory.scores.one_layer` builds scores from E and
+            v.
         p: (D,), or (B, D); the starting point.
         until_norm: ‖p‖ at which to stop.
         until_arc_length: arc length at which to stop; required if `until_norm` is infinite.
         until_direction: sine of the angle between p and dp/dt at or below which to stop.
         max_steps: maximum number of steps, accepted or rejected.
-        rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖.
-        gradient_rtol: maximum relative error of ‖∂L/∂p‖ per step, which keeps `log_time` accurate. Pass
+        rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖, where E_s are the keys.
+        gradient_rtol: maximum relative error in ‖∂L/∂p‖ per step, to keep `log_time` accurate. Pass
             infinity to save steps if only the path is needed.
         points: number of recorded points k ≥ 3.
         width: number of seeds to vmap; the default depends on the backend.
 
     Returns:
-        The path. If a seed fails (NaN, or a step too short for float64), `status` records it, its last state
-        is kept, and other seeds are not affected.
+        The path. If a seed fails (because of NaN or a step too short for float64), `status` records the
+        failure and the path ends with the seed's last state. Other seeds are not affected.
 
     Raises:
-        InputError: the scores have no values, shapes do not match, or no stopping condition is finite.
+        InputError: the scores have no values, the shapes do not match, or no stopping condition is
+            finite.
 
     Source:
         Lemma 4.2 and Theorem 4.3 of arXiv 2505.17282.
@@ -170,14 +171,14 @@ def ends_of(
     rtol: float,
     gradient_rtol: float = GRADIENT_RTOL,
 ) -> Ends:
-    """Return the stopping conditions and error tolerances of `exact_flow`.
+    """Return the stopping conditions and error tolerances for `exact_flow`.
 
     Raises:
-        InputError: a number is out of range, or no stopping condition is finite.
+        InputError: a value is out of range, or no stopping condition is finite.
     """
     arc_length = math.inf if until_arc_length is None else until_arc_length
     if not (math.isfinite(until_norm) or math.isfinite(arc_length)):
-        raise InputError("until_norm and until_arc_length are both infinite; set one of them")
+        raise InputError("until_norm and until_arc_length are both infinite; make one of them finite")
     check_ends(until_norm=until_norm, until_arc_length=arc_length)
     if not gradient_rtol > 0:
         raise InputError(f"gradient_rtol: {gradient_rtol}; must be above 0")
@@ -193,18 +194,18 @@ def _inputs(scores: Scores, p: Array | np.ndarray) -> Inputs:
 
 @struct.dataclass(repr=False)
 class PathSoFar(_LinearPath):
-    """Path computed so far, across stages with different ties.
+    """Path computed so far. Each stage of the path has different ties.
 
     Attributes:
         p: (k, d); with rows as in `Path`.
         norm: (k,); ‖p‖.
-        integration: state of the integration, in coordinates of the current stage.
-        start: p at the start of the current stage, (d,).
-        ties: tied tokens of the current stage.
-        tied: True if there are any tied tokens, () bool.
-        left: maximum number of further stages, () int32; 0 once the path has ended.
-        accepted_before: number of accepted steps before the current stage, () int32.
-        columns: number of columns of the Jacobian, () int.
+        integration: state of the integration, in the coordinates of the current stage.
+        start: (d,); p at the start of the current stage.
+        ties: tied tokens in the current stage.
+        tied: () bool; True if there are any tied tokens.
+        left: () int32; maximum number of further stages, 0 once the path has ended.
+        accepted_before: () int32; number of steps accepted before the current stage.
+        columns: () int; number of columns in the Jacobian.
     """
 
     p: Leaf
@@ -219,17 +220,17 @@ class PathSoFar(_LinearPath):
 
     @property
     def rows(self) -> Row:
-        """Recorded quantities."""
+        """Quantities recorded at each row."""
         return self.integration.rows
 
     @property
     def status(self) -> Array:
-        """Stopping condition, a `Stop`, () int32."""
+        """Why the path ended, a `Stop`, or RUNNING; () int32."""
         return self.integration.status
 
 
 def begin_path(scores: Scores, p: Array, ends: Ends, points: int) -> PathSoFar:
-    """Return the path of one seed with only its start; `continue_path` computes further rows."""
+    """Return a path for one seed that contains only its start. `continue_path` computes further rows."""
     keys, start, values, corpus = _inputs(scores, p).arrays
     with backend.float64():
         arrays = doubled((keys, start, values))
@@ -239,7 +240,7 @@ def begin_path(scores: Scores, p: Array, ends: Ends, points: int) -> PathSoFar:
 def continue_path(
     scores: Scores, path: PathSoFar, ends: Ends, max_steps: int | Array, row: int | Array
 ) -> PathSoFar:
-    """Continue a path of `begin_path`, for the same scores, until it reaches a row or ends."""
+    """Extend a path from `begin_path`, with the same scores, until it reaches the given row or ends."""
     with backend.float64():
         arrays = *doubled((scores.keys, scores.values)), scores.corpus, path, doubled(ends)
         return _continued(*arrays, jnp.asarray(max_steps, jnp.int32), row + 1)
@@ -330,7 +331,7 @@ def _reach(ends: Ends) -> Array:
 
 
 def _points(flow: Coordinates, z: Array, path: PathSoFar) -> Array:
-    """Return p at points z, without adding rounding errors to differences of tied tokens."""
+    """Return p at the points z, without adding rounding errors to score differences of tied tokens."""
     p = flow.p(z)
     if flow.basis is not None:
         return p
@@ -350,12 +351,12 @@ def _next_stage(
     given = E, end, values, corpus, ties, slides, looks
     otherwise = end, no_balance(E, end, values, corpus)
     p, found = cond_under_vmap(slides | looks, lambda _, *given: find_ties(*given), otherwise, *given)
-    # Without an accepted step, the next stage would end at the same point.
+    # If no step was accepted, the next stage would end at the same point.
     stuck = balances & before.tied & (integration.accepted == before.accepted_before)
     lost = balances & ~before.tied & ~found.settled
     status = jnp.where(stuck | lost | (balances & (before.left == 1)), Stop.UNRESOLVED, integration.status)
     status = jnp.where(lost & found.undecided, Stop.UNDECIDED, status)
-    # Only tied scores could still move, and they are balanced, so p stays at this point.
+    # Only tied scores could still change, but they are balanced, so p stays at this point.
     status = jnp.where(before.tied & (status == Stop.STATIONARY), Stop.BALANCED, status)
     goes_on = balances & ~stuck & ~lost & (before.left > 1)
     choose = partial(jnp.where, goes_on)

@@ -1,4 +1,4 @@
-"""Flows as phases: a flow computes a whole path, and its rows are the steps of the phase."""
+"""Flows as phases: a flow computes a whole path, whose rows are the steps of the phase."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -19,9 +19,9 @@ from jaxattn.dynamics.flows.exact_flow import Path, begin_path, continue_path, e
 from jaxattn.dynamics.flows.full_flow import full_flow
 from jaxattn.dynamics.flows.joint_flow import joint_flow
 
-# Stopping conditions that the caller sets.
+# Stop reasons that correspond to a condition requested by the caller.
 _ASKED_FOR = (Stop.NORM, Stop.ARC_LENGTH, Stop.DIRECTION, Stop.LOSS, Stop.TIME)
-# For each setting that ends a path, the metric that approaches it, and its printed name.
+# For each setting that ends a path: the metric that approaches the setting's value, and its printed name.
 _GOALS = {
     "until_norm": ("p_norm", "‖p‖"),
     "until_arc_length": ("arc_length", "arc length"),
@@ -32,11 +32,11 @@ _GOALS = {
 
 @struct.dataclass(repr=False)
 class FlowState(Brief):
-    """Position of a seed on its path.
+    """State of a seed at a row of its path.
 
     Attributes:
         params: the parameters at the current row, in the precision of the study.
-        path: the path, as far as it has been computed.
+        path: the path computed so far.
         step: () int32; the current row.
         failed_at: () int32; the row at which the integration failed, or -1.
     """
@@ -49,13 +49,14 @@ class FlowState(Brief):
 
 @struct.dataclass(repr=False)
 class RecordedPath(FlowPath):
-    """Path returned by a custom flow, with k rows.
+    """Path with k rows, returned by a custom flow.
 
     Attributes:
-        params: trained parameters by name, (k, ...) each.
-        metrics: recorded metrics by name, (k,) each.
-        status: () int32; the stopping condition, a `ja.dynamics.Stop`.
-        last: () int32; the row at which the path ended, which later rows repeat. None if it is row k - 1.
+        params: (k, ...) each; trained parameters by name.
+        metrics: (k,) each; recorded metrics by name.
+        status: () int32; why the path ended, a `ja.dynamics.Stop`.
+        last: () int32; the row at which the path ended; all later rows repeat it. None if the path ended
+            at row k - 1.
     """
 
     params: dict[str, Leaf]
@@ -80,20 +81,20 @@ class RecordedPath(FlowPath):
 class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
     """Phase that runs a flow, built from a function `(params, task, *, points, settings) -> FlowPath`.
 
-    The function computes the path of one seed, with `points` rows. It is traced with float64 enabled. Declare
-    the trained parameters with `@ja.declare(train=["p"])` or as a setting `train`.
+    The function computes the path for one seed, with `points` rows. It is traced with float64 enabled.
+    Declare the trained parameters with `@ja.declare(train=["p"])` or as a setting `train`.
     """
 
     failure: ClassVar[str] = "the flow met NaN or a step too short to represent"
     dtype: ClassVar[str | None] = "float64"
     is_random: ClassVar[bool] = False
-    # The arrays of one seed fit into a core's cache, and a slow seed does not delay others.
+    # The arrays for one seed fit into a core's cache, and a slow seed does not delay the other seeds.
     seeds_per_core: ClassVar[int | None] = 1
     overridable: ClassVar[frozenset[str]] = Phase.overridable - {"steps"} | {"points"}
 
     @property
     def points(self) -> int:
-        """Number of rows of the path, including the start."""
+        """Number of rows in the path, including the start."""
         raise NotImplementedError(f"{type(self).__name__}.points")
 
     @property
@@ -103,23 +104,26 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
 
     @property
     def goal(self) -> Goal | None:
-        """Stopping condition with the smallest value, for progress messages."""
+        """Stopping condition with the smallest target value, for progress messages; None if there is none."""
         given = {name: x for name, x in self._settings().items() if x is not None}
         goals = [Goal(*_GOALS[name], x) for name, x in given.items() if name in _GOALS]
         return min(goals, key=lambda goal: goal.value, default=None)
 
     @property
     def end_key(self) -> str:
-        """The stopping condition, because the whole path is computed at once."""
+        """Name of a stopping condition, or "points" if there is none.
+
+        A path without a stopping condition is computed as a whole.
+        """
         goals = [name for name, x in self._settings().items() if name in _GOALS and x is not None]
         return goals[0] if goals else "points"
 
     def probe_steps(self, per_decade: int) -> list[int]:
-        """Return all rows of the path."""
+        """Return the indices of all rows of the path."""
         return list(range(self.points))
 
     def follow(self, task: Task, params: Params) -> FlowPath:
-        """Compute the path, or only its start if steps are expensive."""
+        """Compute the path, or only its start if steps are expensive and `advance` computes the rest."""
         return self._checked(self._call(params, task), params)
 
     def init(self, task: Task, params: Any, key: Array) -> FlowState:
@@ -127,11 +131,11 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         return self.at(params, self.follow(task, params), jnp.zeros((), jnp.int32))
 
     def advance(self, task: Task, state: FlowState, steps: int | Array) -> FlowState:
-        """Advance by a number of rows."""
+        """Advance by the given number of rows."""
         return self.at(state.params, state.path, state.step + steps)
 
     def at(self, params: Params, path: FlowPath, row: Array) -> FlowState:
-        """Return the state at a row of a path."""
+        """Return the state at the given row of a path."""
         failed = (path.status == Stop.FAILED) & (row >= path.reached)
         moved = {
             name: x.reshape(get(params, name).shape).astype(get(params, name).dtype)
@@ -141,12 +145,12 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         return FlowState(replaced(params, **moved), path, row, failed_at)
 
     def parameter(self, state: FlowState, name: str) -> Array:
-        """Return a parameter at the current row; trained parameters in full precision, as one row."""
+        """Return a parameter at the current row. Trained parameters have the precision of the path."""
         moved = state.path.params_at(state.step, tuple(selected(state.params, self.train)))
         return moved[name] if name in moved else super().parameter(state, name)
 
     def metrics(self, state: FlowState) -> dict[str, Array]:
-        """Return the metrics at the current row, including whether a requested stopping condition holds."""
+        """Return the metrics at the current row, including whether a requested stopping condition was met."""
         path = state.path
         asked_for = jnp.isin(path.status, jnp.array(_ASKED_FOR, path.status.dtype))
         came = asked_for & (state.step >= path.reached)
@@ -161,13 +165,13 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         if path.params.keys() != trained.keys():
             names = ", ".join(path.params) or "no parameters"
             raise InputError(
-                f"returned a path of {names}, but train is {', '.join(trained)}; return these parameters"
+                f"returned a path of {names}, but train is {', '.join(trained)}; return those parameters"
             )
         wanted = [(name, path.params[name], np.shape(x)) for name, x in trained.items()]
         for name, x, shape in [*wanted, *((name, x, ()) for name, x in path.metrics.items())]:
             if np.shape(x) != (rows := (self.points, *shape)):
                 raise InputError(
-                    f"{name} of the path has shape {np.shape(x)}; expected {rows}, one row per point"
+                    f"{name} in the path has shape {np.shape(x)}; expected {rows}, one row per point"
                 )
         made: FlowPath = path.replace(status=jnp.asarray(path.status, jnp.int32))  # type: ignore[attr-defined]
         return made
@@ -177,13 +181,13 @@ def of_function(function: Function, kind: str) -> type[FlowPhase]:
     """Build the settings class of a custom flow from its function.
 
     Raises:
-        InputError: the function does not declare the trained parameters, or has no setting `points`.
+        InputError: the function does not declare its trained parameters, or has no setting `points`.
     """
     made: type[FlowPhase] = settings_class(function, FlowPhase, kind=kind)
     if made.train is Phase.train:
         raise InputError(f"{kind}: declares no trained parameters; add @ja.declare(train=['p']) above it")
     if "points" not in made.arguments:
-        raise InputError(f"{kind}: has no setting points, the number of rows; add points: int = 64")
+        raise InputError(f"{kind}: has no setting 'points', the number of rows; add points: int = 64")
     return made
 
 
@@ -193,7 +197,7 @@ class _TheoryFlow(FlowPhase, frozen=True, kw_only=True):
 
 
 class _LinearFlow(_TheoryFlow, frozen=True, kw_only=True):
-    """Flow on one parameter, for a model with scores that are linear in it.
+    """Flow on one parameter, for models whose scores are linear in it.
 
     Attributes:
         linear_in: name of the trained parameter; the scores must be linear in it. Defaults to p.
@@ -240,7 +244,7 @@ class _LinearFlow(_TheoryFlow, frozen=True, kw_only=True):
 
 
 class _OneLayerFlow(_TheoryFlow, frozen=True, kw_only=True):
-    """Flow on several parameters of the one-layer model."""
+    """Flow on several parameters of a one-layer model."""
 
     not_settings: ClassVar[frozenset[str]] = frozenset({"width"})
 

@@ -1,21 +1,21 @@
 """Direction of -∂L/∂p and its derivative, free of cancellation and underflow.
 
-For large ‖p‖ every sequence attends to its top token, and the other weights are as small as e^(-3000), so
+For large ‖p‖, every sequence attends to its top token, and the other weights are as small as e^(-3000), so
 f - γ_top computed by subtraction is zero in floating point. Here the value of each sequence's top token is
-subtracted first, and the largest remaining exponent is factored out. With δ_s = γ_s - γ_top,
+subtracted first, and the largest remaining exponential is factored out. With δ_s = γ_s - γ_top,
 
     f - γ_top = e^m φ,   q_s (γ_s - f) = e^m c_s,   c_s = q_s δ_s e^(-m) - q_s φ,
 
-where m is the largest score, relative to the top, among the tokens with δ ≠ 0. The largest exponent over all
-sequences is factored out next, so that every number is either of order one or stored as a logarithm.
+where m is the largest score, relative to the top, among the tokens with δ ≠ 0. The largest exponential over
+all sequences is factored out next, so that every number is either of order one or stored as a logarithm.
 
 With outputs f ∈ R^K, π = softmax(f) and the residual r = e_y - π for K > 2 classes, the force of a sequence
 on its scores is
 
     -∂ℓ/∂a_s = q_s r·(γ_s - f),
 
-as for two classes with the values r·γ_s. For large ‖p‖ r keeps its relative precision if its size is factored
-out, r = (1 - π_y) (e_y - π') with π' the softmax over the other classes.
+as for two classes with values r·γ_s. For large ‖p‖, r retains its relative precision if its magnitude is
+factored out: r = (1 - π_y) (e_y - π'), where π' is the softmax over the classes other than y.
 """
 
 from collections.abc import Callable
@@ -39,8 +39,10 @@ from jaxattn.data.ragged import Ragged, take
 class Force:
     """Force on the scores, -∂L/∂a = exp(log_scale) · force, and the terms of its derivative.
 
+    See the module docstring for m, c and q; g is the weight of a sequence in the gradient.
+
     Attributes:
-        force: (V,); of order one, with sum zero.
+        force: (V,); of order one; sums to zero.
         log_scale: (); -inf if no sequence exerts a force.
         gross: (); Σ_s |force_s| without cancellation between sequences.
         pull: (R, W); w c of each bag entry, w = y g/n in units of exp(log_scale - m).
@@ -48,10 +50,10 @@ class Force:
         attention: (R, W); q of each bag entry, 0 for padding.
         log_weight: (n,); log g.
         slope: (n,); k.
-        modes: (R, W, K); terms that replace k c cᵀ for K > 2 classes, for which `turn` is q; see
+        modes: (R, W, K); terms that replace k c cᵀ for K > 2 classes, in which case `turn` is q; see
             `token_curvature`. None for two classes.
-        pairs: the force of pairs of tokens that cancel to first order, a `PairForce`, not included in
-            `force`; None if there are no such pairs.
+        pairs: a `PairForce`: the force of token pairs whose forces cancel to first order, not included in
+            `force`. None if there are no such pairs.
     """
 
     force: Leaf
@@ -67,12 +69,12 @@ class Force:
 
     @property
     def total(self) -> Float[Array, " V"]:
-        """Force on the scores, including the force of pairs, (V,)."""
+        """Force on the scores, (V,), including the force of token pairs."""
         return self.force if self.pairs is None else self.force + self.pairs.on_tokens(len(self.force))
 
     @property
     def log_gross(self) -> Float[Array, ""]:
-        """Log of the gross force, -inf if no sequence exerts a force."""
+        """Log of the gross force; -inf if no sequence exerts a force."""
         return self.log_scale + jnp.log(self.gross)
 
 
@@ -81,7 +83,7 @@ class Logistic:
     """Weights of the sequences in the gradient of the logistic loss, g = sigmoid(-m) for m = y f."""
 
     def __call__(self, agreement: Float[Array, " n"]) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
-        """Compute log g and -∂ log g/∂m."""
+        """Compute log g and -∂ log g/∂m for margins m = y f."""
         return -jax.nn.softplus(agreement), jax.nn.sigmoid(agreement)
 
 
@@ -94,19 +96,20 @@ def score_force(
     values: Float[Array, " V *K"] | Float[Array, "R W *K"],
     weigh: Callable[[Array], tuple[Array, Array]] = LOGISTIC,
 ) -> Force:
-    """Compute -∂L/∂a_s = (1/n) Σ_X q_s r·(γ_s - f), r = -∂ℓ/∂f, with its exponent factored out.
+    """Compute -∂L/∂a_s = (1/n) Σ_X q_s r·(γ_s - f), r = -∂ℓ/∂f, with its magnitude factored out.
 
-    For two classes r = y g, g = sigmoid(-y f); for K > 2 classes r = e_y - softmax(f).
+    For two classes, r = y g, g = sigmoid(-y f); for K > 2 classes, r = e_y - softmax(f).
 
     Args:
         corpus: n sequences over V tokens.
-        scores: a = E p; any spread.
+        scores: a = E p, of any finite spread.
         values: γ per token, or per bag entry.
-        weigh: function of m = y f that returns log g and -∂ log g/∂m, to use another g; ignored for K > 2.
+        weigh: function of m = y f that returns log g and -∂ log g/∂m for another weight g; ignored for K > 2
+            classes.
 
     Returns:
-        The force. For two classes, the term of each sequence has full relative precision. `gross` sums the K
-        terms of r·(γ_s - f) separately, because they may also cancel.
+        The force. For two classes, the term from each sequence has full relative precision. `gross` sums the
+        K terms of r·(γ_s - f) separately, because they may also cancel.
     """
     bags, two = corpus.bags, corpus.num_classes == 2
     present = bags.count > 0
@@ -115,7 +118,7 @@ def score_force(
     of_token = values.ndim == (1 if two else 2)
     value = take(values, bags.index.astype(jnp.int32)) if of_token else values
     columns = [value] if two else list(jnp.moveaxis(value, -1, 0))
-    # Several tokens may tie for the top, so subtract the value of any of them.
+    # Several tokens may tie for the top. Subtract the value of one of them; any one will do.
     reference = [bags.max(jnp.where(relative == 0, column, -jnp.inf)) for column in columns]
     below = [column - bags.spread(x) for column, x in zip(columns, reference, strict=True)]
     near = averages(bags, relative, below)
@@ -133,7 +136,7 @@ def score_force(
     c = [jnp.where(present, column, 0) for column in near.deviation]
     parts = [bags.spread(jnp.exp(log_share) * r) * x for r, x in zip(direction, c, strict=True)]
     pull = sum(parts[1:], parts[0])
-    # One pass sums both the force and its absolute value.
+    # A single pass sums both the force and its absolute value.
     on_tokens, gross = by_token(corpus, pull)
     force = Force(
         force=on_tokens,
@@ -156,22 +159,24 @@ def score_force(
 def token_curvature(
     corpus: Corpus, force: Force, place: Int[Array, " V"] | None = None, size: int = 0
 ) -> Float[Array, "k k"]:
-    """Compute H = ∂(-∂L/∂a)/∂a in units of the force's exp(log_scale).
+    """Compute the derivative of the force, H = ∂(-∂L/∂a)/∂a, in units of exp(force.log_scale).
 
-    H = Σ_X w (diag(c) - c qᵀ - q cᵀ + k c cᵀ),   w = y g/n,   c = q (γ - f),   k = ∂ log g/∂f,
+        H = Σ_X w (diag(c) - c qᵀ - q cᵀ + k c cᵀ),   w = y g/n,   c = q (γ - f),   k = ∂ log g/∂f,
 
-    and for K > 2 classes, with c = q r·(γ - f) and w = 1/n, in place of w k c cᵀ
+    where g is the weight of sequence X in the gradient. For K > 2 classes, c = q r·(γ - f), w = 1/n, and
+    w k c cᵀ is replaced by
 
-    -(1/n) Σ_X Σ_k π_k m_k m_kᵀ,   m_k = q (e_k - π)·(γ - f).
+        -(1/n) Σ_X Σ_j π_j m_j m_jᵀ,   m_j = q (e_j - π)·(γ - f),
 
-    With `place`, the result has `size` rows and columns. Token s is at index place_s, and is omitted if
-    place_s ≥ `size`.
+    with a sum over classes j. With `place`, the result has `size` rows and columns: token s is at index
+    place_s, and is omitted if place_s ≥ `size`. Allocates two temporary arrays of shape (n, V), or (n,
+    size) with `place`.
 
     Returns:
-        A symmetric matrix (V, V) with rows that sum to zero, or (size, size) of its entries. Two temporary
-        arrays (n, V) or (n, size) are required.
+        A symmetric matrix, (V, V), whose rows sum to zero; with `place`, its entries for the chosen
+        tokens, (size, size).
     """
-    # Both cross terms and the square in a single product: H = diag - M - Mᵀ, M = Σ_X (w c)(q - k c/2)ᵀ.
+    # Compute cross terms and square in a single product: H = diag - M - Mᵀ, M = Σ_X (w c)(q - k c/2)ᵀ.
     spread = partial(dense, corpus, place=place, size=size)
     product = sum_of_outer_products(spread(force.pull), spread(force.turn))
     own = force.force
@@ -186,7 +191,7 @@ def token_curvature(
 
 
 def curvature_product(corpus: Corpus, force: Force, x: Float[Array, " V"]) -> Float[Array, " V"]:
-    """Multiply `token_curvature` by a vector, in two passes over the bag entries."""
+    """Multiply the matrix H from `token_curvature` by a vector, in two passes over the bag entries."""
     bags = corpus.bags
     there = jnp.where(bags.count > 0, take(x, bags.index.astype(jnp.int32)), 0)
     pull, turn = force.pull, jnp.where(bags.count > 0, force.turn, 0)
@@ -200,7 +205,7 @@ def curvature_product(corpus: Corpus, force: Force, x: Float[Array, " V"]) -> Fl
 
 
 def curvature_bound(corpus: Corpus, force: Force, lengths: Float[Array, " V"]) -> Float[Array, " V"]:
-    """Compute upper bounds on the row sums of |H_st| ‖E_s‖ ‖E_t‖, with H from `token_curvature`."""
+    """Compute upper bounds on the row sums Σ_t |H_st| ‖E_s‖ ‖E_t‖, where H is from `token_curvature`."""
     bags = corpus.bags
     length = take(lengths, bags.index.astype(jnp.int32))
     pull, turn = jnp.abs(force.pull), jnp.where(bags.count > 0, jnp.abs(force.turn), 0)
@@ -218,9 +223,9 @@ def _each(modes: Array | None) -> list[Array]:
 
 
 def direction(params: Any, corpus: Corpus) -> tuple[Float[Array, " d"], Float[Array, ""]]:
-    """Compute the unit vector along -∂L/∂p and log ‖∂L/∂p‖, accurate even for gradients like e^(-10000).
+    """Compute the unit vector along -∂L/∂p, and log ‖∂L/∂p‖. Both are accurate even if ‖∂L/∂p‖ is e^(-10000).
 
-    The result is zeros and -inf if the gradient is exactly zero. `corpus` must have two classes.
+    If the gradient is exactly zero, the results are zeros and -inf. `corpus` must have two classes.
     """
     force, log_scale = _force(corpus, params.E @ params.p, params.E @ params.v)
     vector = force @ params.E
@@ -235,7 +240,7 @@ def _force(corpus: Corpus, scores: Array, values: Array) -> tuple[Array, Array]:
 
 
 def by_token(corpus: Corpus, entries: Float[Array, "R W"]) -> tuple[Float[Array, " V"], Float[Array, " V"]]:
-    """Sum bag entries, and their absolute values, by token."""
+    """Sum bag entries, and their absolute values, over all entries of each token."""
     gathered = _gathered(corpus, entries)
     total, gross = corpus.occurrences.sum(gathered, jnp.abs(gathered))
     return total, gross
@@ -254,7 +259,7 @@ def dense(
 ) -> Float[Array, "n k"]:
     """Scatter the bag entries into a dense array, (n, V).
 
-    With `place` and `size` as in `token_curvature`, the result has shape (n, size).
+    With `place` and `size`, as in `token_curvature`, the result has shape (n, size).
     """
     bags = corpus.bags
     index, columns = bags.index.astype(jnp.int32), corpus.vocab_size
@@ -268,10 +273,14 @@ def dense(
 def residual(
     f: Float[Array, "K n"], labels: Int[Array, " n"]
 ) -> tuple[Float[Array, "K n"], Float[Array, " n"], Float[Array, "K n"]]:
-    """Compute r = e_y - π = e^log_size direction, and log π, for outputs f and labels 0 .. K-1.
+    """Compute r = e_y - π, factored as exp(log_size) · direction, and log π, where π = softmax(f).
+
+    Args:
+        f: (K, n); outputs.
+        labels: (n,); class indices y, 0 to K-1.
 
     Returns:
-        direction (K, n), e_y minus the softmax over the other classes; log_size (n,); log π (K, n).
+        direction (K, n), e_y minus the softmax over the classes other than y; log_size (n,); log π (K, n).
     """
     own = jax.nn.one_hot(labels, len(f), dtype=f.dtype, axis=0)
     log_pi = jax.nn.log_softmax(f, axis=0)
@@ -285,11 +294,13 @@ def _modes(
 ) -> Float[Array, "R W K"]:
     """Compute √(π_k) (e_k - π)·(γ_s - f) q_s for all classes k, in units of √(e^log_unit).
 
-    The curvature contains the sum of their squares, from -∂r/∂f = Σ_k π_k (e_k - π)(e_k - π)ᵀ.
+    Here π = softmax(f). The curvature contains the sum of the outer products of these terms, because
+
+        -∂r/∂f = Σ_k π_k (e_k - π)(e_k - π)ᵀ.
     """
     own = direction > 0
     mean = sum(bags.spread(jnp.exp(log_k)) * x for log_k, x in zip(log_pi, c, strict=True))
-    # (e_y - π)·c = (1 - π_y) direction·c, free of cancellation.
+    # (e_y - π)·c = (1 - π_y) direction·c, without cancellation.
     steered = sum(bags.spread(r) * x for r, x in zip(direction, c, strict=True))
     log_factor = (log_pi + log_unit) / 2 + jnp.where(own, log_size, 0)
     factor = jnp.where(jnp.isfinite(log_unit), jnp.exp(log_factor), 0)

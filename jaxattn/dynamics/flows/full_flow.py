@@ -1,7 +1,7 @@
 """Gradient flow on E, p and v together, parametrised by the loss.
 
 As the loss L goes to zero, the flow slows down in proportion to L, so neither time nor the number of steps is
-a useful measure of progress. The same path, parametrised by ℓ = -log L, satisfies
+a useful measure of progress. Parametrising by ℓ = -log L does not change the path, s being its arc length:
 
     dθ/dℓ = -L ∇L / ‖∇L‖²,   ds/dℓ = L / ‖∇L‖,   dt/dℓ = L / ‖∇L‖².
 """
@@ -25,17 +25,19 @@ from jaxattn.dynamics.flows.arc_length import FlowPath, Stop
 from jaxattn.dynamics.flows.joint_coordinates import joint_force
 from jaxattn.dynamics.flows.seeds import Tolerance, check_settings, of_params, of_seeds, over_seeds
 
-# ℓ - ℓ_0 of the first row after the start.
+# Value of ℓ - ℓ_0 at the first recorded point after the start.
 _FIRST = 1e-3
 _UNTIL_LOG_LOSS = math.log(1e-12)
 
 
 @struct.dataclass(repr=False)
 class FullPath(FlowPath):
-    """Points on a path of gradient flow on E, p and v, float64; with a leading axis B for B seeds.
+    """Points on a path of gradient flow on E, p and v, in float64.
 
-    E, p and v are expressed in r coordinates, x = basis · x_r: coordinates of their span if V + 2 < d,
-    otherwise of R^d. The rows are at log-spaced losses. Rows that were not reached repeat the last state.
+    For B seeds, all arrays have a leading axis B.
+
+    E, p and v are stored in r coordinates, x = basis · x_r. These are coordinates of their span if V + 2
+    < d, else of R^d. The rows are at log-spaced losses. Rows that were not reached repeat the last state.
 
     Attributes:
         E: (k, V, r).
@@ -45,9 +47,9 @@ class FullPath(FlowPath):
         log_loss: (k,); log L.
         arc_length: (k,); s, length of the path up to each row.
         log_time: (k,); log t, -inf at the start.
-        drift: (k,); ‖Q - Q_0‖ / ‖Q_0‖ for the conserved quantity Q = EᵀE - p pᵀ - v vᵀ, an estimate of the
-            integration error.
-        status: () int32; the stopping condition, a `Stop`: LOSS, STEP_BUDGET or FAILED.
+        drift: (k,); ‖Q - Q_0‖ / ‖Q_0‖ for the conserved quantity Q = EᵀE - p pᵀ - v vᵀ, an estimate of
+            the integration error.
+        status: () int32; why the path ended, a `Stop`: LOSS, STEP_BUDGET or FAILED.
     """
 
     E: Leaf
@@ -66,18 +68,18 @@ class FullPath(FlowPath):
         return (self.arc_length < self.arc_length[-1]).sum()
 
     def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
-        """Return E, p and v in R^d."""
+        """Return E, p and v at a row, in R^d."""
         return {name: getattr(self, name)[row] @ self.basis.T for name in train}
 
     def metrics_at(self, row: Array) -> dict[str, Array]:
-        """Return ‖p‖, log L, the arc length, log t and the drift of the conserved quantity."""
+        """Return ‖p‖, log L, the arc length, log t and the drift of the conserved quantity at a row."""
         found = self.at(row, "log_loss", "arc_length", "log_time", "drift")
         return {"p_norm": jnp.linalg.norm(self.p[row]), **found}
 
 
 @struct.dataclass
 class _Point:
-    """Integrated variables: the parameters, the arc length, and log(1 + t)."""
+    """Variables to integrate: the parameters, the arc length, and log(1 + t)."""
 
     E: Leaf
     p: Leaf
@@ -105,7 +107,8 @@ def full_flow(
 
     Args:
         params: E (V, d), p (d,), v (d,). Any of them may have a leading axis of B seeds.
-        corpus: n sequences of two classes over V tokens; one, or B with a leading axis.
+        corpus: n sequences from two classes over V tokens; either one corpus, or B corpora with a leading
+            axis.
         until_log_loss: log L at which to stop.
         max_steps: maximum number of steps, accepted or rejected.
         rtol: error tolerance per step, relative to max(|x|, 1/100) for each coordinate x.
@@ -113,12 +116,12 @@ def full_flow(
         width: number of seeds to vmap; the default depends on the backend.
 
     Returns:
-        The path. A seed with a loss that stays above the target, for example because its labels cannot be
-        fitted, ends with status STEP_BUDGET or FAILED at its last row. Other seeds are not affected.
+        The path. If the loss of a seed stays above the target, for example because its labels cannot be
+        fitted, its path ends with status STEP_BUDGET or FAILED. Other seeds are not affected.
 
     Raises:
-        InputError: there are more than two classes, shapes do not match, the target loss is not finite, or
-            the function is called inside a jit with float64 disabled, in which diffrax does not lower.
+        InputError: there are more than two classes, the shapes do not match, the target loss is not finite,
+            or the function is called inside a jit with float64 disabled, where diffrax cannot be lowered.
 
     Source:
         Gradients of arXiv 2505.17282; conserved quantity as for the layers of a linear network (Du, Hu, Lee
@@ -133,7 +136,7 @@ def full_flow(
     if traced and jnp.result_type(float) != jnp.float64:
         raise InputError(
             "full_flow requires float64 inside jit or vmap; call jax.config.update('jax_enable_x64', "
-            "True) first, or call full_flow outside of them, for one or many seeds"
+            "True) first, or call full_flow outside jit and vmap, for one or many seeds"
         )
     inputs, settings = of_seeds(of_params(params, corpus), corpus), (until_log_loss, rtol)
     return over_seeds(_follower(max_steps), inputs, settings, max_steps, points=points, width=width)
@@ -141,7 +144,7 @@ def full_flow(
 
 @functools.cache
 def _follower(max_steps: int) -> Callable[..., FullPath]:
-    """Build the function that integrates one seed. diffrax needs the number of steps at compile time."""
+    """Build the function that integrates one seed. diffrax requires `max_steps` at compile time."""
     return functools.partial(_follow, max_steps)
 
 
@@ -155,7 +158,7 @@ def _follow(
     _: Array,
     points: int,
 ) -> FullPath:
-    import diffrax  # The import takes half a second, and only this flow needs it.
+    import diffrax  # takes half a second to import, and only this flow needs it
 
     until_log_loss, rtol = settings
     V, d = E.shape
@@ -167,7 +170,7 @@ def _follow(
         basis = jnp.eye(d)
     start = _Point(rows[:V], rows[V], rows[V + 1], jnp.zeros(()), jnp.zeros(()))
     begin = -_log_loss(start, corpus)
-    # If the initial loss is already below the target, the path consists of the start only.
+    # If the initial loss is already below the target, the path consists only of its initial point.
     left = jnp.maximum(-until_log_loss - begin, 0)
     clock = jnp.append(0, jnp.geomspace(jnp.minimum(_FIRST, left / 2), left, points - 1))
     clock = jnp.where(left > 0, clock, 0).at[-1].set(left)
@@ -216,7 +219,7 @@ def _velocity(point: _Point, corpus: Corpus) -> _Point:
         p=factor * of_p,
         v=factor * of_v,
         arc_length=factor * jnp.sqrt(square),
-        # Stages of a step that is too long may overshoot to t < 0, for which the exponential overflows.
+        # Stages of an overly long step may overshoot to t < 0, where the exponential overflows.
         log_time=jnp.exp(log_rate - jnp.maximum(point.log_time, 0)),
     )
 
@@ -227,7 +230,7 @@ def _log_loss(point: _Point, corpus: Corpus) -> Array:
     attention = joint_force(corpus, scores, values).of_scores.attention
     (logits,) = bags.sum(attention * values[bags.index.astype(jnp.int32)])
     margins = corpus.targets * logits
-    # log log(1 + x) = log x up to rounding for x = e^(-36).
+    # For x = e^(-36), log log(1 + x) = log x up to rounding.
     safe = jnp.minimum(margins, 36.0)
     log_losses = jnp.where(margins > 36, -margins, jnp.log(jax.nn.softplus(-safe)))
     return jax.scipy.special.logsumexp(log_losses) - jnp.log(corpus.num_examples)

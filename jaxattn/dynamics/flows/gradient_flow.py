@@ -1,4 +1,4 @@
-"""Gradient flow dθ/dt = -∂L/∂θ of any model and loss, integrated by diffrax."""
+"""Gradient flow dθ/dt = -∂L/∂θ for any model and loss, integrated by diffrax."""
 
 import math
 from typing import Annotated, Any, Literal
@@ -50,17 +50,18 @@ def gradient_flow(
 
     Args:
         params: the initial parameters.
-        task: the model, the loss and the data of one seed.
+        task: the model, the loss and the data for one seed.
         train: names or patterns of the trained parameters.
         until_time: time t at which to stop.
         until_norm: joint norm of all trained parameters at which to stop.
         until_log_loss: log L at which to stop.
-        solver: "explicit" (Tsit5), or "implicit" (Kvaerno5) for stiff problems, such as a loss near its
-            minimum. An implicit step solves a linear system with one unknown per trained number.
+        solver: "explicit" (Tsit5), or "implicit" (Kvaerno5) for stiff problems, for example near a
+            minimum of the loss. An implicit step solves a linear system with one unknown per trained
+            parameter entry.
         rtol: relative error tolerance per step.
         atol: absolute error tolerance per step.
         max_steps: maximum number of steps, accepted or rejected.
-        points: number of rows of the path, including the start.
+        points: number of rows in the path, including the start.
 
     Returns:
         The path, with the metrics time, log_time, log_loss, log_gradient_norm, trained_norm and solver_steps.
@@ -114,7 +115,7 @@ def gradient_flow(
 
 
 def _recorded(solution: Any, marks: Array, evaluate: Any, unravel: Any, until_norm: float | None) -> Any:
-    """Return the rows of a solution. Rows after its end repeat the last state."""
+    """Return the rows of the path from a diffrax solution. Rows after the end repeat the last state."""
     import diffrax
 
     (times, rows), (last_time, last_row) = zip(solution.ts, solution.ys, strict=True)

@@ -1,4 +1,4 @@
-"""Implicit Runge-Kutta solver for a state that is one flat array, also inside `jax.shard_map`."""
+"""Implicit Runge-Kutta solver for a state stored as one flat array. It also works inside `jax.shard_map`."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from jax.scipy.linalg import lu_solve
 
 
 class _FlatLU(lineax.LU):
-    """LU solver without the comparison of structures, which differ in their shardings inside `shard_map`."""
+    """LU solver without lineax's structure check, which fails inside `shard_map` because shardings differ."""
 
     def compute(self, state: Any, vector: Array, options: dict[str, Any]) -> Any:
         factors, _, transpose = state
@@ -19,5 +19,5 @@ class _FlatLU(lineax.LU):
 
 
 def kvaerno5() -> diffrax.Kvaerno5:
-    """Return Kvaerno5 with Newton steps that solve their linear systems by LU factors."""
+    """Return a Kvaerno5 solver whose Newton steps use LU factorisation."""
     return diffrax.Kvaerno5(root_finder=with_stepsize_controller_tols(VeryChord)(linear_solver=_FlatLU()))

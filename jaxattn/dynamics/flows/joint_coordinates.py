@@ -1,10 +1,10 @@
-"""Joint gradient flow on p and v with fixed E, in coordinates of span(E) and parametrised by arc length.
+"""Joint gradient flow on p and v with fixed E, in coordinates of span(E), parametrised by arc length.
 
 With a = E p and γ = E v, the forces F = -∂L/∂a and G = -∂L/∂γ move p and v within the span of the embeddings,
 
     dp/dt = EᵀF,   F_s = (1/n) Σ_X y g q_s (γ_s - f),       dv/dt = EᵀG,   G_s = (1/n) Σ_X y g q_s,
 
-so z = (z_p, z_v) has twice as many coordinates as the flow on p in `coordinates`.
+with g = sigmoid(-y f), so z = (z_p, z_v) has twice as many coordinates as the flow on p in `coordinates`.
 """
 
 from collections.abc import Callable
@@ -24,15 +24,15 @@ from jaxattn.dynamics.flows.stiff import Solver, by_factors
 
 @struct.dataclass
 class Forces:
-    """The forces F and G on scores and values, both in units of exp(log_scale).
+    """Forces F and G on scores and values, in units of exp(log_scale).
 
     Attributes:
-        of_scores: F as returned by `score_force`, in a separate unit.
-        shift: log of the ratio of this unit to exp(log_scale), ().
-        head: G, (V,).
+        of_scores: F as returned by `score_force`, in units of exp(of_scores.log_scale).
+        shift: (); log of the ratio of that unit to exp(log_scale).
+        head: (V,); G.
         head_pull: (R, W); w q of each bag entry, w = y g/n.
         log_scale: (); log of the common unit.
-        gross: Σ |F_s| + Σ |G_s| without cancellation between sequences, ().
+        gross: (); Σ |F_s| + Σ |G_s| without cancellation between sequences.
     """
 
     of_scores: Force
@@ -49,9 +49,10 @@ class Forces:
 
 
 def joint_force(corpus: Corpus, scores: Float[Array, " V"], values: Float[Array, " V"]) -> Forces:
-    """Compute F and G, with the exponent of the largest sequence weight factored out.
+    """Compute F and G, with the magnitude of the largest sequence weight factored out.
 
-    The corpus has two classes, a = E p, and γ = E v. The term of each sequence has full relative precision.
+    The corpus must have two classes, and a = E p, γ = E v. The term from each sequence has full relative
+    precision.
     """
     force = score_force(corpus, scores, values)
     largest = force.log_weight.max()
@@ -71,11 +72,11 @@ def joint_force(corpus: Corpus, scores: Float[Array, " V"], values: Float[Array,
 
 
 def joint_curvature(corpus: Corpus, forces: Forces) -> Float[Array, "2 V 2 V"]:
-    """Compute ∂(F, G)/∂(a, γ) in units of the forces' exp(log_scale).
+    """Compute ∂(F, G)/∂(a, γ) in units of exp(forces.log_scale).
 
         ∂F/∂γ = (∂G/∂a)ᵀ = Σ_X w (diag(q) - q qᵀ + k c qᵀ),   ∂G/∂γ = Σ_X w k q qᵀ,
 
-    and ∂F/∂a is `token_curvature`; c = q (γ - f), k = ∂ log g/∂f.
+    and ∂F/∂a is `token_curvature`; c = q (γ - f), w = y g/n, k = ∂ log g/∂f, g = sigmoid(-y f).
     """
     force = forces.of_scores
     q, pull = dense(corpus, force.attention), dense(corpus, forces.head_pull)
@@ -90,12 +91,12 @@ def joint_curvature(corpus: Corpus, forces: Forces) -> Float[Array, "2 V 2 V"]:
 
 @struct.dataclass
 class JointCoordinates:
-    """`Flow` on p and v for one corpus, E and starting point, which ends at a given norm of p or v.
+    """`Flow` on p and v for a given corpus, E and starting point. It ends when ‖p‖ or ‖v‖ reaches its limit.
 
     Attributes:
         query: coordinates of p.
-        head: coordinates of v, in an object in which v takes the role of p.
-        far: ‖v‖ at which the path ends, unless ‖p‖ reaches its limit earlier, ().
+        head: coordinates of v, as a `Coordinates` object in which v takes the role of p.
+        far: (); ‖v‖ at which the path ends, unless ‖p‖ reaches its limit earlier.
     """
 
     query: Coordinates
@@ -104,12 +105,12 @@ class JointCoordinates:
 
     @property
     def zero(self) -> Float[Array, " m"]:
-        """The initial point."""
+        """Initial point, z = 0."""
         return jnp.concatenate([self.query.zero, self.head.zero])
 
     @property
     def unit(self) -> Float[Array, ""]:
-        """The length scale 1 / max ‖E_s‖, ()."""
+        """Length scale 1 / max ‖E_s‖, ()."""
         return self.query.unit
 
     def inner(self, x: Float[Array, " m"], y: Float[Array, " m"]) -> Float[Array, ""]:
@@ -133,7 +134,7 @@ class JointCoordinates:
         error: Float[Array, " m"],
         rtol: Float[Array, ""],
     ) -> Float[Array, ""]:
-        """Compute the larger of the relative errors of p and v; see `Coordinates.error`."""
+        """Compute the error ratios for p and v, as in `Coordinates.error`, and return the larger ratio."""
         return jnp.maximum(*self._each(lambda part, *x: part.error(*x, rtol), start, end, error))
 
     def ended(self, z: Float[Array, " m"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
@@ -149,12 +150,12 @@ class JointCoordinates:
         return jnp.minimum(self.query.to_end(z_p, u_p, until_norm), self.head.to_end(z_v, u_v, self.far))
 
     def velocity(self, z: Float[Array, " m"]) -> Float[Array, " m"]:
-        """Compute dz/ds."""
+        """Compute the velocity dz/ds."""
         pull, _ = self._pull(z)
         return pull / nonzero(self.norm(pull))
 
     def at(self, z: Float[Array, " m"]) -> Local:
-        """Compute dz/ds, its Jacobian and the gradient norm, like `Coordinates.at`."""
+        """Compute the velocity, its Jacobian and the gradient norm, as in `Coordinates.at`."""
         pull, forces = self._pull(z)
         size = self.norm(pull)
         velocity = pull / nonzero(size)
@@ -176,7 +177,7 @@ class JointCoordinates:
         )
 
     def solver(self, jacobian: Array, c: Float[Array, ""]) -> Solver:
-        """Return a solver of (1 - c J) x = b, for the Jacobian J from `at`."""
+        """Return a solver for (1 - c J) x = b, where J is the Jacobian from `at`."""
         return by_factors(jacobian, c)
 
     def _rests(self, z: Array, pull: Array, forces: Forces) -> Array:

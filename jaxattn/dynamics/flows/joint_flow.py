@@ -1,6 +1,6 @@
-"""Joint gradient flow on p and v with fixed E, in which v is slaved once ‖v‖ is large.
+"""Joint gradient flow on p and v with fixed E. Once ‖v‖ is large, v is slaved to p.
 
-"Slaved" means that v is computed as a function of p. On separable data ‖v‖ grows like exp(margin ‖p‖ / 2);
+"Slaved" means that v is computed as a function of p. On separable data, ‖v‖ grows like exp(margin ‖p‖ / 2);
 see docs/notes/joint_flow.md.
 """
 
@@ -34,24 +34,28 @@ from jaxattn.dynamics.flows.seeds import (
 )
 from jaxattn.theory.selection import Selection
 
-# ‖v‖ max ‖E_s‖ from which v is slaved. The neglected terms decrease like its inverse, and rounding of v
-# changes weights by 1e-8. At ten times this value, rounding doubles the number of steps.
+# Value of ‖v‖ max ‖E_s‖ above which v is slaved (computed from p). Neglected terms decay like its inverse,
+# and rounding of v changes weights by 1e-8. At ten times this value, rounding would double the number of
+# steps.
 FAR = 1e8
-# Maximum error of the velocity of p with v slaved, at the transition and after it.
+# Maximum relative error in the velocity of p once v is slaved (computed from p).
 _MISMATCH = 1e-3
-# `params_at` scales a longer v to this length, because its square would overflow float32.
+# `params_at` rescales a longer v to this length, because its square would overflow float32.
 _LONGEST = 1e15
-# With v slaved, log ‖v‖ is half the log of the time of p. Maximum difference per step between two rules for
-# it.
+# Maximum difference per step between two quadrature rules for the log of the time in the flow of p. Once v is
+# slaved, log ‖v‖ is half this log.
 _CLOCK = 1e-3
 
 
 @struct.dataclass(repr=False)
 class JointPath(FlowPath):
-    """Points on a path of gradient flow on p and v, float64; with a leading axis B for B seeds.
+    """Points on a path of gradient flow on p and v, in float64.
 
-    The first half of the rows is at log-spaced arc lengths of (p, v), and the second half at log-spaced arc
-    lengths of p with v slaved. Rows that were not reached repeat the last state.
+    For B seeds, all arrays have a leading axis B.
+
+    The first half of the rows is at log-spaced arc lengths of (p, v). In the second half, v is slaved
+    (computed from p), and the rows are at log-spaced arc lengths of p. Rows that were not reached repeat
+    the last state.
 
     Attributes:
         p: (k, d); the points.
@@ -59,14 +63,15 @@ class JointPath(FlowPath):
         norm: (k,); ‖p‖.
         log_v_norm: (k,); log ‖v‖.
         steps: (k,) int32; number of steps attempted up to each row.
-        status: () int32; the stopping condition, a `Stop`.
+        status: () int32; why the path ended, a `Stop`.
         accepted: () int32; number of accepted steps.
         rejected: () int32; number of rejected steps.
-        selection: the selected token of each sequence, which determines v_mm; only defined if the path has
-            reached the second half.
-        mismatch: (); error of dp/dt with v slaved: the maximum of the sine of the angle between the two dp/dt
-            at the transition and the largest relative error of a weight after it. NaN before the transition.
-        columns: () int; number of columns of the Jacobian, as in `Path`.
+        selection: the selected token in each sequence, which determines the max-margin v; meaningful only
+            if the path has reached the second half.
+        mismatch: (); error of dp/dt with v slaved: the maximum of the sine of the angle between dp/dt
+            before and after the transition, and the largest relative error of a weight afterwards. NaN
+            before the transition.
+        columns: () int; number of columns in the Jacobian, as in `Path`.
     """
 
     p: Leaf
@@ -82,7 +87,7 @@ class JointPath(FlowPath):
     columns: Leaf
 
     def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
-        """Return p, and v scaled to a length of at most 1e15."""
+        """Return p, and v rescaled to norm min(‖v‖, 1e15)."""
         length = jnp.exp(jnp.minimum(self.log_v_norm[row], math.log(_LONGEST)))
         return {"p": self.p[row], "v": self.v[row] * length}
 
@@ -107,28 +112,32 @@ def joint_flow(
 
         dp/dt = -∂L/∂p,   dv/dt = -∂L/∂v.
 
-    The loss is logistic. The path is integrated by arc length until ‖v‖ max ‖E_s‖ = 1e8. Beyond this, v is
-    slaved: v/‖v‖ is the max-margin direction for the attended tokens, its multipliers are the weights of the
-    sequences, and log ‖v‖ is integrated separately. The path ends with status UNSETTLED at the transition if
-    the two velocities of p differ there, or later at the last row at which the multipliers equal the weights.
+    The loss is logistic. The path is integrated by arc length in two stages. Stage 1 follows p and v
+    until ‖v‖ max_s ‖E_s‖ = 1e8. In stage 2, v is slaved to p: v/‖v‖ is the max-margin direction for the
+    attended tokens, the multipliers of this max-margin problem serve as the weights of the sequences, and
+    log ‖v‖ is integrated separately. If dp/dt differs between the two stages at the transition, the path
+    ends there with status UNSETTLED. It also ends with this status if the sequence weights later deviate
+    from the multipliers; the last row is then the last one at which they agree.
 
     Args:
         params: E (V, d), p (d,), v (d,). Any of them may have a leading axis of B seeds.
-        corpus: n sequences of two classes over V tokens; one, or B with a leading axis.
-        until_norm: ‖p‖ at which to stop, at most 1e4 because scores have too few digits beyond it.
-        max_steps: maximum number of attempted steps in each of the two stages.
+        corpus: n sequences from two classes over V tokens; either one corpus, or B corpora with a leading
+            axis.
+        until_norm: ‖p‖ at which to stop. Use at most 1e4; beyond this, scores have too few digits.
+        max_steps: maximum number of attempted steps per stage.
         rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖.
         points: number of recorded points k ≥ 5.
         width: number of seeds to vmap; the default depends on the backend.
 
     Returns:
-        The path. NORM: ‖p‖ reached `until_norm`. UNSETTLED: ‖v‖ grows, but p does not select a single token
-        in every sequence on the margin of v; the path is valid up to its end. BALANCED: the forces cancel up
-        to rounding, so p converges to a mixture of tokens while v may grow, or no v separates the attended
-        tokens. If a seed fails, `status` records it, and other seeds are not affected.
+        The path. NORM: ‖p‖ reached `until_norm`. UNSETTLED: ‖v‖ grows, but p does not select a single
+        token in every sequence on the margin of v; the path is valid up to its end. BALANCED: the forces
+        cancel up to rounding, so either p converges to a mixture of tokens while v may grow, or no v
+        separates the attended tokens by class. If a seed fails, `status` records the failure, and other
+        seeds are not affected.
 
     Raises:
-        InputError: there are more than two classes, shapes do not match, or `until_norm` is infinite.
+        InputError: there are more than two classes, the shapes do not match, or `until_norm` is infinite.
 
     Source:
         This library's conjecture, based on the regularisation path of arXiv 2306.13596.
@@ -164,7 +173,7 @@ def _follow(
     kept = jax.tree.map(lambda x: x[jnp.minimum(jnp.arange(len(good)), last)], second)
     rows = jax.tree.map(lambda x, y: jnp.concatenate([x, jnp.where(goes_on, y[1:], x[-1])]), first, kept)
     settled = goes_on & (good[-1] > 0)
-    # Rows after the first rejected one do not count towards the error.
+    # Rows after the first rejected row do not count towards the error.
     errors = jnp.where(jnp.arange(len(good)) <= last + 1, errors, 0)
     return JointPath(
         **rows,
@@ -190,7 +199,7 @@ def _directly(flow: JointCoordinates, rows: Row) -> dict[str, Array]:
 
 
 def _slaved(handover: Handover, rows: Row, before: Array) -> dict[str, Array]:
-    """Return the rows with v slaved, r² = r_0² + 2 τ. `before` is the number of earlier steps."""
+    """Return the rows in which v is slaved, using r² = r_0² + 2 τ. `before` counts the earlier steps."""
     log_scale = jnp.logaddexp(2 * handover.log_scale, math.log(2) + rows.log_time) / 2
     head = handover.head
     v = head.coefficients @ handover.flow.embeddings / jnp.exp(head.log_norm)

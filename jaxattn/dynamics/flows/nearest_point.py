@@ -1,4 +1,4 @@
-"""Nearest point to zero in a convex hull, by a traceable interior-point method."""
+"""Point nearest to zero in a convex hull, computed by a traceable interior-point method."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxattn.core.mapping import sum_of_outer_products
 
 _MAX_ITERATIONS = 60
-# Below this relative complementarity rounding dominates, and the support is known.
+# Relative complementarity below which rounding dominates and the support is determined.
 _COMPLEMENTARITY = 1e-13
 _REFINEMENTS = 3
 
@@ -25,12 +25,13 @@ class _State(NamedTuple):
 def nearest_point(
     rows: Float[Array, "m r"],
 ) -> tuple[Float[Array, " m"], Int[Array, ""]]:
-    """Find the point of the convex hull of the rows that is nearest to zero. Works under vmap and jit.
+    """Find the point nearest to zero in the convex hull of the rows. Works under vmap and jit.
 
         min_{w, ρ} ½ ‖w‖² - ρ  s.t.  A w - ρ = s ≥ 0,  with multipliers λ:  w = Aᵀ λ,  Σ λ = 1.
 
-    p_mm = w / ‖w‖², the margin is ‖w‖ = √ρ, and w = 0 if and only if no direction separates the selection.
-    Infeasible seeds of a vmapped batch also converge. An iteration costs O(m r²).
+    The max-margin solution is p_mm = w / ‖w‖², and the margin is ‖w‖ = √ρ. The vector w is 0 if and only
+    if no direction separates the selected tokens from the others. In a vmapped batch, infeasible seeds
+    also converge. One iteration costs O(m r²).
 
     Args:
         rows: (m, r) float64; the differences A, scaled to a maximum norm of about 1. Rows may repeat.
@@ -38,9 +39,10 @@ def nearest_point(
     Returns:
         λ (m,), up to a positive factor, and the number of iterations.
 
-    Source: Mehrotra, On the implementation of a primal-dual interior point method, SIAM J. Optim. 2 (1992).
+    Source: Mehrotra, On the implementation of a primal-dual interior point method, SIAM J. Optim. 2
+    (1992).
     """
-    # In the unknowns z = (w, ρ), the objective is ½ zᵀ diag(curvature) z + linear·z.
+    # In terms of z = (w, ρ), the objective is ½ zᵀ diag(curvature) z + linear·z.
     matrix = jnp.concatenate([rows, -jnp.ones((len(rows), 1))], axis=1)
     linear = jnp.zeros(matrix.shape[1]).at[-1].set(-1.0)
     curvature = 1.0 + linear
@@ -67,7 +69,7 @@ def nearest_point(
         _, ds, dl = direction(-product)
         step = jnp.minimum(1.0, longest(ds, dl))
         reached = (slack + step * ds) @ (multipliers + step * dl) / product.sum()
-        # After a short predictor step the corrector is unreliable, and the iteration may cycle.
+        # After a short predictor step, the corrector is unreliable and could make the iteration cycle.
         second = jnp.where(step > 0.3, ds * dl, 0.0)
         dz, ds, dl = direction(reached**3 * product.mean() - product - second)
         step = jnp.minimum(1.0, 0.995 * longest(ds, dl))
@@ -85,8 +87,7 @@ def nearest_point(
     rho = (rows @ w).min() - 1.0
     state = _State(jnp.append(w, rho), rows @ w - rho, multipliers, jnp.zeros((), int), jnp.zeros((), bool))
     state = jax.lax.while_loop(lambda s: ~s.done & (s.iteration < _MAX_ITERATIONS), body, state)
-    # Relative to their sums, active pairs have large multipliers and small slack, and other pairs the
-    # reverse.
+    # Active pairs have large multipliers and small slacks, relative to their sums; inactive pairs do not.
     tight = state.multipliers * jnp.square(state.z[:-1]).sum() > state.slack
     return _polish(rows, state.multipliers, tight), state.iteration
 
@@ -99,10 +100,10 @@ def _longest_step(x: Array, change: Array) -> Array:
 def _polish(
     rows: Float[Array, "m r"], multipliers: Float[Array, " m"], tight: Bool[Array, " m"]
 ) -> Float[Array, " m"]:
-    """Solve with the active pairs as equalities, and return the result if it is more accurate.
+    """Solve the problem with the active pairs as equalities, and return the more accurate multipliers.
 
-    The pseudoinverse of M = Aᵀ A over the active pairs is accurate to half the digits. Each refinement of A p
-    = 1 and of Aᵀ λ = p doubles them.
+    The pseudoinverse of M = Aᵀ A over the active pairs is accurate to half the digits. Each refinement
+    of A p = 1 and of Aᵀ λ = p doubles the number of accurate digits.
     """
     active = jnp.where(tight[:, None], rows, 0.0)
     size, basis = jnp.linalg.eigh(sum_of_outer_products(active, active))

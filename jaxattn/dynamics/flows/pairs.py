@@ -1,11 +1,11 @@
-"""Second-order force of token pairs with first-order forces that cancel.
+"""Second-order force of token pairs whose first-order forces cancel.
 
-For a token `low` below the top group `top` of its sequences, the loss is a power series in x = e^(a_low -
-a_top). If the first-order terms of several pairs i cancel, the second-order terms remain:
+For a token `low` below the top group `top` of its sequences, the loss is a power series in
+x = e^(a_low - a_top). If the first-order terms of several pairs i cancel, the second-order terms remain:
 
     L₂ = ½ Σ_ij M_ij x_i x_j,    -∂L₂/∂a_low(i) = ∂L₂/∂a_top(i) = -Σ_j M_ij x_i x_j.
 
-Such a force decays like e^(-2 gap), while others decay like e^(-gap). `cancelled` computes M.
+These forces decay like e^(-2 gap), while all other forces decay like e^(-gap). `cancelled` computes M.
 """
 
 from typing import Any
@@ -18,18 +18,18 @@ from jaxtyping import Float, Int
 from jaxattn.core.pytrees import Leaf
 from jaxattn.dynamics.flows.force import Force
 
-# Maximum number of pairs in a flow. Their terms are computed at every point, even if there are none.
+# Maximum number of pairs in a flow. This many terms are computed at every point, even if there are no pairs.
 MOST_PAIRS = 8
 
 
 @struct.dataclass
 class PairForce:
-    """Force of pairs at a point, in the unit of a `Force`.
+    """Force of token pairs at a point, in the same units as `Force`.
 
     Attributes:
         top: (m,) int32; the top token of each pair.
         low: (m,) int32; the lower token of each pair.
-        terms: (m, m); M_ij x_i x_j in the unit of the force.
+        terms: (m, m); M_ij x_i x_j, in the same units; see the module docstring.
     """
 
     top: Leaf
@@ -41,14 +41,14 @@ class PairForce:
         return self._spread(-self.terms.sum(axis=1), vocab)
 
     def add_curvature(self, curvature: Float[Array, "k k"], place: Int[Array, " V"]) -> Float[Array, "k k"]:
-        """Add the derivative of the force to a matrix over the tokens with `place` below k."""
+        """Add the derivative of the force to a (k, k) matrix over the tokens with `place` below k."""
 
         numbers = jnp.arange(len(curvature))
         apart = 1.0 * (place[self.low][:, None] == numbers) - (place[self.top][:, None] == numbers)
         return curvature + apart.T @ self._derivative @ apart
 
     def product(self, x: Float[Array, " V"]) -> Float[Array, " V"]:
-        """Multiply the derivative of the force on the scores by a vector."""
+        """Multiply the derivative of the force with respect to the scores by a vector."""
         return self._spread(self._derivative @ (x[self.low] - x[self.top]), len(x))
 
     def bound(self, lengths: Float[Array, " V"]) -> Float[Array, " V"]:
@@ -81,7 +81,7 @@ class Pairs:
     sign: Leaf
 
     def add_to(self, force: Force, scores: Float[Array, " V"]) -> Force:
-        """Add the force of the pairs at scores a, (V,), to a force."""
+        """Add the force of the pairs at scores a, (V,), to an existing force."""
         apart = scores[self.low] - scores[self.top]
         log_size = self.log_size + apart[:, None] + apart
         unit = jnp.maximum(force.log_scale, log_size.max())

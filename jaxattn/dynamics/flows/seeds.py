@@ -1,4 +1,4 @@
-"""Flows of many seeds: input checks, and integration in chunks of vmapped seeds."""
+"""Flows for many seeds: input checks, and integration in chunks of vmapped seeds."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,17 +17,17 @@ from jaxattn.data.corpus import Corpus
 
 _T = TypeVar("_T")
 
-# Relative error tolerance of a step.
+# Relative error tolerance per step.
 Tolerance = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
 class Inputs(NamedTuple):
-    """Arrays such as E, p and v, and a corpus, each with or without a leading axis of seeds.
+    """Arrays, such as E, p and v, and a corpus, each with or without a leading seed axis.
 
     Attributes:
-        arrays: the arrays, the corpus last.
-        batched: True for each array with this axis.
-        seeds: number of seeds; None if no array has this axis.
+        arrays: the arrays, with the corpus last.
+        batched: True for each array with a seed axis.
+        seeds: number of seeds, or None if no array has a seed axis.
     """
 
     arrays: tuple[Any, ...]
@@ -36,25 +36,25 @@ class Inputs(NamedTuple):
 
 
 def of_params(params: Any, corpus: Corpus) -> dict[str, tuple[Any, int]]:
-    """Return E, p and v by name with their number of axes, as the first argument of `of_seeds`.
+    """Return E, p and v by name, each with its number of axes for one seed, as input to `of_seeds`.
 
     Raises:
-        InputError: there are more than two classes, or shapes do not match.
+        InputError: there are more than two classes, or the shapes do not match.
     """
     if corpus.num_classes != 2:
         raise InputError(f"corpus: {corpus.num_classes} classes; this flow requires two")
     if np.shape(params.p)[-1:] != np.shape(params.v)[-1:]:
         shapes = (f"{name} {np.shape(getattr(params, name))}" for name in "Epv")
-        raise InputError(f"shapes do not match: {', '.join(shapes)}; p and v must have one dimension")
+        raise InputError(f"shapes do not match: {', '.join(shapes)}; p and v must have the same dimension")
     return {"E": (params.E, 2), "p": (params.p, 1), "v": (params.v, 1)}
 
 
 def of_seeds(parts: dict[str, tuple[Any, int]], corpus: Corpus) -> Inputs:
-    """Check shapes, and determine which arrays have a leading axis of seeds.
+    """Check shapes, and determine which arrays have a leading seed axis.
 
     Args:
-        parts: arrays by name, each with its number of axes for one seed. The embeddings or keys come first,
-            then p.
+        parts: arrays by name, each with its number of axes for one seed. The embeddings or keys come
+            first, then p.
         corpus: n sequences over the same tokens.
     """
     shapes = {name: np.shape(x) for name, (x, _) in parts.items()}
@@ -69,9 +69,9 @@ def of_seeds(parts: dict[str, tuple[Any, int]], corpus: Corpus) -> Inputs:
         jax.tree.leaves(x)[0].shape[0] for x, has_seeds in zip(arrays, batched, strict=True) if has_seeds
     }
     if len(sizes) > 1:
-        raise InputError(f"{names} have leading axes of {sorted(sizes)} seeds; use the same number for all")
+        raise InputError(f"{names}: the numbers of seeds {sorted(sizes)} differ; use the same number for all")
     if sizes == {0}:
-        raise InputError(f"{names} have leading axes of 0 seeds; use at least one seed")
+        raise InputError(f"{names}: the leading (seed) axis has length 0; use at least one seed")
     return Inputs(arrays, batched, sizes.pop() if sizes else None)
 
 
@@ -84,19 +84,19 @@ def over_seeds(
     points: int,
     width: int | None,
 ) -> Any:
-    """Integrate chunks of seeds one after another, so that a slow seed only delays its chunk.
+    """Integrate chunks of seeds one after another, so that a slow seed delays only its own chunk.
 
     Args:
-        follow: function (arrays, corpus, numbers, max_steps, points) -> pytree that integrates one seed in
-            float64.
-        inputs: inputs of all seeds.
-        numbers: pytree of float settings that all seeds share.
+        follow: function (arrays, corpus, numbers, max_steps, points) -> pytree that integrates the flow for
+            one seed in float64.
+        inputs: inputs for all seeds.
+        numbers: pytree of float settings shared by all seeds.
         max_steps: maximum number of steps.
         points: number of rows, static.
-        width: number of seeds to vmap; None for a value that depends on the backend.
+        width: number of seeds to vmap; the default depends on the backend.
 
     Returns:
-        The output of `follow`, with a leading axis of seeds.
+        The output of `follow`, with a leading seed axis.
 
     Raises:
         InputError: `max_steps` or `width` is too small, or the flow is differentiated.
@@ -105,7 +105,8 @@ def over_seeds(
         if not isinstance(number, jax.core.Tracer) and number < least:
             raise InputError(f"{name}: {number}; must be at least {least}")
     *given, corpus = inputs.arrays
-    # On a CPU, the arrays of one seed fit into a core's cache, and a slow seed does not delay others.
+    # On a CPU, the arrays for one seed fit into a core's cache, and a slow seed does not delay the other
+    # seeds.
     width = width or (1 if backend.platform() == "cpu" else inputs.seeds or 1)
     with backend.float64():
         arrays = *doubled(tuple(given)), corpus
@@ -114,7 +115,7 @@ def over_seeds(
 
 
 def check_ends(**ends: float) -> None:
-    """Raise InputError unless all stopping conditions are nonnegative."""
+    """Raise InputError unless the values of all stopping conditions are nonnegative."""
     for name, end in ends.items():
         if not isinstance(end, jax.core.Tracer) and not end >= 0:
             raise InputError(f"{name}: {end}; must be at least 0")
@@ -129,21 +130,21 @@ def check_settings(rtol: float, points: int, least: int = 3) -> None:
 
 
 def doubled(tree: _T) -> _T:
-    """Cast the arrays of a pytree to float64."""
+    """Cast all arrays in a pytree to float64."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), tree)
 
 
 def jacobian_columns(keys: Array) -> Array:
-    """Return the number of columns of the Jacobian, each at the cost of one gradient per step, ()."""
-    # Rows of zeros are padding of the vocabulary.
+    """Return the number of Jacobian columns, (). Each column costs one gradient evaluation per step."""
+    # Zero rows are vocabulary padding.
     return jnp.minimum((keys != 0).any(axis=1).sum(), keys.shape[1])
 
 
 def refuse_derivative(*_: Any) -> NoReturn:
-    """Raise InputError, because a flow has no derivative; for `jax.custom_jvp`."""
+    """Raise InputError, because flows are not differentiable. Used as the rule of a `jax.custom_jvp`."""
     raise InputError(
         "an exact flow has no derivative, because its adaptive steps do not depend smoothly on the initial "
-        "parameters; put jax.lax.stop_gradient around params, differentiate ja.dynamics.descent, or "
+        "parameters; apply jax.lax.stop_gradient to params, differentiate ja.dynamics.descent, or "
         "differentiate the limit of the flow with ja.theory.differentiable_direction"
     )
 

@@ -1,19 +1,19 @@
-"""Integrate stiff flows with a Rosenbrock pair of orders 4 and 3, and solve the linear systems of a step.
+"""Integrate stiff flows with a Rosenbrock pair of orders 4 and 3, and solve the linear systems in each step.
 
-A step solves (1 - c J) x = b several times. For few coordinates it uses LU factors; for many it does not form
-the Jacobian. In coordinates z with scores a = a_0 + L z, forces F on scores, forces R F on z and u = R F /
-‖·‖,
+A step solves (1 - c J) x = b several times. With few coordinates, it uses LU factors; with many, it does not
+form the Jacobian. In coordinates z with scores a = a_0 + L z, forces F on scores, forces R F on z, and
+velocity u = R F / ‖R F‖, where ‖R F‖ is the norm in R^d,
 
-    J = (1 - u mᵀ) R H L / ‖·‖,   H = ∂F/∂a,   m = B Bᵀ u.
+    J = (1 - u mᵀ) R H L / ‖R F‖,   H = ∂F/∂a,   m = B Bᵀ u,
 
-For large ‖p‖ most tokens exert almost no force: row s of H is as small as e^(-gap). With S the tokens whose
-rows are not small relative to 1/c,
+with B from `coordinates`. For large ‖p‖, most tokens exert almost no force: row s of H is as small as
+e^(-gap). Let S be the set of tokens whose rows are not small relative to 1/c. Then
 
-    P = 1 - c (1 - u mᵀ) R_S H_SS L_S / ‖·‖
+    P = 1 - c (1 - u mᵀ) R_S H_SS L_S / ‖R F‖
 
 can be inverted with an |S| × |S| matrix (Woodbury's identity), and P⁻¹ (1 - c J) differs from 1 only by the
-neglected rows. Conjugate residuals, preconditioned with P, converge in a few products. All systems of a step
-have the same matrix, so each solve starts with the directions of the previous ones.
+neglected rows. Conjugate residuals, preconditioned with P, converge in a few products. All systems in a step
+have the same matrix, so each solve starts with the search directions of the previous solves.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from jaxattn.dynamics.flows.force import Force, curvature_product, token_curvatu
 
 ORDER = 4
 GAMMA = 0.25
-# Row i contains the coefficients of stages 0 .. i-1 in stage i. The result uses A[5] and all of stage 5.
+# Row i: coefficients of stages 0 to i-1 in stage i. The result of a step is y + A[5] · stages + stage 5.
 # fmt: off
 A = (
     (0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
@@ -54,11 +54,11 @@ C = (
 
 
 class Solver(NamedTuple):
-    """Solver for systems (1 - c J) x = b with several b.
+    """Solver for systems (1 - c J) x = b with several right-hand sides b.
 
     Attributes:
         solve: maps b (r,) and `known` to x (r,) and the updated `known`.
-        known: initial value of `known`, a pytree of information that speeds up further solves.
+        known: initial value of `known`, a pytree of information that accelerates further solves.
     """
 
     solve: Callable[[Array, Any], tuple[Array, Any]]
@@ -66,7 +66,7 @@ class Solver(NamedTuple):
 
 
 def by_factors(jacobian: Float[Array, "r r"], c: Float[Array, ""]) -> Solver:
-    """Return a solver of (1 - c J) x = b that uses LU factors."""
+    """Return a solver for (1 - c J) x = b that uses LU factors."""
     factors = jax.scipy.linalg.lu_factor(jnp.eye(len(jacobian), dtype=jacobian.dtype) - c * jacobian)
     return Solver(lambda b, known: (jax.scipy.linalg.lu_solve(factors, b), known))
 
@@ -80,23 +80,23 @@ def step(
 ) -> tuple[Float[Array, " r"], Float[Array, " r"]]:
     """Take one step of dy/ds = f(y), with five new evaluations and six solves with the same matrix.
 
-    (1 - h γ J) u_i = γ (h f(y_i) + Σ_{j<i} C_ij u_j),   y_i = y + Σ_{j<i} A_ij u_j,   i = 0 .. 5;
+        (1 - h γ J) u_i = γ (h f(y_i) + Σ_{j<i} C_ij u_j),   y_i = y + Σ_{j<i} A_ij u_j,   i = 0, ..., 5,
 
-    the result is y_5 + u_5 and the error estimate u_5.
+    with constants γ, A and C. The result is y_5 + u_5, and the error estimate is u_5.
 
     Args:
         field: f.
         y: the current point.
         f: f(y).
-        solver: maps c to a solver of (1 - c J) x = b, with J = ∂f/∂y at y.
+        solver: maps c to a solver for (1 - c J) x = b, with J = ∂f/∂y at y.
         h: step length.
 
     Returns:
-        y(s + h), of order 4, L-stable and stiffly accurate; and an error estimate from the embedded method of
-        order 3.
+        y(s + h), of order 4, L-stable and stiffly accurate; and an error estimate from the embedded
+        method of order 3.
 
     Source:
-        RODAS of Hairer & Wanner, Solving Ordinary Differential Equations II, section IV.7.
+        RODAS from Hairer & Wanner, Solving Ordinary Differential Equations II, section IV.7.
     """
     a, c = jnp.asarray(A, y.dtype), jnp.asarray(C, y.dtype)
     solve, known = solver(h * GAMMA)
@@ -108,56 +108,57 @@ def step(
         return stages.at[i].set(found), known
 
     first, known = solve(GAMMA * h * f, known)
-    # Use a loop instead of six copies, because evaluations of the field dominate compile time.
+    # Use a loop instead of six copies, because compiling the evaluations of the field takes most of the time.
     empty = jnp.zeros((len(A), y.shape[0]), y.dtype)
     stages, _ = jax.lax.fori_loop(1, len(A), stage, (empty.at[0].set(first), known))
     return y + a[-1] @ stages + stages[-1], stages[-1]
 
 
-# Maximum number of coordinates for which the Jacobian is formed; see docs/notes/flow_on_texts.md.
+# Maximum number of coordinates for which the Jacobian is formed explicitly; see docs/notes/flow_on_texts.md.
 MANY_DIMS = 512
-# Numbers of tokens for which factors are computed. Shapes are static, so each size is compiled separately.
+# Possible numbers of tokens in the factorisation. Shapes are static, so each number requires a separate
+# program.
 SIZES = (64, 128, 256, 512)
-# Smallest bound on a row sum of c J that counts as stiff. The bounds are loose: reviews need only five
-# products.
+# Bound on a row sum of c J above which a token is stiff. The bounds are loose: on review texts, five products
+# suffice.
 _STIFF = 1.0
-# Relative residual tolerance of a solution, and maximum number of products per step.
+# Relative residual tolerance of a linear solve, and maximum number of matrix-vector products per step.
 _TOLERANCE, _MOST = 1e-8, 60
 
 
 @runtime_checkable
 class Space(Protocol):
-    """Interface that `solver` requires of coordinates; `lift` is L."""
+    """Interface that `solver` requires from coordinates. `lift` is L, which maps coordinates to scores."""
 
     corpus: Corpus
     lift: Array
 
     def metric(self, x: Array) -> Array:
-        """Compute B Bᵀ x, (r,)."""
+        """Apply the metric of the coordinates to a vector, B Bᵀ x, (r,)."""
         ...
 
     def pulled(self, force: Array) -> Array:
-        """Compute R F, (r,)."""
+        """Convert a force F on the scores to the force R F on z, (r,)."""
         ...
 
     def pulled_by(self, tokens: Array, rows: Array, force: Array) -> Array:
-        """Compute R_S F of some tokens and their rows of L, (r,)."""
+        """Convert a force on the scores of `tokens` to the force on z, (r,), given their rows of L."""
         ...
 
     def gram(self, tokens: Array, rows: Array) -> Array:
-        """Compute E_S E_Sᵀ, (k, k)."""
+        """Compute the Gram matrix E_S E_Sᵀ of the embeddings of `tokens`, (k, k), given their rows of L."""
         ...
 
 
 @struct.dataclass
 class Curved:
-    """Jacobian at a point, stored as factors.
+    """Jacobian at a point, stored as factors. See the module docstring for the notation.
 
     Attributes:
-        force: the force on the scores.
-        velocity: u, (r,).
-        size: ‖R F‖ in units of the force's scale, or 1 where it is 0, ().
-        stiffness: bounds on the row sums of J, (V,).
+        force: force on the scores, as returned by `score_force`.
+        velocity: (r,); u.
+        size: (); ‖R F‖ in units of the force's scale; 1 if the norm is 0.
+        stiffness: (V,); upper bounds on the row sums of J.
     """
 
     force: Force
@@ -167,12 +168,15 @@ class Curved:
 
     @property
     def finite(self) -> Bool[Array, ""]:
-        """True if it contains no NaN or infinity."""
+        """True if the factors contain no NaN or infinity."""
         return jnp.isfinite(self.stiffness).all() & jnp.isfinite(self.velocity).all()
 
 
 class _Factors(NamedTuple):
-    """Factors of 1 - c L_S (1 - u mᵀ) R_S H_SS / ‖·‖, and H_SS and L_S, each in the upper left corner."""
+    """LU factors of 1 - c L_S (1 - u mᵀ) R_S H_SS / ‖R F‖, with H_SS and L_S. See the module docstring.
+
+    Each array is padded, with its entries in the upper left corner.
+    """
 
     lu: Array
     pivots: Array
@@ -181,11 +185,11 @@ class _Factors(NamedTuple):
 
 
 def solver(space: Space, at: Curved, c: Float[Array, ""]) -> Solver:
-    """Return a solver of (1 - c J) x = b for c ≥ 0; x is NaN if the iteration does not converge."""
+    """Return a solver for (1 - c J) x = b with c ≥ 0. If the iteration does not converge, x is NaN."""
     vocab = space.lift.shape[0]
     sizes = (*(size for size in SIZES if size < vocab), min(vocab, SIZES[-1]))
     stiffness = c * at.stiffness
-    # argsort has int64 indices, which a caller's jit without float64 cannot lower.
+    # argsort uses int64 indices, which cannot be lowered in a caller's jit with float64 disabled.
     order = jax.lax.sort((-stiffness, jnp.arange(vocab, dtype=jnp.int32)), num_keys=1)[1]
     chosen = (jnp.asarray(sizes[:-1], jnp.int32) < (stiffness > _STIFF).sum(dtype=jnp.int32)).sum(
         dtype=jnp.int32
@@ -213,7 +217,7 @@ def solver(space: Space, at: Curved, c: Float[Array, ""]) -> Solver:
 
 
 def times(space: Space, at: Curved, x: Float[Array, " r"]) -> Float[Array, " r"]:
-    """Compute J x."""
+    """Multiply the Jacobian by a vector, J x."""
     turned = space.pulled(curvature_product(space.corpus, at.force, space.lift @ x)) / at.size
     return turned - at.velocity * (space.metric(at.velocity) @ turned)
 
@@ -229,7 +233,10 @@ def _of_size(
 def _factor(
     size: int, empty: _Factors, space: Space, at: Curved, shift: Array, order: Int[Array, " V"]
 ) -> _Factors:
-    """Compute the factors for the stiffest tokens, with L_S (1 - u mᵀ) R_S = E_S E_Sᵀ - (L u)_S (L u)_Sᵀ."""
+    """Compute `_Factors` for the stiffest tokens S.
+
+    This uses L_S (1 - u mᵀ) R_S = E_S E_Sᵀ - (L u)_S (L u)_Sᵀ.
+    """
     tokens = order[:size]
     place = jnp.full(len(order), size, jnp.int32).at[tokens].set(jnp.arange(size, dtype=jnp.int32))
     curvature = token_curvature(space.corpus, at.force, place, size)
@@ -254,7 +261,12 @@ def _divide(
     order: Int[Array, " V"],
     factors: _Factors,
 ) -> Float[Array, " r"]:
-    """Compute P⁻¹ b = b + c (1 - u mᵀ) R_S H_SS y / ‖·‖, where y solves the small system of the factors."""
+    """Apply the inverse preconditioner P⁻¹ to b. See the module docstring for P and the notation.
+
+        P⁻¹ b = b + c (1 - u mᵀ) R_S H_SS y / ‖R F‖,
+
+    where y solves the |S| × |S| system whose matrix is factored in `factors`.
+    """
     rows = factors.rows[:size]
     y = jax.scipy.linalg.lu_solve((factors.lu[:size, :size], factors.pivots[:size]), rows @ b)
     pulled = shift * space.pulled_by(order[:size], rows, factors.curvature[:size, :size] @ y)
@@ -263,11 +275,11 @@ def _divide(
 
 @struct.dataclass
 class Directions:
-    """Search directions with orthonormal images under A, in the first `count` rows.
+    """Search directions whose images under A are orthonormal, in the first `count` rows.
 
     Attributes:
-        directions: (k, r); zeros in the other rows.
-        images: (k, r); zeros in the other rows.
+        directions: (k, r); zeros in unused rows.
+        images: (k, r); images under A; zeros in unused rows.
         count: () int32.
     """
 
@@ -277,7 +289,7 @@ class Directions:
 
 
 def no_directions(size: int, dtype: Any) -> Directions:
-    """Return empty `Directions` with space for the maximum number."""
+    """Return empty `Directions` with capacity for the maximum number of directions."""
     room = jnp.zeros((_MOST, size), dtype)
     return Directions(room, room, jnp.zeros((), jnp.int32))
 
@@ -288,16 +300,17 @@ def conjugate_residuals(
     b: Float[Array, " r"],
     known: Directions,
 ) -> tuple[Float[Array, " r"], Directions]:
-    """Solve A x = b with search directions P⁻¹ r that have orthogonal images under A.
+    """Solve A x = b with search directions P⁻¹ r, for residuals r, whose images under A are orthogonal.
 
     Args:
         product: maps x to A x; A need not be symmetric.
         precondition: maps r to P⁻¹ r.
         b: (r,).
-        known: directions of previous systems with the same A.
+        known: directions from previous systems with the same A.
 
     Returns:
-        x (r,), NaN if more directions would be needed than fit; and all directions.
+        The solution x, (r,), or NaN if more directions are needed than `known` has room for; and the old and
+        new directions.
 
     Source: Eisenstat, Elman and Schultz, SIAM Journal on Numerical Analysis 20 (1983), method GCR.
     """
@@ -311,7 +324,7 @@ def conjugate_residuals(
         x, left, known = state
         direction = precondition(left)
         image = product(direction)
-        for _ in range(2):  # Two passes make it orthogonal up to rounding.
+        for _ in range(2):  # Two passes make the result orthogonal up to rounding.
             share = known.images @ image
             direction, image = direction - share @ known.directions, image - share @ known.images
         size = nonzero(jnp.linalg.norm(image))

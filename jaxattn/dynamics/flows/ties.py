@@ -1,17 +1,18 @@
 """Tokens that tie in the limit of gradient flow on p, kept in balance and eliminated from the flow.
 
 If sequences exert opposite forces on the score difference of two tokens, this difference settles at a finite
-value while ‖p‖ keeps growing. With 𝒯 = span{E_s - E_s' : s, s' tie} and Q the projection onto its complement,
+value while ‖p‖ keeps growing. With 𝒯 = span{E_s - E_s' : s, s' tie} and Q the projection onto its orthogonal
+complement,
 
     p = (1 - Q) p + Q p,    ∂L/∂((1 - Q) p) = 0,    d(Q p)/dt = -Q ∂L/∂p.
 
-Within a sequence, tied tokens have the same Q E_s, so they act on Q p as one token with their mean value Γ =
-Σ q_s γ_s / Σ q_s, summed over the tied tokens of the sequence. (1 - Q) p determines Γ and the logarithm of Σ
-count e^(offset), and the balancing forces are eliminated without a subtraction.
+Within a sequence, tied tokens have the same Q E_s. They therefore act on Q p as one token with their mean
+value Γ = Σ q_s γ_s / Σ q_s, summed over the tied tokens in the sequence. (1 - Q) p determines Γ and the total
+weight log Σ count e^(offset), and the balancing forces are eliminated without subtraction.
 
-A group may instead be balanced along a curve on which the outputs f_X of its sequences are constant. It then
-contributes only the span of the ∂f_X/∂p to 𝒯, its tokens slide along the curve, and their value is f_X. See
-docs/notes/exact_flow_ties.md for the derivation.
+Alternatively, a group may be balanced along a curve on which the outputs f_X of its sequences are constant.
+Its tokens then slide along the curve with value f_X, and it contributes to 𝒯 only the span of the ∂f_X/∂p.
+See docs/notes/exact_flow_ties.md for the derivation.
 """
 
 import dataclasses
@@ -29,9 +30,9 @@ from jaxattn.dynamics.flows.conditions import nonzero
 from jaxattn.dynamics.flows.coordinates import Coordinates, Watch, coordinates
 from jaxattn.dynamics.flows.pairs import Pairs, no_pairs
 
-# Maximum number of tied tokens for large vocabularies, because all arrays have static shapes.
+# Maximum number of tied tokens for large vocabularies, fixed because all arrays have static shapes.
 MOST_TIED = 256
-# Two tokens are level if their scores differ by at most this multiple of the rounding error.
+# Two scores count as equal if they differ by at most this multiple of the rounding error.
 _LEVEL = 16
 
 
@@ -39,19 +40,20 @@ _LEVEL = 16
 class Ties:
     """Groups of tied tokens, and their effect on the other tokens.
 
-    𝒯 is the span of the differences of tied embeddings, and Q projects onto its complement. A group slides if
-    it is balanced along a curve. An entry is idle if the tied tokens cancel its force.
+    𝒯 is the span of the differences of tied embeddings, and Q projects onto its orthogonal complement. A
+    group slides if it is balanced along a curve. An entry is idle if the tied tokens cancel its force.
 
     Attributes:
-        leader: (V,) int32; the smallest token of each token's group; the token itself if it does not tie.
+        leader: (V,) int32; the smallest token in each token's group; the token itself if it is not tied.
         merged: (V,) int32; like `leader`, but the token itself if its group slides.
-        normals: orthonormal basis of 𝒯, padded with zero rows, (`room`, d).
-        embeddings: Q E, (V, d); equal for merged tokens.
-        values: (R, W), or (R, W, K) for K > 2 classes; mean value Γ of the group of each bag entry in its
-            sequence, or the token's value γ if it slides and has no attention.
+        normals: (`room`, d); orthonormal basis of 𝒯, padded with zero rows.
+        embeddings: (V, d); Q E, equal for merged tokens.
+        values: (R, W), or (R, W, K) for K > 2 classes. For each bag entry, the mean value Γ of its group
+            in its sequence, or the token's value γ if it slides and receives no attention.
         counts: (R, W); count e^(a_s - a_merged) of each bag entry, 0 for idle entries.
-        watch: idle and sliding entries.
-        log_limit: (); log of the total force of other tokens above which the balance of tied tokens shifts.
+        watch: conditions on idle and sliding entries.
+        log_limit: (); log of the total force of all other tokens above which the balance of tied tokens
+            shifts.
         pairs: second-order terms of idle entries.
     """
 
@@ -67,27 +69,30 @@ class Ties:
 
 
 def room(E: Float[Array, "V d"]) -> int:
-    """Return the maximum dimension of 𝒯: the full dimension, or MOST_TIED if that is smaller."""
+    """Return the maximum dimension of 𝒯, the span of differences of tied embeddings.
+
+    It is min(V, d), or MOST_TIED if min(V, d) exceeds MANY_DIMS.
+    """
     return min(E.shape) if min(E.shape) <= stiff.MANY_DIMS else MOST_TIED
 
 
 def first_of(holds: Bool[Array, " V"], count: int) -> Int[Array, " k"]:
-    """Return `count` tokens, with those for which `holds` is True first."""
+    """Return `count` token ids, starting with those for which `holds` is True."""
     token, holders = jnp.arange(len(holds), dtype=jnp.int32), jnp.cumsum(holds, dtype=jnp.int32)
     place = jnp.where(holds, holders - 1, holders[-1] + token - holders)
     return jnp.zeros_like(token).at[place].set(token, unique_indices=True)[:count]
 
 
 def placed(tokens: Int[Array, " k"], vocab: int) -> Int[Array, " V"]:
-    """Return the position of each token in a list of k tokens, or k if it is not in the list."""
+    """Return each token's position in a list of k tokens, or k if the token is not in the list."""
     size = len(tokens)
     return jnp.full(vocab, size, jnp.int32).at[tokens].set(jnp.arange(size, dtype=jnp.int32))
 
 
 def sharing(leader: Int[Array, " V"]) -> Bool[Array, " V"]:
-    """Return a mask of the tokens in groups with several tokens."""
+    """Return a mask of the tokens whose group contains more than one token."""
     tied = leader != jnp.arange(len(leader), dtype=jnp.int32)
-    # Use integers, because GPUs have no atomic operations on booleans and would use compare-and-swap.
+    # Use integers: GPUs have no atomic operations on Booleans and would need slow compare-and-swap loops.
     return tied | (jnp.zeros_like(leader).at[leader].max(tied.astype(leader.dtype)) > 0)
 
 
@@ -111,7 +116,7 @@ def no_ties(E: Float[Array, "V d"], values: Float[Array, " V *K"], corpus: Corpu
 def tied_coordinates(
     E: Float[Array, "V d"], p: Float[Array, " d"], corpus: Corpus, ties: Ties
 ) -> Coordinates:
-    """Build the flow of Q p that starts at p, with (1 - Q) p fixed."""
+    """Build the flow of Q p starting at p, with (1 - Q) p fixed, where Q is as in `Ties`."""
     flow = coordinates(ties.embeddings, p, ties.values, corpus)
     return flow.replace(  # type: ignore[attr-defined]
         corpus=with_counts(corpus, ties.counts),
@@ -126,7 +131,7 @@ def tied_coordinates(
 def top_class(
     E: Float[Array, "V d"], p: Float[Array, " d"], corpus: Corpus, leader: Int[Array, " V"]
 ) -> Bool[Array, "R W"]:
-    """Return a mask of the tokens in each sequence that tie with its highest-scoring token, including it."""
+    """Return a mask of the highest-scoring token in each sequence and the tokens tied with it."""
     bags = corpus.bags
     index = bags.index.astype(jnp.int32)
     below = below_top(corpus, E @ p)
@@ -137,14 +142,14 @@ def top_class(
 def selected(
     E: Float[Array, "V d"], p: Float[Array, " d"], corpus: Corpus, leader: Int[Array, " V"]
 ) -> Bool[Array, "R W"]:
-    """Return the tokens of `top_class` and those with scores equal to the highest up to rounding."""
+    """Return the mask from `top_class`, plus all tokens that tie with the highest score up to rounding."""
     longest = jnp.sqrt(jnp.square(E).sum(axis=1).max())
     rounding = _LEVEL * jnp.finfo(E.dtype).eps * (1 + longest * jnp.linalg.norm(p))
     return top_class(E, p, corpus, leader) | (below_top(corpus, E @ p) <= rounding)
 
 
 def with_counts(corpus: Corpus, counts: Num[Array, "R W"]) -> Corpus:
-    """Replace the counts in the bags of a corpus; they need not be integers."""
+    """Replace the counts in the bags of a corpus. The new counts need not be integers."""
     bags = dataclasses.replace(corpus.bags, count=counts, factors=None, dense=())
     return dataclasses.replace(corpus, bags=bags)
 
@@ -156,9 +161,10 @@ def class_values(
     values: Float[Array, " V *K"],
     most: int,
 ) -> Float[Array, "R W *K"]:
-    """Compute Γ for each bag entry, which is the same for all entries of a group in a sequence.
+    """Compute Γ, the mean value of the tied tokens in a group, for each bag entry.
 
-    If `most` is less than V, at most `most` groups have several tokens.
+    All entries of a group in a sequence have the same Γ. If `most` is less than V, at most `most` groups may
+    contain more than one token.
     """
     if values.ndim > 1:
         each = [class_values(corpus, leader, counts, column, most) for column in values.T]

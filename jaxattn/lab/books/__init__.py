@@ -1,4 +1,4 @@
-"""Books: collections of published results and claims, which are re-run and checked against criteria."""
+"""Books: collections of published results and claims that are reproduced and checked against criteria."""
 
 from jaxattn.lab.books.book import Book, Item, read_book
 from jaxattn.lab.books.cells import Cell, cells, round_up, worst

@@ -1,16 +1,17 @@
-"""Books: collections of items, where each item is a folder with a published result or a claim to re-run.
+"""Books: collections of items. Each item is a folder for a result or claim to reproduce.
 
     BOOK/book.toml         title and introduction of the page; order of the items; phrases, data sets and
-                           curves that items share
+                           curves shared by items
     BOOK/STUDY.toml        a study that several items use; it is run once
-    BOOK/mine.py           code that several items share; optional
+    BOOK/mine.py           code shared by several items; optional
     BOOK/NAME/item.toml    reported results, choices, comparison; measures and their criteria
-    BOOK/NAME/study.toml   a sweep file, as for `jaxattn run`; there may be several with any name
-    BOOK/NAME/mine.py      code that the files refer to as "mine.py:NAME"; optional
+    BOOK/NAME/study.toml   a sweep file, as for `jaxattn run`; there may be several, with any names
+    BOOK/NAME/mine.py      code, referred to as "mine.py:NAME"; optional
     BOOK/NAME/README.md    notes for readers; optional, not loaded
 
-`tables` defines the keys of both TOML files. A measure computes findings from runs, and a criterion is the
-range that a finding should have. Criteria are matched to findings by name, and `*` matches any text.
+`tables` defines the keys of both book.toml and item.toml. A measure computes findings from runs, and a
+criterion is the range required of a finding. Criteria are matched to findings by name; `*` matches any
+string.
 """
 
 import difflib
@@ -33,7 +34,7 @@ from jaxattn.lab.study import toml
 
 RunScale = Literal["laptop", "full"]
 PACKAGED = Path(__file__).parent
-# Root of the checkout that contains this package, if any.
+# Root of the checkout that contains this package, if there is one.
 CHECKOUT = Path(__file__).parents[3]
 PROSE = ("reports", "chosen", "compared", "reason", "flat")
 _T = TypeVar("_T", bound=BookTable)
@@ -41,7 +42,7 @@ _T = TypeVar("_T", bound=BookTable)
 
 @dataclass(frozen=True)
 class _Source:
-    """Study of an item before its sweep file is read."""
+    """Location of a study whose sweep file has not been read yet."""
 
     path: Path
     run: str
@@ -49,12 +50,12 @@ class _Source:
 
 
 class Item(About, frozen=True, kw_only=True):
-    """Item of a book: a figure, table, number or claim, with the contents of its files.
+    """Item in a book: a figure, table, number or claim to reproduce, with the contents of its files.
 
     Attributes:
         folder: folder of the item.
         book: the book that contains the item.
-        measured: the `measures` of item.toml.
+        measured: the entries of `measures` in item.toml.
     """
 
     folder: Path
@@ -63,18 +64,18 @@ class Item(About, frozen=True, kw_only=True):
 
     @property
     def heading(self) -> str:
-        """Title for display."""
+        """Return the title of the item for display."""
         return self.title or self.name.replace("_", " ").capitalize()
 
     @property
     def data(self) -> DataSet | None:
-        """Data set that every measure of the item requires, or None."""
+        """Return the data set required by every measure of the item, or None if there is no such data set."""
         needed = [measure.needs for measure in self.measured]
         return self.book.shared.data[needed[0]] if needed and all(needed) else None
 
     @property
     def absent(self) -> str:
-        """Reason why the item cannot be run without a checkout; empty if it can.
+        """Return why the item cannot be run without a checkout of the repository, or "" if it can.
 
         Raises:
             InputError: a study belongs to a book that does not exist.
@@ -89,7 +90,7 @@ class Item(About, frozen=True, kw_only=True):
         return ""
 
     def label(self, name: str) -> str:
-        """Return the display text for the name of a finding or a table entry."""
+        """Return the display label for a finding name or a table entry."""
         for part, text in {**self.labels, **self.book.shared.labels}.items():
             # Match whole words only: "nu" is not part of "number".
             before, after = ("\\b" if letter.isalnum() else "" for letter in (part[0], part[-1]))
@@ -97,23 +98,23 @@ class Item(About, frozen=True, kw_only=True):
         return name
 
     def published(self, quantity: str) -> Curve:
-        """Return the published curve of a quantity.
+        """Return the published curve for a quantity.
 
         Raises:
-            InputError: item.toml does not list one.
+            InputError: item.toml does not list a curve for this quantity.
         """
         if quantity not in self.curves:
             raise InputError(
-                f"{self.folder / 'item.toml'}: curves: no curve of {quantity}; add one that is defined in "
+                f"{self.folder / 'item.toml'}: curves: no curve for {quantity}; add a curve defined in "
                 "book.toml"
             )
         return self.book.shared.curves[self.curves[quantity]]
 
     def source(self, name: str) -> _Source:
-        """Return the source of a study that a measure refers to.
+        """Return the location of a study that a measure uses.
 
         Raises:
-            InputError: the study exists neither in the item nor in the book.
+            InputError: neither the item nor the book contains the study.
         """
         other, separator, place = name.rpartition(":")
         if separator:
@@ -124,7 +125,7 @@ class Item(About, frozen=True, kw_only=True):
             return _Source(here, self.folder.name + ("" if name == "study" else f".{name}"), True)
         if shared.is_file():
             if (self.book.folder / name / "item.toml").is_file():
-                raise InputError(f"{shared}: an item has the same name {name}; rename the study")
+                raise InputError(f"{shared}: an item is also named {name}; rename the study")
             return _Source(shared, name, False)
         have = sorted(path.stem for path in [*self.folder.glob("*.toml"), *self.book.folder.glob("*.toml")])
         known = [stem for stem in have if stem not in ("item", "book")]
@@ -142,14 +143,14 @@ class Item(About, frozen=True, kw_only=True):
         overrides: Sequence[str] = (),
         seeds: int | None = None,
     ) -> Study:
-        """Read a study of the item.
+        """Read a study of the item, at a given scale and with overrides.
 
         Args:
             scale: "full" for the study as written, "laptop" to apply the item's overrides.
-            name: name of the study, as a measure refers to it.
-            data_dir: folder of the data sets.
+            name: name of the study, as used by the measures.
+            data_dir: folder that contains the data sets.
             overrides: additional overrides `key=value`.
-            seeds: number of seeds, at most `most_seeds`; defaults to that of the sweep file.
+            seeds: number of seeds, at most `most_seeds`; defaults to the number in the sweep file.
         """
         source = self.source(name)
         changes: list[str] = []
@@ -167,7 +168,7 @@ class Item(About, frozen=True, kw_only=True):
 
     @property
     def criteria_digest(self) -> str:
-        """Hash of the criteria and of the settings of the measures; empty if there are no criteria."""
+        """Return a hash of the criteria and the measures' settings, or "" if there are no criteria."""
         criteria = [
             (
                 measure.settings,
@@ -180,7 +181,7 @@ class Item(About, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(criteria)).hexdigest() if criteria else ""
 
     def digest(self, scale: RunScale) -> str:
-        """Return a hash of the studies at a scale, independent of the data folder."""
+        """Return a hash of the item's studies at a given scale, independent of the data folder."""
         changes = self.laptop if scale == "laptop" else ()
         names = dict.fromkeys(name for measure in self.measured for name in measure.studies)
         settings = [*(toml.tables(self.source(name).path) for name in names), changes]
@@ -189,11 +190,11 @@ class Item(About, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Book:
-    """A book: a folder of items.
+    """A book: a folder of items that describe results and claims to reproduce.
 
     Attributes:
         folder: the folder.
-        place: display name of the folder, independent of the machine.
+        place: display name of the folder, the same on every machine.
         shared: contents of book.toml.
     """
 
@@ -203,18 +204,18 @@ class Book:
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
+        """Return the name of the book's folder."""
         return self.folder.name
 
     @property
     def promises(self) -> bool:
-        """True if theory promises any finding of the book."""
+        """Return True if the theory guarantees at least one of the book's findings."""
         return any(measure.basis == "promised" for item in self.items for measure in item.measured)
 
     def other(self, name: str) -> Path:
-        """Return the folder of another book with studies or measures that an item uses.
+        """Return the folder of another book whose studies or measures an item uses.
 
-        The book is searched for next to this one, in the package and in its checkout, but not in the working
+        The parent folder of this book, the package and the checkout are searched, but not the working
         directory.
 
         Raises:
@@ -228,7 +229,7 @@ class Book:
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
-        """All items in order."""
+        """Return all items of the book in order."""
         given = [name for part in self.shared.parts for name in part.items]
         folders = (
             self.shared.items or given or sorted(path.parent.name for path in self.folder.glob("*/item.toml"))
@@ -241,7 +242,7 @@ class Book:
         return items
 
     def item(self, name: str) -> Item:
-        """Return an item by name; raise InputError if it does not exist."""
+        """Return the item with the given name; raise InputError if it does not exist."""
         for item in self.items:
             if item.name == name:
                 return item
@@ -254,7 +255,9 @@ class Book:
         path = self.folder / name / "item.toml"
         about = _read(path, About, self.shared.phrases)
         if bool(about.measures) == bool(about.elsewhere):
-            raise InputError(f"{path}: add [[measures]], or add [elsewhere] if another page shows the item")
+            raise InputError(
+                f"{path}: use either [[measures]], or [elsewhere] if another page shows the item"
+            )
         measured = tuple(_measure(path, number, table) for number, table in enumerate(about.measures, 1))
         cited = (
             about.papers
@@ -263,15 +266,15 @@ class Book:
         )
         for criterion in [name for measure in measured for name in measure.compared if not cited]:
             raise InputError(
-                f"{path}: criteria: {criterion!r} is compared with a published number, but the item has no "
-                'source; add papers, or cite a phrase of book.toml in reports, or set basis = "beyond"'
+                f"{path}: criteria: {criterion!r} is compared with a published value, but the item has no "
+                'source; add papers, or cite a phrase from book.toml in reports, or set basis = "beyond"'
             )
         for key, given, known in (
             ("needs", [measure.needs for measure in measured if measure.needs], self.shared.data),
             ("curves", about.curves.values(), self.shared.curves),
         ):
             for missing in [x for x in given if x not in known]:
-                raise InputError(f"{path}: {key}: book.toml has no {missing!r}; it has {', '.join(known)}")
+                raise InputError(f"{path}: {key}: book.toml lacks {missing!r}; it defines {', '.join(known)}")
         fields = msgspec.structs.asdict(about) | {"name": about.name or name}
         return Item(**fields, folder=path.parent, book=self, measured=measured)
 
@@ -299,7 +302,7 @@ def read_book(book: str | Path) -> Book:
 
 
 def folder_of(book: str | Path) -> Path:
-    """Return the folder of a book; see `read_book`."""
+    """Find the folder of a book by its name or path, in the same way as `read_book`."""
     name = Path(book).name
     roots = (PACKAGED, Path("sweeps"), *_checkout_roots())
     places = [*(root / name for root in roots if str(book) == name), Path(book)]
@@ -309,7 +312,7 @@ def folder_of(book: str | Path) -> Path:
     raise _missing_book(str(book), roots)
 
 
-# Books that are not part of the package.
+# Books that are only in a checkout of the repository, not in the package.
 IN_CHECKOUTS = ("neighbours", "findings")
 
 
@@ -321,7 +324,7 @@ def _checkout_roots() -> tuple[Path, ...]:
 def _missing_book(name: str, roots: Sequence[Path]) -> InputError:
     if name in IN_CHECKOUTS:
         return InputError(
-            f"{name}: this book requires a checkout of jaxattn, where it is in sweeps/; run the command there"
+            f"{name}: this book exists only in a checkout of jaxattn, in sweeps/; run the command there"
         )
     known = sorted({path.parent.name for root in roots for path in root.glob("*/book.toml")})
     return InputError(f"{name}: no such book (no book.toml){nearest(name, known)}")
@@ -339,7 +342,7 @@ def _measure(path: Path, number: int, table: Mapping[str, Any]) -> Measure:
     with at(f"{path}: measures[{number}]"):
         for key, remedy in (
             ("kind", "add the name of a measure, or mine.py:NAME"),
-            ("criteria", "add the criteria of its findings, or {} if they are only measured"),
+            ("criteria", "add criteria for the findings, or {} to measure without criteria"),
         ):
             if key not in table:
                 raise InputError(f"{key} is missing; {remedy}")
@@ -369,4 +372,4 @@ def _with_phrases(text: str, phrases: Mapping[str, str]) -> str:
         known = ", ".join(phrases) or "none"
         raise InputError(f"{{{error.args[0]}}}: no such phrase; book.toml defines {known}") from None
     except (ValueError, IndexError, AttributeError) as error:
-        raise InputError(f"{text!r:.60}: {error}; write literal braces twice") from None
+        raise InputError(f"{text!r:.60}: {error}; double literal braces") from None

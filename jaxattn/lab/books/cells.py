@@ -1,4 +1,4 @@
-"""Cells of a finished run, as input for measures: settings, metrics of all seeds, and certificates."""
+"""Cells of a finished run, as input for measures: settings, metrics for all seeds, and certificates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from jaxattn.lab.texts.readers import READERS
 
 @dataclass(frozen=True)
 class Cell:
-    """Cell of a run. If it has a phase `limit`, this is an exact flow on p.
+    """Cell of a finished run. The phase `limit`, if present, is an exact flow on p.
 
     Attributes:
         run: the run.
@@ -29,15 +29,15 @@ class Cell:
     cell: int
 
     def __getitem__(self, key: str) -> Any:
-        """Return the value of a config key of the cell."""
+        """Return the value of a config key in this cell."""
         return self.run.lookup(self.cell, key)
 
     def path(self, metric: str, phase: str = "limit") -> np.ndarray:
-        """Return a metric at all steps, (S, k) float64."""
+        """Return the values of a metric at all steps of a phase, (S, k) float64."""
         return self._paths[phase, metric]
 
     def last(self, metric: str, phase: str = "limit") -> np.ndarray:
-        """Return a metric at the end of a phase, (S,) float64."""
+        """Return the value of a metric at the end of a phase, (S,) float64."""
         return self.path(metric, phase)[:, -1]
 
     @cached_property
@@ -49,16 +49,16 @@ class Cell:
 
     @property
     def of_texts(self) -> bool:
-        """True if the data are texts."""
+        """Return True if the data set consists of texts."""
         return self["data.kind"] in READERS
 
     @cached_property
     def data(self) -> str:
-        """Description of the data and their sizes, for which texts are read."""
+        """Return a description of the data and their sizes. Text data are read to determine the sizes."""
         kind = self["data.kind"]
         if self.of_texts:
             return _texts(self.run.config(self.cell)["data"])
-        # For data from a function, the config only contains settings that were set explicitly.
+        # If the data come from a function, the config contains only settings that were set explicitly.
         classes = 2 if ":" in kind else self["data.num_classes"]
         kind = kind.rpartition(":")[2]
         if kind == "multi_relevant":
@@ -69,22 +69,22 @@ class Cell:
 
     @property
     def setting(self) -> str:
-        """Description of the data, d and η0."""
+        """Return a description of the data, the dimension d and the step size η0."""
         return f"{self.data}, d = {setting(self['model.dim'])}, η0 = {self['phases.step.step_size']:g}"
 
     @property
     def until_norm(self) -> float:
-        """‖p‖ at which the flow ends."""
+        """Return the norm ‖p‖ at which the flow stops."""
         return self["phases.limit.until_norm"]
 
     @property
     def reached(self) -> np.ndarray:
-        """Mask of the flows that reached `until_norm`, (S,) bool."""
+        """Return True for each flow that reached `until_norm`, (S,) bool."""
         return self.last("p_norm") >= self.until_norm
 
     @property
     def ends(self) -> str:
-        """Description of the points at which the flows end."""
+        """Return a description of the norms ‖p‖ at which the flows ended."""
         there, norm = self.reached, self.last("p_norm")
         before, total = norm[~there & np.isfinite(norm)], len(norm)
         texts = []
@@ -100,12 +100,12 @@ class Cell:
 
     @property
     def why(self) -> str:
-        """Reasons why seeds failed; empty if none failed."""
+        """Return why seeds failed, or "" if none failed."""
         failed = self.run.failures
         return " or ".join(failed["reason"][failed["cell"] == self.cell].unique())
 
     def certificate(self, prefix: str = "", phase: str = "limit") -> str:
-        """Format the worst certificate of all seeds: duality gap, primal residual, and number certified."""
+        """Format the worst certificate over all seeds: duality gap, primal residual and certified seeds."""
         names = ("feasible", "duality_gap", "primal_residual")
         feasible, *bounds = (self.last(prefix + name, phase) for name in names)
         certified = feasible == 1
@@ -117,7 +117,7 @@ class Cell:
 
 
 def cells(run: Run) -> list[Cell]:
-    """Return the cells of a run."""
+    """Return all cells of a run."""
     return [Cell(run, int(entry["cell"])) for entry in run.manifest["cells"]]
 
 
@@ -131,7 +131,7 @@ def _texts(table: Mapping[str, Any]) -> str:
 
 
 def worst(away: np.ndarray) -> str:
-    """Format the largest finite 1 - cos as the prefix of a certificate; empty if there is none."""
+    """Return the largest finite value of 1 - cos as a prefix for a certificate; "" if no value is finite."""
     found = away[np.isfinite(away)]
     return f"1 - cos ≤ {round_up(found.max())}, " if found.size else ""
 

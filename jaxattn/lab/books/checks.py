@@ -1,4 +1,4 @@
-"""Checks of an item before it is published: missing parts, changed criteria, private names."""
+"""Pre-publication checks for a book item: missing files and settings, changed criteria, private names."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,24 +11,25 @@ from jaxattn.lab.books.record import criteria_date, read_record
 from jaxattn.lab.books.run import Asked, requested
 from jaxattn.lab.books.section import Section
 
-# Marker of an open question in the files of an item.
+# Marker of open questions in the files of an item.
 OPEN = "TODO"
-# Smallest number of seeds of a study at full scale. A study of one seed has its samples within the seed.
+# Minimum number of seeds for a full-scale study. A study with a single seed is exempt, because it samples
+# within that seed.
 SEEDS = 10
 
 
 def problems(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
-    """Return what items lack before they can be published, without running anything.
+    """List what has to be fixed before items can be published, without running anything.
 
-    Books of the package have no such problems: its tests check them.
+    Books in the package are skipped, because the package's tests check them.
 
     Args:
-        book: the items.
-        asked: which items, and at which scale.
-        out: results folder; its records show whether criteria were changed after results.
+        book: the book that contains the items.
+        asked: the items to check, and the scale.
+        out: results folder; its records show whether criteria were changed after results were recorded.
 
     Returns:
-        A table of item and problem.
+        A table with columns item and problem.
     """
     asked = asked or Asked()
     rows = []
@@ -79,7 +80,7 @@ def _private(item: Item) -> Iterator[str]:
 
 
 def _results(item: Item, kept: Section, out: Path) -> Iterator[str]:
-    # A custom measure can set criteria itself, which are known after its first run.
+    # A custom measure can set its own criteria, which are unknown before its first run.
     unknown = not kept.ran and any(":" in measure.kind for measure in item.measured)
     judged = any(finding.judged for finding in kept.findings)
     if item.measured and not (item.criteria_digest or judged or unknown):

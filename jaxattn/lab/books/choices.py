@@ -1,4 +1,7 @@
-"""Fraction of random settings in which a published shape appears, if the settings are not published."""
+"""Fraction of randomly chosen settings that reproduce a published shape.
+
+This is measured for figures with unpublished settings.
+"""
 
 import math
 from collections.abc import Mapping
@@ -15,23 +18,24 @@ from jaxattn.lab.results.judge import share
 from jaxattn.lab.results.labels import format_number
 from jaxattn.lab.results.run import Run, find_cell
 
-# Findings of `shapes` for which the fraction is measured: name in a table, and description of the shape.
+# Findings of `shapes` whose frequencies are measured, with their column names and descriptions.
 SHAPES = {
     RISE: ("rise of E·v", "E·v rises"),
     U: ("U of E·p", "E·p is U-shaped"),
     LOWEST: ("E·p lowest at", "E·p is lowest near 0"),
 }
 ALL = "all three"
-# Scores to correlate with the settings. The first two are 1 for the published shape.
+# Scores to correlate with the settings. Each of the first two is 1 only if the curve has exactly the
+# published shape.
 _SCORES = ("rise of E·v", "U of E·p", "test accuracy")
 
 
 def choices(results: Run, item: Item, *, shown: str) -> Measured:
-    """Measure the fraction of random choices in which each shape appears, and correlations with each choice.
+    """Measure how often random settings reproduce each published shape, and which settings matter for this.
 
-    A shape appears if the mean over the seeds of a choice satisfies the criterion of the figure. It does not
-    appear if all seeds diverged. Intervals are Clopper-Pearson intervals. The run has one cell per choice,
-    and `shown` is the name of the figure's item.
+    Each cell of the run is one random choice of the settings. A shape is reproduced if its mean over the
+    seeds of the cell satisfies the figure's criterion. It is not reproduced if all seeds diverged.
+    Intervals are Clopper-Pearson intervals. `shown` is the name of the item that contains the figure.
     """
     figure = item.book.item(shown)
     draws = _draws(results, figure)
@@ -99,7 +103,10 @@ def _dependence(results: Run, draws: pd.DataFrame, shown: Mapping[str, Any]) -> 
 
 
 def _shown_value(results: Run, shown: Mapping[str, Any], cell: int, axis: str) -> float | None:
-    """Return the value of the shown run on an axis; None if its optimiser differs (Adam counts as AdamW)."""
+    """Return the value of an axis in the run shown in a figure, or None if the cell's optimiser is different.
+
+    Adam and AdamW count as the same optimiser.
+    """
     key = "phases.joint.optimizer"
     if axis.startswith("phases.") and not results.lookup(cell, key).startswith(find_cell(shown, key)):
         return None

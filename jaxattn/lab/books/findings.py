@@ -1,7 +1,7 @@
-"""Findings: measured numbers of finished runs, with the criteria of an item and their verdicts.
+"""Findings: numbers measured in finished runs, with the criteria of an item and the resulting verdicts.
 
-A measure is a function `(results, item, *, settings) -> Measured`. It takes one `results` argument per study,
-and the settings of its entry in item.toml.
+A measure is a function `(results, item, *, settings) -> Measured`. It receives one `results` argument
+per study, and the settings in its item.toml entry.
 """
 
 import inspect
@@ -24,7 +24,7 @@ from jaxattn.lab.results.run import Run
 from jaxattn.lab.study.import_paths import ImportPaths
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-# Built-in measures, by `kind`.
+# Built-in measures, keyed by `kind`.
 _KINDS: Mapping[str, str] = MappingProxyType(
     {
         **{name: f"jaxattn.lab.books.metrics:{name}" for name in ("cells", "along", "law")},
@@ -39,21 +39,21 @@ _KINDS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Finding:
-    """Measured number with its criterion.
+    """Measured number, with the criterion that it should satisfy.
 
     Attributes:
-        measured: what was measured, in words.
-        estimate: the number, a mean over seeds or a fraction of them.
-        over: description of the samples of the interval.
+        measured: description of the measured quantity.
+        estimate: the number, which is a mean over seeds or a fraction of seeds, with its interval.
+        over: description of the samples from which the interval is computed.
         criterion: the required range, or None.
         published: the published number, or "-".
-        basis: origin of the criterion; None for the basis of its measure.
-        cell: prefix of the name if several cells have the same finding, else empty.
-        statement: the statement that is tested, if the item has several.
+        basis: origin of the criterion; None to use the basis of the measure.
+        cell: prefix of the name if several cells have a finding with this name, else empty.
+        statement: the statement being tested, if the item has several.
         setting: description of the data and sizes.
-        certificate: certificate of the reference for the comparison, or "-".
-        why: reason why some seeds have no value.
-        old: True if an earlier version recorded it, with different intervals.
+        certificate: certificate for the reference direction or value, or "-".
+        why: why some seeds have no value.
+        old: True if the finding was recorded by an earlier version, which used other intervals.
     """
 
     measured: str
@@ -71,22 +71,22 @@ class Finding:
 
     @property
     def name(self) -> str:
-        """Name, which is unique among the findings of a measure."""
+        """Return the name of the finding, which is unique among the findings of a measure."""
         return f"{self.cell}: {self.measured}" if self.cell else self.measured
 
     @property
     def verdict(self) -> str:
-        """Verdict that follows from the interval and the criterion."""
+        """Return the verdict implied by the interval and the criterion."""
         return judge.verdict(self.estimate, self.criterion, self.basis or "published")
 
     @property
     def judged(self) -> bool:
-        """True if the finding has a criterion or is promised."""
+        """Return True if the finding has a criterion or is guaranteed by the theory."""
         return self.criterion is not None or self.basis == "promised"
 
     @property
     def text(self) -> str:
-        """Number with its interval, such as "-0.499 [-0.518, -0.481]" or "64 of 64 [0.944, 1.00]"."""
+        """Format the estimate with its interval: "-0.499 [-0.518, -0.481]" or "64 of 64 [0.944, 1.00]"."""
         _, low, high, seeds, _, hits = self.estimate
         if not (seeds or np.isfinite(self.estimate.value)):
             return "no value"
@@ -96,7 +96,7 @@ class Finding:
 
     @property
     def counted(self) -> str:
-        """Samples of the interval, such as "64 seeds" or "995 of 1000: in 5 the flow met NaN"."""
+        """Describe the samples, for example "64 seeds" or "995 of 1000: in 5 the flow met NaN"."""
         seeds, missing = self.estimate.seeds, self.estimate.missing
         if not (self.why and missing):
             return self.over or f"{seeds} seeds"
@@ -107,8 +107,8 @@ class Measured(NamedTuple):
     """Output of a measure.
 
     Attributes:
-        findings: measured numbers.
-        tables: additional tables by title.
+        findings: the findings.
+        tables: additional tables, keyed by title.
     """
 
     findings: list[Finding]
@@ -116,15 +116,15 @@ class Measured(NamedTuple):
 
 
 def declare_names(*names: str) -> Callable[[_F], _F]:
-    """Return a decorator that declares the names of the findings of a custom measure.
+    """Return a decorator that declares the finding names of a custom measure.
 
-    The names are then known before the first run, for `jaxattn reproduce --check`.
+    `jaxattn reproduce --check` can then check criteria against these names before the first run.
 
         @declare_names("exponent of d", "test accuracy at d = *")
         def measure(results, item): ...
 
     Args:
-        names: the names; `*` matches any text.
+        names: the names; `*` matches any string.
     """
 
     def decorate(function: _F) -> _F:
@@ -135,21 +135,21 @@ def declare_names(*names: str) -> Callable[[_F], _F]:
 
 
 def declared_names(kind: str, item: Item) -> tuple[str, ...]:
-    """Return the names that a measure declares with `declare_names`; empty if it declares none."""
+    """Return the names declared for a measure with `declare_names`, or () if there are none."""
     return vars(_function(kind, item)).get("names", ())
 
 
 def load_measure(measure: Measure, item: Item) -> Callable[..., Measured]:
-    """Return the function of a measure, which maps runs to findings without criteria.
+    """Return the function that implements a measure; it maps runs to findings without criteria.
 
     Raises:
         InputError: the measure does not exist, or does not accept the settings.
-        UserCodeError: the code of the measure raised an exception during import.
+        UserCodeError: the measure's code raised an exception on import.
     """
     kind = measure.kind
     place = f"{item.folder / 'item.toml'}: measures"
     if kind not in _KINDS and ":" not in kind:
-        raise InputError(f"{place}: no kind {kind!r}; choose one of {', '.join(_KINDS)}, or mine.py:NAME")
+        raise InputError(f"{place}: unknown kind {kind!r}; use one of {', '.join(_KINDS)}, or mine.py:NAME")
     function = _function(kind, item)
     parameters = inspect.signature(function)
     try:
@@ -170,11 +170,11 @@ def _function(kind: str, item: Item) -> Any:
 
 
 def measure_item(runs: Sequence[Run], asked: Measure, item: Item) -> Measured:
-    """Apply a measure to runs, and add the criteria of the item to the findings.
+    """Measure runs, and add the item's criteria to the findings.
 
     Raises:
-        InputError: a criterion that is not optional matches no finding; a finding has a name that the measure
-            does not declare; or see `load_measure`.
+        InputError: a criterion that is not optional matches no finding; a finding has a name that the
+            measure does not declare; or as in `load_measure`.
     """
     found = load_measure(asked, item)(*runs)
     names = [finding.name for finding in found.findings]
@@ -191,7 +191,7 @@ def measure_item(runs: Sequence[Run], asked: Measure, item: Item) -> Measured:
 
 
 def with_criteria(findings: Sequence[Finding], asked: Measure) -> list[Finding]:
-    """Add to each finding the first criterion that matches its name; without a match it is unchanged."""
+    """Add to each finding the first criterion that matches its name, if there is one."""
     held = []
     for finding in findings:
         fits = [x for pattern, x in asked.criteria.items() if fnmatchcase(finding.name, pattern)]
@@ -206,10 +206,10 @@ def with_criteria(findings: Sequence[Finding], asked: Measure) -> list[Finding]:
 
 
 def share(measured: str, satisfied: Any, *, known: Any = True, **about: Any) -> Finding:
-    """Build a finding from a yes/no condition: the fraction of seeds that satisfy it.
+    """Build a finding for a yes/no condition: the fraction of seeds that satisfy it.
 
     Args:
-        measured: the condition, in words.
+        measured: description of the condition.
         satisfied: (S,) bool.
         known: (S,) bool; False for seeds to exclude.
         about: additional fields of `Finding`.
@@ -220,12 +220,12 @@ def share(measured: str, satisfied: Any, *, known: Any = True, **about: Any) -> 
 def mean(
     measured: str, samples: Any, *, between: tuple[float, float] = judge.ANYTHING, **about: Any
 ) -> Finding:
-    """Build a finding from a number per seed: the mean over the seeds that have a value.
+    """Build a finding for a quantity with one value per seed: the mean over the seeds that have a value.
 
     Args:
-        measured: name of the number.
+        measured: name of the quantity.
         samples: (S,) float; NaN or inf for a seed without a value.
-        between: possible range of the number; the interval is clipped to it.
+        between: possible range of the quantity; the interval is clipped to it.
         about: additional fields of `Finding`.
     """
     return Finding(measured, judge.mean(np.asarray(samples), between), **about)

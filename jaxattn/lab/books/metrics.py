@@ -1,4 +1,4 @@
-"""Measures of metrics: final values in each cell, and the exponent of d in the one-step law."""
+"""Measures based on metrics: final values in each cell, and the exponent of d in the one-step law."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,19 +15,19 @@ from jaxattn.lab.results.labels import setting
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import last_steps
 
-# Metrics of `along`, and the name of the finding of `law`.
+# Metrics measured by `along`, and the name of the finding returned by `law`.
 ALONG = ("test_accuracy", "train_accuracy", "loss")
 POWER = "power of d in the error per unit of η0"
 
 
 def cells(results: Run, item: Item, *, metrics: Sequence[str]) -> Measured:
-    """Measure metrics at the end of each cell."""
+    """Measure the given metrics at the end of the last phase in each cell."""
     findings = [last(results, cell, metric, name) for metric in metrics for cell, name in named(results)]
     return Measured(findings, {})
 
 
 def along(results: Run, item: Item) -> Measured:
-    """Measure accuracy and loss at the end of each cell, with a table of their values during training."""
+    """Measure final accuracy and loss in the last phase of each cell, and tabulate both during training."""
     findings = [last(results, cell, metric, name) for cell, name in named(results) for metric in ALONG]
     records = results.records[results.records["metric"].isin(["test_accuracy", "loss"])]
     wide = records.pivot_table(index=["cell", "step"], columns="metric", values="value").reset_index()
@@ -38,7 +38,7 @@ def along(results: Run, item: Item) -> Measured:
 
 
 def law(results: Run, item: Item) -> Measured:
-    """Fit the power of d in the error of the one-step law."""
+    """Fit the exponent of d in the error of the one-step law."""
     records = last_steps(results.records)
     records = results.with_axes(records[records["metric"] == "one_step_error"])
     wide = records.pivot_table(index="model.dim", columns="seed", values="value").sort_index()
@@ -49,13 +49,13 @@ def law(results: Run, item: Item) -> Measured:
 
 
 def named_metric(metric: str, name: str = "") -> str:
-    """Return the name of the finding for a metric, prefixed with the name of the cell if given."""
+    """Return the finding name for a metric, prefixed with the cell name `name` unless it is empty."""
     words = metric.replace("_", " ")
     return f"{name}: {words}" if name else words
 
 
 def last(results: Run, cell: int, metric: str, of: str = "") -> Finding:
-    """Measure a metric over seeds at the end of the last phase of a cell; `of` is a prefix of the name."""
+    """Measure a metric at the end of a cell's last phase; `of` is a prefix for the finding's name."""
     name, samples = named_metric(metric, of), values(results, cell, metric)
     if not len(samples):
         return Finding(name, Estimate(np.nan, np.nan, np.nan), "not measured")
@@ -67,24 +67,24 @@ def last(results: Run, cell: int, metric: str, of: str = "") -> Finding:
 
 
 def values(results: Run, cell: int, metric: str) -> NDArray[np.float64]:
-    """Return a metric of each seed at the end of the last phase of a cell."""
+    """Return the values of a metric at the end of a cell's last phase, one per seed."""
     records = results.records
     records = records[(records["cell"] == cell) & (records["phase"] == last_phase(results, cell))]
     return last_steps(records[records["metric"] == metric])["value"].to_numpy(float)
 
 
 def named(results: Run) -> list[tuple[int, str]]:
-    """Return the index and name of each cell."""
+    """Return (index, name) for each cell."""
     return [(int(entry["cell"]), cell_name(entry["settings"])) for entry in results.manifest["cells"]]
 
 
 def cell_name(settings: Mapping[str, object]) -> str:
-    """Return the name of a cell, made of its block and its other settings."""
+    """Return a cell's name, built from its block and its other settings."""
     others = [f"{key} = {setting(x)}" for key, x in settings.items() if key != "block"]
     block = settings.get("block")
     return ", ".join([*([str(block)] if block else []), *others])
 
 
 def last_phase(results: Run, cell: int) -> str:
-    """Return the name of the last phase of a cell."""
+    """Return the name of the last phase in a cell."""
     return str(results.records["phase"][results.records["cell"] == cell].iloc[-1])

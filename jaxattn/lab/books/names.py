@@ -55,7 +55,8 @@ def _spread(study: Study, item: Item, *, to_the_end: str) -> list[str]:
     return [spread_name(letters, size) for letters in LETTERS.values() for size in sizes]
 
 
-# Custom measures declare names with `declare_names`. Those of other measures are only known after a run.
+# Functions that predict finding names for built-in measures. Custom measures use `declare_names`. The names
+# of all other findings are known only after a run.
 MEASURED_NAMES: Mapping[str, _Names] = MappingProxyType(
     {
         "cells": _cells,
@@ -71,9 +72,9 @@ MEASURED_NAMES: Mapping[str, _Names] = MappingProxyType(
 
 
 def known_names(measure: Measure, item: Item, study: Study) -> list[str] | None:
-    """Return the names of the findings of a measure, or None if they are only known after the run.
+    """Return the finding names of a measure, or None if no name can be predicted before a run.
 
-    Parts of names that are only known after the run are replaced by `*`.
+    Parts of a name that are known only after a run are replaced by `*`.
     """
     if found := MEASURED_NAMES.get(measure.kind):
         return found(study, item, **measure.settings)
@@ -81,12 +82,12 @@ def known_names(measure: Measure, item: Item, study: Study) -> list[str] | None:
 
 
 def fits_name(name: str, pattern: str) -> bool:
-    """Return True if a criterion's pattern matches the name of a finding; either may contain `*`."""
+    """Return True if a criterion's pattern matches a finding's name; either may contain `*`."""
     return fnmatchcase(name, pattern) or fnmatchcase(pattern, name)
 
 
 def check_names(measure: Measure, item: Item, known: Sequence[str] | None) -> None:
-    """Check that each criterion of a measure matches a known name. `known` is None to skip the check.
+    """Check that each criterion of a measure matches a finding name; skip the check if `known` is None.
 
     Raises:
         InputError: a criterion that is not optional matches no name.

@@ -1,4 +1,4 @@
-"""New items: a folder of files that run, with questions for their author."""
+"""Template for new items: a folder with files that run as written and questions for the author."""
 
 import os
 import re
@@ -14,16 +14,17 @@ _BOOK = 'title = "{0}"\nintroduction = "Results of papers, reproduced with seeds
 
 
 def create(book: str | Path, name: str) -> list[Path]:
-    """Write the files of a new item, and book.toml if the book is new.
+    """Write the files for a new item, and book.toml if the book is new.
 
-    The item runs as written: it measures the first gradient step of attention against its closed form.
+    The item can be run as written: it compares the first gradient step of attention with its closed form.
 
     Args:
-        book: name or folder of the book; see `read_book`. A path with a separator may be new or empty.
-        name: name of the item, of lower-case letters, digits and underscores.
+        book: name or folder of the book; see `read_book`. If it contains a path separator, the folder may
+            be new or empty.
+        name: name of the item, consisting of lower-case letters, digits and underscores.
 
     Returns:
-        The written files.
+        The paths of the files.
 
     Raises:
         InputError: the book belongs to the package or does not exist, or the name is taken or malformed.
@@ -54,11 +55,11 @@ def create(book: str | Path, name: str) -> list[Path]:
 
 def _extensible(book: Book, name: str) -> Book:
     if book.folder.parent == PACKAGED:
-        raise InputError(f"--new: the book {book.name} belongs to the package; choose neighbours or a folder")
+        raise InputError(f"--new: the book {book.name} is part of the package; choose neighbours or a folder")
     if book.shared.items or book.shared.parts:
         listed = "items" if book.shared.items else "parts"
         raise InputError(
-            f"{book.folder / 'book.toml'}: {listed} lists the items, so that a new one would not be shown; "
+            f"{book.folder / 'book.toml'}: {listed} lists the items, so a new item would not be shown; "
             f"remove {listed}, or choose another book"
         )
     for path in (book.folder / name, book.folder / f"{name}.toml", book.folder / f"{name}.py"):

@@ -1,4 +1,4 @@
-"""Page of a book: items with figures, results next to published numbers, and verdicts."""
+"""Page for a book: its items with figures, results next to published numbers, and verdicts."""
 
 import re
 import shlex
@@ -32,7 +32,7 @@ class Page:
     Attributes:
         sections: one section per item.
         paths: all files, starting with the page.
-        failed: reasons of failed runs, by item.
+        failed: reasons for failed runs, keyed by item.
     """
 
     sections: tuple[Section, ...]
@@ -41,17 +41,17 @@ class Page:
 
     @property
     def summary(self) -> pd.DataFrame:
-        """Table with one row per item."""
+        """Return a summary table with one row per item."""
         return page_summary(self.sections)
 
     @property
     def findings(self) -> list[Finding]:
-        """All findings, in the order of the items."""
+        """Return all findings, in the order of the items."""
         return [finding for section in self.sections for finding in section.findings]
 
     @property
     def status(self) -> int:
-        """Exit status: 1 if a run failed or a promised finding does not hold, else 0."""
+        """Return the exit status: 1 if a run failed or a finding violates a theoretical guarantee, else 0."""
         fails = VERDICTS["promised"].outside
         return int(bool(self.failed) or any(finding.verdict == fails for finding in self.findings))
 
@@ -93,18 +93,18 @@ def _criterion(finding: Finding) -> str:
     return finding.criterion.text if finding.criterion else "-"
 
 
-# Function that builds a row of the table of all numbers, by file name of the table.
+# Functions that build a row of a book's table of all findings, keyed by the table's file name.
 _TABLES = {"agreement.csv": _agreement, "claims.csv": _claims}
 
 
 def write_book_page(book: Book, place: Place, *, failed: Mapping[str, str] = MappingProxyType({})) -> Page:
-    """Write index.md, index.html, the table of all numbers, and the record and figures of every item.
+    """Write index.md, index.html, the table of all findings, and a record and figures for every item.
 
-    An item without runs is shown from its record, if the folder has one. A page can therefore combine runs
-    from several machines, and runs that have been deleted.
+    An item without runs is shown from its record file, if the folder contains one. A page can therefore
+    combine results from several machines, and results of deleted runs.
 
     Returns:
-        The page. Items in `failed`, and items with runs that cannot be measured, count as failed.
+        The page. Items in `failed`, and items whose runs cannot be measured, count as failed.
 
     Raises:
         InputError: a record is damaged.
@@ -156,16 +156,16 @@ def page_summary(sections: tuple[Section, ...]) -> pd.DataFrame:
 
 
 def page_table(book: Book, sections: tuple[Section, ...]) -> pd.DataFrame:
-    """Return all findings as a table with the columns of the book."""
+    """Return all findings as a table, with the columns that the book's table requires."""
     row = _TABLES[book.shared.table]
     rows = [row(each.item, finding) for each in sections for finding in each.findings]
-    # Keep the columns if there are no rows.
+    # Take the column names from a dummy finding, so that an empty table also has them.
     columns = row(book.items[0], Finding("", Estimate(0.0, 0.0, 0.0)))
     return pd.DataFrame(rows, columns=list(columns))
 
 
 def as_markdown(book: Book, sections: tuple[Section, ...], place: Place) -> str:
-    """Render the page in Markdown."""
+    """Return the page as Markdown."""
     lines = [f"# {book.shared.title}", f"**{verdict_summary(sections)}**"]
     lines += [marked(text) for text in _introduction(book, sections, place)]
     for title, own in parts(book, sections).items():
@@ -209,7 +209,7 @@ def _table(table: pd.DataFrame) -> str:
 
 
 def _capitalised(text: str) -> str:
-    """Capitalise the first word of a text unless it is a symbol such as p or a name such as fig1_imdb."""
+    """Capitalise the first word of a string unless it is a symbol like p or a name like fig1_imdb."""
     is_word = re.match(r"(a|[a-z]{2,})[ ,.:]", text)
     return text[:1].upper() + text[1:] if is_word else text
 
@@ -219,7 +219,7 @@ def _sentence(text: str) -> str:
 
 
 def as_html(book: Book, sections: tuple[Section, ...], place: Place) -> str:
-    """Render the page as HTML, with figures in separate files."""
+    """Return the page as HTML, with figures in separate files."""
     return fill(
         _TEMPLATE,
         title=book.shared.title,
@@ -235,12 +235,12 @@ def as_html(book: Book, sections: tuple[Section, ...], place: Place) -> str:
 
 
 def verdict_summary(sections: tuple[Section, ...]) -> str:
-    """Summarise the verdicts of all findings, one sentence per basis."""
+    """Summarise the verdicts of all findings, in one sentence per basis of the criteria."""
     return tally.summary([each.findings for each in sections])
 
 
 def parts(book: Book, sections: tuple[Section, ...]) -> dict[str, list[Section]]:
-    """Group the sections by the parts of the book. A book without parts has one part without a title."""
+    """Group the sections by the titled parts of the book; a book without parts has a single untitled part."""
     if not book.shared.parts:
         return {"": list(sections)}
     found = {

@@ -1,4 +1,4 @@
-"""Imports of custom code: uses of names of this package that are not public."""
+"""Find uses of this package's private names in custom code."""
 
 import ast
 import importlib
@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxattn.core.errors import InputError
 
-# Public modules that no `__all__` of a package reaches.
+# Public modules that are not listed in any package's `__all__`.
 _FURTHER = (
     "jaxattn.lab.diagnosis",
     "jaxattn.lab.heads",
@@ -19,7 +19,7 @@ _FURTHER = (
     "jaxattn.lab.results",
     "jaxattn.models.starts",
 )
-# Modules that are not public, but that measures of books may use, with what they use.
+# Non-public modules that measures may use, with descriptions of their contents.
 FOR_MEASURES: Mapping[str, str] = MappingProxyType(
     {
         "jaxattn.lab.books.metrics": "names of cells, for a measure that adds a row to a built-in measure",
@@ -34,7 +34,7 @@ FOR_MEASURES: Mapping[str, str] = MappingProxyType(
 
 @cache
 def public_modules() -> tuple[str, ...]:
-    """Return the names of all public modules of the package."""
+    """Return the names of this package's public modules."""
     top = [x.__name__ for x in public_names("jaxattn").values() if inspect.ismodule(x)]
     packages = ["jaxattn", *top, *_FURTHER]
     below = [x.__name__ for name in packages for x in public_names(name).values() if inspect.ismodule(x)]
@@ -42,7 +42,7 @@ def public_modules() -> tuple[str, ...]:
 
 
 def public_names(module: str) -> dict[str, Any]:
-    """Return the public names of a module with their objects."""
+    """Return the public objects in a module, keyed by name."""
     found = importlib.import_module(module)
     names = getattr(found, "__all__", None) or [
         name
@@ -53,7 +53,7 @@ def public_names(module: str) -> dict[str, Any]:
 
 
 def used_names(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield each module of the package that a Python file uses, with the attributes of that use."""
+    """Yield (module, attributes) for each use of this package in a Python file."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except SyntaxError as error:
@@ -74,10 +74,10 @@ def used_names(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def private_module(module: str, names: Sequence[str]) -> str | None:
-    """Return the first module on the path to an object that is not public; None if all are."""
+    """Return the first private module on an attribute path, or None if all modules are public."""
     for name in names:
         whole = f"{module}.{name}"
-        # Packages above a public module, such as jaxattn.lab, are allowed on the way to it.
+        # Attribute access through a parent package of a public module, such as jaxattn.lab, is also allowed.
         if any(f"{public}.".startswith(f"{whole}.") for public in public_modules()):
             module = whole
             continue
@@ -91,9 +91,10 @@ def private_module(module: str, names: Sequence[str]) -> str | None:
 
 
 def private_uses(path: Path) -> list[str]:
-    """Return the names of this package that a Python file uses, but that are not public.
+    """Return the private names of this package that a Python file uses.
 
-    A name is public if it is in the `__all__` of a public module. Modules in `FOR_MEASURES` are allowed too.
+    A name is public if it is in the `__all__` of a public module. The modules in `FOR_MEASURES` are also
+    allowed.
     """
     found = []
     for module, names in used_names(path):

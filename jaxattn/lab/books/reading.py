@@ -1,4 +1,4 @@
-"""Text that explains the verdicts of a page, and the number of intervals that are wrong by chance."""
+"""Explanations for a results page: what the verdicts mean, and how many intervals are wrong on average."""
 
 import math
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from jaxattn.lab.results.judge import ENOUGH_SEEDS, Basis
 
 # Fraction of seeds for which a yes/no statement must hold.
 REQUIRED = 0.9
-# Minimum number of seeds that can decide a yes/no statement: if all n satisfy it, the interval starts at
-# 0.025^(1/n).
+# Minimum number of seeds that can decide a yes/no statement: if it holds for all n seeds, the interval starts
+# at 0.025^(1/n).
 DECIDING_SEEDS = math.ceil(math.log(0.025) / math.log(REQUIRED))
 
 _INTERVALS = (
@@ -53,7 +53,7 @@ _FILES = {
 
 
 def rules(findings: Sequence[Finding]) -> list[str]:
-    """Return paragraphs that explain the verdicts and intervals of findings."""
+    """Return paragraphs that explain the verdicts and intervals of the findings."""
     bases = {finding.basis or "published" for finding in findings} or {"published"}
     return [
         *(
@@ -70,7 +70,7 @@ def rules(findings: Sequence[Finding]) -> list[str]:
 
 
 def expected_misses(findings: Sequence[Finding]) -> str:
-    """Return a sentence on the number of intervals that are expected to miss their true value by chance."""
+    """Return a sentence with the number of intervals that are expected to miss the true value by chance."""
     judged = sum(finding.criterion is not None for finding in findings)
     return (
         f"{judged} of {len(findings)} numbers have a criterion. At a coverage of {100 * LEVEL:.0f} % up "
@@ -80,7 +80,7 @@ def expected_misses(findings: Sequence[Finding]) -> str:
 
 
 def too_few(seeds: int) -> str:
-    """Return a warning if there are too few seeds to decide a yes/no statement, else an empty string."""
+    """Return a warning if there are too few seeds to decide a yes/no statement, else ""."""
     if seeds >= DECIDING_SEEDS:
         return ""
     return (

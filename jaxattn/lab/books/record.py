@@ -1,4 +1,4 @@
-"""Records: files with the content of a section, from which the page can be written without the run."""
+"""Record files, which store page sections so that the page can be rebuilt without the runs."""
 
 import math
 import time
@@ -18,7 +18,7 @@ from jaxattn.lab.books.section import LEFT_OUT, CriteriaDate, Section, SectionPi
 from jaxattn.lab.results.judge import Basis, Criterion, Estimate
 from jaxattn.lab.storage import files as storage
 
-# Facts that were recorded under another name by earlier versions.
+# New names of facts that earlier versions recorded under another name.
 _RENAMED = {"most memory": "peak memory"}
 # JSON has neither NaN nor infinity, so both are stored as null.
 Number: TypeAlias = float | None
@@ -40,7 +40,7 @@ class _Finding(msgspec.Struct, omit_defaults=True):
     over: str
     published: str
     criterion: _Criterion | None
-    # None in records that predate this field, and therefore the current intervals.
+    # None in records written before this field was added.
     seeds: Count | None = None
     missing: Count = 0
     hits: Count | None = None
@@ -93,7 +93,7 @@ class _Table(msgspec.Struct):
 
 
 class Record(msgspec.Struct, omit_defaults=True):
-    """Contents of the record file of an item."""
+    """Contents of an item's record file."""
 
     scale: RunScale
     settings: str
@@ -103,17 +103,17 @@ class Record(msgspec.Struct, omit_defaults=True):
     findings: list[_Finding]
     pictures: list[_Picture]
     tables: dict[str, _Table]
-    # None in records that predate this field.
+    # None in records written before this field was added.
     criteria: CriteriaDate | None = None
 
 
 def place(item: Item) -> str:
-    """Return the path of an item's record within a results folder."""
+    """Return the path of an item's record, relative to the results folder."""
     return f"items/{item.folder.name}.json"
 
 
 def files(section: Section, scale: RunScale) -> dict[str, bytes]:
-    """Return the record and figures of a section at a scale, as contents by path in the results folder."""
+    """Return the record and figures for a section at a given scale, keyed by path in the results folder."""
     record = Record(
         scale,
         section.item.digest(scale),
@@ -133,11 +133,11 @@ def files(section: Section, scale: RunScale) -> dict[str, bytes]:
 
 
 def read_record(item: Item, scale: RunScale, folder: Path) -> Section:
-    """Read the record of an item from a results folder, for a page at a given scale.
+    """Read an item's record from a results folder, for a page at a given scale.
 
     Returns:
-        The section; or a section with the command to run, if there is no record or the item's settings have
-        changed since.
+        The section. If there is no record, or the item's settings have changed since it was written, the
+        section contains the command to run instead.
 
     Raises:
         InputError: the record has a different scale, or the record or one of its figures is damaged.
@@ -148,7 +148,7 @@ def read_record(item: Item, scale: RunScale, folder: Path) -> Section:
     try:
         record = _read(path, folder)
         if strange := [x.file for x in record.pictures if not storage.is_below(x.file)]:
-            raise ValueError(f"unexpected figure {strange[0]!r:.60}")
+            raise ValueError(f"invalid figure path {strange[0]!r:.60}")
         pictures = [
             storage.read_file(folder / x.file, folder, most=storage.MOST_JSON) for x in record.pictures
         ]
@@ -173,16 +173,16 @@ def _read(path: Path, folder: Path) -> Record:
 
 
 def criteria_date(item: Item, folder: Path) -> CriteriaDate | None:
-    """Return when the recorded criteria of an item were fixed; None if there is no such record."""
+    """Return the date on which an item's criteria were fixed, or None if it was not recorded."""
     path = folder / place(item)
     try:
         return _read(path, folder).criteria if path.exists() else None
-    except (storage.Damaged, ValueError):  # `read_record` reports it.
+    except (storage.Damaged, ValueError):  # `read_record` reports the damage.
         return None
 
 
 def _dated(section: Section, folder: Path) -> Section:
-    """Add the date of the criteria: that of an earlier record with the same criteria, else today."""
+    """Add the criteria date: that of an earlier record with the same criteria if there is one, else today."""
     digest, before = section.item.criteria_digest, criteria_date(section.item, folder)
     if not digest or (before and before.digest == digest):
         return replace(section, criteria=before if digest else None)
@@ -212,7 +212,7 @@ def _section(item: Item, scale: RunScale, record: Record, pictures: list[bytes])
 
 
 def with_recorded(section: Section, scale: RunScale, folder: Path) -> Section:
-    """Add the date of the criteria and, for missing runs, the content of an earlier record."""
+    """Add the date of the criteria and, if runs are missing, the contents of an earlier record."""
     section = _dated(section, folder)
     if LEFT_OUT not in section.facts or not (old := read_record(section.item, scale, folder)).ran:
         return section

@@ -1,4 +1,4 @@
-"""Run the items of a book, resume interrupted runs, and write the page of the results."""
+"""Run the items of a book, resume interrupted runs, and write the results page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,22 +20,22 @@ from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results.judge import Criterion
 from jaxattn.lab.storage.files import inside
 
-# Items to run, with the measures for which data are available.
+# Items to run, each with the measures whose data are available.
 Wanted = list[tuple[Item, tuple[Measure, ...]]]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Request to reproduce a book.
+    """Options for the reproduction of a book.
 
     Attributes:
-        only: names of the items to run, in order; defaults to all items with available data. Other items are
-            shown from existing runs or records.
-        scale: "full" runs the studies as written, "laptop" applies the items' overrides.
-        seeds: number of seeds, at least 2; defaults to the number in the sweep files. Measures may set a
-            limit. A run with more seeds is kept, and all its seeds are measured.
-        data_dir: folder with the data sets of the book; None skips measures that need data.
-        overrides: additional overrides `key=value`, by name of the study in the items.
+        only: names of the items to run, in order; defaults to all items whose data are available. The other
+            items are shown from existing runs or record files.
+        scale: "full" to run the studies as written, "laptop" to apply the items' overrides.
+        seeds: number of seeds, at least 2; defaults to the number in the sweep files. A measure may set a
+            maximum. If an existing run has more seeds, all its seeds are kept and measured.
+        data_dir: folder with the data sets of the book; None to skip measures that need data.
+        overrides: additional overrides `key=value`, keyed by study name.
     """
 
     only: Sequence[str] = ()
@@ -45,7 +45,7 @@ class Asked:
     overrides: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def study(self, item: Item, name: str) -> Study:
-        """Read a study of an item with the requested scale, seeds and overrides."""
+        """Read one of an item's studies with the requested scale, seeds and overrides."""
         overrides = self.overrides.get(name, ())
         return item.study(self.scale, name, data_dir=self.data_dir, overrides=overrides, seeds=self.seeds)
 
@@ -59,25 +59,25 @@ def reproduce(
     reporter: Reporter,
     max_memory: int | None = None,
 ) -> Page:
-    """Run items, and write the page of all items. Finished runs are not repeated.
+    """Run items and write the page for the whole book. Finished runs are not repeated.
 
-    A study that several items share is run once, in out/runs/SCALE/STUDY. The study of one item is run in
-    out/runs/SCALE/ITEM.
+    A study shared by several items is run once, in out/runs/SCALE/STUDY. A study that belongs to one item
+    is run in out/runs/SCALE/ITEM.
 
     Args:
-        book: the items.
-        asked: which items to run, and how.
+        book: the book that contains the items.
+        asked: the items to run, and the run options.
         out: the results folder.
         command: the command line, which is stored in the manifests.
         reporter: receives progress messages.
-        max_memory: limit on device memory in bytes; the default depends on the device.
+        max_memory: memory limit in bytes per device; the default depends on the device.
 
     Raises:
         InputError: an item does not exist or its data are missing; a measure or override does not match;
             there are fewer than two seeds; or records in the folder are damaged or have a different scale.
         RunError: the page cannot be written, or every item failed and there are no records to show.
-        UserCodeError: the code of the book raised an exception during import.
-        Interrupted: SIGINT or SIGTERM was received; the same command resumes.
+        UserCodeError: the book's code raised an exception on import.
+        Interrupted: SIGINT or SIGTERM was received; repeat the command to resume.
     """
     asked = asked or Asked()
     if asked.data_dir is not None and not asked.data_dir.is_dir():
@@ -109,7 +109,7 @@ def _run(
     reporter: Reporter,
     max_memory: int | None,
 ) -> dict[str, str]:
-    """Run each study of the items once, and return the reasons of failures by item."""
+    """Run each study of the items once; return why runs failed, keyed by item."""
     jobs: dict[Path, list[tuple[Item, str]]] = {}
     for item, measures in wanted:
         for name in dict.fromkeys(name for measure in measures for name in measure.studies):
@@ -140,8 +140,9 @@ def look(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
     """List the findings that `reproduce` would measure, and check their criteria, without running anything.
 
     Returns:
-        A table of item, finding and criterion. Parts of names that are only known after a run are replaced by
-        `*`. If all names of a measure are unknown, the table lists its criteria.
+        A table with columns item, finding and criterion. Parts of a name that are known only after a run
+        are replaced by `*`. For a measure whose finding names cannot be predicted, the names in its
+        criteria are listed instead.
 
     Raises:
         InputError: see `reproduce`.
@@ -164,14 +165,14 @@ def look(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
 
 
 def _wanted(book: Book, out: Path, asked: Asked) -> tuple[Wanted, dict[str, Section]]:
-    """Return the items to run with their measures, and sections of earlier runs for all items."""
+    """Return the items to run with their measures, and the sections of all items from earlier runs."""
     items = requested(book, asked)
     kept = {item.name: record.read_record(item, asked.scale, out) for item in book.items}
     return [(item, item.measured) for item in items if item.measured], kept
 
 
 def requested(book: Book, asked: Asked) -> list[Item]:
-    """Return the requested items of a book; all if none is named."""
+    """Return the requested items of a book, or all items if none is requested by name."""
     with at("--only"):
         return [book.item(name) for name in asked.only] or list(book.items)
 
@@ -193,7 +194,7 @@ def _check_overrides(book: Book, asked: Asked) -> None:
 
 
 def _without_other_books(wanted: Wanted, asked: Asked, reporter: Reporter) -> Wanted:
-    """Drop items with studies in a missing book; raise InputError if such an item was requested."""
+    """Drop items whose studies are in a missing book; raise InputError if such an item was requested."""
     lacking = {item.name: item.absent for item, _ in wanted if item.absent}
     for name in asked.only:
         if name in lacking:
@@ -205,7 +206,7 @@ def _without_other_books(wanted: Wanted, asked: Asked, reporter: Reporter) -> Wa
 
 
 def _expected(item: Item, measure: Measure, asked: Asked, kept: Section) -> list[str] | None:
-    """Return the names of the findings that a measure will have; None if they are only known after a run."""
+    """Return the expected finding names for a measure, or None if they cannot be predicted before a run."""
     known = known_names(measure, item, asked.study(item, measure.studies[0]))
     if known is not None or not kept.ran or len(item.measured) > 1:
         return known
@@ -213,7 +214,7 @@ def _expected(item: Item, measure: Measure, asked: Asked, kept: Section) -> list
 
 
 def _without_data(book: Book, wanted: Wanted, kept: dict[str, Section], reporter: Reporter) -> Wanted:
-    """Drop measures with missing data; raise InputError for a requested item without other measures."""
+    """Drop measures whose data are missing; raise InputError if a requested item has no measures left."""
     left = [(item, tuple(x for x in measures if not x.needs)) for item, measures in wanted]
     for item, measures in left:
         if not measures and item.name in kept and not kept[item.name].ran:

@@ -1,4 +1,4 @@
-"""Section of the page: the results of a finished run of an item, or the command to run it."""
+"""Section of a page for one item: the results of its finished runs, or the command to run it."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage.files import inside
 
 NOT_RUN = "not run"
-# Name of the fact that lists studies without runs.
+# Name of the fact that lists the studies that were not run.
 LEFT_OUT = "not run"
 DOUBTFUL = {HOLDS_FOR_SOME, *(word for words in VERDICTS.values() for word in (words.outside, words.unknown))}
 UNREADABLE = "not readable"
@@ -31,7 +31,7 @@ UNREADABLE = "not readable"
 
 @dataclass(frozen=True)
 class SectionPicture:
-    """Figure as PNG, with a file name and a caption."""
+    """Figure in a section as a PNG image, with a file name and a caption."""
 
     file: str
     caption: str
@@ -39,22 +39,22 @@ class SectionPicture:
 
     @property
     def width(self) -> int:
-        """Display width in CSS pixels."""
+        """Return the display width in CSS pixels."""
         return shown_width(self.data)
 
     def alt(self, item: Item) -> str:
-        """Return the alternative text of the figure."""
+        """Return the alt text for the figure."""
         return f"{item.heading}: {self.caption.partition('. ')[0].rstrip('.')}"
 
 
 @dataclass(frozen=True)
 class CriteriaDate:
-    """When the criteria of an item were fixed.
+    """Date on which the criteria of an item were fixed.
 
     Attributes:
-        digest: their hash, see `Item.criteria_digest`.
-        date: the day on which results were first recorded with them, such as "2026-11-27".
-        changed: True if results had been recorded with other criteria before.
+        digest: hash of the criteria; see `Item.criteria_digest`.
+        date: the day on which results were first recorded with these criteria, such as "2026-11-27".
+        changed: True if results were recorded earlier with other criteria.
     """
 
     digest: str
@@ -63,7 +63,7 @@ class CriteriaDate:
 
     @property
     def text(self) -> str:
-        """The date as text."""
+        """Format the date and any change of the criteria for display."""
         if self.changed:
             return f"changed on {self.date}, after results had been recorded"
         return f"unchanged since {self.date}"
@@ -71,16 +71,16 @@ class CriteriaDate:
 
 @dataclass(frozen=True)
 class Section:
-    """Section of the page about one item.
+    """Section of the page for one item.
 
     Attributes:
         item: the item.
-        verdict: verdict in one line.
+        verdict: one-line verdict.
         command: command that runs the item.
-        remedy: reason why the item was not run, with the command to run; empty if it was run.
-        facts: facts about the run, by name.
+        remedy: why the item was not run, with the command to run it; empty if it was run.
+        facts: facts about the run, such as its peak memory, keyed by name.
         findings: measured numbers.
-        tables: additional tables by title, as text.
+        tables: additional tables of strings, keyed by title.
         pictures: figures.
         seconds: run time.
         machine: description of the machine; empty if the item was not run.
@@ -101,40 +101,43 @@ class Section:
 
     @property
     def origin(self) -> dict[str, str]:
-        """Who wrote the item, and when its criteria were fixed."""
+        """Return the authors of the item and the date on which its criteria were fixed, keyed by label."""
         date = self.criteria.text if self.criteria else "date not recorded"
         shown = self.ran and bool(self.item.criteria_digest)
         return {"written by": self.item.authors, **({"criteria": date} if shown else {})}
 
     @property
     def ran(self) -> bool:
-        """True if there are results to show."""
+        """Return True if the section has results to show."""
         return bool(self.machine)
 
     @property
     def unreadable(self) -> bool:
-        """True if there are runs that cannot be measured."""
+        """Return True if the item was run but its runs cannot be measured."""
         return self.verdict == UNREADABLE and not self.ran
 
     @property
     def verdicts(self) -> list[tuple[str, str]]:
-        """Parts of the verdict with their colours, one part per basis."""
+        """Return (text, colour) for each part of the verdict, one part per basis."""
         words = "only measured" if self.verdict == MEASURED else self.verdict
         return labelled_findings(tallies(self.findings)) or [(words, "")]
 
     @property
     def doubtful(self) -> bool:
-        """True if a number differs or is inconclusive."""
+        """Return True if any finding differs or is inconclusive."""
         return any(each.verdict in DOUBTFUL for each in self.findings if each.judged)
 
     @property
     def reason(self) -> str:
-        """Reason why numbers differ or are inconclusive; empty if none is, or if the reason is unknown."""
+        """Return why findings differ or are inconclusive; "" if none does or no reason is given."""
         return self.item.reason if self.doubtful else ""
 
     @property
     def agreement(self) -> dict[str, pd.DataFrame]:
-        """Findings with the display labels of the item: one table per statement, without empty columns."""
+        """Return the findings under the item's display labels, one table per statement.
+
+        Columns without entries are omitted.
+        """
         mixed, label = any(finding.basis == "beyond" for finding in self.findings), self.item.label
         rows: dict[str, list[dict[str, str]]] = {}
         for finding in self.findings:
@@ -155,7 +158,7 @@ class Section:
 
     @property
     def labelled_tables(self) -> dict[str, pd.DataFrame]:
-        """Additional tables with the display labels of the item."""
+        """Return the additional tables under the item's display labels."""
         label = self.item.label
         return {
             label(title): table.rename(columns=lambda name: label(str(name))).map(lambda x: label(str(x)))
@@ -177,12 +180,12 @@ def item_command(item: Item, scale: RunScale) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """Folder and settings of the runs of a book.
+    """Results folder for a book, and the settings for its runs.
 
     Attributes:
-        out: the results folder; no files outside of it are read.
+        out: the results folder; no files outside it are read.
         scale: the scale of the runs.
-        overrides: additional overrides of the studies, by name.
+        overrides: additional overrides, keyed by study name.
     """
 
     out: Path
@@ -190,11 +193,11 @@ class Place:
     overrides: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def run(self, item: Item, study: str) -> Path:
-        """Return the folder of a run of an item's study."""
+        """Return the folder that contains the run of an item's study."""
         return self.out / "runs" / self.scale / item.source(study).run
 
     def study(self, item: Item, name: str) -> Study:
-        """Read a study with the settings of its run, except for the folder of the data."""
+        """Read a study with the scale and overrides of its run, but without the data folder."""
         return item.study(self.scale, name, overrides=self.overrides.get(name, ()))
 
 
@@ -220,7 +223,7 @@ def measured(item: Item, place: Place) -> Section | None:
         return None
     try:
         return _section(item, there, runs, place)
-    # Untrusted tables can raise almost any exception.
+    # Reading untrusted tables can raise almost any exception.
     except Exception as error:
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         reason = " ".join(reason.split())
@@ -263,7 +266,7 @@ def _missing_runs(measures: Sequence[Measure], item: Item) -> dict[str, str]:
 
 
 def missing(item: Item, scale: RunScale, why: str = "") -> Section:
-    """Return the section of an item without results, with the reason and the command to run."""
+    """Return a section without results, with the reason and the command that runs the item."""
     if item.elsewhere:
         return Section(item, "shown elsewhere", item.elsewhere.command)
     remedy = f"run `{item_command(item, scale)}`"
@@ -324,7 +327,7 @@ def _last_values(run: Run) -> dict[str, str]:
 
 
 def models(study: Study) -> str:
-    """Return the kinds and widths of the models of a study."""
+    """Return the kinds and widths of the models in a study."""
     tables = [cell.tables["model"] for cell in study.cells]
     kinds, dims = (dict.fromkeys(str(x[key]) for x in tables if key in x) for key in ("kind", "dim"))
     return ", d = ".join(", ".join(names) for names in (kinds, dims) if names)

@@ -1,4 +1,7 @@
-"""Measures of shapes: bin means of E·v and E·p over the posterior difference, against published ones."""
+"""Measures of the shapes of E·v and E·p, from their means in bins of the posterior difference.
+
+The shapes are compared with the published ones.
+"""
 
 import math
 from collections.abc import Callable
@@ -22,12 +25,12 @@ _Rows = NDArray[np.float64]
 
 
 class _Binned(NamedTuple):
-    """Means and standard deviations within bins, over all seeds (row 0) and leaving one out (other rows).
+    """Bin means and standard deviations, over all seeds (row 0) and with each seed left out (other rows).
 
     Attributes:
-        centres: (m,); centres of the bins.
+        centres: (m,); bin centres.
         tokens: (m,); mean number of tokens per seed.
-        mean: (1 + S, m), NaN for an empty bin; (1, m) for one seed.
+        mean: (1 + S, m), or (1, m) if there is only one seed; NaN for an empty bin.
         sd: standard deviations, with the shape of `mean`.
     """
 
@@ -51,8 +54,8 @@ def binned(
 ) -> _Binned:
     """Average a quantity within bins, over all seeds and with each seed left out in turn.
 
-    `tokens` has columns seed, x and the quantity. Points outside of the ascending edges, (m + 1,), are
-    dropped.
+    `tokens` has columns seed, x and the quantity. `edges` is ascending, (m + 1,); points outside the edges
+    are dropped.
     """
     edges = np.asarray(edges, float)
     bins = len(edges) - 1
@@ -75,21 +78,21 @@ def binned(
 
 
 def lowest(rows: _Rows, centres: _Rows) -> _Rows:
-    """Return the centre of the lowest bin of each row, (B,); NaN for a row without finite entries."""
+    """Return the centre of the lowest bin in each row, (B,); NaN for a row without finite entries."""
     return _per_row(lambda row: centres[np.nanargmin(row)] if np.isfinite(row).any() else math.nan, rows)
 
 
 def u_shape(rows: _Rows, centres: _Rows) -> _Rows:
-    """Score how U-shaped each row is about 0, (B,): 1 for a U, about 0 or less for a flat or monotone row.
+    """Score how U-shaped each row is about x = 0, (B,): 1 for a U, near 0 or negative if flat or monotone.
 
-    min(-Spearman(row, x) over x < 0, Spearman(row, x) over x > 0)
+    The score is min(-Spearman(row, x) over x < 0, Spearman(row, x) over x > 0).
     """
     left, right = centres < 0, centres > 0
     return np.minimum(-spearman(rows[:, left], centres[left]), spearman(rows[:, right], centres[right]))
 
 
 def longest_rise(rows: _Rows) -> tuple[_Rows, _Rows, _Rows]:
-    """Find the longest rise in each row; return its length, first bin and last bin, (B,) each.
+    """Find the longest rise in each row, and return its length, first bin and last bin, (B,) each.
 
     Args:
         rows: (B, m); NaN entries are skipped.
@@ -109,7 +112,10 @@ def _run(row: _Rows) -> tuple[int, int, int]:
 
 
 def sign_change(rows: _Rows, centres: _Rows) -> _Rows:
-    """Return the fraction of bins with the sign of their centre, (B,), skipping 0 and empty bins."""
+    """Return the fraction of bins whose mean has the same sign as the bin centre, (B,).
+
+    Empty bins and bins centred at 0 are skipped.
+    """
 
     def one(row: _Rows) -> float:
         use = np.isfinite(row) & (np.abs(centres) > 1e-9)
@@ -130,16 +136,16 @@ RISE, U, LOWEST = (
 )
 LONGEST = "bins in the longest rise of E·v, "
 WAYS = "share of seeds in which E·v "
-# E·v of a seed counts as rising if its Spearman correlation is at least this, and as falling if at most its
-# negative.
+# E·v counts as rising in a seed if its Spearman correlation is at least RISING, and as falling if it is at
+# most -RISING.
 RISING = 0.9
 CORRELATION, PART = (-1.0, 1.0), (0.0, 1.0)
 
 
 def shapes(results: Run, item: Item, *, cell: int = 0, metrics: tuple[str, ...] = ()) -> Measured:
-    """Measure the shapes of Figures 1-3 in a cell: E·v increases, and E·p is U-shaped with a minimum near 0.
+    """Measure the shapes in one cell: E·v rises with the posterior difference, and E·p is U-shaped about 0.
 
-    The given metrics at the end of the cell are also measured.
+    These are the shapes in Figures 1-3 of the paper. The final values of the given metrics are also measured.
     """
     ev, ep = (_bins(results, quantity, cell) for quantity in ("Ev", "Ep"))
     findings = [
@@ -153,7 +159,7 @@ def shapes(results: Run, item: Item, *, cell: int = 0, metrics: tuple[str, ...] 
 
 
 def variations(results: Run, item: Item) -> Measured:
-    """Measure the shapes in each cell."""
+    """Measure the shapes in each cell; see `shapes`."""
     findings, rows = [], []
     for cell, name in named(results):
         found = shapes(results, item, cell=cell).findings
@@ -168,7 +174,7 @@ def variations(results: Run, item: Item) -> Measured:
 
 
 def directions(results: Run, item: Item) -> Measured:
-    """Measure, in each cell, the fraction of seeds with E·v rising along the bins, and with E·v falling."""
+    """Measure the fraction of seeds in which E·v rises or falls with the posterior difference, per cell."""
     findings, rows = [], []
     for cell, name in named(results):
         each = values(results, cell, "spearman_Ev_bins")
@@ -186,7 +192,7 @@ def directions(results: Run, item: Item) -> Measured:
 
 
 def beside(results: Run, item: Item) -> Measured:
-    """Compare bin means with the published curves of E·v and E·p: ranks, minimum, and range of the rise."""
+    """Compare bin means of E·v and E·p with the published curves: rank order, minimum, and rising range."""
     ev, ep = _bins(results, "Ev"), _bins(results, "Ep")
     curves = item.published("Ev"), item.published("Ep")
     findings = [
@@ -202,16 +208,16 @@ def beside(results: Run, item: Item) -> Measured:
 
 
 def spread_name(letters: str, size: Any) -> str:
-    """Return the name of a finding of `spread` for a step size."""
+    """Return the name under which `spread` reports its result for the quantity `letters` and a step size."""
     return f"spread of {letters}, to the end ÷ one step of {size:g}"
 
 
 def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
-    """Compare the spread within bins after one step on E with the spread after joint training.
+    """Compare the within-bin spread after one step on E with that after joint training.
 
-    The finding for each step size is the mean over bins of the ratio of standard deviations, joint to one
-    step. The table also divides each spread by the range of its bin means, which removes the dependence on
-    the step size. `to_the_end` is the block in which E is trained to convergence.
+    The finding for each step size is the ratio of the standard deviation after joint training to that after
+    one step, averaged over bins. The table also divides each spread by the range of its bin means, which
+    removes the dependence on the step size. `to_the_end` is the block in which E is trained to convergence.
     """
     cells = dict(named(results))
     if to_the_end not in cells.values():
@@ -241,10 +247,10 @@ def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
 
 
 def classes(results: Run, item: Item) -> Measured:
-    """Compare E·v_k with the published rows for some classes: the sign change at 0 and the order.
+    """Compare E·v_k with the published curves for some classes k: sign change at 0, and order of the bins.
 
-    The x-axis of the published rows has no label, so both the posterior difference of the class and α are
-    tested.
+    The x-axis of the published curves is unlabelled, so both the posterior difference of the class and α
+    are tried.
     """
     findings, tables = [], {}
     for label in map(int, item.curves):
@@ -255,7 +261,7 @@ def classes(results: Run, item: Item) -> Measured:
         near = np.linspace(centres[0] - step / 2, centres[-1] + step / 2, count + 1)
         own = binned(tokens, "Ev", edges=near)
         whole = binned(tokens, "Ev", edges=np.linspace(-1 / 3, 1, 21))
-        # Use the same number of bins, with equally many tokens each.
+        # For comparison, use the same number of bins, each with the same number of tokens.
         alpha = np.quantile(tokens["alpha"], np.linspace(0, 1, count + 1))
         by_alpha = binned(tokens, "Ev", x="alpha", edges=np.maximum.accumulate(alpha))
         name, equal = curve.letters, f"{count} bins of equally many tokens"

@@ -8,20 +8,20 @@ from jaxattn.core.errors import nearest
 from jaxattn.core.settings import PositiveInt
 from jaxattn.lab.results.judge import Basis, Criterion, around, at_least, within_factor
 
-# File names for the table of all numbers of a book.
+# Allowed file names for a book's table of all findings.
 _NUMBERS = ("agreement.csv", "claims.csv")
 
 
 class BookTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base class of the tables in book.toml and item.toml."""
+    """Base class for tables in book.toml and item.toml."""
 
 
 class Elsewhere(BookTable, frozen=True):
-    """Page that shows an item that is not run in this book.
+    """Link to the page that shows an item, for items that are not run in this book.
 
     Attributes:
-        words: description of that page.
-        link: path of the page, relative to the page of the book.
+        words: description of the page.
+        link: path of the page, relative to the page of this book.
         command: command that writes the page.
     """
 
@@ -31,7 +31,7 @@ class Elsewhere(BookTable, frozen=True):
 
 
 class Paper(BookTable, frozen=True):
-    """Paper with results that an item reproduces.
+    """Paper with the results that an item reproduces.
 
     Attributes:
         authors: surnames of the authors, separated by commas.
@@ -45,7 +45,7 @@ class Paper(BookTable, frozen=True):
 
 
 class Part(BookTable, frozen=True):
-    """Part of the page of a book.
+    """Part of a book's page, with a heading.
 
     Attributes:
         title: heading of the part.
@@ -60,8 +60,8 @@ class DataSet(BookTable, frozen=True):
     """Data set that the user provides.
 
     Attributes:
-        key: study key for the path of the data set.
-        below: path relative to the folder of data sets; empty for that folder itself.
+        key: study key that is set to the path of the data set.
+        below: path relative to the data folder; empty for the data folder itself.
         what: description of the data set.
     """
 
@@ -77,7 +77,7 @@ class Curve(BookTable, frozen=True):
         name: model and quantity, separated by a comma.
         low, high: first and last x.
         values: y of each point.
-        source: where the curve is published.
+        source: publication, and location in it, from which the curve is taken.
     """
 
     name: str
@@ -88,25 +88,24 @@ class Curve(BookTable, frozen=True):
 
     @property
     def letters(self) -> str:
-        """Quantity in the notation of the model: E·p, or E·W2 p."""
+        """Return the quantity in the model's notation: E·p, or E·W2 p."""
         return self.name.rpartition(", ")[2]
 
     @property
     def centres(self) -> tuple[float, ...]:
-        """The x-coordinates of the points."""
+        """Return the x-coordinates of the points."""
         steps = len(self.values) - 1
         return tuple(self.low + (self.high - self.low) * k / steps for k in range(steps + 1))
 
 
 class Expected(BookTable, frozen=True):
-    """Criterion for a finding: `at_least`, or `around` a number `within` a distance or a `factor`.
+    """Criterion for a finding: `at_least`, or `around` a number, `within` a distance or a `factor`.
 
     Attributes:
-        at_least, around, within, factor: the range; omitted for a finding that is promised or measured
-            without a range.
-        published: the published result, as text or number.
-        basis: basis of the criterion, if it differs from the basis of the measure.
-        optional: True if a run may have no finding with this name.
+        at_least, around, within, factor: the accepted range; omitted if there is no accepted range.
+        published: the published result, as a string or number.
+        basis: origin of the criterion, if it differs from that of the measure.
+        optional: True if a run may produce no finding with this name.
     """
 
     at_least: float | None = None
@@ -118,7 +117,7 @@ class Expected(BookTable, frozen=True):
     optional: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless exactly one form of range is complete."""
+        """Raise ValueError unless there is exactly one complete range, or a basis without a range."""
         given = tuple(x is not None for x in (self.at_least, self.around, self.within, self.factor))
         forms = {(True, False, False, False), (False, True, True, False), (False, True, False, True)}
         if given not in forms and (any(given) or self.basis is None):
@@ -126,7 +125,7 @@ class Expected(BookTable, frozen=True):
 
     @property
     def criterion(self) -> Criterion | None:
-        """Range of the number, or None."""
+        """Return the range as a criterion, or None if no range is given."""
         if self.at_least is not None:
             return at_least(self.at_least)
         if self.around is None:
@@ -142,12 +141,12 @@ class Measure(BookTable, frozen=True):
 
     Attributes:
         kind: name of a built-in measure, or "mine.py:NAME".
-        studies: studies to measure: sweep files NAME.toml in the folder of the item or of the book, or
-            "BOOK:PLACE" for a study of another book.
-        criteria: criteria of the findings, by name; {} if they are only measured, or if the measure sets
-            them.
+        studies: studies to measure: NAME for the sweep file NAME.toml in the folder of the item or of the
+            book, or "BOOK:PLACE" for a study in another book.
+        criteria: criteria for the findings, keyed by name; {} if the findings are only measured, or if the
+            measure sets the criteria itself.
         basis: origin of the criteria.
-        needs: data set that the studies require; empty for none.
+        needs: data set that the studies require; empty if they require none.
         most_seeds: maximum number of seeds.
         settings: all other keys, which are passed to the measure.
     """
@@ -162,7 +161,7 @@ class Measure(BookTable, frozen=True):
 
     @property
     def compared(self) -> list[str]:
-        """Names of the findings that are compared with a published number."""
+        """Return the names of the findings that are compared with a published number."""
         return [
             name
             for name, expected in self.criteria.items()
@@ -171,7 +170,7 @@ class Measure(BookTable, frozen=True):
 
     @property
     def books(self) -> list[str]:
-        """Names of the other books whose studies and code this item uses."""
+        """Return the names of other books whose studies or code this measure uses."""
         book, _, code = self.kind.partition(":")
         names = [*(name.rpartition(":")[0] for name in self.studies), book if ":" in code else ""]
         return [name for name in names if name]
@@ -183,14 +182,14 @@ class Shared(BookTable, frozen=True):
     Attributes:
         title: title of the page.
         introduction: paragraph below the title.
-        table: file name of the table of all numbers, "agreement.csv" or "claims.csv".
-        source: source of the published numbers of all items; empty if each item cites its own source.
-        items: names of the items in order; defaults to all folders with an item.toml, in alphabetical order.
+        table: file name for the table of all findings, "agreement.csv" or "claims.csv".
+        source: source of the published numbers for all items; empty if each item cites its own source.
+        items: names of the items in order; by default, all folders with an item.toml in alphabetical order.
         parts: parts of the page with their items, instead of `items`.
-        phrases: texts by name, which replace `{name}` in items and in sources of curves.
-        labels: display texts for parts of findings, for all items.
-        data: data sets by name.
-        curves: published curves by name.
+        phrases: replacement strings for `{name}` in items and in curve sources, keyed by name.
+        labels: display labels for the parts of each finding's name, for all items.
+        data: data sets, keyed by name.
+        curves: published curves, keyed by name.
     """
 
     title: str
@@ -205,7 +204,7 @@ class Shared(BookTable, frozen=True):
     curves: dict[str, Curve] = {}
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an unknown table, or if items and parts are both given."""
+        """Raise ValueError if `table` is unknown, or if both items and parts are given."""
         if self.items and self.parts:
             raise ValueError("items and parts cannot be combined; remove one of them")
         if self.table not in _NUMBERS:
@@ -219,19 +218,19 @@ class About(BookTable, frozen=True):
         name: name of the item in commands and tables; defaults to the name of its folder.
         title: displayed heading; generated from the name by default.
         authors: authors of the item.
-        papers: papers with the reproduced results, if they differ from the papers of the book.
-        reports: reported result, with its source.
-        chosen: unpublished settings and their chosen values.
-        compared: method of comparison.
-        reason: reason why a number differs, as found by varying one setting at a time.
-        flat: explanation shown next to a figure that is flat.
-        takes: run time of the authors' code, according to the source.
-        laptop: overrides for the studies of the item at laptop scale.
-        figures: figures to show of the first study, as in a sweep file.
-        curves: names of published curves, by the quantity to compare.
-        labels: display texts for parts of findings and tables.
-        measures: the measures, see `Measure`; omitted if another page shows the item.
-        elsewhere: page that shows the item, if it is not run here.
+        papers: papers whose results are reproduced, if they differ from the book's papers.
+        reports: result that the paper reports, with its source.
+        chosen: unpublished settings and the values chosen for them.
+        compared: description of the comparison.
+        reason: why a number differs, as found by varying one setting at a time.
+        flat: explanation shown next to a figure with flat curves.
+        takes: run time that the source reports for the authors' code.
+        laptop: overrides for the item's studies at laptop scale.
+        figures: figures of the first study to show, as in a sweep file.
+        curves: names of published curves, keyed by the quantity to compare.
+        labels: display labels for the parts of each finding's name and for table entries.
+        measures: the measures; see `Measure`. Omitted if another page shows the item.
+        elsewhere: page that shows the item, if it is not run in this book.
     """
 
     reports: str

@@ -1,4 +1,4 @@
-"""Count the verdicts of findings, for an item or a page."""
+"""Count the verdicts of findings, for an item or for a page."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from jaxattn.core.errors import counted
 from jaxattn.lab.books.findings import Finding
 from jaxattn.lab.results.judge import HOLDS_FOR_SOME, INCONCLUSIVE, MEASURED, VERDICTS, Basis
 
-# Verbs, singular and plural, for a number within its criterion and for one outside of it.
+# Verb phrases, singular and plural, for findings that meet their criterion and for findings that do not.
 _HOLDS, _NOT = ("holds", "hold"), ("does not hold", "do not hold")
 _VERBS: dict[Basis, tuple[tuple[str, str], tuple[str, str]]] = {
     "published": (("agrees", "agree"), ("differs", "differ")),
@@ -30,12 +30,14 @@ _SUBJECTS: dict[Basis, str] = {
 
 
 class Tally(NamedTuple):
-    """Number of findings with each verdict, for one basis.
+    """Counts of findings by verdict, for criteria with the same basis.
 
     Attributes:
-        basis: basis of the criteria.
-        within, outside, some, open: number of findings that are within their criterion, outside of it, true
-            for some seeds, and inconclusive.
+        basis: where the criteria come from, such as the theory or a publication.
+        within: number of findings that satisfy their criterion.
+        outside: number of findings that violate their criterion.
+        some: number of findings that hold for only some seeds.
+        open: number of inconclusive findings.
     """
 
     basis: Basis
@@ -46,12 +48,12 @@ class Tally(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Number of findings."""
+        """Return the total number of findings."""
         return self.within + self.outside + self.some + self.open
 
     @property
     def tone(self) -> str:
-        """Colour: "yes" (all within), "no" (most outside), "open" (all inconclusive) or "mixed"."""
+        """Return a colour name: "yes" (all within), "no" (most outside), "open" (all open) or "mixed"."""
         if self.within == self.total:
             return "yes"
         if 2 * self.outside > self.total:
@@ -60,13 +62,13 @@ class Tally(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Summary with the total, such as "7 of 9 agree, 1 differs, 1 inconclusive"."""
+        """Return a summary that includes the total, such as "7 of 9 agree, 1 differs, 1 inconclusive"."""
         within = f"{self.within} of {self.total} {_VERBS[self.basis][0][self.within != 1]}"
         return ", ".join([within, *self._others("")])
 
     @property
     def sentence(self) -> str:
-        """Summary without the total, such as "7 agree, 1 differs and 1 is inconclusive"."""
+        """Return a summary without the total, such as "7 agree, 1 differs and 1 is inconclusive"."""
         within = [f"{self.within} {_VERBS[self.basis][0][self.within != 1]}"] if self.within else []
         *first, last = [*within, *self._others("is " if self.open == 1 else "are ")]
         return f"{', '.join(first)} and {last}" if first else last
@@ -81,7 +83,7 @@ class Tally(NamedTuple):
 
 
 def tallies(findings: Sequence[Finding]) -> list[Tally]:
-    """Count the verdicts for each basis, over findings that have a criterion or are promised."""
+    """Count the verdicts for each basis, over findings with a criterion or guaranteed by the theory."""
     found = []
     for basis in _VERBS:
         said = [x.verdict for x in findings if x.judged and (x.basis or "published") == basis]
@@ -93,7 +95,7 @@ def tallies(findings: Sequence[Finding]) -> list[Tally]:
 
 
 def labelled_findings(found: Sequence[Tally]) -> list[tuple[str, str]]:
-    """Return the text and tone of each tally; the text includes the basis if there are several."""
+    """Return (text, colour) for each tally. The text includes the basis if there are several tallies."""
     if len(found) == 1:
         return [(found[0].text, found[0].tone)]
     return [(f"{_LABELS[each.basis]}: {each.text}", each.tone) for each in found]
@@ -105,7 +107,10 @@ def item_verdict(findings: Sequence[Finding]) -> str:
 
 
 def summary(items: Sequence[Sequence[Finding]]) -> str:
-    """Summarise the findings of all items: one sentence per basis, and one for those without criterion."""
+    """Summarise the findings of all items in one sentence per basis of the criteria.
+
+    Findings without a criterion are summarised in a further sentence.
+    """
     every = [finding for findings in items for finding in findings]
     sentences = []
     for each in tallies(every):

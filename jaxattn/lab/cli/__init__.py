@@ -1,4 +1,4 @@
-"""Command line: parse, call and print."""
+"""Command-line interface: parse the arguments, run the command and report errors."""
 
 import gc
 import io
@@ -9,21 +9,22 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, suppress
 from typing import Any
 
-# Tracing allocates many long-lived small objects. With Python's default thresholds, garbage collection takes
-# a fifth of the tracing time.
+# Tracing allocates many small, long-lived objects. With Python's default thresholds, garbage collection would
+# take a fifth of the tracing time.
 RARELY = 50_000, 20, 20
 
 
 def main() -> None:
-    """Run the command line and exit with status 0 for success, 1 for a failed run, or 2 for invalid input.
+    """Run the command in `sys.argv` and exit.
 
-    SIGINT prints one line and exits with status 130, even during imports.
+    The exit status is 0 for success, 1 for a failed run, and 2 for invalid input. SIGINT prints one line and
+    exits with status 130, even during imports.
     """
     gc.set_threshold(*RARELY)
     _open_streams()
-    # Figures are saved and never shown, so they need no window toolkit.
+    # Figures are saved but never displayed, so no GUI toolkit is needed.
     os.environ["MPLBACKEND"] = "agg"
-    with suppress(ValueError):  # raised outside of the main thread
+    with suppress(ValueError):  # not called from the main thread
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _stop)
     words = sys.argv[1:]
@@ -37,7 +38,7 @@ def main() -> None:
 
     code = 0
     try:
-        # These imports raise InputError on systems without file locks.
+        # These imports raise InputError on systems that lack file locks.
         from jaxattn.lab.cli import usage
         from jaxattn.lab.cli.options import check_moved, check_once
         from jaxattn.lab.storage.copies import naming
@@ -56,7 +57,7 @@ def main() -> None:
     except RunError as error:
         code = complain(error, 1)
     except OSError as error:
-        # Prevent Python from writing the rest of the output again when it exits.
+        # Prevent Python from trying to flush the output buffer again at exit.
         with suppress(OSError, ValueError, AttributeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         reason = f"{error.filename or 'standard output'}: {error.strerror or error}; fix this and try again"
@@ -65,9 +66,9 @@ def main() -> None:
 
 
 def command_groups() -> dict[str, dict[str, Callable[..., int]]]:
-    """Return the commands by name, grouped by title in the help.
+    """Return the commands by name, grouped under the headings used in the help text.
 
-    The arguments of a function are the options of the command, and its docstring is the help text.
+    A function's arguments become the options of its command, and its docstring becomes the help text.
     """
     from jaxattn.lab.cli import machine, results, studies
 
@@ -95,12 +96,14 @@ def command_groups() -> dict[str, dict[str, Callable[..., int]]]:
 
 
 def commands() -> dict[str, Callable[..., int]]:
-    """Return the commands of all groups by name."""
+    """Return all commands by name."""
     return {name: call for group in command_groups().values() for name, call in group.items()}
 
 
 def parse_command(words: Sequence[str]) -> Callable[[], int]:
-    """Parse the words after `jaxattn`, and return a function that runs the command and returns its status.
+    """Parse the arguments after `jaxattn`; return a function that runs the command.
+
+    That function returns the exit status.
 
     Raises:
         InputError: an argument is missing, unknown, or has an invalid value.
@@ -124,18 +127,19 @@ def parse_command(words: Sequence[str]) -> Callable[[], int]:
         if not ended.code:
             raise
         raise InputError(usage.one_line(printed.getvalue(), words[0])) from None
-    # Print warnings, if there are any.
+    # Forward any warnings that tyro printed.
     sys.stderr.write(printed.getvalue())
     return called
 
 
 def _open_streams() -> None:
-    """Make printing succeed on any console, so that a finished run does not fail while printing."""
+    """Make stdout and stderr safe to print to, so that printing cannot make a finished run fail."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # Otherwise a results file could be opened with this file descriptor, the lowest free one.
+            # This file descriptor is closed. Point it at the null device; otherwise the next file opened,
+            # such as a results file, would reuse it.
             os.open(os.devnull, os.O_RDWR)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -146,7 +150,11 @@ def _open_streams() -> None:
 
 
 def _stop(number: int, frame: Any) -> None:
-    """Exit immediately: files on disk are always complete, and exceptions during imports are unsafe."""
+    """Exit immediately when a signal arrives.
+
+    This is safe because files on disk are always complete. An exception raised during an import would not be
+    safe.
+    """
     with suppress(Exception):
         sys.stdout.flush()
     shown = "\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else ""

@@ -14,42 +14,45 @@ from jaxattn.core.errors import plain
 if TYPE_CHECKING:
     import pandas as pd
 
-# Maximum number of printed rows of a table, and preferred width of a text column.
+# Maximum number of table rows to print, and preferred width of a column of text.
 _ROWS = 1000
 _LONG = 40
 GAP = 2
-# Maximum number of printed failures, per cell and phase and in total.
+# Maximum number of failures to print per cell and phase, and maximum number in total.
 OF_A_PLACE, _FAILURES = 3, 12
-# Text that must not be broken, such as a number with its unit (31.4 kB, 174 µs), an interval, or a range of
-# metrics (Ep_bin_00 .. 19).
+# Strings that must not be broken across lines, such as a number with its unit (31.4 kB, 174 µs), an interval,
+# or a range of metric names (Ep_bin_00 .. 19).
 _WORD = re.compile(
     r"\d\S* (?:[kMGTPmµn]i?[Bs]?|[Bsh]|min)(?!\S)|\[[^\s\]]+, [^\s\]]+\]\S*|\S+ \.\. \d+\S*|\S+"
 )
 
 
 def say(text: object = "", *, err: bool = False) -> None:
-    """Print lines to stdout or stderr, with control characters escaped by `plain`."""
+    """Print text to stdout, or to stderr if `err` is True, with control characters escaped by `plain`."""
     for line in str(text).split("\n"):
         print(plain(line.expandtabs()), file=sys.stderr if err else sys.stdout)
 
 
 def say_wrapped(text: object, indent: int = 0) -> None:
-    """Print a paragraph to stdout, wrapped at the width of the terminal; on one line if stdout is a pipe."""
+    """Print a paragraph to stdout, wrapped to the terminal width, or on one line if stdout is a pipe."""
     say(filled(plain(str(text)), text_width(), indent))
 
 
 def say_aligned(rows: Iterable[tuple[str, str]]) -> None:
-    """Print terms and their explanations in two columns, wrapped at the width of the terminal."""
+    """Print terms and their explanations in two columns, wrapped to the terminal width."""
     rows = list(rows)
     for line in aligned(rows, 2 + max(len(term) for term, _ in rows), text_width()):
         say(line)
 
 
 def filled(text: str, width: int, indent: int = 0) -> str:
-    """Wrap a paragraph between words. Width 0 does not wrap; `indent` applies to lines after the first."""
+    """Wrap a paragraph at word boundaries.
+
+    Width 0 disables wrapping. `indent` is the indentation of every line except the first.
+    """
     if not width:
         return text
-    # Lines break only at spaces, because textwrap does not break at no-break spaces.
+    # Use no-break spaces inside these strings: textwrap breaks lines only at ordinary spaces.
     whole = _WORD.sub(lambda found: found[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
     lines = textwrap.wrap(
         whole, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
@@ -58,9 +61,10 @@ def filled(text: str, width: int, indent: int = 0) -> str:
 
 
 def aligned(rows: Iterable[tuple[str, str]], width: int, of_all: int) -> list[str]:
-    """Format terms and their explanations as lines of two columns, indented by two spaces.
+    """Format terms and their explanations as lines in two columns, indented by two spaces.
 
-    A term longer than `width` is on a separate line. `of_all` is the width of the text, 0 for no limit.
+    A term longer than `width` is placed on a separate line. `of_all` is the total line width, or 0 for no
+    limit.
     """
     lines = []
     for term, words in rows:
@@ -74,12 +78,12 @@ def aligned(rows: Iterable[tuple[str, str]], width: int, of_all: int) -> list[st
 
 
 def text_width() -> int:
-    """Return the width at which text is wrapped, from the terminal or COLUMNS; 0 if neither is known."""
+    """Return the line width given by COLUMNS or the terminal, or 0 if neither is available."""
     return shutil.get_terminal_size((0, 0)).columns
 
 
 def complain(error: Exception, status: int) -> int:
-    """Print an error on one line, and return the exit status."""
+    """Print an error on one line and return `status`."""
     say(f"jaxattn: {error}", err=True)
     if trace := getattr(error, "trace", ""):
         say(trace, err=True)
@@ -88,7 +92,10 @@ def complain(error: Exception, status: int) -> int:
 
 @contextmanager
 def stoppable(command: str) -> Iterator[None]:
-    """If the run is interrupted, print the command that resumes it and exit with status 130."""
+    """Handle an interrupted run inside the `with` block.
+
+    If the run stops on request, print the command that resumes it, and exit with status 130.
+    """
     from jaxattn.lab.engine.monitor import Interrupted
 
     try:
@@ -99,7 +106,10 @@ def stoppable(command: str) -> Iterator[None]:
 
 
 def print_written(written: Any, *, every: bool = False) -> None:
-    """Print the path of a report and its problems; with `every`, the paths of all files."""
+    """Print the path of a report and any problems; with `every`, print the paths of all report files.
+
+    Problems, such as figures that could not be drawn, are printed to stderr.
+    """
     others = [path for path in written.paths if path != written.page]
     for path in [*(others if every else []), written.page]:
         say(path)
@@ -110,7 +120,7 @@ def print_written(written: Any, *, every: bool = False) -> None:
 
 
 def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
-    """Print the first failed runs, the number of further ones, and a remedy."""
+    """Print the first few failed runs, the number of failures not shown, and a remedy."""
     count: Counter[tuple[int, str]] = Counter()
     shown = []
     for failure in failures:
@@ -130,10 +140,10 @@ def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
 
 
 def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **options: Any) -> None:
-    """Print a table of the last step of each phase, with at most six metrics chosen by `headline.metrics`.
+    """Print a table of at most six metrics, chosen by `headline.metrics`, at the last step of each phase.
 
-    With `every`, all metrics are printed; otherwise the output mentions `rest`, the option or command that
-    prints the others. Bootstrap options are passed to `statistics.summary_rows`.
+    With `every`, print all metrics. Otherwise the output mentions `rest`, the option or command that prints
+    the remaining metrics. Bootstrap options are passed to `statistics.summary_rows`.
     """
     from jaxattn.lab.results import combine, headline, statistics
     from jaxattn.lab.results.headline import caveats
@@ -153,7 +163,7 @@ def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **o
 
 
 def print_json(values: Any, indent: int = 1) -> None:
-    """Print JSON. Non-ASCII characters are escaped unless stdout is Unicode."""
+    """Print values as JSON, with non-ASCII characters escaped unless stdout supports Unicode."""
     import json
 
     is_unicode = str(sys.stdout.encoding).lower().startswith("utf")
@@ -162,7 +172,7 @@ def print_json(values: Any, indent: int = 1) -> None:
 
 
 def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Convert a table to a list of rows for JSON, with NaN as null."""
+    """Convert a table to a list of dictionaries for JSON, replacing NaN with null."""
     import json
 
     rows: list[dict[str, Any]] = json.loads(
@@ -172,7 +182,7 @@ def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def print_learned(results: Any) -> None:
-    """Print the two sentences of `headline.sentences`, followed by an empty line."""
+    """Print the two sentences returned by `headline.sentences`, followed by an empty line."""
     from jaxattn.lab.results.headline import sentences
 
     for sentence in sentences(results):
@@ -183,7 +193,7 @@ def print_learned(results: Any) -> None:
 def _split_to_fit(rows: "pd.DataFrame", keys: list[str]) -> Iterator[tuple[str, "pd.DataFrame"]]:
     from jaxattn.lab.results.statistics import transposed
 
-    # In the transposed table, each row becomes a column.
+    # Also try the transposed table, in which each row becomes a column.
     ways = [rows, transposed(rows, keys)] if len(rows) <= _width() else [rows]
     for table in ways[::-1] if len(rows.columns) - len(keys) > len(rows) else ways:
         if _total_width(_full_widths(table)) <= _width():
@@ -195,13 +205,13 @@ def _split_to_fit(rows: "pd.DataFrame", keys: list[str]) -> Iterator[tuple[str, 
 
 
 def print_made_by(made_by: str) -> None:
-    """Warn if another version of the source code produced the results."""
+    """Print the provenance warning `made_by` to stderr, unless it is empty."""
     if made_by:
         say(f"jaxattn: {plain(made_by)}", err=True)
 
 
 def print_title(title: str) -> None:
-    """Print the title of a table."""
+    """Print a table title."""
     from rich.console import Console
     from rich.text import Text
 
@@ -212,11 +222,11 @@ def print_title(title: str) -> None:
 def print_table(title: str, frame: "pd.DataFrame") -> None:
     """Print a table to stdout.
 
-    If the table is too wide, columns with the same value in all rows are printed as one line each, and cells
-    and headings are wrapped. If it is still too wide, each row is printed on several lines. Words are never
-    broken.
+    If the table is too wide, each column with the same value in all rows is printed as a single line, and
+    cells and headings are wrapped. If the table is still too wide, each row is printed on several lines.
+    Words are never broken.
     """
-    # Import here, because the help of a command does not need them.
+    # Import here, so that help texts are printed without loading these packages.
     import pandas as pd
     from rich import box
     from rich.console import Console
@@ -244,7 +254,7 @@ def print_table(title: str, frame: "pd.DataFrame") -> None:
             table.add_column(head, justify=justify, overflow="fold", width=width)
         for row in piece.itertuples(index=False):
             table.add_row(*(Text(_cell_text(x)) for x in row))
-        # Names from users must not be parsed as markup.
+        # Names chosen by users must not be parsed as markup.
         Console(width=_width(), highlight=False).print(table)
     say()
     if len(frame) > _ROWS:

@@ -1,4 +1,4 @@
-"""Tables that describe the data of a study."""
+"""Tables that describe a study's data."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.seed import seed_dataset
 from jaxattn.theory.one_step_law import advise
 
-# Defaults for a sweep file with only a data table.
+# Default model and phases for a sweep file that contains only a data table.
 _ANY = {
     "model": {"kind": "one_layer", "dim": "inf"},
     "phases": [{"kind": "one_step", "name": "embed", "step_size": 1.0}],
@@ -26,16 +26,17 @@ _ANY = {
 
 
 def read_data_sweep(sweep: Path, overrides: Sequence[str] = ()) -> Study:
-    """Read a sweep file that may omit the model and phases; see `toml.read_sweep`."""
+    """Read a sweep file that may omit the model and the phases; see `toml.read_sweep`."""
     return toml.read_sweep(sweep, overrides, made=lambda tree, names: Study.of_tables(_ANY | tree, names))
 
 
 def describe_data(study: Definition, number: int, progress: Progress) -> list[tuple[str, pd.DataFrame]]:
-    """Describe the data of a study without its axes, for seed 0 if they are sampled per seed.
+    """Describe a study's data, ignoring its axes. Data sampled per seed are described for seed 0.
 
     Returns:
-        Titles and tables of sizes and, for texts, of length quantiles, advice on one step on E, and the
-        `number` most and least important tokens.
+        Pairs of a title and a table. The first table shows sizes. For bags of tokens, it is followed by
+        length quantiles, a recommended step size for one step on E, and the `number` most and least
+        important tokens.
     """
     with from_user_code(study.names.files(study.own_kinds), "data"):
         loaded = seed_dataset(study.base.data, 0, study.dtype, progress=progress)
@@ -69,7 +70,10 @@ def describe_data(study: Definition, number: int, progress: Progress) -> list[tu
 
 
 def _one_step(study: Definition, held: Splits) -> tuple[str, pd.DataFrame]:
-    """Return a title with advice on the size of one step on E, and a table of several sizes."""
+    """Return a table title and a table that compares step sizes for one step on E.
+
+    The title states the recommended step size, or why there is none.
+    """
     setting, tokens = study.base, held.tokens
     least, count = setting.probes.important, setting.probes.min_count
     important = np.asarray(tokens.important(least, count))
@@ -116,7 +120,7 @@ def _sizes(name: str, split: Dataset) -> dict[str, object]:
 
 
 def _shares(split: Dataset, names: Sequence[str] | None) -> dict[str, object]:
-    """Return the fraction of each class among the targets; empty if the targets are not classes."""
+    """Return the percentage of targets in each class, or {} if the targets are not classes."""
     if (classes := split.num_classes) is None:
         return {}
     labels = class_labels(np.arange(classes), classes)

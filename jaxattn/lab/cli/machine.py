@@ -18,8 +18,8 @@ from jaxattn.lab.storage.files import cache_folder
 def doctor() -> int:
     """Check that this machine can run studies.
 
-    Checks the versions of Python and the packages, devices, float64, known problems of jaxlib, the cache
-    folders and free disk space. Exits with status 1 if a check fails.
+    Checks the versions of Python and the packages, devices, float64, known jaxlib bugs, the cache folders and
+    free disk space. Exits with status 1 if a check fails.
 
     Example: jaxattn doctor
     """
@@ -32,7 +32,7 @@ def doctor() -> int:
 
 
 class _Finding(NamedTuple):
-    """Result of one check: its name, its state ("ok", "note" or "broken"), and a description."""
+    """Result of one check: its name, its state ("ok", "note" or "broken") and a description."""
 
     name: str
     state: str
@@ -62,9 +62,9 @@ def examine(compiled: Path) -> list[_Finding]:
         try:
             findings.append(_Finding(name, *check()))
         except InputError as error:
-            # Initialising a device would now end this process.
+            # Stop here: with this problem, initialising a device would kill the process.
             return [*findings, _Finding(name, "broken", str(error))]
-        except Exception as error:  # any problem with the machine is a finding
+        except Exception as error:  # Report any other problem as a result.
             findings.append(_Finding(name, "broken", f"{type(error).__name__}: {error}".partition("\n")[0]))
     return findings
 
@@ -102,7 +102,7 @@ def _float64() -> tuple[str, str]:
     with jax.enable_x64(True):
         if not float(jnp.float64(1) + jnp.float64(1e-15)) > 1:
             lacking.append("1 + 1e-15 is 1")
-        # A number below the exponent range of float32.
+        # exp(-200) underflows in float32.
         if not abs(float(jnp.exp(jnp.float64(-200.0))) / math.exp(-200) - 1) < 1e-12:
             lacking.append("exp(-200) is wrong")
         try:

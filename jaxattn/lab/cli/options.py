@@ -1,4 +1,4 @@
-"""Options that several commands share, and parsers for their values."""
+"""Options shared by several commands, and parsers for their values."""
 
 import os
 import re
@@ -85,7 +85,7 @@ Unprefixed = arg(prefix_name=False)
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """Options that change the study."""
+    """Options that modify the study."""
 
     overrides: Set = ()
     axes: Axis = ()
@@ -94,13 +94,13 @@ class StudyOptions:
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """Options on where a study runs, and on how many machines.
+    """Options that determine where a study runs, and on how many machines.
 
     Attributes:
         shard: Run only shard I of N, in a separate results folder.
-        distributed: Run as process I (from 0) of N processes on hosts that share the results folder or the
-            bucket. Each process runs one shard and waits for the others. With auto, N and I are read from
-            Slurm or Open MPI.
+        distributed: Run as process I (counted from 0) of N processes on hosts that share the results folder
+            or bucket. Each process runs one shard and waits for the other processes. With auto, N and I are
+            read from Slurm or Open MPI.
         distributed_timeout: Seconds to wait for a process that was killed or has not started.
     """
 
@@ -113,7 +113,7 @@ class MachineOptions:
 
 @dataclass(frozen=True)
 class FailureOptions:
-    """Options for failures.
+    """Options that control how failures are handled.
 
     Attributes:
         on_failure: What to do if a batch ends in NaN or raises an error: stop the run, continue with the next
@@ -147,7 +147,7 @@ _APPENDED = ("--set", "--axis", "--option", "--where")
 
 
 def check_moved(arguments: Sequence[str]) -> None:
-    """Raise InputError with the new location of a command or option that moved in version 0.3."""
+    """Raise InputError if a command or option moved in version 0.3; the message gives its new location."""
     words = [word.partition("=")[0] for word in arguments]
     for name, place in COMMANDS.items():
         command, *options = name.split()
@@ -156,7 +156,7 @@ def check_moved(arguments: Sequence[str]) -> None:
 
 
 def check_once(arguments: Sequence[str]) -> None:
-    """Raise InputError for an option that is given twice, since only the last one would be used."""
+    """Raise InputError if an option is given twice, because only its last value would be used."""
     names = [word.partition("=")[0] for word in arguments if word.startswith("--")]
     for name in dict.fromkeys(names):
         if names.count(name) > 1 and name not in _APPENDED:
@@ -164,7 +164,7 @@ def check_once(arguments: Sequence[str]) -> None:
 
 
 def read_shard(text: str) -> tuple[int, int]:
-    """Parse a shard "I/N"."""
+    """Parse a shard "I/N" as (I, N)."""
     which, _, shards = text.partition("/")
     if not (which.isdecimal() and shards.isdecimal()):
         raise InputError(f"--shard {text}: expected I/N, for example --shard 1/4")
@@ -172,7 +172,7 @@ def read_shard(text: str) -> tuple[int, int]:
 
 
 def read_size(text: str | None) -> int | None:
-    """Convert a size such as 8GiB to bytes, and None to None."""
+    """Convert a size such as "8GiB" to bytes; None stays None."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B", text.strip(), re.IGNORECASE)
@@ -182,7 +182,7 @@ def read_size(text: str | None) -> int | None:
 
 
 def read_position(text: str | None) -> Any:
-    """Convert a query position: None, "first", "last" or an integer."""
+    """Parse a query position: None, "first", "last" or an integer."""
     if text in (None, "first", "last"):
         return text
     try:
@@ -192,7 +192,7 @@ def read_position(text: str | None) -> Any:
 
 
 def read_pair(option: str, text: str, example: str) -> tuple[str, str]:
-    """Parse KEY=VALUE. The error message contains the option and an example."""
+    """Parse KEY=VALUE. On failure, the error message shows the option and an example."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise InputError(f"{option} {text}: expected KEY=VALUE, for example {option} {example}")
@@ -200,7 +200,7 @@ def read_pair(option: str, text: str, example: str) -> tuple[str, str]:
 
 
 def read_two(option: str, text: str) -> tuple[str, str, str]:
-    """Parse KEY=A,B."""
+    """Parse KEY=A,B as (KEY, A, B)."""
     key, _, values = text.partition("=")
     first, _, second = values.partition(",")
     if not (key.strip() and first.strip() and second.strip()):
@@ -209,7 +209,10 @@ def read_two(option: str, text: str) -> tuple[str, str, str]:
 
 
 def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
-    """Return the results folders, including those of shards, and the shards that have not started."""
+    """Expand results folders into shards; return the existing folders and the folders of missing shards.
+
+    A shard is missing if it has not started.
+    """
     if not directories:
         raise InputError("expected at least one results folder, for example results/quickstart")
     found: list[Path] = []
@@ -228,13 +231,13 @@ def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]
 
 
 def require_local_folder(folder: Path | str) -> None:
-    """Raise InputError for a bucket address in a command that can only write to a local folder."""
+    """Raise InputError if `folder` is a bucket address, for commands that can write only to local folders."""
     if (place := results_folder(folder)).is_remote:
         raise InputError(f"{place.name}: this command cannot write to a bucket; use a local folder")
 
 
 def compiled_folder() -> Path:
-    """Return the folder of the compilation cache."""
+    """Return the compilation cache folder."""
     return Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache_folder() / "compiled")
 
 
@@ -250,7 +253,7 @@ def keep_compiled() -> None:
 def load_sweep(
     sweep: Path, overrides: tuple[str, ...], axes: tuple[str, ...] = (), seeds: str | None = None
 ) -> "Study":
-    """Read a sweep file, apply the overrides, and check its figures."""
+    """Read a sweep file with overrides applied, check its figures, and return the study."""
     from jaxattn.lab.api import Study
 
     try:
@@ -262,7 +265,7 @@ def load_sweep(
 
 
 def with_seeds(overrides: tuple[str, ...], seeds: str | None) -> tuple[str, ...]:
-    """Add the override of --seeds to the overrides."""
+    """Append the value of --seeds to the overrides, as an override of `seeds`."""
     if seeds is None:
         return overrides
     text = f'"{seeds}"' if ":" in seeds else f"[{seeds}]" if "," in seeds else seeds

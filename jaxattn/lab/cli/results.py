@@ -1,4 +1,4 @@
-"""Commands that read results, reproduce papers and claims, and diagnose custom models."""
+"""Commands that read results, reproduce papers, test claims, and diagnose custom models."""
 
 import shlex
 import sys
@@ -50,7 +50,7 @@ def aggregate(
     every: Every = False,
     as_json: Json = False,
 ) -> int:
-    """Print means over seeds with 95 % intervals.
+    """Print means over seeds with 95 % confidence intervals.
 
     Prints the metrics at the last step of each phase. With --json, or --out to a CSV or Parquet file, all
     steps are included, with the mean, median and interquartile mean of each metric.
@@ -58,10 +58,10 @@ def aggregate(
     Example: jaxattn aggregate results/quickstart --metrics loss --out loss.tex
 
     Args:
-        where: Show only cells with this value of a key of their config; repeatable.
+        where: Show only cells whose config has this value for this key; repeatable.
         metrics: Show only these metrics.
         phases: Show only these phases.
-        by: Average over the cells that have the same values of these keys, separately for each seed.
+        by: Average over all cells with the same values of these keys, separately for each seed.
         pair: Compute the difference B - A between two values of a swept key, separately for each seed.
         seed: Seed of the bootstrap for the intervals of interquartile means.
         resamples: Number of bootstrap resamples.
@@ -137,8 +137,8 @@ def diagnose(
 ) -> int:
     """Diagnose which tokens a trained classifier attends to.
 
-    Tests whether E·v follows the importance of the tokens of a corpus, and whether attention, through E·p,
-    selects the important ones. Correlations are compared with those of random models and with one gradient
+    Tests whether E·v follows the importance of the tokens in a corpus, and whether attention, through E·p,
+    selects the important tokens. Compares the correlations with those for random models and for one gradient
     step on the same corpus.
 
     Example: jaxattn diagnose --embedding E.npy --query p.npy --head v.npy --corpus c.toml
@@ -149,11 +149,11 @@ def diagnose(
         head: Read-out vector v of shape (d,); (d, K) or (K, d) for K classes; (H, d, K) with a separate v for
             each of H attention heads.
         corpus: Sweep file; only its [data] table is required.
-        vocabulary: Tokens of the rows of E, one per line; defaults to the tokens of the corpus.
+        vocabulary: File with the token for each row of E, one per line; defaults to the tokens of the corpus.
         out: Folder for the page, tokens.csv and the figures.
         min_count: Exclude tokens with fewer occurrences from all statistics.
-        important: Smallest |posterior difference| of an important token.
-        seed: Seed of synthetic data and of the random models.
+        important: Minimum |posterior difference| for a token to count as important.
+        seed: Seed for synthetic data and for the random models.
         number: Number of tokens to list.
     """
     from jaxattn.data.arrays import read_array
@@ -196,24 +196,26 @@ def heads(
 ) -> int:
     """Measure the attention heads of a trained transformer.
 
-    Measures which tokens each head selects at one query position, and compares its margin and direction with
-    the certified max-margin matrix of the same selection, and with null queries. Several models are treated
-    as checkpoints of one training. An interrupted run resumes after its last finished layer.
+    Measures which tokens each head selects at one query position. Compares the head's margin and direction
+    with the certified max-margin matrix for the same tokens, and with random queries as null baselines.
+    Several models are treated as checkpoints of one training run. An interrupted run resumes after its last
+    finished layer.
 
     Example: jaxattn heads models/bert --texts reviews.txt --layers 0 1
 
     Args:
-        models: Folders in the format of Hugging Face, with weights and tokenizer. Nothing is downloaded.
+        models: Folders in Hugging Face format, with weights and tokenizer. Nothing is downloaded.
         texts: UTF-8 file with one text per line.
-        position: Query position; by default the first token of an encoder and the last one of a decoder.
+        position: Query position; by default the first token for an encoder and the last for a decoder.
         length: Truncate texts to this number of tokens.
         most: Use at most this number of texts.
         layers: Measure only these layers.
-        share: Fraction of attention that one token needs to be selected; 0 selects the token with the most.
-        draws: Number of random queries for each null; 0 for no nulls.
-        group: Number of sequences of a max-margin problem.
-        nuclear: Number of groups measured in nuclear norm, which takes seconds each.
-        seed: Seed of the nulls.
+        share: Minimum fraction of attention for a token to count as selected; with 0, the token with the most
+            attention is selected.
+        draws: Number of random queries per null baseline; 0 for no baselines.
+        group: Number of sequences in each max-margin problem.
+        nuclear: Number of groups for which to compute the nuclear-norm margin; each takes several seconds.
+        seed: Seed for the null baselines.
         out: Folder for the page, tables, figures and finished layers.
     """
     from jaxattn.lab import heads as package
@@ -249,16 +251,16 @@ def claims(
 ) -> int:
     """Test the claims of the theory by experiment.
 
-    Measures the claims of the paper and findings beyond it, and writes a page with a verdict for each.
-    Equivalent to `jaxattn reproduce claims --seeds 64`. Exits with status 1 if a claim that should hold does
-    not.
+    Tests the claims of the paper and further findings, and writes a page with a verdict for each. Equivalent
+    to `jaxattn reproduce claims --seeds 64`. Exits with status 1 if a claim that should hold does not.
 
     Example: jaxattn claims --seeds 64 --data-dir ~/tensorflow_datasets
 
     Args:
         seeds: Number of seeds. With fewer than 36, a yes/no claim can be refuted but not confirmed.
         only: Test only these claims, for example T4.3 MC.
-        data_dir: Folder of tensorflow-datasets with imdb_reviews, to test claims on real reviews as well.
+        data_dir: tensorflow-datasets folder that contains imdb_reviews. With it, claims are also tested on
+            real reviews.
         out: Results folder; by default results/claims.
     """
     return reproduce(
@@ -278,25 +280,27 @@ def reproduce(
     new: Annotated[str | None, arg(metavar="NAME")] = None,
     quiet: Quiet = False,
 ) -> int:
-    """Reproduce the figures and numbers of a paper, or the claims.
+    """Reproduce the figures and numbers of a paper, or test the claims.
 
-    A book is a folder of items with published values and criteria, see docs/howto/books.md. The books
-    neighbours and findings are in the folder sweeps of the repository. Writes a page that compares results
-    with published values. Exits with status 1 if a promised result does not hold, or if --check lists a
-    missing part.
+    A book is a folder of items with published values and criteria; see docs/howto/books.md. The books
+    neighbours and findings are in the repository's sweeps folder. Writes a page that compares results with
+    published values. Exits with status 1 if a finding that should hold does not, or if --check reports that
+    something is missing.
 
     Example: jaxattn reproduce paper --only fig2_synthetic fig3_imdb --data-dir ../data
 
     Args:
-        book: Name or folder of a book, by default paper. The code of a book is imported.
-        only: Run only these items; the page shows earlier results of the others.
-        scale: Sizes of the sweep files (full), or smaller ones that take about 15 minutes on two cores.
+        book: Name or folder of a book; paper by default. Any code in the book is imported.
+        only: Run only these items; the page shows earlier results for the other items.
+        scale: Use the sizes in the sweep files (full), or smaller sizes that take about 15 minutes on two
+            cores (laptop).
         seeds: Number of seeds; overrides the sweep files, but items may limit it.
-        data_dir: Folder of the data sets of the book: for the paper, tfds/imdb_reviews and
-            yelp_stars.parquet. Items that require missing data are skipped.
-        out: Results folder of one scale, by default results/BOOK. Finished runs in it are not repeated.
-        check: Print findings with their criteria, and missing parts of items, without running anything.
-        new: Create an item with this name in the book, by default neighbours.
+        data_dir: Folder with the book's data sets; for the paper, tfds/imdb_reviews and yelp_stars.parquet.
+            Items that require missing data are skipped.
+        out: Results folder for one scale; by default results/BOOK. Finished runs in it are not repeated.
+        check: Print the findings with their criteria, and what each item is missing, without running
+            anything.
+        new: Create an item with this name in the given book (default: neighbours).
     """
     from jaxattn.lab import books
     from jaxattn.lab.books import reading

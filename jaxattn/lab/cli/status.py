@@ -1,4 +1,4 @@
-"""Progress of a run, read from its results folder even while it is running elsewhere."""
+"""Progress of a run, read from its results folder, even while the run continues elsewhere."""
 
 import statistics
 import time
@@ -20,7 +20,7 @@ from jaxattn.lab.storage.manifest import fixing, read_manifest
 def run_status(
     directory: Path, progress: Callable[[str, float], None] = lambda what, share: None
 ) -> tuple[pd.DataFrame, str]:
-    """Return the state of each cell in a results folder or bucket address, finished or not.
+    """Return the state of each cell in a results folder or bucket, finished or not.
 
     Returns:
         A table with one row per cell (settings, state, finished fraction, phase and step, median logged loss
@@ -88,7 +88,7 @@ def _by_cell(batches: list[dict[str, Any]]) -> dict[int, list[str]]:
 
 
 def _loss(cell: int, lines: list[dict[str, Any]]) -> str:
-    """Format the median loss of a cell over seeds, at the phase and step of its last batch."""
+    """Format a cell's median loss over seeds, at the latest phase and step in the log."""
     places = [(line["phase"], line["step"]) for line in lines]
     found = [
         loss

@@ -1,4 +1,4 @@
-"""Commands that check and run sweep files, on this machine or as jobs of a cluster queue."""
+"""Commands that check and run sweep files, on this machine or as jobs on a cluster."""
 
 import shlex
 import sys
@@ -58,10 +58,10 @@ def run(
     failure: FailureOptions,
     output: OutputOptions,
 ) -> int:
-    """Run a sweep file, or resume it, and write its report.
+    """Run or resume a sweep file, and write its report.
 
-    A run that was stopped resumes from its last checkpoint with the same command; a finished run is not
-    repeated. Prints a summary, a table of metrics at the end of each phase, and the path of the report.
+    The same command resumes a stopped run from its last checkpoint; a finished run is not repeated. Prints a
+    summary, a table of metrics at the end of each phase, and the path of the report.
 
     Example: jaxattn run sweeps/quickstart.toml --seeds 4 --set model.dim=512
     """
@@ -111,7 +111,7 @@ def _other_seeds(outcome: Any, study: Any) -> str:
 
 
 def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
-    """Print the results of a run, its table and the path of its report, and return the exit status."""
+    """Print a run's results, metrics table and report path, and return the exit status."""
     for error in outcome.errors:
         say(f"jaxattn: failed: {error['batch']}: {error['reason']}", err=True)
     if len(outcome.errors) == outcome.batches:
@@ -135,7 +135,7 @@ def _combined_results(folders: list[Path]) -> Any:
     return combine.combine([load(folder) for folder in folders])
 
 
-# Columns of the tables of a plan, with their meanings. The column `lanes` is printed as "vmapped runs".
+# Descriptions of the columns in a plan's tables. The column `lanes` is printed as "vmapped runs".
 LEGEND = {
     "group": "cells that share one compiled program for each phase",
     "done": "finished seeds of the cell",
@@ -170,7 +170,7 @@ def plan(
     Example: jaxattn plan sweeps/margin_convergence.toml --seeds 1000
 
     Args:
-        quick: Skip the estimates of memory and time, for which every group is compiled and run briefly.
+        quick: Skip the estimates of memory and time, which require compiling and briefly running each group.
     """
     study = load_sweep(sweep, overrides, axes, seeds)
     from jaxattn.lab.engine.devices import use_all_cores
@@ -214,18 +214,18 @@ def launch(
     seeds: Seeds = None,
     wait: bool = False,
 ) -> int:
-    """Run a sweep file as several jobs of a cluster queue.
+    """Run a sweep file as several jobs on a cluster.
 
-    Each job runs one shard of the study in its own results folder. `jaxattn status` shows their progress, and
-    `jaxattn aggregate` combines them; both take the common folder.
+    Each job runs one shard of the study in a separate results folder. `jaxattn status` shows the progress of
+    all jobs, and `jaxattn aggregate` combines their results; pass the common parent folder to either command.
 
     Example: jaxattn launch sweeps/one_step_law.toml --shards 8
 
     Args:
         shards: Number of jobs.
         executor: Queue to submit to; local runs all jobs on this machine.
-        minutes: Time limit of a job; a job that reaches it is submitted again and resumes.
-        options: Option of the queue, by its name in submitit, for example gpus_per_node=1; repeatable.
+        minutes: Time limit per job; a job that reaches it is submitted again and resumes.
+        options: Option for the queue, by its submitit name, for example gpus_per_node=1; repeatable.
         wait: Wait for all jobs, then print the table of their combined results.
     """
     from jaxattn.lab.engine.batches import check_shards
@@ -265,20 +265,23 @@ def launch(
 
 
 class Shard:
-    """Cluster job that runs a command. The command resumes its run, so a preempted job can be resubmitted."""
+    """Cluster job that runs a command.
+
+    The command resumes where it stopped, so a preempted job can be resubmitted.
+    """
 
     def __init__(self, command: list[str]) -> None:
-        """Store the arguments of `jaxattn`."""
+        """Store the command-line arguments to pass to `jaxattn`."""
         self.command = command
 
     def __call__(self) -> int:
-        """Run the command, and return its exit status."""
+        """Run the command and return the exit status."""
         import subprocess
 
         return subprocess.run([sys.executable, "-m", "jaxattn", *self.command], check=False).returncode
 
     def checkpoint(self) -> Any:
-        """Return the job to resubmit after a preemption, as submitit requires."""
+        """Return the job to resubmit after preemption, as submitit requires."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -287,16 +290,16 @@ class Shard:
 def submit(
     commands: list[list[str]], folder: Path, executor: Executor, minutes: int, options: dict[str, Any]
 ) -> list[Any]:
-    """Submit commands, given as arguments of `jaxattn`, as a job array, and return the submitit jobs.
+    """Submit commands as a job array, and return the submitit jobs.
 
-    Scripts and logs are written to `folder`, `minutes` is the time limit of a job, and `options` are submitit
-    parameters of the queue, for example slurm_partition.
+    Each command is a list of arguments to `jaxattn`. Scripts and logs are written to `folder`, `minutes` is
+    the time limit per job, and `options` are submitit parameters for the queue, such as slurm_partition.
 
     Raises:
         InputError: submitit is not installed, the queue does not exist, or an option is unknown.
     """
     if "timeout_min" in options:
-        raise InputError(f"--option timeout_min={options['timeout_min']}: set the time limit with --minutes")
+        raise InputError(f"--option timeout_min={options['timeout_min']}: not supported; use --minutes")
     try:
         import submitit
     except ImportError:
@@ -321,8 +324,8 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
     Example: jaxattn status results/quickstart
 
     Args:
-        verify: First compare all files with their checksums; if one is damaged, print its name and exit with
-            status 1.
+        verify: First compare all files with their checksums. If any are damaged, print their names and exit
+            with status 1.
     """
     from jaxattn.lab.cli.status import run_status as look
     from jaxattn.lab.engine.progress import Reporter, patient
@@ -352,7 +355,7 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
 
 
 def _damage(folders: list[Path]) -> bool:
-    """Print all damaged files of the results folders, and return True if there are any."""
+    """Print the names of all damaged files in the results folders; return True if any file is damaged."""
     from jaxattn.lab.engine.progress import Reporter
     from jaxattn.lab.results import read
 
@@ -368,11 +371,11 @@ def _damage(folders: list[Path]) -> bool:
 
 
 def data(sweep: Sweep, /, overrides: Set = (), number: int = 15, quiet: Quiet = False) -> int:
-    """Show the data of a sweep file: sizes, labels, important tokens.
+    """Show the data of a sweep file: sizes, labels and important tokens.
 
-    Prints the number of sequences and tokens, the balance of labels, sequence lengths, advice on the size of
-    one step on E, and the tokens of highest and lowest importance. The sweep file requires only a name and
-    [data]; the model and phases may be omitted.
+    Prints the numbers of sequences and tokens, the label balance, sequence lengths, a recommended step size
+    for one step on E, and the tokens of highest and lowest importance. The sweep file needs only a name and
+    a [data] table; the model and phases may be omitted.
 
     Example: jaxattn data sweeps/quickstart.toml
 
@@ -393,7 +396,7 @@ def data(sweep: Sweep, /, overrides: Set = (), number: int = 15, quiet: Quiet = 
 def schema() -> int:
     """Print the JSON schema of sweep files.
 
-    Editors use it to complete and check the keys of a sweep file.
+    Editors use it to complete and check keys in sweep files.
 
     Example: jaxattn schema > sweep.schema.json
     """

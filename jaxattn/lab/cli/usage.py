@@ -1,4 +1,4 @@
-"""Help texts of the commands, and one-line errors for invalid command lines."""
+"""Help texts for the commands, and one-line errors for invalid command lines."""
 
 import dataclasses
 import difflib
@@ -20,18 +20,18 @@ from jaxattn.lab.cli.console import aligned, filled, text_width
 Command = Callable[..., int]
 Groups = Mapping[str, Mapping[str, Command]]
 
-# Longer lines are hard to read, even in a wide terminal.
+# Maximum line width: longer lines are hard to read, even on a wide terminal.
 WIDEST = 100
 HELP = ("-h", "--help")
 _ARG = type(arg())
 
 
 class Option(NamedTuple):
-    """Argument of a command.
+    """One argument of a command, as shown in the help text.
 
     Attributes:
         usage: name and value, such as "--seeds N|A:B|A,B".
-        default: default value as text, "required", or empty if there is none.
+        default: default value as a string, "required", or "" if there is no default to show.
         meaning: help text.
         group: title of the option group; may be empty.
         positional: True for a positional argument.
@@ -45,7 +45,7 @@ class Option(NamedTuple):
 
 
 class _About(NamedTuple):
-    """Parsed docstring of a command: the first line, further paragraphs, and examples."""
+    """Parsed docstring of a command: summary line, further paragraphs, and examples."""
 
     summary: str
     details: tuple[str, ...]
@@ -53,7 +53,7 @@ class _About(NamedTuple):
 
 
 def options_of(call: Callable[..., Any], group: str = "") -> Iterator[Option]:
-    """List the arguments of a command, including the fields of its option dataclasses."""
+    """Yield the arguments of a command, including the fields of its option dataclasses."""
     meaning = meanings(call)
     hints = typing.get_type_hints(call, include_extras=True)
     for parameter in inspect.signature(call).parameters.values():
@@ -84,9 +84,9 @@ def about(call: Command) -> _About:
 
 
 def help_of(words: Sequence[str], groups: Groups) -> str | None:
-    """Return the requested help for the words after `jaxattn`, or None if none is requested.
+    """Return the help text requested by the arguments after `jaxattn`, or None if no help is requested.
 
-    Without words, return the overview.
+    Without arguments, return the overview.
     """
     if not words or words[0] in HELP:
         return overview(groups)
@@ -97,7 +97,7 @@ def help_of(words: Sequence[str], groups: Groups) -> str | None:
 
 
 def overview(groups: Groups) -> str:
-    """Return the help of `jaxattn`, with one line per command."""
+    """Return the help text for `jaxattn` itself, with one line per command."""
     options = {"--version": "print the version", "-h, --help": "print this help"}
     sections = {
         title: {name: about(call).summary.rstrip(".") for name, call in group.items()}
@@ -138,9 +138,9 @@ def help_of_command(name: str, call: Command) -> str:
 
 
 def check_words(words: Sequence[str], commands: Mapping[str, Command]) -> None:
-    """Raise InputError for an unknown command or option, with the closest valid one."""
+    """Raise InputError for an unknown command or option, suggesting the closest valid one."""
     first = words[0]
-    # tyro handles these shell completion options.
+    # tyro itself handles its shell completion options.
     if first.startswith("--tyro-"):
         return
     if first.startswith("-"):
@@ -148,18 +148,22 @@ def check_words(words: Sequence[str], commands: Mapping[str, Command]) -> None:
         raise InputError(f"{first}: unknown option; {near or '`jaxattn --help` lists commands and options'}")
     if first not in commands:
         raise InputError(
-            f"{first}: unknown command; {_nearest(first, commands) or '`jaxattn --help` lists them'}"
+            f"{first}: unknown command; {_nearest(first, commands) or '`jaxattn --help` lists the commands'}"
         )
     known = [one.usage.split()[0] for one in options_of(commands[first]) if not one.positional]
     for word in words[1:]:
         name = word.partition("=")[0]
         if len(name) > 2 and name.startswith("--") and name.replace("_", "-") not in known:
             near = _nearest(name, known) or f"`jaxattn {first} --help` lists its options"
-            raise InputError(f"{name}: unknown option of {first}; {near}")
+            raise InputError(f"{name}: unknown option for {first}; {near}")
 
 
 def deferred(call: Command) -> Callable[..., Callable[[], int]]:
-    """Return a function with the arguments of a command that returns the bound call without executing it."""
+    """Wrap a command so that calling it only binds the arguments.
+
+    The wrapper has the signature of the command. It returns a function without arguments that runs the
+    command.
+    """
 
     @functools.wraps(call)
     def bound(*arguments: Any, **options: Any) -> Callable[[], int]:
@@ -169,9 +173,10 @@ def deferred(call: Command) -> Callable[..., Callable[[], int]]:
 
 
 def one_line(printed: str, command: str) -> str:
-    """Convert a boxed error message of tyro to one line.
+    """Convert tyro's boxed error message to one line.
 
-    The borders of the box are blank if stdout is not UTF-8. Lines below the first inner rule are dropped.
+    The box borders are blank if stdout is not UTF-8. Lines below the first horizontal rule inside the box are
+    dropped.
     """
 
     def is_rule(line: str) -> bool:
@@ -181,7 +186,8 @@ def one_line(printed: str, command: str) -> str:
     lines = list(itertools.dropwhile(is_rule, lines))
     message = " ".join(itertools.takewhile(lambda line: not is_rule(line), lines))
     if missing := re.match(r"Missing from jaxattn \S+: ", message):
-        # Each option is followed by its value and its help, which ends with "(required)".
+        # For each missing option, tyro prints its name, its value and its help text, which ends with
+        # "(required)".
         options = message[missing.end() :].split("(required)")
         message = f"missing {', '.join(option.split()[0] for option in options if option.strip())}"
     message = " ".join(message.split()).rstrip(".").replace(". Expected", ", expected")
@@ -229,7 +235,7 @@ def _width() -> int:
 
 
 def _nearest(given: str, known: Iterable[str]) -> str:
-    # Leading dashes would make all options similar.
+    # Strip leading dashes, because shared dashes would make all options look similar.
     plain = {name.lstrip("-"): name for name in known}
     given = given.lstrip("-").replace("_", "-")
     starting = [name for name in plain if given and name.startswith(given)]

@@ -1,4 +1,4 @@
-"""Diagnosis of a trained attention classifier, with the statistics of the paper's figures."""
+"""Diagnosis of a trained attention classifier, using the statistics behind the paper's figures."""
 
 from jaxattn.lab.diagnosis.diagnose import Diagnosis, diagnose
 from jaxattn.lab.diagnosis.inputs import read_corpus

@@ -1,7 +1,7 @@
-"""Diagnosis of custom weights: test whether E·v and E·p of a classifier reflect token importance.
+"""Diagnosis of given weights: test whether E·v and E·p of a classifier reflect token importance.
 
-The statistics are compared with two references on the same corpus: the null band, which is the range for
-random E, p and v of the same shapes, and the values after one gradient step.
+The statistics are compared with two references on the same corpus: the null band, which is the range
+of the statistics for random E, p and v of the same shapes, and the values of E·v after one gradient step.
 """
 
 from collections.abc import Sequence
@@ -36,14 +36,13 @@ NOTE = (
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Measurements):
-    """Statistics of a model's scores and values against token importance, with tables, figures and a page.
+    """Statistics that relate scores and values to token importance, with tables, figures and a page.
 
-    The fields are those of `measure.Measurements`. In a notebook, the object is displayed as the page of
-    `write`.
+    The fields are those of `measure.Measurements`. Notebooks display the page that `write` writes.
     """
 
     def tables(self, number: int = 15) -> list[tuple[str, pd.DataFrame]]:
-        """Return titles and tables of sizes, statistics, classes, and the `number` highest-scoring tokens."""
+        """Return (title, table) pairs for sizes, statistics, classes and the `number` top-scoring tokens."""
         facts = [(name, _number(x)) for name, x in self.facts.items()]
         sizes = pd.DataFrame(facts, columns=["what", "value"])
         laid = [("Sizes", sizes), (f"Correlations with importance over {self.over}", _quantities(self))]
@@ -51,7 +50,7 @@ class Diagnosis(Measurements):
             laid.append(("Correlations of E·v with importance for each class", _by_class(self)))
         for h in self.heads:
             of_head = self.tokens[self.tokens["head"] == h]
-            # For each token, keep the row of the class with the largest α.
+            # For each token, keep only the row of the class with the largest α.
             tokens = of_head.sort_values("alpha", ascending=False, kind="stable").drop_duplicates("id")
             top = tokens.sort_values(["Ep", "id"], ascending=[False, True])
             chosen = tokens[tokens["selected"] > 0].sort_values(["selected", "id"], ascending=[False, True])
@@ -73,7 +72,7 @@ class Diagnosis(Measurements):
         if head not in self.heads:
             raise InputError(f"head: {head}; must be between 0 and {len(self.heads) - 1}")
         tokens = self.tokens[self.tokens["head"] == head].assign(cell=0, seed=0, phase="model")
-        # The figure function requires the results of a run with one cell and one phase.
+        # The function that draws the figure expects the results of a run with one cell and one phase.
         results = Run(
             Path(),
             {
@@ -94,7 +93,7 @@ class Diagnosis(Measurements):
         )
 
     def html(self, number: int = 15) -> str:
-        """Return a self-contained HTML page with verdicts, figures and tables of `number` tokens."""
+        """Return a self-contained HTML page with verdicts, figures, and tables that list `number` tokens."""
         return _html(self, number, [self.figure(h) for h in self.heads])
 
     def write(self, directory: str | Path, number: int = 15) -> list[Path]:
@@ -144,23 +143,23 @@ def diagnose(
 
     The importance of a token is its α and its posterior difference. E·v should increase with both, and E·p
     with their absolute values, because attention selects tokens that are evidence for any class. For K > 2
-    classes E·v_k is compared with the importance for class k, and E·p with the largest absolute value over
-    the classes. H attention heads are measured separately.
+    classes, E·v_k is compared with the importance for class k, and E·p with the largest absolute importance
+    over the classes. Each of the H attention heads is measured separately.
 
     The null band contains 95 % of random models with E_s, p ~ N(0, I/d) and v uniform on the sphere. The
-    healthy reference for E·v is its change in one gradient step on E of such a model, (E¹ - E⁰)·v.
+    healthy reference for E·v is its change after one gradient step on E in a random model, (E¹ - E⁰)·v.
 
     Args:
-        embedding: E, (V, d) float; row s is the embedding of token s of the corpus.
+        embedding: E, (V, d) float; row s is the embedding of token s in the corpus.
         query: p, (d,) float, or (H, d) for H attention heads. For keys W E_s and a query x, pass Wᵀ x.
-        head: v, (d,) or (d, K) float, or (K, d) as in PyTorch's linear layers; a square array is interpreted
-            as (d, K). For two classes, two columns are replaced by their difference. With a leading axis of
-            length H, each attention head has a separate v.
+        head: v, (d,) or (d, K) float, or (K, d) as in PyTorch's linear layers; a square array is
+            interpreted as (d, K). If two columns are given for two classes, they are replaced by their
+            difference. With a leading axis of length H, each attention head has a separate v.
         corpus: n labelled sequences over V tokens.
-        tokens: V token names; the ids by default.
+        tokens: V token names; defaults to the ids.
         min_count: minimum number of occurrences for a token to be included in the statistics.
-        important: minimum |posterior difference| of an important token, which also needs `min_count`
-            occurrences.
+        important: minimum |posterior difference| of an important token. The token must also occur at least
+            `min_count` times.
         draws: number of random models.
         resampled: number of bootstrap resamples of tokens.
         seed: random seed.
@@ -178,7 +177,7 @@ def diagnose(
             f"tokens: {len(tokens)} names for V = {len(model.embedding)} tokens; expected one name per token"
         )
     if draws < 1 or resampled < 1:
-        raise InputError(f"draws {draws}, resampled {resampled}: must be at least 1")
+        raise InputError(f"draws = {draws}, resampled = {resampled}; both must be at least 1")
     settings = Settings(min_count, important, draws, resampled, seed, np.asarray(embedding).dtype)
     found = measure_model(model, corpus, tokens, settings)
     return Diagnosis(**vars(found))
@@ -211,7 +210,7 @@ def _quantities(found: Diagnosis) -> pd.DataFrame:
     rows = found.quantities
     if len(found.heads) == 1:
         return _with_intervals(rows, ["quantity", "statistic"])
-    # List rows that all heads share only once.
+    # List rows for E·v only once if all heads share them.
     once = found.shared & rows["quantity"].str.startswith("E·v")
     rows = rows[~once | (rows["head"] == 0)].assign(head=rows["head"].astype(str).mask(once, "all"))
     return _with_intervals(rows, ["head", "quantity", "statistic"])

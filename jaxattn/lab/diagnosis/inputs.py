@@ -1,4 +1,4 @@
-"""Inputs of a diagnosis: a corpus described by a file, and the arrays of a model in common shapes."""
+"""Inputs for a diagnosis: a corpus described by a file, and model arrays in various common shapes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +17,9 @@ from jaxattn.lab.study.seed import seed_dataset
 from jaxattn.lab.texts import text
 from jaxattn.lab.texts.source import Source
 
-# Squared products of larger entries would overflow.
+# Maximum absolute value of an entry; products of squares of larger entries would overflow.
 _LARGEST = 1e70
-# Other settings that a study requires, which do not affect the corpus.
+# Settings that a study requires but that have no effect on the corpus.
 REST = {
     "name": "corpus",
     "model": {"kind": "one_layer", "dim": 1},
@@ -38,12 +38,12 @@ def read_corpus(
     """Read or sample the training corpus described by a [data] table.
 
     Args:
-        path: a TOML file with a [data] table as in sweep files, or a file that extends one. Other tables are
-            ignored.
-        overrides: `data.key=value`, applied last.
-        vocabulary: a UTF-8 file with one lower-case token per line; token k is on line k + 1. Default: the
-            tokens of the training texts.
-        seed: seed of a synthetic corpus, as in a study.
+        path: a TOML file with a [data] table as in sweep files, or one that extends such a file. Other
+            tables are ignored.
+        overrides: strings `data.key=value`, applied last.
+        vocabulary: a UTF-8 file with one lower-case token per line; token k is on line k + 1. Defaults to
+            the tokens in the training texts.
+        seed: seed for a synthetic corpus, as in a study.
         progress: progress callback.
 
     Returns:
@@ -55,7 +55,7 @@ def read_corpus(
     setting = _study(Path(path), overrides).base
     if vocabulary is not None:
         if not isinstance(setting.data, Source):
-            raise InputError(f"{path}: data.kind: this corpus does not consist of texts; omit the vocabulary")
+            raise InputError(f"{path}: data.kind: this corpus does not contain text; omit the vocabulary")
         read = text.load_text(setting.data, tokens=_lines(Path(vocabulary)), progress=progress)
         return _bags(read.train, path), read.vocabulary.tokens
     loaded = seed_dataset(setting.data, seed, setting.dtype, progress=progress, hold=setting.hold)
@@ -64,7 +64,7 @@ def read_corpus(
 
 def _bags(data: Dataset, path: str | Path) -> Corpus:
     if not isinstance(data, Corpus):
-        raise InputError(f"{path}: the data are {type(data).__name__}; use bags of tokens with class labels")
+        raise InputError(f"{path}: got {type(data).__name__} data; expected bags of tokens with class labels")
     return data
 
 
@@ -87,7 +87,7 @@ def _lines(path: Path) -> list[str]:
         raise InputError(f"{path}: cannot be read ({error.strerror}); check the path") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text ({error.reason}); save it as UTF-8") from None
-    # Other line separators, such as U+2028, may be tokens.
+    # Split only at line feeds, because other line separators, such as U+2028, may be tokens.
     return content.removesuffix("\n").split("\n")
 
 
@@ -97,8 +97,8 @@ class ModelWeights(NamedTuple):
     Attributes:
         embedding: E, (V, d).
         queries: p, (H, d); one per attention head.
-        heads: v, (H, d, C), or (1, d, C) if all attention heads share it, with C = 1 for two classes and C =
-            K for more.
+        heads: v, (H, d, C), or (1, d, C) if all attention heads use the same v. C = 1 for two classes, and
+            C = K for K > 2.
     """
 
     embedding: Floats
@@ -107,7 +107,7 @@ class ModelWeights(NamedTuple):
 
     @property
     def shared(self) -> bool:
-        """True if all attention heads share the same v."""
+        """Return True if all attention heads share the same v."""
         return len(self.heads) == 1
 
     def scores(self, h: int) -> Floats:
@@ -131,8 +131,8 @@ def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> Model
     size, dim = E.shape
     if size != corpus.vocab_size:
         raise InputError(
-            f"embedding {E.shape}: {size} rows for a corpus over V = {corpus.vocab_size} tokens; row "
-            "s must belong to token s; use the vocabulary of the model, or the corpus that it was "
+            f"embedding {E.shape}: {size} rows, but the corpus has V = {corpus.vocab_size} tokens; row "
+            "s must be the embedding of token s; use the model's vocabulary, or the corpus the model was "
             "trained on"
         )
     for name, x in (("embedding", E), ("query", p), ("head", v)):
@@ -140,8 +140,8 @@ def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> Model
         if not usable.all():
             where = tuple(map(int, np.unravel_index(np.argmin(usable), x.shape)))
             what = f"{x[where]:g}" if np.isfinite(x[where]) else "NaN or inf"
-            raise InputError(f"{name}: {what} at {where}; use a checkpoint that has not diverged")
-    # Layers with one output are often stored with an axis of length 1.
+            raise InputError(f"{name}: {what} at index {where}; use an earlier checkpoint")
+    # Layers with a single output often store their weights with an extra axis of length 1.
     queries = p.reshape(1, -1) if p.size == dim else p
     if queries.ndim != 2 or queries.shape[1] != dim or not len(queries):
         raise InputError(
@@ -152,15 +152,15 @@ def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> Model
 
 
 def _heads(v: Floats, embedding: tuple[int, ...], number: int, classes: int) -> Floats:
-    """Stack v by attention head: (H, d, C), or (1, d, C) if all heads share it."""
+    """Stack v over attention heads: (H, d, C), or (1, d, C) if all heads use the same v."""
     dim = embedding[1]
     if v.ndim == 3 and len(v) == number:
         return np.stack([_one(x, embedding, classes) for x in v])
     if number > 1 and classes == 2 and v.shape == (number, dim):
         if number == 2:
             raise InputError(
-                f"head {v.shape}: the first axis may be attention heads or classes; reshape it to (2, "
-                f"{dim}, 1) or ({dim}, 2)"
+                f"head {v.shape}: the first axis could index attention heads or classes; pass (2, "
+                f"{dim}, 1) for attention heads, or ({dim}, 2) for classes"
             )
         return v[..., None]
     return _one(v, embedding, classes)[None]
@@ -178,6 +178,6 @@ def _one(v: Floats, embedding: tuple[int, ...], classes: int) -> Floats:
     wanted = (dim,) if classes == 2 else (dim, classes)
     if v.shape != wanted:
         raise InputError(
-            f"head {shape}: expected {wanted} for an embedding {embedding} and {classes} classes"
+            f"head {shape}: expected {wanted} for an embedding of shape {embedding} and {classes} classes"
         )
     return v.reshape(dim, -1)

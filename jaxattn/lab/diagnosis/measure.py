@@ -1,4 +1,4 @@
-"""Statistics of a diagnosis: correlations with importance, fractions of sequences, and their references."""
+"""Statistics for a diagnosis: correlations with importance, fractions of sequences, reference values."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,8 @@ from jaxattn.models import one_layer
 from jaxattn.theory import Scores, selection
 
 _BLOCK = 1_000_000
-# Number of token groups to leave out in turn for the acceleration of a bootstrap interval.
+# Number of groups into which tokens are split for the jackknife estimate of the acceleration of bootstrap
+# intervals.
 GROUPS = 40
 _PAIRS = (
     "E·v against α",
@@ -41,28 +42,30 @@ SELECTED = "sequences that select an important token"
 TIED = "sequences in which an important token ties for the highest score"
 _NAMES = [(pair, statistic) for pair in _PAIRS for statistic in CORRELATIONS]
 _NAMES += [(SELECTED, "share"), (TIED, "share")]
-# Number of statistics of E·v, which come before those of E·p.
+# Number of statistics for E·v. They precede the statistics for E·p.
 OF_VALUES = 2 * len(CORRELATIONS)
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """Statistics of a model's scores and values against token importance.
+    """Statistics that relate a model's scores and values to token importance.
 
     Attributes:
-        quantities: one row per attention head, quantity and statistic, with columns value, low and high (95 %
-            interval, NaN for none), null_low and null_high (95 % of random models), healthy (after one
-            gradient step; NaN for E·p, which a step on E does not change), verdict, and head (0 .. H-1).
-        by_class: for K > 2 classes, the rows of E·v for each class separately, with a column `class`; else
+        quantities: one row per attention head, quantity and statistic, with columns value, low and high (95
+            % interval; NaN if there is none), null_low and null_high (range of 95 % of random models),
+            healthy (value after one gradient step; NaN for E·p, which a step on E does not change),
+            verdict, and head (0 to H - 1).
+        by_class: for K > 2 classes, the rows for E·v of each class separately, with a column `class`; else
             empty.
         verdicts: one line per quantity.
-        tokens: columns id, token, count, class, alpha, posterior_difference, Ep, Ev, head, and selected, the
-            number of sequences in which the token has the highest score and not all tokens tie for it. One
-            row per attention head and token that occurs, and for K > 2 classes also per class.
-        facts: sizes and settings, by name.
+        tokens: one row per attention head and token that occurs; for K > 2 classes, also per class. Columns
+            id, token, count, class, alpha, posterior_difference, Ep, Ev, head, and selected: the number of
+            sequences in which the token has the highest score, not counting sequences in which all tokens
+            are tied.
+        facts: sizes and settings, keyed by name.
         over: description of the tokens used for the correlations.
         class_names: names of the classes, with the negative class first for two classes; may be empty.
-        shared: True if all attention heads share the same v, so that the rows of E·v are the same for each
+        shared: True if all attention heads share the same v, so that the rows for E·v are the same for each
             head.
     """
 
@@ -77,7 +80,7 @@ class Measurements:
 
     @property
     def heads(self) -> list[int]:
-        """Indices of the attention heads."""
+        """Return the indices of the attention heads."""
         return sorted(int(h) for h in self.quantities["head"].unique())
 
 
@@ -87,8 +90,8 @@ class _Ground:
 
     Attributes:
         count: (V,); number of occurrences.
-        alpha, difference: (V, C); α and posterior difference, with C = 1 for two classes and C = K for more.
-        used: (V,) bool; tokens that are frequent enough for the statistics.
+        alpha, difference: (V, C); α and posterior difference; C = 1 for two classes, and C = K for K > 2.
+        used: (V,) bool; True for tokens that are frequent enough for the statistics.
         important: (V,) bool; True for important tokens.
     """
 
@@ -103,7 +106,7 @@ class _Ground:
         return replace(self, alpha=self.alpha[:, k : k + 1], difference=self.difference[:, k : k + 1])
 
     def axes(self) -> list[list[Binned]]:
-        """Return the importance axes for the four `_PAIRS`: one per class for E·v, and one for E·p."""
+        """Return importance values and bins for each of the `_PAIRS`: per class for E·v, once for E·p."""
         alpha, difference = self.alpha[self.used], self.difference[self.used]
         largest_alpha, largest = (np.abs(x).max(axis=1) for x in (alpha, difference))
         signed, unsigned = np.linspace(-1, 1, BINS + 1), np.linspace(0, 1, BINS + 1)
@@ -116,7 +119,7 @@ class _Ground:
 
 
 class Settings(NamedTuple):
-    """Arguments of `diagnose` by name, and the dtype of the scores."""
+    """Arguments of `diagnose`, with the dtype of the scores."""
 
     min_count: int
     important: float
@@ -130,7 +133,7 @@ class Settings(NamedTuple):
 def measure_model(
     weights: ModelWeights, corpus: Corpus, tokens: Sequence[str] | None, settings: Settings
 ) -> Measurements:
-    """Compute the statistics of `diagnose`.
+    """Compute the statistics that `diagnose` reports.
 
     Raises:
         InputError: fewer than three tokens are frequent enough.
@@ -195,7 +198,7 @@ def _tables(
     references: tuple[list[Floats], list[Floats]],
     settings: Settings,
 ) -> list[pd.DataFrame]:
-    """Compute a table for each of the `_parts` of an attention head; the first includes the fractions."""
+    """Compute a table for each entry of `_parts` of a head; the first also has the sequence fractions."""
     points = [np.append(x, shares if k == 0 else []) for k, x in enumerate(_points(ground, scores, values))]
     intervals = [_bootstrap(part, scores, x, settings) for part, x in _parts(ground, values)]
     of_shares = [_share_interval(x, ground.corpus.num_examples) for x in shares]
@@ -204,14 +207,14 @@ def _tables(
 
 
 def _parts(ground: _Ground, values: Floats) -> list[tuple[_Ground, Floats]]:
-    """Return the parts to correlate: all classes together and, if K > 2, each class separately."""
+    """Return the data to correlate: all classes together and, if K > 2, each class separately."""
     every = values.shape[1]
     alone = [(ground.of_class(k), values[:, k : k + 1]) for k in range(every if every > 1 else 0)]
     return [(ground, values), *alone]
 
 
 def _points(ground: _Ground, scores: Floats, values: Floats) -> Floats:
-    """Compute the correlations, (1 or 1 + K, 16), with one row for each of `_parts`."""
+    """Compute the correlations, (1 or 1 + K, 16), with one row for each entry of `_parts`."""
     once = np.ones((1, int(ground.used.sum())))
     return np.stack(
         [
@@ -222,8 +225,11 @@ def _points(ground: _Ground, scores: Floats, values: Floats) -> Floats:
 
 
 def _shares(ground: _Ground, scores: Floats, precision: Any) -> tuple[list[float], NDArray[np.bool_]]:
-    """Compute the fractions of selected and of tied sequences, and the mask of selected bag entries."""
-    # A selection depends only on the scores, so embeddings of dimension 1 are enough.
+    """Compute the fractions of sequences that select an important token, and that contain a tie.
+
+    Also return the mask of selected entries in the bags.
+    """
+    # Which tokens are selected depends only on the scores, so embeddings of dimension 1 are enough.
     unit = np.ones(1, np.float64 if precision == np.float64 else np.float32)
     chosen = selection(unit, Scores(scores[:, None], ground.corpus))
     shares = [float(np.asarray(x).mean()) for x in chosen.selects(ground.corpus, ground.important)]
@@ -249,7 +255,7 @@ def _null(ground: _Ground, weights: ModelWeights, settings: Settings) -> list[Fl
 
 
 def _correlations(axes: list[list[Binned]], scores: Floats, values: Floats, weights: Floats) -> Floats:
-    """Compute the correlations of the four pairs, averaged over classes, (16, R)."""
+    """Compute the correlations for the four `_PAIRS` and R weight vectors, averaged over classes, (16, R)."""
     sides = [values.T, values.T, scores[None], scores[None]]
     return np.concatenate(
         [
@@ -260,9 +266,9 @@ def _correlations(axes: list[list[Binned]], scores: Floats, values: Floats, weig
 
 
 def _bootstrap(ground: _Ground, scores: Floats, values: Floats, settings: Settings) -> Floats:
-    """Compute bootstrap intervals of the correlations over tokens, (2, 16); NaN for those over bins.
+    """Compute bootstrap intervals for the correlations over tokens, (2, 16); NaN for correlations over bins.
 
-    Bin means of resampled tokens are noisier than those of all tokens, so they cannot provide an interval.
+    Bin means of resampled tokens are noisier than those of all tokens, so they provide no valid interval.
     """
     axes, points = ground.axes(), int(ground.used.sum())
     number, rng = settings.resampled, np.random.default_rng(settings.seed)
@@ -278,7 +284,7 @@ def _bootstrap(ground: _Ground, scores: Floats, values: Floats, settings: Settin
     point = correlated(np.ones((1, points)))[:, 0]
     low, high = accelerated(point, draws.T, left_out.T)
     over_tokens = np.array([name.endswith("tokens") for _ in _PAIRS for name in CORRELATIONS])
-    # A correlation of 1 does not change with resampling, so it has no interval.
+    # A correlation of 1 is the same in every resample, and therefore has no interval.
     moves = np.ptp(draws, axis=1) > 1e-9
     return np.where(over_tokens & moves, np.stack([low, high]), np.nan)
 
@@ -286,10 +292,10 @@ def _bootstrap(ground: _Ground, scores: Floats, values: Floats, settings: Settin
 def _random_models(
     vocab_size: int, dim: int, classes: int, number: int, seed: int
 ) -> Iterable[tuple[Floats, Floats]]:
-    """Yield E p, (V,), and E v, (V, C), of untrained models.
+    """Yield E p, (V,), and E v, (V, C), for untrained models.
 
-    Given p and v, the rows of E (p, v) are independent normal vectors of covariance (p, v)ᵀ(p, v)/d. With (p,
-    v) = QR they are the rows of Z R/√d with standard normal Z, so E itself need not be sampled.
+    Given p and v, the rows of E (p, v) are independent normal vectors with covariance (p, v)ᵀ(p, v)/d. With
+    (p, v) = QR, they are the rows of Z R/√d with standard normal Z, so E itself is not sampled.
     """
     for key in jax.random.split(jax.random.key(seed), number):
         start = one_layer.init(key, vocab_size=1, dim=dim, num_classes=max(classes, 2))
@@ -301,12 +307,12 @@ def _random_models(
 
 
 def _one_step(ground: _Ground, dim: int, seed: int) -> list[Floats]:
-    """Compute the statistics of the change in E·v after one gradient step, like `_null`; NaN for E·p."""
+    """Compute the statistics of the change in E·v after one gradient step, as in `_null`; NaN for E·p."""
     corpus = ground.corpus
     start = one_layer.init(
         jax.random.key(seed), vocab_size=corpus.vocab_size, dim=dim, num_classes=corpus.num_classes
     )
-    # In float32, a small step would be lost when E is rounded.
+    # In float32, rounding errors in E would swamp a small step, so take a large one.
     largest = float(np.abs(ground.alpha).max())
     moved = one_step(start, corpus, step_size=1 / largest if largest > 0 else 1.0)
     added = np.asarray((moved.E - start.E) @ start.v, np.float64).reshape(corpus.vocab_size, -1)
@@ -315,9 +321,13 @@ def _one_step(ground: _Ground, dim: int, seed: int) -> list[Floats]:
 
 
 def _table(point: Floats, interval: Floats, null: Floats, healthy: Floats) -> pd.DataFrame:
-    """Build a table of Q of `_NAMES` from point (Q,), interval (2, Q), null (draws, Q) and healthy (Q,)."""
+    """Build a table with one row per statistic.
+
+    The Q statistics are those in `_NAMES`. `point` has shape (Q,), `interval` (2, Q), `null` (draws, Q) and
+    `healthy` (Q,).
+    """
     low, high = interval
-    # Some random models may have no correlation; the band is the range of the others.
+    # Correlations may be undefined for some random models; compute the null band from the remaining models.
     known = np.isfinite(null).any(axis=0)
     band = np.nanquantile(np.where(known, null, 0.0), TAILS, axis=0)
     null_low, null_high = np.where(known, band, np.nan)
@@ -340,7 +350,7 @@ def _verdict(value: float, low: float, high: float) -> str:
 
 
 def _verdicts(quantities: pd.DataFrame, important: str, *, shared: bool) -> Iterable[str]:
-    """Yield one line per quantity. For correlations, it is based on Spearman's correlation over tokens."""
+    """Yield one verdict line per quantity, based on Spearman's correlation over tokens for correlations."""
     meaning = {
         _PAIRS[0]: "the head reads a token as evidence for a label",
         _PAIRS[1]: "the head reads a token as evidence for a label",
@@ -376,7 +386,10 @@ def _token_table(
     selected: NDArray[np.bool_],
     tokens: Sequence[str] | None,
 ) -> pd.DataFrame:
-    """Return a table of the tokens that occur, by decreasing score; for two classes, rows of class 1."""
+    """Return a table of the tokens that occur, in decreasing order of score.
+
+    For two classes, the table contains only the rows for class 1.
+    """
     size, classes = values.shape
     index = np.asarray(ground.corpus.bags.index)[selected].astype(np.int64)
     ids = np.flatnonzero(ground.count > 0)

@@ -25,13 +25,13 @@ _Tables = Callable[[], dict[str, pd.DataFrame]]
 
 
 def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMonitor) -> list[dict[str, Any]]:
-    """Run the remaining phases of a batch, write its tables, and return its failures.
+    """Run the remaining phases of a batch, write its tables, and return the failed seeds.
 
     Returns:
-        Cell, seed, phase, step and reason of each failed seed.
+        One dictionary per failed seed: its cell, seed, phase, step and reason.
 
     Raises:
-        Interrupted: the run was asked to stop, and has saved a checkpoint.
+        Interrupted: the run was asked to stop; a checkpoint has been saved.
         RunError: the folder cannot be written.
     """
     group, phases = batch.group, batch.group.setting.phases
@@ -58,7 +58,7 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMoni
         program = programs.phase(index, loaded)
         monitor.begin_phase(index, program.probe_steps, saved.step if saved else 0)
         state, saved = here.phase(program, index, params, keys.batches, saved), None
-        if state is None:  # The checkpoint was damaged and has been set aside.
+        if state is None:  # The checkpoint was damaged and has been moved aside.
             return run_batch(batch, cache, folder, monitor)
         params = state.carried.state.params
         monitor.end_phase()
@@ -72,7 +72,7 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMoni
 
 @dataclass
 class _State:
-    """State of a phase: number of steps, state of the programs, and observations of phase probes."""
+    """State of a running phase: its index, number of steps taken, program state and observations."""
 
     index: int
     step: int
@@ -81,11 +81,11 @@ class _State:
 
 
 class _BatchRun(NamedTuple):
-    """A running batch.
+    """Batch that is currently running.
 
     Attributes:
-        kept: the parameters that each earlier phase trained.
-        before: the finished batch that this one extends.
+        kept: parameters saved at the end of each completed phase, by phase name.
+        before: the finished batch that this batch extends.
     """
 
     batch: Batch
@@ -100,7 +100,7 @@ class _BatchRun(NamedTuple):
     def phase(
         self, program: Program, index: int, params: Any, keys: Any, saved: BatchState | None
     ) -> _State | None:
-        """Run the rest of a phase; return its final state, or None for a damaged checkpoint."""
+        """Run the rest of a phase and return its final state, or None if its checkpoint is damaged."""
         start = program, index, params, keys
         state = self.initial_state(*start) if saved is None else self.restored_state(*start, saved)
         if state is None:
@@ -110,7 +110,10 @@ class _BatchRun(NamedTuple):
         return state
 
     def steps(self, program: Program, state: _State, measured: bool) -> None:
-        """Take the remaining steps of a phase, measure, save checkpoints, and update `state` in place."""
+        """Run the remaining steps of a phase, with measurements and checkpoints, updating `state` in place.
+
+        `measured` is True if the current step has already been measured.
+        """
         monitor, last_measured = self.monitor, state.step if measured else -1
         for step in (step for step in program.probe_steps if step > last_measured):
             while state.step < step and not monitor.is_stopped:
@@ -169,7 +172,8 @@ class _BatchRun(NamedTuple):
         finished: bool = False,
         resumable: bool = False,
     ) -> None:
-        # After a failure the batch may be repeated from the finished one.
+        # If seeds failed, the batch may have to be run again, starting from the finished batch that it
+        # extends.
         needs_before = not finished or self.records.failures
         self.folder.save(
             self.batch.name,
@@ -191,7 +195,7 @@ class _BatchRun(NamedTuple):
     def restored_state(
         self, program: Program, index: int, params: Any, keys: Any, saved: BatchState
     ) -> _State | None:
-        """Restore the state from a checkpoint, or return None if it is damaged."""
+        """Restore the state of a phase from a checkpoint, or return None if the checkpoint is damaged."""
         like = program.begin.shapes(params, self.loaded.splits, self.numbers, keys)
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
         kept = {
@@ -208,11 +212,14 @@ class _BatchRun(NamedTuple):
         self.kept.update({name: found["state"]["kept"][name] for name in earlier})
         carried = devices.put(found["state"]["carried"], self.loaded.shared)
         for name, x in found["history"].items():
-            # A finished phase that is extended has observations of its own steps only.
+            # When a finished phase is extended, the saved history covers only the steps before the extension.
             history[name][:, : x.shape[1]] = x
         return _State(index, saved.step, carried, history)
 
 
 def _moved(params: Any, phase: Any, index: int) -> Sequence[str]:
-    """Return the parameters to keep after a phase: all after the first phase, else the trained ones."""
+    """Return the names of the parameters to save after a phase.
+
+    After the first phase, these are all parameters; after later phases, only the trained parameters.
+    """
     return names(params) if index == 0 else tuple(selected(params, phase.train))

@@ -1,4 +1,4 @@
-"""Batches of seeds and cells that run together and fit in memory, and shards of batches."""
+"""Split a study into batches of seeds and cells that fit in memory, and assign the batches to shards."""
 
 import bisect
 import functools
@@ -15,12 +15,12 @@ from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.groups import CompileGroup, compile_groups
 from jaxattn.lab.study.setting import Cell
 
-# Maximum number of batches, because each has separate files.
+# Maximum number of batches; each batch is stored in separate files.
 MOST_BATCHES = 100_000
 
 
 class Batch(NamedTuple):
-    """Seeds and cells of a compile group that run together."""
+    """Seeds and cells of one compile group that run together."""
 
     group: CompileGroup
     cells: tuple[Cell, ...]
@@ -28,28 +28,31 @@ class Batch(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name, unique within the study, with the ranges of cells and seeds."""
+        """Name of the batch, built from its cell and seed ranges, and unique within the study."""
         first, last = self.cells[0].number, self.cells[-1].number
         return f"cells-{first:05d}-{last:05d}-seeds-{self.seeds.start:05d}-{self.seeds.stop - 1:05d}"
 
     @property
     def configs(self) -> dict[str, str]:
-        """Hashes of the configs of the cells, by number."""
+        """Config hash of each cell, keyed by cell number."""
         return {str(cell.number): cell.config_hash for cell in self.cells}
 
     @property
     def width(self) -> int:
-        """Number of vmapped runs, one per seed and cell."""
+        """Number of vmapped runs: one for each (cell, seed) pair."""
         return len(self.cells) * len(self.seeds)
 
     @property
     def lanes(self) -> list[tuple[Cell, int]]:
-        """Cell and seed of each run, ordered by cell."""
+        """Cell and seed of each vmapped run, ordered by cell."""
         return [(cell, seed) for cell in self.cells for seed in self.seeds]
 
 
 def describe_batch(batch: Batch) -> str:
-    """Return the settings of a batch with one cell, or its number of cells; "" for a study without axes."""
+    """Describe a batch by its cell's settings, or by the number of cells if it has several.
+
+    The result ends with a space, or is "" if the study has no axes.
+    """
     if len(batch.cells) > 1:
         return f"{len(batch.cells)} cells "
     settings = batch.cells[0].settings.items()
@@ -57,7 +60,7 @@ def describe_batch(batch: Batch) -> str:
 
 
 def halved(batch: Batch) -> list[Batch]:
-    """Split a batch in two by seeds, or by cells if it has a single seed."""
+    """Split a batch into two halves by seed, or by cell if it has only one seed."""
     seeds, cells = batch.seeds, batch.cells
     if len(seeds) > 1:
         middle = len(seeds) // 2
@@ -77,11 +80,11 @@ def cut_batches(
     raising: frozenset[int] = frozenset(),
     progress: Callable[[str, float], None] = lambda description, share: None,
 ) -> tuple[list[int], list[Batch]]:
-    """Split a study into batches; return the vmapped runs per group and the batches of all shards.
+    """Split a study into batches; return the number of runs per batch for each group, and the batches.
 
-    Existing batches of a results folder are kept, so that results do not change. With `max_memory`, in bytes
-    per device, all other batches are split again. Each shard has at least one batch. `raising` contains
-    groups with custom code that raises for any number of runs.
+    Existing batches in a results folder are preserved, so that results do not change. If `max_memory` (bytes
+    per device) is given, the remaining runs are split again to stay within this limit. Each shard gets at
+    least one batch. `raising` contains the indices of groups whose custom code always raises an exception.
 
     Raises:
         InputError: a cell does not fit in memory, or the folder contains results of a different config.
@@ -89,7 +92,7 @@ def cut_batches(
     planned = {batch["name"] for batch in known["batches"]} | set(known["elsewhere"])
     kept = known["widths"] if existing and max_memory is None else []
     if existing and not planned:
-        # The manifest was lost, so infer the width of each group from its largest batch.
+        # The manifest was lost, so infer each group's batch size from its largest batch.
         old = cut(groups, (), existing, [1] * len(groups))
         kept = [max((len(b.lanes) for b in old if b.group is group), default=0) for group in groups]
     if len(kept) != len(groups) or not all(kept):
@@ -135,12 +138,12 @@ def cut(
 
     Args:
         groups: compile groups.
-        seeds: requested seeds of each cell.
-        known: names of existing batches, which are kept for any requested seeds.
-        widths: maximum number of vmapped runs for each group.
+        seeds: seeds requested for each cell.
+        known: names of existing batches, which are preserved regardless of the requested seeds.
+        widths: maximum number of vmapped runs in a batch, for each group.
 
     Raises:
-        InputError: there are too many batches for a folder.
+        InputError: there are too many batches for one folder.
     """
     batches: list[Batch] = []
     for group, width, old in zip(groups, widths, _existing_batches(groups, known), strict=True):
@@ -148,7 +151,7 @@ def cut(
         batches += sorted([*old, *new], key=lambda batch: (batch.cells[0].number, batch.seeds.start))
         if len(batches) > MOST_BATCHES:
             raise InputError(
-                f"chunk: {len(group.cells):,} cells × {len(seeds):,} seeds in batches of {width:,} make "
+                f"chunk: {len(group.cells):,} cells × {len(seeds):,} seeds in batches of {width:,} need "
                 f"more than {MOST_BATCHES:,} batches; increase chunk or --max-memory, or sweep fewer "
                 "settings"
             )
@@ -161,7 +164,7 @@ def _existing_batches(groups: Sequence[CompileGroup], known: Sequence[str]) -> l
     }
     old: list[list[Batch]] = [[] for _ in groups]
     for between, seeds in map(spans, known):
-        # An untrusted name may contain an empty range.
+        # File names are untrusted and may contain an empty range.
         if between and seeds and between.start in place:
             k, index = place[between.start]
             end = bisect.bisect_left(groups[k].cells, between.stop, key=lambda cell: cell.number)
@@ -186,21 +189,23 @@ def _cut_new(group: CompileGroup, old: Sequence[Batch], seeds: Sequence[int], wi
 
 
 def select_shard(batches: list[Batch], shard: tuple[int, int]) -> list[Batch]:
-    """Return shard I of N, which is every N-th batch, so that cells are distributed evenly.
+    """Return the batches of shard (I, N): every N-th batch, starting from batch I.
+
+    Cells are thus distributed evenly over the shards.
 
     Raises:
         InputError: the shard does not exist or would be empty.
     """
     which, shards = shard
     if not 1 <= which <= shards:
-        raise InputError(f"shard {which}/{shards}: I must be in 1 to {shards}, for example 1/{shards}")
+        raise InputError(f"shard {which}/{shards}: the index must be between 1 and {shards}, e.g. 1/{shards}")
     if which > len(batches):
         raise _too_few(f"{which}/{shards}", len(batches))
     return batches[which - 1 :: shards]
 
 
 def check_shards(study: Definition, shards: int) -> None:
-    """Raise InputError if some of N shards would be empty even with the smallest possible batches."""
+    """Raise InputError if a shard would be empty even with the smallest possible batches."""
     groups = compile_groups(study.cells)
     lanes = [len(group.cells) * len(study.seeds) for group in groups]
     widths = [min(study.chunk or 1, math.ceil(number / shards)) for number in lanes]
@@ -211,14 +216,14 @@ def check_shards(study: Definition, shards: int) -> None:
 def _too_few(shard: str, number: int) -> InputError:
     return InputError(
         f"shard {shard}: only {counted(number, 'batch')}; use at most {counted(number, 'shard')}, "
-        "or create more batches with --set chunk=..."
+        "or create more batches with a smaller chunk (--set chunk=...)"
     )
 
 
 def _rectangles(
     cells: tuple[Cell, ...], seeds: range, width: int
 ) -> Iterator[tuple[tuple[Cell, ...], range]]:
-    """Split cells × seeds into rectangles of at most `width` runs and of about equal size."""
+    """Split cells × seeds into rectangles of roughly equal size, with at most `width` runs each."""
     if len(seeds) >= width:
         for cell in cells:
             yield from (((cell,), part) for part in _even(seeds, width))

@@ -1,8 +1,8 @@
-"""Distribution of vmapped runs over devices, with one run per seed and cell.
+"""Distribute vmapped runs over devices; each run is one (cell, seed) pair.
 
-On an accelerator, all runs of a device are vmapped together. On a CPU, each core counts as a device, and
+On an accelerator, all runs on a device are vmapped together. On a CPU, each core counts as a device and
 computes as many runs at a time as fit in its cache. Runs that share a large corpus always form one batch,
-because they are computed in joint products with the count matrix.
+because they are computed jointly, as products with the count matrix.
 """
 
 import math
@@ -22,15 +22,19 @@ from jax.sharding import PartitionSpec as P
 from jaxattn.core import backend
 from jaxattn.core.mapping import map_in_equal_parts
 
-# Size of a core's first-level cache in bytes. Vmapped runs that exceed it take up to twice as long as
-# sequential ones. Below it, vmapped runs are faster, because each operation has an overhead.
+# Size in bytes of one core's first-level cache. If the data of vmapped runs exceed it, the runs take up to
+# twice as long as the same runs in sequence. Smaller runs are faster when vmapped, because every operation
+# has an overhead.
 CACHE = 2**15
-# Value of `per_core` for which a core vmaps all its runs.
+# Value of `per_core` for which each core vmaps all of its runs.
 EVERY = sys.maxsize
 
 
 def use_all_cores() -> None:
-    """Make each CPU core a device, unless the number of devices is set. No effect once JAX is in use."""
+    """Make each CPU core a separate device, unless the number of devices is already set.
+
+    This must be called before JAX initialises its devices; later calls have no effect.
+    """
     is_set = "JAX_NUM_CPU_DEVICES" in os.environ or "device_count" in os.environ.get("XLA_FLAGS", "")
     with suppress(RuntimeError):
         if not is_set:
@@ -38,17 +42,20 @@ def use_all_cores() -> None:
 
 
 def describe_devices() -> dict[str, Any]:
-    """Return platform, kind and number of the devices. The number affects the last digits of results."""
+    """Return the platform, kind and number of devices.
+
+    The number of devices affects the last digits of results.
+    """
     device = jax.devices()[0]
     return {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()}
 
 
 def trouble(platform: str, jaxlib: str = "") -> str:
-    """Return a one-line warning about known JAX bugs on a platform, or "".
+    """Return a one-line warning about known JAX bugs on a platform, or "" if there are none.
 
     Args:
         platform: "cpu", "gpu" or "tpu".
-        jaxlib: version of jaxlib; the installed one if empty.
+        jaxlib: version of jaxlib; if empty, the installed version.
 
     Source:
         jax#36958 (wrong numbers), jax#38806 and xla#46225 (scatter-adds).
@@ -75,16 +82,17 @@ def vmap_over_devices(
         function: pure function of one run.
         in_axes: for each argument, 0 if it has a leading axis of runs, None if all runs share it.
         shared: True if the vmapped runs share a corpus.
-        per_core: number of runs per CPU core to vmap, such as `EVERY`. None for as many as fit in the cache,
-            or all if the runs share a corpus.
+        per_core: number of runs to vmap on each CPU core, or `EVERY` for all runs. None means as many runs as
+            fit in the cache, or all runs if they share a corpus.
 
     Returns:
-        The lifted function. The number of runs must be one that `pad_to_devices` does not change.
+        The lifted function. It requires a number of runs that `pad_to_devices` leaves unchanged.
     """
     every = jax.vmap(function, in_axes=tuple(in_axes))
 
     def few_at_a_time(*arguments: Any) -> Any:
-        # Evaluate this during tracing, because a study may have programs for the devices and for the host.
+        # Decide this during tracing, because one study may compile programs for both the accelerator and the
+        # host.
         if (shared and per_core is None) or backend.platform() != "cpu":
             return every(*arguments)
         own = _own(arguments, in_axes)
@@ -111,8 +119,8 @@ def _shard(function: Callable[..., Any], in_axes: Sequence[int | None], shared: 
         lanes = jax.tree.leaves(_own(arguments, in_axes))[0].shape[0]
         if (mesh := _mesh(lanes, shared)) is None:
             return function(*arguments)
-        # Each device runs separate loops of different lengths. Nothing is reduced over runs, so replication
-        # need not be tracked. Tracking would sum gradients of inner parameters over runs.
+        # Each device runs its own loops, which differ in length. Nothing is reduced over runs, so replication
+        # need not be tracked. With tracking, gradients of inner parameters would be summed over runs.
         every = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P("lanes"), check_vma=False)
         return every(*arguments)
 
@@ -122,7 +130,7 @@ def _shard(function: Callable[..., Any], in_axes: Sequence[int | None], shared: 
 class Lifted:
     """Function of one run, lifted to many runs on all devices and compiled for its arguments.
 
-    A float64 function runs on the host if the devices do not support float64, and its arguments are moved
+    If the devices do not support float64, a float64 function runs on the host, and its arguments are moved
     there.
     """
 
@@ -138,15 +146,15 @@ class Lifted:
     ) -> None:
         """Lift a function; see `vmap_over_devices` for the arguments and `jax.jit` for the options.
 
-        `dtype="float64"` compiles in float64 regardless of the session. `view` selects the part of the first
-        argument to pass on.
+        `dtype="float64"` compiles in float64 regardless of the session's precision. `view` is applied to the
+        first argument before it is passed to the function.
         """
         self._jitted = jax.jit(vmap_over_devices(function, in_axes, shared, per_core), **options)
         self._in_axes, self._shared, self._view = tuple(in_axes), shared, view
         self._double = dtype == "float64"
 
     def __call__(self, first: Any, *others: Any) -> Any:
-        """Return the results for all runs."""
+        """Compute the results for all runs."""
         with self.precision():
             arguments = self._view(first), *others
             if backend.has_host():
@@ -154,11 +162,11 @@ class Lifted:
             return self._jitted(*arguments)
 
     def shapes(self, first: Any, *others: Any) -> Any:
-        """Return the shapes of the results, given the shapes of the arguments."""
+        """Return the shapes of the results for the given arguments, which may be shapes themselves."""
         return jax.eval_shape(self, first, *others)
 
     def lower(self, first: Any, *others: Any) -> Any:
-        """Lower the function for arguments or their shapes, like `jax.jit`."""
+        """Lower the function for arrays or their shapes, like the `lower` method of a `jax.jit` function."""
         with self.precision():
             return self._jitted.lower(self._view(first), *others)
 
@@ -168,7 +176,7 @@ class Lifted:
         return self._double and backend.platform() in backend.WITHOUT_FLOAT64
 
     def precision(self) -> Any:
-        """Return a context manager that sets the precision and the devices of the function."""
+        """Return a context manager that sets the function's precision and devices."""
         return backend.float64() if self._double else nullcontext()
 
 
@@ -179,17 +187,17 @@ def pad_to_devices(lanes: Sequence[Any], shared: bool) -> list[Any]:
 
 
 def repad(tree: Any, lanes: int, padded: int) -> Any:
-    """Adapt the padding of vmapped runs to the current devices.
+    """Pad vmapped runs for the current devices, replacing the padding for the previous devices.
 
-    `lanes` is the number of runs without padding, and `padded` the number with padding for the current
-    devices.
+    `lanes` is the number of runs without padding, and `padded` the number of runs with padding for the
+    current devices.
     """
     lane = np.minimum(np.arange(padded), lanes - 1)
     return jax.tree.map(lambda x: x if len(x) == padded else np.asarray(x)[lane], tree)
 
 
 def put(tree: Any, shared: bool) -> Any:
-    """Transfer arrays with a leading axis of vmapped runs to the devices of the runs."""
+    """Transfer arrays with a leading axis of vmapped runs to the devices on which these runs are computed."""
     if backend.has_host():
         return tree  # Programs transfer their arguments themselves.
     mesh = _mesh(jax.tree.leaves(tree)[0].shape[0], shared)
@@ -206,12 +214,12 @@ def moved(arguments: Sequence[Any], in_axes: Sequence[int | None], shared: bool)
 
 
 def shape_structs(tree: Any, lanes: int, in_axis: int | None, shared: bool, computed: bool = False) -> Any:
-    """Convert an argument, given as arrays or shapes, to shapes for which a program can be compiled.
+    """Convert an argument, given as arrays or shapes, to shapes for compiling a program.
 
     `in_axis` is 0 if the argument has a leading axis of runs, None if all runs share it. `shared` is True if
-    the runs share a corpus, and `computed` if another program computed the argument on the devices of the
-    runs. Shapes have shardings if these are known before the call, and always when compiling for an absent
-    chip.
+    the runs share a corpus. `computed` is True if the argument is the output of another program and therefore
+    already on the devices that compute the runs. The shapes have shardings if these are known before the
+    call, and always when compiling for a chip that is not present.
     """
     sharding = None
     if backend.are_described() or backend.has_host() or (computed and _mesh(lanes, shared) is not None):
@@ -225,7 +233,10 @@ def shape_structs(tree: Any, lanes: int, in_axis: int | None, shared: bool, comp
 
 
 def device_count(shared: bool) -> int:
-    """Return the number of devices for vmapped runs. A CPU is one device if the runs share a corpus."""
+    """Return the number of devices for vmapped runs.
+
+    A CPU counts as one device if the runs share a corpus.
+    """
     return 1 if shared and backend.platform() == "cpu" else len(backend.local_devices())
 
 
@@ -237,7 +248,8 @@ def _shape(lanes: int, shared: bool) -> tuple[int, int]:
 def _mesh(lanes: int, shared: bool) -> Mesh | None:
     used, each = _shape(lanes, shared)
     if used * each != lanes and backend.is_host():
-        # Runs are padded for the accelerator. The host uses the largest number of devices that divides them.
+        # The number of runs was padded for the accelerator; on the host, use the largest number of devices
+        # that divides it evenly.
         used = max(k for k in range(1, used + 1) if lanes % k == 0)
     elif used * each != lanes:
         raise ValueError(
@@ -257,5 +269,5 @@ def _own(arguments: Sequence[Any], in_axes: Sequence[int | None]) -> tuple[Any, 
 
 
 def size_of(tree: Any) -> int:
-    """Return the size of arrays, or of arrays with given shapes, in bytes."""
+    """Return the total size in bytes of a tree of arrays or shapes."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -1,6 +1,7 @@
-"""Distributed studies: processes that share a folder or a bucket each run a shard, then wait for the others.
+"""Distributed studies: each process runs one shard and then waits for the other processes.
 
-Processes only communicate through the results folder. A killed process does not stop the others.
+The processes share a folder or bucket and communicate only through the results folder. If one process is
+killed, the others continue.
 """
 
 import os
@@ -16,8 +17,9 @@ from jaxattn.lab.engine.store import Store
 from jaxattn.lab.storage.folder import ResultsFolder, results_folder
 from jaxattn.lab.study.definition import Definition
 
-# Variables set by launchers: number of processes, index of this process, index on its host, and a variable
-# that is only set within a launched task. Slurm also sets the first three in the job script.
+# Environment variables set by launchers: the number of processes, the index of this process, its index on its
+# host, and a variable that exists only within a launched task. Slurm also sets the first three in the job
+# script.
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST"),
@@ -25,14 +27,15 @@ _LAUNCHERS = (
 
 
 def read_process(text: str) -> tuple[int, int]:
-    """Return the shard of this process, (I + 1, N).
+    """Return the shard to run in this process, (I + 1, N).
 
     Args:
-        text: "auto" for processes started by Slurm or Open MPI, else "N,I" with the number of processes N and
-            the index I of this process, from 0. A leading address, "HOST:PORT,N,I", is ignored.
+        text: "auto" for processes started by Slurm or Open MPI; otherwise "N,I", where N is the number of
+            processes and I is the index of this process, counted from 0. A leading address,
+            "HOST:PORT,N,I", is ignored.
 
     Raises:
-        InputError: the text has a different form, or the cluster is unknown.
+        InputError: `text` has neither form, or no launcher is detected.
     """
     if text == "auto":
         process, processes = _of_cluster()
@@ -40,12 +43,12 @@ def read_process(text: str) -> tuple[int, int]:
         *address, count, which = ["", *text.split(",")]
         if len(address) > 2 or not (count.strip().isdecimal() and which.strip().isdecimal()):
             raise InputError(
-                f"--distributed {text}: expected auto, or N,I with N processes and the index I of this "
-                "process, from 0, for example 2,0"
+                f"--distributed {text}: expected auto, or N,I for N processes, where I is the index of this "
+                "process, counted from 0; for example 2,0"
             )
         process, processes = int(which), int(count)
     if process >= processes:
-        raise InputError(f"--distributed {text}: the index must be in 0 to {processes - 1}")
+        raise InputError(f"--distributed {text}: the index must be between 0 and {processes - 1}")
     return process + 1, processes
 
 
@@ -54,12 +57,12 @@ def wait(
 ) -> list[Path]:
     """Wait until all shards in a directory are finished, and return their folders.
 
-    `limit` is the maximum time in seconds without a running process in the folder of an unfinished shard.
-    `note` is called with a line about each unfinished shard.
+    `limit` is the maximum time in seconds that an unfinished shard may go without a running process.
+    `note` is called with one line for each unfinished shard.
 
     Raises:
         InputError: a shard has a different config.
-        RunError: a shard had no running process for too long, or the shards have incompatible batches.
+        RunError: a shard had no running process for too long, or the shards use different batch sizes.
     """
     whole = results_folder(directory)
     directory = Path(whole.absolute)
@@ -92,14 +95,14 @@ def wait(
             time.sleep(whole.look_s)
     if len(widths) > 1:
         raise RunError(
-            f"{whole.absolute}: the shards have different batches, because the hosts differ in "
+            f"{whole.absolute}: the shards use different batch sizes, because the hosts differ in "
             "memory; choose another folder and use the same --max-memory for all processes"
         )
     return folders
 
 
 def shard_folder(directory: Path, shard: tuple[int, int]) -> Path:
-    """Return the folder of a shard. For a single shard, it is the results folder itself."""
+    """Return the folder of a shard: a subfolder, or the results folder itself if there is only one shard."""
     return directory if shard == (1, 1) else directory / f"shard-{shard[0]}-of-{shard[1]}"
 
 
@@ -108,11 +111,11 @@ def _manifest(folder: ResultsFolder, described: dict[str, Any]) -> Mapping[str, 
 
 
 def _of_cluster() -> tuple[int, int]:
-    """Return the index of this process and the number of processes, and select the GPU of this process."""
+    """Return the index of this process and the number of processes, and select a GPU for this process."""
     given = next((names for names in _LAUNCHERS if all(name in os.environ for name in names)), None)
     if given is None:
         raise InputError(
-            "--distributed auto: no variables of Slurm (srun) or Open MPI (mpirun) are set; use N,I instead"
+            "--distributed auto: no Slurm (srun) or Open MPI (mpirun) variables are set; use N,I instead"
         )
     texts = [os.environ[name] for name in given[:3]]
     if not all(text.isdecimal() for text in texts):

@@ -1,7 +1,8 @@
-"""Extension of a finished run to more steps of its last phase.
+"""Extend a finished run by adding steps to its last phase.
 
-Every finished batch resumes from its last state. The result is that of a single run of all steps, because
-such a run records the same steps. A finished batch is kept until its extension is finished.
+Every finished batch resumes from its last state. The result equals that of a single, longer run, because
+an extension is allowed only if both runs record the same steps. A finished batch is kept until its
+extension is finished.
 """
 
 import math
@@ -29,17 +30,18 @@ from jaxattn.lab.study.tree import assign
 def extended_cells(
     study: Definition, folder: Store, described: Mapping[str, Any], cache: ProgramCache
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return the cells of a manifest with the shorter configs that they extend, and the key that differs.
+    """Return the manifest's cells, each with the shorter runs that it extends, and the key that changed.
 
     Args:
         study: the study, with the larger number of steps.
         folder: its results folder.
         described: the manifest of a new run of the study.
-        cache: cache of programs.
+        cache: cache of compiled programs.
 
     Returns:
-        The entries of `described["cells"]`, each with `extends`, the hashes of its shorter configs with their
-        numbers of steps; and the key of `steps`, or "" if no finished run is to be extended.
+        The entries of `described["cells"]`, and the key that sets the number of steps, or "" if no finished
+        run is extended. If a cell extends shorter runs, the field `extends` of its entry maps the config hash
+        of each shorter run to its number of steps.
 
     Raises:
         InputError: the run cannot be extended.
@@ -63,7 +65,7 @@ def extended_cells(
     key, old = steps
     place = f"{folder.directory}: {key}: {old:,} -> {study.base.phases[-1].steps:,}"
     if known["status"] != "finished":
-        raise InputError(f"{place}: the run of {old:,} steps is not finished; finish it before extending it")
+        raise InputError(f"{place}: the {old:,}-step run is not finished; finish it before extending it")
     tree = assign(study.tree, f"phases.{len(study.base.phases) - 1}.steps", old)
     shorter = Definition(tree, study.names)
     cells = []
@@ -82,7 +84,7 @@ def extended_cells(
 
 
 def reopened(batch: Batch, saved: BatchState, tables: Mapping[str, pd.DataFrame]) -> tuple[BatchState, Any]:
-    """Return a finished batch as one that has taken its steps of a longer last phase, and its tables."""
+    """Reopen a finished batch to add steps to its last phase; return its state and tables."""
     phases, probes = batch.group.setting.phases, batch.group.setting.probes
     name = phases[-1].name
     records, tokens = tables["records"], tables["tokens"]
@@ -108,7 +110,10 @@ def _extends(shorter: Mapping[str, int]) -> dict[str, Any]:
 def _steps(
     study: Definition, known: Mapping[str, Any], described: Mapping[str, Any]
 ) -> tuple[str, int] | None:
-    """Return the key of the steps of the last phase and their earlier number, if nothing else differs."""
+    """Return the key that sets the last phase's number of steps, and its old value.
+
+    Return None unless the number of steps is the only setting that changed, and it increased.
+    """
     phase, place = study.base.phases[-1], f"phases.{study.base.phases[-1].name}"
     changed = differences(known["config"], described["config"])
     keys = [line.partition(": ")[0] for line in changed]
@@ -117,7 +122,7 @@ def _steps(
         return None
     if phase.end_key:
         raise InputError(
-            f"{'; '.join(changed)}: the phase cannot be extended, because it depends on its end by "
+            f"{'; '.join(changed)}: the phase cannot be extended, because its steps depend on "
             f"{place}.{phase.end_key}; choose another folder with --out"
         )
     old = known["config"]["phases"][-1].get("steps")
@@ -127,7 +132,7 @@ def _steps(
 
 
 def _check_rows(place: str, shorter: Setting, longer: Setting) -> None:
-    """Raise InputError unless the longer phase records the steps of the shorter one up to its end."""
+    """Raise InputError unless the longer phase's measured steps begin with those of the shorter phase."""
     less, more = shorter.phases[-1], longer.phases[-1]
     old, new = shorter.probes.steps_of(less), longer.probes.steps_of(more)
     if old == new[: len(old)]:
@@ -142,8 +147,8 @@ def _check_rows(place: str, shorter: Setting, longer: Setting) -> None:
     near = sorted(sorted(set(fitting), key=lambda steps: abs(steps - more.steps))[:2])
     hint = f"use {' or '.join(f'{steps:,}' for steps in near)} steps, or " if near else ""
     raise InputError(
-        f"{place}: a run of {more.steps:,} steps would have recorded other steps (probes) than this run; "
-        f"{hint}choose another folder with --out; set probes.every to extend runs to its multiples"
+        f"{place}: a run of {more.steps:,} steps would be measured at different steps from this run; "
+        f"{hint}choose another folder with --out; with probes.every = K, extend runs to multiples of K"
     )
 
 
@@ -159,7 +164,7 @@ def _check_states(place: str, folder: Store, cells: Sequence[Mapping[str, Any]])
 
 
 def _check_programs(place: str, longer: Sequence[Cell], shorter: Sequence[Cell], cache: ProgramCache) -> None:
-    """Raise InputError if custom code in the last phase depends on its number of steps."""
+    """Raise InputError if custom code in the last phase depends on the phase's number of steps."""
     for more, less in zip(compile_groups(longer), compile_groups(shorter), strict=True):
         programs = cache.of(more)
         texts = [

@@ -1,4 +1,4 @@
-"""Compile the functions of `study.seed`, which handle one seed, for many vmapped runs on all devices."""
+"""Lift the single-seed functions of `study.seed` to many vmapped runs on all devices, and compile them."""
 
 import gc
 import os
@@ -24,21 +24,23 @@ from jaxattn.lab.study.randomness import Keys, keys
 from jaxattn.lab.study.seed import Carried
 from jaxattn.lab.study.setting import Hyperparameters, Setting, with_hyperparameters
 
-# Number of compiler threads, each of which needs memory.
+# Number of threads that compile in parallel. Each thread needs memory.
 _THREADS = 4
 
 
 class Program(NamedTuple):
-    """Compiled functions of a phase. All arrays except shared corpora have a leading axis of vmapped runs.
+    """Compiled functions for one phase. All arrays except shared corpora have a leading axis of vmapped runs.
+
+    `carried` is the state of the phase; `numbers` are the numeric settings that may differ between runs.
 
     Attributes:
         phase: the phase.
-        probe_steps: steps to measure at, including 0 and the last one.
+        probe_steps: steps at which to measure, including 0 and the last step.
         begin: (params, splits, numbers, keys) -> carried, with PRNG keys for the phase.
-        advance: (carried, splits, numbers, k) -> carried after k more steps, with `carried` donated.
+        advance: (carried, splits, numbers, k) -> carried after k more steps; `carried` is donated.
         measure: (carried, splits, numbers) -> metrics by probe.
-        state_metrics: carried -> metrics from the state itself.
-        observe: probes of the whole phase, each with a function carried -> observation.
+        state_metrics: carried -> metrics computed from the state alone.
+        observe: whole-phase probes, each paired with a function carried -> observation.
         tokens: (params, splits, numbers) -> columns of the token table.
     """
 
@@ -52,7 +54,7 @@ class Program(NamedTuple):
     tokens: Lifted
 
     def histories(self, carried: Any) -> dict[str, np.ndarray]:
-        """Return zero arrays for the observations of the phase probes, (L, probe steps, ...) each."""
+        """Return arrays of zeros for whole-phase observations, (L, probe steps, ...) for L runs."""
         found = {}
         for number, (_, observe) in enumerate(self.observe):
             with jax.enable_x64(True):
@@ -62,11 +64,12 @@ class Program(NamedTuple):
 
 
 class Shaped(NamedTuple):
-    """Program with the shapes of its arguments.
+    """Program together with the shapes of its arguments.
 
     Attributes:
         phase: index of the phase; None for programs that run before the first phase.
-        place: names of the phase and the program, such as "query.advance"; or "draw", or "start".
+        place: names of the phase and the program, such as "query.advance"; "draw" or "start" before the first
+            phase.
         lifted: the lifted function.
         arguments: shapes of its arguments.
     """
@@ -83,34 +86,34 @@ class Shaped(NamedTuple):
 
 
 class Programs:
-    """Compiled functions of a setting, each built on first use.
+    """Compiled functions for one setting, each built on first use.
 
     Attributes:
-        setting: common setting of the cells of a group.
+        setting: setting shared by the cells of a group.
         text: data that all vmapped runs share, or their shapes; None if data are sampled for each run.
     """
 
     def __init__(self, setting: Setting, text: Loaded | None = None) -> None:
-        """Store the setting without compiling anything."""
+        """Store the setting and the data without compiling anything."""
         self.setting, self.text = setting, text
         self._kept: dict[Hashable, Any] = {}
         self._compiled_for: set[int] = set()
 
     @cached_property
     def drawing(self) -> Lifted:
-        """Function (keys, numbers) -> sampled data of each run."""
+        """The lifted function (keys, numbers) -> data sampled for each run."""
 
         def draw(key: Array, numbers: Hyperparameters) -> Splits:
             return seed.draw_data(with_hyperparameters(self.setting, numbers), key)
 
-        # One run at a time on a CPU: batched sorts take twice as long to compile and are not faster.
+        # Sample one run at a time on a CPU: batched sorts take twice as long to compile and are not faster.
         return Lifted(draw, (0, 0), per_core=1)
 
     def draw(self, keys: Array, numbers: Hyperparameters) -> Loaded:
-        """Sample the data of each run, or return the data that all runs share.
+        """Sample data for each run, or return the data shared by all runs.
 
         Raises:
-            InputError: the data cannot be used by any study.
+            InputError: the data are unusable.
         """
         if self.text is not None:
             return self.text
@@ -119,7 +122,7 @@ class Programs:
         return loaded
 
     def starting(self, loaded: Loaded) -> Lifted:
-        """Function (keys, numbers) -> initial parameters of each run."""
+        """Return the lifted function (keys, numbers) -> initial parameters of each run."""
 
         def draw(key: Array, numbers: Hyperparameters, splits: Splits) -> Any:
             return seed.initial_params(
@@ -127,26 +130,27 @@ class Programs:
             )
 
         def make() -> Lifted:
-            # Parameters depend only on the shapes of the data.
+            # The initial parameters depend only on the shapes of the data, not on their values.
             first = partial(jax.tree.map, lambda x: x[0])
             one = loaded.splits if loaded.shared else jax.eval_shape(first, loaded.splits)
-            # One run at a time, because batched LAPACK routines deadlock on several CPU devices.
+            # Initialise one run at a time, because batched LAPACK routines deadlock if there are several CPU
+            # devices.
             return Lifted(partial(draw, splits=one), (0, 0), loaded.shared, per_core=1)
 
         return self._keep("start", make)
 
     def start(self, loaded: Loaded, keys: Array, numbers: Hyperparameters) -> Any:
-        """Sample the initial parameters of each run."""
+        """Compute the initial parameters of each run."""
         return self.starting(loaded)(keys, numbers)
 
     def phase(self, index: int, loaded: Loaded) -> Program:
-        """Return the compiled functions of a phase."""
+        """Return the compiled functions for a phase."""
         return self._keep(index, lambda: _program(self.setting, index, loaded))
 
     def shaped(self, group: CompileGroup, lanes: int) -> Iterator[Shaped]:
-        """Yield the programs of a batch in the order of their first calls.
+        """Yield the programs for a batch in the order in which they are first called.
 
-        Call this, and lower the programs, in the precision of the study. `lanes` includes padding.
+        Call this function, and lower the programs, in the study's precision. `lanes` includes padding.
         """
         shared = self.text is not None
         fresh, own = (
@@ -180,18 +184,18 @@ class Programs:
             params = carried.state.params
 
     def corpora(self, group: CompileGroup, lanes: int) -> Loaded:
-        """Return the shapes of the data for a number of vmapped runs."""
+        """Return the data if all runs share them; otherwise, return their shapes for `lanes` vmapped runs."""
         if self.text is not None:
             return self.text
         shapes = self.drawing.shapes(_keys(lanes), _numbers(group, lanes))
         return Loaded(shapes, False, seed.drawn(self.setting).tokens)
 
     def params(self, group: CompileGroup, lanes: int) -> Any:
-        """Return the shapes of the parameters for a number of vmapped runs."""
+        """Return the shapes of the parameters for `lanes` vmapped runs."""
         return self.starting(self.corpora(group, lanes)).shapes(_keys(lanes), _numbers(group, lanes))
 
     def compile(self, group: CompileGroup, lanes: int, phase: int = 0, resumed: bool = False) -> None:
-        """Compile all programs in parallel threads, before they are called.
+        """Compile all remaining programs in parallel threads, before they are called.
 
         `phase` is the first phase to run, and `resumed` is True if it resumes from a checkpoint.
         """
@@ -218,24 +222,24 @@ class Programs:
 
 
 class ProgramCache:
-    """Cache that batches share: the texts of a data source, and the programs of a setting."""
+    """Cache shared by batches: the loaded data, and the programs for each setting."""
 
     def __init__(self, loading: Progress = silent) -> None:
-        """Create an empty cache. `loading` is the progress callback for reading texts."""
+        """Create an empty cache. `loading` is the progress callback for loading data."""
         self._loading = loading
         self._text: tuple[Any, Loaded] | None = None
         self._last: tuple[CompileGroup, Programs] | None = None
 
     def of(self, group: CompileGroup) -> Programs:
-        """Return the programs of a group, after reading its texts.
+        """Return the programs of a group, loading its data first if necessary.
 
         Raises:
-            InputError: the texts cannot be used.
+            InputError: the data cannot be used.
         """
         if self._last is None or self._last[0] is not group:
             if self._last is not None:
                 self._last = None
-                gc.collect()  # Collected for the same reason as in `programs`.
+                gc.collect()  # see `programs` for the reason
             self._last = group, self._make(group.setting)
         return self._last[1]
 
@@ -246,14 +250,14 @@ class ProgramCache:
         if self._text is None or self._text[0] != data:
             self._text = data, data.load(self._loading)
             seed.check_data(self._text[1])
-        # Compiled functions hold references to the data, so do not keep them after the run.
+        # Compiled functions hold references to the data, so do not keep the functions after the run.
         return Programs(setting, self._text[1])
 
 
 def programs(setting: Setting) -> Programs:
-    """Return the programs of a setting without shared data, reusing those of earlier runs in this process.
+    """Return the programs for a setting without shared data, reusing programs compiled in this process.
 
-    Programs of settings with custom code are always new, because global variables may have changed.
+    Settings with custom code always get new programs, because global variables may have changed.
     """
     try:
         key = _identity(setting)
@@ -262,8 +266,8 @@ def programs(setting: Setting) -> Programs:
     if key not in _KNOWN:
         if len(_KNOWN) == MOST_KNOWN:
             del _KNOWN[next(iter(_KNOWN))]
-            # Programs are in reference cycles and hold memory maps, and a process is limited to 65,530 of
-            # these.
+            # Collect garbage now: programs are part of reference cycles and hold memory maps, and a process
+            # is limited to 65,530 maps.
             gc.collect()
         _KNOWN[key] = Programs(setting)
     return _KNOWN[key]
@@ -274,7 +278,7 @@ MOST_KNOWN = 8
 
 
 class _UserCode(Exception):
-    """Raised for a setting that contains custom code."""
+    """Raised if a setting contains custom code."""
 
 
 def _identity(x: Any) -> Hashable:
@@ -291,10 +295,10 @@ def _identity(x: Any) -> Hashable:
 
 
 def seed_keys(seeds: Sequence[int], hold: tuple[str, ...] = ()) -> Keys:
-    """Return the PRNG keys of every seed, (S,) each.
+    """Return the PRNG keys for all seeds; each array has shape (S,).
 
-    The keys depend only on the seed and on `hold`, so cells share random numbers, differences between
-    settings can be paired, and seeds can be added later.
+    The keys depend only on the seed and on `hold`. All cells therefore use the same random numbers, so
+    settings can be compared pairwise for each seed, and seeds can be added later.
     """
     return _make_keys(np.asarray(seeds, np.uint32), hold)
 
@@ -313,13 +317,13 @@ def _numbers(group: CompileGroup, lanes: int) -> Any:
 
 
 def _compile(lowered: Any, lifted: Lifted, dtype: str) -> None:
-    # JAX's settings are local to a thread.
+    # JAX's settings are thread-local, so they must be set in each thread.
     with backend.precision(dtype), lifted.precision():
         lowered.compile()
 
 
 class _Parameters(NamedTuple):
-    """State for step probes, without float64 fields, which float32 programs do not accept."""
+    """State passed to step probes, without the float64 fields that float32 programs do not accept."""
 
     params: Any
 

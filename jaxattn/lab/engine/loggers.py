@@ -1,4 +1,4 @@
-"""Loggers of measurements during a run: metrics.jsonl, TensorBoard, and offline Weights & Biases."""
+"""Loggers for measurements during a run: metrics.jsonl, TensorBoard, and offline Weights & Biases."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,8 +19,8 @@ def open_loggers(folder: Store, name: str, kinds: Sequence[Kind], profile: bool)
     """Open the loggers, and start a JAX trace if `profile` is True.
 
     Yields:
-        A function to call with each entry and the series of its seeds. Entries without measurements are only
-        written to metrics.jsonl.
+        A function to call with each log entry and its per-seed series. Entries without measurements are
+        written only to metrics.jsonl.
 
     Raises:
         InputError: the package of a dashboard is not installed.
@@ -43,13 +43,13 @@ def open_loggers(folder: Store, name: str, kinds: Sequence[Kind], profile: bool)
 
 
 def open_dashboard(kind: Kind, directory: Path, name: str) -> tuple[Write, Callable[[], None]]:
-    """Open a dashboard that shows the median over the vmapped runs of a batch and a line per seed.
+    """Open a dashboard that shows the median over a batch's vmapped runs, and one curve per seed.
 
     Files are written to `tensorboard` or `wandb` in the results folder. Nothing is uploaded; `wandb sync`
     uploads an offline run.
 
     Returns:
-        A function to call with each entry and the series of its seeds, and a function that closes the
+        A function to call with each log entry and its per-seed series, and a function that closes the
         dashboard.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Manifest of a run (config, versions, source and device), and differences between two configs."""
+"""Manifest of a run (config, versions, source and device), and comparison of two configs."""
 
 import math
 import os
@@ -63,7 +63,10 @@ def new_manifest(study: Definition, command: str, shard: tuple[int, int] = (1, 1
 
 
 def of_batches(widths: list[int], every: list[Batch], batches: list[Batch]) -> dict[str, Any]:
-    """Build the manifest entries of batches: vmapped runs per batch of each group, and batch names."""
+    """Build the manifest entries for batches.
+
+    They contain the batch size of each group, the batches of this shard, and the names of all other batches.
+    """
     elsewhere = {batch.name for batch in every} - {batch.name for batch in batches}
     return {"widths": widths, "batches": batch_entries(batches), "elsewhere": sorted(elsewhere)}
 
@@ -77,7 +80,7 @@ def batch_entries(batches: list[Batch]) -> list[dict[str, Any]]:
 
 
 def devices_since(known: Mapping[str, Any], note: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return the devices used when resuming, without the first ones, and report a change of devices."""
+    """Return the devices used after the first device, including the current one, and report any change."""
     every = [known["device"], *known.get("continued_on", ())]
     if (now := devices.describe_devices()) != every[-1]:
         words = (f"{device.get('count')} × {device.get('kind')}" for device in (every[-1], now))
@@ -87,7 +90,7 @@ def devices_since(known: Mapping[str, Any], note: Callable[[str], None]) -> list
 
 
 def note_unhashed(study: Definition, code: Mapping[str, str | None], note: Callable[[str], None]) -> None:
-    """Report custom code that cannot be hashed, with the reason and the option to resume the run."""
+    """Report custom code that cannot be hashed, with the reason and the option that allows resuming."""
     for name in (name for name, digest in code.items() if digest is None):
         reason = study.names.unhashable(name)
         note(
@@ -97,19 +100,19 @@ def note_unhashed(study: Definition, code: Mapping[str, str | None], note: Calla
 
 
 def _randomness(setting: Setting) -> dict[str, list[str]]:
-    """Return the held parts of the random numbers and those that vary over seeds; empty if none is held."""
+    """Return which sources of randomness are held fixed and which vary with the seed; {} if none are held."""
     if not setting.hold:
         return {}
     return {"hold": list(setting.hold), "varies": varying(setting.data, setting.phases, setting.hold)}
 
 
 def labels(study: Definition) -> dict[str, str]:
-    """Collect the metric labels from the probes."""
+    """Collect the metric labels from all probes."""
     return {name: label for probe in _probes(study) for name, label in probe.labels.items()}
 
 
 def scales(study: Definition) -> dict[str, list[Any]]:
-    """Collect kind, low and high of the metric scales from the probes, with None for no bound."""
+    """Collect the metric scales from all probes, as [kind, low, high]; an infinite bound is None."""
     return {
         name: [found.kind, *(x if math.isfinite(x) else None for x in (found.low, found.high))]
         for probe in _probes(study)
@@ -123,7 +126,7 @@ def _probes(study: Definition) -> list[Measurement]:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return the settings that differ, as `key: old -> new`, except for those that may change."""
+    """Return the settings that differ, as `key: old -> new`, except those that may change on resuming."""
     flat_old, flat_new = _flat(old), _flat(new)
     keys = sorted(flat_old.keys() | flat_new.keys())
     allowed = tuple(key for key in PRESENTATION if key not in (*GRID, "blocks"))
@@ -135,7 +138,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def code_changes(known: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> str:
-    """Return which custom functions and classes changed or cannot be compared, or ""."""
+    """Return a message listing custom code that has changed or cannot be compared, or "" if there is none."""
     shared = [name for name in now if any(name in one for one in known)]
     unknown = [name for name in shared if now[name] is None]
     changed = [name for name in shared if any(one.get(name, now[name]) != now[name] for one in known)]

@@ -1,4 +1,4 @@
-"""Number of vmapped runs that fit in memory, determined from compiled programs."""
+"""Number of vmapped runs that fit in memory, determined from the compiled programs."""
 
 import math
 import resource
@@ -15,11 +15,12 @@ from jaxattn.lab.engine.lift import Programs
 from jaxattn.lab.storage import files
 from jaxattn.lab.study.groups import CompileGroup
 
-# Bound on memory, in multiples of the parameters and data: gradients, moments, per-sequence averages and
-# temporaries. The built-in models need less. A batch that needs more runs out of memory and is split into
-# halves.
+# Upper bound on memory use, as a multiple of the size of parameters and data. It covers gradients, moments,
+# per-sequence averages and temporary arrays. The built-in models need less. A batch that needs more runs out
+# of memory and is split in half.
 AMPLE = 100
-# Address space in bytes in which small studies compile; with three quarters of it some aborted.
+# Address space in bytes that suffices to compile small studies; with three quarters of it, some compilations
+# aborted.
 ADDRESS_SPACE = 4 * 2**30
 
 
@@ -30,10 +31,10 @@ def fitting_width(
     budget: int,
     note: Callable[[CompileGroup], None] = lambda group: None,
 ) -> int:
-    """Return the number of runs of a group to vmap together, at most `lanes`.
+    """Return how many of a group's runs to vmap together, at most `lanes`.
 
-    Programs are only compiled, after a call of `note`, if the sizes of parameters and data do not determine
-    the result. `budget` is the memory limit in bytes per device.
+    Programs are compiled, after a call to `note`, only if the sizes of the parameters and data alone do not
+    determine the number. `budget` is the memory limit in bytes per device.
 
     Raises:
         InputError: a single run does not fit in memory, or the arrays are too large to compile.
@@ -62,11 +63,11 @@ def fitting_width(
 
 
 def fit(peak: Callable[[int], int | float], most: int, budget: int | float) -> tuple[int, float]:
-    """Find the number of vmapped runs that fit on a device (0 if none), and the memory of the last program.
+    """Return how many vmapped runs fit on a device (0 if none), and the memory of the last program tried.
 
-    `peak` compiles for a number of runs and returns the memory in bytes, infinite if compilation fails.
-    `most` runs are tried first. The number is halved until the runs fit, and the last two results are then
-    interpolated.
+    `peak` compiles for a number of runs and returns the memory in bytes, or infinity if compilation fails.
+    The search starts at `most` runs, halves the number until the runs fit, and then interpolates between the
+    last two results.
     """
     lanes, needed = most, float(peak(most))
     more, needed_by_more = 0, 0.0
@@ -81,24 +82,25 @@ def fit(peak: Callable[[int], int | float], most: int, budget: int | float) -> t
 
 
 def peak(group: CompileGroup, programs: Programs, lanes: int) -> int:
-    """Compile each phase for a number of vmapped runs, and return the peak memory of a device in bytes."""
+    """Compile each phase for `lanes` vmapped runs, and return the peak memory per device in bytes."""
     with backend.precision(group.setting.dtype):
-        # The largest programs of a phase. For minibatches, measuring on all data needs the most memory.
+        # The programs that need the most memory in a phase. In minibatch training, this is the measurement on
+        # all data.
         heavy = [x for x in programs.shaped(group, lanes) if x.name in ("begin", "advance", "measure")]
         own = [x for x in heavy if not x.lifted.on_host]
         return max((held_bytes(x.lifted.lower(*x.arguments).compile()) for x in own), default=0)
 
 
 def held_bytes(compiled: Any) -> int:
-    """Return the device memory of a compiled program in bytes: arguments, results and temporaries."""
+    """Return the device memory of a compiled program in bytes: arguments, results and temporary arrays."""
     found = compiled.memory_analysis()
     own = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
     return int(own + found.temp_size_in_bytes)
 
 
 def default_budget() -> int:
-    """Return the default memory limit in bytes: 80 % of an accelerator's memory, a quarter of the host's."""
-    # Only backends with separate memory report a limit.
+    """Return the default memory limit in bytes: 80 % of accelerator memory, or a quarter of host memory."""
+    # Only backends with separate device memory report a limit.
     if limit := (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"):
         return int(0.8 * limit)
     physical = files.memory()
@@ -106,16 +108,16 @@ def default_budget() -> int:
 
 
 def address_space() -> int | None:
-    """Return the address space limit of this process in bytes (`ulimit -v`), or None."""
+    """Return this process's address space limit in bytes (`ulimit -v`), or None if there is no limit."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 def check_address_space(note: Callable[[str], None]) -> None:
-    """Warn about a low address space limit, because XLA would end the process without an exception.
+    """Warn if the address space limit is low, because XLA may then end the process without an exception.
 
     Raises:
-        InputError: no program can be compiled within the limit.
+        InputError: the limit is too low to compile any program.
     """
     if (limit := address_space()) is None or limit >= ADDRESS_SPACE:
         return
@@ -129,7 +131,7 @@ def check_address_space(note: Callable[[str], None]) -> None:
 def _of_control_groups(
     root: Path = Path("/sys/fs/cgroup"), process: Path = Path("/proc/self/cgroup")
 ) -> list[int]:
-    """Return the memory limits of this process's control groups, set by containers and batch systems."""
+    """Return the memory limits of this process's control groups, as set by containers and batch systems."""
     own = process.read_text().partition("0::")[2].partition("\n")[0] if process.is_file() else ""
     group = root / own.strip("/")
     folders = [folder for folder in (group, *group.parents) if folder.is_relative_to(root)]
@@ -138,7 +140,7 @@ def _of_control_groups(
 
 
 def program_sizes(group: CompileGroup, programs: Programs, lanes: int) -> tuple[int, int]:
-    """Return the size in bytes of data that all runs share, and of the parameters and data of each run."""
+    """Return two sizes in bytes: of the data that all runs share, and of each run's parameters and data."""
     with backend.precision(group.setting.dtype):
         loaded = programs.corpora(group, lanes)
         own = devices.size_of(programs.params(group, lanes)) // lanes

@@ -1,4 +1,4 @@
-"""Run monitor: status, times to save and to stop, estimated time left, and resources used."""
+"""Run monitor: status, requests to save and stop, estimated time left, and resources used."""
 
 import os
 import signal
@@ -15,21 +15,21 @@ from jaxattn.lab.engine.batches import Batch, describe_batch
 from jaxattn.lab.engine.progress import Reporter
 
 _PROCESS = Path("/proc/self")
-# Callback that receives an entry of metrics.jsonl, and the metrics of individual seeds, if any.
+# Callback that receives an entry of metrics.jsonl and, if available, the metrics of individual seeds.
 Write = Callable[[dict[str, Any], dict[str, dict[str, float]]], None]
 
 
 class Interrupted(Exception):
-    """Raised when a run was asked to stop, after it saved the checkpoint from which it can be resumed."""
+    """Raised when a run stops on request, after saving a checkpoint from which it can be resumed."""
 
 
 class Intervals(NamedTuple):
-    """Time intervals of progress and checkpoints.
+    """Time intervals for progress updates and checkpoints.
 
     Attributes:
-        block_s: duration of a block of steps in seconds. Progress and requests to stop are handled between
-            blocks.
-        checkpoint_s: minimum seconds between two checkpoints within a phase.
+        block_s: duration of a block of steps in seconds. Between blocks, the progress is shown and requests
+            to stop are handled.
+        checkpoint_s: minimum time in seconds between two checkpoints within a phase.
         checkpoint_share: maximum fraction of the time spent on checkpoints.
     """
 
@@ -39,7 +39,7 @@ class Intervals(NamedTuple):
 
 
 class RunMonitor:
-    """Progress of a run, with an estimate of the time left that excludes compilation and checkpoints."""
+    """Progress of a run, with an estimate of the remaining time that excludes compilation and checkpoints."""
 
     _batch: Batch
     _probes: Sequence[int]
@@ -57,8 +57,8 @@ class RunMonitor:
 
         Args:
             reporter: displays the progress.
-            write: callback that receives an entry for each status and each measurement.
-            intervals: time intervals of progress and checkpoints.
+            write: callback that receives a log entry for each status and each measurement.
+            intervals: time intervals for progress updates and checkpoints.
             earlier: cumulative resources used by earlier processes of this run.
             started: `time.monotonic()` at the start of this process; defaults to now.
         """
@@ -69,27 +69,27 @@ class RunMonitor:
         self._earlier_mib = max((each.get("peak_memory_mib") or 0.0 for each in earlier), default=0.0)
         self._stop = threading.Event()
         self._save_at = self._started + intervals.checkpoint_s
-        # Seconds per vmapped run, and number of runs that have not started, by (group, phase).
+        # By (group, phase): seconds per vmapped run, and the number of runs that have not started.
         self._costs: dict[tuple[int, int], float] = {}
         self._waiting: Counter[tuple[int, int]] = Counter()
         self._per_step: float | None = None
 
     def spent(self) -> dict[str, float | None]:
-        """Seconds and peak memory in MiB over all processes, with None for an unknown peak."""
+        """Total time in seconds and peak memory in MiB over all processes; the peak is None if unknown."""
         seconds = self._earlier_s + time.monotonic() - self._started
         peak = max(self._earlier_mib, peak_mib() or 0.0)
         return {"wall_time_s": round(seconds, 3), "peak_memory_mib": round(peak) or None}
 
-    # Times to stop and to save.
+    # Requests to stop, and times at which to save.
 
     @property
     def is_stopped(self) -> bool:
-        """True if the run was asked to save and stop."""
+        """True if the run has been asked to save and stop."""
         return self._stop.is_set()
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
-        """Convert the first SIGINT or SIGTERM into a request to stop; a second one has its usual effect."""
+        """Turn the first SIGINT or SIGTERM into a request to stop; a second signal has its usual effect."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -118,7 +118,7 @@ class RunMonitor:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Time a checkpoint, and compute when the next one is due."""
+        """Measure the time for saving a checkpoint, and set the time at which the next checkpoint is due."""
         begin = time.monotonic()
         yield
         took = time.monotonic() - begin
@@ -126,15 +126,15 @@ class RunMonitor:
         wait = max(self._intervals.checkpoint_s, took / self._intervals.checkpoint_share)
         self._save_at = begin + took + wait
 
-    # Progress of the run.
+    # Progress by batch, phase and step.
 
     def expect(self, batches: Iterable[Batch]) -> None:
-        """Add batches that have not started."""
+        """Include the given batches, none of which has started, when estimating the time left."""
         for batch in batches:
             self._waiting.update(_runs(batch))
 
     def begin_batch(self, batch: Batch, number: int, whole: int) -> None:
-        """Record that a batch starts, with its number and the total number of batches."""
+        """Record the start of a batch, its number, and the total number of batches."""
         self._batch, self._number, self._whole = batch, number, whole
         self._phases = batch.group.setting.phases
         self._waiting.subtract(_runs(batch))
@@ -142,14 +142,17 @@ class RunMonitor:
         self._metrics: dict[str, float | None] = {}
 
     def set_status(self, status: str, left: float | None = None) -> None:
-        """Show an operation without steps. Its fraction is only shown if the time left is known."""
+        """Show the status of an operation that has no steps.
+
+        If `left`, the time left in seconds, is given, the finished fraction is also shown.
+        """
         share = None if left is None else self._overall()
         self._reporter.update(f"{describe_batch(self._batch)}{status}", share, left=left)
         nothing: dict[str, Any] = {"metrics": {}, "losses": {}, "failures": []}
         self._write(self._entry(left) | nothing | {"doing": status}, {})
 
     def begin_phase(self, number: int, probes: Sequence[int], step: int) -> None:
-        """Record that a phase starts or resumes at a step, and the steps of its measurements."""
+        """Record that a phase starts or resumes at `step`, and the steps at which it is measured."""
         self._phase, self._step, self._probes = number, step, probes
         self._is_whole, self._per_step = step == 0, None
         self._blocks, self._measured, self._measuring_s, self._saving_s = 0, 0, 0.0, 0.0
@@ -158,14 +161,14 @@ class RunMonitor:
         self.set_status(f"{self._phases[number].name} {'resumes' if step else begins}", self.left())
 
     def block(self, remaining: int) -> int:
-        """Return how many of the remaining steps to take in the next block."""
+        """Return the number of steps to take in the next block, at most `remaining`."""
         if self._per_step is None or self._goal is not None:
             return 1
         return min(remaining, max(1, int(self._intervals.block_s / self._per_step)))
 
     @contextmanager
     def stepping(self, steps: int) -> Iterator[None]:
-        """Time a block of steps, then show the progress."""
+        """Measure the time for a block of steps, then show the progress."""
         begin = time.perf_counter()
         yield
         self._per_step = (time.perf_counter() - begin) / steps
@@ -173,7 +176,7 @@ class RunMonitor:
         self._show()
 
     def record(self, measured: dict[str, Any], series: dict[str, dict[str, float]]) -> None:
-        """Write the measurement of a step; see `records.log_entry`."""
+        """Write the measurements taken at a step; see `records.log_entry`."""
         self._measuring_s += time.monotonic() - self._since
         self._measured += 1
         self._metrics = measured["metrics"]
@@ -181,14 +184,14 @@ class RunMonitor:
         self._show()
 
     def end_phase(self) -> None:
-        """Record the time of the phase per vmapped run, to estimate other batches of the group."""
+        """Record the phase's time per vmapped run, to estimate the time that other batches will take."""
         if self._is_whole:
             self._costs[self._batch.group.number, self._phase] = self._in_phase() / self._batch.width
 
     def left(self) -> float | None:
-        """Estimate the seconds left; None if some phase has not been timed yet."""
+        """Estimate the time left in seconds; return None if some phase has not been timed yet."""
         later = _runs(self._batch, self._phase + 1)
-        wanted = self._waiting + Counter(later)  # Drops entries that are zero.
+        wanted = self._waiting + Counter(later)  # also drops zero counts
         here = self._left_of_phase()
         if here is None or wanted.keys() - self._costs.keys():
             return None
@@ -196,7 +199,8 @@ class RunMonitor:
 
     def _left_of_phase(self) -> float | None:
         last = self._probes[-1]
-        # The first block of a phase includes compilation, and steps towards a goal take unequal times.
+        # The first block of a phase includes compilation, and in a phase with a goal the time per step
+        # varies.
         equal = self._blocks > 1 and self._goal is None
         if self._per_step is not None and (equal or self._step >= last):
             each = self._measuring_s / self._measured if self._measured else 0.0
@@ -205,7 +209,7 @@ class RunMonitor:
         if cost is None or not self._is_whole:
             return None
         left = cost * self._batch.width - self._in_phase()
-        return left if left > 0 else None  # The phase takes longer than in earlier batches.
+        return left if left > 0 else None  # The phase has already taken longer than in earlier batches.
 
     def _in_phase(self) -> float:
         return time.monotonic() - self._phase_began - self._saving_s
@@ -213,7 +217,7 @@ class RunMonitor:
     @property
     def _goal(self) -> Goal | None:
         goal = self._phases[self._phase].goal
-        return goal if isinstance(goal, Goal) else None  # A custom phase may have a setting with this name.
+        return goal if isinstance(goal, Goal) else None  # Custom phases may reuse this name.
 
     def _share(self) -> float:
         steps = [max(phase.steps, 1) for phase in self._phases]
@@ -249,19 +253,19 @@ class RunMonitor:
 
 
 def _runs(batch: Batch, first: int = 0) -> dict[tuple[int, int], int]:
-    """Count the vmapped runs of a batch by (group, phase), from the phase `first` on."""
+    """Count the vmapped runs of a batch by (group, phase), from phase `first` onwards."""
     phases = range(first, len(batch.group.setting.phases))
     return {(batch.group.number, phase): batch.width for phase in phases}
 
 
 def forget_peak() -> None:
-    """Reset the peak memory that `peak_mib` returns, if the system supports it."""
+    """Restart the measurement of peak memory for `peak_mib`, if the operating system supports it."""
     with suppress(OSError):
         (_PROCESS / "clear_refs").write_text("5")
 
 
 def peak_mib() -> float | None:
-    """Return the peak memory in MiB since the start or the last `forget_peak`, or None if unknown."""
+    """Return the peak memory in MiB since the process started or since `forget_peak`, or None if unknown."""
     try:
         lines = (_PROCESS / "status").read_text().splitlines()
     except OSError:

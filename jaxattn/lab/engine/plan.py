@@ -30,7 +30,8 @@ from jaxattn.lab.study.groups import CompileGroup, compile_groups, rehearse_grou
 from jaxattn.lab.study.randomness import Keys, keys
 from jaxattn.lab.study.setting import Setting
 
-# Number of vmapped runs of a trial run, and its duration in seconds.
+# Number of vmapped runs in a timing trial, and the number of seconds of timed steps after which the trial
+# ends.
 LANES = 4
 TRIAL_S = 0.3
 
@@ -46,8 +47,8 @@ def plan_study(
     """Plan a study; return tables of its cells and groups, and a sentence with the totals.
 
     The table of cells lists settings, group, seeds, and finished seeds. The table of compile groups lists
-    cells, number of embedding coordinates, varying numbers, runs, runs per batch, batches, memory per device,
-    and estimated time left.
+    cells, number of embedding coordinates, varying numeric settings, runs, runs per batch, batches, memory
+    per device, and estimated time left.
 
     Args:
         study: the study.
@@ -107,9 +108,9 @@ def plan_study(
 
 
 def recorded_lines(study: Definition) -> list[str]:
-    """Return one line per phase with the metrics of the first cell, and skipped probes with reasons.
+    """Return one line per phase: the metrics recorded in the first cell, and the skipped probes with reasons.
 
-    The texts of the study are read. Raises the same errors as `plan_study`.
+    This loads the study's data, and raises the same errors as `plan_study`.
     """
     setting = study.cells[0].setting
     task, found = _measurements(setting)
@@ -117,10 +118,10 @@ def recorded_lines(study: Definition) -> list[str]:
 
 
 def check_metrics(study: Definition, asked: Mapping[str, str]) -> None:
-    """Raise InputError unless each of the metrics is recorded by some cell of a study.
+    """Raise InputError unless each requested metric is recorded by at least one cell of the study.
 
-    `asked` maps places in the sweep file to the metrics that they refer to. The message contains the place
-    and a similar metric.
+    `asked` maps locations in the sweep file to the metrics requested there. The error message contains the
+    location and suggests a similar metric.
     """
     groups = compile_groups(study.cells) if asked else []
     raising = rehearse_groups(study, groups, silent, keep_going=True)
@@ -144,7 +145,7 @@ _Measured = tuple[dict[int, dict[str, Any]], dict[str, Any]]
 
 
 def _measurements(setting: Setting) -> tuple[Task, list[_Measured]]:
-    """Return the shapes of each phase's measurements: metrics by probe index, and from the state."""
+    """Return the task and, for each phase, the metric shapes: by probe index, and from the phase's state."""
     shared = setting.data.load(silent) if isinstance(setting.data, SharedData) else None
 
     tokens = shared.tokens if shared else seed.drawn(setting).tokens
@@ -192,13 +193,13 @@ def _line(
 
 
 def _coordinates(setting: Setting) -> str:
-    """Return the number of embedding coordinates, if it is known before data are read."""
+    """Return the number of embedding coordinates, or "" if it is unknown before the data are read."""
     dim = setting.model.dim
     if dim is None or isinstance(setting.data, SharedData):
         return "" if dim is None else str(dim)
 
     def start(key: jax.Array) -> Any:
-        # Shapes do not depend on the precision, and float64 would have to be enabled first.
+        # Shapes do not depend on the precision, so use float32, which is always enabled.
         return setting.model.init(key, seed.draw_data(setting, key).train, dtype=jnp.float32)
 
     params = jax.eval_shape(start, jax.random.key(0))
@@ -224,11 +225,11 @@ def _cells(
 
 
 def estimate_runtime(group: CompileGroup, programs: Programs, left: Sequence[batches.Batch]) -> float:
-    """Estimate the time left for a group in seconds, including one compilation of each program.
+    """Estimate a group's time left in seconds, including one compilation of each program.
 
-    A trial sets up each phase for a few runs, takes some steps and measures once. The estimate assumes steps
-    of equal duration, and time proportional to the number of runs, which overestimates on wide devices. Phase
-    probes and figures are not included.
+    In a trial with a few runs, each phase starts, takes some steps and is measured once. The estimate assumes
+    that all steps take the same time, and that time is proportional to the number of runs. It is therefore
+    too high on devices that compute many runs in parallel. Phase probes and figures are not included.
     """
     setting = group.setting
     compiling, running = 0.0, 0.0
@@ -259,7 +260,7 @@ def estimate_runtime(group: CompileGroup, programs: Programs, left: Sequence[bat
             first, again, _ = _twice(partial(made.measure, state, loaded.splits, numbers))
             compiling, running = compiling + first - again, running + again * len(made.probe_steps)
             params = state.state.params
-    # A smaller last batch is compiled separately.
+    # If the last batch is smaller than the others, it is compiled separately.
     return compiling * (1 + (len(left) > 1)) + running * sum(x.width for x in left) / len(some)
 
 

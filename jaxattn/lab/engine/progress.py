@@ -1,4 +1,4 @@
-"""Display the progress of a run: a bar on a terminal, a line in a notebook, plain lines in a pipe."""
+"""Progress display for a run: a bar on a terminal, a line in a notebook, plain lines in a pipe."""
 
 import sys
 import time
@@ -14,10 +14,10 @@ from jaxattn.core.errors import UserCodeError, plain
 
 
 class Reporter:
-    """Reporter that prints the progress of a run to stderr, because stdout contains only results."""
+    """Progress reporter that prints to stderr, because stdout is reserved for results."""
 
     def __init__(self, quiet: bool = False) -> None:
-        """Create a reporter, which prints only warnings and errors if `quiet` is True."""
+        """Create a reporter. If `quiet` is True, the reporter prints only warnings and errors."""
         self.quiet = quiet
         self.console: Console = _Console(stderr=True, soft_wrap=True, highlight=False)
         self._bar: bars.Progress | None = None
@@ -44,7 +44,7 @@ class Reporter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove the progress bar, or the line of a notebook."""
+        """Remove the progress bar, or the progress line in a notebook."""
         self._show("")
         if self._bar is not None:
             self._bar.stop()
@@ -59,12 +59,12 @@ class Reporter:
             description: current operation.
             share: finished fraction of the work; None if unknown.
             state: additional information, such as the loss.
-            left: seconds left; None if unknown.
+            left: time left in seconds; None if unknown.
         """
         description, state = plain(description), plain(state)
         if self._bar is not None:
             end = None if left is None else time.monotonic() + left
-            # Without a total, the bar is indeterminate.
+            # If the total is unknown, show an indeterminate bar.
             self._bar.tasks[0].total = None if share is None else 1.0
             known: dict[str, Any] = {"description": description, "state": state, "end": end}
             self._bar.update(self._task, completed=share or 0.0, **known)
@@ -77,7 +77,10 @@ class Reporter:
                 self.note(line)
 
     def loading(self, description: str, done: int, total: int | None) -> None:
-        """Show the progress of reading data: on a bar, or as one line at the end if it took over a second."""
+        """Show the progress of loading data.
+
+        On a terminal, update the bar. Otherwise, print one line at the end if loading took over a second.
+        """
         if total == 0:
             self.note(description)
             return
@@ -90,12 +93,12 @@ class Reporter:
             self.note(f"{description}: {amount}")
 
     def note(self, line: str) -> None:
-        """Print a line unless quiet."""
+        """Print a line, unless the reporter is quiet."""
         if not self.quiet:
             self.warn(line)
 
     def warn(self, line: str) -> None:
-        """Print a line even if quiet, ignoring errors of stderr."""
+        """Print a line, even if the reporter is quiet. Errors when writing to stderr are ignored."""
         with suppress(OSError, ValueError):
             self.console.print(plain(line), markup=False)
 
@@ -105,14 +108,14 @@ class Reporter:
         return self._line is not None
 
     def trace(self, place: str, error: UserCodeError) -> None:
-        """Print an error in the user's code with its traceback, even if quiet."""
+        """Print an error in user code with its traceback, even if the reporter is quiet."""
         self.warn(f"jaxattn: {place}: {error}")
         for line in error.trace.splitlines():
             self.warn(line.expandtabs())
 
 
 def patient(progress: Callable[[str, float], None], seconds: float = 2.0) -> Callable[[str, float], None]:
-    """Return a progress callback that is silent during the first seconds, for work that is usually short."""
+    """Wrap a progress callback so that calls during the first `seconds` seconds are ignored."""
     begin = time.monotonic()
 
     def tell(what: str, share: float) -> None:
@@ -123,7 +126,7 @@ def patient(progress: Callable[[str, float], None], seconds: float = 2.0) -> Cal
 
 
 class _Console(Console):
-    """Console that raises BrokenPipeError instead of exiting."""
+    """Rich console that raises BrokenPipeError instead of exiting."""
 
     def on_broken_pipe(self) -> None:
         raise
@@ -137,7 +140,7 @@ class _Left(bars.ProgressColumn):
 
 
 def duration(seconds: float) -> str:
-    """Format a time in hours, minutes or seconds."""
+    """Format a duration in hours, minutes or seconds."""
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"

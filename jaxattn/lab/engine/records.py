@@ -1,4 +1,4 @@
-"""Tables of a batch's measurements: records and tokens in long form, failures, and log entries."""
+"""Measurement tables for a batch: records and tokens in long form, failures, and log entries."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from jaxattn.lab.engine.batches import Batch
 from jaxattn.lab.probes.standard import BEST
 from jaxattn.lab.study.returned import NOT_REAL
 
-# Number of vmapped runs that have separate lines in dashboards.
+# Maximum number of vmapped runs that are plotted as separate lines in dashboards.
 SERIES = 32
 
 
@@ -23,30 +23,30 @@ class Records:
     """Measurements and failed seeds of a batch.
 
     Attributes:
-        failures: cell, seed, phase, step and reason of each failed seed.
+        failures: one dictionary per failed seed: its cell, seed, phase, step and reason.
     """
 
     def __init__(
         self, batch: Batch, so_far: Mapping[str, pd.DataFrame], failures: Sequence[dict[str, Any]]
     ) -> None:
-        """Start with the tables and failures of a checkpoint."""
+        """Start from the tables and failures stored in a checkpoint."""
         self.failures = list(failures)
         self._batch = batch
-        # Concatenate only when writing, because concatenating at every step would be quadratic.
+        # Concatenate only when writing, because concatenating at every step would take quadratic time.
         self._records, self._tokens = [so_far["records"]], [so_far["tokens"]]
 
     def add(self, phase: str, step: int, measured: Mapping[str, np.ndarray]) -> None:
-        """Add the metrics of a step, (L,) or (L, bins) each."""
+        """Add the metrics measured at a step; each array is (L,) or (L, bins) for L runs."""
         self._records.append(rows(measured, self._batch, phase, step))
 
     def add_tokens(self, phase: str, columns: dict[str, np.ndarray], loaded: Loaded) -> None:
-        """Add the token table at the end of a phase."""
+        """Add the token table measured at the end of a phase."""
         self._tokens.append(token_rows(columns, self._batch, phase, loaded))
 
     def note_failures(
         self, phase: Phase, step: int, failed_at: Array | np.ndarray, losses: Array | np.ndarray
     ) -> None:
-        """Record runs with a failed state, or with a loss that is not finite at a step."""
+        """Record the runs whose state has failed, and those whose loss at `step` is not finite."""
         before = {(failure["cell"], failure["seed"]) for failure in self.failures}
         lanes = self._batch.lanes
         failed_at = np.asarray(failed_at)[: len(lanes)]
@@ -57,14 +57,14 @@ class Records:
                 self.failures.append(place | {"reason": phase.failure})
 
     def so_far(self) -> dict[str, pd.DataFrame]:
-        """Return the tables of the measurements so far."""
+        """Return the tables of all measurements so far."""
         return {
             "records": pd.concat(self._records, ignore_index=True),
             "tokens": pd.concat(self._tokens, ignore_index=True),
         }
 
     def whole(self) -> dict[str, pd.DataFrame]:
-        """Return the tables of a finished batch, sorted by cell."""
+        """Return the tables for a finished batch, sorted by cell."""
         so_far = self.so_far()
         return {
             "records": _by_cell(with_best(so_far["records"])),
@@ -73,7 +73,7 @@ class Records:
 
 
 def rows(measured: Mapping[str, np.ndarray], batch: Batch, phase: str, step: int) -> pd.DataFrame:
-    """Convert the metrics of a probe, (L,) or (L, bins) each, to long form."""
+    """Convert metrics to long form. Each array is (L,) or (L, bins) for L runs."""
     lanes = batch.lanes
     columns = {}
     for name, values in ((name, values[: len(lanes)]) for name, values in measured.items()):
@@ -91,7 +91,7 @@ def rows(measured: Mapping[str, np.ndarray], batch: Batch, phase: str, step: int
             "phase": phase,
             "step": np.full(metrics * len(lanes), step, np.int64),
             "metric": pd.Index(list(columns)).take(np.tile(np.arange(metrics), len(lanes))),
-            # A probe may return no metric at a step, but np.stack requires at least one array.
+            # A probe may return no metrics at a step, but np.stack requires at least one array.
             "value": np.stack(list(columns.values()), axis=1).astype(np.float64).ravel() if columns else [],
         }
     )
@@ -100,7 +100,8 @@ def rows(measured: Mapping[str, np.ndarray], batch: Batch, phase: str, step: int
 def with_best(records: pd.DataFrame) -> pd.DataFrame:
     """Add the metrics in `BEST` at every step of a phase.
 
-    Each is the test accuracy at the first step with the highest accuracy so far on another split.
+    Each is the test accuracy at the step where accuracy on another split was best so far. If several steps
+    tie, the first is used.
     """
     if records.empty:
         return records
@@ -121,9 +122,10 @@ def with_best(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded: Loaded) -> pd.DataFrame:
-    """Convert token columns, (L, V) or (L, V, C), to long form, with a row for each run, token and class.
+    """Convert token columns, (L, V) or (L, V, C), to long form, with one row per run, token and class.
 
-    The table is empty for a model without token scores and values.
+    The axes are L runs, V tokens and C classes. The table is empty if the model has no token scores and
+    values.
     """
     if not columns:
         return pd.DataFrame()
@@ -131,7 +133,7 @@ def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded:
     _, vocab_size, classes = columns["Ev"].shape
     shape = (len(lanes), vocab_size, classes)
     ids = np.arange(vocab_size, dtype=np.int32)[None, :, None]
-    # A run may leave tokens unused only if the vocabulary is padded.
+    # Only a padded vocabulary contains unused tokens.
     sizes = [cell.setting.data.pads_vocabulary and cell.setting.data.vocab_size for cell, _ in lanes]
     used = np.array([size or vocab_size for size in sizes])
     own = np.broadcast_to(ids < used[:, None, None], shape)
@@ -159,7 +161,10 @@ def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded:
 
 
 def seed_series(measured: Mapping[str, np.ndarray], batch: Batch) -> dict[str, dict[str, float]]:
-    """Return the scalars of the first runs by "cell C/seed S" and metric, for dashboards."""
+    """Return the scalar metrics of the first `SERIES` runs, for dashboards.
+
+    The keys are "cell C/seed S" and the name of the metric.
+    """
     return {
         f"cell {cell.number}/seed {seed}": {
             name: float(x[lane]) for name, x in measured.items() if x.ndim == 1 and np.isfinite(x[lane])
@@ -169,10 +174,10 @@ def seed_series(measured: Mapping[str, np.ndarray], batch: Batch) -> dict[str, d
 
 
 def log_entry(measured: Mapping[str, np.ndarray], batch: Batch, failures: Sequence[Any]) -> dict[str, Any]:
-    """Summarise a measurement, (L,) or (L, bins) per metric, for metrics.jsonl.
+    """Summarise measurements for metrics.jsonl. Each array is (L,) or (L, bins) for L runs.
 
     Returns:
-        The median of each scalar over the batch, the finite losses of each cell, and the failures.
+        The median of each scalar metric over the batch, the finite losses by cell, and the failures.
     """
 
     def median(x: np.ndarray) -> float | None:

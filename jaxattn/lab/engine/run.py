@@ -32,9 +32,9 @@ class Outcome(NamedTuple):
     Attributes:
         directory: the results folder.
         failures: the failed seeds.
-        errors: the batches that failed to run, with the reasons.
+        errors: the batches that raised an error, with the reasons.
         batches: number of batches.
-        already_finished: True if all batches were finished before.
+        already_finished: True if every batch was already finished.
         renewed: True if the manifest was rewritten because labels or figures have changed.
     """
 
@@ -60,24 +60,27 @@ def run_study(
     log: Sequence[loggers.Kind] = (),
     intervals: Intervals = Intervals(),  # noqa: B008  frozen
 ) -> Outcome:
-    """Run or resume a study; finished batches are not run again.
+    """Run or resume a study. Finished batches are not run again.
 
     Args:
         study: the study.
         directory: the results folder, to which records.parquet, tokens.parquet and manifest.json are written.
         command: the command line, which is stored in the manifest.
         reporter: displays the progress.
-        shard: (I, N) to run shard I of N of the batches in a separate folder.
+        shard: (I, N) to run only shard I of N, in a separate folder.
         max_memory: memory limit in bytes per device; defaults to the device memory.
-        on_failure: action if a batch ends in NaN or raises an error: "stop", "continue", or "retry" it first.
+        on_failure: what to do if a batch ends in NaN or raises an error: "stop", "continue", or "retry" the
+            batch before continuing.
         accept_code: resume even if custom code has changed since the run started.
-        profile: write a JAX trace of the run into the folder.
+        profile: write a JAX trace of the run to the folder.
         log: dashboards that receive every measurement, in addition to metrics.jsonl.
-        intervals: time intervals of progress and checkpoints.
+        intervals: time intervals for progress updates and checkpoints.
 
     Raises:
-        InputError: the data, the memory or the config of the folder does not allow the run.
-        RunError: the folder cannot be written, there are too few file handles, or a batch stops the run.
+        InputError: the data are unusable, a cell does not fit in memory, or the folder contains results of a
+            different config.
+        RunError: the folder cannot be written, the limit on open files is too low, or a batch failed and
+            `on_failure` is "stop".
         Interrupted: SIGINT or SIGTERM was received; the same command resumes the run.
     """
     started = time.monotonic()
@@ -93,7 +96,7 @@ def run_study(
                 folder.write_manifest(known)
             return Outcome(folder.directory, known["failures"], [], len(batches), True, renewed)
         with loggers.open_loggers(folder, study.name, log, profile) as write:
-            # The log of a killed process is newer than its manifest.
+            # If a process was killed, its log is more recent than the manifest.
             earlier = known, *run_log.latest(folder.directory)[-1:]
             monitor = RunMonitor(reporter, write, intervals, earlier=earlier, started=started)
             queue = _Queue(study, folder, cache, reporter, monitor, on_failure, batches, known, [])
@@ -138,7 +141,7 @@ def _plan(
 
 
 def _unfinished(batches: list[Batch], folder: Store, reporter: Reporter) -> list[Batch]:
-    """Return the batches without intact results."""
+    """Return the batches that are unfinished, damaged, or about to be extended."""
     progress, todo = patient(reporter.update), []
     for number, batch in enumerate(batches):
         progress(f"comparing {batch.name} with its checksums", number / len(batches))
@@ -148,7 +151,7 @@ def _unfinished(batches: list[Batch], folder: Store, reporter: Reporter) -> list
 
 
 class _Queue(NamedTuple):
-    """Batches that run one after another. `known` is the manifest, `errors` the batches that failed."""
+    """Queue of batches to run in sequence. `known` is the manifest; `errors` lists the failed batches."""
 
     study: Definition
     folder: Store
@@ -175,8 +178,9 @@ class _Queue(NamedTuple):
     def run(self, waiting: deque[Batch]) -> None:
         """Run the waiting batches.
 
-        A batch that does not fit in memory is split into halves, down to a single seed. A batch that fails is
-        repeated if `on_failure` is "retry", and stops the run only if it is "stop".
+        A batch that does not fit in memory is split in half, repeatedly if necessary, down to single runs. A
+        batch that fails is run again if `on_failure` is "retry"; it stops the whole run only if `on_failure`
+        is "stop".
         """
         self.monitor.expect(waiting)
         while waiting:
@@ -204,18 +208,18 @@ class _Queue(NamedTuple):
             if self.on_failure == "stop" and (failed or reason):
                 raise RunError(
                     f"{batch.name}: {reason or failed[0]['reason']}; the run was stopped and finished "
-                    "batches are kept; use --on-failure continue to run the other batches"
+                    "batches are kept; use --on-failure continue to run the remaining batches"
                 )
             if self.monitor.is_stopped:
                 raise Interrupted
 
     def reason(self, batch: Batch, error: Exception) -> str:
-        """Return the reason why a batch failed in one line, or "" for an error that must stop the run."""
+        """Return why a batch failed, on one line, or "" if the error must stop the run."""
         files = self.study.names.files(self.study.own_kinds)
         if isinstance(error, jax.errors.JaxRuntimeError | MemoryError):
             lines = str(error).strip().split("\n")
             if any(file in str(error) for file in files):
-                # A callback raised an exception, and JAX has printed its traceback.
+                # A user's callback raised an exception, and JAX has printed the traceback.
                 return f"{lines[-1]} in a callback of your functions"
             remedy = "smaller batches may help: --max-memory or --set chunk=..."
             if _is_out_of_memory(error):
@@ -232,7 +236,7 @@ class _Queue(NamedTuple):
         self.folder.forget(batch.name, batch.configs)
         place = self.batches.index(batch)
         self.batches[place : place + 1] = halves
-        # Write immediately, because a run that stops here must find the new batches when it resumes.
+        # Write the manifest now: if the run stops here, it must find the new batches when it resumes.
         self.known["batches"] = manifest.batch_entries(self.batches)
         self.folder.write_manifest(self.known)
         self.monitor.expect(halves)

@@ -1,4 +1,4 @@
-"""Results folder of a run: lock, manifest, tables and checkpoints, including all writes."""
+"""Results folder of a run: lock, manifest, tables and checkpoints, and all writes to them."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ from jaxattn.lab.storage.bucket import OWN, Bucket
 from jaxattn.lab.storage.files import Damaged
 from jaxattn.lab.storage.objects import is_address
 
-# Files that exist before anything is computed, or remain if nothing could be computed.
+# Files and folders that may exist before any batch is computed, or remain if no batch could be computed.
 EMPTY = (lock.FILE, "parts", "checkpoints", run_log.RUN_LOG, manifest.MANIFEST, *OWN)
 
 
@@ -27,7 +27,10 @@ class Store:
     """Results folder of a study, with its batches of cells and seeds."""
 
     def __init__(self, directory: Path, warn: Callable[[str], None] = lambda line: None) -> None:
-        """Open the folder, or the local copy of a bucket. `warn` is called if damaged files were repaired."""
+        """Open the folder, or the local copy of a bucket folder.
+
+        `warn` is called with a one-line message when damaged files are repaired or moved away.
+        """
         self.bucket = Bucket(directory) if is_address(directory) else None
         self.directory = self.bucket.folder if self.bucket else Path(os.path.abspath(directory))
         self.warn = warn
@@ -61,7 +64,7 @@ class Store:
     @contextmanager
     def _locked_here(self) -> Iterator[None]:
         with files.saving(self.directory, self.directory):
-            # Check every folder in which files are written or deleted.
+            # Check every folder whose files are written or deleted.
             files.check_links(self.directory, "parts", "checkpoints", "damaged", "figures")
             if strange := self._is_strange():
                 made, existed = [], True
@@ -112,13 +115,13 @@ class Store:
     ) -> dict[str, Any]:
         """Return the manifest of a run that starts or resumes in this folder, without writing anything.
 
-        `described` is the manifest of a new run; if it extends a finished run, `extended` is the key of its
-        steps. A manifest that is missing or damaged although there are
-        batches is rebuilt with an empty `batches`.
+        `described` is the manifest of a new run. If the new run extends a finished run, `extended` is the key
+        that sets its number of steps. If there are batches but no intact manifest, the manifest is rebuilt
+        with an empty `batches`.
 
         Raises:
-            InputError: the folder contains other files, results of a different config, or, without
-                `accept_code`, results of different code.
+            InputError: the folder contains unrelated files, results of a different config, or results of
+                different code (unless `accept_code` is True).
         """
         self._code = described["code"]
         if self._is_strange():
@@ -131,8 +134,8 @@ class Store:
         except Damaged as error:
             reason = str(error).removesuffix(f"; {manifest.REBUILD}")
             if not self.batches():
-                raise InputError(f"{reason}; delete it, or choose another folder with --out") from None
-            self.warn(f"{reason}; rebuilding it from the batches there")
+                raise InputError(f"{reason}; delete this file, or choose another folder with --out") from None
+            self.warn(f"{reason}; rebuilding the manifest from the batches in the folder")
         self._strays = strays.find_strays(self.directory, known, described["seeds"])
         batches = self.batches()
         changed = differences(known["config"], described["config"]) if known else []
@@ -146,7 +149,8 @@ class Store:
                     "accept_code=True (command line: --accept-code)"
                 )
         elif changed:
-            # Nothing was computed, for example because the earlier config did not fit in memory.
+            # Nothing was computed yet, for example because the earlier config did not fit in memory, so
+            # ignore its manifest.
             known = None
         held = {seed for batch in batches for seed in batch_state.spans(batch)[1]}
         seeds = sorted({*described["seeds"], *held, *(known["seeds"] if known else ())})
@@ -154,10 +158,10 @@ class Store:
         return (known or described) | {key: described[key] for key in kept} | {"seeds": seeds}
 
     def existing(self, described: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return the manifest of the folder, or None if it has no batches.
+        """Return the manifest of the folder, or None if the folder contains no batches.
 
         Raises:
-            InputError: the manifest has a different config than `described`, or cannot be read.
+            InputError: the manifest cannot be read, or its config differs from that in `described`.
         """
         batches = self.batches()
         known = manifest.find_manifest(self.directory) if batches else None
@@ -197,23 +201,23 @@ class Store:
             run_log.append_entry(self.directory, entry)
 
     def batches(self) -> list[str]:
-        """Return the names of the run's batches in this folder, finished or not."""
+        """Return the names of the run's batches in this folder, finished and unfinished."""
         return [batch for batch in batch_state.batches(self.directory) if batch not in self._strays]
 
     def set_strays_aside(self) -> None:
         """Move batches that do not belong to this run, as detected by `join`, to the folder `damaged`."""
         for batch, reason in self._strays.items():
-            self.warn(f"{reason}; set aside in {self._move_aside(batch)}")
+            self.warn(f"{reason}; moved to {self._move_aside(batch)}")
 
     def is_finished(self, batch: str) -> bool:
-        """Return True if a batch has finished results, without checking its tables."""
+        """Return True if a batch is finished, without checking its tables."""
         saved = batch_state.read_shown(self.directory, batch)
         return saved is not None and saved.finished
 
     def shorter(self, batch: str, cells: Mapping[str, str]) -> BatchState | None:
-        """Return the finished state that a batch extends to more steps; None if it extends none.
+        """Return the state of the shorter, finished batch that a batch extends, or None if there is none.
 
-        `cells` are the hashes of the configs of its cells, by number.
+        `cells` maps cell numbers to config hashes.
         """
         saved = batch_state.read_state(self.directory, batch)
         if saved is None or (saved.finished and saved.origin.cells == cells):
@@ -221,11 +225,11 @@ class Store:
         return saved if saved.finished else saved.before
 
     def states(self) -> dict[str, BatchState]:
-        """Return the commit records of the run's batches, without damaged ones."""
+        """Return the commit records of the run's batches by name, skipping damaged records."""
         return {saved.batch or "": saved for saved in self._whole_states(self.batches())}
 
     def is_whole(self, batch: str) -> bool:
-        """Return True if a batch is finished and its tables are intact; move a damaged batch away."""
+        """Return True if a batch is finished and its tables are intact. A damaged batch is moved away."""
         try:
             saved = batch_state.read_state(self.directory, batch)
             if saved is None or not saved.finished:
@@ -239,15 +243,15 @@ class Store:
             self.set_aside(batch, error)
             return False
         if self.bucket or sum(1 for _ in (self.directory / "checkpoints" / batch).glob("*")) > 1:
-            self._drop_others(batch, saved)  # A process was killed before it deleted them.
+            self._drop_others(batch, saved)  # left by a process that was killed before deleting them
         return True
 
     def resume(self, batch: str) -> tuple[BatchState | None, dict[str, pd.DataFrame]]:
-        """Return the commit record of a batch and its tables so far; move a damaged batch away."""
+        """Return the commit record of a batch and its current tables. A damaged batch is moved away."""
         try:
             if found := batch_state.read_with_tables(self.directory, batch):
                 if self.bucket and found[0].finished:
-                    # Its extension needs the checkpoint, which may not be in the local copy.
+                    # Extending a batch requires its checkpoint, which may be missing from the local copy.
                     self.bucket.fetch_batch(batch, found[0])
                 return found
         except Damaged as error:
@@ -255,7 +259,10 @@ class Store:
         return None, {name: pd.DataFrame() for name in TABLES}
 
     def restore(self, batch: str, saved: BatchState, like: Any) -> Any:
-        """Restore the checkpoint of a batch to the host, as a tree like `like`; move a damaged one away."""
+        """Restore the checkpoint of a batch to the host, with the tree structure of `like`.
+
+        If the checkpoint is damaged, move the batch away and return None.
+        """
         folder = batch_state.checkpoint_path(self.directory, batch, saved.checkpoint.number)
         try:
             return checkpoints.restore(folder, saved.checkpoint, self.directory, like)
@@ -277,26 +284,26 @@ class Store:
         resumable: bool = False,
         before: BatchState | None = None,
     ) -> None:
-        """Save a batch: tables and arrays under new names, then the commit record that refers to them.
+        """Save a batch: write tables and arrays under new names, then the commit record that refers to them.
 
         Args:
             batch: name of the batch.
             arrays: state to resume from; for a finished batch, the trained parameters.
             tables: function that returns the current tables.
-            cells: config hashes of the cells, by number.
+            cells: config hash of each cell, keyed by cell number.
             phase: index of the current phase.
             step: number of steps taken in the phase.
             failures: seeds that have failed so far.
             finished: True if the batch is finished.
-            resumable: True if the arrays of a finished batch include the state in which its last phase ended.
-            before: the finished batch that this one extends.
+            resumable: True if the arrays of a finished batch include the final state of its last phase.
+            before: the finished batch that this batch extends.
         """
         number = self.bucket.new_number() if self.bucket else self._number(batch) + 1
         folder = batch_state.checkpoint_path(self.directory, batch, number)
         with files.saving(folder, self.directory):
             for made in (self.directory / "parts", self.directory / "checkpoints", folder.parent):
                 made.mkdir(exist_ok=True)
-            # Saving arrays mostly waits for the disk, so build the tables in the meantime.
+            # Saving arrays mostly waits for the disk, so build the tables at the same time.
             with ThreadPoolExecutor(1) as pool:
                 writing = pool.submit(self._write_tables, batch, tables)
                 checkpoint = checkpoints.save(folder, arrays)
@@ -340,7 +347,7 @@ class Store:
 
     def set_aside(self, batch: str, error: Damaged) -> None:
         """Move a damaged batch to the folder `damaged`, so that it is computed again."""
-        self.warn(f"{error}; set aside in {self._move_aside(batch)}, computing {batch} again")
+        self.warn(f"{error}; moved to {self._move_aside(batch)}; computing {batch} again")
 
     def _move_aside(self, batch: str) -> Path:
         aside = self.directory / "damaged" / batch
@@ -349,7 +356,7 @@ class Store:
         with files.saving(aside, self.directory):
             aside.mkdir(parents=True)
             state = batch_state.path(self.directory, batch)
-            # Move the commit record first, because it makes the other files valid.
+            # Move the commit record first, because the other files are valid only together with it.
             for path in (state, *state.parent.glob(f"{batch}.*.parquet")):
                 if path.exists():
                     path.replace(aside / path.name)
@@ -360,9 +367,9 @@ class Store:
         return aside
 
     def forget(self, batch: str, cells: Mapping[str, str]) -> None:
-        """Delete the commit record of a batch, so that it starts again; see `shorter` for `cells`.
+        """Delete the commit record of a batch, so that the batch starts again; see `shorter` for `cells`.
 
-        A batch that extends a finished one starts again from it.
+        If the batch extends a finished batch, it starts again from the end of the finished batch.
         """
         with files.saving(self.directory, self.directory):
             saved = batch_state.read_state(self.directory, batch)
@@ -389,10 +396,11 @@ class Store:
         return True
 
     def merge(self, batches: list[str]) -> dict[str, Any]:
-        """Write records.parquet and tokens.parquet from the tables of batches.
+        """Merge the tables of the batches into records.parquet and tokens.parquet.
 
         Returns:
-            Manifest entries: failures, package sources and checksums. Without batches, no tables are written.
+            Manifest entries: failures, provenance of the package that produced the batches, and checksums. If
+            there are no batches, no tables are written.
         """
         if not batches:
             return {"failures": [], "sha256": {}}

@@ -1,4 +1,4 @@
-"""Detect batches that do not belong to the run of a folder, such as copies from other runs."""
+"""Detect batches that do not belong to the run in a folder, such as copies from other runs."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,11 +10,11 @@ from jaxattn.lab.storage.files import Damaged
 
 
 def find_strays(directory: Path, known: Mapping[str, Any] | None, asked: Iterable[int]) -> dict[str, str]:
-    """Return the batches of a folder that do not belong to its run, with the reasons.
+    """Return the batches in a folder that do not belong to the folder's run, each with the reason.
 
-    The manifest lists the batches of the run. A batch that is not listed belongs to the run if it is intact,
-    matches its file name, has only seeds of the manifest or of `asked`, and shares no (cell, seed) pair with
-    another batch. Without a manifest (`known` is None), all seeds are accepted.
+    The manifest lists the batches of the run. An unlisted batch belongs to the run if it is intact, matches
+    its file name, has only seeds from the manifest or from `asked`, and has no (cell, seed) pair in common
+    with another batch. Without a manifest (`known` is None), all seeds are accepted.
     """
     cells: dict[str, list[int]] = {}
     seeds, planned = None, set()
@@ -39,7 +39,7 @@ def find_strays(directory: Path, known: Mapping[str, Any] | None, asked: Iterabl
             if seeds is not None or isinstance(error, Misplaced):
                 found[batch] = str(error)
             else:
-                # Without a manifest, the name determines the cells that are computed again.
+                # There is no manifest, so infer from the file name which cells to compute again.
                 cells[batch] = sorted({between[0], between[-1]}) if between else []
     while both := batch_state.overlaps(cells):
         for first, second in both:

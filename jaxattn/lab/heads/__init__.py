@@ -1,4 +1,4 @@
-"""Attention heads of trained transformers: their selections, margins and max-margin directions."""
+"""Attention heads of trained transformers: their selected tokens, margins and max-margin directions."""
 
 from jaxattn.lab.heads.measure import HeadSettings
 from jaxattn.lab.heads.run import Heads, heads, read_texts

@@ -1,4 +1,4 @@
-"""Figures of attention heads: heat maps over layers and heads, and curves over checkpoints."""
+"""Figures for attention heads: heat maps over layers and heads, and curves over checkpoints."""
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,11 @@ _LETTERS = {"first": "F", "separator": "S", "itself": "I", "neighbour": "N", "ot
 
 
 def heat_maps(heads: pd.DataFrame, margins: pd.DataFrame, model: str) -> RenderedFigure:
-    """Draw the fraction of selecting sequences and the cosine with the max-margin matrix of each head."""
+    """Draw heat maps over layers and heads.
+
+    The maps show the fraction of sequences in which a head selects one token, and the cosine between the
+    head's matrix and the max-margin matrix.
+    """
     own = heads[heads["model"] == model]
     cosines = _of_groups(margins[margins["model"] == model]).groupby(["layer", "head"])["cosine"].mean()
     panels = [
@@ -46,7 +50,10 @@ def heat_maps(heads: pd.DataFrame, margins: pd.DataFrame, model: str) -> Rendere
 
 
 def checkpoint_curves(heads: pd.DataFrame, margins: pd.DataFrame) -> RenderedFigure:
-    """Draw means over heads with a selection for each checkpoint, separately for sinks and other heads."""
+    """Draw means over the heads that select a token, as curves over checkpoints.
+
+    Attention sinks and other heads are drawn as separate curves.
+    """
     models = list(heads["model"].unique())
     own = _of_groups(margins).merge(heads[["model", "layer", "head", "kind"]], on=["model", "layer", "head"])
     sink = own["kind"].isin(SINKS)

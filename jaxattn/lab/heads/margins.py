@@ -1,4 +1,4 @@
-"""Margins of attention heads relative to the certified largest margins, and null queries."""
+"""Margins of attention heads relative to the certified maximum margin, compared with null baselines."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -13,17 +13,17 @@ from jaxattn.theory.certificate import Status
 
 MarginSpace = Literal["query", "frobenius", "nuclear"]
 Null = Literal["none", "shuffled", "covariance", "matched", "untrained"]
-# Keys closer than this fraction of the length of the selected one count as equal to it.
+# Keys whose distance from the selected key is below this fraction of its norm count as equal to it.
 _EQUAL = 1e-9
 
 
 class SelectingSequences(NamedTuple):
-    """The sequences in which a head selects one token, and everything that its scores depend on.
+    """Sequences in which a head selects one token, with the selected tokens and the query features.
 
     Attributes:
-        rows: (k,) int; the sequences.
-        top: (k,) int; the position of the selected token.
-        query: (k, b); the query features z of each sequence.
+        rows: (k,) int; indices of the sequences.
+        top: (k,) int; position of the selected token.
+        query: (k, b); query features z in each sequence.
     """
 
     rows: NDArray[np.int64]
@@ -31,19 +31,20 @@ class SelectingSequences(NamedTuple):
     query: Floats
 
     def group(self, number: int, size: int) -> "SelectingSequences":
-        """Return the group with this number, of `size` sequences."""
+        """Split the sequences into groups of `size`, and return group `number`."""
         chosen = slice(number * size, (number + 1) * size)
         return SelectingSequences(self.rows[chosen], self.top[chosen], self.query[chosen])
 
 
 class Ratio(NamedTuple):
-    """The margin of a head over a group of sequences, relative to the certified largest one.
+    """Margin of a head over a group of sequences, divided by the certified maximum margin.
 
     Attributes:
         ratio: margin of the head / `margin_bound` of the max-margin problem, at most 1.
-        cosine: cosine of the head's matrix and the max-margin matrix.
-        margin: margin of the head, min uᵀ W z / ‖W‖, with W restricted to the span of the queries.
-        largest: the certified largest margin.
+        cosine: cosine between the head's matrix and the max-margin matrix.
+        margin: margin of the head, min uᵀ W z / ‖W‖, where u is the selected token minus another token, and
+            W is restricted to the span of the queries z.
+        largest: the certified maximum margin.
         gap: relative duality gap.
         status: status of the max-margin problem.
     """
@@ -59,10 +60,10 @@ class Ratio(NamedTuple):
 def margin_ratio(
     layer: Layer, head: int, chosen: SelectingSequences, space: MarginSpace, keys: Floats | None = None
 ) -> Ratio:
-    """Compare a head with the max-margin matrix of its selection.
+    """Compare a head with the max-margin matrix for the tokens that it selects.
 
-    The matrix W is restricted to the span of the queries z: other directions do not affect the scores of
-    these sequences, and gradient descent from zero does not move along them.
+    The matrix W is restricted to the span of the queries z: other directions do not affect the scores in
+    these sequences, and gradient descent from zero leaves W zero along them.
 
         space       W                    tokens            norm
         query       (W_Q, b_Q)           keys of the head  Frobenius
@@ -71,10 +72,10 @@ def margin_ratio(
 
     Args:
         layer: the layer.
-        head: number of the head.
-        chosen: sequences and their selected tokens.
+        head: index of the head.
+        chosen: the sequences in which the head selects one token, with these tokens.
         space: the space; with rotary embeddings only "query" is defined, because W depends on positions.
-        keys: (n, T, c); the keys of the head, computed if omitted.
+        keys: (n, T, c); keys of the head; computed if omitted.
     """
     norm: Norm = "nuclear" if space == "nuclear" else "frobenius"
     W = layer.query_matrix(head)
@@ -97,7 +98,7 @@ def margin_ratio(
 def _differences(
     tokens: Floats, visible: NDArray[np.bool_], chosen: SelectingSequences
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the selected token minus each other token, and the sequence of each in the group."""
+    """Return the selected token minus each other token, as vectors, and each difference's sequence index."""
     best = tokens[chosen.rows, chosen.top]
     u = best[:, None] - tokens[chosen.rows]
     others = visible[chosen.rows] & (
@@ -107,7 +108,7 @@ def _differences(
 
 
 def selecting_sequences(layer: Layer, scores: Floats, share: float) -> SelectingSequences:
-    """Return the sequences in which one token has at least this fraction of attention."""
+    """Return the sequences in which one token receives at least the fraction `share` of the attention."""
     rows = np.flatnonzero(attention(scores).max(axis=1) >= share)
     return SelectingSequences(rows, scores[rows].argmax(axis=1), layer.query_features()[rows])
 
@@ -119,7 +120,7 @@ def attention(scores: Floats) -> Floats:
 
 
 def gaps(scores: Floats) -> Floats:
-    """Return the differences of the largest and second largest score, (n,); inf for a single token."""
+    """Return the gap between the two largest scores, (n,); inf for a single token."""
     top = np.sort(scores, axis=1)[:, -2:]
     return top[:, 1] - top[:, 0] if top.shape[1] == 2 else np.full(len(top), np.inf)
 
@@ -127,24 +128,24 @@ def gaps(scores: Floats) -> Floats:
 def null_selections(
     layer: Layer, head: int, keys: Floats, number: int, null: Null, draws: int, rng: np.random.Generator
 ) -> Iterator[SelectingSequences]:
-    """Yield selections of a head with null queries z.
+    """Yield the sequences and selected tokens of a head under null queries z.
 
-    Every null keeps W_Q, the keys and the number of sequences. The sequences are those with the largest
-    difference of the two largest scores.
+    Every null baseline keeps W_Q, the keys and the number of sequences. It uses the sequences in which the
+    gap between the two highest scores is largest. The kinds differ in the queries:
 
         shuffled     z of another sequence: a random cyclic permutation
         covariance   z ~ N(mean, covariance of the inputs over all positions), for each sequence
-        matched      one such z for all sequences, plus the deviations of the queries from their mean
-        none         z itself; for a model without training
+        matched      a single sample as in covariance, plus each query's deviation from the mean query
+        none         z itself; for an untrained model
 
     Args:
         layer: the layer.
-        head: number of the head.
+        head: index of the head.
         keys: (n, T, c); keys of the head.
-        number: k; number of sequences.
-        null: the null.
-        draws: number of selections.
-        rng: random numbers.
+        number: number of sequences.
+        null: kind of null baseline.
+        draws: number of samples from the null baseline.
+        rng: random number generator.
     """
     for _ in range(draws):
         z = layer.with_bias(_null_inputs(layer, null, rng))

@@ -1,4 +1,4 @@
-"""Tables of attention heads: what they select, their margin ratios, and the comparison with null queries."""
+"""Tables for attention heads: selected tokens, margin ratios, and comparison with null baselines."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -23,25 +23,26 @@ from jaxattn.lab.results.correlations import Floats
 from jaxattn.lab.results.intervals import clopper_pearson, student_t
 
 TOKEN_KINDS = ("first", "separator", "itself", "neighbour", "other")
-# Heads that select these kinds are attention sinks: their selection does not depend on the content.
+# Heads that select these kinds of tokens are attention sinks: the selected token does not depend on the
+# content.
 SINKS = TOKEN_KINDS[:2]
-# Nulls with random queries.
+# Null baselines, each with random queries.
 NULLS: tuple[Null, ...] = ("shuffled", "covariance", "matched")
-# Heads with fewer groups of selecting sequences have no interval.
+# Minimum number of sequence groups for which a head gets a confidence interval.
 FEWEST_GROUPS = 2
 
 
 class HeadSettings(NamedTuple):
-    """Settings of a measurement of attention heads.
+    """Settings for measuring attention heads.
 
     Attributes:
-        share: fraction of attention that one token needs to be selected; 0 selects the token with the most
-            attention in every sequence.
-        selecting: smallest fraction of sequences in which a head must select one token.
-        group: number of sequences of a max-margin problem.
-        draws: number of random queries of each null; 0 for no nulls.
-        nuclear: number of groups with a margin in nuclear norm, which takes seconds each.
-        seed: seed of the nulls.
+        share: fraction of the attention that one token must receive to be selected; 0 selects the token
+            with the most attention in every sequence.
+        selecting: minimum fraction of sequences in which a head must select one token.
+        group: number of sequences per max-margin problem.
+        draws: number of random queries for each null baseline; 0 for no null baselines.
+        nuclear: number of groups for which to compute the nuclear-norm margin; each takes seconds.
+        seed: random seed for the null baselines.
     """
 
     share: float = 0.9
@@ -55,17 +56,18 @@ class HeadSettings(NamedTuple):
 def measure_layer(
     layer: Layer, untrained: Layer | None, texts: TokenisedTexts, number: int, settings: HeadSettings
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Measure all heads of a layer.
+    """Measure all heads in a layer.
 
     Args:
         layer: the layer of the model.
-        untrained: the same layer of a model without training, on the same texts; None to skip this null.
+        untrained: the same layer in an untrained model, on the same texts; None to skip this null baseline.
         texts: the n texts.
-        number: number of the layer.
+        number: index of the layer.
         settings: the settings.
 
     Returns:
-        A table with one row per head, and a table with one row per head, space, null, draw and group.
+        A table with one row per head, and a table with one row per head, space, null baseline, draw and
+        group.
     """
     found = map_on_cores(
         lambda head: _measure_head(layer, untrained, texts, (number, head), settings), range(layer.num_heads)
@@ -111,7 +113,7 @@ def _ratios(
     place: tuple[int, int],
     settings: HeadSettings,
 ) -> Sequence[tuple[dict[str, Any], Ratio]]:
-    """Compute the ratios of a head and its nulls: of each group, and of all sequences."""
+    """Compute the margin ratios for a head and its null baselines, per group and for all sequences."""
     head = place[1]
     found: list[tuple[dict[str, Any], Ratio]] = []
 
@@ -146,7 +148,7 @@ def _ratios(
 def _selection(
     layer: Layer, scores: Floats, chosen: SelectingSequences, texts: TokenisedTexts
 ) -> dict[str, Any]:
-    """Describe what a head selects, with 95 % intervals over sequences."""
+    """Describe the tokens that a head selects, with 95 % intervals over sequences."""
     n = len(scores)
     weights = attention(scores)
     entropy = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(axis=1)
@@ -170,7 +172,7 @@ def _selection(
 
 
 def _kinds(chosen: SelectingSequences, texts: TokenisedTexts) -> Any:
-    """Return the kind of the selected token of each sequence; the first that applies."""
+    """Return the kind of the selected token in each sequence: the first kind that applies."""
     position = texts.position[chosen.rows]
     conditions = [
         chosen.top == 0,
@@ -189,17 +191,19 @@ def _most_common(tokens: Any) -> str:
 
 
 def verdicts(heads: pd.DataFrame, margins: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
-    """Compare heads with their nulls by the cosine with the max-margin matrix, in the space of queries.
+    """Compare heads with their null baselines by the cosine with the max-margin matrix, in query space.
 
-    The difference is the mean cosine of the head over groups of sequences, minus that of the null over groups
-    and draws; see `compare` for its interval. p-values are corrected by Holm's method over all heads and
-    nulls: with probability 95 % no head is called closer or farther by chance. The ratio of margins has no
-    verdict, because a null without a lower bound on attention has smaller margins by construction.
+    The difference is the mean cosine of the head over groups of sequences, minus the mean cosine of the
+    null baseline over groups and draws; see `compare` for its interval. p-values are corrected with Holm's
+    method over all heads and null baselines, so that with probability 95 % no verdict "closer" or "farther"
+    is due to chance. Margin ratios get no verdict: the attention of a null baseline has no lower bound, so
+    its margins are smaller by construction.
 
     Returns:
-        One row per head with a selection and null: `difference`, `low`, `high`, `groups`, `p`, `corrected`,
-        `verdict` ("closer", "farther" or "inconclusive"), `margins` (the geometric mean of the head's margin
-        ratio divided by that of the null) and the `kind` of token that the head selects.
+        One row for each null baseline and each head that selects a token: `difference`, `low`, `high`,
+        `groups`, `p`, `corrected`, `verdict` ("closer", "farther" or "inconclusive"), `margins` (the
+        geometric mean of the head's margin ratio divided by that of the null baseline) and the `kind` of
+        token that the head selects.
     """
     own = margins[(margins["space"] == "query") & (margins["group"] >= 0)]
     own = own.assign(log_ratio=np.log(own["ratio"].where(own["ratio"] > 0)))
@@ -227,11 +231,12 @@ def verdicts(heads: pd.DataFrame, margins: pd.DataFrame, confidence: float = 0.9
 
 
 def compare(differences: Floats, confidence: float) -> tuple[float, float, float, float]:
-    """Return the mean of differences, its interval, and the p-value of a mean of zero.
+    """Return the mean difference, its interval, and the p-value for a mean of zero.
 
-    Groups and draws both vary: the variance of the mean is that of the means of groups divided by their
-    number, plus that of the means of draws divided by theirs. The degrees of freedom are those of the smaller
-    number, so the interval is conservative. With a single draw it covers the variation of groups only.
+    Groups and draws both vary: the variance of the mean is the variance of the group means divided by the
+    number of groups, plus the variance of the draw means divided by the number of draws. The degrees of
+    freedom are the smaller of the two numbers minus 1, so the interval is conservative. With a single draw,
+    the interval reflects only the variation between groups.
 
     Args:
         differences: (draws, groups) float.
@@ -250,7 +255,7 @@ def compare(differences: Floats, confidence: float) -> tuple[float, float, float
 
 
 def holm(p: Floats) -> Floats:
-    """Return p-values corrected by Holm's method: the k-th smallest of m is multiplied by m - k + 1."""
+    """Correct m p-values with Holm's method: multiply the k-th smallest by m - k + 1, and keep the order."""
     order = np.argsort(p, kind="stable")
     scaled = p[order] * (len(p) - np.arange(len(p)))
     corrected = np.empty(len(p))

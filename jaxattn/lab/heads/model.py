@@ -1,4 +1,4 @@
-"""Attention layers of transformers in Hugging Face's format: inputs, projections and attention weights.
+"""Attention layers of transformers in Hugging Face format: inputs, projections and attention weights.
 
 PyTorch and transformers are imported on first use. Nothing is downloaded.
 """
@@ -15,7 +15,7 @@ from jaxattn.core.errors import InputError, counted, first_line
 from jaxattn.lab.results.correlations import Floats
 
 Position = Literal["first", "last"] | int
-# Names of the projections of queries and keys; a single name stands for a fused projection.
+# Names of the query and key projections; a single name denotes a fused projection.
 _PROJECTIONS: tuple[tuple[str, ...], ...] = (
     ("query", "key"),
     ("q_lin", "k_lin"),
@@ -23,18 +23,18 @@ _PROJECTIONS: tuple[tuple[str, ...], ...] = (
     ("c_attn",),
     ("query_key_value",),
 )
-# Largest difference between the model's attention weights, in float32, and those recomputed from W_Q and W_K.
+# Maximum difference between the model's attention weights, in float32, and those recomputed from W_Q and W_K.
 _AGREES = 1e-3
 _BATCH = 16
 
 
 class TokenisedTexts(NamedTuple):
-    """Tokenised texts, padded on the right, and the position whose attention is measured.
+    """Tokenised texts, padded on the right, and the query position at which attention is measured.
 
     Attributes:
         ids: (n, T) int; token ids.
         present: (n, T) bool; False for padding.
-        position: (n,) int; the query position of each sequence.
+        position: (n,) int; query position in each sequence.
         special: (n, T) bool; True for special tokens and for tokens without a letter or digit.
         tokens: (n, T) str; the tokens.
     """
@@ -47,19 +47,19 @@ class TokenisedTexts(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """Everything that determines the attention scores of one layer at the query position.
+    """Everything that determines the attention scores in one layer at the query position.
 
     The score of token t for head h is keyᵀ (W_Q z + b_Q) / √c, where z is the input at the query position.
-    Rotary embeddings are applied to the keys alone, rotated back to the query position.
+    Rotary embeddings are applied only to the keys, which are rotated back to the query position.
 
     Attributes:
-        inputs: (n, T, d); x, the inputs of the projections.
-        visible: (n, T) bool; tokens that the query position attends to.
+        inputs: (n, T, d); x, the inputs to the projections.
+        visible: (n, T) bool; True for tokens that the query position attends to.
         query: (n, d); z, the inputs at the query position.
         W_Q: (H, c, d).
         b_Q: (H, c), or None if the projection has no bias.
-        W_K: (H, c, d); the key projection of each head, repeated if heads share it.
-        rotary: cos and sin, (T, r) each, of the first r ≤ c components; None for absolute positions.
+        W_K: (H, c, d); the key projection for each head, repeated if several heads use the same one.
+        rotary: cos and sin, (T, r) each, for the first r ≤ c components; None for absolute positions.
         position: (n,) int; the query position.
     """
 
@@ -74,19 +74,19 @@ class Layer(NamedTuple):
 
     @property
     def num_heads(self) -> int:
-        """H."""
+        """Return the number of heads H."""
         return len(self.W_Q)
 
     def query_features(self) -> Floats:
-        """Return z, (n, d), or (z, 1), (n, d + 1), if the query projection has a bias."""
+        """Return z, (n, d); if the query projection has a bias, (z, 1), (n, d + 1)."""
         return self.with_bias(self.query)
 
     def with_bias(self, z: Floats) -> Floats:
-        """Append the constant 1 to inputs (..., d) if the query projection has a bias."""
+        """Append a constant component 1 to inputs (..., d) if the query projection has a bias."""
         return z if self.b_Q is None else np.concatenate([z, np.ones((*z.shape[:-1], 1))], axis=-1)
 
     def query_matrix(self, head: int) -> Floats:
-        """Return W_Q of a head, (c, d), or (W_Q, b_Q), (c, d + 1), divided by √c."""
+        """Return W_Q / √c of a head, (c, d); if there is a bias, (W_Q, b_Q) / √c, (c, d + 1)."""
         W = self.W_Q[head]
         W = W if self.b_Q is None else np.concatenate([W, self.b_Q[head][:, None]], axis=1)
         return W / np.sqrt(len(W))
@@ -94,8 +94,7 @@ class Layer(NamedTuple):
     def keys(self, head: int) -> Floats:
         """Return the keys of a head, (n, T, c), rotated to the frame of the query position.
 
-        The bias of the keys is omitted without rotary embeddings, because it adds the same number to all
-        scores.
+        Without rotary embeddings, the key bias is omitted, because it shifts all scores by the same amount.
         """
         keys = self.inputs @ self.W_K[head].T
         if self.rotary is None:
@@ -105,12 +104,12 @@ class Layer(NamedTuple):
         return _rotate(turned, cos[self.position][:, None], -sin[self.position][:, None])
 
     def scores(self, head: int, keys: Floats | None = None, query: Floats | None = None) -> Floats:
-        """Return the scores, (n, T), -inf for tokens that are not visible.
+        """Return the scores, (n, T); -inf for tokens that are not visible.
 
         Args:
-            head: number of the head.
+            head: index of the head.
             keys: (n, T, c); computed if omitted.
-            query: (n, c); those of the layer by default.
+            query: (n, c); projected queries; defaults to those of the layer.
         """
         keys = self.keys(head) if keys is None else keys
         query = self.query_features() @ self.query_matrix(head).T if query is None else query
@@ -118,7 +117,7 @@ class Layer(NamedTuple):
 
 
 def _rotate(x: Floats, cos: Floats, sin: Floats) -> Floats:
-    """Rotate pairs (j, j + r/2) of the first r components."""
+    """Rotate the pairs of components (j, j + r/2), j < r/2, among the first r components."""
     r = cos.shape[-1]
     turned, rest = x[..., :r], x[..., r:]
     half = np.concatenate([-turned[..., r // 2 :], turned[..., : r // 2]], axis=-1)
@@ -126,13 +125,13 @@ def _rotate(x: Floats, cos: Floats, sin: Floats) -> Floats:
 
 
 class Transformer:
-    """A transformer of a folder, in float32 on the CPU.
+    """Transformer loaded from a folder, in float32 on the CPU.
 
     Attributes:
         folder: the folder.
         decoder: True if attention is causal.
         num_layers: number of layers.
-        num_heads: number of query heads of a layer.
+        num_heads: number of query heads per layer.
     """
 
     def __init__(self, folder: str | Path, *, untrained_seed: int | None = None) -> None:
@@ -140,17 +139,17 @@ class Transformer:
 
         Args:
             folder: a folder with config.json, weights and a tokenizer.
-            untrained_seed: seed of a random initialisation with the same shapes, in place of the weights.
+            untrained_seed: seed for random weights of the same shapes, used instead of the trained weights.
 
         Raises:
-            InputError: transformers or PyTorch is not installed, the folder holds no model that transformers
-                can load, its tokenizer is missing, or its weights contain NaN or inf.
+            InputError: transformers or PyTorch is not installed, the folder does not contain a model that
+                transformers can load, its tokenizer is missing, or its weights contain NaN or inf.
         """
         self.folder = Path(folder)
         self._model, self.tokenizer = _load(self.folder, untrained_seed)
         config = self._model.config
         if getattr(config, "is_encoder_decoder", False):
-            raise InputError(f"{folder}: an encoder-decoder; only encoders and decoders are supported")
+            raise InputError(f"{folder}: encoder-decoder model; use an encoder-only or decoder-only model")
         self._attentions = _find_attentions(self._model, self.folder)
         self.num_layers, self.num_heads = len(self._attentions), int(config.num_attention_heads)
         self.decoder = bool(_is_causal(self._model, self._attentions[0][0]))
@@ -159,19 +158,19 @@ class Transformer:
         """Tokenise texts, truncated to `length` tokens.
 
         Raises:
-            InputError: there is no text, or a text is shorter than the query position.
+            InputError: there are no texts, or a text is too short for the query position.
         """
         if not texts:
             raise InputError("texts: empty; expected at least one text")
         ids = [self.tokenizer(text, truncation=True, max_length=length)["input_ids"] for text in texts]
         sizes = np.array([len(x) for x in ids])
-        # With position -1, a text without tokens is too short as well.
+        # An empty text has no token at position -1, so it is also too short.
         at = position if isinstance(position, int) else {"first": 0, "last": -1}[position]
         short = np.flatnonzero(sizes <= (at if at >= 0 else -at - 1))
         if len(short):
             raise InputError(
                 f"texts: no token at position {position} in {counted(len(short), 'text')} of {len(ids)}, "
-                f"such as number {short[0] + 1}; remove short texts or choose another position"
+                f"for example text {short[0] + 1}; remove short texts or choose another position"
             )
         width = int(sizes.max())
         padded = np.zeros((len(ids), width), np.int64)
@@ -187,11 +186,11 @@ class Transformer:
         )
 
     def layer(self, number: int, texts: TokenisedTexts) -> Layer:
-        """Run the model and return one layer.
+        """Run the model and return everything that determines the attention scores in one layer.
 
         Raises:
-            InputError: the attention weights of the model differ from softmax(xᵀ W_Kᵀ W_Q z / √c), so that
-                the scores are not linear in W_Q.
+            InputError: the model's attention weights differ from softmax(xᵀ W_Kᵀ W_Q z / √c), so its scores
+                are not linear in W_Q.
         """
         attention, names = self._attentions[number]
         inputs, weights, rotary = self._record(attention, names, texts)
@@ -202,7 +201,7 @@ class Transformer:
     def _record(
         self, attention: Any, names: tuple[str, ...], texts: TokenisedTexts
     ) -> tuple[Floats, Floats, tuple[Floats, Floats] | None]:
-        """Return the inputs (n, T, d), attention weights at the query position (n, H, T), and cos and sin."""
+        """Return inputs (n, T, d), attention weights (n, H, T) at the query position, and cos and sin."""
         import torch
 
         found: dict[str, list[Any]] = {"inputs": [], "weights": [], "rotary": []}
@@ -244,13 +243,13 @@ def _load(folder: Path, untrained_seed: int | None) -> tuple[Any, Any]:
         import torch
         import transformers
     except ImportError as error:
-        raise InputError(f'{error.name} is not installed: pip install "jaxattn[transformers]"') from None
+        raise InputError(f'{error.name} is not installed; run pip install "jaxattn[transformers]"') from None
     if not (folder / "config.json").is_file():
-        raise InputError(f"{folder}: no config.json; expected a folder in the format of Hugging Face")
+        raise InputError(f"{folder}: no config.json; expected a folder in Hugging Face format")
     with _quiet(transformers):
         try:
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-            # "eager" is the implementation that returns attention weights.
+            # Only the "eager" implementation returns attention weights.
             same = {"attn_implementation": "eager"}
             if untrained_seed is None:
                 model = transformers.AutoModel.from_pretrained(
@@ -260,15 +259,15 @@ def _load(folder: Path, untrained_seed: int | None) -> tuple[Any, Any]:
                 torch.manual_seed(untrained_seed)
                 model = transformers.AutoModel.from_config(config, dtype=torch.float32, **same)
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-            raise InputError(f"{folder}: transformers cannot load it ({first_line(error)})") from None
+            raise InputError(f"{folder}: transformers cannot load this model ({first_line(error)})") from None
         # Without tokenizer files, transformers creates a tokenizer with an empty vocabulary.
         if not any(x in file.name for file in folder.iterdir() for x in ("tokenizer.", "vocab.", "spiece")):
-            raise InputError(f"{folder}: no tokenizer; save it with the model")
+            raise InputError(f"{folder}: tokenizer missing; save it with the model")
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
             reason = first_line(error)
-            raise InputError(f"{folder}: no tokenizer ({reason}); save it with the model") from None
+            raise InputError(f"{folder}: unusable tokenizer ({reason}); save it with the model") from None
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             raise InputError(f"{folder}: {name} contains NaN or inf; use an earlier checkpoint")
@@ -277,7 +276,7 @@ def _load(folder: Path, untrained_seed: int | None) -> tuple[Any, Any]:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Silence messages and progress bars of transformers."""
+    """Silence transformers' messages and progress bars."""
     logging = transformers.utils.logging
     before = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -300,7 +299,7 @@ def _find_attentions(model: Any, folder: Path) -> list[tuple[Any, tuple[str, ...
     if not found:
         expected = ", ".join("+".join(names) for names in _PROJECTIONS)
         raise InputError(
-            f"{folder}: {type(model).__name__} has no attention that is understood (projections {expected})"
+            f"{folder}: {type(model).__name__} has no supported attention (expected projections {expected})"
         )
     return found
 
@@ -312,7 +311,7 @@ def _is_causal(model: Any, attention: Any) -> bool:
 
 
 def _weights(output: Any) -> Any:
-    """Return the attention weights, (batch, H, T, T), among the outputs of an attention module."""
+    """Return the attention weights (batch, H, T, T) among the outputs of an attention module."""
     parts = output if isinstance(output, tuple) else (output,)
     return next((x for x in parts if getattr(x, "ndim", 0) == 4 and x.shape[2] == x.shape[3]), None)
 
@@ -350,7 +349,7 @@ _Projection = tuple[Floats, Floats | None]
 
 
 def _projections(attention: Any, names: tuple[str, ...], heads: int) -> tuple[_Projection, _Projection]:
-    """Return weight (H c, d) and bias of the query and key projections."""
+    """Return the weight matrix (H c, d) and the bias of the query projection and of the key projection."""
 
     def numbers(module: Any) -> _Projection:
         bias = getattr(module, "bias", None)
@@ -366,7 +365,7 @@ def _projections(attention: Any, names: tuple[str, ...], heads: int) -> tuple[_P
         parts = np.split(weight.T, 3)
         biases = [None] * 3 if bias is None else np.split(bias, 3)
         return (parts[0], biases[0]), (parts[1], biases[1])
-    # Queries, keys and values of each head follow each other.
+    # In a fused matrix, the query, key and value weights of each head are adjacent.
     by_head = weight.reshape(heads, 3, -1, weight.shape[1])
     of_bias = None if bias is None else bias.reshape(heads, 3, -1)
     query, key = (
@@ -377,7 +376,7 @@ def _projections(attention: Any, names: tuple[str, ...], heads: int) -> tuple[_P
 
 
 def _check(layer: Layer, weights: Floats, place: str) -> None:
-    """Raise InputError unless the recomputed attention weights are those of the model, (n, H, T)."""
+    """Raise InputError unless the recomputed attention weights match those of the model, (n, H, T)."""
     remedy = "its scores are not bilinear in its inputs, so margins are not defined"
     if weights.shape[1] != layer.num_heads:
         raise InputError(f"{place}: returns no attention weights; {remedy}")

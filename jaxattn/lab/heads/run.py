@@ -1,4 +1,4 @@
-"""Measurement of the attention heads of transformers, resumable by layer, with a page of the results."""
+"""Measurements of attention heads in transformers, with a results page; resumable after each layer."""
 
 import hashlib
 import json
@@ -20,9 +20,9 @@ from jaxattn.lab.results.summary import framed, summary_page, write_contents
 from jaxattn.lab.storage import files
 from jaxattn.lab.texts.files import decoding
 
-# Part of the digest of stored layers. Every change of the measurement needs a new value.
+# Format version, included in the digest of stored layers. Increase it whenever the measurements change.
 _FORMAT = 2
-# Approximate time in seconds of a max-margin problem on one core, for the Frobenius and nuclear norms.
+# Approximate time in seconds to solve a max-margin problem on one core, for the Frobenius and nuclear norms.
 _FROBENIUS, _NUCLEAR = 0.03, 20.0
 
 
@@ -31,14 +31,16 @@ class Heads:
     """Measurements of attention heads, as tables, figures and a page.
 
     Attributes:
-        heads: one row per model, layer and head: fraction of sequences that select one token, kind and text
-            of this token, entropy, difference of the two largest scores in nats, and ‖(W_Q, b_Q)‖ / √c.
-        margins: one row per head with a selection, space, null, draw and group of sequences: margin ratio,
-            cosine, and the certificate. Group -1 contains all selecting sequences.
-        verdicts: one row per head with a selection and null: difference of cosines with interval, corrected
-            p-value and verdict.
+        heads: one row per model, layer and head: fraction of sequences in which it selects one token, kind
+            and string of this token, entropy, gap between the two largest scores in nats, and ‖(W_Q, b_Q)‖
+            / √c.
+        margins: one row per selecting head, space, null baseline, draw and group of sequences: margin
+            ratio, cosine, and the certificate. Group -1 contains all sequences in which the head selects
+            one token.
+        verdicts: one row per null baseline and selecting head: difference between cosines with its
+            interval, corrected p-value and verdict.
         settings: the settings.
-        facts: query position, numbers of texts and tokens.
+        facts: query position, number of texts and number of tokens.
     """
 
     heads: pd.DataFrame
@@ -48,7 +50,10 @@ class Heads:
     facts: dict[str, Any]
 
     def summary(self) -> list[str]:
-        """Return sentences on the selections of each model and on each null, for sinks and other heads."""
+        """Return sentences on each model: its selected tokens, and its comparison with null baselines.
+
+        Attention sinks and other heads are reported separately.
+        """
         lines = []
         for model, rows in self.heads.groupby("model", sort=False):
             counts = rows[rows["has_selection"]]["kind"].value_counts()
@@ -67,7 +72,7 @@ class Heads:
         return lines
 
     def tables(self) -> list[tuple[str, pd.DataFrame]]:
-        """Return titles and tables for display."""
+        """Return (title, table) pairs for display."""
         several = self.heads["model"].nunique() > 1
         hidden = [] if several else ["model"]
         shown = self.heads.assign(
@@ -107,13 +112,13 @@ class Heads:
         return [*laid, ("Selections", shown)]
 
     def figures(self) -> list[RenderedFigure]:
-        """Draw heat maps over layers and heads of each model, and curves over several models."""
+        """Draw heat maps over each model's layers and heads and, for several models, checkpoint curves."""
         models = list(self.heads["model"].unique())
         drawn = [figures.heat_maps(self.heads, self.margins, model) for model in models]
         return [*drawn, figures.checkpoint_curves(self.heads, self.margins)] if len(models) > 1 else drawn
 
     def html(self) -> str:
-        """Return the self-contained HTML page."""
+        """Return the page as self-contained HTML."""
         return self._html(self.figures())
 
     def _html(self, drawn: list[RenderedFigure]) -> str:
@@ -122,7 +127,7 @@ class Heads:
         return summary_page("Attention heads", heading, self.summary(), drawn, tables, _note(self))
 
     def write(self, directory: str | Path) -> list[Path]:
-        """Write heads.html, the three tables as CSV files, and the figures; return the paths.
+        """Write heads.html, the three tables as CSV files, and the figures; return their paths.
 
         Raises:
             RunError: the folder cannot be written.
@@ -170,28 +175,29 @@ def heads(
     out: str | Path | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Heads:
-    """Measure the selections of attention heads and their distance to max-margin directions.
+    """Measure which tokens attention heads select, and how far the heads are from max-margin directions.
 
-    The scores of a head at one query position are linear in W_Q, and without rotary embeddings in
-    W = W_Kᵀ W_Q.
-    For the sequences in which a head selects one token, its margin is compared with the certified largest
-    margin of the same selection, and both with null queries; see `HeadSettings`.
+    The scores of a head at one query position are linear in W_Q and, without rotary embeddings, in
+    W = W_Kᵀ W_Q. Over the sequences in which a head selects one token, its margin is divided by the
+    certified maximum margin for the same selected tokens. This ratio is compared with the ratios of null
+    baselines; see `HeadSettings`.
 
     Args:
-        models: a folder in the format of Hugging Face, or several, as checkpoints of one training.
+        models: a folder in Hugging Face format, or several folders, such as the checkpoints of one training
+            run.
         texts: n texts.
-        position: the query position: "first", "last" or a number; by default the first token of an encoder
-            and the last one of a decoder.
+        position: the query position: "first", "last" or an index; defaults to the first token for an
+            encoder and the last token for a decoder.
         length: number of tokens to which texts are truncated.
-        layers: numbers of the layers; all by default.
-        settings: thresholds, sizes of groups, and null draws.
-        out: a folder in which each finished layer is stored. A repeated call with the same arguments resumes
-            after the last finished layer.
+        layers: indices of the layers; defaults to all layers.
+        settings: thresholds, group sizes, and numbers of draws.
+        out: a folder in which each finished layer is stored. A call with the same arguments resumes after
+            the last finished layer.
         progress: function that receives progress messages, such as `print`.
 
     Raises:
-        InputError: a folder holds no supported model, a text is shorter than the query position, a layer does
-            not exist, or `out` holds measurements with other arguments.
+        InputError: a folder does not contain a supported model, a text is too short for the query position,
+            a layer does not exist, or `out` contains measurements made with other arguments.
 
     Source:
         Tarzanagh et al. 2023 (arXiv 2308.16898) for the max-margin problems in both norms.
@@ -212,7 +218,7 @@ def heads(
         store = _Store(out, name, _digest(folder, texts, at, length, settings))
         for tables in _layers(name, model, tokenised, layers, settings, store, progress):
             found.append([table.assign(model=name) for table in tables])
-    # Tables without rows have columns without a type.
+    # Omit empty tables, because their columns have no dtype.
     rows, margins = (
         pd.concat([each for each in x if len(each)] or x[:1], ignore_index=True)
         for x in zip(*found, strict=True)
@@ -233,10 +239,10 @@ def _layers(
     store: "_Store",
     progress: Callable[[str], None],
 ) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
-    """Yield the tables of each layer of a model, stored or measured now."""
+    """Yield the tables for each layer of a model, either read from the store or newly measured."""
     chosen = range(model.num_layers) if layers is None else layers
     if wrong := [x for x in chosen if not 0 <= x < model.num_layers]:
-        raise InputError(f"layers: {wrong[0]}; {model.folder} has {model.num_layers}, numbered from 0")
+        raise InputError(f"layers: {wrong[0]}; {model.folder} has {model.num_layers} layers, numbered from 0")
     progress(_cost(name, model, len(chosen), len(texts.ids), settings))
     untrained = Transformer(model.folder, untrained_seed=settings.seed) if settings.draws else None
     for number in chosen:
@@ -261,21 +267,21 @@ def _check_settings(settings: HeadSettings) -> None:
 
 
 def read_texts(path: str | Path, most: int | None = None) -> list[str]:
-    """Read one text per line from a UTF-8 file, without empty lines.
+    """Read one text per line from a UTF-8 file, skipping empty lines.
 
     Args:
         path: the file.
-        most: the largest number of texts; the first ones are taken.
+        most: maximum number of texts to read, from the start of the file.
 
     Raises:
-        InputError: the file cannot be read, it has no text, or `most` is below 1.
+        InputError: the file cannot be read, it contains no text, or `most` is below 1.
     """
     if most is not None and most < 1:
         raise InputError(f"most: {most}; expected at least 1 text")
     with decoding(str(path), None) as codec, open(path, encoding=codec) as file:
         texts = [line.strip() for line in file if line.strip()]
     if not texts:
-        raise InputError(f"{path}: no text; expected one per line")
+        raise InputError(f"{path}: contains no text; expected one text per line")
     return texts[:most]
 
 
@@ -291,7 +297,7 @@ def _measure(
 
 
 class _Store:
-    """Finished layers of a model, stored in a folder if one is given."""
+    """Tables of the finished layers of a model, stored in a folder if one is given."""
 
     def __init__(self, out: str | Path | None, name: str, digest: str) -> None:
         self._folder = None if out is None else Path(out) / "layers" / name
@@ -302,7 +308,7 @@ class _Store:
             path = self._folder / "arguments.json"
             if path.exists() and _read(path)["digest"] != digest:
                 raise InputError(
-                    f"{self._folder}: measured with another model, texts, settings or version; "
+                    f"{self._folder}: contains results for a different model, texts, settings or version; "
                     "choose another folder"
                 )
             files.replace(path, json.dumps({"digest": digest}).encode())
@@ -311,7 +317,7 @@ class _Store:
         return None if self._folder is None else self._folder / f"layer_{number:03d}.json"
 
     def read(self, number: int) -> tuple[pd.DataFrame, pd.DataFrame] | None:
-        """Return the tables of a finished layer, or None."""
+        """Return the tables of a finished layer, or None if the layer is not in the store."""
         path = self._path(number)
         if path is None or not path.exists():
             return None

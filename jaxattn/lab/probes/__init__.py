@@ -1,4 +1,4 @@
-"""Probes: settings classes with pure functions that measure one seed."""
+"""Probes: settings classes with pure functions that take measurements for one seed."""
 
 from jaxattn.base import Measurement
 from jaxattn.base.probe import ProbeContext
@@ -17,7 +17,7 @@ from jaxattn.lab.probes.selection import (
 )
 from jaxattn.lab.probes.standard import Accuracy, Fit, Probes
 
-# Probes that a study can add to the standard ones, by short name.
+# Probes that a study can use in addition to the standard probes, by short name.
 PROBES: dict[str, type[Measurement]] = {
     "attended": Attended,
     "attention_entropy": AttentionEntropy,

@@ -1,4 +1,4 @@
-"""Probes of whole phases that compare parameters with certified limit directions."""
+"""Whole-phase probes that compare parameters with certified limit directions."""
 
 from functools import partial
 from typing import Any, ClassVar
@@ -41,9 +41,9 @@ _AT_THE_END_P = (
 
 
 class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
-    """Distance between p and the max-margin direction of the final selection.
+    """Distance between p and the max-margin direction for the tokens selected at the end of the phase.
 
-    It is computed at the end of the phase, when the final selection is known.
+    The direction is computed at the end of the phase, because the selected tokens are not known earlier.
 
     Attributes:
         nats: a token counts as selected if its score is within `nats` of the highest score in its sequence;
@@ -67,33 +67,37 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
     nats: Static[NotNegative] | None = None
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason if the phase trains other parameters than the one that the scores are linear in."""
+        """Return why the probe is skipped in this phase, or None if it applies.
+
+        The probe requires a phase that trains only the parameter in which the scores are linear.
+        """
         name = task.model.linear_in
         if name is None:
             return "requires a model with scores that are linear in a parameter"
         return None if tuple(phase.train) == (name,) else f"requires a phase that trains {name} alone"
 
     def observe(self, phase: Phase, state: Any) -> Any:
-        """Return the flattened p of one seed, (D,)."""
+        """Return p for one seed, flattened to (D,)."""
         return phase.parameter(state, phase.train[0]).reshape(-1)
 
     def conclude(
         self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
     ) -> tuple[_Metrics, _Metrics]:
-        """Compute the max-margin direction for the final selection of each seed, and compare p with it.
+        """Compute each seed's max-margin direction for the tokens selected at the end, and compare p with it.
 
         Args:
-            history: (S, k, D) float64; p of each seed at k probe steps.
-            params: the final parameters. The phase does not train those that determine the keys.
+            history: (S, k, D) float64; p of each of S seeds at k probe steps.
+            params: the final parameters. The parameters that determine the keys are not trained in the phase.
             model: the model, which computes the scores.
-            loaded: the data, shared by all seeds or one set per seed.
+            loaded: the data, either shared by all seeds or separate for each seed.
 
         Returns:
-            Metrics at every probe step, (S, k) each: 1 - cos to the max-margin direction, and the margin on
-            the final selection relative to the maximum margin. Metrics of the max-margin problem, (S,) each.
-            NaN if no direction separates the selection; `feasible` is NaN if the problem is undecided.
+            Metrics at every probe step, (S, k) each: 1 - cos between p and the max-margin direction, and the
+            margin of p for the selected tokens, divided by the maximum margin. Metrics of the max-margin
+            problem, (S,) each. The metrics are NaN if no direction separates the selected tokens from the
+            others; `feasible` is NaN if this is undecided.
         """
-        # Use one device, because the solver does not support arrays on several devices.
+        # Use one device, because the solver does not support arrays that are sharded over several devices.
         params, data = jax.device_get((params, loaded.splits.train))
         with backend.float64():
             params = jax.tree.map(_in_float64, params)
@@ -103,7 +107,7 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
                 away, ratio, *facts = (np.stack(x) for x in zip(*seeds, strict=True))
                 return _named(away, ratio, *facts)
             axis = None if loaded.shared else 0
-            # The bags are those of the data, shared by all seeds or one set per seed.
+            # The bags are either shared by all seeds or sampled for each seed.
             parts = jax.vmap(partial(_keys_and_bags, model), (0, axis), (0, axis))
             keys, corpus = jax.jit(parts)(params, data)
             select = partial(_selected, nats=self.nats)
@@ -115,11 +119,11 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
 
 
 def certified_distance(away: Any, duality_gap: Any) -> np.ndarray:
-    """Bound 1 - cos to the true max-margin direction from above; NaN if there is none.
+    """Return an upper bound on 1 - cos between p and the exact max-margin direction; NaN if there is none.
 
-    `away` is 1 - cos to the computed direction. The angle to the true direction is at most the angle to the
-    computed direction plus the angle between the two, which is bounded by the relative duality gap: 1 - cos ≤
-    1 - √(1 - gap).
+    `away` is 1 - cos between p and the computed direction. The angle between p and the exact direction is at
+    most the sum of two angles: between p and the computed direction, and between the computed and the exact
+    direction. For the second angle, 1 - cos ≤ 1 - √(1 - gap), where gap is the relative duality gap.
     """
     gap = np.asarray(duality_gap)
     left_open = gap / (1 + np.sqrt(1 - gap))
@@ -187,11 +191,11 @@ _AT_THE_END_RELAXED = (
 
 
 class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
-    """Distances of p and v from p_relax and v_mm of the final selection.
+    """Distances between p and the relaxed direction p_relax, and between v and the max-margin direction v_mm.
 
-    This is the counterpart of `max_margin_direction` for phases that train p and v. The token with the
-    highest score is selected. The metrics are NaN if two tokens tie for it, or if no direction separates the
-    selection.
+    Counterpart of `max_margin_direction` for phases that train both p and v. Both directions are computed for
+    the token with the highest score in each sequence at the end of the phase. The metrics are NaN if two
+    tokens tie for the highest score, or if no direction separates these tokens from the others.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -205,25 +209,29 @@ class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
     metrics: ClassVar[tuple[str, ...]] = (*_ON_THE_WAY_RELAXED, *_AT_THE_END_RELAXED)
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason unless the phase trains p and v of the one-layer model with the logistic loss."""
+        """Return why the probe is skipped in this phase, or None if it applies.
+
+        The probe requires a phase that trains p and v of the one-layer model with the logistic loss.
+        """
         return wants_one_layer(task, phase, ("p", "v"))
 
     def observe(self, phase: Phase, state: Any) -> Any:
-        """Return p and v of one seed, (2, d)."""
+        """Return p and v for one seed, (2, d)."""
         return jnp.stack([phase.parameter(state, "p"), state.params.v])
 
     def conclude(
         self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
     ) -> tuple[_Metrics, _Metrics]:
-        """Compute the directions for each seed, and compare p and v with them.
+        """Compute the limit directions of p and v for each seed, and compare p and v with these limits.
 
-        `history` contains p and v of each seed at k probe steps, (S, k, 2, d) float64.
+        `history` contains p and v of each of S seeds at k probe steps, (S, k, 2, d) float64.
 
         Returns:
-            1 - cos of p to p_relax and to the max-margin direction of all sequences, and of v to v_mm, (S,
-            k). The certificate of p_relax, and the fraction of sequences on the margin of v_mm, (S,).
+            Metrics at every probe step, (S, k) each: 1 - cos between p and p_relax, between p and the
+            max-margin direction for all sequences, and between v and v_mm. Metrics per seed, (S,) each:
+            the certificate of p_relax, and the fraction of sequences on the margin of v_mm.
         """
-        # Run on the host, because shapes differ between seeds and JAX would compile for each.
+        # Run on the host, because shapes differ between seeds and JAX would compile the solver once per seed.
         E, corpora = jax.device_get((params.E, loaded.splits.train))
 
         def compare(seed: int, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -240,13 +248,13 @@ def _compare(E: np.ndarray, corpus: Corpus, path: np.ndarray) -> tuple[np.ndarra
         np.full((len(_ON_THE_WAY_RELAXED), len(path)), np.nan),
         np.full(len(_AT_THE_END_RELAXED), np.nan),
     )
-    # The path of a failed seed may end at finite p and v.
+    # A failed seed may still end with finite p and v.
     if corpus.num_classes != 2 or not (np.isfinite(path[-1]).all() and np.isfinite(E).all()):
         return nothing
     chosen, counts = attended_on_host(E @ path[-1, 0], corpus, 0.0)
     if (counts != 1).any():
         return nothing
-    # For pairs with values under v that differ by a bounded amount, the flow requires only half the margin.
+    # The flow requires only half the margin for a pair of tokens that are both on the margin of v_mm.
     scores = Scores(E, corpus)
     relaxed, alone = relaxed_max_margin(scores, chosen, tied=0.5), max_margin(scores, chosen)
     away = [one_minus_cosine(path[:, i], x.p) for i, x in ((0, relaxed.query), (0, alone), (1, relaxed.head))]
@@ -271,13 +279,13 @@ _AT_THE_END_LIMIT = (
 
 
 class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
-    """Distance of p from the limit of gradient flow on p, which may have ties.
+    """Distance between p and the limit of gradient flow on p, a limit in which several scores may tie.
 
-    If tokens tie in the limit, gradient flow converges to the direction that `ja.theory.certify_limit`
-    certifies, and not to the max-margin direction.
+    If tokens tie in the limit, gradient flow converges to the direction certified by
+    `ja.theory.certify_limit`, not to the max-margin direction.
 
     Attributes:
-        nats: tokens tie if their scores are within `nats` of the highest score in their sequence.
+        nats: tokens count as tied if their scores are within `nats` of the highest score in their sequence.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -292,23 +300,26 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
     nats: NotNegative = 30.0
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason unless the phase trains p of the one-layer model with the logistic loss."""
+        """Return why the probe is skipped in this phase, or None if it applies.
+
+        The probe requires a phase that trains p of the one-layer model with the logistic loss.
+        """
         return wants_one_layer(task, phase, ("p",))
 
     def observe(self, phase: Phase, state: Any) -> Any:
-        """Return p of one seed, (d,)."""
+        """Return p for one seed, (d,)."""
         return phase.parameter(state, "p")
 
     def conclude(
         self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
     ) -> tuple[_Metrics, _Metrics]:
-        """Certify the limit of each seed, and compare p with it.
+        """Certify the limit of gradient flow for each seed, and compare p with the limit.
 
-        `history` contains p of each seed at k probe steps, (S, k, d) float64.
+        `history` contains p of each of S seeds at k probe steps, (S, k, d) float64.
 
         Returns:
-            1 - cos to the limit, (S, k). The certificate of the limit, and the fraction of sequences with
-            ties, (S,).
+            1 - cos between p and the limit, (S, k). Metrics per seed, (S,) each: the certificate of the
+            limit, and the fraction of sequences with ties.
         """
         params, corpora = jax.device_get((params, loaded.splits.train))
 
@@ -322,7 +333,7 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
         return {"limit_one_minus_cosine": np.stack(away)}, at_the_end
 
     def _compare(self, params: Any, corpus: Corpus, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        # The path of a failed seed may end at a finite p.
+        # A failed seed may still end with a finite p.
         finite = all(np.isfinite(x).all() for x in (path[-1], params.E, params.v))
         if not finite:
             return np.full(len(path), np.nan), np.full(len(_AT_THE_END_LIMIT), np.nan)

@@ -1,4 +1,4 @@
-"""Exact certificates of max-margin directions, for the final selection of each seed."""
+"""Exact certificates of max-margin directions for the tokens selected at the end of a phase."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,13 +21,13 @@ from jaxattn.theory.exact_certificate import save_certificate
 class ExactGap(MaxMarginDirection, frozen=True, kw_only=True):
     """Duality gap of the max-margin direction, proven in exact arithmetic and checked independently.
 
-    The keys are those of the phase; in span coordinates, they are coordinates of the embeddings. The metrics
-    are NaN for a seed without a certificate; see `ja.theory.certify_exactly`.
+    The keys are those used in the phase. If the model uses span coordinates, the keys do too. The metrics are
+    NaN for a seed without a certificate; see `ja.theory.certify_exactly`.
 
     Attributes:
         nats: see `max_margin_direction`.
-        folder: folder for the certificates, which are named by the SHA-256 of their data. Default: they are
-            not saved.
+        folder: folder for the certificates; each file is named after the SHA-256 of its data. By default,
+            certificates are not saved.
     """
 
     labels: ClassVar[dict[str, str]] = {
@@ -42,7 +42,7 @@ class ExactGap(MaxMarginDirection, frozen=True, kw_only=True):
     def conclude(
         self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Certify the max-margin direction for the final selection of each seed, and run the checker."""
+        """Certify each seed's max-margin direction for the tokens selected at the end; run the checker."""
         params, data = jax.device_get((params, loaded.splits.train))
         found = np.full((2, len(history)), np.nan)
         for seed, path in enumerate(history):

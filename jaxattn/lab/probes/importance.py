@@ -1,4 +1,4 @@
-"""Probes of E·v and E·p against token importance, and of the deviation from the one-step law."""
+"""Probes that compare E·v and E·p with token importance, and trained embeddings with the one-step law."""
 
 from functools import partial
 from typing import Any, ClassVar
@@ -13,21 +13,22 @@ from jaxattn.core.settings import Count
 from jaxattn.lab.probes.wants import wants_one_layer, wants_scores
 from jaxattn.theory import one_step_error, predicted_values
 
-# Quantities that are correlated with the posterior difference, or with its absolute value.
+# Quantities to correlate with the posterior difference or with its absolute value.
 _PAIRS = ("Ev", "Ep_signed", "Ep_absolute")
 
 
 class Importance(Probe, frozen=True, kw_only=True):
     """Dependence of E·v and E·p on token importance.
 
-    The metrics are bin means and rank correlations over the posterior difference, and the correlation of E·v
-    with α. In a trained model, E·p is a U-shaped function of the posterior difference: its correlation with
-    the absolute value (`absolute`) is close to 1, and its correlation with the signed value (`signed`) close
-    to 0. For K > 2 classes, E·v_k is compared with the posterior difference of class k, and E·p with the
-    maximum of the absolute values; the results are averaged over classes.
+    The metrics are averages over bins of the posterior difference, rank correlations with the posterior
+    difference, and the correlation of E·v with α. In a trained model, E·p is a U-shaped function of the
+    posterior difference: its correlation with the absolute value (`absolute`) is close to 1, and its
+    correlation with the signed value (`signed`) is close to 0. For K > 2 classes, E·v_k is compared with the
+    posterior difference for class k, and E·p with the largest absolute posterior difference; the results are
+    averaged over classes.
 
     Attributes:
-        bins: number of equal bins that divide the posterior difference between `low` and `high`; 0 for none.
+        bins: number of equal-width bins between `low` and `high` for the posterior difference; 0 for none.
         low: lower end of the first bin.
         high: upper end of the last bin.
         min_count: minimum number of occurrences for a token to be included in correlations over tokens.
@@ -50,15 +51,16 @@ class Importance(Probe, frozen=True, kw_only=True):
     min_count: Count = 50
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return why the probe is skipped if tokens lack scores or values, else None."""
+        """Return why the probe is skipped, or None if the data are bags and tokens have scores and values."""
         return wants_scores(task)
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure one seed."""
+        """Compute the metrics for one seed."""
         tokens, (scores, values) = context.data.tokens, context.columns
         difference, found = tokens.posterior_difference, {}
         size = jnp.broadcast_to(jnp.abs(difference).max(axis=1, keepdims=True), difference.shape)
-        # Concatenate the columns, because sorting dominates the compile time.
+        # Concatenate the columns so that they are sorted only once, because sorting dominates the compile
+        # time.
         columns = jnp.concatenate([values, scores, scores], axis=1)
         against = jnp.concatenate([difference, difference, size], axis=1)
         frequent = tokens.count >= max(self.min_count, 1)
@@ -90,7 +92,7 @@ class Importance(Probe, frozen=True, kw_only=True):
 
 
 def token_columns(context: ProbeContext) -> dict[str, Array]:
-    """Return the token table of one seed: E·p (V,), E·v (V, C), and the token statistics."""
+    """Return the token table for one seed: E·p (V,), E·v (V, C), and the token statistics."""
     tokens = context.data.tokens
     return {
         "count": tokens.count,
@@ -108,11 +110,13 @@ def bin_means_array(
     low: float | Array,
     high: float | Array,
 ) -> Float[Array, " bins"]:
-    """Average token values in equal bins of the posterior difference, from `low` to `high`.
+    """Average token values over equal-width bins of the posterior difference between `low` and `high`.
 
-    Tokens with a posterior difference of NaN or outside [low, high] are dropped. Empty bins are NaN.
+    Tokens whose posterior difference is NaN or outside [low, high] are ignored. The mean of an empty bin is
+    NaN.
     """
-    # Ratios of counts may be on bin edges up to rounding; `results.correlations` uses the same tolerance.
+    # Ratios of counts can fall on bin edges up to rounding, so add a tolerance; `results.correlations` uses
+    # the same one.
     at = (difference - low) / ((high - low) / bins) + 1e-5
     number = jnp.clip(jnp.floor(at), 0, bins - 1)
     inside = (at >= 0) & (at <= bins + 2e-5)
@@ -121,17 +125,17 @@ def bin_means_array(
 
 
 def spearman_array(x: Float[Array, " N"], y: Float[Array, " N"], use: Bool[Array, " N"]) -> Float[Array, ""]:
-    """Compute Spearman's rank correlation over the entries in use, with average ranks for ties.
+    """Compute Spearman's rank correlation over the entries where `use` is True, with average ranks for ties.
 
-    The result is NaN if fewer than two entries are in use, or if x or y is constant.
+    The result is NaN if there are fewer than two such entries, or if x or y is constant.
     """
-    # Sort both sides together, because sorting takes long to compile.
+    # Rank x and y in a single sort, because sorting is slow to compile.
     ranks = jax.vmap(_ranks, (0, None))(jnp.stack([x, y]), use)
     return pearson_array(ranks[0], ranks[1], use)
 
 
 def pearson_array(x: Float[Array, " N"], y: Float[Array, " N"], use: Bool[Array, " N"]) -> Float[Array, ""]:
-    """Compute Pearson's correlation over the entries in use; NaN if x or y is constant."""
+    """Compute Pearson's correlation over the entries where `use` is True; NaN if x or y is constant."""
     number = use.sum()
     x = jnp.where(use, x, 0)
     y = jnp.where(use, y, 0)
@@ -148,11 +152,13 @@ def _ranks(x: Array, use: Bool[Array, " N"]) -> Array:
 
 
 class OneStepError(Probe, frozen=True, kw_only=True):
-    """Deviation of E·v from the one-step law, per unit of η0.
+    """Deviation of E·v from the one-step law, divided by the step size η0.
 
         max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0
 
-    It is recorded after a single step on E, for the one-layer model with the logistic loss.
+    Here E_s⁰ and E_s¹ are the embeddings of token s before and after the step, and α_s is the average signed
+    frequency of the token. The deviation is recorded after a single step on E, for the one-layer model with
+    the logistic loss.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -160,28 +166,29 @@ class OneStepError(Probe, frozen=True, kw_only=True):
     from_step: ClassVar[int] = 1
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return the reason why the one-step law does not apply, if any."""
+        """Return why the one-step law does not apply, or None if it does."""
         return wants_one_layer(task, phase, ("E",)) if phase.one_step else "requires a phase of one full step"
 
     def remember(self, params: Any) -> Array:
-        """Return E v at the start of the phase."""
+        """Return E·v at the start of the phase."""
         return params.E @ params.v
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure one seed after the step."""
+        """Compute the metric for one seed after the step."""
         change = context.params.E @ context.params.v - context.memory
         train, alpha = context.data.train, context.data.tokens.alpha
-        # Two classes share one column.
+        # With two classes, α has a single column.
         alpha = alpha[:, 0] if train.num_classes == 2 else alpha
         return {"one_step_error": one_step_error(change, train, context.phase.step_size, alpha)}
 
 
 class OneStepEmbeddings(OneStepError, frozen=True, kw_only=True):
-    """Deviation of E from the one-step law, per unit of η0.
+    """Deviation of E from the one-step law, divided by the step size η0.
 
         max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0
 
-    For K classes the law is η0 Σ_k α_{s,k} v_k.
+    Here E_s⁰ and E_s¹ are the embeddings of token s before and after the step, and α_s is the average signed
+    frequency of the token. For K classes, the law is E_s¹ - E_s⁰ = η0 Σ_k α_{s,k} v_k.
     """
 
     labels: ClassVar[dict[str, str]] = {"embedding_error": r"one-step error of $E$ per unit $\eta_0$"}
@@ -191,7 +198,7 @@ class OneStepEmbeddings(OneStepError, frozen=True, kw_only=True):
         return params.E
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure one seed after the step."""
+        """Compute the metric for one seed after the step."""
         E, v, step_size = context.params.E, context.params.v, context.phase.step_size
         predicted = predicted_values(context.data.train, step_size)
         law = jnp.outer(predicted, v) if predicted.ndim == 1 else predicted @ v.T

@@ -1,4 +1,4 @@
-"""Probes of parameters: norms, angles, conserved quantities of the flow, and sharpness of the loss."""
+"""Probes for parameters: norms, angles, conserved quantities of the flow, and sharpness of the loss."""
 
 from collections.abc import Callable
 from itertools import combinations
@@ -25,28 +25,31 @@ class Norms(Probe, frozen=True, kw_only=True):
     rotation_invariant: ClassVar[bool] = True
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure norm_θ for each parameter θ, trained or not."""
+        """Compute the norm of each parameter, trained or not; the metric for a parameter θ is norm_θ."""
         return {f"norm_{name}": optax.tree.norm(get(context.params, name)) for name in names(context.params)}
 
 
 def cosine_array(x: Float[Array, "*shape"], y: Float[Array, "*shape"]) -> Float[Array, ""]:
-    """Compute x·y / (‖x‖ ‖y‖) over all entries, at any scale; NaN if x or y is zero."""
-    # Without scaling, squares of small gradients would underflow.
+    """Compute x·y / (‖x‖ ‖y‖) over all entries; return NaN if x or y is zero.
+
+    The computation avoids overflow and underflow.
+    """
+    # Without scaling, the squares of small gradients would underflow.
     x, y = (z / jnp.abs(z).max() for z in (x, y))
     return (x * y).sum() / jnp.sqrt((x * x).sum() * (y * y).sum())
 
 
 class Alignments(Probe, frozen=True, kw_only=True):
-    """Cosines between parameters of equal shape, and between a parameter and its descent direction.
+    """Cosines between parameters of equal shape, and between each parameter and its descent direction.
 
     The metrics have names such as cos_p_v and cos_p_descent. Parameters with one row per token are not
-    compared with each other. Once the direction of θ has converged, its cosine with -∂L/∂θ is 1.
+    compared with each other. If a parameter θ has converged in direction, its cosine with -∂L/∂θ is 1.
     """
 
     rotation_invariant: ClassVar[bool] = True
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure cos_θ_θ' for each pair of equal shape, and cos_θ_descent for each trained θ."""
+        """Compute cos_θ_θ' for each pair of parameters of equal shape; cos_θ_descent for each trained θ."""
         params, rows = context.params, context.model.token_rows
         pairs = [
             (one, other)
@@ -65,25 +68,29 @@ class Conservation(Probe, frozen=True, kw_only=True):
 
     If the loss depends on E, p and v only through E p and E v, gradient flow conserves
 
-        Q = EᵀE - Σ_h p_h p_hᵀ - Σ_k v_k v_kᵀ,   d/dt Q = 0,
+        Q = EᵀE - Σ_h p_h p_hᵀ - Σ_k v_k v_kᵀ,   d/dt Q = 0.
 
-    summed over all queries and read-out vectors. With steps of size η the drift is proportional to η.
+    The sums are over all queries p_h and all read-out vectors v_k. With steps of size η, the drift is
+    proportional to η.
     """
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {"conservation_drift": r"$\Vert Q-Q_0\Vert\,/\,\Vert Q_0\Vert$"}
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason unless E, p and v are trained, because Q changes if one of them is fixed."""
+        """Return why the probe is skipped, or None if the phase trains E, p and v.
+
+        If one of these parameters is fixed, Q is not conserved.
+        """
         return None if {"E", "p", "v"} <= set(phase.train) else "requires a phase that trains E, p and v"
 
     def remember(self, params: Any) -> Float[Array, "m d"] | Float[Array, "d d"]:
-        """Return Q_0, (d, d), or the m initial rows of E, p and v, (m, d), whichever is smaller."""
+        """Return the initial Q, (d, d), or the m initial rows of E, p and v, (m, d), whichever is smaller."""
         rows, signs = _rows(params)
         return rows if len(rows) < rows.shape[1] else _quantity(rows, signs)
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure conservation_drift."""
+        """Compute the metric conservation_drift."""
         rows, signs = _rows(context.params)
         return {"conservation_drift": _drift(rows, signs, context.memory)}
 
@@ -92,17 +99,18 @@ def _drift(rows: Array, signs: Array, memory: Array) -> Array:
     if len(rows) >= rows.shape[1]:
         start, now = memory, _quantity(rows, signs)
     else:
-        # In an orthonormal basis of all rows there are at most 2m coordinates. From Gram matrices, the norm
-        # would be a difference of large squares, and half of the digits of a small drift would be lost.
+        # An orthonormal basis of all rows has at most 2m vectors. Computing the norm from Gram matrices
+        # instead would subtract large squares, and a small drift would lose half of its digits.
         both = jnp.linalg.qr(jnp.concatenate([rows, memory]).T, mode="r").T
         now, start = (_quantity(x, signs) for x in jnp.split(both, 2))
     return jnp.linalg.norm(now - start) / jnp.linalg.norm(start)
 
 
 def _rows(params: Any) -> tuple[Float[Array, "m d"], Float[Array, " m"]]:
-    """Stack the rows of E, all queries and all read-out vectors, with their signs in Q.
+    """Stack the rows of E, all queries and all read-out vectors; also return each row's sign in Q.
 
-    Queries are (d,) or (H, d), and read-out vectors (d,), (d, K), (H, d) or (H, d, K).
+    Q, a signed sum over these rows, is the conserved quantity; see `Conservation`. Queries are (d,) or
+    (H, d), and read-out vectors (d,), (d, K), (H, d) or (H, d, K).
     """
     E, p, v = (get(params, name) for name in ("E", "p", "v"))
     dim = E.shape[1]
@@ -118,29 +126,28 @@ def _quantity(rows: Float[Array, "m d"], signs: Float[Array, " m"]) -> Float[Arr
 def largest_eigenvalue(
     product: Callable[[Array], Array], start: Float[Array, " N"], iterations: int
 ) -> Float[Array, ""]:
-    """Estimate the largest eigenvalue of a symmetric matrix from products with it.
+    """Estimate the largest eigenvalue of a symmetric matrix A from matrix-vector products.
 
     Args:
         product: x -> A x, (N,) -> (N,).
-        start: (N,); a vector that is not an eigenvector, for example a random one.
-        iterations: number of products, at most N. The estimate increases with the number, and is exact up to
-            rounding once it reaches the number of distinct eigenvalues.
+        start: (N,); a vector that is not an eigenvector, for example a random vector.
+        iterations: number of products, at most N. The estimate increases with this number, and is exact up to
+            rounding if it is at least the number of distinct eigenvalues.
 
     Returns:
-        The estimate, which is at most the eigenvalue; NaN if A contains NaN.
+        The estimate, a lower bound on the eigenvalue; NaN if A contains NaN.
 
     Source:
-        Lanczos 1950, with the reorthogonalisation of matfree.
+        Lanczos 1950, with the reorthogonalisation used in matfree.
     """
-    # The method squares its input, so small Hessians would underflow without scaling.
+    # Scale the product, because the Lanczos method squares its input and small Hessians would underflow.
     size = jnp.abs(product(start)).max() / jnp.abs(start).max()
     scale = jnp.where(size > 0, size, 1)
     lanczos = decomp.hessenberg(min(iterations, len(start)), reortho="full", custom_vjp=False)
     _, matrix, _, _ = lanczos(lambda x: product(x) / scale, start)
     diagonal, below = jnp.diagonal(matrix), jnp.diagonal(matrix, -1)
-    # If the vectors span an invariant subspace, the next vector is rounding error, or 0/0. The previous
-    # vectors then contain all information, and the rest is filled with a number that is at most the
-    # eigenvalue.
+    # If the vectors span an invariant subspace, the next vector is rounding error or 0/0. The earlier vectors
+    # then contain all the information; fill the remaining entries with a lower bound on the eigenvalue.
     reach = jax.lax.cummax(jnp.maximum(jnp.abs(diagonal[:-1]), below))
     is_valid = jnp.cumprod(below > float(np.finfo(start.dtype).eps) ** 0.5 * reach).astype(bool)
     diagonal = jnp.where(jnp.append(True, is_valid), diagonal, diagonal[0])
@@ -163,7 +170,7 @@ class Sharpness(Probe, frozen=True, kw_only=True):
     labels: ClassVar[dict[str, str]] = {"sharpness": "sharpness"}
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure sharpness."""
+        """Compute the metric sharpness."""
         trained = {name: get(context.params, name) for name in context.train}
         flat, unravel = ravel_pytree(trained)
 
@@ -174,7 +181,8 @@ class Sharpness(Probe, frozen=True, kw_only=True):
             )[1]
 
         def product(x: Array) -> Array:
-            # Forward over reverse, because attention has a custom reverse-mode derivative.
+            # Use forward-over-reverse differentiation, because attention defines a custom reverse-mode
+            # derivative.
             return ravel_pytree(jax.jvp(gradients, (trained,), (unravel(x),))[1])[0]
 
         start = jax.random.normal(jax.random.key(0), flat.shape, flat.dtype)

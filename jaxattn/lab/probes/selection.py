@@ -1,4 +1,4 @@
-"""Probes of attention: the selected tokens, whether they form a cover, and the entropy."""
+"""Probes for attention: selected tokens, whether these tokens cover all sequences, and attention entropy."""
 
 from typing import ClassVar
 
@@ -21,11 +21,12 @@ from jaxattn.theory import Scores, Selection, margin, selection_from_scores, sel
 
 
 class Selected(Probe, frozen=True, kw_only=True):
-    """Attention on important tokens, and the fraction of sequences that select one.
+    """Attention on important tokens, and the fraction of sequences in which an important token is selected.
 
-    A sequence selects an important token if all tokens with the highest score are important, and not all of
-    its tokens tie. An important token ties if it has the highest score together with an unimportant token or
-    with all other tokens, as under uniform attention. The metrics are NaN if no token is important.
+    An important token is selected in a sequence if every token with the highest score is important, and at
+    least one token has a lower score. An important token is tied if an unimportant token also has the highest
+    score, or if all tokens have the same score, as under uniform attention. The metrics are NaN if no token
+    is important.
 
     Attributes:
         important: minimum |posterior difference| for a token to count as important.
@@ -45,11 +46,11 @@ class Selected(Probe, frozen=True, kw_only=True):
     min_count: Count = 50
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason unless attention is a softmax over the scores of tokens in bags."""
+        """Return why the probe is skipped, or None if attention is a softmax over token scores in a bag."""
         return wants_attention(task)
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure one seed."""
+        """Compute the metrics for one seed."""
         scores, train = context.scores_and_values[0], context.data.train
         important = self._important(context)
         chosen = selection_from_scores(scores, train)
@@ -67,10 +68,10 @@ class Selected(Probe, frozen=True, kw_only=True):
 
 
 class HeadsSelected(Selected, frozen=True, kw_only=True):
-    """Metrics of `Selected` for each head or query.
+    """The metrics of `Selected` for each attention head or query.
 
-    If different heads select important tokens in different sequences, `any_head_selected` exceeds every
-    `head_selected`.
+    If different heads select important tokens in different sequences, `any_head_selected` exceeds
+    `head_selected` for every head.
     """
 
     labels: ClassVar[dict[str, str]] = {
@@ -81,11 +82,11 @@ class HeadsSelected(Selected, frozen=True, kw_only=True):
     }
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason unless the model has several heads over the tokens of bags."""
+        """Return why the probe is skipped, or None if the data are bags and the model has several heads."""
         return wants_bags(task) if task.model.has_heads else "requires a model with head_scores"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure one seed: (H,) for each head, () for all heads."""
+        """Compute the metrics for one seed: vectors (H,), one value per head, and scalars for all heads."""
         train, important = context.data.train, self._important(context)
 
         def of_head(scores: Array) -> tuple[Array, Array]:
@@ -103,10 +104,11 @@ class HeadsSelected(Selected, frozen=True, kw_only=True):
 
 
 def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
-    """Select the tokens with scores within `nats` of the largest in their sequence, or only ties if None.
+    """Select the tokens whose scores are within `nats` of the highest score in their sequence.
 
-    Scores that tie in the limit of a flow differ by a few nats along the path, while all others diverge like
-    margin · ‖p‖. A threshold of 10 nats therefore separates them if ‖p‖ is above about 20 / margin.
+    If `nats` is None, select only ties up to rounding error. Scores that tie in the limit of a flow differ by
+    a few nats along the path, whereas all other gaps grow in proportion to ‖p‖, with the margin as slope. A
+    threshold of 10 nats therefore separates the two cases once ‖p‖ exceeds about 20 / margin.
     """
     if nats is None:
         return selection_from_scores(scores, corpus)
@@ -114,9 +116,9 @@ def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
 
 
 def attended_on_host(scores: np.ndarray, corpus: Corpus, nats: float) -> tuple[Selection, np.ndarray]:
-    """Compute `attended` with NumPy, because shapes differ between seeds and JAX would compile for each.
+    """Compute `attended` with NumPy; also return the number of selected tokens in each sequence, (n,).
 
-    Also return the number of selected tokens of each sequence, (n,).
+    Shapes differ between seeds, so JAX would compile once per seed.
     """
     bags = corpus.bags
     present = np.asarray(bags.count) > 0
@@ -132,13 +134,13 @@ def attended_on_host(scores: np.ndarray, corpus: Corpus, nats: float) -> tuple[S
 class RelevantTokens(Probe, frozen=True, kw_only=True):
     """Fractions of sequences that select a relevant token, select exactly the relevant tokens, or have a tie.
 
-    A sequence selects a relevant token if all tokens with the highest score are relevant, and not all of its
-    tokens tie. A relevant token ties if it has the highest score together with an irrelevant token or with
-    all other tokens. Sequences without relevant tokens are not counted.
+    A sequence selects a relevant token if every token with the highest score is relevant, and at least one
+    token has a lower score. A relevant token is tied if an irrelevant token also has the highest score, or if
+    all tokens have the same score. Sequences without relevant tokens are not counted.
 
     Attributes:
-        relevant: number of relevant tokens: tokens 0 .. relevant - 1.
-        nats: a token counts as highest if its score is within `nats` of the highest score in its sequence.
+        relevant: number of relevant tokens, which are the tokens 0 to relevant - 1.
+        nats: a score counts as highest if it is within `nats` of the highest score in the sequence.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -153,11 +155,11 @@ class RelevantTokens(Probe, frozen=True, kw_only=True):
     nats: Static[NotNegative] = 10.0
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason unless the model is the one-layer model on bags."""
+        """Return why the probe is skipped, or None if the model is the one-layer model on bags of tokens."""
         return wants_bags(task) if task.model.is_one_layer else "requires the one-layer model"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure one seed."""
+        """Compute the metrics for one seed."""
         corpus, scores = context.data.train, context.scores_and_values[0]
         relevant = jnp.arange(corpus.vocab_size) < self.relevant
         chosen, present = attended(scores, corpus, self.nats), selection_of(relevant, corpus)
@@ -179,8 +181,9 @@ def attention_entropy(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array
 
         q_s = count_s exp(a_s) / Σ_r count_r exp(a_r)
 
-    It is 0 if all attention is on one token, even if the token occurs several times. Scores may have any
-    finite spread.
+    Here a_s is the score of token s, and count_s its number of occurrences in the sequence. The entropy is 0
+    if all attention is on one token, even if the token occurs several times. Scores may have any finite
+    spread.
     """
     bags = corpus.bags
     _, _, normaliser, weight = bags.softmax(take(scores, bags.index.astype(jnp.int32)))
@@ -190,7 +193,7 @@ def attention_entropy(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array
 
 
 class AttentionEntropy(Probe, frozen=True, kw_only=True):
-    """Mean entropy of attention over sequences, and its exponential, the number of attended tokens."""
+    """Mean attention entropy over sequences, and its exponential, the effective number of attended tokens."""
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
@@ -199,20 +202,20 @@ class AttentionEntropy(Probe, frozen=True, kw_only=True):
     }
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason unless attention is a softmax over the scores of tokens in bags."""
+        """Return why the probe is skipped, or None if attention is a softmax over token scores in a bag."""
         return wants_attention(task)
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure attention_entropy and attended_tokens on the training corpus."""
+        """Compute attention entropy and the effective number of attended tokens on the training corpus."""
         entropy = attention_entropy(context.data.train, context.scores_and_values[0]).mean()
         return {"attention_entropy": entropy, "attended_tokens": jnp.exp(entropy)}
 
 
 class Attended(Probe, frozen=True, kw_only=True):
-    """Concentration of the attention of each head and query, averaged over the training data.
+    """Concentration of attention for each head and query, averaged over the training data.
 
-    A query selects a token if its largest attention weight is at least `above`. With the attention q (n, ...,
-    T) from `Model.attention`, the number of attended positions is exp(-Σ_t q_t log q_t).
+    A query selects a token if its largest attention weight is at least `above`. For attention q (n, ..., T)
+    from `Model.attention`, the effective number of attended positions is exp(-Σ_t q_t log q_t).
 
     Attributes:
         above: minimum attention weight for a token to count as selected.
@@ -227,11 +230,14 @@ class Attended(Probe, frozen=True, kw_only=True):
     above: Share = 0.9
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason unless the model returns its attention."""
+        """Return why the probe is skipped, or None if the model returns its attention."""
         return None if task.model.shows_attention else "requires a model with attention"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure one seed: (Q,) for all heads and queries, or () for a single one; NaN without queries."""
+        """Compute the metrics for one seed: one value per query, (Q,), or a scalar for a single query.
+
+        The metrics are NaN if there are no queries.
+        """
         train = context.sampled.train
         q = context.model.attention(context.params, train)
         rows = jnp.asarray(q).reshape(train.num_examples, -1, q.shape[-1])
@@ -244,15 +250,15 @@ class Attended(Probe, frozen=True, kw_only=True):
 
 
 class Cover(Probe, frozen=True, kw_only=True):
-    """Highest-scoring tokens, and the distance of E·v from its limit under gradient flow on E, p and v.
+    """Highest-scoring tokens, and the distance between E·v and its limit under gradient flow on E, p and v.
 
-    Let s(X) be the (first) token with the highest score in X, and r_eff the number of distinct s(X). The
-    limit is
+    Let s(X) be the (first) token with the highest score in sequence X, y_s the label of the sequences with
+    s(X) = s, and r_eff the number of distinct tokens s(X). The limit is
 
         E_s·v = y_s ‖v‖²/√r_eff for s = s(X),   0 for other tokens,
 
-    if these tokens form a cover, which means that each of them has the highest score under only one label
-    y_s. A margin of 1 then costs ‖E‖² + ‖v‖² = 2 √r_eff.
+    if each of these tokens has the highest score only in sequences with the same label. The cost ‖E‖² + ‖v‖²
+    of a margin of 1 is then 2 √r_eff.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -266,7 +272,7 @@ class Cover(Probe, frozen=True, kw_only=True):
     }
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason unless the model is the one-layer model on bags of two classes."""
+        """Return why the probe is skipped, or None for the one-layer model on bags with two classes."""
         if (missing := wants_bags(task)) is not None:
             return missing
         if not task.model.is_one_layer:
@@ -274,7 +280,7 @@ class Cover(Probe, frozen=True, kw_only=True):
         return None if task.data.train.num_classes == 2 else "requires two classes"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure one seed."""
+        """Compute the metrics for one seed."""
         corpus, (scores, values) = context.data.train, context.scores_and_values
         token, attention = on_top(scores, corpus)
         positive, negative = (
@@ -295,7 +301,7 @@ class Cover(Probe, frozen=True, kw_only=True):
 
 
 def on_top(scores: Array, corpus: Corpus) -> tuple[Array, Array]:
-    """Return the first token with the highest score in each sequence, and its attention, (n,) each."""
+    """Return the first token with the highest score in each sequence, and its attention weight; (n,) each."""
     bags = corpus.bags
     index = bags.index.astype(jnp.int32)
     below = below_top(corpus, scores)

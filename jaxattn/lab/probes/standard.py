@@ -1,4 +1,4 @@
-"""Standard probes of every study, such as loss and accuracy, and the settings shared by all measurements."""
+"""Standard probes used in every study, such as loss and accuracy, and the settings for all measurements."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from jaxattn.lab.probes.directions import MaxMarginDirection
 from jaxattn.lab.probes.importance import Importance, OneStepError
 from jaxattn.lab.probes.selection import Selected
 
-# Metrics that the engine adds: the test accuracy at the step with the best accuracy so far on another split.
+# Metrics added by the engine: the test accuracy at the step where accuracy on another split was best so far.
 BEST = {
     "test_accuracy_best_on_test": "test_accuracy",
     "test_accuracy_best_on_validation": "validation_accuracy",
@@ -25,26 +25,26 @@ BEST = {
 
 
 class Probes(Spec, frozen=True, kw_only=True):
-    """Settings of all measurements and of the steps at which they are taken.
+    """Settings for all measurements, and for the steps at which they are taken.
 
     The first and the last step of a phase are always measured.
 
     Attributes:
         per_decade: number of log-spaced measurements per decade of steps; with 0, only the first and last
             step of a phase are measured.
-        steps: steps to measure at, instead of `per_decade`: a list for all phases, or a table with a list per
-            phase.
+        steps: steps at which to measure, instead of `per_decade`: a list for all phases, or a table with one
+            list per phase.
         every: number of steps between measurements, instead of `per_decade`: one number for all phases, or a
-            table with a number per phase.
-        bins: number of equal bins that divide the posterior difference between `low` and `high`; 0 for none.
+            table with one number per phase.
+        bins: number of equal-width bins between `low` and `high` for the posterior difference; 0 for none.
         low: lower end of the first bin.
         high: upper end of the last bin.
         min_count: minimum number of occurrences for a token to be included in correlations, or to count as
             important.
         important: minimum |posterior difference| for a token to count as important.
-        max_margin: True to compare p with the max-margin direction in each phase that only trains p.
-        sample: number of evenly spaced sequences per corpus for losses, accuracies and gradients; defaults to
-            all.
+        max_margin: True to compare p with the max-margin direction in each phase that trains only p.
+        sample: number of evenly spaced sequences per corpus used for losses, accuracies and gradients;
+            defaults to all.
         tokens: True to measure attention on tokens, and correlations of E·v and E·p with token importance.
         own: additional probes, built-in or custom.
     """
@@ -63,7 +63,7 @@ class Probes(Spec, frozen=True, kw_only=True):
     own: tuple[Measurement, ...] = ()
 
     def check(self, *context: Any) -> None:
-        """Raise InputError if the bins have no width, or if the steps of a phase are set twice."""
+        """Raise InputError if `low` is not below `high`, or if a phase has both `steps` and `every`."""
         if self.low >= self.high:
             raise InputError(f"probes.low: {self.low}; must be below probes.high = {self.high}")
         named = _names(self.steps) & _names(self.every)
@@ -74,7 +74,7 @@ class Probes(Spec, frozen=True, kw_only=True):
             )
 
     def check_phases(self, phases: Sequence[Phase]) -> None:
-        """Raise InputError if steps are set for an unknown phase, or beyond the end of a phase."""
+        """Raise InputError if steps are set for an unknown phase, or lie after the end of a phase."""
         known = {phase.name: phase for phase in phases}
         for key, value in (("steps", self.steps), ("every", self.every)):
             if unknown := sorted(_names(value) - known.keys()):
@@ -87,7 +87,7 @@ class Probes(Spec, frozen=True, kw_only=True):
             if steps and max(steps) > max(ends):
                 key, whose = (f".{name}", "the phase") if name else ("", "the longest phase")
                 raise InputError(
-                    f"probes.steps{key}: {max(steps)} is beyond the last step, {whose} has {max(ends)}"
+                    f"probes.steps{key}: {max(steps)} is past the last step; {whose} ends at step {max(ends)}"
                 )
 
     def steps_of(self, phase: Phase) -> list[int]:
@@ -101,7 +101,7 @@ class Probes(Spec, frozen=True, kw_only=True):
 
     @property
     def at_steps(self) -> tuple[Probe, ...]:
-        """Probes that are evaluated at individual steps by `measure(context)`."""
+        """Probes evaluated at individual steps, through `measure(context)`."""
         binned = Importance(bins=self.bins, low=self.low, high=self.high, min_count=self.min_count)
         selected = Selected(important=self.important, min_count=self.min_count)
         of_tokens = (selected, binned) if self.tokens else ()
@@ -110,13 +110,13 @@ class Probes(Spec, frozen=True, kw_only=True):
 
     @property
     def of_phases(self) -> tuple[PhaseProbe, ...]:
-        """Probes of whole phases, with `observe(phase, state)` and `conclude(history, ...)`."""
+        """Probes for whole phases, evaluated through `observe(phase, state)` and `conclude(history, ...)`."""
         own = tuple(probe for probe in self.own if isinstance(probe, PhaseProbe))
         return (*((MaxMarginDirection(),) if self.max_margin else ()), *own)
 
 
 class Fit(Probe, frozen=True, kw_only=True):
-    """Losses, log of the gradient norm, and norm of p."""
+    """Losses, logarithm of the gradient norm, and norm of p."""
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
@@ -129,7 +129,7 @@ class Fit(Probe, frozen=True, kw_only=True):
     }
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure one seed."""
+        """Compute the metrics for one seed."""
         loss, gradients = context.loss_and_gradients
         found = {"loss": loss}
         if "p" in names(context.params):
@@ -155,13 +155,16 @@ class Accuracy(Probe, frozen=True, kw_only=True):
     }
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return a reason unless targets are classes and the loss is a sum over examples."""
+        """Return why the probe is skipped in this phase, or None if it applies.
+
+        The probe requires class labels as targets, and a loss that is a sum over examples.
+        """
         if task.data.train.num_classes is None:
             return "requires targets that are classes"
         return "requires a loss of single examples" if task.loss.coupled else None
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Measure one seed."""
+        """Compute the metrics for one seed."""
         every = {
             "train": context.sampled.train,
             "test": context.sampled.test,
@@ -179,7 +182,7 @@ def _names(value: Any) -> set[str]:
 
 
 def _of(value: Any, phase: Any) -> Any:
-    """Return the value of a setting for a phase, or None if it is only set for other phases."""
+    """Return the value of a setting for a phase, or None if the setting applies only to other phases."""
     return value.get(phase.name) if isinstance(value, dict) else value
 
 

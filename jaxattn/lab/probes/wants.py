@@ -1,4 +1,4 @@
-"""Requirements of probes on the data and model of a phase, as reasons why a probe does not apply."""
+"""Checks that a task meets a probe's requirements; each returns the unmet requirement, or None."""
 
 from collections.abc import Sequence
 
@@ -7,26 +7,29 @@ from jaxattn.data.corpus import Corpus
 
 
 def wants_bags(task: Task) -> str | None:
-    """Return a reason unless the data are bags of tokens with classes."""
+    """Return the unmet requirement, or None if the data are bags of tokens with class labels."""
     return None if isinstance(task.data.train, Corpus) else "requires bags of tokens with classes"
 
 
 def wants_scores(task: Task) -> str | None:
-    """Return a reason unless the data are bags and the model has token scores and values."""
+    """Return the unmet requirement, or None if the data are bags and tokens have scores and values."""
     if not task.model.has_scores:
         return "requires a model with scores_and_values"
     return wants_bags(task)
 
 
 def wants_attention(task: Task) -> str | None:
-    """Return a reason unless attention is a softmax over the scores of tokens in bags."""
+    """Return the unmet requirement, or None if attention is a softmax over the token scores in a bag."""
     if not task.model.attends_to_tokens:
         return "requires a model with attends_to_tokens = True"
     return wants_scores(task)
 
 
 def wants_one_layer(task: Task, phase: Phase, train: Sequence[str]) -> str | None:
-    """Return a reason unless the phase trains `train` of the one-layer model with the logistic loss."""
+    """Return the unmet requirement, or None if the phase trains exactly the parameters `train`.
+
+    The phase must also use the one-layer model, the logistic loss and bags of tokens.
+    """
     if not task.model.is_one_layer:
         return "requires the one-layer model"
     if not task.loss.is_logistic:

@@ -1,4 +1,4 @@
-"""Results of a run folder: statistics, figures, trained parameters and a report."""
+"""Results from a run folder: statistics, figures, trained parameters and a report."""
 
 from jaxattn.lab.results.correlations import bin_means
 from jaxattn.lab.results.fits import PowerLaw, power_law

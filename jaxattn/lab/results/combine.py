@@ -1,4 +1,4 @@
-"""Operations on results: merge folders, select cells, average over cells, and subtract paired cells."""
+"""Operations on results: merge folders, select cells, average over cells, and compare paired cells."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -16,16 +16,16 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 
 
 def combine(folders: Sequence[AnyRun]) -> AnyRun:
-    """Merge folders: shards of one sweep, more seeds of the same cells, or different sweeps.
+    """Merge folders: shards of one sweep, additional seeds for the same cells, or different sweeps.
 
-    Cells with the same config become one cell with the seeds of all folders.
+    Cells with the same config become one cell that contains the seeds from all folders.
 
     Returns:
-        The merged results. Cells are renumbered, and have a setting "sweep" if the names of the sweeps
-        differ.
+        The merged results. Cells are renumbered. They have a setting "sweep" if the sweeps have different
+        names.
 
     Raises:
-        InputError: two folders contain the same seed of the same cell.
+        InputError: two folders contain the same seed for the same cell.
     """
     if len(folders) == 1:
         return folders[0]
@@ -63,7 +63,7 @@ def combine(folders: Sequence[AnyRun]) -> AnyRun:
         "made_by": [maker for folder in folders for maker in provenance.makers(folder.manifest)],
     }
     joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
-    # The renumbered cells do not match those of the studies.
+    # Drop the study, because its cells do not match the renumbered ones.
     return replace(
         folders[0], study=None, manifest=manifest, records=joined["records"], tokens=joined["tokens"]
     )
@@ -80,9 +80,9 @@ def choose(
 
     Args:
         results: the results to select from.
-        where: required values of config keys, as values or as tables print them.
-        metrics: names; all if empty.
-        phases: names; all if empty.
+        where: required values of config keys, as values or as the strings printed in tables.
+        metrics: names of the metrics; all if empty.
+        phases: names of the phases; all if empty.
 
     Raises:
         InputError: a key, metric or phase does not exist, or nothing matches.
@@ -107,24 +107,24 @@ def choose(
     records = records[records["cell"].isin(numbers)]
     if records.empty:
         raise InputError(
-            f"{results.directory}: no cell, phase and metric matches the selection; relax the selection"
+            f"{results.directory}: no combination of cell, phase and metric matches the filters; relax them"
         )
     tokens = results.tokens[results.tokens["cell"].isin(numbers)] if len(results.tokens) else results.tokens
     return replace(results, manifest=dict(results.manifest) | {"cells": kept}, records=records, tokens=tokens)
 
 
 def group(results: AnyRun, by: Sequence[str]) -> AnyRun:
-    """Average each seed over cells with equal values of some config keys: x_s = Σ_c x_cs / C.
+    """Average each seed over cells that agree in the given config keys: x_s = Σ_c x_cs / C.
 
-    Seed s uses the same random numbers in every cell, so its values are not independent. The seeds form the
-    sample, and `statistics.aggregate` resamples whole seeds.
+    Seed s uses the same random numbers in every cell, so its values in different cells are not independent.
+    The seeds form the sample, and `statistics.aggregate` resamples whole seeds.
 
-    The C cells of a group are those that recorded the (phase, step, metric) for any seed. A seed without a
-    finite value in all C cells is dropped, because its mean would be over different settings.
+    For each (phase, step, metric), the C cells of a group are those that recorded it for any seed. A seed
+    without a finite value in one of these cells is dropped, because its mean would be over fewer settings.
 
     Args:
         results: the results to group.
-        by: keys of the config, swept or not.
+        by: config keys, swept or not.
 
     Returns:
         Results with one cell per combination of values, without token tables.
@@ -144,20 +144,20 @@ def group(results: AnyRun, by: Sequence[str]) -> AnyRun:
 
 
 def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
-    """Subtract the results for one value of a key from the results for another value, seed by seed.
+    """Subtract the results for one value of a key from those for another value, seed by seed.
 
-    All other settings are equal, except for keys that are zipped with it. Cells share random numbers, so much
-    of the noise cancels.
+    The paired cells have the same settings, except for this key and keys zipped with it. Both also use the
+    same random numbers, so much of the noise cancels.
 
     Args:
         results: the results to compare.
         key: a swept key.
-        first: value of the results to subtract, as a value or as tables print it.
-        second: value of the results to subtract from.
+        first: value of the key for the results to subtract, as a value or as printed in tables.
+        second: value of the key for the results from which to subtract.
 
     Returns:
-        Results with one cell per setting of the other axes. Each metric is the difference second - first, NaN
-        if either value is missing.
+        Results with one cell per setting of the other axes. Each metric is the difference second - first,
+        or NaN if either value is missing.
 
     Raises:
         InputError: the key is not swept, or no cells can be paired.
@@ -175,7 +175,7 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
                 side[cell["cell"]] = sign
     if set(side.values()) != {-1.0, 1.0}:
         known = ", ".join(dict.fromkeys(setting(value) for value in values if value is not None))
-        raise InputError(f"{key}: no cells with both {first!r} and {second!r}; choose from {known:.200}")
+        raise InputError(f"{key}: {first!r} and {second!r} were not both swept; choose two of {known:.200}")
 
     def signed(records: pd.DataFrame) -> pd.DataFrame:
         both = records[records["cells"] == 2]
@@ -211,7 +211,7 @@ def _regroup(
     records = weigh(records.assign(cells=series["from"].transform("nunique")))
     keys = ["cell", "seed", "phase", "step", "metric"]
     terms = records.groupby(keys, sort=False, observed=True)
-    # pandas skips NaN in sums, so remove sums with a missing term.
+    # pandas skips NaN when it computes a sum, so drop sums with a missing term.
     whole = terms["value"].count() == terms["cells"].first()
     records = terms["value"].sum().where(whole).reset_index()
     manifest = dict(results.manifest) | {
@@ -230,7 +230,7 @@ def _matching(key: str, values: Sequence[Any], wanted: Any) -> list[Any]:
     printed = dict.fromkeys(x for x in values if isinstance(x, float) and setting(x) == str(wanted))
     if len(printed) > 1:
         listed = ", ".join(map(repr, list(printed)[:5]))
-        raise InputError(f"{key}: {wanted} is the printed form of {listed}; write all digits of one of them")
+        raise InputError(f"{key}: {wanted} is ambiguous ({listed}); write the value with all its digits")
     return list(printed)
 
 

@@ -1,6 +1,6 @@
-"""Bin statistics, and correlations of points and of bin means under many weightings.
+"""Bin statistics, and correlations over points and over bin means, for many weight vectors at once.
 
-A bootstrap resample of N points is a vector of N integer weights, so all resamples are computed in one pass.
+A bootstrap resample of N points is a vector of N integer weights, so a single pass handles all resamples.
 """
 
 from contextlib import suppress
@@ -17,10 +17,10 @@ BINS = 20
 
 
 def axis(results: Run, cell: int) -> dict[str, Any]:
-    """Return the posterior-difference bins of a cell, by default `BINS` over [-1, 1].
+    """Return the bins of the posterior difference used in a cell; by default, `BINS` bins over [-1, 1].
 
     Returns:
-        bins, low and high, as arguments of `bin_means`.
+        `bins`, `low` and `high`, as keyword arguments for `bin_means`.
     """
     found: dict[str, Any] = {"bins": BINS, "low": -1.0, "high": 1.0}
     with suppress(InputError):
@@ -31,19 +31,19 @@ def axis(results: Run, cell: int) -> dict[str, Any]:
 
 
 def bin_numbers(x: ArrayLike, edges: ArrayLike) -> NDArray[np.int64]:
-    """Return the bin index of each point, or -1.
+    """Return the bin index of each point, or -1 if the point is outside all bins.
 
-    Bin b is edges[b] ≤ x < edges[b + 1]; the last one includes its upper edge.
+    Bin b is edges[b] ≤ x < edges[b + 1]; the last bin includes its upper edge.
 
     Args:
-        x: (N,); NaN belongs to no bin.
+        x: (N,); NaN is outside all bins.
         edges: (m + 1,) ascending.
 
     Returns:
-        (N,) from -1 to m - 1.
+        (N,) int, from -1 to m - 1.
     """
     x, edges = np.asarray(x, float), np.asarray(edges, float)
-    # Ratios of counts can lie exactly on an edge, but are rounded to float32.
+    # Ratios of counts can lie exactly on a bin edge, but are rounded to float32, so allow a tolerance.
     gaps = np.diff(edges[np.isfinite(edges)])
     slack = 1e-5 * gaps.min() if gaps.size else 0.0
     inside = (x >= edges[0] - slack) & (x <= edges[-1] + slack)
@@ -52,7 +52,7 @@ def bin_numbers(x: ArrayLike, edges: ArrayLike) -> NDArray[np.int64]:
 
 
 def quantile_edges(x: ArrayLike, bins: int) -> NDArray[np.float64]:
-    """Return the edges of bins with about the same number of points. Tied points are in the same bin."""
+    """Return edges of bins with approximately equal numbers of points; tied points are in the same bin."""
     inner = np.unique(np.quantile(np.asarray(x, float), np.linspace(0, 1, bins + 1)[1:-1]))
     return np.concatenate([[-np.inf], inner, [np.inf]])
 
@@ -60,11 +60,11 @@ def quantile_edges(x: ArrayLike, bins: int) -> NDArray[np.float64]:
 def bin_means(
     x: ArrayLike, y: ArrayLike, *, bins: int = BINS, low: float = -1.0, high: float = 1.0
 ) -> pd.DataFrame:
-    """Average y in equal bins of x, both (N,).
+    """Average y within bins of x of equal width; x and y are (N,).
 
     Returns:
-        One row per bin: center, n, mean and sd (NaN for an empty bin). Points outside [low, high] are
-            dropped.
+        One row per bin, with columns center, n, mean and sd (NaN for an empty bin). Points outside [low,
+        high] are dropped.
     """
     edges = np.linspace(low, high, bins + 1)
     number = bin_numbers(x, edges)
@@ -81,11 +81,11 @@ CORRELATIONS = ("Pearson, tokens", "Spearman, tokens", "Pearson, bins", "Spearma
 
 
 class Binned(NamedTuple):
-    """One variable of a correlation, with bins.
+    """Variable to correlate, with its bins.
 
     Attributes:
         values: (N,).
-        bins: (N,) int, the bin of each point, -1 for none.
+        bins: (N,) int; bin index of each point; -1 if the point is in no bin.
     """
 
     values: Floats
@@ -93,7 +93,7 @@ class Binned(NamedTuple):
 
 
 def correlations(x: Binned, y: Floats, weights: Floats) -> Floats:
-    """Compute correlations of points, and of their means in bins of x, under many weightings.
+    """Compute correlations of x with y, over points and over means in bins of x, for many weight vectors.
 
     Args:
         x: N points and their bins.
@@ -101,7 +101,8 @@ def correlations(x: Binned, y: Floats, weights: Floats) -> Floats:
         weights: (R, N) ≥ 0; multiplicity of each point.
 
     Returns:
-        (4, R): `CORRELATIONS`. NaN if x or y is constant, or if fewer than two points or bins have weight.
+        (4, R), in the order of `CORRELATIONS`. NaN if x or y is constant, or if fewer than two points or
+        bins have positive weight.
     """
     ranks = weighted_ranks(x.values, weights), weighted_ranks(y, weights)
     member = (x.bins[:, None] == np.arange(x.bins.max(initial=0) + 1)).astype(float)
@@ -121,10 +122,10 @@ def correlations(x: Binned, y: Floats, weights: Floats) -> Floats:
 
 
 def pearson(x: Floats, y: Floats, weights: Floats) -> Floats:
-    """Compute Pearson's correlation of weighted points along the last axis.
+    """Compute Pearson's correlation over weighted points, along the last axis.
 
     Args:
-        x: (..., N), with the shape of y.
+        x: (..., N); same shape as y.
         y: (..., N); broadcast against the weights.
         weights: (R, N) ≥ 0.
 
@@ -133,7 +134,7 @@ def pearson(x: Floats, y: Floats, weights: Floats) -> Floats:
     """
     total = weights.sum(axis=-1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):
-        # The mean of equal numbers may differ from them by rounding error.
+        # The computed mean of equal numbers can differ from their common value by a rounding error.
         rounding = [1e-24 * (weights * z * z).sum(axis=-1) for z in (x, y)]
         x, y = (z - (weights * z).sum(axis=-1, keepdims=True) / total for z in (x, y))
         xx, yy, xy = ((weights * z).sum(axis=-1) for z in (x * x, y * y, x * y))
@@ -146,11 +147,11 @@ def spearman(x: ArrayLike, y: ArrayLike, *, fewest: int = 3) -> Floats:
 
     Args:
         x: (B, m).
-        y: (B, m), or (m,) for all rows.
+        y: (B, m), or (m,) to use the same y for all rows.
         fewest: minimum number of entries.
 
     Returns:
-        (B,); NaN if too few entries are finite, or x or y is constant.
+        (B,); NaN if too few entries are finite, or if x or y is constant.
     """
     x = np.asarray(x, float)
     y = np.broadcast_to(np.asarray(y, float), x.shape)
@@ -164,14 +165,14 @@ def spearman(x: ArrayLike, y: ArrayLike, *, fewest: int = 3) -> Floats:
 
 
 def weighted_ranks(values: Floats, weights: Floats) -> Floats:
-    """Compute ranks of points with multiplicities, with average ranks for ties.
+    """Compute ranks of points with multiplicities; ties get average ranks.
 
     Args:
         values: (N,).
         weights: (R, N) ≥ 0.
 
     Returns:
-        (R, N): the mean rank 1, 2, ... of the copies of each point among all copies. A point with weight 0
+        (R, N): for each point, the mean rank 1, 2, ... of its copies among all copies. A point with weight 0
         has the rank at which it would be inserted.
     """
     distinct, place = np.unique(values, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Figure of metrics against the step, or against another metric such as ‖p‖."""
+"""Figures of metrics against the step, or against another metric such as ‖p‖."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -36,21 +36,23 @@ def curves(
 ) -> RenderedFigure:
     """Plot metrics against the step, as means over seeds with 95 % intervals; see `statistics.aggregate`.
 
-    Use x = "p_norm" for phases with different step sizes or dynamics, because their steps are not comparable.
+    Use x = "p_norm" to compare phases with different step sizes or dynamics, whose steps are not
+    comparable.
 
     Args:
         results: a results folder.
-        phase: name of the phase; defaults to every phase with more than two recorded steps, one per row.
-        metrics: one panel each; defaults to loss, accuracy, ‖p‖, log ‖∇L‖ and attention on important tokens.
-            The training and test value of one metric share a panel.
-        cells: indices of the cells, one colour each; defaults to at most twelve.
-        x: "step", or the metric on the horizontal axis: its mean over seeds at the same step. Defaults to
-            the metric `time` in phases that record it, such as those of `gradient_flow`, and to the step in
-            all others.
-        scale: scale of the vertical axes; None selects a logarithmic scale for metrics without negative
-            values whose means span decades.
-        levels: values that dotted horizontal lines mark in every panel, such as known losses of plateaus.
-        each_seed: True for one line per seed in place of the mean and its interval.
+        phase: name of the phase; defaults to every phase with more than two recorded steps, with one row
+            of panels per phase.
+        metrics: one panel each; defaults to loss, accuracy, ‖p‖, log ‖∇L‖ and attention on important
+            tokens. The training and test values of a metric share a panel.
+        cells: indices of the cells, one colour each; defaults to at most twelve cells.
+        x: "step", or the metric on the horizontal axis, plotted as its mean over seeds at each step.
+            Defaults to the metric `time` in phases that record it, such as `gradient_flow` phases, and to
+            the step in all other phases.
+        scale: scale of the vertical axes. None selects a logarithmic scale for metrics that have no negative
+            values and whose means span decades.
+        levels: values marked by dotted horizontal lines in every panel, such as known plateaus of the loss.
+        each_seed: True to draw one line per seed instead of the mean and its interval.
 
     Raises:
         InputError: a phase, metric or cell is unknown, or a metric on a logarithmic scale has negative
@@ -76,7 +78,7 @@ def curves(
         raise InputError(f"curves: no finite value of {', '.join(drawn)} in {', '.join(phases)}")
     palette = colours(len(chosen), ordered=_ordered(results))
     with style():
-        # Omit the panel of a metric that a phase does not record.
+        # Omit panels for metrics that a phase does not record.
         present = {name: _present(panels, table[table["phase"] == name]) for name in phases}
         rows = {name: -(-len(shown) // _columns(len(shown))) for name, shown in present.items()}
         title = 0.25 if len(phases) > 1 else 0.0
@@ -163,7 +165,7 @@ def _phases(results: Run, phase: str | None, x: str | None) -> list[str]:
             raise InputError(f"phase {phase!r}: {which} {', '.join(phases)}")
         return [phase]
     steps = records.groupby("phase", observed=True)["step"].nunique()
-    # A single step is not a curve.
+    # Omit phases with a single step, because one step is not a curve.
     return [name for name in phases if steps[name] > 2] or phases[-1:]
 
 

@@ -1,4 +1,4 @@
-"""Figures over two swept keys: the mean of a metric as colour, and thresholds along one key."""
+"""Figures over two swept keys: colour maps of a metric's mean, and thresholds along one of the keys."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import aggregate, metric_at_end
 from jaxattn.lab.results.style import BLUE, FIGURE_WIDTH, GREY, RED, SOFT, style
 
-# Maximum number of readable ticks on an axis, and of tiles with printed values.
+# Maximum number of ticks on a readable axis, and maximum number of tiles in which values are printed.
 _MOST_TICKS, _MOST_NUMBERS = 40, 400
 
 
@@ -43,13 +43,14 @@ def diagram(
     metric: str = "important_selected",
     phase: str | None = None,
 ) -> RenderedFigure:
-    """Plot the mean of a metric over seeds as colour over two axes, with the value in each tile.
+    """Plot the mean of a metric over seeds as a colour map over two axes, with values printed in the tiles.
 
     Args:
         results: a results folder.
         x_axis: swept key on the horizontal axis.
         y_axis: swept key on the vertical axis.
-        metric: name of the metric, taken at the last step of the phase and averaged over all other axes.
+        metric: name of the metric. Its values at the last step of the phase are averaged over all other
+            axes.
         phase: name of the phase; defaults to the last one that recorded the metric.
 
     Raises:
@@ -111,18 +112,18 @@ _CURVE_POINTS = 200
 
 @dataclass(frozen=True, repr=False)
 class PhaseDiagram:
-    """Thresholds along one key, for each value of another.
+    """Thresholds along one swept key, for each value of another key.
 
     Attributes:
         x: key of the horizontal axis.
         y: key along which the threshold is defined.
-        condition: description of a seed that has crossed.
-        outcomes: one row per point and seed that was run, with columns x, y, seed, value of the metric, and
-            crossed.
-        thresholds: one row per x, with columns x, threshold, low and high (95 % interval), above and at_most
-            (the adjacent values between which it lies), seeds, missing (number of non-finite values), and
-            turned_back (number of seeds that crossed at a lower y but not at a higher one, so that they have
-            no single threshold).
+        condition: display text of the condition under which a seed counts as having crossed the threshold.
+        outcomes: one row per point and seed that was run, with columns x, y, seed, value (of the metric)
+            and crossed.
+        thresholds: one row per x, with columns x, threshold, low and high (95 % interval), above and
+            at_most (the adjacent values that bracket the threshold), seeds, missing (number of non-finite
+            values), and turned_back (number of seeds that crossed at a lower y but not at a higher y, and
+            so do not have a single threshold).
     """
 
     x: str
@@ -132,15 +133,16 @@ class PhaseDiagram:
     thresholds: pd.DataFrame
 
     def figure(self, theory: Theory | None = None, *, label: str = "theory") -> RenderedFigure:
-        """Plot the thresholds at which half of the seeds cross, with intervals, and the points that were run.
+        """Plot the median thresholds over seeds with 95 % intervals, and the points that were run.
 
         Args:
             theory: predicted y as a line over x: a function of x, with `math.inf` for infinite x, or a
-                mapping from the x values of the diagram.
-            label: name of the line in the legend.
+                mapping from the diagram's x values.
+            label: legend label of this line.
 
         Raises:
-            InputError: `theory` is a function but x is not numeric, or it contains other values of x.
+            InputError: `theory` is a function but x is not numeric, or `theory` contains values of x that are
+                not in the diagram.
         """
         horizontal = _Horizontal.of(self.thresholds["x"].tolist())
         table = self.thresholds.set_index("x").loc[horizontal.values]
@@ -150,7 +152,7 @@ class PhaseDiagram:
             _points(ax, self, horizontal)
             run = sorted(self.outcomes["y"].unique().tolist())
             middle = table["threshold"].to_numpy()
-            # Clip intervals to the range of values that were run.
+            # Clip intervals to the range of swept values.
             low, high = (np.clip(table[name], run[0], run[-1]) for name in ("low", "high"))
             ax.errorbar(
                 horizontal.places,
@@ -192,7 +194,7 @@ class PhaseDiagram:
 
 
 class _Horizontal(NamedTuple):
-    """Horizontal axis: ordered values and their positions."""
+    """Values on a horizontal axis, in order, and their positions."""
 
     values: list[Any]
     places: list[float]
@@ -219,12 +221,12 @@ class _Horizontal(NamedTuple):
         if isinstance(theory, Mapping):
             if unknown := [x for x in theory if x not in self.values]:
                 raise InputError(
-                    f"theory: no x = {unknown[0]!r}; the diagram has {', '.join(map(setting, self.values))}"
+                    f"theory: x = {unknown[0]!r} is not plotted; use {', '.join(map(setting, self.values))}"
                 )
             shown = [(place, x) for place, x in zip(self.places, self.values, strict=True) if x in theory]
             return [place for place, _ in shown], [float(theory[x]) for _, x in shown]
         if not self.numbers:
-            raise InputError("theory: the values of x are not numbers; pass a mapping from them instead")
+            raise InputError("theory: the values of x are not numbers; pass a mapping instead")
         finite = [x for x in self.numbers if x < math.inf]
         spread = np.geomspace if self.logarithmic else np.linspace
         between = spread(finite[0], finite[-1], _CURVE_POINTS).tolist() if len(finite) > 1 else finite

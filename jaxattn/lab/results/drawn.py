@@ -10,13 +10,13 @@ from jaxattn.core.settings import Count
 from jaxattn.lab.storage import files
 from jaxattn.lab.storage.files import Damaged
 
-# Checksums of all files of the report, and captions of user-defined figures, so that the page can be
-# rewritten without their functions.
+# File with the checksums of all report files and the captions of user-defined figures. It allows the page to
+# be rewritten without the user's functions.
 DRAWN = "figures/drawn.json"
 
 
 class CustomCaption(msgspec.Struct, frozen=True):
-    """Caption of a user-defined figure, and its index among the figures of the sweep file."""
+    """Caption of a user-defined figure, with the index of the figure in the sweep file."""
 
     index: Count
     name: str
@@ -25,14 +25,14 @@ class CustomCaption(msgspec.Struct, frozen=True):
 
 
 class StoredCaptions(msgspec.Struct, frozen=True):
-    """Contents of `DRAWN`; file names are relative to the results folder."""
+    """Contents of the file `DRAWN`; file names are relative to the results folder."""
 
     sha256: dict[str, str]
     own: tuple[CustomCaption, ...] = ()
 
 
 def read_captions(directory: Path) -> StoredCaptions:
-    """Read the captions and checksums of an earlier report.
+    """Read the captions and checksums stored by an earlier report.
 
     Raises:
         Damaged: the file is missing or has been changed.
@@ -50,11 +50,11 @@ class RenderedFigure:
     """Figure with a caption.
 
     Attributes:
-        name: file name without a suffix.
+        name: file name without suffix.
         title: short heading in plain text.
         caption: one or two sentences in plain text.
         figure: a matplotlib Figure.
-        number: index of the figure in the sweep file, if it has one.
+        number: index of the figure in the sweep file; None if it is not listed there.
     """
 
     name: str
@@ -64,7 +64,7 @@ class RenderedFigure:
     number: int | None = None
 
     def png(self) -> bytes:
-        """Render as PNG. The same figure always gives the same bytes."""
+        """Render a deterministic PNG image: the same figure always yields the same bytes."""
         from jaxattn.lab.results import style  # imports matplotlib, which captions do not need
 
         return style.png(self.figure)
@@ -75,7 +75,7 @@ class RenderedFigure:
 
 @dataclass(frozen=True)
 class Picture:
-    """Figure that was drawn earlier, with its caption.
+    """Figure drawn by an earlier report, with its caption.
 
     Attributes:
         name, title, caption, number: see `RenderedFigure`.

@@ -18,7 +18,7 @@ from jaxattn.lab.results.labels import file_name
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage import files
 
-# Function of each kind. Its keyword arguments are the only options.
+# Functions that draw each kind of figure. Their keyword arguments are the options of the kind.
 KINDS: Mapping[str, str] = MappingProxyType(
     {
         "convergence": "jaxattn.lab.results.scaling:convergence",
@@ -30,7 +30,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "top_tokens": "jaxattn.lab.results.token_figures:top_tokens",
     }
 )
-# Quantities that figures accept but runs do not record, with the metric from which they are computed.
+# Quantities that figures accept but runs do not record, with the metrics from which they are computed.
 SOURCE_METRICS: Mapping[str, str] = MappingProxyType({"margin_shortfall": "margin_ratio"})
 TOKEN_FIGURES = ("importance", "one_step_law", "top_tokens")
 STORED_FIGURE_NOTE = " This is the figure of the run: reading results never executes code from a folder."
@@ -40,14 +40,14 @@ FigureProgress = Callable[[str, float], None]
 
 
 class Problem(NamedTuple):
-    """Reason why a figure could not be drawn, and the traceback if user code raised an exception."""
+    """Reason why a figure could not be drawn; includes the traceback if user code raised an exception."""
 
     line: str
     trace: str
 
 
 def function(kind: Any, place: str = "figure") -> Callable[..., RenderedFigure]:
-    """Import the function (results, **options) -> RenderedFigure that draws a kind.
+    """Import the function (results, **options) -> RenderedFigure that draws figures of a given kind.
 
     Args:
         kind: one of `KINDS`.
@@ -69,13 +69,13 @@ def check_figures(
     axes: Sequence[str],
     without_tokens: Collection[int] = (),
 ) -> None:
-    """Check the figures of a sweep file before the run.
+    """Check the figures in a sweep file before the run.
 
     Args:
-        specs: one mapping per figure, by index, with its kind and options.
+        specs: one mapping per figure, keyed by its index, with its kind and options.
         phases: the names of the phases.
         axes: the swept keys.
-        without_tokens: cells with a model without token scores and values.
+        without_tokens: indices of cells whose model has no token scores and values.
 
     Raises:
         InputError: a kind, option, phase or axis is unknown, an option is missing, or a token figure is
@@ -86,7 +86,7 @@ def check_figures(
         _bind(spec, place)
         if spec["kind"] in TOKEN_FIGURES and spec.get("cell", 0) in without_tokens:
             raise InputError(
-                f"{place}: {spec['kind']} requires scores and values of tokens, which the model does not "
+                f"{place}: {spec['kind']} requires token scores and values, which the model does not "
                 "provide; remove the figure, or define scores_and_values(params) in the model"
             )
         for option, allowed in (("phase", phases), ("axis", axes), ("x_axis", axes), ("y_axis", axes)):
@@ -97,7 +97,7 @@ def check_figures(
 
 
 def metrics_of(specs: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the metrics used by figures, by location in the sweep file."""
+    """Return the metrics that the figures use, keyed by location in the sweep file."""
     found = {}
     for number, spec in specs.items():
         for option in ("metric", "metrics", "x", "y"):
@@ -110,10 +110,10 @@ def metrics_of(specs: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def draw_figure(results: Run, spec: Mapping[str, Any]) -> RenderedFigure:
-    """Draw a figure from its kind and options. Options that are None are omitted.
+    """Draw a figure from its kind and options; options that are None are omitted.
 
     Raises:
-        InputError: a kind or option is unknown, or the run lacks the data for it.
+        InputError: a kind or option is unknown, or the run lacks the required data.
     """
     drawing, options = _bind(spec, "figure")
     return drawing(results, **options)
@@ -124,9 +124,10 @@ def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, An
 
     Args:
         results: a results folder.
-        drawing: a function (results, **options), or a class with these options and instances that are called
-            with the results. It returns a `RenderedFigure` or a matplotlib figure. A matplotlib figure is
-            named after the function or class and captioned with the first line of its docstring.
+        drawing: a function (results, **options), or a class that is constructed with the options and whose
+            instances are called with the results. The call returns a `RenderedFigure` or a matplotlib
+            figure. A matplotlib figure is named after the function or class, and its caption is the first
+            line of the docstring.
         options: options of the figure.
 
     Raises:
@@ -147,7 +148,7 @@ def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, An
         raise InputError(
             f"figure {name}: returned {type(found).__name__}; return a matplotlib Figure or a RenderedFigure"
         )
-    # An invalid formula only raises an error when it is rendered.
+    # Matplotlib reports an invalid formula only when it renders the figure.
     found.figure.draw_without_rendering()
     return replace(found, name=file_name(found.name))
 
@@ -157,12 +158,12 @@ def draw_all(
     own: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
     progress: FigureProgress = lambda what, share: None,
 ) -> tuple[list[RenderedFigure | Picture], list[Problem]]:
-    """Draw the figures of the sweep file, or curves and token importance by default.
+    """Draw the figures listed in the sweep file; by default, draw curves and token importance.
 
     Args:
         results: a results folder.
-        own: user-defined functions by kind, "module:function" as in the sweep file. A missing function is not
-            imported; the figure that the run drew is used instead.
+        own: user-defined functions, keyed by their kind "module:function" in the sweep file. A function
+            that is missing from `own` is not imported; the figure drawn by the run is shown instead.
         progress: progress callback (what, finished fraction).
 
     Returns:
@@ -188,7 +189,7 @@ def draw_all(
                 drawn = before[number]
             else:
                 raise InputError(
-                    "the run did not draw it, and loading results never executes code from a folder; run the "
+                    "not drawn by the run, and loading results never executes code from a folder; run the "
                     "study again"
                 )
         except (InputError, UserCodeError) as error:
@@ -214,7 +215,7 @@ def custom_captions(results: Run, figures: Sequence[RenderedFigure | Picture]) -
 def _draw_guarded(
     drawing: Callable[[], RenderedFigure], files: frozenset[str] = frozenset()
 ) -> RenderedFigure:
-    """Draw a figure. An exception from user code or from the data of a folder only fails this figure."""
+    """Draw a figure, converting exceptions to UserCodeError if user code caused them, else to InputError."""
     try:
         return drawing()
     except InputError:

@@ -1,4 +1,4 @@
-"""Power laws y ≈ exp(intercept) x^slope, fitted per seed by least squares in log space."""
+"""Power laws y ≈ exp(intercept) x^slope, fitted to each seed by least squares in log space."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,10 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """Power law y ≈ exp(intercept) x^slope, with a confidence interval for the slope over seeds, or NaN."""
+    """Power law y ≈ exp(intercept) x^slope, with a confidence interval for the slope over seeds.
+
+    The bounds are NaN if there is no interval.
+    """
 
     slope: float
     intercept: float
@@ -24,22 +27,22 @@ class PowerLaw:
 
     @property
     def estimate(self) -> Estimate:
-        """Slope with its interval."""
+        """Return the slope with its interval."""
         return Estimate(self.slope, self.low, self.high, self.seeds)
 
 
 def power_law(x: ArrayLike, y_by_seed: ArrayLike) -> PowerLaw:
     """Fit log y_{x,s} = intercept + slope · log x to all seeds.
 
-    The slope is the mean of the slopes of the seeds, with Student's 95 % interval for this mean.
+    The slope is the mean of the slopes fitted to the seeds, with Student's 95 % interval for this mean.
 
     Args:
-        x: (m,) > 0, or (m, seeds) if it differs between seeds; NaN drops a point. At least two values must
-            differ.
-        y_by_seed: (m, seeds). A seed without a positive finite value at every x is dropped.
+        x: (m,) > 0, or (m, seeds) if x differs between seeds; NaN drops a point. At least two values must
+            be distinct.
+        y_by_seed: (m, seeds). A seed is dropped unless y is positive and finite at every x.
 
     Returns:
-        The fit; all NaN if no seed or fewer than two different x remain.
+        The fit; all NaN if no seed or fewer than two distinct x remain.
     """
     y = np.asarray(y_by_seed, float)
     x = np.asarray(x, float)
@@ -63,13 +66,13 @@ def powers(x: Any, y: Any) -> _Floats:
         y: (S, m) float > 0; NaN drops a point.
 
     Returns:
-        (S,) float64; NaN for a seed without two different points.
+        (S,) float64; NaN for a seed with fewer than two distinct values of x.
     """
     return _lines(x, y)[0]
 
 
 def _lines(x: Any, y: Any) -> tuple[_Floats, _Floats, _Floats]:
-    """Return the slope, mean log x and mean log y of each row, over positive points."""
+    """Return the slope, mean log x and mean log y for each row, over points with positive x and y."""
     y = np.asarray(y, float)
     x = np.broadcast_to(np.asarray(x, float), y.shape)
     used = (x > 0) & (y > 0) & np.isfinite(x) & np.isfinite(y)

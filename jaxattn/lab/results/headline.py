@@ -1,4 +1,4 @@
-"""Summary of a run: six metrics, two sentences, and notes on the numbers."""
+"""Summary of a run: up to six metrics, two sentences, and notes that explain the numbers."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +20,7 @@ DIRECTIONS = {
     "relaxed_one_minus_cosine": "p_relax",
     "limit_one_minus_cosine": "its limit",
 }
-# Metrics recorded by built-in phases and probes, in display order.
+# Metrics of built-in phases and probes, in display order.
 STANDARD = (
     "important_selected", "spearman_Ev_tokens", "spearman_Ep_absolute_tokens", "one_step_error",
     "important_mass", "important_tied", *ACCURACIES, *_LOSSES, *_VALUES, "spearman_Ep_absolute_bins",
@@ -32,7 +32,7 @@ STANDARD = (
 
 
 class _Estimated(NamedTuple):
-    """Estimate of a metric in a cell: settings, phase, and the numbers as text."""
+    """Estimate of a metric in a cell: settings, phase, and the estimate as a string and as numbers."""
 
     settings: str
     phase: str
@@ -45,11 +45,12 @@ class _Estimated(NamedTuple):
 def metrics(results: Run) -> list[str]:
     """Select at most six metrics to display.
 
-    These are one accuracy, the loss, up to two requested metrics, then others from `STANDARD`. A metric is
-    requested if it is user-defined or comes from a built-in probe in `probes.own`.
+    The list consists of one accuracy, the loss, up to two requested metrics, and metrics from `STANDARD`. A
+    metric is requested if it is user-defined or comes from a built-in probe in `probes.own`.
 
     Returns:
-        Names in display order. The accuracy is the first available of test, validation and training accuracy.
+        Names in display order. The accuracy is test accuracy if available, else validation, else training
+        accuracy.
     """
     names = recorded(results)
     asked = [name for name in names if name not in STANDARD]
@@ -62,8 +63,8 @@ def metrics(results: Run) -> list[str]:
 def sentences(results: Run) -> tuple[str, str]:
     """Return two sentences: the final accuracy and loss, and the behaviour of E·v, attention and p.
 
-    The numbers are those of `summary_rows` at the last step of the last phase that recorded them. With
-    several cells, the lowest and the highest numbers are reported.
+    Each number is that in `summary_rows` for the last phase that recorded the metric. If there are several
+    cells, the lowest and the highest number are reported.
     """
     names = recorded(results, finite=True)
     asked = [name for name in names if name not in STANDARD and name not in DIRECTIONS]
@@ -95,7 +96,10 @@ def sentences(results: Run) -> tuple[str, str]:
 
 
 def recorded(results: Run, *, finite: bool = False) -> list[str]:
-    """Return the metrics at the end of the phases, without single bins; if `finite`, those with a value."""
+    """Return the metrics recorded at the ends of phases, except metrics of single bins.
+
+    If `finite`, return only those that have a finite value.
+    """
     last = last_steps(results.records)
     names = last["metric"][np.isfinite(last["value"]) | (not finite)].unique()
     return [str(name) for name in names if not re.search(r"_bin_\d+$", str(name))]
@@ -154,7 +158,7 @@ def _capitalised(text: str) -> str:
     return text[0].upper() + text[1:] if text.startswith(("attention ", "there ", "the ")) else text
 
 
-# Rank correlations over fewer tokens are unreliable.
+# Minimum number of tokens for a reliable rank correlation.
 FEW = 10
 _OVER_TOKENS = re.compile(r"spearman_\w+_tokens")
 _OVER_SIGNED_BINS = re.compile(r"spearman_(Ev|Ep_signed)_bins")
@@ -162,7 +166,7 @@ _OF_IMPORTANT = re.compile(r"important_(mass|selected|tied)")
 
 
 def caveats(results: Run) -> list[str]:
-    """Explain why metrics have no final value, and which tokens and bins others are based on.
+    """Explain why some metrics have no final value, and on which tokens and bins the other metrics are based.
 
     Returns:
         One line per reason, starting with the affected metrics.

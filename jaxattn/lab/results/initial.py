@@ -1,4 +1,4 @@
-"""Initial parameters of a run, computed again from its study and the seed."""
+"""Initial parameters of a run, recomputed from the study and the seed."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -24,17 +24,17 @@ Arrays = dict[str, np.ndarray]
 
 
 class _NoImports(ImportPaths):
-    """Resolver for the config of a folder, from which no code is imported."""
+    """Import resolver for configs read from a results folder; refuses to import code."""
 
     def load(self, name: str) -> Any:
-        raise InputError(f"the study uses {name}, and loading a folder imports no code")
+        raise InputError(f"the study uses {name}, and loading a folder never imports code")
 
 
 def initial_arrays(results: Run, cell: int, seed: int, trained: Arrays) -> Arrays:
-    """Return the initial parameters of one seed of one cell by name, in the form in which a run stores them.
+    """Recompute the initial parameters of one seed of one cell, in the form in which a run stores them.
 
-    `trained` are the trained parameters, which determine the vocabulary size of texts. The function computes
-    the same program as the run, in which numbers that differ between cells are traced.
+    `trained` contains the trained parameters, which determine the vocabulary size for texts. As in the run,
+    numeric settings that differ between cells are traced, so the compiled program is the same.
 
     Raises:
         InputError: the results were loaded from a folder, and the study needs custom code or a data file.
@@ -43,7 +43,7 @@ def initial_arrays(results: Run, cell: int, seed: int, trained: Arrays) -> Array
         study = results.study or Definition(results.config(cell), _NoImports())
         wanted = next((own for own in study.cells if own.number == cell), None)
         if wanted is None or wanted.config_hash != results.config_hash(cell):
-            raise InputError("the config of this folder is that of another version")
+            raise InputError("the config of this folder was written by another version")
         (group,) = (group for group in compile_groups(study.cells) if wanted in group.cells)
         with backend.precision(group.setting.dtype):
             data, tokens = _shapes(results, group.setting, trained)
@@ -61,20 +61,20 @@ def initial_arrays(results: Run, cell: int, seed: int, trained: Arrays) -> Array
 
 
 def _shapes(results: Run, setting: Setting, trained: Arrays) -> tuple[Splits, Sequence[str]]:
-    """Return the shapes of the data, on which initial parameters depend, and the names of the tokens."""
+    """Return the shapes of the data, which determine the initial parameters, and the token names."""
     if isinstance(setting.data, DrawnData):
         return jax.eval_shape(partial(draw_data, setting), jax.random.key(0)), setting.data.tokens
     if results.study is not None:
         data, _, tokens = setting.data.load()
         return data, tokens
     if setting.starts or "E" not in trained:
-        raise InputError("the initial parameters depend on data files, which loading a folder does not read")
+        raise InputError("the initial parameters depend on data files, which are not read during loading")
     return Splits(like_parameters(trained)), ()
 
 
 def like_parameters(arrays: Mapping[str, Any]) -> corpus.Corpus:
-    """Return the shapes of a corpus for which a built-in model has parameters of these shapes."""
+    """Return a placeholder corpus for which a built-in model has parameters with the shapes of `arrays`."""
     p, v = (np.ndim(arrays.get(name, ())) for name in "pv")
-    # The read-outs v have one more axis than the queries p if there are more than two classes.
+    # v has one more axis than the queries p if there are more than two classes.
     classes = arrays["v"].shape[-1] if v > p else 2
     return corpus.shapes(vocab_size=len(arrays["E"]) if "E" in arrays else 1, num_classes=classes)

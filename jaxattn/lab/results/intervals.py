@@ -1,7 +1,7 @@
-"""95 % intervals for means, fractions and resampled numbers; see docs/reference/intervals.md.
+"""95 % intervals for means, fractions and resampled statistics; see docs/reference/intervals.md.
 
-Every function returns NaN if the data do not allow an error estimate: for a single seed, or if all seeds have
-the same value, for example at a boundary of its range.
+Every function returns NaN if the data allow no error estimate: if there is only one seed, or if all
+seeds have the same value, for example at a boundary of the range.
 """
 
 import math
@@ -14,7 +14,7 @@ _Floats = NDArray[np.float64]
 
 LEVEL = 0.95
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-# With fewer seeds, bootstrap intervals cover less than their nominal level.
+# Minimum number of seeds for bootstrap intervals; with fewer, their coverage is below its nominal level.
 BOOTSTRAP_SEEDS = 20
 
 
@@ -26,7 +26,7 @@ def student_t(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, An
         confidence: coverage.
 
     Returns:
-        The bounds, (...) each; NaN for fewer than two samples, non-finite samples or equal samples.
+        The bounds, (...) each; NaN for fewer than two samples, or if samples are non-finite or all equal.
     """
     samples = np.asarray(samples, float)
     n = samples.shape[-1]
@@ -40,15 +40,15 @@ def student_t(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, An
 
 
 def geometric(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, Any]:
-    """Compute intervals for geometric means: `student_t` of log `samples`, (..., n) float > 0."""
+    """Compute intervals for geometric means by applying `student_t` to log `samples`, (..., n) float > 0."""
     low, high = student_t(np.log(np.asarray(samples, float)), confidence=confidence)
     return np.exp(low), np.exp(high)
 
 
 def clopper_pearson(hits: Any, trials: int, *, confidence: float = LEVEL) -> tuple[Any, Any]:
-    """Compute Clopper–Pearson intervals for probabilities, from k hits in n trials.
+    """Compute Clopper-Pearson intervals for probabilities, from k hits in n trials.
 
-    Their coverage is at least nominal.
+    Their coverage is at least the nominal coverage.
 
     Args:
         hits: k, (...) int.
@@ -57,7 +57,7 @@ def clopper_pearson(hits: Any, trials: int, *, confidence: float = LEVEL) -> tup
 
     Returns:
         Lower bound: the α/2 quantile of Beta(k, n - k + 1), or 0 if k = 0. Upper bound: the 1 - α/2 quantile
-            of Beta(k + 1, n - k), or 1 if k = n.
+        of Beta(k + 1, n - k), or 1 if k = n.
 
     Source:
         Clopper and Pearson, Biometrika 26 (1934).
@@ -76,16 +76,16 @@ def jackknife(value: Any, left_out: Any) -> tuple[Any, Any]:
 
         value ± t σ,   σ² = (n - 1)/n Σ_i (x_(i) - mean)²
 
-    For a mean, this is Student's interval. For any other symmetric function of the seeds, the expectation of
-    σ² is at least the variance at n - 1 seeds, but the interval may still cover less than 95 %.
+    For a mean, this is Student's interval. For any other symmetric function of the seeds, the expectation
+    of σ² is at least the variance for n - 1 seeds, but the coverage may still be below 95 %.
 
     Args:
-        value: (...) float; the statistic of all seeds.
+        value: (...) float; the statistic over all seeds.
         left_out: (n, ...) float; x_(i), the statistic without seed i.
 
     Returns:
-        The 95 % bounds, (...) each; NaN for a single seed, for non-finite values, and if no seed changes the
-        value.
+        The 95 % bounds, (...) each; NaN for a single seed, for non-finite values, or if leaving out a seed
+        never changes the value.
 
     Source:
         Efron and Stein, Annals of Statistics 9 (1981).
@@ -103,11 +103,11 @@ def jackknife(value: Any, left_out: Any) -> tuple[Any, Any]:
 def accelerated(
     value: Any, draws: Any, left_out: Any, *, confidence: float = LEVEL
 ) -> tuple[_Floats, _Floats]:
-    """Compute bias-corrected and accelerated bootstrap intervals (BCa).
+    """Compute bias-corrected and accelerated (BCa) bootstrap intervals.
 
-    The percentiles are Φ(z0 + (z0 + z)/(1 - a (z0 + z))) for z = ± the normal quantile, with z0 =
-    Φ⁻¹(fraction of resampled values below the value) and a = Σ d³ / (6 (Σ d²)^(3/2)), d = mean of x_(i) -
-    x_(i).
+    The percentiles are Φ(z0 + (z0 + z)/(1 - a (z0 + z))), where z is plus or minus the normal quantile.
+    Here z0 is Φ⁻¹ of the fraction of resampled values below the value, and a = Σ d_i³ / (6 (Σ d_i²)^(3/2)),
+    where d_i = mean_j x_(j) - x_(i).
 
     Args:
         value: (...) float.
@@ -139,7 +139,7 @@ def accelerated(
 
 
 def resamples(points: int, number: int, rng: np.random.Generator) -> _Floats:
-    """Sample bootstrap weights: the multiplicity of each point in a resample, (number, points)."""
+    """Sample bootstrap weights: the multiplicity of each point in each resample, (number, points)."""
     draws = rng.integers(0, points, (number, points))
     draws += points * np.arange(number)[:, None]
     return np.bincount(draws.ravel(), minlength=number * points).reshape(number, points).astype(float)

@@ -1,20 +1,21 @@
-"""Verdicts: compare numbers that have 95 % intervals over seeds with criteria, by a single rule.
+"""Verdicts: compare estimates and their 95 % intervals over seeds with criteria, by a single rule.
 
-The basis of a criterion is its origin. The rule is the same for every basis, but the wording of the verdict
-differs:
+The basis of a criterion is its origin. The rule is the same for every basis, but the wording of the
+verdict differs:
 
-    basis                               interval within     none of it within   else          no criterion
+    basis                               interval within     none of it within   otherwise     no criterion
     promised by the theory              holds               fails               undecided     undecided
     beyond what the theory promises     holds there too     does not hold       undecided     measured
     published numbers and shapes        agrees              differs             cannot tell   measured
     expected by the user of a figure    holds               does not hold       undecided     measured
 
-The interval is Student's for a mean, a jackknife interval for a statistic of all seeds, and a Clopper-Pearson
-interval for a fraction. If at least six seeds all have the same value, this value is compared with the
-criterion. With the basis "beyond", a fraction below its criterion but above zero "holds for some". A promise
-without a criterion is a limit that no finite run reaches.
+The interval is Student's for a mean, a jackknife interval for a statistic over all seeds, and a
+Clopper-Pearson interval for a fraction. If there are at least six seeds and all have the same value,
+this value is compared with the criterion. With the basis "beyond", a fraction above zero but below its
+criterion "holds for some". A promised result without a criterion concerns a limit that no finite run
+reaches.
 
-Data tables contain these words. Pages show the words of `verdict_text`.
+Tables contain the words above; pages show the wording returned by `verdict_text`.
 """
 
 import math
@@ -29,13 +30,14 @@ from jaxattn.lab.results.intervals import clopper_pearson, jackknife, student_t
 from jaxattn.lab.results.labels import brief, with_interval
 
 Basis = Literal["promised", "beyond", "published", "expected"]
-# If n seeds have the same value, the median over all seeds equals it with confidence 1 - 2^(1 - n) ≥ 95 %.
+# Minimum number of seeds for a confident median: if n seeds have the same value, it is the median of the
+# distribution with confidence 1 - 2^(1 - n) ≥ 95 %.
 ENOUGH_SEEDS = 6
 ANYTHING = (-math.inf, math.inf)
 
 
 class _Words(NamedTuple):
-    """Verdicts of a basis: interval within the criterion, outside, neither; and without a criterion."""
+    """Verdicts for a basis: interval inside the criterion, outside it, neither, and no criterion."""
 
     within: str
     outside: str
@@ -53,7 +55,7 @@ VERDICTS: Mapping[Basis, _Words] = MappingProxyType(
         "expected": _Words("holds", "does not hold", "undecided", "measured"),
     }
 )
-# Words that pages show instead of the words in tables.
+# Words that pages show instead of the verdicts stored in tables.
 _SHOWN = MappingProxyType(
     {
         "cannot tell": INCONCLUSIVE,
@@ -65,12 +67,12 @@ _SHOWN = MappingProxyType(
 
 
 def verdict_text(verdict: str) -> str:
-    """Return the word for a verdict on pages and in figures."""
+    """Return the wording of a verdict for pages and figures."""
     return _SHOWN.get(verdict, verdict)
 
 
 class Criterion(NamedTuple):
-    """Range of a number, low ≤ x ≤ high, and its description."""
+    """Required range of a number, low ≤ x ≤ high, with its description."""
 
     low: float
     high: float
@@ -78,29 +80,29 @@ class Criterion(NamedTuple):
 
 
 def around(value: float, distance: float) -> Criterion:
-    """Return the criterion value ± distance."""
+    """Return the criterion that x is within `distance` of `value`."""
     return Criterion(value - distance, value + distance, f"{brief(value)} ± {brief(distance)}")
 
 
 def at_least(value: float) -> Criterion:
-    """Return the criterion x ≥ value."""
+    """Return the criterion that x ≥ `value`."""
     return Criterion(value, math.inf, f"≥ {brief(value)}")
 
 
 def within_factor(value: float, factor: float) -> Criterion:
-    """Return the criterion from value / factor to value · factor."""
+    """Return the criterion that x is between `value` / `factor` and `value` · `factor`."""
     return Criterion(value / factor, value * factor, f"{brief(value)} within a factor of {brief(factor)}")
 
 
 class Estimate(NamedTuple):
-    """Number with its 95 % interval.
+    """Estimate with its 95 % confidence interval.
 
     Attributes:
-        value: the number.
-        low, high: the interval, NaN if there is none.
+        value: the estimate.
+        low, high: the interval; NaN if there is none.
         seeds: number of seeds with a value.
         missing: number of seeds without a value.
-        hits: for a fraction, number of seeds that satisfy the condition.
+        hits: number of seeds that satisfy the condition, if the estimate is the fraction of these seeds.
     """
 
     value: float
@@ -111,21 +113,21 @@ class Estimate(NamedTuple):
     hits: int | None = None
 
     def text(self, same: str) -> str:
-        """Format the number with its interval, or else with the text `same`, such as "in all 7"."""
+        """Format the estimate with its interval or, if all seeds agree, with `same`, such as "in all 7"."""
         written = with_interval(self.value, self.low, self.high)
         alone = self.seeds > 1 and math.isfinite(self.value) and math.isnan(self.low)
         return f"{written} {same}" if alone else written
 
 
 def mean(samples: ArrayLike, between: tuple[float, float] = ANYTHING) -> Estimate:
-    """Estimate a mean over the seeds that have a value, with Student's t interval.
+    """Estimate the mean over seeds with a value, with Student's t interval.
 
     Args:
         samples: (S,) float; NaN or inf for a seed without a value.
-        between: possible range of the number; the interval is clipped to it.
+        between: possible range of the mean; the interval is clipped to this range.
 
     Returns:
-        The mean, NaN if no seed has a value. It has no interval for a single seed, or if all values are
+        The mean; NaN if no seed has a value. There is no interval for a single seed or if all values are
         equal.
     """
     samples = np.asarray(samples, float)
@@ -143,7 +145,7 @@ def share(satisfied: ArrayLike, known: ArrayLike | bool = True) -> Estimate:
         known: (S,) bool; False for seeds to exclude.
 
     Returns:
-        The fraction of the known seeds; NaN if there are none.
+        The fraction of the included seeds; NaN if no seed is included.
     """
     satisfied, known = np.broadcast_arrays(satisfied, known)
     hits, seeds = int(np.sum(satisfied & known)), int(known.sum())
@@ -154,12 +156,13 @@ def share(satisfied: ArrayLike, known: ArrayLike | bool = True) -> Estimate:
 
 
 def jackknifed(rows: ArrayLike, between: tuple[float, float] = ANYTHING, *, width: float = 0.0) -> Estimate:
-    """Estimate a statistic of all seeds, with a jackknife interval from the values with one seed left out.
+    """Estimate a statistic over all seeds, with a jackknife interval from its leave-one-out values.
 
     Args:
-        rows: (1 + S,) float; the statistic, followed by its value without each seed; (1,) for one seed.
-        between: possible range of the number; the interval is clipped to it.
-        width: bin width if the number is a bin centre; the interval is at least as wide.
+        rows: (1 + S,) float; the statistic over all seeds, followed by its value with each seed left out;
+            (1,) for one seed.
+        between: possible range of the statistic; the interval is clipped to this range.
+        width: bin width if the statistic is a bin centre; the interval is at least this wide.
     """
     value, *others = np.asarray(rows, float).tolist()
     low, high = jackknife(value, others)
@@ -171,10 +174,10 @@ def jackknifed(rows: ArrayLike, between: tuple[float, float] = ANYTHING, *, widt
 
 
 def verdict(estimate: Estimate, criterion: Criterion | None, basis: Basis) -> str:
-    """Judge a number: return one of `VERDICTS[basis]`, or `HOLDS_FOR_SOME`.
+    """Compare an estimate with its criterion; return one of `VERDICTS[basis]`, or `HOLDS_FOR_SOME`.
 
     Args:
-        estimate: the number with its interval.
+        estimate: the estimate with its interval.
         criterion: the required range, or None.
         basis: origin of the criterion.
     """

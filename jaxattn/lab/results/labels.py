@@ -13,7 +13,7 @@ from jaxattn.core.errors import InputError
 
 
 def format_number(value: float) -> str:
-    """Format a number with three significant digits and without a padded exponent."""
+    """Format a number with three significant digits and an unpadded exponent."""
     if not np.isfinite(value):
         return "–"
     if value == 0 or 1e-3 <= abs(value) < 1e5:
@@ -23,7 +23,7 @@ def format_number(value: float) -> str:
 
 
 def setting(value: object) -> str:
-    """Format an axis value for display, or return "" if a cell does not have the axis."""
+    """Format an axis value for display, or return "" if the cell does not have this axis."""
     if value is None or value != value:
         return ""
     if value == "inf":
@@ -32,7 +32,7 @@ def setting(value: object) -> str:
 
 
 def axis_sort_key(value: object) -> tuple[float, str]:
-    """Return a sort key for axis values: numbers by size, then "inf", then text."""
+    """Return a sort key that orders axis values: numbers in ascending order, then "inf", then strings."""
     try:
         return float(value), ""  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -40,13 +40,13 @@ def axis_sort_key(value: object) -> tuple[float, str]:
 
 
 def brief(x: float) -> str:
-    """Format a round number, such as 1e-9, 200 or 0.5."""
+    """Format a number with few digits in its shortest form, such as 1e-9, 200 or 0.5."""
     digits, e, exponent = f"{x:g}".partition("e")
     return f"{digits}e{int(exponent)}" if e else digits
 
 
 def interval(value: float, low: float, high: float) -> str:
-    """Format a value, and its interval if it has one, with three digits each."""
+    """Format a value with its interval, if it has one, using three digits for each number."""
     return (
         f"{format_number(value)} [{format_number(low)}, {format_number(high)}]"
         if np.isfinite(low)
@@ -55,7 +55,7 @@ def interval(value: float, low: float, high: float) -> str:
 
 
 def with_interval(value: float, low: float, high: float) -> str:
-    """Format a number and its interval to two digits of the half-width, with at most six decimals."""
+    """Format a number and its interval, rounded to two digits of the half-width and at most six decimals."""
     half = (high - low) / 2
     if not (half > 0 and 1e-3 <= abs(value) < 1e5):
         return interval(value, low, high)
@@ -64,12 +64,12 @@ def with_interval(value: float, low: float, high: float) -> str:
 
 
 def grow_by_factors(values: Sequence[int | float]) -> bool:
-    """Return True if values grow by factors instead of evenly, as on a logarithmic axis."""
+    """Return True if the values are spaced geometrically rather than evenly, as on a log axis."""
     x = np.asarray(values, float)
     return bool(x[0] > 0 and len(x) > 2 and np.ptp(np.diff(np.log(x))) < np.ptp(np.diff(x)) / x[-1])
 
 
-# Labels of metrics that phases record. Probes define their own labels.
+# Labels for metrics that phases record. Probes define their own labels.
 PHASE_LABELS = MappingProxyType(
     {
         "arc_length": "length of the path",
@@ -90,7 +90,7 @@ AXES = MappingProxyType(
         "data.sequences": "$n$",
     }
 )
-# Captions and figure labels of token scores, by kind of model, for models with scores other than E·p.
+# Captions and figure labels for token scores, keyed by model kind, for models whose scores differ from E·p.
 SCORES = MappingProxyType(
     {
         "key_query": ("E·W p", r"$E_s^\top W p$"),
@@ -103,12 +103,12 @@ VALUES = MappingProxyType({"Ev": r"$E_s^\top v$", "Ep": r"$E_s^\top p$"})
 
 
 def literal(text: str) -> str:
-    """Escape dollar signs, so that matplotlib shows the text without formulas."""
+    """Escape dollar signs, so that matplotlib does not interpret the string as a formula."""
     return text.replace("$", r"\$")
 
 
 def formula(text: str) -> str:
-    """Return a user's label for a figure, escaped if it contains invalid formulas."""
+    """Return a user-defined label for a figure; if its formula is invalid, escape the label."""
     if "$" not in text:
         return text
     from matplotlib.mathtext import MathTextParser  # slow to import
@@ -121,7 +121,7 @@ def formula(text: str) -> str:
 
 
 def metric_label(metric: str, labels: Mapping[str, str]) -> str:
-    """Return the label of a metric in figures, from its probe or generated from its name."""
+    """Return the figure label of a metric: declared by its probe, or else generated from its name."""
     if metric in labels:
         return formula(str(labels[metric]))
     if metric in PHASE_LABELS:
@@ -132,10 +132,10 @@ def metric_label(metric: str, labels: Mapping[str, str]) -> str:
 
 
 def unknown_metric(metric: str, recorded: Iterable[Any]) -> InputError:
-    """Build the InputError for an unknown metric, with the closest name or all recorded ones."""
+    """Build the InputError for an unknown metric, suggesting the closest name or listing all names."""
     if "," in metric:
-        return InputError(f"metric {metric!r}: separate names with spaces, {metric.replace(',', ' ')}")
-    # There are many bins, so list them under one name.
+        return InputError(f"metric {metric!r}: use spaces, not commas: {metric.replace(',', ' ')!r}")
+    # There are many bin metrics, so list them under a single name.
     known = sorted({re.sub(r"_bin_\d+$", "_bin_K", str(name)) for name in recorded})
     if near := difflib.get_close_matches(metric, known, 1):
         return InputError(f"metric {metric!r}: not recorded by the run; did you mean {near[0]!r}?")
@@ -143,7 +143,7 @@ def unknown_metric(metric: str, recorded: Iterable[Any]) -> InputError:
 
 
 def axis_label(axis: str) -> str:
-    """Return the label of a swept key in figures: the paper's symbol if there is one, else its last word."""
+    """Return the figure label for a swept key: the paper's symbol, or else the key's last component."""
     return AXES.get(axis, literal(axis.rpartition(".")[2].replace("_", " ")))
 
 
@@ -155,11 +155,11 @@ def tick_label(value: object) -> str:
 
 
 def settings_label(settings: Mapping[str, Any]) -> str:
-    """Return the legend label of a cell, with its settings."""
+    """Return the legend label for a cell, composed of its settings."""
     names = [axis_label(axis) for axis in settings]
     if len(set(names)) < len(names):
         names = [literal(axis) for axis in settings]
-    # Label blocks by name only.
+    # Label a block by its name alone, without the key `block`.
     return ", ".join(
         tick_label(value) if name == "block" else f"{name} = {tick_label(value)}"
         for name, value in zip(names, settings.values(), strict=True)
@@ -167,7 +167,7 @@ def settings_label(settings: Mapping[str, Any]) -> str:
 
 
 def evenly(things: Sequence[int], most: int) -> list[int]:
-    """Select at most `most` entries, evenly spaced from the first to the last."""
+    """Return at most `most` evenly spaced entries, including the first and the last entry."""
     places = np.linspace(0, len(things) - 1, min(len(things), most)).round().astype(int)
     return [things[place] for place in places]
 
@@ -176,7 +176,7 @@ NOT_HELD = "no random numbers are held"
 
 
 def held_words(hold: Sequence[str], varies: Sequence[str]) -> str:
-    """Return which random numbers are held at seed 0 and which vary over seeds; "" if none are held."""
+    """Describe which random numbers are fixed at those of seed 0 and which vary; "" if none are fixed."""
     if not hold:
         return ""
     held, others = (" and ".join(filter(None, (", ".join(x[:-1]), *x[-1:]))) for x in (hold, varies))
@@ -185,7 +185,7 @@ def held_words(hold: Sequence[str], varies: Sequence[str]) -> str:
 
 
 def ranges_text(numbers: Sequence[int]) -> str:
-    """Format ascending integers as ranges, such as "0 to 5" or "2, 5"."""
+    """Format ascending integers as ranges, such as "0 to 5", or as a list, such as "2, 5"."""
     if len(numbers) == numbers[-1] - numbers[0] + 1 > 1:
         return f"{numbers[0]} to {numbers[-1]}"
     return ", ".join(map(str, numbers))
@@ -205,7 +205,7 @@ def short_name(name: str, longest: int = 24) -> str:
 
 
 def minus(text: str) -> str:
-    """Replace the hyphens of negative numbers with minus signs, as on axes."""
+    """Replace hyphens before negative numbers with minus signs, as on axes."""
     return text.replace("-", "\N{MINUS SIGN}")
 
 

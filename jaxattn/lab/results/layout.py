@@ -1,4 +1,4 @@
-"""Tables as CSV, Markdown, LaTeX and self-contained HTML pages."""
+"""Format tables as CSV, Markdown, LaTeX and self-contained HTML pages."""
 
 import base64
 import json
@@ -20,7 +20,7 @@ from jaxattn.lab.storage import files
 
 
 def write_page(table: pd.DataFrame, path: Path) -> None:
-    """Write a table atomically, in the format of the suffix: .csv, .parquet, .tex or .md.
+    """Write a table atomically, in the format given by the suffix: .csv, .parquet, .tex or .md.
 
     Raises:
         InputError: the suffix is not supported.
@@ -54,7 +54,8 @@ def _text(x: Any) -> str:
 
 HERE = Path(__file__).parent
 STYLE = HERE / "page.css"
-# Widths in em of an A4 page in the smallest font of page.css, and of a phone in the text font.
+# Widths in multiples of the font size: an A4 page at the smallest size in page.css, and a phone screen at the
+# body size.
 TABLE_WIDTH_REM, PHONE = 77.0, 27.0
 TABLE_COLUMNS = 16
 LETTER, BOLD_LETTER, PADDING = 0.63, 0.7, 0.8
@@ -64,10 +65,10 @@ COLUMN_RULES = "".join(
     f".many td:nth-child({k})::before {{ content: var(--h{k}); }}\n"
     for k in range(1, TABLE_COLUMNS + 1)
 )
-# Words longer than this may be broken at any character.
+# Words with more characters than this may be broken at any character.
 _LONG = 30
 NUMBER = re.compile(r"[-–−∞]?[\d.,]*(e[-−]?\d+)?(\s?(%|s|GiB))?( \[.*\])?( \(n=\d+\))?|nan")
-# Colour of each verdict, and of other sentences that pages show as verdicts.
+# Tone (colour) of each verdict, and of the other phrases that pages show in place of a verdict.
 TONES = (
     ("no", re.compile("differs|fails|does not hold|(below|inside) the null band")),
     ("open", re.compile("inconclusive|cannot tell|undecided|for some")),
@@ -80,10 +81,10 @@ class Column(NamedTuple):
 
     Attributes:
         head: name of the column.
-        cells: texts of the cells.
-        number: True if all cells are numbers, which are right-aligned.
-        long: True if some word is long enough to be broken.
-        least: minimum width in em without breaking other words.
+        cells: formatted cells.
+        number: True if all cells are numbers; the column is then right-aligned.
+        long: True if the column contains a word so long that it may be broken.
+        least: minimum width in em at which no shorter word is broken.
     """
 
     head: str
@@ -94,7 +95,7 @@ class Column(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Columns of a table that fit side by side.
+    """Columns of a table that fit side by side on a page.
 
     Attributes:
         columns: the columns.
@@ -106,12 +107,12 @@ class Piece(NamedTuple):
 
     @property
     def many(self) -> bool:
-        """True if the columns are too wide for a phone."""
+        """Return True if the columns together are too wide for a phone."""
         return self.least > PHONE
 
     @property
     def style(self) -> str:
-        """CSS variables for `COLUMN_RULES` and page.css: width, alignment, and headings for cards."""
+        """Return CSS variables for `COLUMN_RULES` and page.css: width, alignment, and headings for cards."""
         declarations = [f"--least:{self.least}"]
         for k, column in enumerate(self.columns, 1):
             declarations += [f"--a{k}:left"] * (not column.number and k > 1)
@@ -120,7 +121,7 @@ class Piece(NamedTuple):
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
-        """Texts by row."""
+        """Return the formatted cells as one tuple per row."""
         return list(zip(*(column.cells for column in self.columns), strict=True))
 
 
@@ -128,10 +129,11 @@ def fill(template: Path, **content: Any) -> str:
     """Render a Jinja template, escaping all text.
 
     Args:
-        template: {{ style }} is the common style of all pages. The filter `embedded` encodes bytes as base64,
-            `typeset` inserts minus signs, `coded` also formats code between backticks, and `tone` returns the
-            colour of a verdict. The macro `shown` of table.html formats a table.
-        content: variables of the template.
+        template: path of the template. {{ style }} inserts the style shared by all pages. The filter
+            `embedded` encodes bytes as base64, `typeset` inserts minus signs, `coded` also formats code in
+            backticks, and `tone` returns the colour for a verdict. The macro `shown` in table.html formats
+            a table.
+        content: variables for the template.
     """
     import jinja2
 
@@ -150,18 +152,18 @@ def fill(template: Path, **content: Any) -> str:
 
 
 def texts(table: pd.DataFrame) -> pd.DataFrame:
-    """Format all entries and column names of a table for display."""
+    """Format all entries and column names of a table as strings."""
     return table.rename(columns=str).map(_text)
 
 
 def tone(verdict: str) -> str:
-    """Return the colour of a verdict: "yes", "no" or "open"; empty if the text is not a verdict."""
+    """Return the colour for a verdict, "yes", "no" or "open", or "" if the string is not a verdict."""
     return next((name for name, words in TONES if words.search(verdict)), "")
 
 
 def shown_width(png: bytes) -> int:
-    """Return the display width of a PNG file: half of its pixels, to be sharp on high-density displays."""
-    # The header of a PNG file contains its width and height.
+    """Return the display width of a PNG image: half its pixel width, for high-density displays."""
+    # Bytes 16 to 19 of a PNG file contain the image width in pixels.
     return int.from_bytes(png[16:20]) // 2
 
 
@@ -169,8 +171,8 @@ def pieces(table: pd.DataFrame, keys: int = 1) -> Iterator[Piece]:
     """Split a table by columns into pieces that fit on a page.
 
     Args:
-        table: the table, with texts as entries.
-        keys: number of columns on the left to repeat in every piece.
+        table: the table, with strings as entries.
+        keys: number of leading columns to repeat in every piece.
     """
     columns = [
         _column(str(name), [typeset(str(x)) for x in cells])
@@ -188,7 +190,7 @@ def pieces(table: pd.DataFrame, keys: int = 1) -> Iterator[Piece]:
 
 
 def _total_width(columns: list[Column]) -> float:
-    # The rounding of `sum` depends on the Python version, but committed pages must not.
+    # Committed pages must not depend on the Python version, but the rounding error of `sum` does.
     return round(math.fsum(column.least for column in columns), 1)
 
 

@@ -1,4 +1,4 @@
-"""Results of a run as an object, with tables, statistics, figures and trained parameters."""
+"""Results of a run as an object with methods for tables, statistics, figures and trained parameters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,10 @@ SHOWN_ROWS = 24
 
 @dataclass(frozen=True, repr=False)
 class Results(Run):
-    """Results of a run, finished or not, with analysis methods. The tables are attributes of `run.Run`."""
+    """Results of a finished or unfinished run, with methods for analysis.
+
+    The tables are attributes; see `run.Run`.
+    """
 
     def choose(
         self,
@@ -46,12 +49,12 @@ class Results(Run):
         """Summarise each (cell, phase, step, metric) over seeds, with 95 % intervals.
 
         Args:
-            metrics: names; all if empty.
-            phases: names; all if empty.
+            metrics: names of the metrics; all if empty.
+            phases: names of the phases; all if empty.
             where: required values of config keys.
-            by: config keys. Cells with equal values of these keys are averaged seed by seed; see
+            by: config keys. Cells with the same values for these keys are averaged seed by seed; see
                 `combine.group`.
-            seed: seed of the bootstrap for interquartile means.
+            seed: random seed of the bootstrap for interquartile means.
             resamples: number of bootstrap resamples.
             confidence: coverage of the intervals.
 
@@ -66,7 +69,7 @@ class Results(Run):
         return statistics.aggregate(pooled, seed=seed, resamples=resamples, confidence=confidence)
 
     def summary(self, *, metrics: Sequence[str] = (), statistic: str = "mean") -> pd.DataFrame:
-        """Return a display table of the last step of each phase; see `statistics.summary_table`."""
+        """Return the statistics at the last step of each phase as a table; see `statistics.summary_table`."""
         return statistics.summary_table(self, metrics=metrics or None, statistic=statistic)
 
     def pair(
@@ -100,7 +103,7 @@ class Results(Run):
     def top_tokens(
         self, *, phase: str | None = None, cell: int = 0, number: int = 20, min_count: int = 1
     ) -> pd.DataFrame:
-        """Return the tokens with the largest E·p after a phase, by default the last one; see `tokens.top`."""
+        """Return the tokens with the largest E·p after a phase, by default the last; see `tokens.top`."""
         ends = tokens.at_end(self, phase=phase, cell=cell)
         return tokens.with_classes(tokens.top(ends, count=number, min_count=min_count), ends.names)
 
@@ -113,7 +116,7 @@ class Results(Run):
             options: options of the figure.
 
         Raises:
-            InputError: a kind or option is unknown, or this run lacks the data for it.
+            InputError: a kind or option is unknown, or the run lacks the required data.
         """
         if callable(kind):
             return figures.draw_own(self, kind, options)
@@ -128,36 +131,37 @@ class Results(Run):
         step: Literal[0] | None = None,
         model: Any = None,
     ) -> Any:
-        """Return the parameters of one seed of one cell after or before a phase.
+        """Return the parameters of one seed of one cell, before or after a phase.
 
         Args:
             cell: index of the cell.
             seed: the seed; defaults to the first one.
-            phase: name of the phase; defaults to the last one, or with `step` to the first one.
-            step: 0 for the parameters with which the phase started. Initial parameters are computed again
-                from the study and the seed.
-            model: determines the type of the result: an object with init(key, like, *, dtype). Defaults to
-                the model of the run if it is built in or was run in this session. Otherwise the result is a
+            phase: name of the phase; defaults to the last one, or to the first one if `step` is given.
+            step: 0 for the parameters at the start of the phase. Initial parameters are recomputed from the
+                study and the seed; they are not stored.
+            model: an object with init(key, like, *, dtype), which determines the type of the result. Defaults
+                to the run's model if it is built in or was run in this session; otherwise the result is a
                 `params.Parameters`.
 
         Returns:
-            A frozen pytree of JAX arrays, with the parameters as attributes. Parameters of a float64 run are
+            A frozen pytree of JAX arrays, with the parameters as attributes. For a float64 run they are
             float64, so compute with them under jax.enable_x64(True).
 
         Raises:
-            InputError: the cell, seed or phase is unknown; the checkpoint is missing or damaged; `model` has
-                other parameters than the run; or the initial parameters of a loaded folder depend on custom
-                code or a data file.
+            InputError: the cell, seed or phase is unknown; the checkpoint is missing or damaged; the
+                parameters of `model` differ from those of the run; or the initial parameters of a loaded
+                folder depend on custom code or a data file.
         """
         from jaxattn.lab.results.params import params_of  # imports JAX, which tables and figures do not need
 
         return params_of(self, cell=cell, seed=seed, phase=phase, step=step, model=model)
 
     def dataset(self, seed: int = 0, cell: int = 0) -> Any:
-        """Return the data of one seed of one cell, exactly as in the run.
+        """Return the data for one seed of one cell, exactly as used in the run.
 
         Returns:
-            A `jaxattn.data.Splits`: train, test and validation corpus, and statistics of the training tokens.
+            A `jaxattn.data.Splits`: training, test and validation data, and statistics of the training
+            tokens.
 
         Raises:
             InputError: the cell or seed is unknown; or the results were loaded from a folder, and the data
@@ -191,15 +195,15 @@ def load(directory: str | Path) -> Results:
     """Load a results folder, without importing or executing code from it.
 
     Args:
-        directory: folder or bucket address of a finished or running study. While it is running, the
-            measurements so far are read, and `finished` is False.
+        directory: folder or bucket address of a finished or running study. If the study is still running,
+            the measurements available so far are read, and `finished` is False.
 
     Returns:
         The results, with all records and tokens in memory.
 
     Raises:
-        InputError: the folder does not exist, is not a results folder, has no measurements yet, or has a
-            damaged file.
+        InputError: the folder does not exist, is not a results folder, contains no measurements yet, or
+            contains a damaged file.
     """
     with naming():
         directory = results_folder(directory).fetch("tables")

@@ -1,4 +1,4 @@
-"""Parameters of runs, from the checkpoints of finished batches, and the data they were trained on."""
+"""Parameters from the checkpoints of finished batches, and the data on which they were trained."""
 
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -33,14 +33,14 @@ _AGAIN = "load another folder, or run the sweep again"
 
 @jax.tree_util.register_pytree_with_keys_class
 class Parameters:
-    """Named arrays as a frozen pytree: `parameters.E`, or `parameters.head.kernel` for "head.kernel"."""
+    """Named arrays as a frozen pytree with attributes: `parameters.E`, or `parameters.head.kernel`."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         """Store the arrays by name."""
         object.__setattr__(self, "_arrays", dict(arrays))
 
     def __getattr__(self, name: str) -> Any:
-        # Copying accesses attributes before they are set.
+        # `copy` accesses attributes before they are set.
         arrays = self.__dict__.get("_arrays", {})
         if name in arrays:
             return arrays[name]
@@ -52,7 +52,7 @@ class Parameters:
         raise AttributeError(f"{name}: parameters are immutable; create new ones with `replace`")
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
+        """Iterate over the names of the arrays."""
         return iter(self._arrays)
 
     def __dir__(self) -> list[str]:
@@ -88,14 +88,14 @@ def params_of(
     step: int | None = None,
     model: Any = None,
 ) -> Any:
-    """Return the parameters of one seed of one cell after or before a phase; see `load.Results.params`.
+    """Return the parameters of one seed of one cell, before or after a phase; see `load.Results.params`.
 
-    Parameters in span coordinates are converted to vectors in R^d, with a basis that is sampled again from
-    the seed. For d = ∞ they remain in coordinates. Padding of the vocabulary is removed.
+    Parameters in span coordinates are converted to vectors in R^d, with a basis that is resampled from the
+    seed. For d = ∞, they remain in span coordinates. Vocabulary padding is removed.
     """
     results.settings(cell)
     if step not in (None, 0):
-        raise InputError(f"step {step}: give step 0, or omit step for the end of the phase")
+        raise InputError(f"step {step}: not stored; use step 0, or omit step for the end of the phase")
     batch, place, seed = _place(results, cell, seed)
     with copies.naming():
         state = _restore(results, cell, batch)
@@ -107,7 +107,7 @@ def params_of(
     try:
         vocab_size = msgspec.convert(results.lookup(cell, "data.vocab_size"), PositiveInt)
     except (InputError, msgspec.ValidationError):
-        vocab_size = None  # read from the texts, which no other cell pads
+        vocab_size = None  # texts determine it, and no other cell pads it
     with backend.pinned(), jax.enable_x64(True):
         arrays = _without_padding(_in_full_space(results, cell, seed, arrays), vocab_size)
     model = model or _built_in(results, cell) or (results.study and results.study.cells[cell].setting.model)
@@ -138,7 +138,7 @@ def _place(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
     batches = [batch for batch in results.manifest.get("batches", []) if cell in batch["cells"]]
     if not batches:
         raise InputError(
-            f"{results.directory}: no checkpoint of cell {cell}; load the folder of the run that "
+            f"{results.directory}: no checkpoint for cell {cell}; load the folder of the run that "
             "contains the cell"
         )
     seeds = sorted({number for batch in batches for number in batch["seeds"]})
@@ -147,11 +147,11 @@ def _place(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
         if seed in batch["seeds"]:
             place = list(batch["cells"]).index(cell) * len(batch["seeds"]) + list(batch["seeds"]).index(seed)
             return batch["name"], place, seed
-    raise InputError(f"seed {seed}: {results.directory} has only seeds {ranges_text(seeds)} of cell {cell}")
+    raise InputError(f"seed {seed}: {results.directory} has only seeds {ranges_text(seeds)} for cell {cell}")
 
 
 def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
-    """Restore the trained parameters of all runs of a finished batch, by phase."""
+    """Restore the trained parameters of all runs in a finished batch, keyed by phase."""
     directory = Path(os.path.abspath(results.directory))
     with fixing(directory):
         saved = batch_state.read_shown(directory, batch)
@@ -173,7 +173,7 @@ def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
     runs = len(saved.origin.cells) * len(batch_state.spans(batch)[1])
     phases = list(state.values()) if isinstance(state, dict) else [None]
     if not all(isinstance(of, dict) and _has_runs(of, runs) for of in phases):
-        raise InputError(f"{folder}: does not contain the parameters of the {runs} runs of {batch}; {_AGAIN}")
+        raise InputError(f"{folder}: does not contain the parameters of the {runs} runs in {batch}; {_AGAIN}")
     return {name: state[name] for name in _in_order(results, cell, list(state))}
 
 
@@ -191,7 +191,7 @@ def _has_runs(arrays: Arrays, runs: int) -> bool:
 
 
 def _in_order(results: Run, cell: int, phases: list[str]) -> list[str]:
-    """Return phases in run order. Blocks may have different phases, and `results` may be a selection."""
+    """Sort phases in run order; blocks may have different phases, and `results` may lack some phases."""
     recorded = [str(name) for name in results.records["phase"][results.records["cell"] == cell].unique()]
     planned = [entry["name"] for entry in results.lookup(cell, "phases")]
     known = recorded if set(phases) <= set(recorded) else planned
@@ -199,10 +199,13 @@ def _in_order(results: Run, cell: int, phases: list[str]) -> list[str]:
 
 
 def _until(state: Mapping[str, Any], phase: str | None, before: bool) -> list[str]:
-    """Return the phases up to a phase, or those before it; by default up to the last, or before the first."""
+    """Return the phases up to and including `phase`, or those before it if `before`.
+
+    If `phase` is None, return all phases, or none if `before`.
+    """
     order = list(state)
     if phase is not None and phase not in order:
-        raise InputError(f"phase {phase!r}: the checkpoint has only {', '.join(order)}")
+        raise InputError(f"phase {phase!r}: the checkpoint contains only {', '.join(order)}")
     if phase is None:
         return [] if before else order
     return order[: order.index(phase) + (not before)]
@@ -234,7 +237,8 @@ def _without_padding(arrays: Arrays, vocab_size: int | None) -> Arrays:
     if vocab_size is None or "E" not in arrays or len(arrays["E"]) <= vocab_size:
         return arrays
     padded, dim = arrays["E"].shape
-    # If V = d, the shape does not show which axis is the vocabulary. Only E is known to have a row per token.
+    # If V = d, the shape does not show which axis is the vocabulary. Only E is known to have one row per
+    # token.
     over_tokens = [
         name for name, x in arrays.items() if x.ndim and len(x) == padded and (name == "E" or padded != dim)
     ]
@@ -262,8 +266,7 @@ def _as_model_params(arrays: Mapping[str, Any], model: Any, like: Dataset) -> An
     held, expected = (dict(sorted(each.items())) for each in shapes)
     if held != expected:
         raise InputError(
-            f"model: the parameters are {expected}, but those of the run are {held}; pass the model "
-            "of the run"
+            f"model: has parameters {expected}, but the run stored {held}; pass the model used in the run"
         )
     return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in wanted])
 
@@ -275,11 +278,11 @@ def _hold(results: Run, cell: int) -> Collection[str]:
 
 
 def dataset_of_run(results: Run, *, seed: int, cell: int) -> Splits:
-    """Sample the data of one seed of one cell again.
+    """Regenerate the data for one seed of one cell.
 
     Raises:
         InputError: the cell or seed is unknown, or the data come from files, user-defined code, or a block.
-            Use `Study.dataset` for these.
+            Use `Study.dataset` in these cases.
     """
     results.settings(cell)
     if seed not in (known := results.manifest["seeds"]):
@@ -305,7 +308,7 @@ def dataset_of_run(results: Run, *, seed: int, cell: int) -> Splits:
         data = msgspec.convert(settings, target)
     except msgspec.ValidationError as error:
         raise InputError(
-            f"{results.directory}: the data were made by another version: {error}; run the study again"
+            f"{results.directory}: the data were generated by another version: {error}; run the study again"
         ) from None
     swept = swept_settings(entry["settings"] for entry in results.manifest["cells"])
     return of_seed(data, seed, str(results.manifest["dtype"]), swept, hold=_hold(results, cell)).splits

@@ -1,4 +1,4 @@
-"""Read the tables of a results folder, and verify their checksums."""
+"""Read the tables in a results folder, and verify their checksums."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -37,12 +37,12 @@ def read_results(directory: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.Data
     """Read a results folder, without importing or executing code from it.
 
     Returns:
-        Manifest, records and tokens; see `run.Run`. For an unfinished run, these are the measurements of
-        finished batches, those of other batches at their last checkpoint, and the failures of both.
+        Manifest, records and tokens; see `run.Run`. For an unfinished run, these contain all measurements
+        of finished batches, those of other batches up to their last checkpoint, and all failures so far.
 
     Raises:
-        InputError: the folder does not exist, is not a results folder, or has no measurements yet; a file is
-            damaged or belongs to another batch or config; or a row is duplicated.
+        InputError: the folder does not exist, is not a results folder, or contains no measurements yet; a
+            file is damaged or belongs to another batch or config; or a row is duplicated.
     """
     known = manifest.read_manifest(directory)
     with fixing(directory):
@@ -92,9 +92,9 @@ def _parts(directory: Path, known: Mapping[str, Any]) -> list[tuple[BatchState, 
 
 
 def _joined(tables: list[pd.DataFrame], name: str, directory: Path, known: Mapping[str, Any]) -> pd.DataFrame:
-    """Validate and concatenate tables; raise Damaged for contents that no run writes."""
+    """Validate and concatenate tables; raise Damaged if no run could have written their contents."""
     columns, path = _COLUMNS[name], directory / f"{name}.parquet"
-    # A batch that was saved before its first measurement has tables without columns.
+    # A batch saved before its first measurement has tables without columns.
     tables = [table for table in tables if len(table)]
     cells, seeds = {entry["cell"] for entry in known["cells"]}, set(known["seeds"])
     for table in tables:
@@ -129,7 +129,8 @@ def _holds(values: pd.Series, column: str) -> bool:
 
 
 def _without_failures(records: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
-    # NaN logits still have an accuracy, that of a constant prediction, which must not be included in a mean.
+    # A run with NaN logits still has an accuracy, because it predicts a single class; exclude these
+    # accuracies from means.
     phase, phases = pd.factorize(records["phase"])
     order = {name: number for number, name in enumerate(phases)}
     seeds = set(manifest["seeds"])
@@ -150,10 +151,10 @@ def _without_failures(records: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.
 
 
 def verify(directory: Path, progress: Callable[[str, float], None] = lambda name, share: None) -> list[str]:
-    """Compare all files of a results folder with their checksums, without parsing the tables.
+    """Verify the checksums of all files in a results folder, without parsing the tables.
 
     Args:
-        directory: the folder, finished or not.
+        directory: the folder of a finished or unfinished run.
         progress: progress callback (batch, finished fraction).
 
     Returns:
@@ -190,7 +191,7 @@ def verify(directory: Path, progress: Callable[[str, float], None] = lambda name
 def _batch(
     directory: Path, batch: str, known: Mapping[str, Any] | None
 ) -> tuple[list[str], BatchState | None]:
-    """Return the faults and the state of one batch; retry if a run changes the state in the meantime."""
+    """Return the faults and the state of a batch; start again if a run changes the state in the meantime."""
     while True:
         try:
             saved = batch_state.read_shown(directory, batch)
@@ -221,7 +222,8 @@ def _of_state(directory: Path, batch: str, saved: BatchState, known: Mapping[str
         folder = batch_state.checkpoint_path(directory, batch, saved.checkpoint.number)
         checkpoints.restore(folder, saved.checkpoint, directory)
     except Damaged as error:
-        # A run does not read the parameters of a finished batch.
+        # A resumed run does not read the parameters of a finished batch, so the batch state must be deleted
+        # first.
         first = f"; delete {batch_state.path(directory, batch)}" if saved.finished else ""
         found.append(f"{error}{first}")
     return found

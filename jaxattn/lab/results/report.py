@@ -25,7 +25,7 @@ from jaxattn.lab.storage import files
 
 _TEMPLATE = Path(__file__).with_name("report.html")
 TOP = 20
-# Maximum number of table rows, and of failures, on a page. The files contain all of them.
+# Maximum number of table rows and of failures shown on a page. The files list all of them.
 _ROWS = 1000
 
 
@@ -38,7 +38,7 @@ class Report:
         summary: summary.csv, with the last step of each phase.
         figures: each figure as PNG and as PDF.
         problems: figures that could not be drawn, with the reasons.
-        made_by: package source of the run, if it differs from the installed one.
+        made_by: note on the package version that produced the run; empty if that version is installed.
     """
 
     page: Path
@@ -49,7 +49,7 @@ class Report:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """All files, starting with the page."""
+        """Return the paths of all files, starting with the page."""
         return (self.page, self.summary, *self.figures)
 
 
@@ -58,18 +58,19 @@ def write_report(
     own: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
     progress: FigureProgress = lambda what, share: None,
 ) -> Report:
-    """Write figures/*.png and *.pdf, summary.csv and report.html into a results folder.
+    """Write figures/*.png and *.pdf, summary.csv and report.html to a results folder.
 
     Args:
-        directory: a results folder. The same folder always gives the same bytes.
-        own: user-defined figure functions by kind, as in the sweep file; see `figures.draw_all`.
+        directory: a results folder. The output is deterministic: the same folder always yields the same
+            bytes.
+        own: user-defined figure functions, keyed by kind, as in the sweep file; see `figures.draw_all`.
         progress: progress callback (what, finished fraction).
 
     Returns:
         The files, and the figures that could not be drawn.
 
     Raises:
-        InputError: the folder cannot be read, see `load`.
+        InputError: the folder cannot be read; see `load`.
         RunError: the folder is not writable.
     """
     results = load(directory)
@@ -103,7 +104,7 @@ def write_report(
 def _rendered(
     drawn: Sequence[RenderedFigure | Picture], progress: FigureProgress
 ) -> tuple[dict[str, bytes], dict[str, bytes], list[Problem]]:
-    """Render figures as PNG and PDF, by name. Labels are parsed, and may fail, only here."""
+    """Render figures as PNG and PDF, keyed by name. Matplotlib detects invalid labels only here."""
     images, vectors, problems = {}, {}, []
     for number, each in enumerate(drawn):
         progress(f"writing figure {number + 1} of {len(drawn)}", number / len(drawn))
@@ -123,9 +124,9 @@ def _rendered(
 def render(
     results: Run, figures: list[RenderedFigure | Picture], images: list[bytes], problems: Sequence[str]
 ) -> str:
-    """Render the self-contained HTML page, with all text of the run escaped.
+    """Render the self-contained HTML page, escaping all text from the run.
 
-    `images` are the figures as PNG, and `problems` describes figures that could not be drawn.
+    `images` contains the figures as PNG, and `problems` describes figures that could not be drawn.
     """
     shown = [
         {"title": each.title, "caption": each.caption, "width": layout.shown_width(image), "data": image}
@@ -193,7 +194,7 @@ def _tops(results: Run) -> list[dict[str, Any]]:
 
 
 def _summaries(results: Run) -> list[tuple[pd.DataFrame, int, int]]:
-    """Return, for each table, its first rows, its number of key columns, and its total number of rows."""
+    """Return, for each summary table, its first rows, number of key columns and total number of rows."""
     chosen, every = headline.metrics(results), headline.recorded(results)
     tables = [
         summary_table(results, metrics=names)

@@ -1,4 +1,4 @@
-"""Run as read from its folder: settings, records and final tokens."""
+"""Runs read from a results folder: settings, records and token tables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,23 +24,24 @@ from jaxattn.lab.results.labels import (
 from jaxattn.lab.storage import provenance
 from jaxattn.lab.storage.manifest import run_command
 
-# Cut labels to this number of characters, because matplotlib takes minutes to lay out longer ones.
+# Maximum label length in characters; matplotlib takes minutes to lay out longer labels.
 LONGEST_LABEL = 200
 _FAILURES = ("cell", "seed", "phase", "step", "reason")
 
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A run, finished or not.
+    """A finished or unfinished run.
 
     Attributes:
-        directory: folder that the run was read from.
+        directory: folder from which the run was read.
         manifest: description of the run: name, command, config, cells and their settings, seeds, versions,
             failures.
-        records: long form, one row per (cell, seed, phase, step, metric), with its value; NaN from
-            the step at which a seed failed.
-        tokens: one row per (cell, seed, phase, token), for K > 2 classes also per class; may be empty.
-        study: the study, if it was run in this session; a folder contains the names of custom code only.
+        records: long-form table with one row per (cell, seed, phase, step, metric) and its value, which is
+            NaN from the step at which the seed failed.
+        tokens: one row per (cell, seed, phase, token), and per class for K > 2 classes; may be empty.
+        study: the study, if it was run in this session, else None. A folder contains only the names of
+            custom code.
     """
 
     directory: Path
@@ -51,17 +52,17 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """True if the run is complete."""
+        """Return True if the run is complete."""
         return self.manifest.get("status") == "finished"
 
     @property
     def phases(self) -> list[str]:
-        """Recorded phases, in run order."""
+        """Return the phases that have records, in run order."""
         return [str(phase) for phase in self.records["phase"].unique()]
 
     @property
     def cells(self) -> pd.DataFrame:
-        """One row per cell: its index, its value on every axis, and its held random numbers, if any."""
+        """Return one row per cell: its index, its axis values and any random numbers shared by all seeds."""
         rows = [
             {"cell": cell["cell"], **cell["settings"], "hold": ", ".join(cell.get("hold", ()))}
             for cell in self.manifest["cells"]
@@ -71,7 +72,7 @@ class Run:
 
     @property
     def axes(self) -> list[str]:
-        """Swept keys, in the order in which they appear in the cells."""
+        """Return the swept keys in the order in which they appear in the cells."""
         return list(self._axes)
 
     @cached_property
@@ -80,12 +81,12 @@ class Run:
 
     @property
     def derived(self) -> list[str]:
-        """Operations that produced the values; empty for recorded values."""
+        """Return the operations that derived the values; empty if the values are as recorded."""
         return list(self.manifest.get("derived", []))
 
     @property
     def failures(self) -> pd.DataFrame:
-        """Table with one row per failed seed: cell, seed, phase, step and reason."""
+        """Return a table with one row per failed seed: cell, seed, phase, step and reason."""
         return pd.DataFrame(self.manifest.get("failures", []), columns=list(_FAILURES))
 
     def settings(self, cell: int) -> dict[str, Any]:
@@ -110,13 +111,13 @@ class Run:
         return value
 
     def class_names(self, cell: int) -> tuple[str, ...]:
-        """Return the class names of a cell's corpus if its config has them, with the negative class first."""
+        """Return the class names of a cell's corpus, with the negative class first; empty if unknown."""
         config = self.config(cell)
         names = find_cell(config, "data.class_names") or find_cell(config, "data.labels")
         return tuple(map(class_name, names)) if isinstance(names, list | tuple) else ()
 
     def label(self, metric: str) -> str:
-        """Return the label of a metric in figures, from its probe or the paper's symbol by default."""
+        """Return the figure label of a metric: declared by its probe, or else the paper's symbol."""
         text = metric_label(metric, self.manifest["labels"]).replace(VALUES["Ep"], self._scores)
         return text if len(text) <= LONGEST_LABEL else short_name(text, LONGEST_LABEL)
 
@@ -126,7 +127,7 @@ class Run:
         return found.pop() if len(found) == 1 else CUSTOM_SCORES[1]
 
     def cell_words(self, cell: int) -> str:
-        """Return the caption text that identifies a cell; empty if there is only one cell."""
+        """Return a caption phrase that identifies a cell, or "" if there is only one cell."""
         if len(self.manifest["cells"]) == 1:
             return ""
         settings = ", ".join(f"{axis} = {setting(value)}" for axis, value in self.settings(cell).items())
@@ -134,7 +135,7 @@ class Run:
 
     @property
     def held(self) -> str:
-        """Words for the random numbers that all seeds share and those that vary; empty if none are shared."""
+        """Describe which random numbers all seeds share and which vary, or return "" if none are shared."""
         cells: dict[str, list[int]] = {}
         for cell in self.manifest["cells"]:
             words = held_words(cell.get("hold", ()), cell.get("varies", ()))
@@ -144,7 +145,7 @@ class Run:
         return "; ".join(f"cell {ranges_text(own)}: {words or NOT_HELD}" for words, own in cells.items())
 
     def score_names(self, cell: int) -> tuple[str, str]:
-        """Return the names of the token scores in a cell's model, for a caption and for a figure."""
+        """Return the name of the token scores of a cell's model, once for captions and once for figures."""
         try:
             kind = str(self.lookup(cell, "model.kind"))
         except InputError:
@@ -157,7 +158,10 @@ class Run:
         return f"{type(self).__name__}({str(self.directory)!r}, {', '.join(words)})"
 
     def with_axes(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Insert the axis values of every row after its cell index, and held random numbers."""
+        """Insert columns for each row's axis values, and for random numbers shared by all seeds of its cell.
+
+        The columns are inserted after the cell index.
+        """
         if len((cells := self.cells).columns) == 1:
             return frame
         joined = frame[["cell"]].merge(cells, on="cell", how="left").set_index(frame.index)
@@ -166,21 +170,21 @@ class Run:
 
     @property
     def command(self) -> str:
-        """Command that started, or resumes, the run."""
+        """Return the command that started the run, or that resumes it."""
         return run_command(self.manifest)
 
     @property
     def made_by(self) -> str:
-        """Package source of the run in one line if it differs from the installed one, else empty."""
+        """Return a note if the run was produced by code other than the installed version, else ""."""
         return provenance.differs(provenance.makers(self.manifest))
 
     def config(self, cell: int) -> Mapping[str, Any]:
-        """Return the config of one cell, without its axis values."""
+        """Return the config of a cell without its axis values."""
         config: Mapping[str, Any] = self._entry(cell).get("config", self.manifest["config"])
         return config
 
     def config_hash(self, cell: int) -> str | None:
-        """Return the hash of the settings that determine the results of a cell; None if not recorded."""
+        """Return the hash of the settings that determine a cell's results, or None if it was not recorded."""
         found: str | None = self._entry(cell).get("config_hash")
         return found
 
@@ -197,7 +201,7 @@ class Run:
 
 
 def find_cell(tree: Any, key: str) -> Any:
-    """Return the value at a dotted key, with list entries by number or name; None if it does not exist."""
+    """Return the value at a dotted key, else None. List entries are addressed by index or name."""
     for part in key.split("."):
         if isinstance(tree, list | tuple):
             named = {str(number): entry for number, entry in enumerate(tree)}

@@ -1,4 +1,4 @@
-"""Figures of power laws: a metric against a swept key, or against another metric within a phase."""
+"""Figures with power laws: a metric against a swept key, or against another metric during a phase."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +40,7 @@ class Series:
     Attributes:
         settings: the values of the other axes.
         x: (m,); axis values in ascending order.
-        y: (m, seeds); NaN if a seed has no positive finite value.
+        y: (m, seeds); NaN where a seed has no positive finite value.
         table: the aggregate, one row per x.
         law: the fitted power law.
     """
@@ -65,16 +65,18 @@ def scaling(
 
     Args:
         results: a results folder.
-        axis: swept key on the x-axis. Each setting of the other axes becomes a separate line.
+        axis: swept key on the x-axis. Each combination of values on the other axes is drawn as a separate
+            line.
         metric: name of the metric.
-        phase: name of the phase; defaults to the last one that recorded the metric.
+        phase: name of the phase; defaults to the last phase that recorded the metric.
         expected: expected slope, drawn as a dashed line.
-        tolerance: allowed deviation of the slope from `expected`. The caption says that the slope agrees if
-            the whole 95 % interval is within the tolerance, and that it differs if none of it is; otherwise
-            the comparison is inconclusive.
+        tolerance: allowed deviation of the slope from `expected`. According to the caption, the slope agrees
+            if its 95 % interval lies within the tolerance, differs if the interval lies outside it, and is
+            inconclusive otherwise.
 
     Raises:
-        InputError: an axis, metric or phase is unknown, or the axis has values that are not positive numbers.
+        InputError: an axis, metric or phase is unknown, or the axis has values that are not positive
+            numbers.
     """
     series = collect(results, axis=axis, metric=metric, phase=phase)
     phase = str(series[0].table["phase"].iloc[0])
@@ -155,12 +157,12 @@ def _scientific(value: float, position: int | None = None) -> str:
 
 
 def collect(results: Run, *, axis: str, metric: str, phase: str | None = None) -> list[Series]:
-    """Collect a metric at the end of a phase along an axis, one series per setting of the other axes.
+    """Collect a metric at the end of a phase along an axis, one series per combination of other axis values.
 
     The arguments are those of `scaling`.
 
     Raises:
-        InputError: see `scaling`.
+        InputError: as in `scaling`.
     """
     if axis not in results.axes:
         raise InputError(f"axis {axis!r}: not swept; swept keys: {', '.join(results.axes) or 'none'}")
@@ -176,7 +178,7 @@ def collect(results: Run, *, axis: str, metric: str, phase: str | None = None) -
         x = settings.pop(axis, None)
         if isinstance(x, bool) or not isinstance(x, int | float) or not x > 0:
             raise InputError(
-                f"axis {axis!r}: cell {cell} has {x!r} there; logarithmic axes need positive numbers"
+                f"axis {axis!r}: the value in cell {cell} is {x!r}; logarithmic axes require positive numbers"
             )
         groups.setdefault(repr(settings), []).append((float(x), int(cell)))
     wide = records.pivot(index="cell", columns="seed", values="value")
@@ -195,7 +197,7 @@ def _series(
 
 
 def fitted(law: PowerLaw) -> str:
-    """Format a slope with its interval."""
+    """Format the slope of a fit with its interval."""
     if not np.isfinite(law.slope):
         return "no fit"
     if not np.isfinite(law.low):
@@ -204,7 +206,7 @@ def fitted(law: PowerLaw) -> str:
 
 
 def sentence(settings: dict[str, Any], law: PowerLaw, expected: float | None, tolerance: float | None) -> str:
-    """Describe the fit of a setting and its agreement with the expected slope, in one sentence."""
+    """Describe a fit and its agreement with the expected slope in one sentence."""
     name = _named(settings)
     text = f"{name}: {fitted(law)}" if name else fitted(law).capitalize()
     if not np.isfinite(law.slope):
@@ -223,11 +225,11 @@ def _named(settings: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Course:
-    """Values of all seeds of a cell in a phase.
+    """Two metrics at each step of a phase, for all seeds of a cell.
 
     Attributes:
         settings: the cell's settings.
-        x: (m, seeds); NaN if x or y is not positive, or if a path repeats its last point.
+        x: (m, seeds); NaN if x or y is not positive, or where the last point of a path is repeated.
         y: (m, seeds); NaN at the same entries.
         law: the power law fitted to the chosen range of x.
     """
@@ -239,7 +241,7 @@ class Course:
 
     @property
     def median(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Medians of x and y over seeds, at the steps with values."""
+        """Return the medians of x and y over seeds, at each step with values."""
         filled = np.isfinite(self.y).any(axis=1)
         return np.nanmedian(self.x[filled], axis=1), np.nanmedian(self.y[filled], axis=1)
 
@@ -255,17 +257,18 @@ def convergence(
     expected: float | None = None,
     tolerance: float | None = None,
 ) -> RenderedFigure:
-    """Plot one metric against another within a phase, on logarithmic scales, for each seed and the median.
+    """Plot one metric against another during a phase, on log scales, for each seed and for the median.
 
     Args:
         results: a results folder.
         x: metric on the x-axis.
         y: metric on the y-axis; "margin_shortfall" is 1 - margin_ratio.
-        phase: name of the phase; defaults to the last one that recorded both.
-        fit_from: smallest x of the fit. Without `fit_from`, `fit_until` and `expected`, no fit is computed.
-        fit_until: largest x of the fit.
-        expected: expected power.
-        tolerance: allowed deviation of the power, as in `scaling`.
+        phase: name of the phase; defaults to the last phase that recorded both metrics.
+        fit_from: smallest x to include in the fit. No fit is computed if `fit_from`, `fit_until` and
+            `expected` are all omitted.
+        fit_until: largest x to include in the fit.
+        expected: expected exponent.
+        tolerance: allowed deviation of the exponent, as in `scaling`.
 
     Raises:
         InputError: the metrics or the phase were not recorded, or no values are positive.
@@ -301,13 +304,13 @@ def convergence(
 def collect_courses(
     results: Run, *, x: str, y: str, phase: str | None, window: tuple[float, float] | None
 ) -> tuple[str, list[Course]]:
-    """Collect two metrics of each cell in a phase, and fit power laws within a window of x, if given.
+    """Collect two metrics of each cell during a phase, and fit power laws within a given window of x.
 
     Returns:
-        The phase, and one course per cell that recorded both metrics.
+        The phase, and one `Course` per cell that recorded both metrics.
 
     Raises:
-        InputError: see `convergence`.
+        InputError: as in `convergence`.
     """
     records = results.records
     source = "margin_ratio" if y == "margin_shortfall" else y

@@ -23,7 +23,7 @@ from jaxattn.lab.results.intervals import (
 from jaxattn.lab.results.labels import interval, seed_words, setting, unknown_metric
 from jaxattn.lab.results.run import Run
 
-# Kinds of a `Scale`.
+# Values of `Scale.kind`.
 LINEAR: Final = "linear"
 LOG: Final = "log"
 YES_NO: Final = "yes/no"
@@ -48,11 +48,12 @@ _DECLARED = tuple(
 
 
 def scale(metric: str, declared: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> Scale:
-    """Return the scale of a metric, which is linear and unbounded by default.
+    """Return the scale of a metric; the default is linear and unbounded.
 
     Args:
         metric: name of the metric. An entry of a vector, such as NAME_07, has the scale of NAME.
-        declared: kind, low and high by metric, as declared by the probes of a run; None means unbounded.
+        declared: (kind, low, high), keyed by metric, as declared by the probes of a run; a bound of None
+            means unbounded.
     """
     for names, found in _DECLARED:
         if names.fullmatch(metric):
@@ -66,7 +67,7 @@ def scale(metric: str, declared: Mapping[str, Sequence[Any]] = MappingProxyType(
 _Floats = NDArray[np.float64]
 
 STATISTICS = ("mean", "median", "iqm", "mean_low", "mean_high", "iqm_low", "iqm_high")
-# A block of series times resamples uses less than 16 MB.
+# Maximum size of a block (series times resamples); a block of this size uses less than 16 MB.
 _BLOCK = 2_000_000
 
 
@@ -77,34 +78,34 @@ def aggregate(
     resamples: int = 2000,
     confidence: float = 0.95,
 ) -> pd.DataFrame:
-    """Compute statistics of each series over seeds.
+    """Compute statistics over seeds for each series.
 
     A series is one (cell, phase, step, metric). The `scale` of the metric determines the mean:
 
         linear    the mean, with Student's interval
-        log       the geometric mean exp(mean of log x), with exp of Student's interval of log x
+        log       the geometric mean exp(mean of log x), with exp of Student's interval for log x
         yes/no    the fraction of seeds, with a Clopper-Pearson interval
 
-    Differences, and series with values that do not fit the scale, are linear. The interquartile mean is the
-    mean of the middle half, iqm = 2 ∫_{1/4}^{3/4} x(u) du over the empirical quantile function x(u). It has a
-    bootstrap interval (BCa) if there are at least `intervals.BOOTSTRAP_SEEDS` seeds.
+    Differences, and series with values outside the scale, are treated as linear. The interquartile mean is
+    the mean of the middle half, iqm = 2 ∫_{1/4}^{3/4} x(u) du with the empirical quantile function x(u). It
+    has a bootstrap interval (BCa) if there are at least `intervals.BOOTSTRAP_SEEDS` seeds.
 
     Args:
         results: a results folder, or some or all of its records.
-        seed: seed of the resampling. All series of n seeds use the same resamples, so an interval does not
-            depend on the other series.
+        seed: random seed for the resampling. All series of n seeds use the same resamples, so an interval
+            does not depend on the other series.
         resamples: number of bootstrap resamples.
         confidence: coverage of the intervals.
 
     Returns:
         A table with one row per series and columns cell, axis values (if a folder was given), phase, step,
         metric, scale, n, missing, mean, median, iqm, mean_low, mean_high, iqm_low and iqm_high. Seeds with
-        non-finite values are dropped: n is the number of finite values, and missing the number of others.
-        There is no interval for a single seed or for equal values.
+        non-finite values are dropped: n is the number of finite values, and missing the number of
+        non-finite values. There is no interval if there is a single seed or if all values are equal.
 
     Source:
-        Interquartile means over seeds: Agarwal et al., arXiv 2108.13264; `rliable` drops whole seeds instead
-        (the same if 4 divides n).
+        Interquartile means over seeds: Agarwal et al., arXiv 2108.13264. `rliable` drops whole seeds
+        instead; both methods agree if n is a multiple of 4.
     """
     records = results.records if isinstance(results, Run) else results
     phase, phases = pd.factorize(records["phase"])
@@ -112,7 +113,8 @@ def aggregate(
     given = records["value"].to_numpy(float)
     value = np.where(np.isfinite(given), given, np.nan)
     keys = np.stack([records["cell"].to_numpy(np.int64), phase, records["step"].to_numpy(np.int64), metric])
-    # Values are ascending within a series, with NaN last, so order statistics need no further sort.
+    # Sort values in ascending order within each series, with NaN last. Order statistics then need no further
+    # sorting.
     order = np.lexsort((value, *keys[::-1]))
     keys, value = keys[:, order], value[order]
     start = np.flatnonzero(np.r_[True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)][: len(value)])
@@ -147,18 +149,18 @@ def aggregate(
 
 
 def last_steps(records: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the last step of each (cell, phase, metric), from records or their aggregate."""
+    """Return the rows of records or of an aggregate for the last step of each (cell, phase, metric)."""
     last = records.groupby(["cell", "phase", "metric"], observed=True)["step"].transform("max")
     return records[records["step"] == last]
 
 
 def metric_at_end(records: pd.DataFrame, metric: str, phase: str | None) -> tuple[pd.DataFrame, str]:
-    """Return the records of a metric at the last step of a phase, and the phase.
+    """Return the records of a metric at the last step of a phase, and the name of the phase.
 
-    The phase defaults to the last one that recorded the metric.
+    The default phase is the last one that recorded the metric.
 
     Raises:
-        InputError: the metric was not recorded, or not in this phase.
+        InputError: the metric was not recorded, or was not recorded in this phase.
     """
     rows = records[records["metric"] == metric]
     if rows.empty:
@@ -185,21 +187,20 @@ def summary_rows(
     resamples: int = 2000,
     confidence: float = 0.95,
 ) -> pd.DataFrame:
-    """Return the last step of each phase as text, cell by cell.
+    """Return the statistics at the last step of each phase, formatted as strings, for each cell.
 
     Args:
         results: a results folder.
-        metrics: names; defaults to all except single bins.
+        metrics: names of the metrics; defaults to all metrics except those of single bins.
         statistic: "mean", on the scale of the metric, or "iqm".
         seed: see `aggregate`.
         resamples: see `aggregate`.
         confidence: see `aggregate`.
 
     Returns:
-        A table with one row per cell and phase: the axis values, the phase, and a column per metric. An entry
-            is, for example,
-        "0.873 [0.871, 0.875]", or "1.00 (all equal)" if all seeds are equal. "(n=3)" is appended if fewer
-        seeds than planned have a value.
+        A table with one row per cell and phase: the axis values, the phase, and a column per metric. An
+        entry is, for example, "0.873 [0.871, 0.875]", or "1.00 (all equal)" if all seeds are equal. "(n=3)"
+        is appended if fewer seeds than planned have a value.
     """
     options: Any = {"statistic": statistic, "seed": seed, "resamples": resamples, "confidence": confidence}
     table = estimates(results, metrics=metrics, **options)
@@ -215,7 +216,10 @@ def summary_rows(
 def estimates(
     results: Run, *, metrics: Sequence[str] | None = None, statistic: str = "mean", **options: Any
 ) -> pd.DataFrame:
-    """Compute the numbers of `summary_rows`, as an aggregate with value, low, high and text."""
+    """Compute the entries of `summary_rows` as a table with columns value, low, high and text.
+
+    Each row corresponds to a row of `aggregate`.
+    """
     records, _ = _shown(results, metrics)
     table = aggregate(replace(results, records=records), **options)
     planned = len(results.manifest["seeds"])
@@ -233,13 +237,13 @@ def estimates(
 
 
 def summary_title(results: Run) -> str:
-    """Return the title of a summary, with the meaning of its values and `summary_words`."""
+    """Return the title of a summary, which explains the entries and includes `summary_words`."""
     what = ", ".join([*results.derived, "last step of each phase"])
     return f"{what[0].upper()}{what[1:]}: {summary_words(results)}"
 
 
 def summary_words(results: Run) -> str:
-    """Describe the entries of a summary: estimator, interval and number of seeds."""
+    """Describe the entries of a summary: statistic, interval and number of seeds."""
     records, _ = _shown(results, None)
     table = aggregate(replace(results, records=records), resamples=1)
     counts = table.loc[table["n"] > 0, "n"]
@@ -256,7 +260,7 @@ def summary_words(results: Run) -> str:
 
 
 def geometric_words(table: pd.DataFrame) -> str:
-    """Return a caption note that lists the geometric means of an aggregate, or an empty string."""
+    """Return a caption note that lists the metrics aggregated by geometric mean, or "" if there are none."""
     names = list(dict.fromkeys(table.loc[table["scale"] == LOG, "metric"]))
     return f" (geometric means for {', '.join(names)})" * bool(names)
 
@@ -268,19 +272,19 @@ def _shown(results: Run, metrics: Sequence[str] | None) -> tuple[pd.DataFrame, l
 
 
 def transposed(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Transpose `summary_rows`: one row per metric, and one column per cell and phase."""
+    """Transpose a table from `summary_rows`: one row per metric, and one column per cell and phase."""
     *axes, phase = keys
     phases = [] if rows[phase].nunique() == 1 and axes else [phase]
     values = zip(*(rows[key] for key in [*axes, *phases]), strict=True)
     heads = [*(f"{axis} = " for axis in axes), *("" for _ in phases)]
-    # Omit axes that a cell does not have.
+    # Omit axes that are not defined for a cell.
     names = [", ".join(head + x for head, x in zip(heads, row, strict=True) if x) for row in values]
     wide = rows.drop(columns=list(keys)).set_axis(pd.Index(names), axis=0).T
     return wide.rename_axis(index=None, columns=None).reset_index(names="metric")
 
 
 def _valid_scales(series: _Floats, kind: NDArray[Any]) -> NDArray[Any]:
-    """Return the scale of (m, n) values, which is linear for values that do not fit the declared scale."""
+    """Return the scale of each row of (m, n) values; linear if a value is outside the row's scale."""
     fits = (kind == LINEAR) | ((kind == LOG) & (series > 0).all(axis=1))
     return np.where(fits | ((kind == YES_NO) & np.isin(series, (0, 1)).all(axis=1)), kind, LINEAR)
 
@@ -288,11 +292,11 @@ def _valid_scales(series: _Floats, kind: NDArray[Any]) -> NDArray[Any]:
 def _means(
     series: _Floats, kind: NDArray[Any], low: _Floats, high: _Floats, confidence: float
 ) -> list[_Floats]:
-    """Compute the mean and bounds of (m, n) values, each on its scale, clipped to low and high, (m, 1)."""
+    """Compute the mean of each row of (m, n) values on its scale, with an interval clipped to [low, high]."""
     logs, shares = kind == LOG, kind == YES_NO
     bounds = np.stack(student_t(series, confidence=confidence))
     bounds[:, logs] = geometric(series[logs], confidence=confidence)
-    # Values outside of the range belong to another metric with the same name.
+    # If any value is outside the declared range, the name refers to a different metric.
     inside = ((series >= low) & (series <= high)).all(axis=1)
     bounds = np.where(inside, np.clip(bounds, low[:, 0], high[:, 0]), bounds)
     found = np.stack([series.mean(axis=1), *bounds])
@@ -303,14 +307,15 @@ def _means(
 
 
 def _middles(series: _Floats, *, seed: int, resamples: int, confidence: float) -> list[_Floats]:
-    """Compute the median, the interquartile mean and its bounds of (m, n) values that ascend along n."""
+    """Compute the median, interquartile mean and its interval for each row of sorted values, (m, n)."""
     seeds = series.shape[1]
     iqm = series @ _iqm_weights(seeds)
     bounds = np.full((2, len(series)), np.nan)
     if seeds >= BOOTSTRAP_SEEDS:
         draws = np.random.default_rng(seed).integers(0, seeds, (resamples, seeds))
-        # For ascending series, sorted indices give sorted resamples. The statistic of a resample is then
-        # linear in the series, so one matrix product computes it for thousands of series.
+        # If each series is in ascending order, sorted indices yield sorted resamples. The statistic of a
+        # resample is then linear in the series, so a single matrix product computes it for thousands of
+        # series.
         resampled = np.zeros((resamples, seeds))
         where = (np.arange(resamples)[:, None], np.sort(draws, axis=1))
         np.add.at(resampled, where, _iqm_weights(seeds))
@@ -327,6 +332,6 @@ def _middles(series: _Floats, *, seed: int, resamples: int, confidence: float) -
 
 
 def _iqm_weights(n: int) -> NDArray[np.float64]:
-    """Return the weight of each of n order statistics in the middle half: 2 |[j/n, (j+1)/n] ∩ [1/4, 3/4]|."""
+    """Return the weights of n order statistics in the interquartile mean: 2 |[j/n, (j+1)/n] ∩ [1/4, 3/4]|."""
     edges = np.clip(np.arange(n + 1) / n, 0.25, 0.75)
     return 2 * np.diff(edges)

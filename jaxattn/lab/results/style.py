@@ -1,4 +1,4 @@
-"""Style of all figures: fonts, colours, legends and file formats."""
+"""Common style of all figures: fonts, colours, legends and file formats."""
 
 import re
 import warnings
@@ -15,11 +15,12 @@ from PIL import Image
 
 COLORS = 256
 FIGURE_WIDTH = 6.8  # inches: the text width of most papers
-# Font size of all figures in points, and resolution in pixels per inch, twice that of a page.
+# Font size in points and resolution in pixels per inch for all figures. The resolution is twice that of a web
+# page.
 SIZE, DPI = 9.0, 220
 INK, SOFT, _GRID = "#222222", "#6b6b6b", "#e8e8e8"
 BLUE, RED, GREY = "#2f6db3", "#c8553d", "#9a9a9a"
-# Okabe and Ito's palette, which colour-blind readers can distinguish, without its yellow, too pale for lines.
+# Okabe and Ito's palette for colour-blind readers, except its yellow, which is too pale for lines.
 DISTINCT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#333333", "#999999")
 
 RC: Any = {
@@ -69,13 +70,13 @@ RC: Any = {
     "ps.fonttype": 42,
 }
 
-# Maximum number of columns of a legend.
+# Maximum number of legend columns.
 _COLUMNS = 8
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Use matplotlib's defaults and `RC` within a context, regardless of the user's matplotlibrc."""
+    """Apply matplotlib's default style and `RC` within a context, regardless of the user's matplotlibrc."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(RC)
@@ -83,9 +84,9 @@ def style() -> Iterator[None]:
 
 
 def use_in_notebook() -> None:
-    """Use this style for all figures of a notebook, at twice the screen resolution."""
+    """Use this style for all figures in a notebook, at twice the screen resolution."""
     matplotlib.rcParams.update(RC | {"figure.figsize": (FIGURE_WIDTH, 2.8), "figure.dpi": 110})
-    # The package exists only in notebooks.
+    # matplotlib_inline is available only in notebooks.
     with suppress(ImportError):
         from matplotlib_inline.backend_inline import set_matplotlib_formats
 
@@ -102,7 +103,7 @@ def legend_below(figure: Figure, handles: Sequence[Any]) -> None:
 
 
 def colours(count: int, *, ordered: bool) -> list[str]:
-    """Return line colours: a sequence from light to dark for ordered cells, else distinct colours."""
+    """Return line colours: from light to dark for ordered cells, otherwise clearly distinct."""
     if count == 1:
         return [BLUE]
     if not ordered and count <= len(DISTINCT):
@@ -111,7 +112,7 @@ def colours(count: int, *, ordered: bool) -> list[str]:
 
 
 def png(figure: Figure, dpi: int | None = None) -> bytes:
-    """Render a figure as PNG with a palette, which saves two thirds of the size; same figure, same bytes."""
+    """Render a figure as a deterministic PNG with a palette, which reduces the file size by two thirds."""
     drawn = Image.open(BytesIO(_render(figure, "png", {"Software": None}, dpi)))
     content = BytesIO()
     few = drawn.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
@@ -120,10 +121,10 @@ def png(figure: Figure, dpi: int | None = None) -> bytes:
 
 
 def pdf(figure: Figure) -> bytes:
-    """Render a figure as PDF with embedded fonts, in the layout of its PNG; same figure, same bytes."""
+    """Render a figure as a deterministic PDF with embedded fonts, in the same layout as its PNG."""
     layout = figure.get_layout_engine()
     with style():
-        # Computing the layout again would draw the figure once more.
+        # Keep this layout: computing it again would draw the figure a second time.
         figure.set_layout_engine(None)
     try:
         return _render(figure, "pdf", {"CreationDate": None}, None)
@@ -135,9 +136,9 @@ def pdf(figure: Figure) -> bytes:
 def _render(figure: Figure, kind: str, metadata: dict[str, None], dpi: int | None) -> bytes:
     content = BytesIO()
     with style(), warnings.catch_warnings():
-        # Vocabularies contain letters that no installed font has; showing a box instead is acceptable.
+        # Vocabularies may contain letters that no installed font has; a box in their place is acceptable.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        # Names that are too long for a figure leave no room for the axes.
+        # Names that are too long for a figure may leave no space for the axes.
         warnings.filterwarnings("ignore", message="constrained_layout not applied")
         figure.savefig(content, format=kind, metadata=metadata, dpi=dpi or RC["savefig.dpi"])
     return content.getvalue()

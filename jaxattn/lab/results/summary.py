@@ -1,4 +1,4 @@
-"""Pages of a measurement outside of studies: sentences, figures and tables in one self-contained file."""
+"""Self-contained pages with sentences, figures and tables, for measurements made outside a study."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -30,7 +30,7 @@ def summary_page(
         heading: heading of the page.
         lines: sentences below the heading.
         figures: figures with captions.
-        tables: titles, tables, and numbers of leading columns that identify a row.
+        tables: for each table, (title, table, number of leading columns that identify a row).
         note: paragraph at the end.
         toned: True to colour each sentence by its verdict.
     """
@@ -45,7 +45,7 @@ def summary_page(
 
 
 def framed(title: str, page: str) -> str:
-    """Return a page in a frame for a notebook, which isolates its style."""
+    """Wrap a page in a frame that isolates its style, for display in a notebook."""
     return (
         f'<iframe title="{title}" srcdoc="{escape(page)}" style="width:100%;height:60rem;border:0"></iframe>'
     )

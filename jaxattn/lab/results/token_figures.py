@@ -1,4 +1,4 @@
-"""Token figures: E·v and E·p against importance, the one-step law, and the tokens with most attention."""
+"""Token figures: E·v and E·p against importance, the one-step law, and the tokens with the most attention."""
 
 from typing import Annotated, Any
 
@@ -30,14 +30,14 @@ def importance(
     cell: int = 0,
     label: int | str | None = None,
 ) -> RenderedFigure:
-    """Plot E·v and E·p of each token against its posterior difference, with means over the bins of the run.
+    """Plot E·v and E·p of each token against its posterior difference, with means over the run's bins.
 
     Args:
         results: a results folder.
-        phase: the phase after which tokens are shown; None selects the last one.
+        phase: the phase after which tokens are shown; None selects the last phase.
         cell: index of the cell.
-        label: class, by number or name, if K > 2; defaults to at most six classes, with one row of panels
-            each.
+        label: index or name of a class, if K > 2. By default, at most six classes are shown, with one row
+            of panels each.
 
     Raises:
         InputError: the phase, cell or class is unknown, or there are no tokens.
@@ -104,11 +104,12 @@ def one_step_law(
         results: a results folder.
         phase: the one-step phase; defaults to the first phase of kind "one_step".
         cell: index of the cell.
-        label: class, by number or name, if K > 2; defaults to all classes in one panel.
+        label: index or name of a class, if K > 2; by default, all classes are shown in one panel.
         step_size: η0; defaults to the step size of the phase, or of the cell if it is swept.
 
     Raises:
-        InputError: the phase, cell or class is unknown, or there is no one-step phase or there are no tokens.
+        InputError: the phase, cell or class is unknown, or there is no one-step phase or there are no
+            tokens.
 
     Source:
         Lemma 4.1 of arXiv 2505.17282; K classes from its public review thread.
@@ -179,9 +180,7 @@ def _step_size(results: Run, phase: str, cell: int) -> float:
         if key in settings:
             return float(settings[key])
     if phases[index].get("step_size") is None:
-        raise InputError(
-            f"one_step_law: phase {phase!r} has no step_size; set the option step_size of the figure"
-        )
+        raise InputError(f"one_step_law: phase {phase!r} has no step_size; set the figure option step_size")
     return float(phases[index]["step_size"])
 
 
@@ -191,7 +190,8 @@ def _scatter(
     if len(x) > MOST_POINTS:
         kept = np.random.default_rng(0).choice(len(x), MOST_POINTS, replace=False)
         x, y = x[kept], y[kept]
-    # Opacity decreases with local density, so clouds show their density and isolated tokens stay visible.
+    # Opacity decreases with local density, so that dense regions remain distinguishable and isolated tokens
+    # visible.
     counts, x_edges, y_edges = np.histogram2d(x, y, bins=50)
     column = np.searchsorted(x_edges[1:-1], x, side="right")
     row = np.searchsorted(y_edges[1:-1], y, side="right")
@@ -205,7 +205,7 @@ def _band(
     edges = np.linspace(bins["low"], bins["high"], bins["bins"] + 1)
     number = bin_numbers(table["posterior_difference"], edges)
     inside = number >= 0
-    # Group all seeds at the same time, because thousands of small groupings take longer than the study.
+    # Group all seeds at once, because thousands of small groupings would take longer than the study.
     of_seeds = table[quantity][inside].groupby([table["seed"][inside], number[inside]]).mean()
     ends = of_seeds.groupby(level=1).agg(["min", "max"]).reindex(means.index)
     ax.fill_between(means["center"], ends["min"], ends["max"], color=INK, alpha=0.25, linewidth=0, zorder=2)
@@ -253,7 +253,7 @@ def _cell_part(results: Run, cell: int) -> list[str]:
     return [f"cell{cell}"] if len(results.manifest["cells"]) > 1 else []
 
 
-# Maximum number of tokens, one line each, in a figure.
+# Maximum number of tokens in a figure with one line per token.
 _MOST = 500
 
 
@@ -265,11 +265,11 @@ def top_tokens(
     number: Annotated[int, msgspec.Meta(ge=1, le=_MOST)] = 20,
     min_count: int = 1,
 ) -> RenderedFigure:
-    """Plot the tokens with the largest E·p as bars, coloured by the sign of alpha, or by class if K > 2.
+    """Plot the tokens with the largest E·p as bars, coloured by the sign of α, or by class if K > 2.
 
     Args:
         results: a results folder.
-        phase: the phase after which tokens are shown; None selects the last one.
+        phase: the phase after which tokens are shown; None selects the last phase.
         cell: index of the cell.
         number: number of tokens.
         min_count: minimum number of occurrences of a token.
@@ -322,7 +322,7 @@ def top_tokens(
 
 
 def _shades(tokens: Tokens, best: pd.DataFrame) -> tuple[list[Any], dict[str, Any]]:
-    """Return token colours by the sign of alpha, or by class if K > 2, and a legend of the colours."""
+    """Return one colour per token, by the sign of α or by class if K > 2, and the legend for the colours."""
     if len(tokens.classes) > 1:
         palette = dict(zip(tokens.classes, colours(len(tokens.classes), ordered=False), strict=True))
         there = [k for k in tokens.classes if (best["class"] == k).any()]

@@ -18,7 +18,8 @@ class Tokens:
         table: columns id, token, count, class, alpha, posterior_difference, Ep and Ev.
         phase: the phase.
         seeds: number of seeds in the table.
-        averaged: True if Ep and Ev are means over seeds that share a corpus; otherwise each seed has rows.
+        averaged: True if Ep and Ev are means over seeds with the same corpus; otherwise each seed has
+            separate rows.
         names: class names, with the negative class first for two classes; may be empty.
     """
 
@@ -30,23 +31,23 @@ class Tokens:
 
     @property
     def classes(self) -> list[int]:
-        """Classes with rows. Two classes only have the rows of class 1."""
+        """Return the classes that have rows. For two classes, this is only class 1."""
         return sorted(int(label) for label in self.table["class"].unique())
 
     def name(self, label: int) -> str:
-        """Return the name of a class, or its number if it has no name."""
+        """Return the name of a class, or its index if it has no name."""
         return self.names[label] if label < len(self.names) else str(label)
 
     @property
     def signs(self) -> str:
-        """Caption text that names the positive and the negative class; empty if classes have no names."""
+        """Return a caption phrase that names the positive and negative class, or "" without class names."""
         if len(self.classes) > 1 or not self.names:
             return ""
         return f" (positive: class {self.name(1)}, negative: class {self.name(0)})"
 
     @property
     def over_seeds(self) -> str:
-        """Caption text that explains how seeds are combined."""
+        """Return a caption phrase that explains how seeds are combined."""
         if self.seeds == 1:
             return "one seed"
         return f"averaged over {self.seeds} seeds" if self.averaged else f"{self.seeds} seeds pooled"
@@ -59,8 +60,8 @@ def at_end(results: Run, *, phase: str | None = None, cell: int = 0, average: bo
         results: a results folder.
         phase: name of the phase; None selects the last one.
         cell: index of the cell.
-        average: True to average Ep and Ev over seeds if all seeds share a corpus. Otherwise the rows of each
-            seed are kept.
+        average: True to average Ep and Ev over seeds if all seeds have the same corpus. Otherwise each seed
+            has separate rows.
 
     Returns:
         The tokens that occur and have finite Ep and Ev, excluding failed seeds.
@@ -77,7 +78,7 @@ def at_end(results: Run, *, phase: str | None = None, cell: int = 0, average: bo
     recorded = [str(name) for name in results.tokens["phase"].unique()]
     phase = recorded[-1] if phase is None else phase
     if phase not in recorded or phase not in results.phases:
-        raise InputError(f"phase {phase!r}: tokens were recorded only after {', '.join(recorded)}")
+        raise InputError(f"phase {phase!r}: token tables exist only for {', '.join(recorded)}")
     tokens = results.tokens[(results.tokens["phase"] == phase) & (results.tokens["cell"] == cell)]
     finite = np.isfinite(tokens[["posterior_difference", "Ep", "Ev"]].to_numpy(float)).all(axis=1)
     tokens = tokens[finite & ~tokens["seed"].isin(_failed(results, cell, phase)).to_numpy()]
@@ -98,21 +99,22 @@ def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
     """Return the tokens with the largest E·p in descending order.
 
     Args:
-        tokens: the tokens of one cell and phase. If each seed has a separate corpus, the first seed is used.
+        tokens: the tokens for one cell and phase. If each seed has its own corpus, only the first seed is
+            used.
         count: number of tokens.
         min_count: minimum number of occurrences of a token.
 
     Returns:
-        One row per token. For K > 2 classes, it is the row of the class with the largest alpha.
+        One row per token. For K > 2 classes, this is the row for the class with the largest α.
 
     Raises:
-        InputError: no token occurs that often.
+        InputError: no token occurs at least `min_count` times.
     """
     table = tokens.table[tokens.table["count"] >= min_count]
     if table.empty:
         most = tokens.table["count"].max()
         raise InputError(
-            f"min_count = {min_count}: no token occurs more than {most} times; use a smaller number"
+            f"min_count = {min_count}: no token occurs more than {most} times; use a smaller value"
         )
     if tokens.seeds > 1 and not tokens.averaged:
         table = table[table["seed"] == table["seed"].min()]
@@ -124,8 +126,8 @@ def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
 def with_classes(best: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Set the column "class" of `top` to the name of the class for which each token is evidence.
 
-    `names` has the negative class first for two classes, and may be empty. For two classes, the sign of alpha
-    determines the class, with "–" for 0.
+    `names` lists the class names, with the negative class first for two classes, or is empty. For two
+    classes, the sign of α determines the class, with "–" for 0.
     """
     if len(names) == 2:
         sign = np.sign(best["alpha"].to_numpy(float)).astype(int)
@@ -134,7 +136,7 @@ def with_classes(best: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 
 def named_tokens(results: Run) -> bool:
-    """Return True if tokens have names, as in a text corpus, instead of only numbers."""
+    """Return True if tokens have names, as in a text corpus, rather than only ids."""
     tokens = results.tokens.drop_duplicates("id")
     return bool((tokens["token"].astype(str) != tokens["id"].astype(str)).any())
 

@@ -1,4 +1,4 @@
-"""Sentences about curves with a minimum or maximum between their ends."""
+"""Sentences that describe the interior minimum or maximum of a curve."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,20 +11,21 @@ from numpy.typing import NDArray
 from jaxattn.lab.results.labels import format_number
 
 _NAMES = re.compile(r"(\w+_)?(accuracy|loss|cosine|error)")
-# On logarithmic axes, a curve counts as rising after its minimum if its end is higher by this factor.
+# On logarithmic axes, a curve counts as rising after its minimum if its final value is at least this multiple
+# of the minimum.
 _FACTOR = 3.0
-# Minimum distance of an extremum from both ends, as a fraction of the range of the curve; larger for one
+# Minimum distance of an extremum from both ends, as a fraction of the curve's range; larger for a single
 # seed.
 _LEAST, _LEAST_OF_ONE_SEED = 0.05, 0.15
 
 
 class Turn(NamedTuple):
-    """First, extreme and last point of a curve with an interior extremum.
+    """First point, interior extremum and last point of a curve.
 
     Attributes:
-        minimum: True if the extreme point is a minimum.
-        steps: the three steps.
-        values: the three means.
+        minimum: True if the extremum is a minimum.
+        steps: the steps of the three points.
+        values: the means at the three points.
     """
 
     minimum: bool
@@ -32,7 +33,7 @@ class Turn(NamedTuple):
     values: tuple[float, float, float]
 
     def sentence(self, metric: str) -> str:
-        """Describe the three points in a sentence."""
+        """Describe the first point, the extremum and the last point in one sentence."""
         away, back, kind = ("falls", "rises", "minimum") if self.minimum else ("rises", "falls", "maximum")
         first, extreme, last = (
             f"{format_number(value)} at step {step}"
@@ -44,12 +45,12 @@ class Turn(NamedTuple):
 
 
 def turn(curve: pd.DataFrame) -> Turn | None:
-    """Return the extremum of a curve if its 95 % interval is disjoint from those of both ends, else None.
+    """Return a curve's interior extremum if its interval is disjoint from those at both ends, else None.
 
-    Curves of one seed have no intervals, so a larger distance is required.
+    Curves from a single seed have no intervals; for these, a larger difference is required.
 
     Args:
-        curve: aggregate rows of one metric, cell and phase, by ascending step.
+        curve: aggregate rows for one metric, cell and phase, in ascending order of the step.
     """
     curve = curve[curve["n"] > 0]
     value = curve["mean"].to_numpy(float)
@@ -71,7 +72,7 @@ def turn(curve: pd.DataFrame) -> Turn | None:
 
 
 def rise(x: NDArray[np.float64], y: NDArray[np.float64], names: tuple[str, str]) -> str:
-    """Describe a positive curve that ends far above its minimum and below its start.
+    """Describe a positive curve whose start and end are both far above its minimum.
 
     Args:
         x: (m,) float; positions.
@@ -79,7 +80,7 @@ def rise(x: NDArray[np.float64], y: NDArray[np.float64], names: tuple[str, str])
         names: names of x and y.
 
     Returns:
-        A sentence; empty if the end is near the minimum, or if the curve does not decrease before it.
+        A sentence, or "" if the start or the end is near the minimum.
     """
     if len(y) < 3:
         return ""
@@ -97,12 +98,13 @@ def turning_sentences(
     """Describe the extrema of accuracies, losses and errors in one phase, with one sentence per panel.
 
     Args:
-        table: an aggregate of one phase.
-        panels: the metrics of each panel, with the most important one first.
+        table: an aggregate for one phase.
+        panels: the metrics in each panel, with the most important one first.
         cells: the cells that are drawn.
 
     Returns:
-        Sentences with the points of the curve for one cell, or else the number of cells with an extremum.
+        Sentences. For one cell, they list points on the curve; for several cells, they state how many cells
+        have an extremum.
     """
     found = []
     for names in panels.values():

@@ -1,4 +1,4 @@
-"""Typesetting of page text: minus signs, line breaks and code."""
+"""Typesetting of text on pages: minus signs, line breaks and code."""
 
 import re
 
@@ -6,9 +6,10 @@ from markupsafe import Markup, escape
 
 NO_BREAK, MINUS, DASH = "\N{NO-BREAK SPACE}", "\N{MINUS SIGN}", "\N{EN DASH}"
 _NUMBER = r"[-−]?(?:\d[\d.,]*(?:e[-−]?\d+)?|∞)"
-# A sign (-1, -α), a difference (1 - cos) and an exponent (2e-5), but not a hyphen (max-margin, Figures 1-3).
+# Matches signs (-1, -α), differences (1 - cos) and exponents (2e-5), but not hyphens (max-margin, Figures
+# 1-3).
 _SIGNS = re.compile(r"(?<![\w.)\]}\"'`/⟩‖|-])-(?=[\d.]|[^\W\d_]|[∞½(‖])|(?<=\S )-(?= \S)|(?<=\de)-(?=\d)")
-# Texts that must not be broken: intervals, tolerances, bounds, short settings, and numbers with units.
+# Strings that must stay on one line: intervals, tolerances, bounds, short settings, and numbers with units.
 _TOGETHER = (
     re.compile(rf"\[{_NUMBER}, {_NUMBER}\]"),
     re.compile(rf"{_NUMBER} ± {_NUMBER}"),
@@ -16,14 +17,14 @@ _TOGETHER = (
     re.compile(rf"(?<![\w.])(?:‖\w‖|\w{{1,12}}) = {_NUMBER}"),
     re.compile(rf"{_NUMBER} (?:%|s|ms|min|h|GiB|MiB|GB|seeds?)(?!\w)"),
 )
-# Names may be broken after underscores and dots, but numbers may not.
+# Allow line breaks in names after underscores and dots, but never in numbers.
 BREAK = re.compile(r"(?<=\w\w_)(?=\w\w)|(?<=[A-Za-z]\.)(?=[A-Za-z])")
 
 
 def typeset(text: str) -> str:
-    """Insert minus signs, and no-break spaces in intervals and in numbers with a unit.
+    """Replace hyphens with minus signs, and use no-break spaces in intervals and between numbers and units.
 
-    A single hyphen, which marks an empty table cell, becomes a dash.
+    A lone hyphen, which marks an empty table cell, becomes a dash.
     """
     if text == "-":
         return DASH
@@ -34,12 +35,12 @@ def typeset(text: str) -> str:
 
 
 def breakable(text: str) -> Markup:
-    """Convert typeset text to HTML in which long names may be broken after underscores and dots."""
+    """Convert typeset text to HTML in which long names can be broken after underscores and dots."""
     return Markup("<wbr>").join(map(escape, BREAK.split(typeset(text))))
 
 
 def coded(text: str) -> Markup:
-    """Convert text to HTML: code between backticks is kept, and other text is typeset."""
+    """Convert text to HTML. Code in backticks is formatted as code, and the rest is typeset."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
         return escape(text)
@@ -50,7 +51,7 @@ def coded(text: str) -> Markup:
 
 
 def marked(text: str) -> str:
-    """Convert text to Markdown: code between backticks is kept, and other text is typeset."""
+    """Convert text to Markdown. Code in backticks is unchanged, and the rest is typeset."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
         return text

@@ -1,1 +1,1 @@
-"""Files of results folders: files with checksums, the manifest, batch states and checkpoints."""
+"""Files in results folders: files with checksums, the manifest, batch states and checkpoints."""

@@ -1,7 +1,7 @@
-"""Commit records of batches: the progress of a batch, with checksums of its tables and its checkpoint.
+"""Commit records of batches: each stores a batch's progress and the checksums of its tables and checkpoint.
 
 Tables and checkpoints are written first, under new names. They become valid when the commit record that
-refers to them is written. Files without a commit record are remains of a killed run.
+refers to them is written. Files to which no commit record refers are left over from a killed run.
 """
 
 import re
@@ -20,7 +20,7 @@ BATCH_NAME = re.compile(r"cells-(\d+)-(\d+)-seeds-(\d+)-(\d+)")
 
 
 class Failure(msgspec.Struct):
-    """Failed seed of a cell, with the phase and the first failed step."""
+    """A seed that failed in a cell, with the phase and step of the failure."""
 
     cell: int
     seed: int
@@ -30,12 +30,12 @@ class Failure(msgspec.Struct):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """Saved tree of arrays.
+    """Description of a saved tree of arrays.
 
     Attributes:
-        number: name of the checkpoint folder.
-        arrays: CRC-32 of each array, by path in the tree.
-        files: size of each file, and SHA-256 of small files, by path in the folder.
+        number: number of the checkpoint, which is the name of its folder.
+        arrays: CRC-32 of each array, keyed by path in the tree.
+        files: size of each file, and SHA-256 of small files, keyed by path in the folder.
     """
 
     number: int
@@ -44,7 +44,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 class Provenance(msgspec.Struct, frozen=True):
-    """Hashes of the cell configs of a batch by number, of the user's code, and of the package source."""
+    """Origin of a batch: config hashes keyed by cell number, hashes of user code, and the package source."""
 
     cells: dict[str, str]
     code: dict[str, str | None]
@@ -52,7 +52,7 @@ class Provenance(msgspec.Struct, frozen=True):
 
 
 class Misplaced(Damaged):
-    """Intact files of a batch that have the name of another batch."""
+    """Raised if intact files of one batch are stored under the name of another batch."""
 
 
 class BatchState(msgspec.Struct, frozen=True):
@@ -64,12 +64,13 @@ class BatchState(msgspec.Struct, frozen=True):
         step: number of steps taken in that phase.
         failures: seeds that have failed so far.
         tables: SHA-256 of each current table.
-        checkpoint: checkpoint to resume from, or the trained parameters if the batch is finished.
+        checkpoint: checkpoint from which to resume, or the trained parameters if the batch is finished.
         origin: provenance of the batch.
-        resumable: True if the checkpoint of a finished batch has the state in which its last phase ended.
+        resumable: True if the checkpoint of a finished batch includes the final state of its last phase.
         before: commit record of the finished batch that this batch extends to more steps. It is kept until
             this batch is finished without failures.
-        batch: name of the batch, missing in version 0.2; then cells and tables are checked.
+        batch: name of the batch. Version 0.2 did not store the name; cells and tables are then checked
+            instead.
     """
 
     finished: bool
@@ -85,12 +86,12 @@ class BatchState(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> "BatchState":
-        """The finished batch that this unfinished batch extends, if there is one, otherwise this batch."""
+        """This batch, or the finished batch that it extends while this batch is unfinished."""
         return self if self.finished or self.before is None else self.before
 
 
 def spans(batch: str) -> tuple[range, range]:
-    """Parse the ranges of cells and seeds from the name of a batch."""
+    """Parse the ranges of cells and seeds in the name of a batch."""
     found = BATCH_NAME.fullmatch(batch)
     if found is None:
         raise ValueError(f"{batch!r} is not a valid batch name")
@@ -99,7 +100,10 @@ def spans(batch: str) -> tuple[range, range]:
 
 
 def overlaps(cells: Mapping[str, Iterable[int]]) -> list[tuple[str, str]]:
-    """Return the pairs of batches that share a (cell, seed) pair, given the cells of each batch by name."""
+    """Return pairs of batches that have a (cell, seed) pair in common.
+
+    `cells` maps the name of each batch to its cell numbers.
+    """
     runs: dict[int, list[tuple[int, int, str]]] = {}
     for batch, own in cells.items():
         seeds = spans(batch)[1]
@@ -117,7 +121,7 @@ def overlaps(cells: Mapping[str, Iterable[int]]) -> list[tuple[str, str]]:
 
 
 def path(directory: Path, batch: str) -> Path:
-    """Return the path of the commit record of a batch."""
+    """Return the path of a batch's commit record."""
     return directory / "parts" / f"{batch}.json"
 
 
@@ -132,7 +136,7 @@ def checkpoint_path(directory: Path, batch: str, number: int) -> Path:
 
 
 def batches(directory: Path) -> list[str]:
-    """Return the names of the batches that have a commit record."""
+    """Return the names of the batches for which a commit record exists."""
     names = (
         name.removesuffix(".json")
         for name in files.file_names(directory / "parts", directory)
@@ -142,17 +146,20 @@ def batches(directory: Path) -> list[str]:
 
 
 def read_shown(directory: Path, batch: str) -> BatchState | None:
-    """Read the commit record of a batch as results show it; see `read_state` and `BatchState.shown`."""
+    """Read the commit record that determines the results of a batch; see `BatchState.shown`.
+
+    The errors are the same as for `read_state`.
+    """
     saved = read_state(directory, batch)
     return saved and saved.shown
 
 
 def read_state(directory: Path, batch: str) -> BatchState | None:
-    """Read the commit record of a batch; None if it has none.
+    """Read a batch's commit record; return None if there is none.
 
     Raises:
         Misplaced: the record belongs to another batch.
-        Damaged: the content differs from the written content.
+        Damaged: the content differs from what was written.
         InputError: the record cannot be read.
     """
     place = path(directory, batch)
@@ -186,13 +193,13 @@ def _lies_between(cells: Iterable[str], between: range) -> bool:
 
 
 def write_state(directory: Path, batch: str, saved: BatchState) -> None:
-    """Write the commit record of a batch, including the name of the batch; raise OSError on failure."""
+    """Write a batch's commit record, including the batch name; raise OSError on failure."""
     content = msgspec.to_builtins(saved) | {"batch": batch}
     files.write_file(path(directory, batch), files.sealed(content), directory)
 
 
 def cells_of_other_configs(saved: BatchState, cells: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the cells of a batch whose configs are neither in a manifest nor extended by those in it."""
+    """Return a batch's cells whose configs are neither in the given manifest entries nor extended by them."""
     known = {str(entry["cell"]): entry for entry in cells}
     hashes = {cell: [entry.get("config_hash"), *entry.get("extends", ())] for cell, entry in known.items()}
     made = saved.origin.cells.items()
@@ -212,20 +219,20 @@ def fault(directory: Path, batch: str, saved: BatchState, known: Mapping[str, An
 def read_with_tables(
     directory: Path, batch: str, read: Callable[[Path, str], BatchState | None] = read_state
 ) -> tuple[BatchState, dict[str, pd.DataFrame]] | None:
-    """Read the commit record of a batch and its tables; None if it has no commit record.
+    """Read a batch's commit record and tables; return None if there is no commit record.
 
     `read` is `read_state` or `read_shown`.
 
     Raises:
         Misplaced: a file belongs to another batch.
-        Damaged: a file differs from the written content.
+        Damaged: a file differs from what was written.
         InputError: a file cannot be read.
     """
     while (saved := read(directory, batch)) is not None:
         try:
             return saved, {name: read_own_table(directory, batch, saved, name) for name in saved.tables}
         except Damaged:
-            # A running process may have replaced the tables meanwhile.
+            # A running process may have replaced the tables since the commit record was read.
             if read(directory, batch) == saved:
                 raise
     return None
@@ -234,18 +241,21 @@ def read_with_tables(
 def read_own_table(
     directory: Path, batch: str, saved: BatchState, name: str, columns: Sequence[str] | None = None
 ) -> pd.DataFrame:
-    """Read some or all columns of a table of a batch; raises the same errors as `read_with_tables`."""
+    """Read all or selected columns of a batch's table; raise the same errors as `read_with_tables`."""
     place = table_path(directory, batch, name, saved.tables[name])
     table = tables.read_table(place, directory, saved.tables[name], columns)
     lanes = {(int(cell), seed) for cell in saved.origin.cells for seed in spans(batch)[1]}
     found = tables.lanes(table)
-    # A finished batch has records of every seed of every cell, but may have no token scores.
+    # A finished batch has records for every seed of every cell, but may lack token scores.
     if not found <= lanes or (saved.finished and name == "records" and found != lanes):
         raise Misplaced(f"{place}: is the table of another batch")
     return table
 
 
 def check_lanes(directory: Path, batch: str, saved: BatchState) -> None:
-    """Check a batch's tables against the cells and seeds in its name; raises like `read_with_tables`."""
+    """Check that a batch's tables contain the cells and seeds in the batch's name.
+
+    The errors are the same as for `read_with_tables`.
+    """
     for name in saved.tables:
         read_own_table(directory, batch, saved, name, tables.LANE)

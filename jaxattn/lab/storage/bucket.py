@@ -1,9 +1,10 @@
 """Results folders in buckets, with a local copy that is fetched at the start and uploaded at every commit.
 
-The files that a commit record refers to are uploaded first, under unique names. The commit record is then
-uploaded, on condition that the object in the bucket is the last one that this run has read or written. Every
-commit record in the bucket is therefore complete even if the run is killed, and if two runs use the same
-folder, one of them gets an error. Readers fetch the objects that they need into a separate local folder.
+The files to which a commit record refers are uploaded first, under unique names. The commit record is
+then uploaded, provided that the object in the bucket is still the version that this run last read or
+wrote. Every commit record in the bucket therefore refers to complete files, even if the run is killed. If
+two runs use the same folder, one of them gets an error. Readers fetch the objects that they need into a
+separate local folder.
 """
 
 import re
@@ -24,7 +25,8 @@ from jaxattn.lab.storage.objects import Changed, Entry, Objects
 _PARTS = ("parts", "checkpoints")
 MERGED = tuple(f"{name}.parquet" for name in TABLES)
 REPORT = ("report.html", "summary.csv", "figures")
-# Files next to the local copy: the name of the last local holder, and the lock of readers.
+# Files that exist only in the local copy: the id of the last run that held the lock, and the lock file for
+# readers.
 OWN = (".holder", ".reading")
 OF_BATCH = re.compile(rf"(?:parts|checkpoints)/({batch_state.BATCH_NAME.pattern})[./]")
 _THREADS = 16
@@ -35,7 +37,7 @@ class Bucket:
     """Results folder in a bucket, with a local copy."""
 
     def __init__(self, place: str | Path, role: str = "run") -> None:
-        """Store the address. `role` is "run" or "read".
+        """Store the address. `role` is "run" for a run, or "read" for a reader.
 
         Raises:
             InputError: the address is invalid, obstore is not installed, or there are no credentials.
@@ -48,10 +50,10 @@ class Bucket:
 
     @contextmanager
     def locked(self, warn: Callable[[str], None]) -> Iterator[None]:
-        """Lock the folder and its local copy for this process, and fetch the files to resume from.
+        """Lock the folder and its local copy for this process, and fetch the files needed to resume.
 
         Raises:
-            InputError: the bucket cannot be read, or the folder contains other files.
+            InputError: the bucket cannot be read, or the folder contains unrelated files.
             RunError: another process holds the lock, or the folder cannot be written.
         """
         self.listed = self.objects.entries()
@@ -63,12 +65,15 @@ class Bucket:
         self.lock.take(warn)
         with self.lock.beating(self._send_log, lambda: self._broken is None):
             self.listed = self.objects.entries()
-            self._clean(set())  # A run trusts only the bucket.
+            self._clean(set())  # A run trusts the bucket, not the local copy.
             self._fetch({"tables", "log", "unfinished"})
             yield
 
     def refresh(self, asked: Set[str], fresh: bool = False) -> None:
-        """Fetch the files that a reader needs, in a consistent state."""
+        """Fetch the files that a reader needs, in a consistent state.
+
+        `asked` names the kinds of files. If `fresh` is True, the local copy is discarded first.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / OWN[1], "w") as file:
             lock.wait_for(file)
@@ -90,7 +95,7 @@ class Bucket:
                     return
 
     def fetch_batch(self, batch: str, saved: BatchState) -> None:
-        """Fetch the tables and the checkpoint of a batch."""
+        """Fetch a batch's tables and checkpoint."""
         self.listed = self.objects.entries()
         self.download(_tables(batch, saved) | _checkpoint(batch, saved))
 
@@ -110,14 +115,14 @@ class Bucket:
         self.download(dict.fromkeys(loose))
 
     def _referenced(self, asked: Set[str]) -> dict[str, str | None]:
-        """Map each object that committed batch states refer to to its checksum, or to None if it has none."""
+        """Return the objects to which commit records refer, each with its checksum, or None if unknown."""
         merged = {} if "unfinished" in asked else self._merged()
         found = dict(merged) if "tables" in asked else {}
         for batch in batch_state.batches(self.folder):
             try:
                 saved = batch_state.read_state(self.folder, batch)
             except InputError:
-                continue  # The next reader raises this error.
+                continue  # Reading this batch later raises the error.
             if saved is None:
                 continue
             if "checkpoints" in asked or ("tables" in asked and not merged):
@@ -137,7 +142,10 @@ class Bucket:
         return found if all(name in self.listed for name in found) else {}
 
     def download(self, wanted: Mapping[str, str | None]) -> None:
-        """Download objects that are missing or differ locally, by name with their checksums if known."""
+        """Download the objects that are missing locally or differ from the local copy.
+
+        `wanted` maps names to checksums, or to None if the checksum is unknown.
+        """
         missing = [name for name, x in wanted.items() if name in self.listed and not self._is_here(name, x)]
         self._each(lambda name: self.objects.download(name, self._path(name)), missing)
 
@@ -148,21 +156,21 @@ class Bucket:
         return sha256 is None or files.digest(path.read_bytes()) == sha256
 
     def upload(self, names: Iterable[str]) -> None:
-        """Upload files of the local copy."""
+        """Upload files from the local copy."""
         wanted = list(names)
         with self._writing():
             self._each(lambda name: self.objects.upload(name, self._path(name)), wanted)
         self.listed |= {name: Entry(self._path(name).stat().st_size, "") for name in wanted}
 
     def upload_referenced(self, batch: str, saved: BatchState) -> None:
-        """Upload the files that a commit record refers to, before it is committed."""
+        """Upload the files to which a commit record refers, before the record is committed."""
         there = _tables(batch, saved.before) | _checkpoint(batch, saved.before) if saved.before else {}
         self.upload((_tables(batch, saved) | _checkpoint(batch, saved)).keys() - there.keys())
 
     def commit_batch(self, batch: str, saved: BatchState) -> None:
-        """Upload the commit record of a batch; raises the same errors as `commit`.
+        """Upload a batch's commit record; raise the same errors as `commit`.
 
-        If another run has taken over the folder, the checkpoint is deleted again.
+        If another run has taken over the folder, the uploaded checkpoint is deleted.
         """
         try:
             self.commit(f"parts/{batch}.json")
@@ -174,7 +182,10 @@ class Bucket:
             raise
 
     def delete_uncommitted(self) -> None:
-        """Delete objects without a commit record, which are left over from killed or displaced runs."""
+        """Delete objects to which no commit record refers.
+
+        Such objects are left behind by runs that were killed or lost the lock.
+        """
         self.listed = self.objects.entries()
         held: dict[str, list[str]] = {}
         for name in self.listed:
@@ -189,7 +200,7 @@ class Bucket:
                     self.delete(name for name in own if name not in named)
 
     def commit(self, name: str) -> None:
-        """Upload a commit record, which makes the files that it refers to valid.
+        """Upload a commit record, which marks the files it lists as valid.
 
         Raises:
             RunError: another run has replaced the record or taken over the folder, or the record cannot be
@@ -201,12 +212,15 @@ class Bucket:
         self.listed[name] = Entry(0, "")
 
     def drop_others(self, batch: str, saved: BatchState) -> None:
-        """Delete the objects of a batch that its commit record does not refer to."""
+        """Delete a batch's objects, except those to which its commit record refers."""
         named = _tables(batch, saved) | _checkpoint(batch, saved)
         self.delete(x for x in self._of(batch) if x not in named and not _is_record(x))
 
     def forget(self, batch: str) -> None:
-        """Delete all objects of a batch, starting with its commit record, which validates the others."""
+        """Delete all objects of a batch.
+
+        The commit record is deleted first, because the other objects are invalid without it.
+        """
         self.delete(filter(_is_record, self._of(batch)))
         self.delete(self._of(batch))
 
@@ -225,7 +239,10 @@ class Bucket:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Re-raise an earlier write error first, so that a run that ends does not wait for a timeout."""
+        """Inside the `with` block, remember a failed write; if a write failed earlier, raise its error.
+
+        A run that is ending therefore does not wait for another timeout.
+        """
         if self._broken is not None:
             raise self._broken
         try:
@@ -236,7 +253,7 @@ class Bucket:
 
     @staticmethod
     def new_number() -> int:
-        """Return a random checkpoint number, which no other run chooses."""
+        """Return a random checkpoint number, which no other run is likely to choose."""
         return secrets.randbits(48)
 
     def _send_log(self) -> None:

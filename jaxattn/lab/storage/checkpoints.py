@@ -22,26 +22,26 @@ from jaxattn.lab.storage import files
 from jaxattn.lab.storage.batch_state import Checkpoint
 from jaxattn.lab.storage.files import Damaged
 
-# Metadata of orbax and tensorstore are in files smaller than this; arrays have checksums.
+# Maximum size in bytes of the metadata files of orbax and tensorstore; arrays have separate checksums.
 SMALL = 2**20
 NOT_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EIO)
 HANDLES = 64
-# Disk space in bytes of the checkpoint files that do not contain arrays.
+# Disk space in bytes for the checkpoint files other than the arrays.
 METADATA = 2**17
 
 
 @cache
 def prepare() -> Any:
-    """Import orbax early, because the import takes as long as compiling many small programs.
+    """Import orbax early, because importing it takes as long as compiling many small programs.
 
-    Errors in its threads are also raised here, as one line, so their log output is suppressed.
+    The log output of errors in orbax's threads is suppressed, because these errors are also raised here.
     """
     imported = importlib.import_module("orbax.checkpoint")
     logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
     shown = sys.unraisablehook
 
     def hook(raised: Any) -> None:
-        # After a failed checkpoint, tensorstore may still call an event loop that has ended.
+        # After a failed checkpoint, tensorstore may still use an event loop that is already closed.
         if str(raised.exc_value) != "Event loop is closed":
             shown(raised)
 
@@ -50,7 +50,7 @@ def prepare() -> Any:
 
 
 def check_handles() -> None:
-    """Raise RunError if the limit on open files is too low, because orbax does not check it."""
+    """Raise RunError if the limit on open files is too low; orbax does not check this limit."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError):
         if allowed != resource.RLIM_INFINITY and allowed - len(os.listdir("/dev/fd")) < HANDLES:
@@ -61,16 +61,17 @@ def check_handles() -> None:
 
 
 def save(folder: Path, arrays: Any) -> Checkpoint:
-    """Write arrays to a folder, replacing its content. The folder's name is the checkpoint number.
+    """Write arrays to a folder, replacing its contents. The folder's name is the checkpoint number.
 
     Raises:
-        OSError: the folder cannot be written, or the disk is too full.
-        ValueError: the disk became full while writing.
+        OSError: the folder cannot be written, or there is not enough free disk space.
+        ValueError: the disk filled up during the write.
     """
     ocp = prepare()
     check_handles()
     _check_room(folder, arrays)
-    # Orbax copies NumPy arrays first. With several processes, it would treat device arrays as distributed.
+    # With one process, pass device arrays, because orbax would first copy NumPy arrays. With several
+    # processes, orbax would treat device arrays as distributed.
     host = arrays if jax.process_count() == 1 else jax.device_get(arrays)
     with _checkpointer() as checkpointer:
         checkpointer.save(folder, args=ocp.args.PyTreeSave(host), force=True)
@@ -78,13 +79,13 @@ def save(folder: Path, arrays: Any) -> Checkpoint:
 
 
 def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) -> Any:
-    """Read the arrays of a checkpoint to the host, where lack of device memory cannot look like damage.
+    """Read a checkpoint's arrays into host memory, so that lack of device memory is not mistaken for damage.
 
     `known` is the description of the checkpoint in the commit record. The result has the structure of `like`,
-    or consists of nested dictionaries if `like` is None. No files outside of `directory` are read.
+    or consists of nested dictionaries if `like` is None. No files outside `directory` are read.
 
     Raises:
-        Damaged: the arrays differ from the saved ones.
+        Damaged: the arrays differ from those saved.
         InputError: the files cannot be read.
     """
     ocp = prepare()
@@ -97,7 +98,7 @@ def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) 
             tree = saved if like is None else like
             each = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
             arrays = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(like, restore_args=each))
-    # Damage and other failures can raise almost any exception in orbax and tensorstore.
+    # On damaged files and other failures, orbax and tensorstore can raise almost any exception.
     except Exception as error:
         reason = str(error).partition("\n")[0]
         if getattr(error, "errno", None) in NOT_DAMAGE or "Too many open files" in str(error):
@@ -109,23 +110,26 @@ def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) 
 
 
 def _check_room(folder: Path, arrays: Any) -> None:
-    """Raise OSError if the disk has no space for the arrays, before orbax's threads print tracebacks."""
+    """Raise OSError if there is too little disk space for the arrays.
+
+    This avoids the tracebacks that threads in orbax would print.
+    """
     disk = os.statvfs(next(parent for parent in folder.parents if parent.exists()))
     needed = sum(np.size(x) * np.dtype(getattr(x, "dtype", float)).itemsize for x in jax.tree.leaves(arrays))
-    # Some file systems do not report their size.
+    # Some file systems do not report their size; f_blocks is then 0.
     if disk.f_blocks and disk.f_bavail * disk.f_frsize < needed + METADATA:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _checkpointer() -> Any:
     ocp = prepare()
-    # With several processes, each one writes a separate folder and waits for no other process.
+    # With several processes, each one writes a separate folder without waiting for the others.
     here = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(
         primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"process-{here}"
     )
     processes = alone if jax.process_count() > 1 else ocp.options.MultiprocessingOptions()
-    # Parameters and moments hardly compress, and compression would take most of the time.
+    # Do not compress: parameters and moments hardly shrink, and compression would take most of the time.
     handler = ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=processes)
     return ocp.Checkpointer(handler, multiprocessing_options=processes)
 
@@ -141,7 +145,7 @@ def _listed(folder: Path) -> dict[str, tuple[int, str | None]]:
 
 
 def _check_files(folder: Path, known: Checkpoint, directory: Path) -> None:
-    """Compare the sizes of all files and the checksums of the small ones, before orbax reads them."""
+    """Check the sizes of all files and the checksums of small files, before orbax reads them."""
     files.inside(folder, directory)
     for path in folder.rglob("*"):
         if not stat.S_ISDIR(path.lstat().st_mode) and path.relative_to(folder).as_posix() not in known.files:
@@ -157,7 +161,7 @@ def _check_files(folder: Path, known: Checkpoint, directory: Path) -> None:
 
 
 def _check_sizes(saved: Any) -> None:
-    """Raise ValueError if the metadata declare arrays larger than memory, which would abort."""
+    """Raise ValueError if the metadata declare arrays larger than memory, which would abort the process."""
     sizes = [math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(saved) if x.shape]
     if sum(sizes) > files.memory():
         raise ValueError(

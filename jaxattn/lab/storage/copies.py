@@ -1,4 +1,4 @@
-"""Paths of the local copies of bucket folders, and bucket addresses in messages."""
+"""Local copies of bucket folders: their paths, and bucket addresses in messages."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from jaxattn.lab.storage.objects import address_text, is_address
 
 
 def root(role: str) -> Path:
-    """Return the local folder of all copies of runs ("run") or of readers ("read")."""
+    """Return the local folder that contains the copies for runs ("run") or for readers ("read")."""
     return Path(os.path.abspath(files.cache_folder() / "buckets" / role))
 
 
@@ -24,7 +24,7 @@ def local_path(place: str | Path, role: str = "read") -> Path:
 
 
 def address_of(folder: Path) -> str | None:
-    """Return the bucket address of a local copy, or None for another folder."""
+    """Return the bucket address of a local copy, or None if the folder is not a copy."""
     for role in ("run", "read"):
         if folder.is_relative_to(root(role)):
             return re.sub("/", "://", folder.relative_to(root(role)).as_posix(), count=1)
@@ -32,14 +32,14 @@ def address_of(folder: Path) -> str | None:
 
 
 def renamed(text: str) -> str:
-    """Replace the paths of local copies in a text with their addresses."""
+    """Replace the paths of local copies in a string with their bucket addresses."""
     bases = "|".join(re.escape(str(root(role))) for role in ("run", "read"))
     return re.sub(rf"(?:{bases})/(s3|gs)/", r"\1://", text)
 
 
 @contextmanager
 def naming() -> Iterator[None]:
-    """Replace the paths of local copies in error messages with their addresses."""
+    """Inside the `with` block, replace the paths of local copies in errors with their bucket addresses."""
     try:
         yield
     except (InputError, RunError) as error:

@@ -1,4 +1,4 @@
-"""Atomic writes and checked reads of files in a folder. Paths that lead out of the folder are rejected."""
+"""Atomic writes and checked reads of files in a folder. Paths that lead outside the folder are rejected."""
 
 import errno
 import hashlib
@@ -15,47 +15,48 @@ from typing import Any
 from jaxattn.core.errors import InputError, RunError
 
 SEAL = "seal"
-# Size limit of JSON files. The manifest of a million seeds has a fifth of this size.
+# Size limit for JSON files in bytes. A manifest for a million seeds uses a fifth of this size.
 MOST_JSON = 2**28
-# Maximum length of a file name in bytes. File systems allow 255, and temporary names are longer.
+# Maximum length of a file name in bytes. File systems allow 255; temporary names, which are longer, need the
+# difference.
 LONGEST_NAME = 200
 TEMPORARY = re.compile(r"\..+\.(\d+)")
-# Maximum nesting depth of JSON files. This package nests fewer than ten levels; Python's parser fails at
+# Maximum nesting depth of JSON files. This package uses fewer than ten levels; Python's parser fails at
 # several hundred.
 MOST_NESTED = 100
 
 
 class Damaged(InputError):
-    """A file is missing or differs from the written content. The message contains its path."""
+    """Raised if a file is missing or differs from what was written. The message contains the file's path."""
 
 
 def inside(path: Path, folder: Path) -> Path:
-    """Return the path unchanged; raise Damaged if it leads out of the folder, for example by a symlink."""
+    """Return the path unchanged; raise Damaged if it leads outside the folder, for example via a link."""
     try:
         leads = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
-    except ValueError:  # The path is not valid.
+    except ValueError:  # The path is invalid.
         leads = False
     if leads:
         return path
     outside = f"leads out of {folder}; files outside it are neither read nor written"
     if Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder)):
         raise Damaged(f"{path}: a link that {outside}; remove the link")
-    # The path comes from a file of the folder. The target is not part of the folder and must not be deleted.
+    # The path was read from a file in the folder but leads outside it, so the target must not be deleted.
     raise Damaged(f"{folder}: refers to a path that {outside}; use a folder written by a run")
 
 
 def is_below(name: str) -> bool:
-    """Return True if a name is a valid relative path that does not lead out of a folder."""
+    """Return True if `name` is a valid relative path that stays inside its base folder."""
     parts = name.split("/")
     longest = max(len(part.encode("utf-8", "surrogatepass")) for part in parts)
     return "\0" not in name and not {"", ".", ".."} & set(parts) and longest <= LONGEST_NAME
 
 
 def check_links(folder: Path, *below: str) -> None:
-    """Raise Damaged if an entry of a folder, or of the given subfolders, leads out of it.
+    """Raise Damaged if a link in the folder, or in the given subfolders, leads outside the folder.
 
     Raises:
-        InputError: a file has the name of the folder or of one of its parents.
+        InputError: the folder, or one of its parents, is a file.
     """
     first = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
     if first.is_file():
@@ -68,22 +69,27 @@ def check_links(folder: Path, *below: str) -> None:
 
 
 def write_file(path: Path, content: bytes, folder: Path) -> None:
-    """Replace a file of a folder atomically and durably; raise OSError, or Damaged for an outside path."""
+    """Replace a file in a folder atomically and durably.
+
+    Raises:
+        Damaged: the path leads outside the folder.
+        OSError: the file cannot be written.
+    """
     inside(path.parent, folder)
     replace(path, content)
 
 
 def append_bytes(path: Path, content: bytes) -> None:
-    """Append to a file of a folder; raises the same errors as `open_own`."""
+    """Append bytes to a file; raise the same errors as `open_own`."""
     with open(path, "ab", opener=open_own) as file:
         file.write(content)
 
 
 def open_own(path: str, mode: int) -> int:
-    """Open a file for writing in place, creating it if necessary; an `opener` for `open`.
+    """Open a file for writing in place, creating it if necessary. Pass this function to `open` as `opener`.
 
     Raises:
-        Damaged: the path is not a regular file, or is a hard link, which may also belong to another folder.
+        Damaged: the path is not a regular file, or is a hard link that another folder may also contain.
         OSError: the path is a symbolic link, or cannot be written.
     """
     handle = os.open(path, mode | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -96,7 +102,7 @@ def open_own(path: str, mode: int) -> int:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Replace any file, atomically and durably; raise OSError on failure."""
+    """Replace any file atomically and durably; raise OSError on failure."""
     temporary = temporary_path(path)
     temporary.unlink(missing_ok=True)
     try:
@@ -117,12 +123,12 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return the temporary name of a file while this process writes it."""
+    """Return the path of the temporary file that this process writes before it replaces `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def remove_temporary(folder: Path, *below: str) -> None:
-    """Delete temporary files left by killed processes, in a folder and the given subfolders."""
+    """Delete temporary files that killed processes left behind in a folder and in the given subfolders."""
     for place in (folder, *(folder / name for name in below)):
         for name in file_names(place, folder):
             if (found := TEMPORARY.fullmatch(name)) and not _is_alive(int(found[1])):
@@ -147,14 +153,14 @@ def read_file(path: Path, folder: Path | None, sha256: str | None = None, most: 
 
     Args:
         path: the file.
-        folder: folder that must contain the file after all links are resolved; None for a file that the user
-            specified.
+        folder: folder that must contain the file once all links are resolved; None for a file specified by
+            the user.
         sha256: expected checksum; not checked if None.
         most: maximum size in bytes; defaults to a quarter of the machine's memory.
 
     Raises:
-        Damaged: the file is missing, too large, not a regular file, outside of the folder, or has different
-            content.
+        Damaged: the file is missing, too large, not a regular file, or outside the folder, or its content
+            does not match the checksum.
         InputError: the file cannot be read.
     """
     with open_file(path, folder, most) as file:
@@ -164,26 +170,34 @@ def read_file(path: Path, folder: Path | None, sha256: str | None = None, most: 
 
 
 def check_file(path: Path, folder: Path, sha256: str) -> None:
-    """Check a file of a folder against its checksum; raises the same errors as `read_file`."""
+    """Check a file against its checksum; raise the same errors as `read_file`."""
     with open_file(path, folder) as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     _compare(path, found, sha256)
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
-    """Return `cache_dir`, else $JAXATTN_CACHE, else $XDG_CACHE_HOME/jaxattn, else ~/.cache/jaxattn."""
+    """Return the cache folder.
+
+    It is the first of `cache_dir`, $JAXATTN_CACHE and $XDG_CACHE_HOME/jaxattn that is set, or
+    ~/.cache/jaxattn.
+    """
     if chosen := cache_dir or os.environ.get("JAXATTN_CACHE"):
         return Path(os.path.expanduser(chosen))
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "jaxattn")
 
 
 def memory() -> int:
-    """Return the memory of the machine in bytes."""
+    """Return the size of the machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def file_names(place: Path, folder: Path) -> list[str]:
-    """Return the sorted names in a directory of a folder, empty if missing; raise InputError on failure."""
+    """Return the sorted file names in a directory, or [] if it is missing.
+
+    Raises:
+        InputError: the directory is unreadable.
+    """
     inside(place, folder)
     try:
         with _reading(place):
@@ -193,18 +207,18 @@ def file_names(place: Path, folder: Path) -> list[str]:
 
 
 def digest(content: bytes) -> str:
-    """Return the SHA-256 of bytes."""
+    """Return the SHA-256 digest of bytes."""
     return hashlib.sha256(content).hexdigest()
 
 
 def sealed(content: Mapping[str, Any], indent: int | None = None) -> bytes:
-    """Serialise a JSON object, with string keys, together with a checksum of its content."""
+    """Serialise a JSON object with string keys, together with a checksum of its content."""
     text = json.dumps({**content, SEAL: _seal(content)}, indent=indent, ensure_ascii=False) + "\n"
     return text.encode("utf-8", "surrogatepass")
 
 
 def unsealed(content: Any) -> dict[str, Any]:
-    """Return the content of an object written by `sealed`; raise ValueError if it is damaged."""
+    """Return the content of an object written by `sealed`; raise ValueError if the object is damaged."""
     if not isinstance(content, dict):
         raise ValueError("not a JSON object")
     rest = {key: value for key, value in content.items() if key != SEAL}
@@ -214,7 +228,7 @@ def unsealed(content: Any) -> dict[str, Any]:
 
 
 def read_json(path: Path, folder: Path) -> Any:
-    """Read a JSON file of a folder; raises the same errors as `read_file`."""
+    """Read a JSON file; raise the same errors as `read_file`."""
     text = read_file(path, folder, most=MOST_JSON)
     try:
         return parse_json(text)
@@ -223,7 +237,7 @@ def read_json(path: Path, folder: Path) -> Any:
 
 
 def read_sealed(path: Path, folder: Path) -> dict[str, Any]:
-    """Read a JSON file written by `sealed`; raises the same errors as `read_file`."""
+    """Read a JSON file written by `sealed`; raise the same errors as `read_file`."""
     content = read_json(path, folder)
     try:
         return unsealed(content)
@@ -258,10 +272,10 @@ def _compare(path: Path, found: str, wanted: str | None) -> None:
 
 @contextmanager
 def open_file(path: Path, folder: Path | None, most: int | None = None) -> Iterator[BufferedReader]:
-    """Open a file for reading; raises the same errors as `read_file`."""
+    """Open a file for reading; raise the same errors as `read_file`."""
     if folder is not None:
         inside(path, folder)
-    # Without O_NONBLOCK, opening a FIFO without a writer would block.
+    # Without O_NONBLOCK, opening a FIFO that has no writer would block.
     with (
         _reading(path),
         open(path, "rb", opener=lambda name, mode: os.open(name, mode | os.O_NONBLOCK)) as file,
@@ -291,7 +305,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def saving(path: Path, folder: Path) -> Iterator[None]:
-    """Convert errors when writing to a results folder into RunError, including the exhausted resource."""
+    """Inside the `with` block, convert write errors to RunError; the message says if the disk is full."""
     try:
         yield
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Results folders to read, on this machine or in a bucket, behind one interface."""
+"""Common interface for reading results folders, on this machine or in a bucket."""
 
 import os
 import re
@@ -17,14 +17,14 @@ Kind = Literal["tables", "log", "report", "checkpoints"]
 
 
 class ResultsFolder:
-    """Results folder on this machine, and base class of results folders elsewhere.
+    """Results folder on this machine, and base class for results folders elsewhere.
 
     Attributes:
         name: path or address, for messages.
         absolute: absolute path, or address.
         local: path of the folder, or of its local copy.
         is_remote: True if the folder is not on this machine.
-        look_s: seconds between two checks by a process that waits for the folder.
+        look_s: seconds between two checks of the folder by a process that waits for it to change.
     """
 
     is_remote, look_s = False, 0.5
@@ -34,17 +34,20 @@ class ResultsFolder:
         self.name, self.absolute, self.local = str(place), os.path.abspath(place), Path(place)
 
     def fetch(self, *kinds: Kind) -> Path:
-        """Fetch the manifest, the commit records and files of further kinds, and return the local path.
+        """Fetch the manifest, the commit records and files of the given kinds, and return the local path.
 
-        With checkpoints, the local copy is discarded first. Raises InputError if the folder cannot be read.
+        If checkpoints are requested, the local copy is discarded first.
+
+        Raises:
+            InputError: the folder cannot be read.
         """
         return self.local
 
     def send_report(self, paths: Iterable[Path], directory: Path) -> None:
-        """Store the report files that were written to a local directory, with the list of figures last."""
+        """Store report files from a local directory in the results folder, with the list of figures last."""
 
     def shards(self) -> list[str]:
-        """Return the names of the shards with a manifest in the folder; empty if the folder is a run."""
+        """Return the names of the shards that have a manifest, or [] if the folder itself contains a run."""
         is_run = (self.local / manifest.MANIFEST).exists()
         return [] if is_run else [x.parent.name for x in self.local.glob(f"shard-*-of-*/{manifest.MANIFEST}")]
 
@@ -81,12 +84,12 @@ class _BucketFolder(ResultsFolder):
         return [name for name in found if objects.read(f"{name}/{manifest.MANIFEST}") is not None]
 
     def trace(self) -> tuple[bool, list[Any]]:
-        # The lock is also an object, so replacing it changes the listing.
+        # The lock is itself an object, so renewing the lock changes the listing.
         return False, sorted(Objects(self.name).top()[0].items())
 
 
 def fetch_batch(directory: Path, batch: str, saved: BatchState) -> None:
-    """Fetch a batch into the local copy of a bucket folder, if its checkpoint is missing locally."""
+    """Fetch a batch into the local copy of a bucket folder if its checkpoint is missing there."""
     if (address := address_of(directory)) is None:
         return
     if not batch_state.checkpoint_path(directory, batch, saved.checkpoint.number).is_dir():
@@ -95,5 +98,5 @@ def fetch_batch(directory: Path, batch: str, saved: BatchState) -> None:
 
 
 def results_folder(place: str | Path) -> ResultsFolder:
-    """Return the results folder for a path or an address."""
+    """Return the results folder at a path or an address."""
     return _BucketFolder(place) if is_address(place) else ResultsFolder(place)

@@ -1,10 +1,10 @@
-"""Locks of results folders: one process at a time may use a folder, and a killed process releases its lock.
+"""Locks for results folders: one process at a time may use a folder, and a killed process releases its lock.
 
-A local folder has a file lock. The lock of a bucket folder is an object that its holder replaces every few
-seconds. A process that waits for the lock times these replacements with its local clock. Every replacement is
-conditional on the object being the last one that the process read or wrote. If two processes try to take over
-a lock, one of them therefore fails, and a process that has lost its lock gets an error at its next
-replacement.
+A local folder has a file lock. The lock of a bucket folder is an object that the holder of the lock
+replaces every few seconds. A waiting process times these replacements with its local clock. A replacement
+succeeds only if the object is still the version that the process last read or wrote. If two processes try
+to take over a lock, one of them therefore fails. A process that has lost its lock gets an error at its
+next replacement.
 """
 
 import json
@@ -26,16 +26,16 @@ try:
     import fcntl
 except ModuleNotFoundError:
     raise InputError(
-        "results folders require POSIX file locks, which this system does not have; use Linux, "
-        "macOS or, on Windows, WSL"
+        "results folders require POSIX file locks, which this system lacks; use Linux, "
+        "macOS, or WSL on Windows"
     ) from None
 
 FILE, OBJECT = ".lock", "lock.json"
 _TRIES = 5
-# Number of characters of a lock file to read for the name of the holder.
+# Maximum number of characters to read from a lock file, which contains the holder's name.
 HOLDER = 100
-# The holder replaces the object every BEAT_S seconds, and counts as gone after GONE_S seconds without a
-# replacement.
+# The holder replaces the lock object every BEAT_S seconds. After GONE_S seconds without a replacement, the
+# holder is considered dead.
 BEAT_S, GONE_S = 5.0, 60.0
 LOOK_S = 0.5
 
@@ -52,14 +52,15 @@ def locked(directory: Path, warn: Callable[[str], None] = lambda line: None) -> 
     while True:
         with open(path, "r+", encoding="utf-8", errors="replace", opener=files.open_own) as file:
             _lock(file, directory, warn)
-            # The previous holder may have deleted the last files of the folder, including this lock file.
+            # The previous holder may have deleted the folder's last files, including this lock file, so check
+            # that it still exists.
             if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                 yield
                 return
 
 
 def is_locked(directory: Path) -> bool:
-    """Return True if a process uses a folder. For a bucket folder, this takes several seconds."""
+    """Return True if a process is using a folder. For a bucket folder, the check takes several seconds."""
     if is_address(directory):
         return is_held(Objects(directory))
     try:
@@ -73,7 +74,7 @@ def is_locked(directory: Path) -> bool:
 
 
 def wait_for(file: Any) -> None:
-    """Lock an open file, and wait while another process holds the lock."""
+    """Lock an open file, waiting while another process holds the lock."""
     fcntl.flock(file, fcntl.LOCK_EX)
 
 
@@ -87,7 +88,7 @@ def _lock(file: Any, directory: Path, warn: Callable[[str], None]) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            # `is_locked` holds the lock for a moment.
+            # Retry, because `is_locked` may hold the lock for a moment.
             if left:
                 time.sleep(0.05)
                 continue
@@ -97,7 +98,7 @@ def _lock(file: Any, directory: Path, warn: Callable[[str], None]) -> None:
             ) from None
         except OSError as error:
             reason = f"this file system has no locks ({error.strerror})"
-            warn(f"{directory}: {reason}; start no second run there")
+            warn(f"{directory}: {reason}; do not start a second run there")
             break
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -108,18 +109,22 @@ class Lock:
     """Lock of a bucket folder."""
 
     def __init__(self, objects: Objects, local: Path) -> None:
-        """Store the folder, and the file with the id of the last run that held the lock from this copy."""
+        """Store the bucket folder, and the local file that records the last holder on this machine."""
         self._objects, self._local = objects, local
         self._run = secrets.token_hex(8)
         self._since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._one, self._lost, self._last = threading.Lock(), "", 0.0
 
     def take(self, warn: Callable[[str], None]) -> None:
-        """Acquire the lock, even from a holder that is gone; raise RunError if another process holds it."""
+        """Acquire the lock, taking it over from a dead holder if necessary.
+
+        Raises:
+            RunError: another process holds the lock.
+        """
         found = self._objects.read(OBJECT)
         held = _parsed(found)
-        # A process that held the lock from this local copy is gone, because this process holds the local
-        # lock.
+        # A process that held the lock through this local copy must be dead, because this process now holds
+        # the local lock.
         if held["holder"] and held["run"] != self._last_run():
             self._watch(found, held, warn)
         files.replace(self._local, self._run.encode())
@@ -131,12 +136,14 @@ class Lock:
     def _watch(self, found: bytes | None, held: dict[str, Any], warn: Callable[[str], None]) -> None:
         now = _replaced(self._objects, found, GONE_S)
         if now is None:
-            warn(f"{self._objects.address}: taken over from {_holder(held)}, silent for {GONE_S:.0f} s")
+            warn(f"{self._objects.address}: taken over from {_holder(held)}; lock expired ({GONE_S:.0f} s)")
         elif now["holder"]:
             raise self._in_use(now)
 
     def beat(self, holder: str | None = None, callback: Callable[[], None] = lambda: None) -> None:
-        """Replace the lock object, then call `callback`. A process that stops calling this loses the lock.
+        """Replace the lock object to renew the lock, then call `callback`.
+
+        A process that stops calling this function loses the lock.
 
         Raises:
             Changed: another process has taken over the lock.
@@ -167,11 +174,12 @@ class Lock:
 
     @property
     def is_lost(self) -> bool:
-        """True if this process knows that another process has taken over the lock."""
+        """True if this process has detected that another process has taken over the lock."""
         return bool(self._lost)
 
     def _lose(self) -> None:
-        # Set the message first, because a read would allow another replacement of the object.
+        # Set the message before reading the lock object: after the read, this process would be able to
+        # overwrite the object.
         with self._one:
             self._lost = self._lost or f"{self._objects.address}: taken over by another process"
             with suppress(InputError):
@@ -183,7 +191,10 @@ class Lock:
 
     @contextmanager
     def beating(self, callback: Callable[[], None], may_end: Callable[[], bool]) -> Iterator[None]:
-        """Renew the lock while the block runs; call `callback` regularly, and at the end if `may_end()`."""
+        """Renew the lock regularly inside the `with` block, calling `callback` each time.
+
+        At the end, `callback` is called once more if `may_end()` returns True.
+        """
         stopping = threading.Event()
 
         def beats() -> None:
@@ -194,7 +205,7 @@ class Lock:
                     self._lose()
                     return
                 except RunError:
-                    continue  # The connection was lost; `check` tries again before anything is committed.
+                    continue  # The connection failed; `check` retries before each commit.
 
         thread = threading.Thread(target=beats, daemon=True)
         thread.start()
@@ -222,7 +233,7 @@ class Lock:
 
 
 def is_held(objects: Objects) -> bool:
-    """Watch whether the lock object of a folder is replaced; return True if a process holds the lock."""
+    """Watch the lock object; return True if a process replaces it and therefore holds the lock."""
     found = objects.read(OBJECT)
     if not _parsed(found)["holder"]:
         return False
@@ -231,7 +242,7 @@ def is_held(objects: Objects) -> bool:
 
 
 def _replaced(objects: Objects, found: bytes | None, seconds: float) -> dict[str, Any] | None:
-    """Wait until the lock is replaced and return it; None if it is not replaced in time."""
+    """Wait up to `seconds` seconds for the lock object to be replaced; return the new one, or None."""
     begin = time.monotonic()
     while time.monotonic() - begin < seconds:
         time.sleep(LOOK_S)

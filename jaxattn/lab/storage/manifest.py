@@ -1,4 +1,4 @@
-"""Manifest of a results folder: description of the run, and commands to fix or resume it."""
+"""Manifest of a results folder: a description of the run, and instructions for repairing or resuming it."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -16,17 +16,17 @@ from jaxattn.lab.storage.files import Damaged
 
 MANIFEST = "manifest.json"
 MOST_BINS = 10_000
-# Version of the format. Increase it when the content of results folders changes.
+# Version of the file format. Increase it when the contents of results folders change.
 FORMAT = 5
 REBUILD = "run the same sweep again in this folder to rebuild it from its batches"
 NOT_A_RUN = "use a folder written by `jaxattn run`"
 
 
 class _Cell(msgspec.Struct):
-    """One cell: number, value of every axis, and hash of the settings that determine its numbers.
+    """One cell: its number, its axis values, and the hash of the settings that determine its results.
 
-    `hold` and `varies` are the random numbers that are held at seed 0 and those that vary over seeds.
-    `extends` are the numbers of steps of shorter configs, by their hashes.
+    `hold` lists the sources of randomness held at seed 0, and `varies` those that vary with the seed.
+    `extends` maps the config hash of each shorter run that the cell extends to its number of steps.
     """
 
     cell: Count
@@ -47,7 +47,7 @@ class _Batch(msgspec.Struct):
 
 
 class Error(msgspec.Struct):
-    """Batch that failed to run."""
+    """Batch that raised an error, with its cells and the reason."""
 
     batch: BatchName
     cells: tuple[int, ...]
@@ -59,7 +59,7 @@ class _Phase(msgspec.Struct):
 
 
 class _Probes(msgspec.Struct):
-    """Probe settings that figures and caveats use."""
+    """Probe settings used by figures and caveats."""
 
     bins: Annotated[int, msgspec.Meta(ge=0, le=MOST_BINS)] | None = None
     low: float | None = None
@@ -69,7 +69,7 @@ class _Probes(msgspec.Struct):
 
 
 class Config(msgspec.Struct):
-    """Tables of the study that readers validate."""
+    """The tables of the study's config that readers validate."""
 
     phases: tuple[_Phase, ...]
     probes: _Probes = msgspec.field(default_factory=_Probes)
@@ -77,7 +77,7 @@ class Config(msgspec.Struct):
 
 
 class Device(msgspec.Struct):
-    """Devices of a run."""
+    """The devices used in a run."""
 
     platform: str = ""
     kind: str = ""
@@ -85,7 +85,7 @@ class Device(msgspec.Struct):
 
 
 class Manifest(msgspec.Struct):
-    """Validated part of the manifest. Readers ignore all other keys of the file."""
+    """The validated part of the manifest. Readers ignore all other keys."""
 
     name: str
     command: str | tuple[str, ...]
@@ -120,7 +120,7 @@ class Manifest(msgspec.Struct):
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """Read the manifest of a results folder, like `find_manifest`, but raise InputError if there is none."""
+    """Read a results folder's manifest, like `find_manifest`, but raise InputError if there is none."""
     if (found := find_manifest(directory)) is not None:
         return found
     missing = "no manifest.json, so not a results folder" if directory.is_dir() else "no such folder"
@@ -128,10 +128,10 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def find_manifest(directory: Path) -> dict[str, Any] | None:
-    """Read and validate a manifest; return None if the folder has neither a manifest nor a batch.
+    """Read and validate a manifest; return None if the folder contains neither a manifest nor a batch.
 
     Raises:
-        Damaged: the manifest differs from the written content, or is missing although there are batches.
+        Damaged: the manifest differs from what was written, or is missing although there are batches.
         InputError: the file cannot be read, or is not a manifest.
     """
     path = directory / MANIFEST
@@ -163,7 +163,7 @@ def _checked(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     named.update(cell for batch in checked.batches for cell in batch.cells)
     named.update(cell for error in checked.errors for cell in error.cells)
     if unknown := named - cells:
-        raise InputError(f"{path}: refers to the unknown cell {min(unknown)}; {NOT_A_RUN}")
+        raise InputError(f"{path}: refers to unknown cell {min(unknown)}; {NOT_A_RUN}")
     if fault := _inconsistent(checked):
         raise InputError(f"{path}: {fault}; {NOT_A_RUN}")
     return {key: content.get(key, default) for key, default in msgspec.to_builtins(checked).items()}
@@ -192,19 +192,19 @@ def write_manifest(directory: Path, content: Mapping[str, Any]) -> None:
 
 
 def run_command(manifest: Mapping[str, Any]) -> str:
-    """Return the command recorded in a manifest, which is untrusted text."""
+    """Return the command recorded in a manifest. The command is untrusted input."""
     given = manifest["command"]
     return given if isinstance(given, str) else shlex.join(given)
 
 
 def again(directory: Path) -> str:
-    """Return the instruction to fix or resume a run, without any text from the files of the folder."""
+    """Return an instruction for repairing or resuming a run, without quoting any file in the folder."""
     return f"run the same sweep again into {directory}"
 
 
 @contextmanager
 def fixing(directory: Path) -> Iterator[None]:
-    """Append the instruction to fix a run to errors about damaged files."""
+    """Inside the `with` block, convert Damaged to InputError, and append how to repair the run."""
     try:
         yield
     except Damaged as error:

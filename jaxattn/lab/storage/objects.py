@@ -1,4 +1,4 @@
-"""Objects of a bucket under a prefix: list, read, upload and conditional replacement."""
+"""Objects in a bucket under a common prefix: listing, reading, uploading and conditional replacement."""
 
 import importlib.util
 import os
@@ -14,10 +14,11 @@ from jaxattn.lab.storage.files import temporary_path
 
 ADDRESS = re.compile(r"(s3|gs):/{1,2}([\w.-]+)/(.+?)/*")
 RESUME = "finished results are kept; fix this and run the same command again to resume"
-# Time limits in seconds. Requests that fail because of the server or the connection are repeated for RETRY_S.
+# Time limits in seconds. Requests that fail because of the server or the connection are retried for RETRY_S
+# seconds.
 RETRY_S, REQUEST_S, CONNECT_S = 60.0, 60.0, 5.0
 _TRIES = 2
-# Environment variables with S3 credentials that do not require boto3, which also reads profiles.
+# Environment variables with S3 credentials that do not require boto3; boto3 also reads profiles.
 CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -28,7 +29,7 @@ CREDENTIALS = (
 
 
 class Entry(NamedTuple):
-    """Entry of a listing: size of an object in bytes, and a tag that changes with its content."""
+    """Entry in a bucket listing: an object's size in bytes, and a tag that changes with its content."""
 
     size: int
     tag: str
@@ -39,26 +40,29 @@ class Changed(RunError):
 
 
 def is_address(place: str | Path) -> bool:
-    """Return True for s3://BUCKET/NAME or gs://BUCKET/NAME, even with a single slash."""
+    """Return True for an address s3://BUCKET/NAME or gs://BUCKET/NAME.
+
+    There may be one or two slashes after the colon.
+    """
     return str(place).startswith(("s3:/", "gs:/"))
 
 
 def address_text(place: str | Path) -> str:
-    """Return a path or address as the user wrote it, with the slash that `pathlib` drops.
+    """Return a path or address as the user wrote it, restoring the slash that `pathlib` drops.
 
     Raises:
-        InputError: the address contains no bucket or no name.
+        InputError: the address lacks a bucket or a name.
     """
     if not is_address(place):
         return str(place)
     found = ADDRESS.fullmatch(str(place))
     if found is None or {".", "..", ""} & set(found[3].split("/")):
-        raise InputError(f"{place}: not the address of a folder; use s3://BUCKET/NAME or gs://BUCKET/NAME")
+        raise InputError(f"{place}: not a folder address; use s3://BUCKET/NAME or gs://BUCKET/NAME")
     return f"{found[1]}://{found[2]}/{found[3]}"
 
 
 class Objects:
-    """Objects under an address, by names relative to the address."""
+    """Objects under an address, identified by names relative to the address."""
 
     def __init__(self, place: str | Path) -> None:
         """Store the address without making a request.
@@ -71,18 +75,18 @@ class Objects:
         self._versions: dict[str, Any] = {}
 
     def entries(self) -> dict[str, Entry]:
-        """List all objects."""
+        """Return the listing entries of all objects, by name."""
         with self._translated(InputError, "read"):
             return {x["path"]: _entry(x) for page in self._store.list() for x in page}
 
     def top(self) -> tuple[dict[str, Entry], list[str]]:
-        """Return the top-level objects and the names of the top-level folders."""
+        """Return the listing entries of the top-level objects by name, and the top-level folder names."""
         with self._translated(InputError, "read"):
             found = self._store.list_with_delimiter()
         return {x["path"]: _entry(x) for x in found["objects"]}, list(found["common_prefixes"])
 
     def read(self, name: str) -> bytes | None:
-        """Read an object that may be replaced later; return None if it does not exist."""
+        """Read an object so that this process may later replace it; return None if it does not exist."""
         self._versions.pop(name, None)
         with self._translated(InputError, "read"):
             try:
@@ -96,7 +100,7 @@ class Objects:
         return content
 
     def download(self, name: str, path: Path) -> None:
-        """Download an object to a file atomically. If the object does not exist, nothing is written."""
+        """Download an object to a file, atomically. If the object does not exist, nothing is written."""
         temporary = temporary_path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,12 +119,12 @@ class Objects:
                 temporary.unlink()
 
     def upload(self, name: str, path: Path) -> None:
-        """Upload a file to an object, replacing it unconditionally."""
+        """Upload a file to an object, replacing the object unconditionally."""
         with self._translated(RunError, "written"):
             self._store.put(name, path)
 
     def commit(self, name: str, content: bytes) -> None:
-        """Replace an object if it is the version that this process last read or wrote, or create it.
+        """Create an object, or replace it if it is still the version that this process last read or wrote.
 
         Raises:
             Changed: another process has changed the object.
@@ -137,7 +141,7 @@ class Objects:
             except RunError as error:
                 cause = error.__context__
                 if _is_conflict(cause):
-                    # This process may have written it and missed the response.
+                    # This process may have written the object but not received the response.
                     if self._is(name, content):
                         return
                     raise Changed(
@@ -154,14 +158,14 @@ class Objects:
                 return True
         except InputError as error:
             raise RunError(f"{error}; {RESUME}") from None
-        # The caller has not read the current object, so its version remains unknown.
+        # The caller has not read the current object, so do not record its version.
         self._versions.pop(name, None)
         if known is not None:
             self._versions[name] = known
         return False
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects, ignoring those that do not exist."""
+        """Delete objects, ignoring names that do not exist."""
         wanted = list(names)
         for name in wanted:
             self._versions.pop(name, None)
@@ -185,9 +189,7 @@ def _opened(address: str) -> Any:
         from obstore.exceptions import BaseError
         from obstore.store import from_url
     except ImportError:
-        raise InputError(
-            f"{address}: obstore is missing; install it with pip install 'jaxattn[cloud]'"
-        ) from None
+        raise InputError(f"{address}: obstore is not installed; run pip install 'jaxattn[cloud]'") from None
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     options: dict[str, Any] = {
         "client_options": {
@@ -229,9 +231,9 @@ NO_CREDENTIALS = (
     "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (for Google: "
     "GOOGLE_APPLICATION_CREDENTIALS), or log in with the tools of your cloud"
 )
-# Reasons by pattern of the server's response; the first match is used.
+# Explanations of server errors, by pattern in the response; the first match is used.
 REASONS = (
-    (r"NoSuchBucket|bucket does not exist", "no such bucket; create it, or give another"),
+    (r"NoSuchBucket|bucket does not exist", "no such bucket; create it, or choose another"),
     (
         r"ExpiredToken|TokenRefreshRequired|token[^.]{0,20}expired|Expired",
         "the credentials have expired; renew them",
@@ -240,14 +242,14 @@ REASONS = (
     (r"169\.254\.|metadata\.google|[Cc]redentials? (?:from|provider|was)|OAuth", NO_CREDENTIALS),
     (
         r"AccessDenied|403 Forbidden|401 Unauthorized|PermissionDenied",
-        "access denied; use credentials that may list, read, write and delete there",
+        "access denied; use credentials with permission to list, read, write and delete",
     ),
     (
         r"PermanentRedirect|301 Moved|AuthorizationHeaderMalformed",
         "the bucket is in another region; set AWS_REGION",
     ),
     (r"NoSuchKey|404 Not Found", "the object no longer exists"),
-    # Match the status with its text, because a port or a duration may contain the same digits.
+    # Match the status code together with its text, because a port or a duration may contain the same digits.
     (
         r"NotImplemented|501 Not Implemented",
         "the server does not support conditional writes; use another one",
@@ -258,7 +260,7 @@ REASONS = (
 def _reason(error: BaseException) -> str:
     text = str(error)
     if found := re.search(r"invalid path: .*?[Pp]ath \"(.*?)\"", text, re.DOTALL):
-        return f"the key {found[1]!r:.300} is not a valid path; delete that object and repeat"
+        return f"the key {found[1]!r:.300} is not a valid path; delete that object and try again"
     for pattern, reason in REASONS:
         if re.search(pattern, text):
             return reason

@@ -1,4 +1,4 @@
-"""Provenance of results: the package source that produced them, compared with the installed one."""
+"""Provenance of results: comparison of the package source that produced them with the installed source."""
 
 import hashlib
 import subprocess
@@ -15,7 +15,7 @@ _PACKAGE = Path(__file__).parents[2]
 
 @cache
 def installed() -> dict[str, str | None]:
-    """Return the version, the git commit of a checkout, and the hash of all modules of this package."""
+    """Return the package's version, a hash of all its modules, and its git commit if it is a checkout."""
     state = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
         content = path.read_bytes()
@@ -24,9 +24,9 @@ def installed() -> dict[str, str | None]:
 
 
 def version(name: str) -> str | None:
-    """Return the version of an installed package, or None."""
+    """Return the version of an installed package, or None if the package is not installed."""
     if name == _PACKAGE.name:
-        # The metadata of an editable installation may be older than its source.
+        # In an editable installation, the metadata may be older than the source.
         return __version__
     try:
         return metadata.version(name)
@@ -35,13 +35,16 @@ def version(name: str) -> str | None:
 
 
 def makers(manifest: Mapping[str, Any]) -> list[dict[str, str | None]]:
-    """Return the sources that produced a run, as from `installed`; old manifests lack the module hash."""
+    """Return the versions of the package that produced a run, in the format of `installed`.
+
+    Old manifests lack the hash of all modules.
+    """
     old = {"version": manifest.get("versions", {}).get("jaxattn"), "commit": manifest.get("git_commit")}
     return list(manifest.get("made_by") or [old])
 
 
 def differs(made_by: Sequence[Mapping[str, str | None]]) -> str:
-    """Return a note if the results were produced by code other than the installed version, else ""."""
+    """Return a note if the results were produced by code other than the installed version, or "" if not."""
     now = installed()
     keys = [("source",) if one.get("source") else ("version", "commit") for one in made_by]
     if all(one.get(key) == now[key] for one, own in zip(made_by, keys, strict=True) for key in own):

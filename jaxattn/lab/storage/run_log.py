@@ -1,4 +1,4 @@
-"""Log of a run, metrics.jsonl, with one line per measurement and per long operation."""
+"""Log of a run, metrics.jsonl, with one line for each measurement and each long operation."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,15 +15,16 @@ from jaxattn.lab.storage.files import Damaged
 
 RUN_LOG = "metrics.jsonl"
 MOST_BYTES = 2**31
-# Number of lines to try, from the end of a batch, until one is intact.
+# Number of most recent lines to try per batch until one of them is intact.
 _TRIES = 3
 BATCH = re.compile(rb'(?<!\\)"batch": "(%s)"' % batch_state.BATCH_NAME.pattern.encode())
-# Markers of log lines that report no losses or no failures. The newest line that reports either is also kept.
+# Substrings of log lines that report no losses or no failures. The newest lines that do report losses or
+# failures are kept as well.
 WITHOUT = (b'"losses": {}', b'"failures": []')
 
 
 class Line(msgspec.Struct):
-    """Part of a log line that readers use."""
+    """The fields of a log line that readers use."""
 
     time: float
     start: float
@@ -42,15 +43,16 @@ class Line(msgspec.Struct):
 
 
 def append_entry(directory: Path, entry: Mapping[str, Any]) -> None:
-    """Append a line to the log of a results folder; raises the same errors as `files.append_bytes`."""
+    """Append a line to the log in a results folder; raise the same errors as `files.append_bytes`."""
     files.append_bytes(directory / RUN_LOG, files.sealed(entry))
 
 
 def latest(directory: Path) -> list[dict[str, Any]]:
-    """Return the newest lines of a log, in order.
+    """Return the most recent lines of a log, in order.
 
-    These are, for each batch, the last line, the last line with losses, and the last line with failures.
-    Damaged lines are skipped. Other lines are not parsed, because a log may have millions of lines.
+    For each batch, these are the last line, the last line with losses, and the last line with failures.
+    Damaged lines are skipped. All other lines are skipped without parsing, because a log may have millions of
+    lines.
     """
     newest: dict[tuple[bytes, bytes | None], list[tuple[int, bytes]]] = {}
     with suppress(Damaged), files.open_file(directory / RUN_LOG, directory, MOST_BYTES) as file:

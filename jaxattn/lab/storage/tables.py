@@ -1,4 +1,4 @@
-"""Parquet tables of a results folder: checked reads with a memory limit, and detection of repeated rows."""
+"""Parquet tables in a results folder: checked reads with a memory limit, and detection of repeated rows."""
 
 import io
 from collections.abc import Sequence
@@ -11,37 +11,37 @@ import pandas as pd
 from jaxattn.lab.storage import files
 from jaxattn.lab.storage.files import Damaged
 
-# Columns that identify one seed of one cell.
+# Columns that identify a run: one seed of one cell.
 LANE = ("cell", "seed")
-# Columns that identify a row.
+# Columns that identify a row, by table.
 TABLE_KEYS = {
     "records": (*LANE, "phase", "step", "metric"),
     "tokens": (*LANE, "phase", "id", "class"),
 }
-# A table may use FREE bytes of memory, or GROWTH times its file size if that is more. Real tables grow by
-# factors of 5 to 50 when they are read, because each row has a measured number.
+# A table may use FREE bytes of memory, or GROWTH times its file size if that is more. Actual tables are 5 to
+# 50 times larger in memory than on disk, because every row contains a measured value.
 FREE = 2**28
 _GROWTH = 500
 MOST_COLUMNS = 100
-# Minimum memory of a string in bytes, in addition to its characters.
+# Minimum memory use of a string in bytes, not counting its characters.
 OF_A_TEXT = 8
 
 
 def read_table(
     place: Path, directory: Path, sha256: str | None, columns: Sequence[str] | None = None
 ) -> pd.DataFrame:
-    """Read a Parquet table of a results folder.
+    """Read a Parquet table from a results folder.
 
-    `columns` selects columns; missing ones are ignored. No files outside of `directory` are read.
+    `columns` selects columns; missing columns are ignored. No files outside `directory` are read.
 
     Raises:
-        Damaged: the table is missing, differs from the written content, or would use too much memory.
+        Damaged: the table is missing, differs from what was written, or would use too much memory.
         InputError: the table cannot be read.
     """
     from pyarrow.parquet import ParquetFile  # slow to import
 
     content = files.read_file(place, directory, sha256)
-    # Damage without a checksum can raise almost any exception in pyarrow and pandas.
+    # Without a checksum to detect damage, pyarrow and pandas can raise almost any exception.
     try:
         _check_size(content)
         names = ParquetFile(io.BytesIO(content)).schema_arrow.names if columns is not None else None
@@ -53,7 +53,7 @@ def read_table(
 
 
 def lanes(table: pd.DataFrame) -> set[tuple[int, int]]:
-    """Return the (cell, seed) pairs of a table; empty for a table without rows or without these columns."""
+    """Return the (cell, seed) pairs in a table; the set is empty if the table lacks rows or these columns."""
     if not len(table) or not set(LANE) <= set(table.columns):
         return set()
     pairs = table[list(LANE)].drop_duplicates()
@@ -63,7 +63,7 @@ def lanes(table: pd.DataFrame) -> set[tuple[int, int]]:
 
 
 def repeats(table: pd.DataFrame, name: str) -> bool:
-    """Return True if two rows of a table have the same keys."""
+    """Return True if two rows of a table have the same values in all key columns."""
     keys = [key for key in TABLE_KEYS[name] if key in table]
     return bool(keys and table.duplicated(keys).any())
 
@@ -71,7 +71,7 @@ def repeats(table: pd.DataFrame, name: str) -> bool:
 def _check_size(content: bytes) -> None:
     """Raise ValueError if a table would use too much memory for its file size.
 
-    A few bytes can encode any number of equal rows, or long strings.
+    A small file can encode any number of equal rows, or very long strings.
     """
     from pyarrow import types
     from pyarrow.parquet import ParquetFile, read_metadata
@@ -81,7 +81,7 @@ def _check_size(content: bytes) -> None:
     groups = (known.row_group(number) for number in range(known.num_row_groups))
     unpacked = sum(group.total_byte_size for group in groups)
     if known.num_columns > MOST_COLUMNS:
-        raise ValueError(f"{known.num_columns:,} columns are too many")
+        raise ValueError(f"too many columns ({known.num_columns:,})")
     schema = known.schema.to_arrow_schema()
     widths, texts = 0, []
     for field in schema:
@@ -92,17 +92,17 @@ def _check_size(content: bytes) -> None:
         elif types.is_primitive(kind) or types.is_null(kind):
             widths += 8
         else:
-            raise ValueError(f"column {field.name!r:.60} has the unexpected type {kind!s:.60}")
+            raise ValueError(f"column {field.name!r:.60} has unexpected type {kind!s:.60}")
     if unpacked > most or known.num_rows * widths > most:
-        raise ValueError(f"{known.num_rows:,} rows are too many for a file of this size")
+        raise ValueError(f"too many rows ({known.num_rows:,}) for a file of this size")
     if texts:
         held = ParquetFile(io.BytesIO(content), read_dictionary=texts).read(columns=texts)
         if known.num_rows * widths + sum(map(_characters, held.columns)) > most:
-            raise ValueError("the texts are too long for a file of this size")
+            raise ValueError("the strings are too long for a file of this size")
 
 
 def _characters(column: Any) -> int:
-    """Return the total size in bytes of the strings in a dictionary-encoded column, counted once per row."""
+    """Return the total size in bytes of the strings in a dictionary-encoded column, summed over all rows."""
     import pyarrow.compute as pc
 
     total = 0

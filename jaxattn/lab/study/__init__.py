@@ -1,1 +1,1 @@
-"""Definition of studies: sweep files, their settings and grids, custom code, and dry runs."""
+"""Definition of studies: sweep files, settings, grids, custom code, and dry runs."""

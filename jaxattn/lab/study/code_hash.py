@@ -1,8 +1,9 @@
-"""Hash the custom code of a study, including its dependencies in the user's files and notebook.
+"""Hash a study's custom code, including its dependencies in the user's files and notebook.
 
-For code in a file, the hash covers the file and the local modules that it imports. For code in a notebook, in
-the running script or at the prompt, it covers functions, and the functions, classes and values that they
-read. Installed packages are recorded by version instead.
+For code in a file, the hash covers the file and the local modules that it imports. For code in a
+notebook, in the running script or at the prompt, the hash covers each function, and the functions,
+classes and values that the function uses. Installed packages are not hashed; their versions are
+recorded instead.
 """
 
 import ast
@@ -40,14 +41,14 @@ PLAIN = (
 )
 _VALUES = (*PLAIN, np.ndarray, np.generic, jax.Array)
 DEFINITIONS = (types.ModuleType, type, types.FunctionType)
-# Attributes of a class that contain no code.
+# Types of class attributes that contain no code.
 DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 NO_CODE = ("_abc_impl", "__annotate__", "__annotate_func__", "__annotations_cache__")
 FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
 
 
 class Unhashable(Exception):
-    """Raised if code depends on a value that cannot be hashed. The message contains the value."""
+    """Raised if code depends on a value that cannot be hashed. The message names the value."""
 
 
 def code_hash(target: Any) -> str:
@@ -70,11 +71,12 @@ def code_hash(target: Any) -> str:
 
 
 class _Code:
-    """Hash of the dependencies of a class or function, in the order in which they are found."""
+    """Hash of everything on which a class or function depends, in the order of discovery."""
 
     def __init__(self) -> None:
         self.state = hashlib.sha256()
-        # Numbers of visited objects by id. The objects are kept so that no other object gets the same id.
+        # Visited objects by id, each with its index. Storing the objects prevents Python from reusing their
+        # ids.
         self.seen: dict[int, tuple[int, Any]] = {}
         self.files: set[str] = set()
 
@@ -84,7 +86,7 @@ class _Code:
             self.state.update(f"{len(content)}\0".encode() + content)
 
     def visit(self, x: Any, place: str) -> None:
-        """Hash an object that code depends on. `place` is used in errors."""
+        """Hash an object on which the code depends. `place` names the object in error messages."""
         if isinstance(x, PLAIN):
             self.add(type(x).__qualname__, repr(x))
             return
@@ -94,7 +96,8 @@ class _Code:
         self.seen[id(x)] = len(self.seen), x
         self.hash(x, place)
         if not isinstance(x, DEFINITIONS):
-            # Whether two equal values are the same object differs between processes.
+            # Remove the value, because it differs between processes whether two equal values are the same
+            # object.
             del self.seen[id(x)]
 
     def hash(self, x: Any, place: str) -> None:
@@ -132,7 +135,7 @@ class _Code:
         self.visit(reduced, place)
 
     def module(self, module: types.ModuleType | None) -> None:
-        """Hash a local module. For any other module, hash only the name."""
+        """Hash the source of a local module, or only the name of any other module."""
         if module is None:
             return
         file = getattr(module, "__file__", None)
@@ -142,13 +145,13 @@ class _Code:
             self.add(module.__name__)
 
     def file(self, file: str, package: str) -> None:
-        """Hash a source file and the local modules that it imports, each only once."""
+        """Hash a source file and the local modules that it imports. Each file is hashed only once."""
         if file in self.files:
             return
         self.files.add(file)
         content = Path(file).read_bytes()
         self.add(content)
-        with suppress(SyntaxError, ValueError):  # The module is compiled.
+        with suppress(SyntaxError, ValueError):  # compiled module
             for name in sorted(set(_imports(ast.parse(content), package))):
                 if is_local(found := _imported_file(name, search_folders(Path(file)))):
                     is_package = Path(found).name == "__init__.py"
@@ -171,7 +174,7 @@ class _Code:
             self.visit(base, base.__qualname__)
 
     def function(self, function: types.FunctionType, place: str) -> None:
-        """Hash a function: its file or its code, and the values that it reads."""
+        """Hash a function: its code or the file that defines it, and the values that the function reads."""
         loose, local = _is_loose(function), is_local(_file_of(function))
         self.add(function.__qualname__)
         if loose:
@@ -183,17 +186,18 @@ class _Code:
         if declared := vars(function).get("declared"):
             self.visit(declared, place)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            with suppress(ValueError):  # The cell is still empty.
+            with suppress(ValueError):  # The closure cell is empty.
                 self.visit(cell.cell_contents, name)
         for name in sorted(_names(function.__code__)) if loose or local else ():
             x = function.__globals__.get(name)
-            # Other objects of a file are covered by its source, and may change at run time, such as caches.
+            # Other global objects, such as caches, may change at run time; their definitions are hashed with
+            # the file's source.
             if loose or isinstance(x, (*_VALUES, *FUNCTIONS, type)) or hasattr(x, "__wrapped__"):
                 self.add(name)
                 self.visit(x, name)
 
     def code(self, code: types.CodeType) -> None:
-        """Hash a code object independently of its position in a file."""
+        """Hash a code object independently of its line numbers and file."""
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
         counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
         self.add(code.co_code, repr(names), repr(counts))
@@ -219,7 +223,7 @@ def _parts(x: Any) -> list[Any] | None:
         return [x.fget, x.fset]
     if isinstance(x, functools.cached_property):
         return [x.func]
-    if hasattr(x, "__wrapped__"):  # The object is the result of jax.jit, functools.cache or staticmethod.
+    if hasattr(x, "__wrapped__"):  # from jax.jit, functools.cache or staticmethod
         own = sorted(vars(x).items()) if hasattr(x, "__dict__") else ()
         return [
             x.__wrapped__,
@@ -229,19 +233,28 @@ def _parts(x: Any) -> list[Any] | None:
 
 
 def _module_of(x: Any) -> types.ModuleType | None:
-    """Return the module of a class or function. A decorated function belongs to the module of its code."""
+    """Return the module of a class or function.
+
+    For a decorated function, this is the module that defines the undecorated function.
+    """
     name = x.__globals__.get("__name__") if isinstance(x, types.FunctionType) else x.__module__
     return sys.modules.get(name or "")
 
 
 def _file_of(x: Any) -> str | None:
-    """Return the file of a class or function; None in a notebook, in the running script, or in C."""
+    """Return the source file of a class or function.
+
+    The result is None for objects from a notebook, the running script or C.
+    """
     module = _module_of(x)
     return None if module is sys.modules["__main__"] else getattr(module, "__file__", None)
 
 
 def _installed_name(x: Any) -> str:
-    """Return the import path of an object of an installed package, even if it is decorated, else ""."""
+    """Return the import path of an object, even a decorated one, from an installed package.
+
+    The result is "" for any other object.
+    """
     place, name = getattr(x, "__module__", None), getattr(x, "__qualname__", None)
     if not (isinstance(place, str) and isinstance(name, str) and place in sys.modules):
         return ""
@@ -263,7 +276,7 @@ def _is_loose(x: Any) -> bool:
 
 
 def is_local(file: str | None) -> TypeGuard[str]:
-    """Return True if a file belongs to the user, not to Python, an installed package or jaxattn."""
+    """Return True if a file belongs to the user rather than to Python, an installed package or jaxattn."""
     if file is None:
         return False
     path = Path(file)
@@ -287,7 +300,7 @@ def _imports(tree: ast.AST, package: str) -> Iterator[str]:
             for alias in node.names:
                 yield from _with_parents(alias.name)
         elif isinstance(node, ast.ImportFrom):
-            with suppress(ImportError):  # The relative import leads beyond the top-level package.
+            with suppress(ImportError):  # The relative import goes beyond the top-level package.
                 whole = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
                 yield from _with_parents(whole)
                 yield from (f"{whole}.{alias.name}" for alias in node.names)
@@ -299,7 +312,7 @@ def _with_parents(name: str) -> Iterator[str]:
 
 
 def search_folders(file: Path) -> list[Path]:
-    """Return the folders from which a file imports other files: its folder, and that of its book.
+    """Return the folders to search for a file's imports: the folder of the file, and the folder of its book.
 
     A book is a folder with a book.toml; the files of its items are in subfolders.
     """

@@ -1,4 +1,4 @@
-"""Definition of a study: tables of data, model, phases and probes, a grid over their keys, and seeds."""
+"""Definition of a study: tables for data, model, phases and probes, a grid over their keys, and the seeds."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -18,12 +18,12 @@ MOST_SEEDS = 1_000_000
 
 
 class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Content of a sweep file.
+    """Contents of a sweep file.
 
     Cells are the product of `axes`, `zip` (axes that vary together), `halton` and `cells` (an explicit list),
-    without those that match an entry of `exclude`. Each of the `blocks` is a variant of the file with changed
-    keys and a separate grid. `seeds` is a number, a range "first:end" or a list. `hold` lists the random
-    numbers that every seed takes from seed 0.
+    except those that match an entry of `exclude`. Each entry of `blocks` is a variant of the file with
+    changed keys and a separate grid. `seeds` is a number of seeds, a range "first:end" or a list. `hold`
+    lists the sources of randomness for which every seed uses the keys of seed 0.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -51,22 +51,22 @@ class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Definition:
-    """Checked study. Invalid tables raise an error when it is created.
+    """A validated study. Creating it from invalid tables raises an error.
 
     Attributes:
         tree: the tables as written.
-        names: resolver of the import paths in the tables.
+        names: resolver for the import paths in the tables.
     """
 
     def __init__(self, tree: Mapping[str, Any], names: ImportPaths | None = None) -> None:
-        """Check the tables; raise InputError with the invalid key and a similar valid key."""
+        """Validate the tables; if a key is invalid, raise InputError with the key and a similar valid key."""
         self.tree = dict(tree)
         check_values(self.tree)
         self.names = names or ImportPaths()
         self._tables = _tables(self.tree)
         self._reader = Reader(self.names)
         self._base = self._reader.read(self.tree)
-        # Evaluated here, so that invalid values raise at once.
+        # Create all cells now, so that invalid values raise an error immediately.
         for cell in self.cells:
             setting = cell.setting
             randomness.check_seeds(setting.data, setting.phases, setting.hold, len(self.seeds))
@@ -88,26 +88,26 @@ class Definition:
 
     @property
     def chunk(self) -> int | None:
-        """Number of runs to vmap together, if the study sets it."""
+        """Number of runs to vmap together, or None if the study does not set this number."""
         return self._tables.chunk
 
     @cached_property
     def seeds(self) -> tuple[int, ...]:
-        """Seeds in ascending order."""
+        """The seeds in ascending order."""
         given = self._tables.seeds
         if isinstance(given, str):
             first, end = map(int, given.split(":"))
             if end - first > MOST_SEEDS:
-                raise InputError(f"seeds: {given} are more than {MOST_SEEDS:,}; use fewer")
+                raise InputError(f"seeds: {given} has more than {MOST_SEEDS:,} seeds; use a shorter range")
             if first >= end:
                 raise InputError(
-                    f"seeds: {given} is an empty range; write the first seed and the last seed plus one, "
+                    f"seeds: {given} is an empty range; give the first seed and the last seed plus one, "
                     f"such as '{min(first, end)}:{max(first, end) + 1}'"
                 )
             given = tuple(range(first, end))
         seeds = tuple(range(given)) if isinstance(given, int) else tuple(sorted(given))
         if len(set(seeds)) < len(seeds) or not seeds:
-            fault = "a seed is listed twice; list each seed once" if seeds else "no seed; give at least one"
+            fault = "a seed is listed twice; list each seed once" if seeds else "empty; list at least one"
             raise InputError(f"seeds: {fault}")
         return seeds
 
@@ -118,32 +118,32 @@ class Definition:
 
     @cached_property
     def cells(self) -> list[Cell]:
-        """Cells of the grid, in order."""
+        """The cells of the grid, in order."""
         return grid.grid_cells(self.tree, _tables, self._reader.read, self.names)
 
     @property
     def base(self) -> Setting:
-        """Setting of the study without its axes."""
+        """Setting before any axis values are applied."""
         return self._base.setting
 
     @property
     def config(self) -> dict[str, Any]:
-        """All tables with all settings, as plain JSON values."""
+        """The complete tables with all settings, including defaults, as plain JSON values."""
         tables = msgspec.structs.replace(self._tables, figures=self.figures)
         written: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(tables))
-        del written["hold"]  # The tables of the base contain it unless it is empty.
+        del written["hold"]  # The base tables contain it unless it is empty.
         return written | self._base.tables
 
     @property
     def config_hash(self) -> str:
-        """Hash of the settings that determine the results, without axes."""
+        """Hash of the settings that determine the results, ignoring the axes."""
         return self._base.config_hash
 
     @property
     def own_kinds(self) -> list[str]:
         """Import paths of the custom code in all cells."""
         every = [self.config, *(cell.tables for cell in self.cells)]
-        # Cells share equal tables.
+        # Cells with equal tables share one object; visit each object only once.
         parts = {id(part): part for tree in every for x in tree.values() for part in _tables_in(x)}
         return sorted({path for part in parts.values() for path in _paths(part)})
 
@@ -171,7 +171,10 @@ def _tables_in(x: Any) -> Sequence[Any]:
 
 
 def _paths(tree: Any) -> Sequence[str]:
-    """Return the import paths in tables: strings like `module:Name` as kinds, optimisers or in lists."""
+    """Return the import paths in tables.
+
+    These are strings such as `module:Name`, given as kinds, as optimisers or in lists.
+    """
     if isinstance(tree, dict):
         own = [
             x

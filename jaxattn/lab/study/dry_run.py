@@ -1,4 +1,4 @@
-"""Dry run of a setting on abstract arrays, which validates return values before compilation."""
+"""Dry run of a setting with abstract arrays, which validates return values before compilation."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,14 +45,14 @@ def rehearse(
     files: frozenset[str],
     progress: Progress = silent,
 ) -> None:
-    """Trace the run of one seed, and check the return value of each part.
+    """Trace the computation for one seed, and validate what each component returns.
 
-    `varying` contains the dtypes of the numbers that differ between vmapped runs, and `files` the source
-    files of the user's code.
+    `varying` maps the numeric settings that differ between vmapped runs to their dtypes. `files` contains the
+    source files of the user's code.
 
     Raises:
-        InputError: a part returns a value of the wrong type or shape, or requires the value of a traced
-            number.
+        InputError: a component returns a value of the wrong type or shape, or needs the concrete value of a
+            traced setting.
         UserCodeError: custom code raised an exception, which is the cause of this error.
     """
     with backend.precision(setting.dtype):
@@ -70,19 +70,19 @@ def rehearse(
             place = str(error).removesuffix(remedy(error.__cause__))
             raise InputError(
                 f"{keys}: cells with different values share a program, but {place} depends on the value; "
-                "annotate it as jaxattn.Static[float], or use jax.numpy.where"
+                "annotate the setting as jaxattn.Static[float], or use jax.numpy.where"
             ) from None
         rehearsal.minibatches(train)
 
 
 class _Rehearsal:
-    """Trace of one seed on abstract arrays. Exceptions get the name of the part that raised them."""
+    """Trace of one seed with abstract arrays. Exceptions are annotated with the failing component."""
 
     def __init__(self, setting: Setting, shared: Loaded | None, files: frozenset[str]) -> None:
         self.setting, self.shared, self.files = setting, shared, files
 
     def run(self, numbers: Hyperparameters) -> Any:
-        """Trace all parts with traced `numbers`, and return the shapes of the training data."""
+        """Trace all components with `numbers` as tracers, and return the shapes of the training data."""
 
         def run(numbers: Hyperparameters, of_seed: Keys) -> Any:
             setting = with_hyperparameters(self.setting, numbers)
@@ -97,7 +97,7 @@ class _Rehearsal:
         return jax.eval_shape(run, dict(numbers), jax.eval_shape(keys, 0))
 
     def fails(self, numbers: Hyperparameters) -> bool:
-        """Return True if code requires the value of one of these numbers, or of an array, during tracing."""
+        """Return True if tracing fails because code needs the concrete value of a tracer."""
         try:
             self.run(numbers)
         except RunError as error:
@@ -145,7 +145,7 @@ class _Rehearsal:
                 )
             if model.attends_to_tokens and not model.has_scores:
                 raise InputError(
-                    f"{name} sets attends_to_tokens, but has no scores; write scores_and_values(params), or "
+                    f"{name} sets attends_to_tokens, but lacks token scores; implement scores_and_values, or "
                     "remove attends_to_tokens"
                 )
             if model.has_scores and isinstance(data, Corpus):
@@ -164,7 +164,10 @@ class _Rehearsal:
             check_floats(name, each, {() if coupled else (n,)}, why)
 
     def minibatches(self, data: Dataset) -> None:
-        """Raise InputError if a loss couples sequences and a minibatch step would pass it all of them."""
+        """Raise InputError if minibatches are used, but a loss that couples sequences would see all data.
+
+        The loss must be evaluated on the sequences of each minibatch instead.
+        """
         setting = self.setting
         batched = [k for k, phase in enumerate(setting.phases) if phase.batch_size]
         cuts = setting.model.cuts_batches or setting.loss.coupled
@@ -175,7 +178,7 @@ class _Rehearsal:
                 return
         raise InputError(
             f"phases[{batched[0]}].batch_size: {_name(setting.loss)} couples sequences, but would be "
-            "evaluated on all sequences instead of the batch; derive a class from jaxattn.Loss with "
+            "evaluated on all sequences instead of on the batch; derive a class from jaxattn.Loss with "
             "coupled = True that returns one number for the batch"
         )
 
@@ -196,8 +199,8 @@ class _Rehearsal:
             missing = [x for x in ("params", "step", "failed_at") if not hasattr(state, x)]
             if missing:
                 raise InputError(
-                    f"{name}.init returns {shown(state)} without {missing[0]!r}; a state has params, step "
-                    "and failed_at, as jaxattn.dynamics.State"
+                    f"{name}.init returns {shown(state)} without {missing[0]!r}; it needs params, step "
+                    "and failed_at, like jaxattn.dynamics.State"
                 )
             if type(phase).step is not Phase.step:
                 task = seed.task_of(setting, data)
@@ -236,11 +239,11 @@ class _Rehearsal:
                 for name in found:
                     if owner.setdefault(name, place) != place:
                         by = owner[name] if owner[name] != "probes" else "a standard probe"
-                        raise InputError(f"{name!r} is already measured by {by}; choose another name")
+                        raise InputError(f"{name!r} is also a metric of {by}; choose another name")
 
     @contextmanager
     def at(self, place: str, concept: Concept[Any] | str) -> Iterator[None]:
-        """Add the location to exceptions, and attribute them to custom code or to the package."""
+        """Inside the `with` block, add the location to exceptions, and whether custom code caused them."""
         try:
             with at(place):
                 yield

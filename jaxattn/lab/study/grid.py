@@ -1,4 +1,4 @@
-"""Cells of a study from its grid: blocks, products, zipped axes, quasi-random points and lists."""
+"""Cells of a study, built from its grid: blocks, product axes, zipped axes, quasi-random points and lists."""
 
 import itertools
 import math
@@ -14,11 +14,11 @@ from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.setting import Cell, merged_tables
 from jaxattn.lab.study.tree import assign
 
-# Tables of the grid. A block may have separate ones, and a cell has none.
+# Tables that define the grid. A block may contain them; a cell may not.
 GRID = ("axes", "zip", "halton", "cells", "exclude")
-# Settings of the study and its grid, which individual cells do not have.
+# Settings of the study and its grid that individual cells do not contain.
 PRESENTATION = ("name", "description", "figures", "seeds", "blocks", *GRID)
-# Maximum number of cells, which are created and checked within seconds.
+# Maximum number of cells; creating and checking this many cells takes a few seconds.
 _MOST_CELLS = 100_000
 _OF_ALL_CELLS = frozenset(PRESENTATION) - {"name"}
 
@@ -26,7 +26,7 @@ Axes = dict[str, Annotated[tuple[int | float | str | bool, ...], msgspec.Meta(mi
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds of a quasi-random axis: linear, or logarithmic with `log`; `integer` rounds the values."""
+    """Bounds of a quasi-random axis. `log` makes the axis logarithmic; `integer` rounds the values."""
 
     low: float
     high: float
@@ -50,9 +50,9 @@ def grid_cells(
 ) -> list[Cell]:
     """Return the cells of a study, block by block.
 
-    Within a block, cells are the product of the explicit `cells`, the zipped axes, the Halton points and the
-    product axes, with the last axis varying fastest, without excluded cells. `tables_of` checks and returns
-    the tables of a block or cell, and `read` creates a cell from its tables, number and axis values.
+    The cells of a block are the product of the explicit `cells`, the zipped axes, the Halton points and the
+    product axes, except for the excluded cells. The last axis varies fastest. `tables_of` validates and
+    returns the tables of a block or cell, and `read` creates a cell from its tables, number and axis values.
 
     Raises:
         InputError: a block or axis has an unknown key, a value makes a cell invalid, or the grid is empty.
@@ -62,17 +62,17 @@ def grid_cells(
         with at(f"blocks.{name}" if name else ""):
             for key in block:
                 if key in PRESENTATION and key not in GRID:
-                    raise InputError(f"{key} cannot differ between blocks")
+                    raise InputError(f"{key} cannot differ between blocks; set it outside the blocks")
             own = merged_tables({key: x for key, x in tree.items() if key != "blocks"}, block, names)
             for settings in points(tables_of(own)):
                 if len(result) == _MOST_CELLS:
-                    raise InputError(f"more than {_MOST_CELLS:,} cells in all blocks; use fewer")
+                    raise InputError(f"more than {_MOST_CELLS:,} cells in all blocks; use fewer values")
                 result.append(_cell(len(result), own, name, settings, tables_of, read))
     return result
 
 
 def points(grid: Any) -> list[dict[str, Any]]:
-    """Return the axis values of each cell of a block."""
+    """Return the axis values of each cell in a block."""
     _check_size(grid)
     factors: tuple[Any, ...] = (
         grid.cells or ({},),
@@ -87,16 +87,14 @@ def points(grid: Any) -> list[dict[str, Any]]:
         for part in parts:
             for key in part:
                 if key in settings:
-                    raise InputError(
-                        f"{key}: swept twice; keep it in only one of axes, zip, halton and cells"
-                    )
+                    raise InputError(f"{key}: swept twice; set it in only one of axes, zip, halton and cells")
             settings |= part
         result.append(settings)
     return list(_kept(result, grid.exclude))
 
 
 def check_lists(tree: Mapping[str, Any]) -> None:
-    """Raise InputError for an axis of unchecked tables that is not a list, or is an empty list."""
+    """Raise InputError if an axis in unvalidated tables is not a list, or is an empty list."""
     for table in ("axes", "zip"):
         axes = tree.get(table)
         for key, values in axes.items() if isinstance(axes, Mapping) else ():
@@ -105,7 +103,7 @@ def check_lists(tree: Mapping[str, Any]) -> None:
                     f"{table}.{key}: {values!r:.60} is not a list; use a list, such as [{values!r:.60}]"
                 )
             if not values:
-                raise InputError(f"{table}.{key}: an empty list; add at least one value")
+                raise InputError(f"{table}.{key}: the list is empty; add at least one value")
 
 
 def _check_different(axes: Mapping[str, tuple[Any, ...]]) -> None:
@@ -121,7 +119,7 @@ def _check_size(grid: Any) -> None:
     lengths += [max(map(len, grid.zip.values()), default=1), grid.halton.points if grid.halton else 1]
     if (size := math.prod(length or 1 for length in lengths)) > _MOST_CELLS:
         raise InputError(
-            f"axes: {size:,} cells are more than {_MOST_CELLS:,}; use fewer values, or [halton] "
+            f"axes: {size:,} cells, but at most {_MOST_CELLS:,} are allowed; use fewer values, or [halton] "
             "points instead of a product"
         )
 
@@ -132,7 +130,7 @@ def product(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
 
 
 def zipped(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Combine the first values of all axes, the second values, and so on; raise InputError otherwise."""
+    """Combine the i-th values of all axes for each i; raise InputError if the axes differ in length."""
     lengths = {key: len(values) for key, values in axes.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{key} has {length}" for key, length in lengths.items())
@@ -141,12 +139,15 @@ def zipped(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
 
 
 def halton(wanted: Halton | None) -> list[dict[str, Any]]:
-    """Return quasi-random points within bounds. For the same seed, more points extend the existing ones."""
+    """Return quasi-random points within the given bounds, or [{}] if `wanted` is None.
+
+    With the same seed, a larger number of points extends the sequence and does not change earlier points.
+    """
     if wanted is None:
         return [{}]
     for key, bounds in wanted.axes.items():
         if not bounds.low < bounds.high:
-            raise InputError(f"halton.axes.{key}: low {bounds.low}; must be below high {bounds.high}")
+            raise InputError(f"halton.axes.{key}: low ({bounds.low}) must be below high ({bounds.high})")
         if bounds.log and bounds.low <= 0:
             raise InputError(
                 f"halton.axes.{key}: low must be positive for a logarithmic axis, got {bounds.low}"
@@ -178,7 +179,7 @@ def _kept(settings: list[dict[str, Any]], exclude: tuple[dict[str, Any], ...]) -
                 raise InputError(f"exclude[{number}]: {key} is not swept; swept keys: {swept}")
     kept = [row for row in settings if not any(_matches(row, condition) for condition in exclude)]
     if not kept:
-        raise InputError("exclude: all cells are excluded; exclude fewer")
+        raise InputError("exclude: all cells are excluded; remove some exclusions")
     return kept
 
 
@@ -203,7 +204,7 @@ def _cell(
     with at(f"axes: cell {number} ({place})" if settings else ""):
         for key, value in settings.items():
             if key.partition(".")[0] in PRESENTATION:
-                raise InputError(f"{key} cannot be an axis")
+                raise InputError(f"{key} cannot be swept; set it outside the axes")
             own = assign(own, key, value)
         tables_of(own)
         return read(own, number, named | settings)

@@ -1,4 +1,4 @@
-"""Compile groups: cells that differ only in numbers, and run vmapped in the same program."""
+"""Compile groups: cells that differ only in numeric settings, vmapped in the same program."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
@@ -27,11 +27,11 @@ class CompileGroup(NamedTuple):
 
     Attributes:
         number: index of the group in the study.
-        setting: common setting of the cells. For numbers that vary, it has the value of the first cell,
-            except for the vocabulary size, which is the largest one, to which the others are padded.
+        setting: setting shared by the cells. Varying numeric settings have the value of the first cell,
+            except the vocabulary size, which is the largest in the group; smaller vocabularies are padded.
         cells: the cells, in the order of the study.
-        varying: setting paths of the numbers that differ between cells.
-        numbers: all numbers that may differ between vmapped runs, by cell number.
+        varying: setting paths of the numeric settings that differ between cells.
+        numbers: all numeric settings that may differ between vmapped runs, by cell number.
     """
 
     number: int
@@ -41,25 +41,28 @@ class CompileGroup(NamedTuple):
     numbers: Mapping[int, Hyperparameters]
 
     def hyperparameters(self, cells: Sequence[Cell]) -> Hyperparameters:
-        """Return the varying numbers of vmapped runs, given the cell of each run, as arrays (L,)."""
+        """Return the varying numeric settings as arrays (L,) with one value for each of L vmapped runs.
+
+        `cells` contains the cell of each run.
+        """
         return {
             path: jnp.asarray([self.numbers[cell.number][path] for cell in cells], dtype)
             for path, dtype in self.dtypes().items()
         }
 
     def dtypes(self) -> dict[SettingPath, Any]:
-        """Return the dtypes of the varying numbers."""
+        """Return the dtypes of the varying numeric settings."""
         first = self.numbers[self.cells[0].number]
         known = {int: jnp.dtype("int32"), float: jnp.dtype(self.setting.dtype)}
         return {path: known[type(first[path])] for path in self.varying}
 
     def key(self, path: SettingPath) -> str:
-        """Return the sweep-file key of a number."""
+        """Return the sweep-file key of a numeric setting."""
         return key_of(self.setting, path)
 
 
 def compile_groups(cells: Iterable[Cell]) -> list[CompileGroup]:
-    """Group the cells that can run in the same program, in the order of their first cells."""
+    """Group cells that can run in the same program, in the order of their first cells."""
     members: dict[bytes, list[Cell]] = {}
     numbers = {}
     for cell in cells:
@@ -74,13 +77,14 @@ def compile_groups(cells: Iterable[Cell]) -> list[CompileGroup]:
 def rehearse_groups(
     study: Definition, groups: Sequence[CompileGroup], progress: Any, *, keep_going: bool = False
 ) -> frozenset[int]:
-    """Trace the groups of a study with custom code, and return the numbers of those that raise.
+    """Trace all groups if the study has custom code; return the indices of groups that raise exceptions.
 
-    With `keep_going`, some groups may raise; running their batches will raise again.
+    With `keep_going`, exceptions in some of the groups are ignored, because their batches raise them again
+    when they run.
 
     Raises:
         InputError: custom code returns a value of the wrong type or shape.
-        UserCodeError: custom code raised an exception; with `keep_going`, in all groups.
+        UserCodeError: custom code raised an exception; with `keep_going`, it did so in every group.
     """
     raised: dict[int, UserCodeError] = {}
     files = study.names.files(study.own_kinds)
@@ -95,7 +99,7 @@ def rehearse_groups(
 
 
 def _shape(cell: Cell, numbers: Hyperparameters) -> bytes:
-    """Return a key for the programs of a cell: its tables without the numbers that may vary."""
+    """Return a key that identifies a cell's programs: its tables without the varying numeric settings."""
     kept: Any = cell.tables
     for head, *rest in numbers:
         kept = _without(kept, (*IN_TABLES.get(head, (head,)), *rest))

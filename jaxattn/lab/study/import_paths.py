@@ -1,6 +1,6 @@
 """Resolve import paths in sweep files: `package.module:Name`, or `file.py:Name` relative to the sweep file.
 
-A file can import files in the same folder by name, and files in the folder of its book.
+A file can import other files by name from its own folder and from the folder of its book.
 """
 
 import difflib
@@ -21,20 +21,20 @@ from jaxattn.lab.study.code_hash import Unhashable, code_hash, is_local, search_
 
 
 class ImportPaths:
-    """Resolver of the import paths and file names of a study.
+    """Resolver for the import paths and file names in a study.
 
     Attributes:
-        folder: base of relative paths, which is the folder of the sweep file.
+        folder: folder to which relative paths refer, which is the folder of the sweep file.
         given: objects passed to a study in Python, by import path.
     """
 
     def __init__(self, folder: str | Path = ".", given: Mapping[str, Any] | None = None) -> None:
-        """Store the folder without importing anything."""
+        """Store the folder and the given objects without importing anything."""
         self.folder = Path(folder)
         self.given = dict(given or {})
 
     def load(self, name: str) -> Any:
-        """Import a class or function by its path, "package.module:Name" or "file.py:Name".
+        """Import a class or function from its path, "package.module:Name" or "file.py:Name".
 
         Raises:
             InputError: the file, module or name does not exist, or a module name is already in use.
@@ -44,7 +44,7 @@ class ImportPaths:
             return self.given[name]
         place, _, attribute = name.partition(":")
         if not place.strip(".") or not attribute:
-            raise InputError(f"{name!r}: expected package.module:Name, or a file, for example mine.py:Name")
+            raise InputError(f"{name!r}: expected package.module:Name, or a file such as mine.py:Name")
         found: Any = self._file(place) if place.endswith(".py") else self._module(place)
         for part in attribute.split("."):
             if not part or not hasattr(found, part):
@@ -55,21 +55,21 @@ class ImportPaths:
         return found
 
     def path(self, text: str) -> Path:
-        """Return the path of a file, relative to the folder of the study."""
+        """Resolve a file path relative to the study's folder."""
         try:
             return self.folder / Path(text).expanduser()
-        except RuntimeError:  # The user after ~ is unknown.
+        except RuntimeError:  # The user after ~ does not exist.
             return self.folder / text
 
     def code_hash(self, name: str) -> str | None:
-        """Return the hash of the code at an import path, or None if it has none; see `code_hash`."""
+        """Return the hash of the code at an import path, or None if it is unhashable; see `code_hash`."""
         try:
             return code_hash(self.load(name))
         except (Unhashable, OSError):
             return None
 
     def unhashable(self, name: str) -> str:
-        """Return the value that prevents the code at an import path from being hashed, or ""."""
+        """Return the name of the value that makes an import path's code unhashable, or "" if none does."""
         try:
             code_hash(self.load(name))
         except (Unhashable, OSError) as error:
@@ -77,7 +77,7 @@ class ImportPaths:
         return ""
 
     def files(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the source files of import paths, as they appear in tracebacks."""
+        """Return the source files to which import paths refer, as they appear in tracebacks."""
         found = set()
         for name in names:
             target = self.load(name)
@@ -93,7 +93,7 @@ class ImportPaths:
             path = path.resolve()
             is_file = path.is_file()
             siblings = [] if is_file else [other.name for other in path.parent.glob("*.py")]
-        except (OSError, ValueError):  # The path is not valid.
+        except (OSError, ValueError):  # The path is invalid.
             is_file, siblings = False, []
         if not is_file:
             near = difflib.get_close_matches(path.name, siblings, 1)
@@ -101,7 +101,7 @@ class ImportPaths:
                 f"; did you mean {near[0]}?" if near else f"; paths are relative to {self.folder.resolve()}"
             )
             raise InputError(f"{place}: no such file{hint}")
-        # A file is imported once, even if several names are imported from it, or other files import it.
+        # Import each file only once, even if several of its names are used or other files import it.
         name = _module_name(path)
         imported = sys.modules.get(path.stem)
         if name not in sys.modules and imported is not None and _source(imported) == path:
@@ -118,7 +118,7 @@ class ImportPaths:
             except Exception as error:
                 del sys.modules[name]
                 raise UserCodeError(
-                    f"{place} raises an exception during import", frozenset({str(path)})
+                    f"{place} raised an exception on import", frozenset({str(path)})
                 ) from error
         return module
 
@@ -130,23 +130,26 @@ class ImportPaths:
         except Exception as error:
             missing = isinstance(error, ModuleNotFoundError) and place.startswith(error.name or "?")
             if missing:
-                remedy = "install it, or give a file, for example mine.py:Name"
+                remedy = "install it, or give a file such as mine.py:Name"
                 if new := place_of(place):
                     remedy = f"moved to {new} in version 0.3"
                 raise InputError(f"{place}: no such module; {remedy}") from None
             every = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
             files = frozenset(file for file in every if file != __file__ and "importlib" not in file)
-            raise UserCodeError(f"{place} raises an exception during import", files) from error
+            raise UserCodeError(f"{place} raised an exception on import", files) from error
         finally:
             sys.path[:] = before
 
 
 @contextmanager
 def _own_files_first(path: Path, place: str) -> Iterator[None]:
-    """Restrict a file to importing other files from its search folders.
+    """Inside the `with` block, let a file import other files only from its search folders.
 
-    A process has one module per name. If a file imports a name that a file in another folder already uses,
-    the import is undone, including everything that it imported from its search folders.
+    A process has only one module per name. If the file imports a module whose name a file in another folder
+    already uses, all imports from the search folders in this block are undone.
+
+    Raises:
+        InputError: two files with the same name are imported from different folders.
     """
     folders, before = search_folders(path), list(sys.path)
     own = {file.stem: file for folder in reversed(folders) for file in folder.glob("*.py")}

@@ -1,6 +1,7 @@
-"""PRNG keys of a seed for its data, its start and its batches, some of which a study holds at seed 0.
+"""PRNG keys of a seed for data, initial parameters and batches.
 
-A key depends only on the seed and on `hold`, so seeds can be added to a study later.
+A study can hold any of these three keys at seed 0. A key depends only on the seed and on `hold`, so seeds
+can be added to a study later.
 """
 
 from collections.abc import Collection
@@ -14,17 +15,17 @@ from jaxattn.core.errors import InputError
 
 Part = Literal["data", "start", "batches"]
 PARTS: tuple[Part, ...] = ("data", "start", "batches")
-# The seed whose key every seed of a study uses for a held part, whether or not the study runs this seed.
+# The seed whose key is used for all held randomness, even if the study does not run this seed.
 HELD_AT = 0
 
 
 class Keys(NamedTuple):
-    """PRNG keys of one seed, or of many along a leading axis.
+    """PRNG keys of one seed, or of many seeds along a leading axis.
 
     Attributes:
-        data: key of the sampled data.
-        start: key of the initial parameters.
-        batches: key of the minibatches, and of all other random numbers of the phases.
+        data: key for sampled data.
+        start: key for initial parameters.
+        batches: key for minibatches and all other randomness in the phases.
     """
 
     data: Array
@@ -33,7 +34,7 @@ class Keys(NamedTuple):
 
 
 def keys(seed: int | Array, hold: Collection[str] = ()) -> Keys:
-    """Return the PRNG keys of a seed; those of held parts are the keys of seed 0."""
+    """Return the PRNG keys of a seed, using the keys of seed 0 for the sources of randomness in `hold`."""
 
     def of(part: Part) -> tuple[Array, Array]:
         used = HELD_AT if part in hold else seed
@@ -44,12 +45,12 @@ def keys(seed: int | Array, hold: Collection[str] = ()) -> Keys:
 
 
 def in_order(hold: Collection[str]) -> list[str]:
-    """Return held parts once each, in the order of `PARTS`."""
+    """Return the sources of randomness in `hold` in the order of `PARTS`, without duplicates."""
     return [part for part in PARTS if part in hold]
 
 
 def varying(data: Data, phases: Collection[Phase], hold: Collection[str]) -> list[str]:
-    """Return the parts whose random numbers differ between seeds."""
+    """Return the sources of randomness that differ between seeds."""
     is_random = {
         "data": not data.shared,
         "start": True,
@@ -59,20 +60,20 @@ def varying(data: Data, phases: Collection[Phase], hold: Collection[str]) -> lis
 
 
 def check_fresh(phases: Collection[Phase], hold: Collection[str]) -> None:
-    """Raise InputError if data are held, but a phase samples new examples with keys that are not held."""
+    """Raise InputError if the data are held, but a phase samples new examples with keys that are not held."""
     for phase in phases:
         if "data" in hold and "batches" not in hold and getattr(phase, "fresh", None):
             raise InputError(
-                f"hold: 'data' cannot hold the examples of phase {phase.name!r}, which samples new ones in "
-                "every step (fresh); hold 'batches' as well, or use batch_size"
+                f"hold: 'data' does not fix the examples of phase {phase.name!r}, which resamples them at "
+                "every step (fresh); add 'batches' to hold, or replace fresh with batch_size"
             )
 
 
 def check_seeds(data: Data, phases: Collection[Phase], hold: Collection[str], seeds: int) -> None:
-    """Raise InputError if several seeds would be identical, because nothing differs between them."""
+    """Raise InputError if several seeds would give identical results because all randomness is held fixed."""
     if hold and seeds > 1 and not varying(data, phases, hold):
         held = ", ".join(repr(part) for part in hold)
         raise InputError(
-            f"hold: all {seeds} seeds would be identical, because only {held} use random numbers here; "
-            "hold fewer parts, or give one seed"
+            f"hold: all {seeds} seeds would be identical, because only {held} are random, and all are held; "
+            "remove some of them from hold, or use a single seed"
         )

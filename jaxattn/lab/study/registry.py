@@ -1,8 +1,8 @@
-"""Concepts of a sweep file, such as models: their built-in classes, and instances built from tables.
+"""Component types in a sweep file, such as models: built-in classes, and instances built from tables.
 
-A table has a `kind`, which is a short name or an import path. Its other keys are settings of the class, and
-are checked against the annotations. A function is first converted to a class; see `settings_class`. `python
--m jaxattn.lab.study.registry` prints the table of docs/howto/extending.md.
+A table has a `kind`, which is a short name or an import path. Its other keys are settings of the class,
+which are checked against the annotations. A function is first converted to a class; see
+`settings_class`. `python -m jaxattn.lab.study.registry` prints the table in docs/howto/extending.md.
 """
 
 import functools
@@ -59,17 +59,17 @@ C = TypeVar("C", bound=Spec)
 
 @dataclass(frozen=True, eq=False)
 class Concept(Generic[C]):
-    """Concept, such as a model or a loss, with the requirements on its classes.
+    """Component type, such as model or loss, with the requirements for its classes.
 
     Attributes:
         name: name with an article, such as "a model".
         place: key in a sweep file.
         known: built-in classes by short name.
         bases: base classes, each with the attributes that a derived class must define.
-        of_function: function that builds a class from a function and its `kind`; None if the concept requires
-            a class.
-        functions: signatures of such functions.
-        further: calls to list for a base class instead of the required attributes.
+        of_function: function that builds a class from a function and its `kind`; None if only classes are
+            accepted.
+        functions: signatures of the accepted functions.
+        further: base classes for which other calls are listed instead of the required attributes.
         default: function that infers the kind of a table from its keys.
     """
 
@@ -84,20 +84,20 @@ class Concept(Generic[C]):
 
     @property
     def classes(self) -> dict[str, list[str]]:
-        """Calls that a derived class must define, by name of the base class."""
+        """Method calls that a derived class must support, by name of the base class."""
         own = {base.__name__: [_call(base, name) for name in names] for base, names in self.bases.items()}
         return own | {name: list(calls) for name, calls in self.further.items()}
 
     @property
     def wants(self) -> str:
-        """Description of the classes and functions that the concept accepts, for error messages."""
+        """Description of the classes and functions accepted as this component, for error messages."""
         (name, calls), *_ = self.classes.items()
         written = f"a class derived from jaxattn.{name} with {' and '.join(calls)}"
         return f"a function {self.functions[0]}, or {written}" if self.functions else written
 
 
 class Field(NamedTuple):
-    """Setting: name, annotation and default, which is `msgspec.NODEFAULT` if there is none."""
+    """Setting of a class: name, annotation and default (`msgspec.NODEFAULT` if it is required)."""
 
     name: str
     type: Any
@@ -105,7 +105,7 @@ class Field(NamedTuple):
 
 
 def _call(base: type, name: str) -> str:
-    """Format the call of a method with its required arguments, or the name of a property."""
+    """Format a method call with its required arguments, or the name of a property."""
     method = inspect.getattr_static(base, name)
     if isinstance(method, property):
         return name
@@ -115,13 +115,13 @@ def _call(base: type, name: str) -> str:
 
 
 def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tuple[C, Table]:
-    """Create an instance from a table, and return it with its complete table, including defaults.
+    """Create an instance from a table; return it with the complete table, which includes defaults.
 
     Args:
-        concept: concept of the table.
-        table: the kind, or a table with its settings.
+        concept: component type of the table.
+        table: table with the kind and settings, or the kind alone.
         place: key of the table in the sweep file, for messages.
-        names: resolver of import paths.
+        names: resolver for import paths.
 
     Raises:
         InputError: the kind or a setting is unknown, a type or value is invalid, or a class lacks a method.
@@ -141,7 +141,7 @@ def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tup
 
 @functools.cache
 def _marked(target: type[Spec]) -> dict[str, str]:
-    """Return the settings that are file or import paths, with the markers of their annotations."""
+    """Return the settings annotated as file paths or import paths, each with the marker in its annotation."""
     return {f.name: mark for f in _fields(target) for mark in (FILE, IMPORT_PATH) if has_mark(f.type, mark)}
 
 
@@ -162,7 +162,7 @@ def describe(thing: Any, concept: Concept[Any], names: ImportPaths) -> Any:
     """Return the table that describes an object. The kind of a custom object is its import path.
 
     Raises:
-        InputError: the object is not a table, an instance, a class or a function of this concept.
+        InputError: the object is not a table, an instance, a class or a function accepted for this component.
     """
     if isinstance(thing, str):
         return thing
@@ -179,7 +179,7 @@ def describe(thing: Any, concept: Concept[Any], names: ImportPaths) -> Any:
 
 
 def convert(target: type[Spec], values: Table, place: str) -> Table:
-    """Validate settings against the annotations of a class, and add defaults; raise InputError on failure."""
+    """Validate settings against a class's annotations, raising InputError on failure, and add defaults."""
     fields = fields_of(target, place)
     rest = dict(values)
     if takes := target.takes_further:
@@ -196,12 +196,12 @@ def convert(target: type[Spec], values: Table, place: str) -> Table:
     except TypeError as error:
         raise InputError(
             f"{place}: {target.__name__} has an annotation that is not supported for settings "
-            f"({error}); use numbers, texts, lists or tables"
+            f"({error}); use numbers, strings, lists or tables"
         ) from None
 
 
 def fields_of(target: type[Spec], place: str = "") -> list[Field]:
-    """Return the settings of a class in order; raise InputError if an annotation cannot be read."""
+    """Return a class's settings in order; raise InputError if an annotation cannot be evaluated."""
     try:
         return _fields(target)
     except NameError as error:
@@ -211,7 +211,7 @@ def fields_of(target: type[Spec], place: str = "") -> list[Field]:
 
 
 def keys_of(concept: Concept[Any], kind: str, names: ImportPaths) -> set[str]:
-    """Return the names of the settings of a kind; empty for an unknown kind."""
+    """Return the names of the settings that a kind accepts, or an empty set if the kind is unknown."""
     if ":" not in kind and kind not in concept.known:
         return set()
     return {field.name for field in fields_of(_class(concept, kind, kind, names), kind)}
@@ -219,7 +219,7 @@ def keys_of(concept: Concept[Any], kind: str, names: ImportPaths) -> set[str]:
 
 @functools.cache
 def _fields(target: type[Spec]) -> list[Field]:
-    # The settings of a function come before those of its base class.
+    # A function's own settings come before those of its base class.
     first = target.arguments if issubclass(target, OfFunction) else ()
     return [
         Field(
@@ -274,7 +274,7 @@ def _class(concept: Concept[C], kind: Any, place: str, names: ImportPaths) -> ty
 def _check_class(concept: Concept[Any], target: type, kind: str) -> None:
     for old, new in ATTRIBUTES.items():
         if old in dir(target):
-            raise InputError(f"{kind}: {old!r} was renamed to {new!r} in version 0.3; rename it")
+            raise InputError(f"{kind}: {old!r} was renamed to {new!r} in version 0.3; use the new name")
     base = next((base for base in concept.bases if issubclass(target, base)), None)
     if base is None:
         raise InputError(
@@ -287,7 +287,7 @@ def _check_class(concept: Concept[Any], target: type, kind: str) -> None:
 
 
 def _check_settings(target: type[Spec], place: str) -> None:
-    """Raise InputError for a setting that has the name of another attribute of a base class."""
+    """Raise InputError if a setting has the same name as an existing attribute of a base class."""
     for base in target.__mro__[1:]:
         if not base.__module__.startswith("jaxattn.") or not issubclass(base, Spec):
             continue
@@ -296,7 +296,7 @@ def _check_settings(target: type[Spec], place: str) -> None:
             if name in taken:
                 rather = "" if target.kind else "annotate it as a ClassVar, or "
                 raise InputError(
-                    f"{place}: {name!r} of {target.kind or target.__name__} is an attribute of every "
+                    f"{place}: {name!r} of {target.kind or target.__name__} is also an attribute of "
                     f"{base.__name__}; {rather}choose another name for the setting"
                 )
 
@@ -309,12 +309,12 @@ def _instance(target: Any, values: Table, place: str) -> Any:
     except Exception as error:
         files = frozenset({inspect.getfile(target)})
         raise UserCodeError(
-            f"{place}: {target.__name__} raises an exception when it is created", files
+            f"{place}: {target.__name__} raised an exception on construction", files
         ) from error
 
 
 def _literals(annotation: Any) -> list[str]:
-    """Return the values of a Literal, even inside a union or Annotated, and "a number" for numbers."""
+    """Return the values of a Literal, even inside a union or Annotated, and "a number" for numeric types."""
     if typing.get_origin(annotation) is typing.Literal:
         return [str(x) for x in typing.get_args(annotation)]
     if annotation in (int, float):
@@ -324,7 +324,7 @@ def _literals(annotation: Any) -> list[str]:
 
 
 def plain(values: Table, names: ImportPaths) -> Table:
-    """Convert settings to plain JSON values, with custom objects as import paths."""
+    """Convert settings to plain JSON values, replacing custom objects with their import paths."""
 
     def written(x: Any) -> Any:
         if hasattr(x, "tolist") or isinstance(x, range):
@@ -339,7 +339,7 @@ def plain(values: Table, names: ImportPaths) -> Table:
         table: Table = msgspec.json.decode(msgspec.json.encode(flat, enc_hook=written))
     except TypeError as error:
         raise InputError(
-            f"a setting cannot be stored: {error}; use numbers, texts, lists or tables"
+            f"a setting cannot be stored: {error}; use numbers, strings, lists or tables"
         ) from None
     return table
 
@@ -347,7 +347,7 @@ def plain(values: Table, names: ImportPaths) -> Table:
 def _path(target: Any, names: ImportPaths) -> str:
     path = f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', type(target).__name__)}"
     if names.given.get(path, target) != target:
-        raise InputError(f"{path}: two objects of the study have this path; rename one of them")
+        raise InputError(f"{path}: two objects in the study have this import path; rename one of them")
     names.given[path] = target
     return path
 
@@ -423,7 +423,7 @@ CONCEPTS: tuple[Concept[Any], ...] = (DATA, MODEL, LOSS, START, PHASE, PROBE, FI
 
 
 def table() -> str:
-    """Return the Markdown table of docs/howto/extending.md, with one row per concept."""
+    """Return the Markdown table for docs/howto/extending.md, with one row per component type."""
     rows = []
     for concept in CONCEPTS:
         functions = " or ".join(f"`{form}`" for form in concept.functions)

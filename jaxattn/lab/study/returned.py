@@ -1,4 +1,4 @@
-"""Validate values that custom code returns; every check raises InputError with the value and a remedy."""
+"""Validation of what custom code returns; every check raises InputError with the value and a remedy."""
 
 from typing import Any
 
@@ -17,12 +17,12 @@ NOT_REAL = "metrics must be real; return its real and imaginary parts, or its ab
 
 
 def check_examples(data: Dataset, name: str) -> None:
-    """Check the shapes of data, and that `take` preserves structure, dtypes and other axes."""
+    """Check the shapes of data, and that `take` changes only the length of the first axis."""
     with at(name):
         data.check_shapes()
         size = min(2, data.num_examples)
         taken = data.take(jnp.arange(size))
-        # Arrays of bags have one row per entry, not per example.
+        # Arrays of bags have one row per entry of a bag, not one row per example.
         pairs = [("targets", data.targets, taken.targets)]
         if not isinstance(data, Corpus):
             if _structure(data) != _structure(taken):
@@ -33,50 +33,48 @@ def check_examples(data: Dataset, name: str) -> None:
         for field, x, y in pairs:
             if (y.shape, y.dtype) != ((size, *x.shape[1:]), x.dtype):
                 raise InputError(
-                    f"take returns {shown(y)} for {field}, {shown(x)}, with {size} examples; keep all axes "
-                    "except the first"
+                    f"{field}: take returns {shown(y)} for {size} rows of {shown(x)}; only the length of "
+                    "the first axis may change"
                 )
 
 
 def check_vocabulary(data: Dataset, vocab_size: int | None) -> None:
-    """Check that the data have the vocabulary size of their settings."""
+    """Check that the data have the vocabulary size given in their settings."""
     found = data.vocab_size if isinstance(data, Corpus | Sequences) else None
     if found != vocab_size:
         raise InputError(
-            f"vocab_size: {vocab_size}, but the sampled data have V = {found}; return data over "
-            "vocab_size tokens, because the vocabulary is padded"
+            f"vocab_size: {vocab_size}, but the sampled data have V = {found}; the vocabulary "
+            f"is padded to vocab_size, so return data with V = {vocab_size}"
         )
 
 
 def check_scores(model: Model[Any], params: Any, corpus: Corpus) -> None:
-    """Check the token scores and values, (V,) and (V,), (V, K) or (V, 1)."""
+    """Check the shapes of token scores, (V,), and of token values, (V,), (V, K) or (V, 1)."""
     name = f"{model.kind or type(model).__name__}.scores_and_values"
     vocab, classes = corpus.vocab_size, corpus.num_classes
     columns = () if classes == 2 else (classes,)
     found: Any = model.scores_and_values(params)
     if not (isinstance(found, tuple) and len(found) == 2):
-        raise InputError(f"{name} returns {shown(found)}; return scores and values")
+        raise InputError(f"{name} returns {shown(found)}; return a tuple (scores, values)")
     check_floats(name, found[0], {(vocab,)}, "the score of every token")
     check_floats(name, found[1], {(vocab, *columns), (vocab, 1)}, "the values of every token")
 
 
 def check_floats(name: str, value: Any, shapes: set[tuple[int, ...]], why: str) -> None:
-    """Check that a value is a float array of one of the given shapes; `why` describes the value."""
+    """Check that a value is a float array with one of the given shapes; `why` is the reason for the shape."""
     if not is_floats(value) or value.shape not in shapes:
         raise InputError(f"{name} returns {shown(value)}; return {min(shapes, key=len)} floats, {why}")
 
 
 def is_floats(value: Any) -> bool:
-    """Return True for a float array."""
+    """Return True if `value` is a float array."""
     return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
 
 
 def check_like(wanted: Any, found: Any, what: str) -> None:
-    """Check that a tree has the structure, shapes and dtypes of another."""
+    """Check that the tree `found` has the same structure, shapes and dtypes as the tree `wanted`."""
     if _structure(wanted) != _structure(found):
-        raise InputError(
-            f"{what} a {shown(found)}, with a structure that differs from its input {shown(wanted)}"
-        )
+        raise InputError(f"{what} a {shown(found)}; return the same structure as its input, {shown(wanted)}")
     for (path, x), y in zip(jax.tree.leaves_with_path(wanted), jax.tree.leaves(found), strict=True):
         if (jnp.shape(x), jnp.result_type(x)) != (jnp.shape(y), jnp.result_type(y)):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
@@ -90,26 +88,26 @@ def _structure(tree: Any) -> Any:
 
 
 def metric_names(what: str, metrics: Any, axes: int) -> list[str]:
-    """Return the names of metrics, and of the entries of vectors; check that they are real numbers."""
+    """Check that metrics are real numbers; return their names, with one name for each entry of a vector."""
     if not isinstance(metrics, dict):
-        raise InputError(f"{what} returns {shown(metrics)}; return a dictionary of numbers by name")
+        raise InputError(f"{what} returns {shown(metrics)}; return a dictionary of numbers keyed by name")
     names = []
     for name, value in metrics.items():
         number = isinstance(value, int | float | complex | Array) and jnp.ndim(value) <= axes
         if number and jnp.issubdtype(jnp.result_type(value), jnp.complexfloating):
             raise InputError(f"{what} returns {shown(value)} for {name!r}; {NOT_REAL}")
         if not (isinstance(name, str) and number):
-            kinds = "a number, or numbers (m,)" if axes else "a number"
+            kinds = "a number, or numbers of shape (m,)" if axes else "a number"
             raise InputError(f"{what} returns {shown(value)} for {name!r}; return {kinds}")
         names += [name, *(f"{name}_{k:02d}" for k in range(len(value) if jnp.ndim(value) else 0))]
     return names
 
 
 def couples(loss: PerSequence, sequences: int, classes: int) -> bool:
-    """Return True if, on random data, the loss of a sequence changes when other sequences are replaced.
+    """Test on random data whether the loss of a sequence depends on the other sequences.
 
-    The loss, (outputs, targets) -> (n,), is called with 8 sequences, or with `sequences` if it does not
-    accept 8.
+    The loss, (outputs, targets) -> (n,), is called with n = 8, or with n = `sequences` if it does not accept
+    8 sequences.
     """
 
     def moves(n: int) -> bool:
@@ -123,7 +121,7 @@ def couples(loss: PerSequence, sequences: int, classes: int) -> bool:
                 np.where(others.reshape(-1, *(1,) * (x.ndim - 2)), x[1], x[0]) for x in (outputs, labels)
             ]
             after = np.asarray(compute(*mixed))
-            # Subtracting the largest logit cancels only up to rounding.
+            # Losses subtract the largest logit, which cancels only up to rounding error.
             same = np.isclose(before, after, rtol=1e-4, atol=1e-5, equal_nan=True)
             if not same[~others].all():
                 return True
@@ -131,5 +129,5 @@ def couples(loss: PerSequence, sequences: int, classes: int) -> bool:
 
     try:
         return moves(8)
-    except Exception:  # The loss may require the number of examples.
+    except Exception:  # The loss may require the actual number of examples.
         return moves(sequences)

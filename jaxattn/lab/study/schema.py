@@ -1,4 +1,4 @@
-"""JSON schema of sweep files, for editors that complete and check TOML."""
+"""JSON schema of sweep files, with which editors complete and check TOML."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,15 +14,16 @@ from jaxattn.lab.study.registry import Concept, fields_of
 
 Schema = dict[str, Any]
 _PARTS: dict[str, Concept[Any]] = {"data": registry.DATA, "model": registry.MODEL, "loss": registry.LOSS}
-# Dotted keys can also be written as nested tables.
+# An axis: a non-empty array of numbers, strings or booleans. Dotted keys can also be written as nested
+# tables.
 AXIS = {"type": "array", "minItems": 1, "items": {"type": ["number", "string", "boolean"]}}
 VALUE = {"type": ["number", "string", "boolean", "array"]}
 
 
 def sweep_schema() -> Schema:
-    """Build the schema, with the settings of all built-in kinds. A kind with a colon is custom code.
+    """Build the schema, with the settings of all built-in kinds. A kind that contains a colon is custom code.
 
-    Blocks, and files that extend another file, may contain any part of the tables.
+    A block, or a file that extends another file, may contain any subset of the tables.
     """
     made = msgspec.json.schema(Tables)
     definitions = made["$defs"]
@@ -73,7 +74,7 @@ def _listed(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
 
-# A custom part, with settings that only its code defines.
+# A custom component; only its code defines its settings.
 _OWN = {"type": "object", "required": ["kind"], "properties": {"kind": {"type": "string", "pattern": ":"}}}
 
 
@@ -82,7 +83,7 @@ def _choice(concept: Concept[Any], definitions: Schema) -> Schema:
 
 
 def _change(concept: Concept[Any], definitions: Schema) -> Schema:
-    """Build the schema of changes to a part of any kind, with the settings of all kinds."""
+    """Build the schema for changes to a component of unknown kind; it accepts the settings of any kind."""
     settings: dict[str, list[Schema]] = {}
     for table in _built_in(concept, definitions):
         for key, x in table["properties"].items():

@@ -1,6 +1,6 @@
-"""Pure functions that compute one seed of a study, which the engine lifts to many seeds.
+"""Pure functions that compute a study for one seed. The engine lifts them to many seeds.
 
-The keys of a seed are those of `randomness.keys`.
+The PRNG keys of a seed come from `randomness.keys`.
 """
 
 import zlib
@@ -37,12 +37,12 @@ from jaxattn.lab.probes.wants import wants_scores
 from jaxattn.lab.study.randomness import HELD_AT, keys
 from jaxattn.lab.study.setting import Setting, numbers_of
 
-# Metrics by name, for each probe index.
+# Metrics of all probes: for each probe's index, its metrics by name.
 ProbeMetrics = dict[int, Mapping[str, Array]]
 
 
 class Carried(NamedTuple):
-    """State of a phase: the state of its dynamics, and the values that probes remember from its start."""
+    """State of a phase: the state of its dynamics, and values that probes stored at the start."""
 
     state: Any
     memory: dict[int, Any]
@@ -55,13 +55,13 @@ def drawn(setting: Setting) -> DrawnData:
 
 
 def draw_data(setting: Setting, key: Array) -> Splits:
-    """Sample the data of a seed. With a padded vocabulary, only the first tokens are used."""
+    """Sample the data for a seed. If the vocabulary is padded, the padding tokens never occur."""
     made = drawn(setting)
     return made.draw(key) if setting.used is None else made.draw(key, setting.used)
 
 
 def initial_params(setting: Setting, data: Splits, key: Array, tokens: Sequence[str]) -> Any:
-    """Return the initial parameters, with rows of zeros for the padding of the vocabulary."""
+    """Return the initial parameters. Rows for padding tokens are zero."""
     train = data.train
     dtype = jnp.dtype(setting.dtype)
     params = setting.model.init(key, train, dtype=dtype)
@@ -78,7 +78,7 @@ def initial_params(setting: Setting, data: Splits, key: Array, tokens: Sequence[
 
 
 def task_of(setting: Setting, data: Splits) -> Task:
-    """Return model, loss and data as the task of a phase."""
+    """Combine the model, the loss and the data into the task that a phase trains on."""
 
     def fresh(key: Array, examples: int) -> Dataset:
         shared = {} if data.task_key is None else {"task_key": jax.random.wrap_key_data(data.task_key)}
@@ -99,13 +99,16 @@ def begin_phase(setting: Setting, index: int, params: Params, data: Splits, key:
 
 
 def advance(setting: Setting, index: int, carried: Carried, data: Splits, steps: int | Array) -> Carried:
-    """Take steps of a phase; k steps and then l steps equal k + l steps."""
+    """Advance a phase by `steps` steps. Advancing by k and then by l steps equals advancing by k + l."""
     task = task_of(setting, data)
     return carried._replace(state=setting.phases[index].advance(task, carried.state, steps))
 
 
 def measure_probes(setting: Setting, index: int, carried: Carried, data: Splits) -> ProbeMetrics:
-    """Evaluate the probes, and return their metrics by probe index: scalars, and vectors (m,)."""
+    """Evaluate the probes; return their metrics by name, for each probe index.
+
+    Each metric is a scalar or a vector (m,).
+    """
     context = probe_context(setting, index, carried.state.params, data)
     found = {
         number: probe.measure(context.with_memory(carried.memory.get(number)))
@@ -119,7 +122,7 @@ def measure_probes(setting: Setting, index: int, carried: Carried, data: Splits)
 
 
 def merged_metrics(setting: Setting, found: Mapping[int, Mapping[str, Any]], step: int) -> dict[str, Any]:
-    """Merge the metrics of all probes into one dictionary, except those that start after `step`."""
+    """Merge the metrics of all probes into one dictionary, except for probes that start after `step`."""
     every = setting.probes.at_steps
     return {
         name: x
@@ -130,32 +133,32 @@ def merged_metrics(setting: Setting, found: Mapping[int, Mapping[str, Any]], ste
 
 
 def probes(setting: Setting, index: int, data: Splits) -> dict[int, Probe]:
-    """Return the step probes that apply to a phase, by index."""
+    """Return the step probes that apply to a phase, by probe index."""
     task, phase = task_of(setting, data), setting.phases[index]
     return {k: probe for k, probe in enumerate(setting.probes.at_steps) if not probe.skip_reason(task, phase)}
 
 
 def phase_probes(setting: Setting, index: int, data: Splits) -> list[PhaseProbe]:
-    """Return the phase probes that apply to a phase. The data are those of one or many seeds."""
+    """Return the phase probes that apply to a phase. `data` may be for one seed or for many seeds."""
     task, phase = task_of(setting, data), setting.phases[index]
     return [probe for probe in setting.probes.of_phases if not probe.skip_reason(task, phase)]
 
 
 def probe_context(setting: Setting, index: int, params: Params, data: Splits) -> ProbeContext:
-    """Build the context in which probes measure parameters."""
+    """Build the context in which probes measure `params`."""
     phase, sample = setting.phases[index], setting.probes.sample
     return ProbeContext(params, task_of(setting, data), phase, sample=sample)
 
 
 def columns(setting: Setting, index: int, params: Params, data: Splits) -> dict[str, Array]:
-    """Return the token table at the end of a phase; empty without token scores and values."""
+    """Return the token table at the end of a phase, or {} if the model has no token scores and values."""
     if wants_scores(task_of(setting, data)):
         return {}
     return token_columns(probe_context(setting, index, params, data))
 
 
 def run_seed(setting: Setting, seed: int) -> Iterator[tuple[str, int, dict[str, Array]]]:
-    """Run one seed from start to end; yield phase, step and metrics at every probe step."""
+    """Run one seed from start to finish; yield the phase, step and metrics at every probe step."""
     data_key, start_key, batches_key = keys(seed, setting.hold)
     if isinstance(setting.data, SharedData):
         data, _, tokens = setting.data.load()
@@ -180,16 +183,16 @@ def seed_dataset(
     progress: Progress = silent,
     hold: Collection[str] = (),
 ) -> Loaded:
-    """Return the data of one seed, or the data that all seeds share, with the token names.
+    """Return the data for one seed, or the data shared by all seeds, with the token names.
 
     Args:
-        data: settings of the data.
-        seed: the seed; ignored if all seeds share the data, or if the data are held.
+        data: data settings.
+        seed: the seed; ignored if all seeds share the data, or if the data are held at seed 0.
         dtype: dtype of the study, "float32" or "float64".
-        swept: names of the settings that the study varies. A run traces them as numbers of the study's dtype,
-            which may round differently from constants.
-        progress: progress callback for reading texts.
-        hold: the held parts of the random numbers.
+        swept: names of the settings that vary in the study. A run traces these settings as scalars of the
+            study's dtype, which may round differently from constants.
+        progress: progress callback for loading data.
+        hold: sources of randomness held at seed 0.
 
     Raises:
         InputError: the data cannot be read.
@@ -202,7 +205,7 @@ def seed_dataset(
         numbers = {name: jnp.asarray(x, dtype) for name, x in traced.items()}
         try:
             draw = _drawing(data)
-        except TypeError:  # Some settings, such as dictionaries, cannot be hashed.
+        except TypeError:  # Some settings, such as dictionaries, are not hashable.
             draw = _drawing.__wrapped__(data)
         splits = draw(jnp.uint32(HELD_AT if "data" in hold else seed), numbers)
     return Loaded(splits, False, data.tokens)
@@ -218,7 +221,7 @@ def _drawing(data: DrawnData) -> Callable[[Array, dict[str, Array]], Splits]:
 
 
 def swept_settings(cells: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return the data settings that differ between cells, given the axis values of each cell."""
+    """Return the data settings that differ between cells. `cells` are the axis values of each cell."""
     found: dict[str, set[Any]] = {}
     for settings in cells:
         for key, value in settings.items():
@@ -227,7 +230,7 @@ def swept_settings(cells: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def check_data(loaded: Loaded) -> None:
-    """Raise InputError if a number in the data is not finite, or if `Dataset.check` raises one."""
+    """Raise InputError if the data contain non-finite numbers or fail `Dataset.check`."""
     for name in ("train", "test", "validation"):
         data = getattr(loaded.splits, name)
         if data is None:

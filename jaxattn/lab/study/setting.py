@@ -1,7 +1,8 @@
-"""Setting of a study: instances created from tables and checked together, and the numbers that may vary.
+"""Setting of a study: instances created from tables and checked together, and the settings that may vary.
 
-The vmapped runs of a program may differ in some numbers: the floats of data, model, loss, starts, phases and
-custom probes, unless they are annotated as `Static`; and, with padding, the size of a synthetic vocabulary.
+Vmapped runs of one program may differ in some numeric settings. These are the floats in data, model,
+loss, starts, phases and custom probes, unless they are annotated as `Static`, and the size of a synthetic
+vocabulary if it can be padded.
 """
 
 import functools
@@ -23,10 +24,11 @@ from jaxattn.lab.study.registry import C, Concept, convert, fields_of, keys_of, 
 from jaxattn.lab.study.tree import merge, place_of_thing
 
 SettingPath = tuple[str | int, ...]
-# Numbers by path, such as ("phases", 0, "step_size"): scalars, or arrays with one number per run.
+# Numeric settings by path, such as ("phases", 0, "step_size"). Each is a scalar, or an array with one value
+# per run.
 Hyperparameters = Mapping[SettingPath, Any]
 VOCAB_SIZE: SettingPath = ("data", "vocab_size")
-# Paths in the tables for parts of a setting.
+# Table paths of the fields of a setting that are not stored under their own names.
 IN_TABLES: dict[Any, SettingPath] = {"starts": ("model", "init"), "probes": ("probes", "own")}
 
 
@@ -37,12 +39,12 @@ class Setting(NamedTuple):
         data: data that are sampled per seed (`draw`), or shared by all seeds (`load`).
         model: the model.
         loss: per-example loss, (outputs, targets) -> (n,), or loss of a batch.
-        starts: initial values by parameter, which replace those of the model.
+        starts: initial values by parameter, which override those of the model.
         phases: the phases in order.
         probes: the probes.
         dtype: dtype of parameters and measurements.
-        hold: parts of the random numbers that every seed shares; see `randomness`.
-        used: () int32, number of used tokens of a padded vocabulary; all if None.
+        hold: sources of randomness shared by all seeds; see `randomness`.
+        used: () int32, number of tokens in use if the vocabulary is padded; None for all.
     """
 
     data: Data
@@ -57,13 +59,13 @@ class Setting(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """Point of the grid. A study without axes has a single cell.
+    """Grid point. A study without axes has only one cell.
 
     Attributes:
         number: index of the cell.
         settings: the axis values.
-        setting: instances for these values.
-        tables: tables of the instances, with all settings.
+        setting: instances created with these values.
+        tables: tables that describe the instances, with all settings.
         config_hash: hash of the settings that determine the results.
     """
 
@@ -85,7 +87,10 @@ _CONCEPTS: dict[str, Concept[Any]] = {
 
 
 def merged_tables(tree: Any, changes: dict[str, Any], names: ImportPaths) -> Any:
-    """Merge changes into tables. A table with a changed kind keeps only settings that the new kind has."""
+    """Merge changes into tables.
+
+    If the kind of a table changes, only settings that the new kind accepts are kept.
+    """
 
     def keys(path: tuple[str, ...], kind: Any) -> set[str]:
         place = place_of_thing(path)
@@ -97,21 +102,21 @@ def merged_tables(tree: Any, changes: dict[str, Any], names: ImportPaths) -> Any
 
 
 class Reader:
-    """Reader that creates cells from tables. Cells share instances with equal tables."""
+    """Builder of cells. Cells with equal tables share the objects built from them."""
 
     def __init__(self, names: ImportPaths) -> None:
-        """Store the resolver of import paths."""
+        """Store the resolver for import paths."""
         self._names = names
-        # Instances and their complete tables, by place and content of the table.
+        # Instances with their complete tables, keyed by the location and contents of the table.
         self._known: dict[tuple[str, str], tuple[Any, Any]] = {}
 
     def read(self, tree: Mapping[str, Any], number: int = 0, settings: Mapping[str, Any] = {}) -> Cell:
-        """Create instances from tables, and check that they are compatible.
+        """Create instances from tables, check that they are compatible, and return them as a cell.
 
         Args:
-            tree: the tables data, model, loss, phases and probes, and dtype.
+            tree: the tables data, model, loss, phases and probes, and the dtype.
             number: index of the cell.
-            settings: axis values of the cell, which the tables already contain.
+            settings: axis values of the cell, which are already in the tables.
 
         Raises:
             InputError: a table is invalid.
@@ -178,7 +183,7 @@ class Reader:
 
 
 def hyperparameters(setting: Setting) -> dict[SettingPath, float | int]:
-    """Return the numbers that may differ between the vmapped runs of a program, by path."""
+    """Return the numeric settings that may differ between vmapped runs of one program, by path."""
     parts: dict[SettingPath, Spec] = {
         ("data",): setting.data,
         ("model",): setting.model,
@@ -196,12 +201,16 @@ def hyperparameters(setting: Setting) -> dict[SettingPath, float | int]:
 
 
 def pads_vocabulary(setting: Setting) -> bool:
-    """Return True if cells that differ only in V may share a program."""
+    """Return True if cells that differ only in the vocabulary size V may share a program."""
     return setting.data.pads_vocabulary and bool(setting.model.token_rows)
 
 
 def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
-    """Replace the numbers of a setting by those of one run, which may be traced; shapes still determine V."""
+    """Replace the numeric settings with the values for one run, which may be tracers.
+
+    The vocabulary size of the data is unchanged, because it determines array shapes; the run's vocabulary
+    size is stored in `Setting.used`.
+    """
     setting = setting._replace(used=numbers.get(VOCAB_SIZE))
     for path, number in numbers.items():
         if path != VOCAB_SIZE:
@@ -210,7 +219,7 @@ def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
 
 
 def key_of(setting: Setting, path: SettingPath) -> str:
-    """Convert the path of a number to a key of a sweep file."""
+    """Convert the path of a numeric setting to the corresponding key in a sweep file."""
     head, *rest = path
     if head == "phases":
         phase = setting.phases[int(rest[0])]
@@ -219,7 +228,7 @@ def key_of(setting: Setting, path: SettingPath) -> str:
 
 
 def numbers_of(thing: Spec) -> Iterator[tuple[SettingPath, float]]:
-    """Yield the numbers of an instance that may differ between vmapped runs, by path within it."""
+    """Yield the numeric settings of an instance that may differ between vmapped runs, each with its path."""
     static = _static(type(thing))
     for name, value in msgspec.structs.asdict(thing).items():
         if name in static:
@@ -232,7 +241,7 @@ def numbers_of(thing: Spec) -> Iterator[tuple[SettingPath, float]]:
 
 def _check(setting: Setting) -> None:
     names = [phase.name for phase in setting.phases]
-    # A custom model may leave `parameters` empty; then the dry run checks the names.
+    # A custom model may leave `parameters` empty; the dry run then checks the parameter names.
     known = setting.model.parameters
     for name in setting.starts:
         if known and name not in known:
@@ -250,7 +259,8 @@ def _check(setting: Setting) -> None:
     randomness.check_fresh(setting.phases, setting.hold)
     setting.probes.check_phases(setting.phases)
     gives = setting.data.gives
-    # If `data` declares only a base class of the accepted type, the dry run checks the type of the data.
+    # If `data` declares only a base class of the type that the model takes, the dry run checks the actual
+    # type.
     if gives is not None and not issubclass(setting.model.takes, gives):
         check_kind(gives, setting.model)
     if setting.probes.max_margin:
@@ -261,12 +271,12 @@ def _check(setting: Setting) -> None:
             )
         if all(tuple(phase.train) != (moves,) for phase in setting.phases):
             raise InputError(
-                f"probes.max_margin: no phase trains only {moves}; add one, or remove this setting"
+                f"probes.max_margin: no phase trains only {moves}; add such a phase, or remove this setting"
             )
 
 
 def check_kind(given: type[Dataset], model: Model[Any]) -> None:
-    """Raise InputError unless the model accepts the type of the data."""
+    """Raise InputError unless the model accepts data of the given type."""
     if not issubclass(given, model.takes):
         raise InputError(
             f"model: requires {model.takes.__name__}, but the data are {given.__name__}; choose another "
@@ -275,17 +285,19 @@ def check_kind(given: type[Dataset], model: Model[Any]) -> None:
 
 
 def _config_hash(setting: Setting, tables: Mapping[str, Any]) -> str:
-    """Hash the settings that determine the results of a cell, without names, figures and file paths."""
+    """Hash the settings that determine a cell's results, ignoring names, figures and file paths."""
     kept = {key: x for key, x in tables["data"].items() if key not in setting.data.inert}
     encoded = msgspec.json.encode({**tables, "data": kept}, order="deterministic")
     return hashlib.sha256(encoded).hexdigest()[:16]
 
 
 def setting_in_span(setting: Setting) -> Setting:
-    """Return the setting with its model in span coordinates, unless a part depends on the axes of R^d.
+    """Return the setting with its model in span coordinates if no component depends on the axes of R^d.
+
+    If a component depends on the axes, the model is left in full coordinates.
 
     Raises:
-        InputError: d is infinite, but a part depends on the axes.
+        InputError: d is infinite, but a component depends on the axes.
     """
     things: dict[str, Start | Phase | Measurement] = {
         **{f"model.init.{name}": start for name, start in setting.starts.items()},
@@ -298,13 +310,13 @@ def setting_in_span(setting: Setting) -> Setting:
     if setting.model.dim == "inf":
         raise InputError(
             f"model.dim: 'inf', but {seeing[0]} depends on the axes of R^d (rotation_invariant is not "
-            "true); use a finite dim"
+            "true); use a finite dimension"
         )
     return setting
 
 
 def _ask(thing: Spec, place: str, *context: Any) -> None:
-    # The messages of probes already contain their location.
+    # Errors raised by probes already contain their location.
     with at("" if place == "probes" else place):
         thing.check(*context)
 

@@ -1,4 +1,4 @@
-"""Sweep files: read, override, extend and write."""
+"""Sweep files: reading, overriding, extending and writing."""
 
 import codecs
 import difflib
@@ -17,7 +17,7 @@ from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.setting import merged_tables
 from jaxattn.lab.study.tree import assign, check_values, flatten, numbered, parse
 
-# Maximum file size in bytes, and maximum number of files that extend each other.
+# Maximum file size in bytes, and maximum number of files that extend one another.
 _LARGEST = 16 * 2**20
 _LONGEST = 20
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -31,13 +31,13 @@ def read_sweep(
     axes: Sequence[str] = (),
     made: Callable[[dict[str, Any], ImportPaths], _D] = Definition,  # type: ignore[assignment]
 ) -> _D:
-    """Read a sweep file, and return a checked study.
+    """Read a sweep file and return a validated study.
 
     Args:
-        path: TOML file, which is merged into the file that it `extends`.
+        path: TOML file; if it `extends` another file, it is merged into that file.
         overrides: `key=value` with dotted keys and TOML values, applied last; `key=null` removes a key.
-        axes: `key=[value, ...]`, additional product axes.
-        made: function that creates a study from its tables and the resolver of import paths.
+        axes: additional product axes, `key=[value, ...]`.
+        made: function that creates a study from tables and a resolver for import paths.
 
     Raises:
         InputError: the file is missing or malformed, a key is unknown, a type or value is invalid, or an
@@ -67,7 +67,10 @@ def _placed(message: str, path: str, overrides: Sequence[str], axes: Sequence[st
 
 
 def change(tree: dict[str, Any], overrides: Sequence[str] = (), axes: Sequence[str] = ()) -> None:
-    """Apply `key=value` and `key=[value, ...]` to tables. `key=null` removes a key."""
+    """Apply overrides `key=value` and axes `key=[value, ...]` to tables in place.
+
+    `key=null` removes a key.
+    """
     for option, given in (("--set", overrides), ("--axis", axes)):
         for text in given:
             key, separator, value = text.partition("=")
@@ -85,7 +88,7 @@ def change(tree: dict[str, Any], overrides: Sequence[str] = (), axes: Sequence[s
 
 
 def write_sweep(tree: dict[str, Any], path: str | Path) -> Path:
-    """Write tables as a sweep file; raise RunError if it cannot be written."""
+    """Write tables as a sweep file; raise RunError if the file cannot be written."""
     path = Path(path)
     try:
         path.write_text(tomli_w.dumps(_without_none(tree)), encoding="utf-8")
@@ -95,7 +98,7 @@ def write_sweep(tree: dict[str, Any], path: str | Path) -> Path:
 
 
 def tables(path: Path, before: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read a file and the files that it extends, without validation, and flatten grid keys to dotted keys."""
+    """Read a file and the files that it extends, without validation; flatten grid keys to dotted keys."""
     text = _text(path)
     try:
         tree = tomllib.loads(text)
@@ -111,9 +114,9 @@ def tables(path: Path, before: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(base, str):
         raise InputError(f"{path}: extends: expected the path of a file, got {base!r}")
     if len(here) > _LONGEST:
-        raise InputError(f"{path}: extends: more than {_LONGEST} files extend each other; merge some")
+        raise InputError(f"{path}: extends: chain of more than {_LONGEST} files; merge some of them")
     if _resolved(path.parent / base) in here:
-        raise InputError(f"{path}: extends: {base} also extends this file; remove one of the two")
+        raise InputError(f"{path}: extends: {base} extends this file in turn; remove one `extends`")
     with at(str(path)):
         both: dict[str, Any] = merged_tables(
             tables(path.parent / base, here), tree, ImportPaths((before or here)[0].parent)
@@ -125,18 +128,18 @@ def _resolved(path: Path) -> Path:
     try:
         return path.resolve()
     except (OSError, ValueError):
-        return path  # Reading the file raises an error with the reason.
+        return path  # Reading the file will raise an error that gives the reason.
 
 
 def _text(path: Path) -> str:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise InputError(f"{path}: cannot be read (not a file); save the sweep to a file")
+            raise InputError(f"{path}: cannot be read (not a regular file); save the sweep to a file")
         if status.st_size > _LARGEST:
             size = f"{status.st_size / 2**20:,.0f} MiB, more than {_LARGEST / 2**20:.0f} MiB"
-            raise InputError(f"{path}: too large for a sweep file ({size})")
-        # Editors on Windows may write a byte order mark.
+            raise InputError(f"{path}: too large for a sweep file ({size}); give the path of a sweep file")
+        # Some editors on Windows add a byte order mark.
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputError(f"{path}: no such sweep file{_nearby(path)}") from None
@@ -155,7 +158,7 @@ def _text(path: Path) -> str:
 
 
 def flatten_grid(table: dict[str, Any]) -> None:
-    """Flatten the keys of the grid to dotted keys, including those of blocks."""
+    """Flatten nested grid keys to dotted keys, including the keys in blocks."""
     for key in ("axes", "zip"):
         if isinstance(table.get(key), dict):
             table[key] = flatten(table[key])
@@ -184,7 +187,7 @@ def _nearby(path: Path) -> str:
 
 
 def check_seen(tree: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Raise InputError for an override without effect, because all cells replace the value of its key."""
+    """Raise InputError if an override has no effect because its key is swept or set in every cell."""
     blocks = tree.get("blocks", {})
     of_file = [*_swept(tree)]
     variants = [[*_of_block(name, block), *of_file] for name, block in blocks.items()] or [of_file]
@@ -199,7 +202,7 @@ def check_seen(tree: Mapping[str, Any], overrides: Sequence[str]) -> None:
 
 
 def _of_block(name: str, block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the keys that a block sweeps or sets, with the option that changes each of them."""
+    """Yield each key that a block sweeps or sets, with the command-line option that overrides it."""
     for key, option in _swept(block):
         yield key, option.replace("--axis ", "--set axes.").replace("--set ", f"--set blocks.{name}.")
     for key in flatten({key: x for key, x in block.items() if key not in GRID}):
@@ -207,7 +210,7 @@ def _of_block(name: str, block: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _swept(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the keys that all cells of a grid set, with the option that changes each of them."""
+    """Yield each key that all cells of a grid set, with the command-line option that overrides it."""
     for key in table.get("axes", {}):
         yield key, f"--axis {key}=[...]"
     for key in table.get("zip", {}):

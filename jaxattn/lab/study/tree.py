@@ -10,25 +10,25 @@ from typing import Any
 from jaxattn.core.errors import InputError
 
 DEEPEST = 50
-# Keys of the grid may contain dots.
+# Matches a key of the grid; the key of the swept setting, after the table name, may contain dots.
 _AXIS = re.compile(r"((?:blocks\.[^.]+\.)?(?:axes|zip|halton\.axes))\.(.+)", re.DOTALL)
 _Path = tuple[str, ...]
 Keys = Callable[[_Path, Any], Iterable[str]]
 
 
 def assign(tree: Any, key: str, value: Any) -> Any:
-    """Return a copy of a tree with `tree[a][b]... = value` for a dotted key.
+    """Return a copy of a tree with a new value at a dotted key.
 
-    List entries are addressed by number or name. The value None removes the key.
+    List entries are addressed by index or name. The value None removes the key.
     """
     if key.count(".") > DEEPEST:
-        raise InputError(f"{key:.60}...: nested more than {DEEPEST} times; remove some levels")
+        raise InputError(f"{key:.60}...: nested more than {DEEPEST} levels deep; remove some levels")
     axis = _AXIS.fullmatch(key)
     return _assigned(tree, (), [*axis[1].split("."), axis[2]] if axis else key.split("."), value)
 
 
 def numbered(tree: Any, key: str) -> str:
-    """Replace the names of list entries in a dotted key by their numbers."""
+    """Replace the names of list entries in a dotted key with their indices."""
     parts = []
     for part in key.split("."):
         if isinstance(tree, list):
@@ -43,11 +43,11 @@ def numbered(tree: Any, key: str) -> str:
 
 
 def check_values(tree: Any, place: str = "", depth: int = 0) -> None:
-    """Raise InputError, with the location, for a non-finite number, or for tables nested too deeply."""
+    """Raise InputError, with the location, if a number is not finite or tables are nested too deeply."""
     if isinstance(tree, float) and not math.isfinite(tree):
         raise InputError(f"{place}: {tree} is not allowed here; use a finite number")
     if depth > DEEPEST:
-        raise InputError(f"{place:.60}...: nested more than {DEEPEST} times; remove some levels")
+        raise InputError(f"{place:.60}...: nested more than {DEEPEST} levels deep; remove some levels")
     if isinstance(tree, dict):
         for key, x in tree.items():
             check_values(x, f"{place}.{key}" if place else str(key), depth + 1)
@@ -57,7 +57,7 @@ def check_values(tree: Any, place: str = "", depth: int = 0) -> None:
 
 
 def check_keys(tree: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise InputError for an unknown top-level key that one to three inner tables have."""
+    """Raise InputError for an unknown top-level key that also occurs in one to three inner tables."""
     for key in tree:
         places = [] if key in known else [*_places(tree, key)]
         if 0 < len(places) <= 3:
@@ -65,7 +65,7 @@ def check_keys(tree: Mapping[str, Any], known: Collection[str]) -> None:
 
 
 def _places(tree: Any, key: str, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys below the top level that end with a key, with list entries by name."""
+    """Yield the dotted keys below the top level that end in `key`, with list entries identified by name."""
     entries = (
         tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list | tuple) else ()
     )
@@ -77,9 +77,10 @@ def _places(tree: Any, key: str, prefix: str = "") -> Iterator[str]:
 
 
 def merge(tree: Any, changes: dict[str, Any], keys: Keys = lambda path, kind: (), path: _Path = ()) -> Any:
-    """Return a tree with changes applied, which merges tables and finds list entries by name or number.
+    """Return a copy of a tree with changes merged in. List entries are addressed by index or name.
 
-    `keys` maps a path and a new kind to the keys to keep in addition to the name.
+    If a change sets a new kind, only the name and the keys returned by `keys(path, kind)` are kept from the
+    old table.
     """
     merged = copy.copy(tree)
     for key, value in changes.items():
@@ -99,7 +100,10 @@ def _changed(old: Any, new: Any, keys: Keys, path: _Path) -> Any:
 
 
 def flatten(table: dict[str, Any], leaves: Collection[str] = (), prefix: str = "") -> dict[str, Any]:
-    """Flatten a table to dotted keys. A nested table with one of the keys `leaves` remains a value."""
+    """Flatten a table to dotted keys.
+
+    A nested table that contains any of the keys in `leaves` is kept as a value.
+    """
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, dict) and not any(leaf in value for leaf in leaves):
@@ -110,7 +114,7 @@ def flatten(table: dict[str, Any], leaves: Collection[str] = (), prefix: str = "
 
 
 def parse(text: str) -> Any:
-    """Parse a TOML value; invalid TOML is returned as text."""
+    """Parse a TOML value; return the string itself if it is not valid TOML."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
@@ -118,7 +122,7 @@ def parse(text: str) -> Any:
 
 
 def place_of_thing(path: _Path) -> str | None:
-    """Return the part of a study at a path of a table with a kind: "data", ..., "phases", "model.init"."""
+    """Return the component to which a path refers, such as "data" or "model.init"; None if there is none."""
     path = path[2:] if path[:1] == ("blocks",) else path
     place = ".".join(path if len(path) == 1 else path[:-1])
     known = ("data", "model", "loss") if len(path) == 1 else ("phases", "probes.own", "model.init")
@@ -129,13 +133,13 @@ def _assigned(tree: Any, before: _Path, parts: Sequence[str], value: Any) -> Any
     part, *rest = parts
     key = ".".join([*before, *parts])
     if isinstance(tree, str) and place_of_thing(before):
-        # A bare name is a table with this kind.
+        # A bare name is shorthand for a table with this `kind`.
         tree = {"kind": tree}
     if not isinstance(tree, dict | list):
         raise InputError(
-            f"{key}: there is no table {part!r} that could hold this key"
+            f"{key}: the value before {part!r} is not a table"
             if rest
-            else f"{key}: {before[-1]!r} holds a plain value, not a table"
+            else f"{key}: {before[-1]!r} is a plain value, not a table"
         )
     place: Any = _position(tree, part, key) if isinstance(tree, list) else part
     changed = copy.copy(tree)
@@ -145,7 +149,7 @@ def _assigned(tree: Any, before: _Path, parts: Sequence[str], value: Any) -> Any
     if value is not None:
         changed[place] = value
     elif isinstance(changed, dict) and place not in changed:
-        raise InputError(f"{key}: not set, so the default already applies; omit this option")
+        raise InputError(f"{key}: not set, so there is nothing to remove; omit this option")
     else:
         del changed[place]
     return changed

@@ -1,1 +1,1 @@
-"""Labelled texts as data: file readers, tokeniser, vocabulary, and a cache of tokenised texts."""
+"""Labelled texts as data: file readers, tokeniser, vocabulary, and a cache for tokenised texts."""

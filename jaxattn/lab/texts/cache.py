@@ -1,4 +1,4 @@
-"""Cache of arrays, keyed by a hash of their sources. Its failures never stop a run."""
+"""Cache for arrays, keyed by a hash of their source files and settings. Cache errors never stop a run."""
 
 import hashlib
 import os
@@ -15,7 +15,7 @@ Note = Callable[[str], None]
 
 
 def source_digest(files: Mapping[str, str], settings: bytes) -> str:
-    """Hash files and settings, independent of the folder of the files, as 40 hexadecimal digits.
+    """Hash files and settings to 40 hexadecimal digits, independent of where the files are stored.
 
     Raises:
         InputError: a file cannot be read.
@@ -24,7 +24,7 @@ def source_digest(files: Mapping[str, str], settings: bytes) -> str:
     for name, path in files.items():
         try:
             with open(path, "rb", buffering=0) as file:
-                # The sizes make the hash depend on which file contains each byte.
+                # Hash the file sizes too, so that the hash depends on where each file ends.
                 state.update(
                     f"\0{name}\0{os.fstat(file.fileno()).st_size}\0".encode(errors="surrogateescape")
                 )
@@ -40,12 +40,12 @@ def read_cached(path: Path, names: Iterable[str], note: Note) -> dict[str, np.nd
     A damaged file is renamed, and `note` is called with a one-line message.
     """
     try:
-        # Open the file here, because np.load does not close it on failure.
+        # Open the file here, because np.load does not close it if it fails.
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
             return {name: stored[name] for name in names}
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
-    # A flipped bit can raise almost any exception of zipfile, zlib or NumPy's header parser.
+    # After a bit flip, zipfile, zlib and NumPy's header parser can raise almost any exception.
     except Exception:
         aside = path.with_name(path.name + ".damaged")
         with suppress(OSError):
@@ -55,7 +55,7 @@ def read_cached(path: Path, names: Iterable[str], note: Note) -> dict[str, np.nd
 
 
 def write_cached(path: Path, arrays: Mapping[str, np.ndarray], note: Note) -> None:
-    """Write arrays to a .npz file atomically. On failure, only call `note` with a one-line message."""
+    """Write arrays to a .npz file atomically. On failure, call `note` with a one-line message."""
     temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Encodings of users' text files, and one-line errors for files that cannot be read."""
+"""Encodings of text files provided by users, and one-line errors for unreadable files."""
 
 import codecs
 import csv
@@ -12,7 +12,7 @@ _UNREADABLE = (OSError, ValueError, RuntimeError, csv.Error)
 
 @contextmanager
 def reading(where: str, remedy: str = "save it as UTF-8") -> Iterator[None]:
-    """Convert library errors about unreadable data to one line, with a remedy for a wrong encoding."""
+    """Convert library errors about unreadable data to one-line errors, with a remedy for wrong encodings."""
     try:
         yield
     except InputError:
@@ -27,7 +27,7 @@ def reading(where: str, remedy: str = "save it as UTF-8") -> Iterator[None]:
 
 
 REMEDY = 'save it as UTF-8, or set its encoding, such as data.encoding = "cp1252" for files from Windows'
-# Leading bytes of compressed files.
+# Magic numbers of compressed files.
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -38,7 +38,7 @@ _COMPRESSED = {
 
 
 def refuse_compressed(path: str) -> None:
-    """Raise InputError if a file is compressed, since some encodings would accept its bytes as text."""
+    """Raise InputError if a file is compressed; some encodings would accept its bytes as text."""
     with open(path, "rb") as file:
         start = file.read(10)
     for first, name in _COMPRESSED.items():
@@ -47,9 +47,9 @@ def refuse_compressed(path: str) -> None:
 
 
 def codec(encoding: str | None) -> str:
-    """Return Python's name of an encoding. None stands for UTF-8 with or without a byte order mark.
+    """Return Python's name for an encoding. None means UTF-8 with or without a byte order mark.
 
-    Latin-1 is read as Windows-1252, as in browsers, because the two differ only in control characters.
+    Latin-1 is read as Windows-1252, as browsers do, because the two differ only in control characters.
 
     Raises:
         InputError: the encoding is unknown.
@@ -64,11 +64,11 @@ def codec(encoding: str | None) -> str:
 
 @contextmanager
 def decoding(path: str, encoding: str | None) -> Iterator[str]:
-    """Yield the codec of a file (see `codec`), and convert decoding errors to one line.
+    """Yield the codec of a file (see `codec`), and convert decoding errors to one-line errors.
 
     Raises:
-        InputError: the file cannot be read, or has a different encoding. The message contains the first
-            invalid line, the number of invalid lines and a remedy.
+        InputError: the file cannot be read, or has another encoding. The message contains the first invalid
+            line, the number of invalid lines and a remedy.
     """
     name = codec(encoding)
     with reading(path, REMEDY):
@@ -76,14 +76,15 @@ def decoding(path: str, encoding: str | None) -> Iterator[str]:
         try:
             yield name
         except UnicodeDecodeError:
-            # The exception has no line number and, for a file read in parts, no byte position.
+            # UnicodeDecodeError has no line number and, for a file read in chunks, no byte position in the
+            # file.
             if message := _undecodable(path, name):
                 raise InputError(message) from None
             raise
 
 
 def _undecodable(path: str, name: str) -> str:
-    """Describe the invalid lines of a file; return an empty string if its lines cannot be determined."""
+    """Describe the invalid lines in a file, or return "" if these lines cannot be determined."""
     if "\n".encode(name) != b"\n" and name != "utf-8-sig":
         return ""
     with open(path, "rb") as file:

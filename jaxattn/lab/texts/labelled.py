@@ -1,4 +1,4 @@
-"""Labelled rows of a split: classes of raw labels, balanced classes and held-out rows."""
+"""Labelled rows of a split: mapping of raw labels to classes, balancing, and held-out validation rows."""
 
 import itertools
 import re
@@ -10,7 +10,7 @@ import numpy as np
 from jaxattn.core.errors import InputError
 
 Label = int | str
-# Raw labels of one class.
+# One or several raw labels that form one class.
 ClassLabels = Label | tuple[Label, ...]
 
 _WHOLE = re.compile(r"[+-]?(?:0|[1-9][0-9]*)(?:\.0*)?")
@@ -19,36 +19,36 @@ IGNORED = -1
 
 
 class LabelledTexts(NamedTuple):
-    """Concatenated word numbers of all texts, (Σ T,) uint32, and number of words in each text, (n,) int64."""
+    """Texts as word ids: the concatenated ids of all texts, (Σ T,) uint32, and text lengths, (n,) int64."""
 
     numbers: np.ndarray
     lengths: np.ndarray
 
 
 class Labelled(NamedTuple):
-    """Rows of a split that have a class: texts, class numbers (n,), and positions in the files."""
+    """Rows of a split that belong to a class: texts, class indices (n,), and their locations in the files."""
 
     texts: LabelledTexts
     classes: np.ndarray
     places: list[str]
 
     def keep(self, kept: np.ndarray) -> "Labelled":
-        """Return the rows for which `kept`, (n,) bool, is True."""
+        """Return only the rows for which `kept`, (n,) bool, is True."""
         numbers = self.texts.numbers[np.repeat(kept, self.texts.lengths)]
         places = list(itertools.compress(self.places, kept))
         return Labelled(LabelledTexts(numbers, self.texts.lengths[kept]), self.classes[kept], places)
 
 
 def is_missing(value: Any) -> bool:
-    """Return True if a table value is null or NaN."""
+    """Return True if a label or another table value is null or NaN."""
     return value is None or (isinstance(value, float) and value != value)
 
 
 def plain_text(label: Any) -> Any:
     """Normalise a raw label for comparison.
 
-    Integers and booleans become ints: 1 for 1.0, True, "1", "1.0" and "true". Null, NaN, "nan" and empty text
-    become None. Other numbers become text.
+    Integers and booleans become ints: 1, 1.0, True, "1", "1.0" and "true" all become 1. Null, NaN, "nan" and
+    the empty string become None. Other numbers become strings.
     """
     if isinstance(label, str):
         if _WHOLE.fullmatch(label):
@@ -62,12 +62,12 @@ def plain_text(label: Any) -> Any:
 
 
 def members(label: ClassLabels) -> tuple[Label, ...]:
-    """Return the raw labels of a class."""
+    """Return the raw labels that form one class."""
     return label if isinstance(label, tuple) else (label,)
 
 
 def class_numbers(labels: Sequence[ClassLabels], ignored: Sequence[Label]) -> dict[Any, int]:
-    """Map each normalised raw label to its class number, or to IGNORED.
+    """Map each normalised raw label to its class index, or to IGNORED.
 
     Raises:
         InputError: a label occurs twice.
@@ -91,7 +91,7 @@ def balanced(source: Any, split: str, labelled: Labelled) -> Labelled:
     if not sizes.all():
         raise InputError(
             f"data.balance: no row of the {split} split has the label "
-            f"{source.labels[int(sizes.argmin())]!r}; remove it from data.labels, or remove data.balance"
+            f"{source.labels[int(sizes.argmin())]!r}; remove it from data.labels, or unset data.balance"
         )
     return labelled.keep(_place_in_class(labelled.classes) < sizes.min())
 
@@ -100,21 +100,21 @@ def held_out(source: Any, labelled: Labelled) -> tuple[Labelled, Labelled]:
     """Split the training rows into training and validation rows.
 
     Raises:
-        InputError: the validation fraction is less than one row for every class.
+        InputError: the validation fraction selects no row from any class.
     """
-    # The small offset corrects rounding, so that 0.29 of 100 rows is 29.
+    # The small offset corrects rounding errors, so that a fraction of 0.29 selects 29 of 100 rows.
     numbers = np.floor(source.validation * np.bincount(labelled.classes) + 1e-6)
     is_held = _place_in_class(labelled.classes) < numbers[labelled.classes]
     if not is_held.any():
         raise InputError(
-            f"data.validation: {source.validation} of {len(is_held)} training rows is less than one row of "
-            "any class; increase it, or set it to 0"
+            f"data.validation: {source.validation} of {len(is_held)} training rows selects no row from "
+            "any class; increase the fraction, or set it to 0"
         )
     return labelled.keep(~is_held), labelled.keep(is_held)
 
 
 def _place_in_class(classes: np.ndarray) -> np.ndarray:
-    # Only the raw bits, not the shuffles, are the same in every version of NumPy.
+    # Shuffle with raw random bits, because only these are the same in every version of NumPy.
     shuffled = np.argsort(np.random.PCG64(0).random_raw(len(classes)), kind="stable")
     by_class = shuffled[np.argsort(classes[shuffled], kind="stable")]
     sizes = np.bincount(classes)

@@ -1,4 +1,4 @@
-"""Readers of labelled texts, with one settings class per format."""
+"""Readers for labelled texts, with one settings class per format."""
 
 import glob
 import os
@@ -19,15 +19,15 @@ _BATCH = 512
 
 
 class Tfds(Source, frozen=True, kw_only=True):
-    """Data set prepared by tensorflow-datasets in a random-access format. TensorFlow is not required.
+    """Data set prepared by tensorflow-datasets in a random-access format. TensorFlow itself is not required.
 
     Attributes:
         dataset: name of the data set; "name/config:1.0.0" selects a configuration and a version.
         data_dir: folder with the prepared data sets; defaults to $TFDS_DATA_DIR or ~/tensorflow_datasets.
-        text: feature with the text, or a list of features to concatenate.
-        label: feature with the label.
+        text: feature that contains the text, or a list of features to concatenate.
+        label: feature that contains the label.
         train: name of the training split, or a slice such as "train[:20%]".
-        test: name of the test split, or a slice; "" for none.
+        test: name of the test split, or a slice; "" if there is no test split.
     """
 
     dataset: Name
@@ -40,13 +40,13 @@ class Tfds(Source, frozen=True, kw_only=True):
         return os.path.expanduser(self.data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
 
     def files(self) -> dict[str, str]:
-        """Return the files of all configurations and versions, without importing tfds."""
+        """Return the files of all configurations and versions, without importing tensorflow-datasets."""
         root = Path(self._folder, re.split("[/:]", self.dataset)[0])
         paths = sorted(path for path in root.rglob("*") if path.is_file())
         if not paths:
             raise InputError(
-                f"data.dataset: no {self.dataset} in {self._folder}; data.data_dir sets "
-                "the folder. To prepare the data: "
+                f"data.dataset: no {self.dataset} in {self._folder}; check data.data_dir, "
+                "or prepare the data: "
                 f"tensorflow_datasets.builder({self.dataset!r}, data_dir={self._folder!r})"
                 '.download_and_prepare(file_format="array_record")'
             )
@@ -54,14 +54,14 @@ class Tfds(Source, frozen=True, kw_only=True):
 
     def read(self, split: str) -> TextRows:
         """Open a split with `tensorflow_datasets.data_source`."""
-        # The import is slow, and a cached data set does not need it.
+        # tensorflow_datasets is slow to import, and a cached data set does not need it.
         import tensorflow_datasets as tfds
 
         name = getattr(self, split)
         where = f"split {name!r} of {self.dataset} in {self._folder}"
         try:
             data = tfds.data_source(self.dataset, split=name, data_dir=self._folder, download=False)
-        # tfds raises a dozen exception types for invalid data.
+        # tensorflow-datasets raises a dozen exception types for invalid data.
         except Exception as error:
             raise InputError(
                 f"data.{split}: cannot open {where}: {first_line(error)}; "
@@ -80,7 +80,7 @@ class Tfds(Source, frozen=True, kw_only=True):
 
 
 class Lines(Files, frozen=True, kw_only=True):
-    """Files with one label and text per line, such as "pos a fine film".
+    """Files with a label and a text on each line, such as "pos a fine film".
 
     Attributes:
         separator: separator between label and text; defaults to white space.
@@ -100,7 +100,7 @@ class Lines(Files, frozen=True, kw_only=True):
                     if not rest:
                         raise InputError(
                             f"data: line {number} of {path} is {line.strip()!r:.40}, not a label and a text; "
-                            "set data.separator to the text between them"
+                            "set data.separator to the string that separates them"
                         )
                     yield place_in(paths, path, f"line {number}"), rest[0], label
 
@@ -110,9 +110,9 @@ class Folder(Source, frozen=True, kw_only=True):
 
     Attributes:
         path: folder that contains one folder per split.
-        train: folder of the training split inside `path`.
-        test: folder of the test split inside `path`; "" for none.
-        labels: folder name of each class within a split. The order defines the classes.
+        train: name of the training folder inside `path`.
+        test: name of the test folder inside `path`; "" if there is no test split.
+        labels: folder name for each class within a split. The order defines the classes.
         ignore_labels: folder names to ignore within a split.
         encoding: encoding, such as "cp1252"; defaults to UTF-8.
     """
@@ -123,18 +123,18 @@ class Folder(Source, frozen=True, kw_only=True):
     encoding: str | None = None
 
     def files(self) -> dict[str, str]:
-        """Return the files of the classes in all splits."""
+        """Return the paths of the text files of all classes and splits, keyed by SPLIT/LABEL/NAME."""
         return {name: path for split in self.splits for name, path, _ in self._texts(split)}
 
     def read(self, split: str) -> TextRows:
-        """Open a split."""
+        """Open a split, one of `splits`."""
         texts = self._texts(split)
         return TextRows(len(texts), ((name, self._content(path), label) for name, path, label in texts))
 
     def _content(self, path: str) -> str:
         with decoding(path, self.encoding) as encoding:
             content = Path(path).read_bytes().decode(encoding)
-        # UTF-16 text may be valid UTF-8 with zero bytes.
+        # UTF-16 text may also be valid UTF-8 that contains zero bytes.
         if "\0" in content:
             raise InputError(f"data: {path} is not a text file; remove it, or {REMEDY}")
         return content
@@ -144,14 +144,12 @@ class Folder(Source, frozen=True, kw_only=True):
         labels = [label for every in self.labels for label in members(every)]
         known = {str(label) for label in (*labels, *self.ignore_labels)}
         if not os.path.isdir(folder):
-            raise InputError(
-                f"data.path: no folder {folder}; its last part is data.{split}, which you can change"
-            )
+            raise InputError(f"data.path: no folder {folder}; check data.path and data.{split}")
         with reading(folder):
             for name in sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()):
                 if name not in known:
                     raise InputError(
-                        f"data.labels: {folder} contains {name!r}, expected {listed(map(str, labels))}; "
+                        f"data.labels: {folder} contains {name!r}, expected only {listed(map(str, labels))}; "
                         "add it to data.labels or data.ignore_labels"
                     )
             texts = []

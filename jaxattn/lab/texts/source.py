@@ -1,4 +1,4 @@
-"""Base class of labelled text sources, with settings for splits, classes and vocabulary."""
+"""Base class for labelled text sources, with settings for splits, classes and vocabulary."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -23,11 +23,12 @@ Labels = Annotated[tuple[Label | Several, ...], msgspec.Meta(min_length=2)]
 
 
 class TextRows(NamedTuple):
-    """Rows of one split, which can be iterated over once.
+    """Rows of one split, which can be iterated over only once.
 
     Attributes:
-        total: number of rows; None if it is unknown before reading.
-        rows: iterator over (place, text, raw label). The place, such as "row 3", is used in messages.
+        total: number of rows; None if this is unknown before reading.
+        rows: iterator over (location, text, raw label). Error messages contain the location, such as "row
+            3".
     """
 
     total: int | None
@@ -39,24 +40,24 @@ class Source(SharedData, frozen=True, kw_only=True):
 
     Attributes:
         train: name of the training split.
-        test: name of the test split; "" for none.
-        labels: raw label of each class. The order defines the classes: -1 and +1 for two classes, 0 .. K-1
-            for more. A list merges several raw labels into one class, as in [[1, 2], [4, 5]]. The raw labels
-            1.0, "1" and true are equivalent to 1.
+        test: name of the test split; "" if there is no test split.
+        labels: raw label for each class. The order defines the classes: -1 and +1 for two classes, 0 to K -
+            1 for more. A list merges several raw labels into one class, as in [[1, 2], [4, 5]]. The raw
+            labels 1.0, "1" and true are equivalent to 1.
         class_names: names of the classes for display, in the order of `labels`; defaults to the labels.
-        ignore_labels: raw labels of rows to ignore.
-        balance: True to subsample all classes of a split to the size of the smallest one.
-        validation: fraction of the training rows of each class to hold out for validation, after balancing.
+        ignore_labels: raw labels whose rows are ignored.
+        balance: True to subsample all classes in a split to the size of the smallest class.
+        validation: fraction of the training rows in each class to hold out for validation, after balancing.
             Rows are chosen deterministically, as for `balance`.
         min_count: minimum number of occurrences of a word in the training split.
-        max_vocab: maximum vocabulary size, which keeps the most frequent words; unlimited by default.
-        max_length: maximum length of a text, in words of the vocabulary; unlimited by default.
-        order: "kept" to read texts as sequences of token ids, for models that depend on the order. Default:
-            bags of words.
-        escapes: "kept" to read a backslash followed by n as two characters. By default, it is read as a line
-            break if most backslashes before letters in the text precede an n, as in the files of Yelp, Amazon
-            and DBpedia.
-        empty: handling of rows without a label or without a word in the vocabulary: "error", or "drop" to
+        max_vocab: maximum vocabulary size; the most frequent words are kept. Unlimited by default.
+        max_length: maximum length of a text, counted in words of the vocabulary; unlimited by default.
+        order: "kept" to read texts as sequences of token ids, for models that depend on the order. By
+            default, texts are read as bags of words.
+        escapes: "kept" to read a backslash followed by n as two characters. By default, it is read as a
+            line break if most backslashes before letters in the text precede an n, as in the files of Yelp,
+            Amazon and DBpedia.
+        empty: handling of rows that have no label or no word in the vocabulary: "error", or "drop" to
             ignore them. Rows without a word in the vocabulary are dropped after balancing and after the
             validation split.
         inert: settings that do not affect results, such as paths and class names.
@@ -80,7 +81,7 @@ class Source(SharedData, frozen=True, kw_only=True):
     empty: Literal["error", "drop"] = "error"
 
     def check(self, *context: object) -> None:
-        """Raise InputError if a label or class name is repeated or missing, or an encoding is unknown."""
+        """Raise InputError if a label or class name is repeated or missing, or if the encoding is unknown."""
         class_numbers(self.labels, self.ignore_labels)
         names = self.class_names or ()
         if self.class_names is not None and len(names) != len(self.labels):
@@ -95,22 +96,22 @@ class Source(SharedData, frozen=True, kw_only=True):
 
     @property
     def encoding(self) -> str | None:
-        """Encoding of the files; None if the format determines it."""
+        """Return the encoding of the files, or None if the format determines it."""
         return None
 
     @property
     def split_column(self) -> str | None:
-        """Column or field with the split of each row; None if splits have separate files."""
+        """Return the field that contains the split of each row, or None if each split has its own files."""
         return None
 
     @property
     def gives(self) -> type[Dataset]:
-        """Type of the data."""
+        """Return the type of dataset that the source loads."""
         return Sequences if self.order == "kept" else Corpus
 
     @property
     def held_out(self) -> bool:
-        """True if there are validation data."""
+        """Return True if some training rows are held out for validation."""
         return self.validation > 0
 
     def load(self, progress: Progress = silent) -> Loaded:
@@ -123,14 +124,14 @@ class Source(SharedData, frozen=True, kw_only=True):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Splits of the data: "train", and "test" if its name is set."""
+        """Return the names of the splits: "train", and "test" if a test split is set."""
         return ("train", "test") if self.test else ("train",)
 
     def files(self) -> dict[str, str]:
-        """Return the files that the rows depend on.
+        """Return the files from which the rows are read.
 
         Returns:
-            Paths by name. The names and their order are independent of the folder of the files.
+            Paths, keyed by name. The names and their order do not depend on where the files are stored.
 
         Raises:
             InputError: there are no files.
@@ -138,19 +139,20 @@ class Source(SharedData, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def read(self, split: str) -> TextRows:
-        """Open one of `splits`, and return its rows in the order of the files.
+        """Open a split, one of `splits`, and return its rows in the order of the files.
 
         Raises:
-            InputError: a file is missing or unreadable. This may be raised only when the rows are read.
+            InputError: a file is missing or unreadable. The error may be raised later, when the rows are
+                read.
         """
         raise NotImplementedError
 
 
 def as_text(value: Any, where: str) -> str:
-    """Return the text of a row. Bytes are decoded as UTF-8, and null becomes an empty string.
+    """Convert the text of a row to a string: bytes are decoded as UTF-8, and null becomes an empty string.
 
     Raises:
-        InputError: the value is not a text.
+        InputError: the value is not a string.
     """
     if is_missing(value):
         return ""
@@ -159,7 +161,7 @@ def as_text(value: Any, where: str) -> str:
             return value.decode("utf-8-sig")
     if not isinstance(value, str):
         raise InputError(
-            f"data.text: {where} contains {value!r:.40}, which is not text; set data.text to the "
-            "field with the text"
+            f"data.text: {where} contains {value!r:.40}, which is not a string; set data.text to the "
+            "field that holds the text"
         )
     return value

@@ -1,4 +1,4 @@
-"""Readers for files of labelled rows with named fields: Parquet, CSV and JSON lines."""
+"""Readers for files of labelled rows with named fields, in Parquet, CSV and JSON Lines format."""
 
 import csv
 import glob
@@ -22,33 +22,33 @@ Texts = Name | Annotated[tuple[Name, ...], msgspec.Meta(min_length=1)]
 
 
 class Files(Source, frozen=True, kw_only=True):
-    """Rows in a single file, or in separate files per split. A split may have several files, such as shards.
+    """Rows in a single file, or in one file per split. A split may consist of several shards.
 
     Attributes:
-        path: file that contains the training rows, or a pattern such as "train-*.parquet".
-        test_path: file that contains the test rows, or a pattern.
+        path: file with the training rows, or a pattern such as "train-*.parquet".
+        test_path: file with the test rows, or a pattern.
     """
 
     path: Name
     test_path: str | None = None
 
     def check(self, *context: object) -> None:
-        """Raise InputError if settings are incompatible."""
+        """Raise InputError if settings are incompatible with one another."""
         super().check()
         if not self.split_column and (self.train != "train" or self.test not in ("test", "", None)):
             raise InputError(
-                "train, test: these are values of split_column, which is not set; set it, or remove "
+                "train, test: values of split_column, which is not set; set split_column, or remove "
                 "train and test"
             )
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Splits of the data: "train", and "test" if a file or a column for it is set."""
+        """Return the names of the splits: "train", and "test" if a test file or a split column is set."""
         there = self.test_path or self.split_column
         return ("train", "test") if self.test and there else ("train",)
 
     def files(self) -> dict[str, str]:
-        """Return the files of all splits. Files of the same setting are sorted by name."""
+        """Return the files of all splits. Files that match the same pattern are sorted by name."""
         found = {}
         for setting in ("path", "test_path"):
             for number, path in enumerate(self._found(setting)):
@@ -68,7 +68,7 @@ class Files(Source, frozen=True, kw_only=True):
         raise InputError(f"data.{setting}: no file {where}{folder}")
 
     def read(self, split: str) -> TextRows:
-        """Open a split."""
+        """Open a split, one of `splits`."""
         paths = self._found("test_path" if split == "test" and self.test_path else "path")
         totals = [self._total(path) for path in paths]
         total = None if None in totals else sum(filter(None, totals))
@@ -82,17 +82,17 @@ class Files(Source, frozen=True, kw_only=True):
 
 
 def place_in(paths: Sequence[str], path: str, place: str) -> str:
-    """Return the location of a row, including the file name if there are several files."""
+    """Return the location of a row for messages; it includes the file name if there are several files."""
     return place if len(paths) == 1 else f"{place} of {os.path.basename(path)}"
 
 
 class _Table(Files, frozen=True, kw_only=True):
-    """Rows with named fields, in a single file or in separate files per split.
+    """Rows with named fields, in a single file or in one file per split.
 
     Attributes:
-        text: field with the text, or a list of fields to concatenate.
-        label: field with the label.
-        split_column: name of the field with the split of each row, if one file contains several splits.
+        text: field that contains the text, or a list of fields to concatenate.
+        label: field that contains the label.
+        split_column: field that contains the split of each row, if one file contains several splits.
             `train` and `test` are then values of this field, or several values joined by "+", such as
             "train+extra".
     """
@@ -107,7 +107,7 @@ class _Table(Files, frozen=True, kw_only=True):
             raise InputError("test_path, split_column: both select the test rows; set only one of them")
 
     def _records(self, path: str) -> Iterator[Any]:
-        """Yield the location of each row of a file, followed by its values of `table_fields`."""
+        """Yield the location of each row in a file, with the row's values of `table_fields`."""
         raise NotImplementedError
 
     def _rows(self, paths: Sequence[str], wanted: str) -> Iterator[TextRow]:
@@ -168,7 +168,7 @@ class Csv(_Table, frozen=True, kw_only=True):
     encoding: str | None = None
 
     def _records(self, path: str) -> Iterator[Any]:
-        # The default limit of the process, 128 KiB, would reject long texts.
+        # The default field size limit of 128 KiB would reject long texts.
         csv.field_size_limit(max(csv.field_size_limit(), 2**30))
         with decoding(path, self.encoding) as encoding:
             letters = self.quoting == "none" or (self.quoting is None and self._is_unquoted(path, encoding))
@@ -188,7 +188,7 @@ class Csv(_Table, frozen=True, kw_only=True):
         return {"delimiter": self.delimiter, "quoting": quoting, "strict": True}
 
     def _is_unquoted(self, path: str, encoding: str) -> bool:
-        """Return True if, with quotes as ordinary characters, every line is a row with a known label."""
+        """Return True if every line is a row with a known label when quotes are ordinary characters."""
         with open(path, encoding=encoding, newline="") as file:
             lines = csv.reader(file, **self._dialect(letters=True))
             try:
@@ -223,7 +223,7 @@ class Csv(_Table, frozen=True, kw_only=True):
         every = self.delimiter.join(fields).splitlines()
         if any(is_row(line.split(self.delimiter)) for line in every[:-1]):
             raise InputError(
-                f"data: {where} form one row with quotes that enclose whole rows; set data.quoting = "
+                f"data: {where} form a single quoted row, but look like several rows; set data.quoting = "
                 '"none" if quotes are ordinary characters there, else "fields"'
             )
 
@@ -253,7 +253,8 @@ class Jsonl(_Table, frozen=True, kw_only=True):
                 where = f"line {number} of {path}"
                 try:
                     fields = decode(line)
-                    # For a repeated name, the first decoder keeps only the last value.
+                    # If a name is repeated, the decoder keeps only the last value by default, so collect all
+                    # names.
                     names = [name for name, _ in json.loads(line, object_pairs_hook=tuple)]
                 except (msgspec.DecodeError, RecursionError) as error:
                     raise InputError(
@@ -263,12 +264,12 @@ class Jsonl(_Table, frozen=True, kw_only=True):
 
 
 def column_names(text: Any) -> tuple[str, ...]:
-    """Return the names of the fields with the text."""
+    """Return the names of the fields that contain the text."""
     return (text,) if isinstance(text, str) else text
 
 
 def table_fields(source: Any, have: Sequence[str], where: str, hint: str = "") -> list[str]:
-    """Return the names of the fields of text, label and split, each of which must occur exactly once."""
+    """Return the names of the text, label and split fields; each of them must occur exactly once."""
     split = source.split_column
     named = [*(("text", name) for name in column_names(source.text)), ("label", source.label)]
     named += [("split_column", split)] if split else []
@@ -280,5 +281,5 @@ def table_fields(source: Any, have: Sequence[str], where: str, hint: str = "") -
 
 
 def row_of(place: str, texts: Sequence[Any], label: Any, where: str) -> TextRow:
-    """Build a row from its fields, joining several texts by line breaks."""
+    """Build a row from its fields; several text fields are joined with line breaks."""
     return place, "\n".join(as_text(value, f"{place} of {where}") for value in texts), label

@@ -1,4 +1,4 @@
-"""Convert labelled texts to corpora: tokeniser, vocabulary of the training split, and token ids."""
+"""Conversion of labelled texts to corpora: tokeniser, vocabulary of the training split, and token ids."""
 
 import functools
 import re
@@ -33,31 +33,32 @@ from jaxattn.lab.texts.labelled import (
     plain_text,
 )
 
-# Part of the cache key. Every change of the tokeniser or of the stored arrays needs a new value.
+# Format version, included in the cache key. Change it whenever the tokeniser or the stored arrays change.
 _FORMAT = b"words, bags 2"
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _BREAK = re.compile(r"<br\s*/?>")
 # Invisible characters that do not end a word: soft hyphens, word joiners and direction marks.
 _INVISIBLE = re.compile("[\u00ad\u061c\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069]")
-# Code points that may need normalisation; Western letters and punctuation never do.
+# Code points that may require normalisation; Western European letters and punctuation do not.
 _FAR = re.compile(
     "[\\u00ad\\u0300-\\u1fff\\u200c-\\u200f\\u202a-\\u202e\\u2060-\\u2069\\u20d0-\\u20ff\\u2c00-\\U0010ffff]"
 )
-# Characters that join or separate letters within a word.
+# Zero-width joiner and non-joiner, which do not end a word.
 _JOINERS = "\u200c\u200d"
 _ESCAPE = re.compile(r"\\[A-Za-z]")
 _STRIDE = 512
-# Stored arrays of a split, for bags of words and for sequences.
+# Arrays that are stored for a split as bags of words.
 _BAGS = ("tokens", "counts", "distinct", "classes")
 _ORDERED = ("ids", "lengths", "classes")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The V known words, where the index of a word is its token id.
+    """Vocabulary of V words; the index of a word is its token id.
 
     Attributes:
-        tokens: the words, by decreasing count and then alphabetically, unless a vocabulary was given.
+        tokens: the words, in decreasing order of count and then alphabetically, or in the given order if a
+            vocabulary was given.
         counts: number of occurrences of each word in the training split.
     """
 
@@ -70,17 +71,17 @@ class Vocabulary:
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Token id by word."""
+        """Return a mapping from word to token id."""
         return {token: i for i, token in enumerate(self.tokens)}
 
 
 class TextCorpora(NamedTuple):
-    """Text data set as token ids.
+    """Text data set, converted to token ids.
 
     Attributes:
         train: training split.
-        test: test split; None if the source has none.
-        vocabulary: words of all token ids.
+        test: test split; None if the source has no test split.
+        vocabulary: the words that the token ids refer to.
         validation: held-out part of the training split; None if nothing was held out.
     """
 
@@ -91,10 +92,10 @@ class TextCorpora(NamedTuple):
 
 
 def tokenise(text: str) -> list[str]:
-    """Split a text into lower-case words of letters and digits, with inner apostrophes ("don't").
+    """Split a text into lower-case words that consist of letters, digits and inner apostrophes ("don't").
 
-    `<br />` tags are removed. A combining mark belongs to the letter before it. Words are normalised to
-    Unicode NFC, so canonically equivalent texts have equal words.
+    `<br />` tags are removed. A combining mark belongs to the preceding letter. Words are normalised to
+    Unicode NFC, so canonically equivalent texts yield equal words.
     """
     plain = _BREAK.sub(" ", text.lower().replace("’", "'"))
     if plain.isascii() or not _FAR.search(plain):
@@ -107,7 +108,7 @@ def tokenise(text: str) -> list[str]:
 def _word_with_marks() -> re.Pattern[str]:
     characters = map(chr, range(sys.maxunicode + 1))
     marks = "".join(c for c in characters if unicodedata.category(c).startswith("M"))
-    # The lookahead for the range comes first, because it is faster than the set.
+    # Test for the range first: this lookahead is faster than the set of all marks.
     part = rf"\w+(?:(?=[{marks[0]}-{marks[-1]}])[{marks}{_JOINERS}]+\w*)*"
     return re.compile(rf"{part}(?:'{part})*")
 
@@ -116,7 +117,7 @@ def build_vocabulary(texts: Iterable[str], *, min_count: int = 1, max_vocab: int
     """Build a vocabulary of at most `max_vocab` words that occur at least `min_count` times.
 
     Raises:
-        InputError: no words are left.
+        InputError: no word occurs at least `min_count` times.
     """
     words = _numbering()
     return _select(words, _number(texts, words), min_count, max_vocab)
@@ -125,10 +126,10 @@ def build_vocabulary(texts: Iterable[str], *, min_count: int = 1, max_vocab: int
 def encode(
     texts: Iterable[str], vocabulary: Vocabulary, *, max_length: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Convert n texts to token ids of known words, keeping the first `max_length` ids of each.
+    """Convert n texts to the ids of their vocabulary words, with at most the first `max_length` ids per text.
 
     Returns:
-        Concatenated token ids of all texts, (Σ T,) int32, and the number of ids of each text, (n,) int64,
+        Concatenated token ids of all texts, (Σ T,) int32, and the number of ids in each text, (n,) int64,
         which may be 0.
     """
     words = _numbering()
@@ -142,12 +143,12 @@ def load_text(
     cache_dir: str | Path | None = None,
     progress: Progress = silent,
 ) -> TextCorpora:
-    """Read a text data set, or load it from the cache if files and settings are unchanged.
+    """Read a text data set, or load it from the cache if its files and settings are unchanged.
 
     Args:
         source: settings of the source; see `readers`.
-        tokens: vocabulary, with token k as the k-th entry. Default: the vocabulary of the training split,
-            with `min_count` and `max_vocab`.
+        tokens: vocabulary; entry k is token k. Defaults to the vocabulary of the training split, with
+            `min_count` and `max_vocab`.
         cache_dir: folder of the cache; see `storage.files.cache_folder`.
         progress: progress callback.
 
@@ -156,8 +157,8 @@ def load_text(
 
     Raises:
         InputError: settings are invalid, files are missing or cannot be read, a label is unknown, a class has
-            no training text, a text has no known word (unless `source.empty` is "drop"), or a token occurs
-            twice.
+            no training text, a text contains no word in the vocabulary (unless `source.empty` is "drop"), or
+            a token occurs twice.
     """
     source = _checked(source)
     given = None if tokens is None else _distinct(tokens)
@@ -207,7 +208,7 @@ def _corpus_of(
 
 
 def _checked(source: Any) -> Any:
-    # Types and bounds of settings that were constructed in Python have not been checked yet.
+    # The types and bounds of settings constructed in Python have not been checked yet.
     try:
         checked = msgspec.convert(msgspec.to_builtins(source), type(source))
     except msgspec.ValidationError as error:
@@ -226,7 +227,7 @@ def _check_classes(source: Any, split: str, classes: np.ndarray, note: cache.Not
 
 def _settings(source: Any) -> bytes:
     fields = {"kind": type(source).__name__} | msgspec.to_builtins(source)
-    # Unset settings are not part of the key, so that adding settings keeps existing cache files valid.
+    # Exclude unset settings from the key, so that new settings do not invalidate existing cache files.
     kept = {name: x for name, x in fields.items() if name not in source.inert and x is not None}
     return _FORMAT + msgspec.json.encode(kept, order="sorted")
 
@@ -263,12 +264,12 @@ def _arrays(source: Any, given: tuple[str, ...] | None, progress: Progress) -> d
         kept = lengths > 0
         if source.empty == "error" and not kept.all():
             raise InputError(
-                f"data: {split} split, {places[int(np.argmin(kept))]}: none of its words is in the "
+                f"data: {split} split, {places[int(np.argmin(kept))]}: this row contains no word of the "
                 'vocabulary; set data.empty = "drop" to drop such rows, or lower data.min_count'
             )
         if not kept.any():
             raise InputError(
-                f"data: no row of the {split} split contains a known word; "
+                f"data: no row of the {split} split contains a word of the vocabulary; "
                 + ("lower data.min_count" if given is None else "check that the vocabulary is in lower case")
             )
         ordered = source.order == "kept"
@@ -320,9 +321,9 @@ def _read(source: Any, split: str, words: defaultdict[str, int], progress: Progr
 
 
 def _class_of(source: Any, split: str, place: str, label: Any, numbers: Mapping[Any, int]) -> int | None:
-    """Return the class number of a row, IGNORED, or None if the row has no label and may be dropped."""
+    """Return the class index of a row, IGNORED, or None if the row has no label and may be dropped."""
     name = plain_text(label)
-    # A list or a table cannot be a label, and is not hashable.
+    # A list or table cannot be a label, and is not hashable.
     number = numbers.get(name) if name.__hash__ else None
     if number is None and (name is not None or source.empty == "error"):
         remedy = (
@@ -331,8 +332,7 @@ def _class_of(source: Any, split: str, place: str, label: Any, numbers: Mapping[
             else "add it to data.labels or data.ignore_labels"
         )
         raise InputError(
-            f"data: {split} split, {place}: label {label!r:.60}; expected one of {list(source.labels)}; "
-            f"{remedy}"
+            f"data: {split} split, {place}: label {label!r:.60} is not one of {list(source.labels)}; {remedy}"
         )
     return number
 
@@ -367,7 +367,7 @@ def _select(
     frequent = [(-count, word) for word, count in zip(words, counts, strict=True) if count >= min_count]
     if not frequent:
         raise InputError(
-            f"data.min_count: no word of the training split occurs {min_count} times; use at most "
+            f"data.min_count: no word in the training split occurs {min_count} times; set it to at most "
             f"{max(counts, default=0)}"
         )
     chosen = sorted(frequent)[:max_vocab]

@@ -18,10 +18,10 @@ from jax import Array
 import jaxattn as ja
 
 Number = int | float
-# Median of |N(0, 1)|, which half of the seeds exceed.
+# Median of |N(0, 1)|: half of the seeds exceed it.
 MEDIAN_NOISE = 0.6744897501960817
-# Attention off the top token below which the selection counts as final, and maximum path length of the
-# scores.
+# The top token counts as final once all other tokens receive less attention than the first value. The second
+# value is the maximum path length of the scores.
 _DECIDED, _LONGEST = 1e-6, 1e4
 _GRID = np.geomspace(0.1, 40.0, 25)
 
@@ -283,7 +283,8 @@ def label_window(
         return follow(made).lost
 
     ceiling = unit * float(np.log(max(2 * (length - 1) ** 2 - 1, 1)))
-    # If all counts are equal, no label is ignored far above the upper edge.
+    # If all counts are equal, no label is ignored for steps far above the upper edge, so truncate the grid at
+    # twice that edge.
     grid = _GRID if counts is not None else _GRID[: np.searchsorted(_GRID, 2 * ceiling / unit) + 1]
     first, last = _longest_run([lost(g) for g in grid])
     if first == last:

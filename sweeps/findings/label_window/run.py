@@ -23,7 +23,8 @@ import jaxattn as ja
 from jaxattn.lab.results.intervals import clopper_pearson
 
 DIMS = [256, 2048, 16384]
-# Key of the horizontal axis, its values, and settings that differ from SIZES and d = 2,048.
+# Each row contains the key of the horizontal axis, its values, and the settings that differ from SIZES and d
+# = 2,048.
 SETTINGS = [
     ("model.dim", DIMS, {}),
     ("model.dim", DIMS, {"length": 16}),

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxattn.lab.books import Item, Measured, cells, round_up, share
 
-# Tolerance for the relative distance of E·v from the law of covers.
+# Maximum relative distance of E·v from the set-cover law for which a seed counts as following the law.
 LAWFUL = 0.01
 METRICS = (
     *("came_to_end", "cover_share", "cover_error", "cover_size", "shortest_cover"),
@@ -25,7 +25,7 @@ def cover(results: Any, item: Item) -> Measured:
         of = {name: cell.last(name, "all") for name in METRICS}
         known, came = np.isfinite(of["cover_error"]), of["came_to_end"] == 1
         lawful = came & (of["cover_share"] == 1) & (of["cover_error"] <= LAWFUL)
-        # There is no prediction for S = 0.
+        # The theory makes no prediction for S = 0.
         label_of_s = (of["winner"] == of["variance_sign"]) | (of["variance_sign"] == 0)
         ordered = (of["follows_alpha"] == 1) & label_of_s
         largest = round_up(of["cover_error"][known].max(initial=0))

@@ -15,7 +15,7 @@ import jaxattn as ja
 from jaxattn.data import Corpus
 from jaxattn.theory import distinct_tokens
 
-# Far more than corpora of several hundred sequences need.
+# Maximum number of integer programs to solve, far more than needed for corpora of several hundred sequences.
 _MOST_PROGRAMS = 1_000
 
 

@@ -19,7 +19,7 @@ from jaxattn.lab.results.style import BLUE, DISTINCT, GREY, INK, RED, style
 SCALE, STEP = "model.init.E.scale", "phases.embed.step_size"
 WITHIN = 0.01
 FARTHEST = 20
-# Metrics that every run records and this module ignores.
+# Metrics that every run records but this module ignores.
 UNUSED = ("loss", "log_gradient_norm", "train_accuracy", "arc_length", "drift")
 
 

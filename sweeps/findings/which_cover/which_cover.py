@@ -11,7 +11,8 @@ from jax import Array
 import jaxattn as ja
 from jaxattn.models.reference import padded_sequences
 
-# |α| is 0 for irrelevant tokens, and at least 1/(n T) for others.
+# Tolerance for treating values of |α| as equal: |α| is 0 for irrelevant tokens, and at least 1/(n T) for
+# relevant tokens.
 TIE = 1e-9
 
 

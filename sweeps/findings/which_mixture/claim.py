@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxattn.lab.books import Item, Measured, cells, round_up, share, worst
 
-# Maximum 1 - cos at the end of the flow in log r that confirms the limit.
+# The limit counts as confirmed if 1 - cos is at most this at the end of the flow in log r.
 CONFIRMED = 1e-5
 
 

@@ -21,9 +21,9 @@ import numpy as np
 from scipy.integrate import Radau
 
 STEEP = 1e6
-# Sequences exert no force on p if their log-weight is this many nats below the largest one.
+# Sequences whose log-weight is this many nats below the largest one exert no force on p.
 ACTIVE = 100.0
-# Finite-difference step. The width of a wall is 1e-6.
+# Finite-difference step, smaller than the width of the smoothed constraints, 1e-6.
 APART = 1e-7
 
 
@@ -89,7 +89,7 @@ class Far:
             settled = (np.abs(move) < 1e-9 * (1 + np.abs(beta))).all(axis=1)
             if settled.all():
                 break
-        # NaN makes the integrator try a shorter step.
+        # NaN makes the integrator retry with a smaller step.
         beta[~settled] = np.nan
         return beta, -np.einsum("bnk,bk->bn", Q, beta) - rest
 
@@ -130,12 +130,12 @@ def follow(far, p, log_r, until, tolerance=1e-6, steps=20_000):
     """Integrate the flow from p at log r; return log r (k,), p (k, m), and whether it finished."""
     far.begin(log_r, p)
     speed = float(np.linalg.norm(far(log_r, p)))
-    if not np.isfinite(speed):  # there are no weights, or p is far beyond a wall
+    if not np.isfinite(speed):  # all weights are zero, or p is far outside the constraints
         return np.array([log_r]), p[None], False
-    # Scores need absolute accuracy, not accuracy relative to ‖p‖: a step that is too long changes the top
+    # Scores need absolute accuracy rather than accuracy relative to ‖p‖: too long a step would change the top
     # token.
     given = {"rtol": 1e-2 * tolerance, "atol": tolerance, "max_step": until / 20}
-    # p first relaxes to slightly displaced walls, so the first steps may be tiny.
+    # p first relaxes towards the slightly displaced constraints, so the first steps may be tiny.
     given["first_step"] = 1e-6 / max(speed, 1.0)
     solver = Radau(
         lambda after, p: far(log_r + after, p),

@@ -9,15 +9,18 @@ import numpy as np
 from joint_head import Entries, Head, NotCertified
 from two_sided import TwoSided, two_sided
 
-# A token is on the margin of v if y γ is 1 up to this tolerance, which exceeds rounding errors.
+# A token counts as on the margin of v if y γ is within this distance of 1. The tolerance exceeds the rounding
+# error.
 ON_MARGIN = 1e-8
-# Required slack of a strict inequality.
+# Minimum slack with which a strict inequality counts as satisfied.
 _STRICT = 1e-6
-# Maximum number of updates of the holders of light sequences.
+# Maximum number of updates to the choice of top token in each light sequence, whose loss weight is
+# negligible.
 _CHOICES = 20
-# Maximum number of combinations of level holders to try.
+# Maximum number of combinations of tied top tokens to try in light sequences, whose loss weight is
+# negligible.
 _LEVEL_CHOICES = 256
-# A multiplier below this fraction of the largest one is zero.
+# Multipliers below this fraction of the largest multiplier count as zero.
 _NO_MULTIPLIER = 1e-9
 
 

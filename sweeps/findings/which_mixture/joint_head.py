@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from two_sided import two_sided
 
-# Multipliers below this fraction of their sum are rounding error.
+# Multipliers below this fraction of their sum count as rounding error.
 _NO_MULTIPLIER = 1e-9
 _NEWTON_STEPS = 50
 

@@ -12,11 +12,11 @@ from two_sided import TwoSided
 import jaxattn as ja
 from jaxattn.theory import Scores, distinct_tokens, tie_classes
 
-# Relative size of a force that counts as zero, and of a curvature that counts as nonzero.
+# Relative size up to which a force counts as zero, and above which a curvature counts as nonzero.
 _ZERO = 1e-8
-# Minimum log min y f at which powers of it can be distinguished.
+# Minimum value of log min y f at which different powers of min y f can be distinguished.
 _LONG = 12.0
-# Relative rounding error of y f.
+# Relative rounding error in y f.
 _ROUNDING = 1e-13
 
 
@@ -171,7 +171,8 @@ def _kinds(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries) -> tup
     if not agreement.min() > np.exp(_LONG):
         raise NotCertified("v is not large yet, or no v separates the labels")
     half = np.log(agreement.min()) / 2
-    # For ‖v‖ above about e^36, rounding of y f exceeds any difference between heavy sequences.
+    # For ‖v‖ above about e^36, the rounding error of y f exceeds its differences among the sequences of
+    # largest weight.
     rounding = _ROUNDING * np.abs(E @ v).max()
     heavy = agreement < agreement.min() + max(half, rounding)
     return heavy, heavy[entries.sequence] & (log_q > -half)

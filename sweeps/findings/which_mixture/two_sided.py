@@ -4,11 +4,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Multipliers below this fraction of the largest count as zero when tight rows are solved as equations.
+# Multipliers below this fraction of the largest multiplier count as zero when tight rows are solved as
+# equations.
 _NO_MULTIPLIER = 1e-10
-# Maximum violation of a constraint, relative to 1 + ‖p‖ times the longest row.
+# Maximum violation of a constraint, relative to 1 + ‖p‖ times the norm of the longest row.
 _FEASIBLE = 1e-9
-# A least-distance residual below this proves infeasibility.
+# Residuals of the least-distance problem below this value prove infeasibility.
 _NO_RESIDUAL = 1e-14
 
 
@@ -53,12 +54,12 @@ def two_sided(rows: np.ndarray, required: np.ndarray) -> TwoSided:
         return TwoSided(np.zeros(dim), np.zeros(m), np.float64(0), np.float64(0))
     longest = np.sqrt(np.square(rows).sum(axis=1).max())
     scaled, height, multipliers = rows / max(longest, np.finfo(float).tiny), 1.0, np.zeros(m)
-    # Rounding is smallest for h near 1/‖p‖, which takes one or more passes to find.
+    # The rounding error is smallest for h near 1/‖p‖; one or more iterations find this value.
     for _ in range(4):
         matrix = np.vstack([scaled.T, height * required])
         try:
             u, _ = nnls(matrix, np.append(np.zeros(dim), 1.0), maxiter=100 * (m + dim))
-        except RuntimeError:  # too many iterations: the certificate judges the current solution
+        except RuntimeError:  # too many iterations: the certificate checks the current solution
             break
         rest = 1 - height * (required @ u)
         if rest <= _NO_RESIDUAL:

@@ -22,10 +22,10 @@ from jaxattn.lab.results.style import DISTINCT, DPI, style
 from jaxattn.models.reference import padded_sequences
 from jaxattn.theory import Scores, relaxed_max_margin, selection_from_scores
 
-# Maximum log ‖v‖ up to which a row is certified, and log r at the end of the flow.
+# Maximum log ‖v‖ of the path points that are certified, and log r at the end of the flow.
 LONGEST, FAR = 18.5, 1e4
-# Maximum 1 - cos at this log r that confirms the limit. Receding walls leave an error of order (log log r /
-# log r)².
+# The limit counts as confirmed if 1 - cos is at most this at log r = FAR. Receding constraints leave an error
+# of order (log log r / log r)².
 AGREES = 1e-5
 
 
@@ -220,7 +220,7 @@ if __name__ == "__main__":
     except ja.InputError as error:
         raise SystemExit(str(error)) from None
     out.mkdir(parents=True, exist_ok=True)
-    # If a run is in two folders, keep the later one.
+    # If two folders contain the same run, keep the later one.
     everything = everything.drop_duplicates(["block", "seed"], keep="last")
     everything.to_csv(out / "runs.csv", index=False, float_format="%.6g")
     (out / "table.md").write_text(table(everything), encoding="utf-8")

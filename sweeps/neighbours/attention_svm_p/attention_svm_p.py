@@ -14,7 +14,7 @@ from jaxattn.lab.books import Finding, Measured
 from jaxattn.lab.results.judge import Estimate
 from jaxattn.theory import Scores
 
-# Three inputs of seven tokens with two coordinates, as sampled by PyTorch's generator with seed 0.
+# Three inputs of seven tokens in two dimensions, sampled by PyTorch's generator with seed 0.
 THREE = """
 0.77483204 -0.23047204 -1.0867758 1.1697421 -1.0632026 0.57695609 -1.252667 1.0699966 -0.4760317
 -0.25246842 -0.54945554 -0.77053073 -0.38666988 -0.34129833 0.68898097 -0.068272069 -0.84996209

@@ -19,8 +19,7 @@ def diagram(results, item) -> Measured:
     index = ["block", "data.sequences", "data.signal", "seed"]
     records = records.fillna({"data.sequences": 20})
     wide = records.pivot_table(index=index, columns="metric", values="value")
-    # The published test set reuses training noise: its first 20 of 1,000 sequences are those of the training
-    # set.
+    # The first 20 of the 1,000 published test sequences reuse the noise of training sequences.
     wide["test accuracy, reused noise"] = 0.98 * wide["test_accuracy"] + 0.02 * wide["true_accuracy"]
     findings = []
     for (_, signal), rows in wide.loc["published"].groupby(level=["data.sequences", "data.signal"]):

@@ -72,7 +72,7 @@ def capacity(results, item) -> Measured:
     for d, table in best.groupby(level="data.dim"):
         loads = np.append(np.nan, table.index.get_level_values("data.load"))
         held = (table.to_numpy() >= RECALLED).cumprod(axis=0).sum(axis=0)
-        rows[d] = np.where(held < len(loads) - 1, loads[held], np.nan)  # all recalled: the grid is too small
+        rows[d] = np.where(held < len(loads) - 1, loads[held], np.nan)  # all facts recalled: grid too small
     d, load = np.array(list(rows), float), np.array(list(rows.values()))
     seeds = f"{load.shape[1]} seeds"
     findings = [

@@ -30,7 +30,7 @@ def facts(key: Array, *, sequences: int, length: int = 32) -> Sequences:
 class Params(NamedTuple):
     """Parameters of the model."""
 
-    a: Array  # (V,) scores of tokens under the end token: its column of A, since tokens are one-hot
+    a: Array  # (V,) token scores for the end token as query: its column of A, since tokens are one-hot
     U: Array  # (V, K) logits of the answers
 
 

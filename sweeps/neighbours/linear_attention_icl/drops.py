@@ -8,7 +8,7 @@ from jaxattn.lab.books import Finding, Measured
 from jaxattn.lab.books.metrics import named
 from jaxattn.lab.results import judge
 
-SLOW = 0.02  # of the largest speed of both adjacent drops
+SLOW = 0.02  # fraction of the lower peak speed of the two adjacent drops
 
 
 def curves(results, cell: int, metric: str) -> pd.DataFrame:
@@ -85,7 +85,7 @@ def times(results) -> list[Finding]:
     }
     steps = {name: np.array([half(values[seed]) for seed in values]) for name, values in mean.items()}
     value = spectrum(4, True)[0]
-    slope = CONTEXT * value**2 * 2  # ‖E y z‖, the square root of D is 2
+    slope = CONTEXT * value**2 * 2  # ‖E y z‖, where 2 is the square root of D
     end = 2 / (value * (CONTEXT + 1 + 1 / value))
     begun = curves(results, cells["merged, white"], "growing").iloc[0].to_numpy()
     predicted = np.log(end / begun - 1) / (4 * slope * 0.001)

@@ -19,7 +19,7 @@ class LinearAttention(ja.Model[Rows]):
     heads: int
     rank: int = 0
     start: float = 1e-6
-    smaller: bool = False  # the initial values of the code since commit 6d24121
+    smaller: bool = False  # True for the initial values used by the published code since commit 6d24121
     mlp: bool = False
 
     def init(self, key: Array, like: Rows, *, dtype: jnp.dtype) -> dict[str, Array]:

@@ -63,7 +63,7 @@ def steepest(params: Params, data: Vectors) -> tuple[Array, Array, Array]:
     largest, apart = weight.max(), data.X[:, :1] - data.X[:, 1:]
     G = jnp.einsum("nt,ntd,ne->de", jnp.exp(weight - largest), apart, data.z) / data.num_examples
     norm = jnp.linalg.norm(G)
-    # log(1 + σ(-1)(e^δ - 1)), δ = 1 - q_1, which is approximately σ(-1) δ for small δ.
+    # This is log(1 + σ(-1)(e^δ - 1)) with δ = 1 - q_1, which is approximately σ(-1) δ for small δ.
     small, σ = log_off < -20, jax.nn.sigmoid(-1.0)
     exact = jnp.log(jnp.log1p(σ * jnp.expm1(jnp.exp(log_off))))
     excess = jnp.where(small, jnp.log(σ) + log_off, exact)

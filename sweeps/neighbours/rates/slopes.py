@@ -7,7 +7,7 @@ from jaxattn.lab.books import Finding, Measured
 from jaxattn.lab.results import judge
 from jaxattn.lab.results.fits import powers
 
-FLOOR = 1e-6  # distances below this are within the duality gap
+FLOOR = 1e-6  # smaller distances are within the duality gap
 
 
 def slopes(results, item) -> Measured:

@@ -33,7 +33,7 @@ class Scanned(Sequences):
 
 def next_tokens(key: Array, *, sequences: int, last: int, per_last: int = 2) -> Scanned:
     """Sample a next token n; the last token is n // per_last, and those before follow P(l|n)."""
-    asks = COMMON + last * per_last * DISTINCT  # ids: common, distinct, last, next
+    asks = COMMON + last * per_last * DISTINCT  # ids are ordered: common, distinct, last, next
     V, mask = asks + last + last * per_last, jnp.ones((sequences, LENGTH), bool)
     made = Scanned(targets=None, ids=None, mask=mask, vocab_size=V, classes=V, last=last, per_last=per_last)
     next_key, token_key = jax.random.split(key)

@@ -53,7 +53,7 @@ class Risk(ja.Model[ja.Dataset]):
         κ, ν, θ, η, ρ = overlaps(params)
         mean, γ = jnp.sqrt(self.dim / 2), jnp.sqrt(self.variance)
         weights, λ = WEIGHTS / WEIGHTS.sum(), self.sharpness / (1 + self.decay * params.t)
-        # At ℓ: X_ℓ·v = b + noise of variance γ²(1 - ρ²), which has covariance γ²(ν - ηρ) with X_ℓ·v*.
+        # At position ℓ: X_ℓ·v = b + noise of variance γ²(1 - ρ²), whose covariance with X_ℓ·v* is γ²(ν - ηρ).
         erf, b = jax.scipy.special.erf(λ * (mean * κ + γ * Z)), mean * θ + γ * ρ * Z
         product = weights @ (erf * (γ * η * Z * b + γ**2 * (ν - η * ρ)))
         here, square = weights @ (erf * b), weights @ (erf**2 * (b**2 + γ**2 * (1 - ρ**2)))

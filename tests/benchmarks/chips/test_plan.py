@@ -59,7 +59,7 @@ def answered(monkeypatch):
     return asked
 
 
-def test_plan_of_a_study_for_a_chip(answered, study):
+def test_study_is_planned_for_a_chip(answered, study):
     told = []
     wanted = study(seeds=64)
     found = plan(wanted, "v5e", only=["draw"], progress=lambda *said: told.append(said))
@@ -86,11 +86,13 @@ def test_plan_prints_tables(answered, study):
     assert text.endswith(f"1 programs compile for v5e; {host}; 1 do not compile: no such thing")
 
 
-def test_study_that_cannot_be_planned_is_a_one_line_error(answered, study, monkeypatch):
+def test_unplannable_study_is_a_one_line_error(answered, study, monkeypatch):
     with pytest.raises(InputError, match="target: 'h300' is unknown; use a100"):
         plan(study(), "h300")
     monkeypatch.setattr(type(study()), "own_kinds", ["__main__:Mine"])
-    with pytest.raises(InputError, match="__main__:Mine: no other process can import it; move it to a file"):
+    with pytest.raises(
+        InputError, match="__main__:Mine: cannot be imported by another process; move it to a file"
+    ):
         plan(study(), "h200")
     assert answered == []
 
@@ -110,7 +112,7 @@ def test_study_that_exceeds_chip_memory_is_an_error(study, monkeypatch, needed, 
         on_chip.plan_on(read_target("v5e"), lambda text, share: None, **place)
 
 
-def test_missing_compilers_list_requirements(study, monkeypatch):
+def test_missing_compilers_are_reported_with_requirements(study, monkeypatch):
     monkeypatch.setattr("chips.process._version", lambda name: None)
     with pytest.raises(
         InputError, match=r"target h200: jax-cuda12-plugin.*pip install -r benchmarks/chips/requirements.txt"

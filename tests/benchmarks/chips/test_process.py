@@ -28,7 +28,7 @@ def installed(monkeypatch):
     return pretend
 
 
-def test_missing_compilers_list_requirements(installed):
+def test_missing_compilers_are_reported_with_requirements(installed):
     installed(jax="0.10.2", jaxlib="0.10.2")
     with pytest.raises(
         InputError,
@@ -49,12 +49,12 @@ def test_mismatched_compiler_reports_the_matching_version(installed):
         process.check(read_target("h200"))
 
 
-def test_matching_compilers_pass(installed):
+def test_matching_compilers_are_accepted(installed):
     installed(jax="0.10.2", jaxlib="0.10.2", libtpu="0.0.42.1")
     process.check(read_target("v5e"))
 
 
-def test_version_pins_of_the_installed_jax_are_parsed():
+def test_version_pins_of_installed_jax_are_parsed():
     assert process._fitting(("libtpu",))["libtpu"].startswith("0.0.")
 
 

@@ -41,7 +41,7 @@ def label(case):
 
 # One test covers a whole case, so that parallel test processes compile it once.
 @pytest.mark.parametrize("case", CASES, ids=label)
-def test_shipped_programs_stay_below_ceilings(case):
+def test_shipped_programs_stay_below_their_ceilings(case):
     options = {key: case[key] for key in ("overrides", "only") if key in case}
     programs = plan(case["target"], case["sweep"], **options).programs
     here = [row for row in programs if row.where != "host"]
@@ -65,7 +65,7 @@ def test_float64_study_runs_on_the_host_of_a_tpu():
     assert {row.where for row in found.programs} == {"host"}
 
 
-def test_only_the_exact_flow_of_a_float32_study_runs_on_the_host():
+def test_only_the_exact_flow_in_a_float32_study_runs_on_the_host():
     found = plan("v5e:2x2", "tests/sweeps/flow.toml", overrides=["dtype='float32'"])
     where = {named(row): row.where for row in found.programs}
     host = {name for name, place in where.items() if place == "host"}
@@ -73,7 +73,7 @@ def test_only_the_exact_flow_of_a_float32_study_runs_on_the_host():
     assert set(where.values()) == {"host", "v5e:2x2"}
 
 
-def test_shared_programs_of_groups_are_compiled_once():
+def test_programs_shared_by_groups_are_compiled_once():
     first, *others = plan("h200", "sweeps/one_step_law.toml", only=["draw"]).programs
     assert first.compile_s > 0
     assert others
@@ -81,7 +81,7 @@ def test_shared_programs_of_groups_are_compiled_once():
         assert (row.compile_s, row.bytes, row.held) == (0.0, first.bytes, first.held)
 
 
-def test_chip_memory_is_linear_in_runs():
+def test_chip_memory_is_linear_in_the_number_of_runs():
     (few,), (many,) = (
         plan("h200", "tests/sweeps/small.toml", overrides=[f"seeds={n}"]).groups for n in (1024, 4096)
     )
@@ -91,7 +91,7 @@ def test_chip_memory_is_linear_in_runs():
     assert (few.together, many.together, many.batches) == (1024, 4096, 1)
 
 
-def test_runs_are_limited_to_memory():
+def test_number_of_simultaneous_runs_is_limited_by_memory():
     options = {"overrides": ["seeds=512"], "max_memory": 2**21}
     (group,) = plan("h200", "tests/sweeps/small.toml", **options).groups
     assert 1 < group.together == group.fitting < 512
@@ -99,7 +99,7 @@ def test_runs_are_limited_to_memory():
     assert group.batches == math.ceil(512 / group.together)
 
 
-def test_a_smaller_size_is_suggested_if_a_seed_exceeds_memory():
+def test_a_smaller_size_is_suggested_if_one_seed_exceeds_memory():
     large = ["data.vocab_size=200000", "model.dim=65536", "phases.query.optimizer='adam'"]
     with pytest.raises(InputError, match=r"cell 0: one seed needs [\d,.]+ GiB or more, and a100") as raised:
         plan("a100", "tests/sweeps/small.toml", overrides=large)
@@ -110,7 +110,7 @@ def test_a_smaller_size_is_suggested_if_a_seed_exceeds_memory():
         assert fits.groups[0].fitting >= 1
 
 
-def test_command_prints_study_plan(tmp_path):
+def test_command_prints_the_study_plan(tmp_path):
     answer = plan("h200", "tests/sweeps/small.toml")
     assert "12 programs compile for h200" in str(answer)
     words = [sys.executable, command.__file__, str(ROOT / "tests/sweeps/small.toml"), "--quiet"]
@@ -122,6 +122,6 @@ def test_command_prints_study_plan(tmp_path):
         assert set(table[name]) <= set(re.split(r"\s{2,}", done.stdout.replace("\n", "  ")))
 
 
-def test_custom_functions_are_planned_if_importable():
+def test_importable_custom_functions_are_planned():
     answer = plan("h200", "tests/sweeps/own.toml", only=["draw"])
     assert [(row.where, row.error) for row in answer.programs] == [("h200", "")]

@@ -132,7 +132,7 @@ def test_joint_step_does_not_copy_embeddings_or_store_their_gradient(problem):
     assert len(body) == 3, body
 
 
-def test_info_has_loss_and_gradient_norm_before_the_step(problem):
+def test_info_contains_loss_and_gradient_norm_before_the_step(problem):
     params, corpus = problem
     algorithm = descent(optimizer("sgd", 0.1), train=("p", "v"))
     _, info = jax.jit(algorithm.step)(algorithm.init(params), corpus)
@@ -152,7 +152,7 @@ def test_every_sequence_is_in_one_minibatch_per_epoch(x64):
 
 
 @pytest.mark.parametrize("cuts_batches", [pytest.param(False, marks=pytest.mark.more), True])
-def test_minibatch_step_equals_full_step_on_the_batch(problem, cuts_batches):
+def test_minibatch_step_equals_full_step_on_the_same_batch(problem, cuts_batches):
     params, corpus = problem
     ids, mask = map(np.asarray, ja.models.reference.padded_sequences(corpus))
     algorithm = descent(optimizer("sgd", 0.5), train=("E", "p"), batch_size=8, cuts_batches=cuts_batches)
@@ -222,7 +222,7 @@ def test_coupled_loss_receives_only_the_minibatch(problem):
     np.testing.assert_allclose(found.p, expected.p, rtol=1e-10, atol=1e-12)
 
 
-def test_batch_of_all_sequences_equals_full_batch(problem):
+def test_batch_with_all_sequences_equals_full_batch(problem):
     params, corpus = problem
     algorithms = [
         descent(optimizer("adam", 0.1), train=("E", "p", "v"), batch_size=size) for size in (None, 99)
@@ -267,7 +267,7 @@ def test_line_search_receives_the_loss_function(problem):
     assert float(loss(state.params, corpus)) < float(loss(params, corpus)) - 0.02
 
 
-def test_unknown_parameter_raises(problem):
+def test_unknown_parameter_is_rejected(problem):
     params, _ = problem
     with pytest.raises(InputError, match="q: not a parameter of the model; known: E, p, v"):
         descent(optimizer("sgd", 0.1), train=("q",)).init(params)
@@ -326,7 +326,7 @@ def test_one_step_accepts_a_custom_loss(wide_problem):
     np.testing.assert_allclose(gradients["p"], jax.jit(jax.grad(by_position))(params.p), rtol=1e-3, atol=1e-7)
 
 
-def test_one_step_accepts_a_dict_of_parameters(wide_problem):
+def test_one_step_accepts_dict_parameters(wide_problem):
     params, corpus = wide_problem
     logits = lambda own, corpus: ja.models.one_layer.outputs(ja.models.one_layer.Params(**own), corpus)  # noqa: E731
     moved = jax.jit(lambda x: ja.dynamics.one_step(x, corpus, step_size=3.0, outputs=logits))(vars(params))
@@ -448,8 +448,8 @@ def test_early_stop_accepts_custom_parameters_and_loss(overfitting):
     np.testing.assert_allclose(state.best_loss, expected, rtol=1e-12)
 
 
-def test_batch_size_above_the_number_of_examples_raises(study):
+def test_batch_size_above_the_number_of_examples_is_rejected(study):
     descent = {"name": "q", "kind": "descent", "train": ["p"], "optimizer": "sgd", "step_size": 0.1}
     study(phases=[descent | {"steps": 2, "batch_size": 30}])
-    with pytest.raises(InputError, match=r"phases\[0\]: batch_size: 31 for 30 examples; use a smaller one"):
+    with pytest.raises(InputError, match=r"phases\[0\]: batch_size: 31 for 30 examples; use a smaller value"):
         study(phases=[descent | {"steps": 2, "batch_size": 31}])

@@ -37,7 +37,7 @@ def test_log_excess_loss_matches_a_loop(problem):
         np.testing.assert_allclose(np.exp(log_excess), excess(p, params, corpus), rtol=1e-12)
 
 
-def test_log_excess_loss_of_two_tokens_matches_the_closed_form():
+def test_log_excess_loss_for_two_tokens_matches_the_closed_form():
     """X = (0, 1), y = 1, γ = (1, -1), a = (s, 0): D = 2 / (1 + e^s), even where this is e^(-5000)."""
     corpus = ja.data.from_sequences([[0, 1]], [1], vocab_size=2)
     for s in (0.0, 3.0, 30.0, 5000.0):
@@ -49,7 +49,7 @@ def test_log_excess_loss_of_two_tokens_matches_the_closed_form():
         np.testing.assert_allclose(got, expected, rtol=1e-10)
 
 
-def test_log_excess_loss_is_minus_infinity_at_the_best_tokens():
+def test_log_excess_loss_is_minus_infinity_if_all_attention_is_on_the_best_tokens():
     corpus = ja.data.from_sequences([[0], [1, 1]], [1, -1], vocab_size=2)
     assert jax.jit(log_excess_loss)(corpus, jnp.array([1.0, 2.0]), jnp.array([1.0, -1.0])) == -jnp.inf
 
@@ -122,7 +122,7 @@ def test_every_method_converges_to_the_max_margin_direction(problem):
         assert ja.theory.one_minus_cosine(p, mm.p) < 1e-4, method
 
 
-def test_zero_gradient_leaves_p_unchanged_and_nan_fails(problem):
+def test_zero_gradient_leaves_p_unchanged_and_nan_is_a_failure(problem):
     params, corpus = problem
     for method in ("normalized", "polyak", "dual_acceleration", "log_time"):
         made = log_descent(method, 0.1)
@@ -136,6 +136,6 @@ def test_zero_gradient_leaves_p_unchanged_and_nan_fails(problem):
         assert state.failed_at == 0
 
 
-def test_unknown_method_raises():
+def test_unknown_method_is_rejected():
     with pytest.raises(InputError, match=r"'newton'; must be one of normalized, polyak"):
         log_descent("newton", 0.1)

@@ -116,7 +116,7 @@ def test_second_order_force_of_a_single_top_token_is_accurate():
     assert away(path.p[-1], [1, -1, 0, 2, -2, 0]) < 1e-8
 
 
-def test_second_order_force_of_three_classes_is_accurate():
+def test_second_order_force_with_three_classes_is_accurate():
     """r·(γ_1 - γ_0) = 0 for π = 1/3, γ_1 = (1, 2, 0), label 0: the force of one sequence is zero."""
     corpus = corpus_of([[0, 1], [3, 4]], [0, 1], num_classes=3)
     values = np.zeros((6, 3))
@@ -141,7 +141,7 @@ def test_equal_vectors_in_several_sequences_form_one_pair(rng):
     np.testing.assert_allclose(shared.p[-1], own.p[-1], rtol=1e-6)
 
 
-def test_unknown_order_ends_the_path():
+def test_path_ends_if_the_order_of_a_force_is_unknown():
     """For counts 1, 1, 2 and δ = 4/3 the first and second order cancel, and the third is not computed."""
     corpus = corpus_of([[0, 1], [0, 1], [0, 1, 1], [2, 3]], [1, 1, -1, 1])
     _, path = flow(corpus, [0, 4 / 3, 1, 0, 0, 0], [10, -10, 0, 0, 0, 0])
@@ -151,7 +151,7 @@ def test_unknown_order_ends_the_path():
 
 
 @pytest.mark.parametrize("small", [1e-2, 1e-4])
-def test_tie_is_found_among_keys_of_different_scales(small):
+def test_tie_is_found_among_keys_with_different_scales(small):
     """0 and 1 tie at a finite distance; their keys are `small` times as long as those of 3 and 4."""
     keys = np.diag([small, small, small, 1.0, 1.0, 1.0])
     corpus = corpus_of([[0, 1, 2], [0, 1, 2], [0, 1], [3, 4]], [1, 1, -1, 1])

@@ -101,7 +101,7 @@ def test_log_slope_matches_a_difference_quotient(flow_and_params, vectors):
 
 
 @pytest.mark.parametrize(("score", "balanced"), [(0.0, True), (1e-13, True), (1e-9, False), (1.0, False)])
-def test_forces_are_balanced_if_their_sum_is_rounding(score, balanced):
+def test_forces_are_balanced_if_their_sum_is_rounding_error(score, balanced):
     """X = (0, 1) under both labels, values ±1, scores ±a/2: f = tanh(a/2), and each net force is f/2."""
     corpus = ja.data.from_sequences([[0, 1], [0, 1]], [1, -1], vocab_size=2)
     E = jnp.array([[0.5, 1.0], [-0.5, -1.0]])

@@ -103,7 +103,7 @@ def test_path_matches_diffrax():
 
 
 @pytest.mark.more
-def test_plain_float64_gradients_lose_the_limit():
+def test_plain_float64_gradients_miss_the_limit():
     """Normalised descent with plain float64 gradients does not reach the limit that the flow reaches."""
     params, corpus = problem(0)
     path = flow(params, corpus, until_norm=1e6)
@@ -137,7 +137,7 @@ def test_every_seed_converges_to_its_certified_max_margin_direction():
         assert abs(slope + 2) < 0.1
 
 
-def test_flow_of_two_tokens_matches_the_closed_form():
+def test_flow_with_two_tokens_matches_the_closed_form():
     """X = (0, 1), y = 1, E = ±e/2, v = e: p = s e, f = tanh(s/2)/2.
 
     -∂L/∂p = sigmoid(-f) sech²(s/2)/4 · e.
@@ -170,7 +170,7 @@ def test_vmapped_seeds_match_single_seeds():
 
 
 @pytest.mark.more
-def test_seeds_may_differ_only_in_the_start():
+def test_seeds_may_differ_only_in_their_starting_points():
     """Three seeds are integrated in chunks of two."""
     params, _ = problems()
     one, corpus = problem(0)
@@ -304,7 +304,7 @@ def test_flow_works_inside_jit_and_two_vmaps_in_float32():
     np.testing.assert_allclose(inside[1, 0], outside, rtol=1e-9, atol=1e-7)
 
 
-def test_differentiation_raises():
+def test_differentiation_raises_an_error():
     params, corpus = problem(0)
 
     def length(p):
@@ -326,7 +326,7 @@ def test_error_is_within_rtol():
 
 
 @pytest.mark.parametrize("seed", [1, 4, 5])
-def test_sharp_bends_are_followed_by_rejecting_steps(seed):
+def test_rejected_steps_resolve_sharp_bends(seed):
     """With long embeddings the path turns abruptly where another sequence begins to dominate."""
     corpus = four_pairs([[0, 1], [0, 2], [0, 3], [0, 1]], [1, -1, 1, 1])
     E, p, v = map(jax.random.normal, jax.random.split(jax.random.key(seed), 3), [(4, 6), (6,), (6,)])
@@ -349,7 +349,7 @@ def test_sharp_bends_are_followed_by_rejecting_steps(seed):
     assert (jnp.linalg.norm(free.p - fine.p, axis=1) / fine.norm).max() < 1e-4
 
 
-def test_contradictory_labels_end_at_a_stationary_point():
+def test_contradictory_labels_lead_to_a_stationary_point():
     """Every bag has both labels: the loss is smallest where f = 0, at a finite p."""
     corpus = four_pairs([[0, 1], [0, 1], [0, 3], [0, 3]], [1, -1, 1, -1])
     E, p = jax.random.normal(jax.random.key(0), (4, 6)), jnp.ones(6)
@@ -390,7 +390,7 @@ def test_path_with_zero_gradient_stays_at_its_start():
         np.testing.assert_array_equal(path.p, jnp.broadcast_to(params.p, (16, 64)))
 
 
-def test_invalid_input_raises():
+def test_invalid_input_is_rejected():
     params, corpus = problem(0)
     three = ja.data.from_sequences([[0, 1]], [2], vocab_size=12, num_classes=3)
     with pytest.raises(InputError, match="3 classes"):
@@ -415,7 +415,7 @@ def test_invalid_input_raises():
         with pytest.raises(InputError, match=f"{name}: {number}; must be at least {number + 1}"):
             flow(params, corpus, **{name: number})
     params, corpora = problems()
-    with pytest.raises(InputError, match="leading axes of"):
+    with pytest.raises(InputError, match="the numbers of seeds"):
         flow(jax.tree.map(lambda x: x[:2], params), corpora)
-    with pytest.raises(InputError, match="0 seeds"):
+    with pytest.raises(InputError, match="has length 0"):
         flow(jax.tree.map(lambda x: x[:0], params), jax.tree.map(lambda x: x[:0], corpora))

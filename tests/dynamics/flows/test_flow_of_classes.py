@@ -8,7 +8,7 @@ from jaxattn.lab.api import Study
 
 
 @pytest.mark.slow
-def test_flow_of_three_classes_reaches_its_certified_limit(tmp_path):
+def test_three_class_flow_reaches_its_certified_limit(tmp_path):
     data = ja.data.Assumption1(vocab_size=12, relevant=6, length=4, sequences=30, num_classes=3)
     phases = [
         ja.dynamics.OneStep(name="step", train=("E",), step_size=20.0),

@@ -46,7 +46,7 @@ def test_rows_match_the_path(task, params, until):
         state = phase.advance(task, state, 1)
 
 
-def test_path_of_expensive_steps_is_computed_incrementally(monkeypatch, cleared, x64):
+def test_path_with_expensive_steps_is_computed_incrementally(monkeypatch, cleared, x64):
     """The path has ties: a row is not computed before its step, and no row is computed twice."""
     monkeypatch.setattr(stiff, "MANY_DIMS", 0)
     monkeypatch.setattr(stiff, "SIZES", (4, 8))
@@ -129,15 +129,15 @@ def test_goal_is_the_first_stopping_condition(ends, goal):
     assert phase.goal == goal
 
 
-def test_path_without_a_finite_stopping_condition_raises(task):
+def test_path_without_a_finite_stopping_condition_is_rejected(task):
     phase = ExactFlow(name="flow", until_norm=np.inf)
     setting = SimpleNamespace(model=task.model, loss=task.loss, data=task.data)
-    with pytest.raises(InputError, match="both infinite; set one of them"):
+    with pytest.raises(InputError, match="both infinite; make one of them"):
         phase.check(setting)
 
 
 @pytest.mark.more
-def test_query_is_float64_in_a_float32_study(task, params):
+def test_query_is_float64_even_in_a_float32_study(task, params):
     single = jax.tree.map(lambda x: x.astype(jnp.float32), params)
     phase = ExactFlow(name="flow", points=4, until_norm=30.0)
     state = phase.advance(task, phase.init(task, single, jax.random.key(0)), 3)
@@ -156,7 +156,7 @@ def test_failed_flow_records_the_row_of_failure(task, params):
 
 
 @pytest.mark.more
-def test_rows_of_the_joint_flow_contain_p_and_v(task, params):
+def test_joint_flow_rows_contain_p_and_v(task, params):
     phase = JointFlow(name="flow", points=6, until_norm=30.0)
     path = joint_flow(params, task.data.train, points=6, until_norm=30.0)
     state = phase.init(task, params, jax.random.key(0))
@@ -174,7 +174,7 @@ def test_rows_of_the_joint_flow_contain_p_and_v(task, params):
 
 
 @pytest.mark.more
-def test_rows_of_the_full_flow_contain_all_parameters(task, params):
+def test_full_flow_rows_contain_all_parameters(task, params):
     phase = FullFlow(name="flow", points=4, until_log_loss=-3.0)
     path = full_flow(params, task.data.train, points=4, until_log_loss=-3.0)
     state = phase.init(task, params, jax.random.key(0))

@@ -76,7 +76,7 @@ def digits():
 
 
 @pytest.mark.parametrize("norm", [pytest.param(50.0, marks=pytest.mark.more), 3000.0])
-def test_direction_has_ten_digits_where_the_plain_gradient_underflows(corpus, digits, norm):
+def test_direction_has_ten_accurate_digits_where_the_plain_gradient_underflows(corpus, digits, norm):
     params = far_away(corpus, norm)
     expected, log_norm = exact_direction(params, corpus)
     assert norm < 1000 or log_norm < -750  # e^(-750) is below the smallest float64.
@@ -137,7 +137,7 @@ def test_force_and_curvature_match_derivatives_of_the_reference_loss(corpus, tex
     np.testing.assert_allclose(curvature.sum(axis=1), 0, atol=1e-14)
 
 
-def test_direction_matches_the_gradient_on_p(corpus, textbook):
+def test_direction_matches_the_gradient_with_respect_to_p(corpus, textbook):
     params = ja.models.one_layer.init(jax.random.key(4), vocab_size=44, dim=48, dtype=jnp.float64)
     got, log_norm = jax.jit(direction)(params, corpus)
     plain = jax.jit(jax.grad(lambda p: textbook(corpus, params.E @ p, params.E @ params.v)))(params.p)
@@ -148,7 +148,7 @@ def test_direction_matches_the_gradient_on_p(corpus, textbook):
     assert log_norm == -np.inf
 
 
-def test_gross_sums_forces_without_cancellation():
+def test_gross_force_is_summed_without_cancellation():
     """X = (0, 1) with y = 1 and y = -1, values ±1: each exerts y g q_0 q_1 (γ_0 - γ_1) on token 0."""
     corpus = ja.data.from_sequences([[0, 1], [0, 1]], [1, -1], vocab_size=2)
     force, _ = evaluate(corpus, jnp.array([0.8, 0.2]), jnp.array([1.0, -1.0]))
@@ -180,7 +180,7 @@ def test_single_token_sequences_exert_no_force():
     assert force.gross == 0
 
 
-def test_empty_rows_and_sequences_only_change_the_mean(rng):
+def test_empty_rows_and_sequences_change_only_the_mean(rng):
     """A corpus built inside jit has unused rows; one of its sequences is emptied as well."""
     tokens, labels = rng.integers(0, 44, (3, 40)), np.array([1, -1, 1])
     scores, values = jnp.asarray(rng.normal(size=(2, 44)))

@@ -119,7 +119,7 @@ def test_top_tokens_align_with_v(relevant, scale, all_relevant):
 
 
 @pytest.mark.more
-def test_unfittable_labels_end_above_the_target_loss():
+def test_flow_with_unfittable_labels_ends_above_the_target_loss():
     params, _ = take(problems(24), 0)
     corpus = ja.data.from_sequences([[0, 1], [0, 1], [2, 3]], [1, -1, 1], vocab_size=12)
     path = ja.dynamics.full_flow(params, corpus, until_log_loss=-9.0, points=8, max_steps=300)
@@ -137,7 +137,7 @@ def test_nonfinite_seed_fails_without_affecting_others():
     np.testing.assert_array_equal(path.p[1], followed(24, -1e3).p[1])
 
 
-def test_invalid_input_raises():
+def test_invalid_input_is_rejected():
     params, corpus = take(problems(24), 0)
     with pytest.raises(InputError, match="until_log_loss: -inf"):
         ja.dynamics.full_flow(params, corpus, until_log_loss=-np.inf)
@@ -147,7 +147,7 @@ def test_invalid_input_raises():
         jax.jit(lambda params: ja.dynamics.full_flow(params, corpus).p)(params)
 
 
-def test_path_that_starts_below_the_target_loss_stays_there():
+def test_path_starting_below_the_target_loss_stays_at_its_start():
     params, corpora = problems(24)
     path = ja.dynamics.full_flow(params, corpora, until_log_loss=0.0, points=8)
     assert path.stop.tolist() == ["loss", "loss"]

@@ -97,7 +97,7 @@ def test_paths_match_radau(name, solver):
         assert np.linalg.norm(flat(path, row) - wanted[row]) <= 1e-6 * np.linalg.norm(wanted[row])
 
 
-def test_the_path_of_p_matches_the_exact_flow():
+def test_path_of_p_matches_the_exact_flow():
     params, task, _ = problem("two classes")
     path = gradient_flow(params, task, train=("p",), until_time=1e5)
     scores = ja.theory.scores.one_layer(params, task.data.train)
@@ -127,7 +127,7 @@ def test_descent_with_small_steps_reaches_the_same_point():
     np.testing.assert_allclose(errors[0] / errors[1], 2, rtol=0.05)
 
 
-def test_a_path_ends_at_the_requested_loss_or_norm():
+def test_path_ends_at_the_requested_loss_or_norm():
     params, task, train = problem("two classes")
     whole = gradient_flow(params, task, train=train, until_time=1e3)
     log_loss, norm = whole.metrics["log_loss"], whole.metrics["trained_norm"]
@@ -143,7 +143,7 @@ def test_a_path_ends_at_the_requested_loss_or_norm():
     assert path.metrics["trained_norm"][-1] >= norm[50]
 
 
-def test_a_path_that_is_too_stiff_fails_with_a_remedy():
+def test_overly_stiff_path_fails_with_a_remedy():
     params, task, train = problem("MLP")
     path = gradient_flow(params, task, train=train, until_time=1e9, max_steps=50)
     assert int(path.status) == Stop.FAILED

@@ -54,7 +54,7 @@ def mirrored(c=1.0):
 
 @pytest.mark.more
 @pytest.mark.parametrize("c", [1.0, 0.004])
-def test_flow_of_two_pairs_matches_the_closed_form(c):
+def test_flow_with_two_pairs_matches_the_closed_form(c):
     """p = (0, s), v = (w, 0), q = 1/(1 + e^(-2cs)): ds/dt = 2c g w q (1-q), dw/dt = g q have an invariant.
 
     2 w dw = (1 + e^(2cs)) ds/c, so w² - s/c - e^(2cs)/(2c²) is constant, here up to e^20000. For small c the
@@ -150,7 +150,7 @@ def test_joint_flow_matches_an_independent_ode(benchmark, kind):
 @pytest.mark.parametrize(
     "seeds", [pytest.param(8, marks=pytest.mark.slow), pytest.param(64, marks=pytest.mark.exhaustive)]
 )
-def test_every_seed_agrees_with_the_ode_or_reports_its_end(benchmark, relevant, seeds):
+def test_each_seed_agrees_with_the_ode_until_its_reported_end(benchmark, relevant, seeds):
     name = f"multi_relevant, {relevant} relevant tokens"
     found = benchmark.measure(name, benchmark.DATA[name], seeds)
     assert found["share that agrees to 1e-4 as far as it goes"] == 1
@@ -158,7 +158,7 @@ def test_every_seed_agrees_with_the_ode_or_reports_its_end(benchmark, relevant, 
 
 
 @pytest.mark.more
-def test_independent_ode_does_not_depend_on_its_tolerance(benchmark):
+def test_independent_ode_is_insensitive_to_its_tolerance(benchmark):
     params, corpora = benchmark.problems(benchmark.DATA["assumption1"], 1)
     own, corpus = take((params, corpora), 0)
     ids, mask = ja.models.reference.padded_sequences(corpus)
@@ -245,7 +245,7 @@ def test_p_can_converge_to_a_mixture_while_v_grows():
     np.testing.assert_allclose(path.v[-1], head / np.linalg.norm(head), atol=1e-4)
 
 
-def test_inseparable_labels_end_balanced():
+def test_flow_with_inseparable_labels_ends_balanced():
     params, _ = mirrored()
     path = flow(params, four([[0, 1], [0, 1], [2, 3], [2, 3]], [1, -1, 1, -1]))
     assert path.stop in ("balanced", "stationary")
@@ -265,7 +265,7 @@ def test_nonfinite_seed_fails_without_affecting_others(name):
     np.testing.assert_array_equal(path.p[2], healthy.p[2])
 
 
-def test_invalid_input_raises():
+def test_invalid_input_is_rejected():
     params, corpus = mirrored()
     three = ja.data.from_sequences([[0, 1]], [2], vocab_size=4, num_classes=3)
     with pytest.raises(InputError, match="3 classes"):
@@ -279,7 +279,7 @@ def test_invalid_input_raises():
 
 
 @pytest.mark.parametrize(("value", "expected"), [(1.7, 3 * np.exp(5.0 - 10) * 0.6), (1.0, np.inf)])
-def test_error_of_a_slaved_v_matches_the_closed_form(value, expected):
+def test_error_from_slaving_v_matches_the_closed_form(value, expected):
     """v_mm is tight on token 0 of one sequence; the other attends to token 1, off the margin or on it."""
     corpus = ja.data.from_sequences([[0, 2, 2, 2], [1, 3, 3, 3]], [1, 1], vocab_size=4)
     head = Head(

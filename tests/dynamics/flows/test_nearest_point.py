@@ -49,13 +49,13 @@ def test_multipliers_are_accurate_up_to_rounding(answers):
         assert 1 <= iterations <= 14
 
 
-def test_nearest_point_of_a_hull_that_contains_zero_is_zero(answers):
+def test_nearest_point_is_zero_if_the_hull_contains_zero(answers):
     for rows, (multipliers, _) in answers[6:]:
         assert (multipliers >= 0).all()
         assert np.linalg.norm(multipliers @ rows) < 1e-13 * multipliers.sum()
 
 
-def test_repeated_rows_share_their_multiplier(answers):
+def test_repeated_rows_share_one_multiplier(answers):
     once, often = answers[2][1][0], answers[5][1][0].reshape(3, -1).sum(axis=0)
     np.testing.assert_allclose(often / often.sum(), once / once.sum(), atol=1e-8)
 
@@ -71,7 +71,7 @@ def test_unreliable_corrector_does_not_cycle(seed):
     assert gap(rows, multipliers) < 1e-12
 
 
-def test_nearest_point_of_a_segment_matches_the_closed_form(rng):
+def test_nearest_point_on_a_segment_matches_the_closed_form(rng):
     """With two rows the solution is the nearest point of a segment; many are solved at once by vmap."""
     problems = np.abs(rng.normal(size=(70, 2, 2)))
     with backend.float64():

@@ -87,14 +87,14 @@ def test_local_error_and_its_estimate_have_orders_five_and_four():
 
 
 @pytest.mark.parametrize("size", [1e6, 1e12])
-def test_step_is_l_stable(size):
+def test_step_is_L_stable(size):
     """R(z) → 0 as z → -∞."""
     moved, error = amplification(-size + 0j)
     assert jnp.linalg.norm(moved) < 10 / size
     assert jnp.linalg.norm(error) < 10 / size
 
 
-def test_step_is_a_stable():
+def test_step_is_A_stable():
     """|R(z)| ≤ 1 wherever the real part of z is at most 0."""
     z = np.geomspace(1e-2, 1e4, 200)[:, None] * np.exp(1j * np.pi * np.linspace(0.5, 1, 8))
     moved, _ = jax.vmap(amplification)(jnp.asarray(z.ravel()))
@@ -173,7 +173,7 @@ def test_conjugate_residuals_solve_an_asymmetric_system(rng):
     np.testing.assert_allclose(found, np.linalg.solve(A, b), rtol=1e-6, atol=1e-7)
 
 
-def test_known_directions_need_no_further_products(rng):
+def test_known_directions_require_no_further_products(rng):
     A, b = jnp.asarray(np.eye(30) + 0.1 * rng.normal(size=(30, 30))), jnp.asarray(rng.normal(size=30))
     solve = partial(stiff.conjugate_residuals, lambda x: A @ x, lambda x: x)
     first, known = solve(b, stiff.no_directions(30, b.dtype))
@@ -182,7 +182,7 @@ def test_known_directions_need_no_further_products(rng):
     np.testing.assert_allclose(again, -2 * first, rtol=1e-6, atol=1e-7)
 
 
-def test_conjugate_residuals_return_nan_without_convergence(rng):
+def test_conjugate_residuals_return_nan_if_they_do_not_converge(rng):
     """For a cyclic shift of 64 entries, 63 products are needed before b affects the first direction."""
     known = stiff.no_directions(64, jnp.float64)
     found, _ = stiff.conjugate_residuals(lambda x: jnp.roll(x, 1), lambda x: x, jnp.eye(64)[0], known)
@@ -233,7 +233,7 @@ DATA = {
 
 @pytest.mark.more
 @pytest.mark.parametrize(("kind", "dim"), [("ties", 32), ("no tie", 16), ("ties", 16)])
-def test_path_matches_the_full_jacobian(kind, dim, monkeypatch, cleared):
+def test_path_matches_the_path_with_the_full_jacobian(kind, dim, monkeypatch, cleared):
     params, corpus = made(DATA[kind], dim)
     scores = ja.theory.scores.one_layer(params, corpus)
 

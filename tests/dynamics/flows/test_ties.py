@@ -152,7 +152,7 @@ def test_path_ends_if_all_tokens_tie():
 
 
 @pytest.mark.more
-def test_tied_tokens_stay_at_a_point_of_a_curve_of_balances():
+def test_tied_tokens_stay_at_one_point_on_a_curve_of_balanced_points():
     """(0, 1, 2) with both labels, all with attention: f = 0 is one equation for two differences."""
     corpus = corpus_of([[0, 1, 2], [0, 1, 2], [3, 4]], [1, -1, 1])
     params = by_hand([0.2, 0.0, -0.5, 0.0, 0.0, 0.0])
@@ -169,7 +169,7 @@ def test_tied_tokens_stay_at_a_point_of_a_curve_of_balances():
 
 
 @pytest.mark.more
-def test_tied_token_slides_along_a_curve_of_balances():
+def test_tied_token_slides_along_a_curve_of_balanced_points():
     """(0, 1, 2) with both labels keep f = 0; (3, 4) moves p along E_3 - E_4, which lowers token 2.
 
     Then dp = P (E_3 - E_4) dτ with P the projection orthogonal to ∂f/∂p, here by Runge-Kutta.
@@ -268,7 +268,7 @@ def generic():
 
 
 @pytest.mark.more
-def test_path_matches_mpmath_beyond_the_resolution_of_float64():
+def test_path_matches_mpmath_beyond_float64_resolution():
     params, corpus = generic()
     with mpmath.workdps(120):
         exact = exact_path(corpus, params, 80, 1e-7)
@@ -298,7 +298,7 @@ def take(tree, seed):
 
 @pytest.mark.more
 @pytest.mark.parametrize("dim", [8, pytest.param(64, marks=pytest.mark.more)])
-def test_every_path_has_a_certificate_or_reports_its_absence(dim):
+def test_each_path_is_certified_or_reported_as_unresolved(dim):
     params, corpora = problems(dim)
     path = flow(params, corpora)
     ended = np.asarray(path.stop)

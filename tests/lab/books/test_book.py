@@ -22,7 +22,7 @@ def criteria(item):
     return {name: expected for measure in item.measured for name, expected in measure.criteria.items()}
 
 
-def test_curves_have_all_published_values_and_a_source():
+def test_curves_contain_all_published_values_and_a_source():
     for curve in CURVES.values():
         assert len(curve.values) == len(curve.centres) == (19 if "Yelp" in curve.name else 20)
         assert np.isfinite(curve.values).all()
@@ -30,7 +30,7 @@ def test_curves_have_all_published_values_and_a_source():
         assert "2505.17282" in curve.source
 
 
-def test_bin_centres_are_the_published_ones():
+def test_bin_centres_match_the_published_values():
     assert BIN_CENTRES[0] == pytest.approx(-0.95, abs=0.005)
     assert BIN_CENTRES[-1] == pytest.approx(0.89, abs=0.006)
     # Twenty equal bins over [-1, 14/15].
@@ -70,7 +70,7 @@ def test_published_yelp_rows_change_sign_at_zero():
         assert float(published.published) == pytest.approx(signs, abs=5e-4)
 
 
-def test_items_use_published_bins_or_bins_with_all_tokens():
+def test_items_use_the_published_bins_or_bins_that_contain_all_tokens():
     for item in PAPER.items:
         if item.elsewhere:
             continue
@@ -82,7 +82,7 @@ def test_items_use_published_bins_or_bins_with_all_tokens():
             assert (edges[1:] + edges[:-1]) / 2 == pytest.approx(BIN_CENTRES)
 
 
-def test_item_names_are_distinct_and_items_have_descriptions():
+def test_item_names_are_distinct_and_all_items_have_descriptions():
     assert len({item.name for item in PAPER.items}) == len(PAPER.items)
     # The list of book.toml must be complete.
     assert {item.name for item in PAPER.items} == {
@@ -110,7 +110,7 @@ def test_book_is_found_by_name_or_folder(tmp_path, monkeypatch):
     assert PAPER.place == "jaxattn/lab/books/paper"
 
 
-def test_book_without_item_list_has_all_items(tmp_path):
+def test_book_without_an_item_list_contains_all_items(tmp_path):
     book = shutil.copytree(TINY, tmp_path / "tiny")
     text = (book / "book.toml").read_text()
     (book / "book.toml").write_text(text.replace('items = ["step", "own", "texts", "elsewhere"]', ""))
@@ -142,7 +142,7 @@ def test_book_without_item_list_has_all_items(tmp_path):
             "{nte}",
             r"step/item.toml: {nte}: no such phrase; book.toml defines note",
         ),
-        ("step/item.toml", "{note}", "{", r"step/item.toml: .*write literal braces twice"),
+        ("step/item.toml", "{note}", "{", r"step/item.toml: .*double literal braces"),
         (
             "step/item.toml",
             "within = 0.3,",
@@ -160,7 +160,7 @@ def test_book_without_item_list_has_all_items(tmp_path):
             "texts/item.toml",
             "criteria = {}",
             "",
-            r"texts/item.toml: measures\[1\]: criteria is missing; add the criteria of .*, or {} if they",
+            r"texts/item.toml: measures\[1\]: criteria is missing; add criteria for the findings",
         ),
         (
             "step/item.toml",
@@ -190,9 +190,9 @@ def test_book_without_item_list_has_all_items(tmp_path):
             "texts/item.toml",
             '"texts"',
             '"text"',
-            r"texts/item.toml: needs: book.toml has no 'text'; it has texts",
+            r"texts/item.toml: needs: book.toml lacks 'text'; it defines texts",
         ),
-        ("own/item.toml", "compared", 'curves = { Ev = "x" }\ncompared', r"curves: book.toml has no 'x'"),
+        ("own/item.toml", "compared", 'curves = { Ev = "x" }\ncompared', r"curves: book.toml lacks 'x'"),
     ],
 )
 def test_malformed_book_is_a_one_line_error_with_location(tmp_path, file, old, new, message):
@@ -202,14 +202,14 @@ def test_malformed_book_is_a_one_line_error_with_location(tmp_path, file, old, n
     assert "\n" not in str(said.value)
 
 
-def test_item_has_measures_or_elsewhere(tmp_path):
+def test_item_requires_measures_or_elsewhere(tmp_path):
     path = TINY / "step" / "item.toml"
     text = path.read_text(encoding="utf-8").partition("[[measures]]")
     for changed_text in (text[0], "".join(text) + '[elsewhere]\nwords = "x"\nlink = "x"\ncommand = "x"\n'):
         book = shutil.copytree(TINY, tmp_path / "tiny", dirs_exist_ok=True)
         (book / "step" / "item.toml").write_text(changed_text, encoding="utf-8")
         with pytest.raises(
-            InputError, match=r"step/item.toml: add \[\[measures\]\], or add \[elsewhere\] if"
+            InputError, match=r"step/item.toml: use either \[\[measures\]\], or \[elsewhere\] if"
         ):
             read_book(book)
 
@@ -229,7 +229,7 @@ def changed(folder, file, old, new):
         (
             '"mine.py:least"',
             '"shape"',
-            r"own/item.toml: measures: no kind 'shape'; choose one of cells, .*or mine.py:NAME",
+            r"own/item.toml: measures: unknown kind 'shape'; use one of cells, .*or mine.py:NAME",
         ),
         (
             '"mine.py:least"',
@@ -287,7 +287,7 @@ def test_studies_are_found_in_item_book_or_another_book(shared):
     assert findings_study.run == "findings.which_cover.claim"
 
 
-def test_study_has_seed_limit_of_its_measures(shared):
+def test_measures_limit_the_number_of_seeds_in_a_study(shared):
     path = shared / "step" / "item.toml"
     path.write_text(path.read_text().replace("[[measures]]", "[[measures]]\nmost_seeds = 5"))
     step, own = read_book(shared).items[:2]
@@ -302,7 +302,7 @@ def test_study_has_seed_limit_of_its_measures(shared):
             "comon",
             r"step/item.toml: studies: comon.toml exists neither in the item nor in the book; did",
         ),
-        ("own", r"own.toml: an item has the same name own; rename the study"),
+        ("own", r"own.toml: an item is also named own; rename the study"),
         ("nowhere:study", r"nowhere: no such book \(no book.toml\); did you mean"),
     ],
 )
@@ -327,7 +327,7 @@ def test_cyclic_sweep_files_are_rejected(shared, call, tmp_path):
     status, _, said = call("reproduce", shared, "--only", "step", "--out", tmp_path / "out", "--quiet")
     assert status == 2
     (line,) = said.splitlines()
-    assert re.search(r"extends: \S+ also extends this file; remove one of the two", line)
+    assert re.search(r"extends: \S+ extends this file in turn; remove one `extends`", line)
     assert not (tmp_path / "out").exists()
 
 
@@ -346,7 +346,7 @@ def test_other_books_are_searched_next_to_the_book(tmp_path, monkeypatch):
     monkeypatch.setattr(books_module, "CHECKOUT", tmp_path / "nowhere")
     assert (
         cover.absent
-        == "findings: this book requires a checkout of jaxattn, where it is in sweeps/; run the command there"
+        == "findings: this book exists only in a checkout of jaxattn, in sweeps/; run the command there"
     )
     # Books next to this book take precedence.
     shutil.copytree(TINY, tmp_path / "sweeps" / "mine")
@@ -369,14 +369,14 @@ def test_missing_book_is_rejected(call, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["neighbours", "findings"])
-def test_book_of_a_checkout_is_rejected_outside_of_one(call, tmp_path, monkeypatch, name):
+def test_book_in_a_checkout_is_rejected_outside_the_checkout(call, tmp_path, monkeypatch, name):
     monkeypatch.setattr(books_module, "CHECKOUT", tmp_path / "nowhere")
     monkeypatch.chdir(tmp_path)
     status, _, said = call("reproduce", name)
     assert status == 2
     (line,) = said.splitlines()
     assert line.endswith(
-        f"{name}: this book requires a checkout of jaxattn, where it is in sweeps/; run the command there"
+        f"{name}: this book exists only in a checkout of jaxattn, in sweeps/; run the command there"
     )
 
 

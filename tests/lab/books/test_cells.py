@@ -37,7 +37,7 @@ def test_cell_metrics_are_ordered_by_seed_and_step(run):
     assert second.reached.all()
 
 
-def test_why_lists_only_the_failures_of_the_cell(run):
+def test_why_lists_only_failures_in_the_cell(run):
     run.manifest["failures"] = [
         {"cell": cell, "seed": seed, "phase": "limit", "step": 3, "reason": reason}
         for cell, seed, reason in (
@@ -51,11 +51,11 @@ def test_why_lists_only_the_failures_of_the_cell(run):
     assert Cell(run, 1).why == "other"
 
 
-def test_bounds_are_rounded_up_to_one_digit():
+def test_bounds_are_rounded_up_to_one_significant_digit():
     bounds = [round_up(x) for x in (0.0, 1e-9, 1.01e-9, 9.2e-5, 0.3, 0.31)]
     assert bounds == ["0", "1e-9", "2e-9", "1e-4", "3e-1", "4e-1"]
 
 
-def test_worst_ignores_seeds_without_value():
+def test_worst_ignores_seeds_without_a_value():
     assert worst(np.array([1e-9, np.nan, 1.5e-8])) == "1 - cos ≤ 2e-8, "
     assert worst(np.array([np.nan])) == ""

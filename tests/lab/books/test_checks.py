@@ -51,13 +51,13 @@ def found(item, out="out"):
         ),
     ],
 )
-def test_each_missing_part_is_listed(item, file, old, new, problem):
+def test_each_missing_component_is_listed(item, file, old, new, problem):
     if old:
         change(item / file, old, new)
     assert found(item) == ([problem] if problem else [])
 
 
-def test_missing_readme_and_measure_without_criteria_are_listed(item):
+def test_missing_readme_and_measures_without_criteria_are_listed(item):
     (item / "README.md").unlink()
     text = (item / "item.toml").read_text(encoding="utf-8").partition("# done: Fix")[0]
     text = text.replace('"my_paper.py:alignment"', '"cells"\nmetrics = ["loss"]\ncriteria = {}')
@@ -65,7 +65,7 @@ def test_missing_readme_and_measure_without_criteria_are_listed(item):
     assert found(item) == ["README.md is missing", "item.toml: no measure has a criterion"]
 
 
-def test_criterion_of_an_undeclared_name_is_rejected_before_the_run(call, item):
+def test_criterion_for_an_undeclared_name_is_rejected_before_the_run(call, item):
     change(item / "item.toml", '"cosine of p with', '"cosine of q with')
     status, _, said = call("reproduce", item.parent, "--check")
     assert status == 2
@@ -86,10 +86,10 @@ def test_finding_with_an_undeclared_name_is_an_error(call, item):
     )
 
 
-def test_published_number_without_a_source_is_rejected(item):
+def test_published_value_without_a_source_is_rejected(item):
     change(item / "item.toml", "papers = [", "labels = {}  # papers = [")
     with pytest.raises(
-        InputError, match=r"'cosine of p .*' is compared with a published number, but the item has"
+        InputError, match=r"'cosine of p .*' is compared with a published value, but the item has"
     ):
         read_book(item.parent)
     for shared in ('source = "a talk"', 'phrases.talk = "closed form"'):
@@ -134,7 +134,7 @@ def test_changed_criteria_are_detected_and_dated(call, item):
     assert found(item) == [f"the criteria were changed on {last.date}, after results had been recorded"]
 
 
-def test_texts_of_criteria_are_not_part_of_their_hash(item):
+def test_criteria_descriptions_are_excluded_from_the_hash(item):
     def digest():
         return read_book(item.parent).item("my_paper").criteria_digest
 
@@ -147,7 +147,7 @@ def test_texts_of_criteria_are_not_part_of_their_hash(item):
     assert digest() != before
 
 
-def test_date_of_criteria_as_text():
+def test_criteria_date_is_formatted_as_text():
     assert CriteriaDate("", "2026-01-02").text == "unchanged since 2026-01-02"
     assert "changed on 2026-01-02, after" in CriteriaDate("", "2026-01-02", True).text
 
@@ -160,7 +160,7 @@ def test_shipped_items_have_no_problems(name):
     assert shown.empty, shown.to_string()
 
 
-def test_requested_items_only(item):
+def test_only_requested_items_are_checked(item):
     shutil.copytree(item, item.parent / "other")
     change(item.parent / "other" / "item.toml", 'chosen = "All sizes are chosen here."', "")
     change(item.parent / "other" / "item.toml", 'kind = "my_paper.py:', 'kind = "my_paper.py:')

@@ -89,7 +89,7 @@ def limit():
     return {("limit", name): x for name, x in found.items()}
 
 
-def test_promised_direction_holds(made, limit):
+def test_claim_with_the_promised_direction_holds(made, limit):
     run = made(limit)
     assert verdicts(judged(GROWS, run)) == [HOLDS] * 3
     close, power = judged(CONVERGES, run)
@@ -102,13 +102,13 @@ def test_promised_direction_holds(made, limit):
     assert cell.setting == selected.setting == "assumption1, V = 50, n = 200, T = 8, d = 2048, η0 = 200"
 
 
-def test_wrong_direction_fails(made, limit):
+def test_claim_with_a_wrong_direction_fails(made, limit):
     turned = {"one_minus_cosine": 1e-3 + 8 / NORM**2, "certified_distance": 1e-3}
     limit |= {("limit", name): x for name, x in turned.items()}
     assert verdicts(judged(CONVERGES, made(limit))) == [FAILS, FAILS]
 
 
-def test_wrong_selection_fails(made, limit):
+def test_claim_with_a_wrong_selection_fails(made, limit):
     limit["limit", "relevant_selected"] = 0.75
     assert verdicts(judged(SELECTS, made(limit))) == [FAILS]
     share, held = judged(SELECTS_WITHOUT, made(limit, **{"data.kind": "independent"}))
@@ -117,7 +117,7 @@ def test_wrong_selection_fails(made, limit):
     assert "a relevant token, where there is one," in held.measured
 
 
-def test_growth_distinguishes_divergence_from_finite_stationary_point(made, limit):
+def test_growth_distinguishes_divergence_from_a_finite_stationary_point(made, limit):
     # Near a finite stationary point the gradient vanishes like e^(-λ t), far below 1 / t.
     limit["limit", "log_gradient_norm"] = limit["limit", "log_gradient_norm"] - 10
     assert verdicts(judged(GROWS, made(limit)))[:2] == [FAILS, FAILS]
@@ -149,7 +149,7 @@ def test_rates_exclude_flows_that_end_early(made, limit):
     assert rate.measured.endswith("seeds that come to ‖p‖ = 1e6")
 
 
-def test_failed_flow_has_no_value_and_keeps_other_findings(made, limit):
+def test_failed_flow_yields_no_value_and_does_not_affect_other_findings(made, limit):
     run = made(limit)
     records, reason = run.records, "the flow met NaN or a step too short to represent"
     failed = records["seed"] == 3
@@ -198,7 +198,7 @@ def test_several_relevant_tokens_are_measured(made, limit):
 
 
 @pytest.mark.parametrize(("classes", "of"), [(2, ONE_STEP), (4, CLASSES)])
-def test_power_of_d_in_the_one_step_law_is_recovered(made, classes, of):
+def test_exponent_of_d_in_the_one_step_law_is_recovered(made, classes, of):
     run = joined(
         *(
             made(
@@ -218,7 +218,7 @@ def test_power_of_d_in_the_one_step_law_is_recovered(made, classes, of):
     assert ("K = 4" in found[0].setting) == (classes == 4)
 
 
-def test_joint_claim_compares_selection_and_direction(made, limit):
+def test_joint_claim_compares_both_selection_and_direction(made, limit):
     found = {
         "p_norm": 1e4,
         "relevant_margin": 0.01,
@@ -287,13 +287,13 @@ def test_labels_are_lost_only_inside_the_window(made, window, step_size, inside)
 
 
 @pytest.mark.more
-def test_window_depends_on_cell_sizes(made):
+def test_label_window_depends_on_the_sizes_in_the_cell(made):
     (found,) = judged(LABEL, at(made, 800.0, 0.0))
     assert found.certificate == "predicted: lost from 306 to 1334"
 
 
 @pytest.mark.parametrize(("keep", "verdict"), [(0, HOLDS), (8, HOLDS), (20, "undecided"), (32, FAILS)])
-def test_the_median_seed_decides_near_an_edge(made, window, keep, verdict):
+def test_median_seed_decides_near_a_window_bound(made, window, keep, verdict):
     beside = at(made, 355.0, 0.0)
     beside.records.loc[beside.records["seed"] < keep, "value"] = 1.0
     (found,) = judged(LABEL, beside)
@@ -357,7 +357,7 @@ def test_mixture_claims_report_certificates(made):
     assert confirmed.counted == "0 of 40: in 40 no limit is certified"
 
 
-def test_every_claim_has_a_description_and_a_promise():
+def test_every_claim_has_a_description_and_states_its_promise():
     assert [item.name for item in CLAIMS.items] == [
         *("L4.1", "MC", "L4.2", "T4.3", "certificate", "L4.4/4.5", "V", "MR", "label", "cover", "mixture")
     ]

@@ -73,7 +73,7 @@ def test_finished_claims_are_not_run_again(one, claims, folder):
     assert stamps(folder) == before
 
 
-def test_only_additional_seeds_are_run(one, claims, folder, tmp_path):
+def test_only_missing_seeds_are_run(one, claims, folder, tmp_path):
     before = stamps(folder)
     fewer = claims("MC", seeds=2)
     assert stamps(folder) == before
@@ -91,7 +91,7 @@ def test_only_additional_seeds_are_run(one, claims, folder, tmp_path):
     np.testing.assert_array_equal(both["value"], both["value_more"])
 
 
-def test_files_match_the_table(one):
+def test_written_files_match_the_table(one):
     text, shown, read_csv = (path.read_text(encoding="utf-8") for path in one.paths[:3])
     assert [path.name for path in one.paths[:3]] == ["index.md", "index.html", "claims.csv"]
     table, (found,) = pd.read_csv(one.paths[2]), [each for each in one.sections if each.ran]
@@ -126,7 +126,7 @@ def test_files_match_the_table(one):
     assert shown.index("promised by the theory") < shown.index("<nav") < shown.index("<main>")
 
 
-def test_manifest_has_versions_and_command(one, folder):
+def test_manifest_contains_versions_and_the_command(one, folder):
     manifest = load(folder / "runs" / "laptop" / "law-classes").manifest
     assert jax.__version__ in str(manifest)
     assert "jaxattn reproduce claims" in str(manifest["command"])
@@ -151,16 +151,14 @@ def test_unwritable_folder_is_a_one_line_error(one, claims, tmp_path):
         claims("MC", out=tmp_path / "file")
 
 
-def test_claims_with_studies_in_a_checkout_are_skipped_without_one(
+def test_claims_that_require_a_checkout_are_skipped_outside_it(
     one, claims, folder, tmp_path, monkeypatch, capsys, call
 ):
     monkeypatch.setattr(books_module, "CHECKOUT", tmp_path)
     monkeypatch.chdir(tmp_path)
     page = claims(book=replace_items("MC", *FOUND), quiet=False)
     said = capsys.readouterr().err
-    reason = (
-        "findings: this book requires a checkout of jaxattn, where it is in sweeps/; run the command there"
-    )
+    reason = "findings: this book exists only in a checkout of jaxattn, in sweeps/; run the command there"
     assert f"label, cover, mixture: not run; {reason}" in said
     assert page.status == 0
     assert section(page, "MC").ran
@@ -203,7 +201,7 @@ def test_invalid_input_is_rejected_before_the_run(claims, tmp_path, only, option
     assert not (tmp_path / "out").exists()
 
 
-def test_few_seeds_give_a_warning_for_promises(call, tmp_path):
+def test_too_few_seeds_for_promises_give_a_warning(call, tmp_path):
     (tmp_path / "out").write_text("")
     for seeds, warned in ((35, True), (36, False)):
         _, _, said = call("reproduce", "claims", "--seeds", seeds, "--only", "MC", "--out", tmp_path / "out")
@@ -259,7 +257,7 @@ def texts(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_texts_have_separate_findings(plan, claims, texts):
+def test_text_corpora_have_separate_findings(plan, claims, texts):
     data = f'data={{kind = "csv", path = "{texts}"}}'
     descent = ("phases.step.step_size=50.0", "phases.descent.step_size=0.5", "phases.descent.steps=20")
     small = plan | {
@@ -282,7 +280,7 @@ def test_texts_have_separate_findings(plan, claims, texts):
 
 
 @pytest.mark.more
-def test_findings_of_another_book_are_measured_with_its_code(one, claims):
+def test_findings_from_another_book_are_measured_with_its_code(one, claims):
     page = claims("MC", "cover", book=replace_items("MC", "cover"))
     assert [each.item.name for each in page.sections] == ["MC", "cover"]
     assert [len(each.findings) for each in page.sections] == [3, 3]

@@ -24,7 +24,7 @@ def book(tmp_path, monkeypatch):
     return Path("mine")
 
 
-def test_new_item_of_a_new_book_has_all_files(book):
+def test_new_item_in_a_new_book_has_all_files(book):
     assert {path.name for path in (book / "my_paper").iterdir()} == FILES
     (item,) = read_book(book).items
     assert (item.name, item.study("full").name, len(item.study("laptop").seeds)) == (
@@ -52,7 +52,7 @@ def test_new_item_runs_and_its_closed_form_holds(call, book):
     assert re.search(r"- written by: TODO: your names\n- criteria: unchanged since \d{4}-\d\d-\d\d\n", page)
 
 
-def test_closed_form_of_the_template_matches_finite_differences(book):
+def test_closed_form_in_the_template_matches_finite_differences(book):
     study = read_book(book).item("my_paper").study("full")
     data, load = study.dataset(0).train, ImportPaths(book / "my_paper").load
     v = np.random.default_rng(0).normal(size=data.dim).astype(np.float32)
@@ -68,7 +68,7 @@ def test_closed_form_of_the_template_matches_finite_differences(book):
     np.testing.assert_allclose(found, np.negative(slope), rtol=1e-3, atol=1e-6)
 
 
-def test_new_item_of_a_book_in_sweeps(tmp_path, monkeypatch):
+def test_new_item_can_be_added_to_a_book_in_sweeps(tmp_path, monkeypatch):
     (tmp_path / "sweeps").mkdir()
     shutil.copytree(TINY / "step", tmp_path / "sweeps" / "mine" / "step")
     (tmp_path / "sweeps" / "mine" / "book.toml").write_text(
@@ -84,28 +84,28 @@ def test_new_item_of_a_book_in_sweeps(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("place", "name", "words"),
     [
-        ("paper", "mine", "the book paper belongs to the package; choose neighbours or a folder"),
+        ("paper", "mine", "the book paper is part of the package; choose neighbours or a folder"),
         ("./mine", "My-Paper", "--new My-Paper: use lower-case letters, digits and underscores"),
         ("./mine", "numpy", "--new numpy: a Python module has this name; choose another name"),
         ("./mine", "my_paper", r"--new my_paper: \S+ exists; choose another name"),
-        ("./mine", "lq_margin", r"--new lq_margin: \S+lq_margin.py exists; choose another name"),
+        ("./mine", "shared_code", r"--new shared_code: \S+shared_code.py exists; choose another name"),
         ("nowhere", "mine", "nowhere: no such book"),
         (
             TINY,
             "mine",
-            r"book.toml: items lists the items, so that a new one would not be shown; remove items",
+            r"book.toml: items lists the items, so a new item would not be shown; remove items",
         ),
     ],
 )
 def test_invalid_names_and_books_are_rejected(call, book, place, name, words):
-    (book / "lq_margin.py").touch()
+    (book / "shared_code.py").touch()
     status, _, said = call("reproduce", place, "--new", name)
     assert status == 2
     (line,) = said.splitlines()
     assert re.search(words, line)
 
 
-def test_neighbours_is_the_book_of_new_items(monkeypatch, tmp_path):
+def test_neighbours_book_is_valid_and_open_to_new_items(monkeypatch, tmp_path):
     """The template itself passes all checks of a new item, apart from its open questions."""
     shown = problems(read_book("neighbours"), out=tmp_path)
     assert shown.empty, shown.to_string()

@@ -68,7 +68,7 @@ def test_records_round_trip_through_files(folder):
     assert [finding.verdict for finding in mine.findings] == ["cannot tell", "agrees", "measured"]
 
 
-def test_tables_have_columns_of_records(tmp_path):
+def test_tables_contain_the_columns_of_the_records(tmp_path):
     """A pivot table has numbers as column names."""
     table = texts(pd.DataFrame({"step": ["a"], 100: [0.5]}))
     keep(replace(SECTION, tables={"Steps": table}), tmp_path)
@@ -124,7 +124,7 @@ def test_damaged_record_is_an_error_with_remedy(folder, damage):
         record.read_record(ITEM, "laptop", folder)
 
 
-def test_page_marks_older_intervals():
+def test_page_marks_intervals_from_an_older_version():
     assert typeset(reading._OLD) in page.as_markdown(PAPER, (SECTION,), HERE)
     new = (
         Finding("the lowest", Estimate(0.0, -0.1, 0.1, 5), "5 seeds", around(0.0, 0.3)),
@@ -171,7 +171,7 @@ def test_published_page_matches_its_records(committed):
     assert {each.item.name for each in sections if each.verdict == NOT_RUN} == set()
 
 
-def test_published_number_that_differs_has_a_reason(committed):
+def test_every_published_discrepancy_has_a_reason(committed):
     book, sections, _ = committed
     doubtful = [
         each for each in sections if re.search("differ|fail|not hold|some|inconclusive", each.verdict)
@@ -181,7 +181,7 @@ def test_published_number_that_differs_has_a_reason(committed):
 
 
 @pytest.mark.parametrize("way", ["dots", "absolute", "link"])
-def test_record_cannot_refer_to_outside_files(folder, tmp_path, way):
+def test_record_cannot_refer_to_files_outside_its_folder(folder, tmp_path, way):
     out = tmp_path / "out"
     shutil.copytree(folder, out, ignore=shutil.ignore_patterns("out"))
     (tmp_path / "secret.png").write_bytes(b"secret")
@@ -195,15 +195,15 @@ def test_record_cannot_refer_to_outside_files(folder, tmp_path, way):
     path.write_text(json.dumps(content))
     words = {
         "link": r"link\.png: a link that leads out of .*, but \S+fig2_synthetic.json refers to it; run `",
-        "dots": r"fig2_synthetic.json: damaged: unexpected figure '\.\./secret\.png'; remove",
-        "absolute": r"fig2_synthetic.json: damaged: unexpected figure '/.*; remove it",
+        "dots": r"fig2_synthetic.json: damaged: invalid figure path '\.\./secret\.png'; remove",
+        "absolute": r"fig2_synthetic.json: damaged: invalid figure path '/.*; remove it",
     }
     with pytest.raises(InputError, match=words[way]):
         record.read_record(ITEM, "laptop", out)
 
 
 @pytest.mark.parametrize(("book", "item"), ITEMS, ids=[of_book(x) for x in ITEMS])
-def test_published_findings_have_criteria_of_their_item(book, item):
+def test_published_findings_have_the_criteria_of_their_item(book, item):
     """Criteria that a measure sets itself are not in the item."""
     kept = record.read_record(item, SCALES[book.name], PUBLISHED / book.name).findings
     assert kept
@@ -258,7 +258,7 @@ def test_paper_page_starts_with_figures_and_shows_items_once():
     assert html.index('<h2 class="part">Figures of the paper</h2>') < html.index('id="fig1_imdb"')
 
 
-def test_page_texts_do_not_use_folder_names(committed):
+def test_page_text_does_not_contain_folder_names(committed):
     """Readers see titles; only commands contain folder names."""
     book, sections, place = committed
     html = page.as_html(book, sections, place)
@@ -267,7 +267,7 @@ def test_page_texts_do_not_use_folder_names(committed):
     assert {name for name in names if re.search(rf"(?<![\w/]){name}(?![\w./])", prose)} == set()
 
 
-def test_item_of_another_paper_shows_title_and_authors(committed):
+def test_item_from_another_paper_shows_title_and_authors(committed):
     book, sections, place = committed
     html = page.as_html(book, sections, place)
     assert all(bool(each.item.papers) == (book.name == "neighbours") for each in sections)

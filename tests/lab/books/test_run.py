@@ -60,7 +60,7 @@ def page(again):
 
 @pytest.mark.parametrize("scale", ["laptop", "full"])
 @pytest.mark.parametrize("item", RUN, ids=lambda item: item.name)
-def test_studies_of_all_items_fit_in_memory(item, scale):
+def test_studies_in_all_items_fit_in_memory(item, scale):
     study = item.study(scale, data_dir=Path("data"))
     assert study.name == item.name
     assert study.cells
@@ -135,7 +135,7 @@ def test_custom_book_is_reproduced(call, tmp_path):
     ]
 
 
-def test_items_without_data_are_listed_in_one_line(tiny, tmp_path, capsys):
+def test_items_without_data_are_listed_on_one_line(tiny, tmp_path, capsys):
     of_tiny(replace_items(tiny, "texts", "elsewhere"), tmp_path, quiet=False)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(
@@ -179,7 +179,7 @@ def test_item_without_data_is_shown_from_its_record(tiny, tmp_path):
     assert again.summary.set_index("item")["verdict"]["texts"] == "measured"
 
 
-def test_page_has_figure_table_and_numbers_without_local_paths(page):
+def test_page_contains_figure_table_and_numbers_but_no_local_paths(page):
     markdown, html = page.paths[0].read_text(), page.paths[1].read_text()
     assert "figures/fig2_synthetic.png" in markdown
     # Figures are separate files next to the page, which loads no others.
@@ -210,7 +210,7 @@ def test_finished_item_is_not_run_again(page, again):
     assert records.stat().st_mtime_ns == changed
 
 
-def test_missing_data_file_is_reported_in_a_row(page, again, tmp_path):
+def test_missing_data_file_is_reported_in_the_table(page, again, tmp_path):
     out = shutil.copytree(page.paths[0].parent, tmp_path / "paper")
     (tmp_path / "none").mkdir()
     made = again("fig3_yelp", out=out, data_dir=tmp_path / "none", overrides={})
@@ -237,7 +237,7 @@ def test_folder_with_a_different_scale_is_rejected(page, again):
     assert {path: path.stat().st_mtime_ns for path in page.paths[0].parent.rglob("*")} == before
 
 
-def test_page_from_records_is_identical(page, again, tmp_path):
+def test_page_rebuilt_from_records_is_identical(page, again, tmp_path):
     shutil.copytree(page.paths[0].parent, tmp_path / "copy", ignore=shutil.ignore_patterns("runs"))
     copied = write_book_page(PAPER, Place(tmp_path / "copy", "laptop"))
     assert [path.read_bytes() for path in copied.paths[:3]] == [path.read_bytes() for path in page.paths[:3]]
@@ -273,7 +273,7 @@ def _of_stranger(config, key):
         ),
     ],
 )
-def test_finished_run_imports_no_code(page, tmp_path, monkeypatch, key):
+def test_reading_a_finished_run_imports_no_code_from_its_folder(page, tmp_path, monkeypatch, key):
     out = shutil.copytree(page.paths[0].parent, tmp_path / "out")
     ran = out / "runs" / "laptop" / "fig2_synthetic"
     for place in (tmp_path, out, ran):
@@ -290,7 +290,7 @@ def test_finished_run_imports_no_code(page, tmp_path, monkeypatch, key):
         assert "holds a run of other settings; delete it" in shown.remedy
 
 
-def test_symbolic_link_to_run_is_not_read(page, again, tmp_path):
+def test_symbolic_link_to_a_run_is_not_read(page, again, tmp_path):
     out = shutil.copytree(page.paths[0].parent, tmp_path / "out")
     (out / "runs").rename(tmp_path / "runs")
     (out / "runs").symlink_to(tmp_path / "runs")
@@ -412,7 +412,7 @@ def test_a_failed_shared_study_fails_only_its_items(shared, tmp_path):
 
 
 @pytest.mark.more
-def test_available_texts_are_measured(shared, tmp_path):
+def test_texts_in_the_data_folder_are_measured(shared, tmp_path):
     rows = "".join(f"{word} film,{label}\n" for label, word in enumerate(("good", "bad")) for _ in range(9))
     (tmp_path / "texts.csv").write_text(f"text,label\n{rows}")
     (_, own) = of_tiny(read_book(shared), tmp_path / "out", "own", data_dir=tmp_path).sections

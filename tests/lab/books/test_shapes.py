@@ -35,7 +35,7 @@ def planted(rng, shape, seeds=1, noise=0.1, tokens=2000):
     return pd.concat([pd.DataFrame(frame) for frame in frames], ignore_index=True)
 
 
-def test_u_shape_detects_a_u_but_not_a_line(rng):
+def test_u_shape_is_detected_but_a_line_is_not(rng):
     u = binned(planted(rng, np.square, 6), "Ep", edges=EDGES)
     line = binned(planted(rng, lambda x: x, 6), "Ep", edges=EDGES)
     of_u, of_line = (jackknifed(u_shape(x.mean, x.centres)) for x in (u, line))
@@ -55,7 +55,7 @@ def test_noise_matches_no_shape(rng):
     assert found.high - found.low > 0.3
 
 
-def test_one_seed_is_inconclusive(rng):
+def test_a_single_seed_is_inconclusive(rng):
     lone = binned(planted(rng, np.square), "Ep", edges=EDGES)
     found = jackknifed(u_shape(lone.mean, lone.centres))
     assert found.value > 0.8
@@ -75,7 +75,7 @@ def test_bin_means_and_spread_match_a_loop(rng):
         np.testing.assert_allclose([own.mean[0, b], own.sd[0, b]], [y.mean(), y.std(ddof=0)], rtol=1e-12)
 
 
-def test_interval_width_matches_spread_of_seeds(rng):
+def test_interval_width_matches_the_spread_over_seeds(rng):
     tokens = planted(rng, np.zeros_like, seeds=20, noise=0.0)
     tokens["Ep"] += tokens["seed"].map(dict(enumerate(rng.normal(size=20))))
     own = binned(tokens, "Ep", edges=[-1, 1])
@@ -85,7 +85,7 @@ def test_interval_width_matches_spread_of_seeds(rng):
     np.testing.assert_allclose(found[:4], expected[:4], rtol=1e-9)
 
 
-def test_longest_rise_skips_empty_bin():
+def test_longest_rise_skips_empty_bins():
     row = np.array([3.0, 1.0, np.nan, 2.0, 4.0, 3.0, 3.5])
     length, first, last = longest_rise(row[None])
     assert (length[0], first[0], last[0]) == (3, 1, 4)
@@ -125,7 +125,7 @@ def spearman_by_hand(tokens):
 
 
 @pytest.mark.more
-def test_directions_count_seeds(results):
+def test_directions_report_the_share_of_seeds(results):
     found = {finding.measured: finding.estimate for finding in directions(results, ITEM).findings}
     assert len(found) == 4
     for cell, block in enumerate(STUDY["blocks"]):

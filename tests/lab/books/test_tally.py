@@ -33,7 +33,7 @@ FREE = Finding("x", Estimate(1.0, 0.9, 1.1, 9))
         ([BAD, OPEN, OPEN], "0 of 3 agree, 1 differs, 2 inconclusive", "mixed"),
     ],
 )
-def test_tally_has_counts_and_tone(findings, text, tone):
+def test_tally_shows_counts_and_tone(findings, text, tone):
     assert labelled_findings(tallies(findings)) == [(text, tone)]
     assert item_verdict(findings) == text
 
@@ -48,7 +48,7 @@ def test_bases_are_counted_separately():
     assert item_verdict([FREE]) == "measured"
 
 
-def test_summary_adds_counts_of_items():
+def test_summary_adds_the_counts_of_all_items():
     items = [[GOOD] * 3 + [FREE], [BAD, OPEN], [FREE], []]
     assert summary(items) == (
         "5 numbers in 2 of 4 items are compared with a criterion: 3 agree, 1 differs and 1 is inconclusive. "
@@ -58,7 +58,7 @@ def test_summary_adds_counts_of_items():
     assert summary([[FREE]]) == "No number is compared with a criterion yet."
 
 
-def test_page_shows_labels_and_table_keeps_names():
+def test_page_shows_labels_but_table_keeps_names():
     book = read_book(Path(__file__).with_name("tiny"))
     item = msgspec.structs.replace(
         book.item("own"), labels={"least one_step_error": "smallest error", "st": "x"}

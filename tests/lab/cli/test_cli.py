@@ -64,7 +64,7 @@ def test_runs_can_be_aggregated_and_reported(call, tmp_path):
     assert all(Path(path).exists() for path in others)
 
 
-def test_finished_folder_with_more_seeds_lists_them(call, tmp_path):
+def test_finished_folder_with_additional_seeds_lists_them(call, tmp_path):
     words = ["run", STUDY, "--set", "chunk=1", "--set", "figures=[]", "--out", tmp_path / "quick"]
     _, _, error = call(*words, "--seeds", "2")
     assert "nothing to run" not in error
@@ -107,7 +107,7 @@ def test_shards_and_seeds_are_combined(call, tmp_path):
     assert "model.dim: not swept" in error
 
 
-def test_quiet_plan_only_prints_tables(call, tmp_path):
+def test_quiet_plan_prints_only_tables(call, tmp_path):
     words = ["plan", *SMALL, "--quick", "--out", tmp_path / "none"]
     status, out, error = call(*words)
     assert (status, error) == (0, "")
@@ -129,20 +129,20 @@ def test_quiet_plan_only_prints_tables(call, tmp_path):
     assert told["summary"].startswith("small: 1 cell in 1 group, 2 batches")
 
 
-def test_version_matches_package(monkeypatch, capsys):
+def test_version_matches_the_package(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["jaxattn", "--version"])
     cli.main()
     assert capsys.readouterr().out == f"jaxattn {jaxattn.__version__}\n"
 
 
-def test_missing_file_locks_is_a_one_line_error():
+def test_missing_file_lock_support_is_a_one_line_error():
     words = "import sys; sys.modules['fcntl'] = None; sys.argv = ['jaxattn', 'plan', 'x.toml']"
     code = f"{words}; from jaxattn.lab.cli import main; main()"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
     assert "require POSIX file locks" in line
-    assert line.endswith("on Windows, WSL")
+    assert line.endswith("or WSL on Windows")
 
 
 def test_schema_and_doctor_print_output(call):
@@ -180,7 +180,7 @@ def test_new_locations_of_moved_names_exist():
         assert all((root / path).is_file() for path in paths), place
 
 
-def test_data_requires_no_model_or_phases(call, tmp_path):
+def test_data_command_requires_no_model_or_phases(call, tmp_path):
     table = 'kind = "independent"\nvocab_size = 30\nrelevant = 10\nlength = 8\nsequences = 20'
     (tmp_path / "x.toml").write_text(f'name = "x"\n[data]\n{table}\n')
     status, out, _ = call("data", tmp_path / "x.toml", "--quiet", "--set", "data.sequences=24")
@@ -188,7 +188,7 @@ def test_data_requires_no_model_or_phases(call, tmp_path):
     assert "24" in out
 
 
-def test_data_shows_the_corpus(call):
+def test_data_command_shows_the_corpus(call):
     status, out, _ = call("data", SWEEPS / "quickstart.toml", "--quiet")
     assert status == 0
     assert "2,000" in out
@@ -222,7 +222,7 @@ def test_no_arguments_print_help(call, words):
     assert {*"─│╭"} & set(out) == set()
 
 
-def test_command_list_fits_80_columns_and_wraps_at_60():
+def test_command_list_fits_in_80_columns_and_wraps_at_60():
     for width, longest in ((80, 1), (60, 2)):
         environment = os.environ | {"COLUMNS": str(width)}
         done = subprocess.run(
@@ -236,7 +236,7 @@ def test_command_list_fits_80_columns_and_wraps_at_60():
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("command", cli.commands())
-def test_help_shows_an_example_and_omits_none_as_default(command, width, monkeypatch):
+def test_help_shows_an_example_and_omits_defaults_of_none(command, width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     out = usage.help_of([command, "--help"], cli.command_groups())
     rows = out.splitlines()
@@ -260,11 +260,11 @@ def test_help_shows_an_example_and_omits_none_as_default(command, width, monkeyp
     [
         (["repor"], "repor: unknown command; did you mean report?"),
         (["agg", "x"], "agg: unknown command; did you mean aggregate?"),
-        (["xyz"], "xyz: unknown command; `jaxattn --help` lists them"),
+        (["xyz"], "xyz: unknown command; `jaxattn --help` lists the commands"),
         (["--versoin"], "--versoin: unknown option; did you mean --version?"),
-        (["run", "--seed", "3"], "--seed: unknown option of run; did you mean --seeds?"),
-        (["run", "x.toml", "--max=3"], "--max: unknown option of run; did you mean --max-memory?"),
-        (["run", "--nosuch"], "--nosuch: unknown option of run; `jaxattn run --help` lists its options"),
+        (["run", "--seed", "3"], "--seed: unknown option for run; did you mean --seeds?"),
+        (["run", "x.toml", "--max=3"], "--max: unknown option for run; did you mean --max-memory?"),
+        (["run", "--nosuch"], "--nosuch: unknown option for run; `jaxattn run --help` lists its options"),
         (["run"], "run: missing SWEEP; see `jaxattn run --help`"),
         (["diagnose", "--head", "v.npy"], "diagnose: missing --embedding, --query, --corpus; see "),
         (["run", "x.toml", "y.toml"], "run: unrecognized options: y.toml; see `jaxattn run --help`"),
@@ -307,10 +307,10 @@ def test_options_accept_underscores(call):
         (["run", SWEEPS / "quickstart.toml", "--axis", "model.dim"], "expected key=value"),
         (["run", SWEEPS / "quickstart.toml", "--axis", "model.dims=[3]"], "did you mean 'dim'"),
         (["run", SWEEPS / "quickstart.toml", "--shard", "half"], "--shard half: expected I/N"),
-        (["run", SWEEPS / "quickstart.toml", "--shard", "3/2"], "I must be in 1 to 2"),
+        (["run", SWEEPS / "quickstart.toml", "--shard", "3/2"], "the index must be between 1 and 2"),
         (
             ["run", SWEEPS / "quickstart.toml", "--seeds", "9:3"],
-            "jaxattn: --seeds: 9:3 is an empty range; write",
+            "jaxattn: --seeds: 9:3 is an empty range; give",
         ),
         (["run", SWEEPS / "quickstart.toml", "--axis", "model.dim=16"], "--axis model.dim: 16 is not a list"),
         (["run", SWEEPS / "quickstart.toml", "--set", "model.dim=0"], "jaxattn: --set model.dim: expected"),
@@ -335,7 +335,8 @@ def test_options_accept_underscores(call):
         (["aggregate", "nosuch"], "nosuch"),
         (
             ["launch", STUDY, "--shards", "3", "--executor", "local"],
-            "--shards: shard 3/3: only 2 batches; use at most 2 shards, or create more batches with --set",
+            "--shards: shard 3/3: only 2 batches; use at most 2 shards, or create more batches with a "
+            "smaller chunk (--set",
         ),
         (
             ["launch", STUDY, "--shards", "2", "--executor", "local", "--option", "gpus"],
@@ -369,7 +370,7 @@ def test_only_studies_can_write_to_a_bucket(call, monkeypatch, tmp_path, words):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_unknown_commands_and_flags_exit_with_2():
+def test_unknown_commands_and_flags_exit_with_status_2():
     for arguments in (["nosuch"], ["run", "--nosuch"]):
         command = [sys.executable, "-m", "jaxattn", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -426,7 +427,7 @@ def trained(tmp_path):
 
 
 @pytest.mark.more
-def test_diagnose_prints_verdicts_and_writes_its_files(call, tmp_path, trained):
+def test_diagnose_prints_verdicts_and_writes_files(call, tmp_path, trained):
     status, out, _ = call("diagnose", *trained, "--out", tmp_path / "found")
     assert status == 0
     assert "E·v against α: 1.000 is above the null band" in out
@@ -444,14 +445,14 @@ def test_diagnose_rejects_mismatched_input(call, tmp_path, trained):
     (tmp_path / "none.toml").write_text("seeds = 3")
     words, other = ["--vocabulary", tmp_path / "words.txt"], ["--corpus", tmp_path / "texts.toml"]
     for extra, said in (
-        (["--set", "data.vocab_size=31"], "30 rows for a corpus over V = 31"),
+        (["--set", "data.vocab_size=31"], "30 rows, but the corpus has V = 31"),
         (["--set", "data.vocab=31"], "unknown key 'vocab'; did you mean 'vocab_size'?"),
         (["--set", "model.dim=3"], "expected data.KEY=VALUE"),
         (["--query", tmp_path / "none.npy"], "no such file"),
         (["--corpus", tmp_path / "none.toml"], "no [data] table"),
-        (words, "this corpus does not consist of texts"),
+        (words, "this corpus does not contain text"),
         ([*other, *words], "'a' is token 0 and token 2"),
-        (other, "30 rows for a corpus over V = 2"),
+        (other, "30 rows, but the corpus has V = 2"),
     ):
         replaced = {k + j for k, word in enumerate(trained) if word in extra for j in (0, 1)}
         kept = [word for k, word in enumerate(trained) if k not in replaced]
@@ -496,7 +497,7 @@ def test_missing_or_closed_stream_discards_output(monkeypatch, name):
         getattr(sys, name).close()
 
 
-def test_json_is_escaped_for_limited_console(monkeypatch):
+def test_json_is_escaped_for_a_limited_console(monkeypatch):
     written = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", written)
     console.print_json({"x": "α"})

@@ -63,7 +63,7 @@ def test_all_command_output_is_escaped():
         assert len(calls) == allowed, (path.name, calls)
 
 
-def test_columns_with_equal_names_are_all_printed(lines):
+def test_columns_with_identical_names_are_all_printed(lines):
     frame = pd.DataFrame([[1, 2, 3]], columns=["x", "x", "x"])
     assert [line.split() for line in lines(console.print_table, "t", frame)][-2] == ["1", "2", "3"]
 
@@ -74,7 +74,7 @@ def test_columns_are_aligned(lines):
     assert words[first : first + 3] == ["4", "5", "6"]
 
 
-def test_number_is_not_separated_from_its_unit(lines):
+def test_numbers_are_not_separated_from_their_units(lines):
     frame = pd.DataFrame({"bytes": ["3.18 kB", "16 B"], "words": ["a few words of text", "and some more"]})
     printed = lines(console.print_table, "t", frame, width=20)
     assert [line.split()[:2] for line in printed if "kB" in line] == [["3.18", "kB"]]
@@ -103,7 +103,7 @@ def run_of(directory, cells, seeds=2, metrics=METRICS):
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("cells", [1, 6, 40])
-def test_summary_fits_terminal_without_truncation(lines, tmp_path, cells, width):
+def test_summary_fits_the_terminal_without_truncation(lines, tmp_path, cells, width):
     found = lines(console.print_summary, run_of(tmp_path, cells), width=width, resamples=20)
     assert max(map(len, found)) <= width
     assert "…" not in "".join(found)
@@ -123,7 +123,7 @@ MANY = [*METRICS, *(f"spectral_norm_of_layer_{k}" for k in range(14))]
 
 
 @pytest.mark.parametrize("cells", [1, 6])
-def test_six_metrics_or_all_are_printed(lines, tmp_path, cells):
+def test_six_metrics_are_printed_unless_all_are_requested(lines, tmp_path, cells):
     run = run_of(tmp_path, cells, metrics=MANY)
     found = " ".join(" ".join(lines(console.print_summary, run, resamples=20)).split())
     assert sum(f" {name} " in found for name in MANY) == 6
@@ -142,7 +142,7 @@ def learned(tmp_path):
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 @pytest.mark.parametrize("every", [False, True])
-def test_no_word_of_a_run_is_broken(lines, learned, width, every):
+def test_no_word_in_the_output_for_a_run_is_broken(lines, learned, width, every):
     def show():
         console.print_learned(learned)
         console.print_summary(learned, every=every, resamples=20)
@@ -158,7 +158,7 @@ def test_no_word_of_a_run_is_broken(lines, learned, width, every):
     assert {word for word in found_words if not word.endswith(":")} <= words | heads
 
 
-def test_long_word_in_table_is_not_broken(lines):
+def test_long_words_in_a_table_are_not_broken(lines):
     path = "/" + "folder/" * 9 + "file.txt"
     found = lines(console.print_table, "t", pd.DataFrame({"name": ["x"], "found": [f"at {path}"]}), width=80)
     assert path in " ".join(found).split()
@@ -171,7 +171,7 @@ def test_headings_break_only_after_dots(lines):
     assert {"phases.query.", "step_size"} <= set(found) or "phases.query.step_size" in found
 
 
-def test_text_is_wrapped_on_terminal_but_not_in_pipe(lines, monkeypatch, capsys):
+def test_text_is_wrapped_in_a_terminal_but_not_in_a_pipe(lines, monkeypatch, capsys):
     text = "embed records " + ", ".join(f"metric_{k}" for k in range(30)) + ", Ep_bin_00 .. 19, x [0.1, 0.2]"
     for width in range(20, 90):
         found = lines(console.say_wrapped, text, indent=2, width=width)
@@ -189,7 +189,7 @@ def test_text_is_wrapped_on_terminal_but_not_in_pipe(lines, monkeypatch, capsys)
     assert capsys.readouterr().out == text + "\n"
 
 
-def test_constant_columns_of_wide_table_are_printed_once(lines):
+def test_constant_columns_in_a_wide_table_are_printed_once(lines):
     frame = pd.DataFrame(
         {f"data.some_setting_{k}": [f"some long value {k}"] * 3 for k in range(6)} | {"cell": [0, 1, 2]}
     )
@@ -208,7 +208,7 @@ def test_a_very_wide_table_is_printed_row_by_row(lines):
     assert not any(line.startswith("──") for line in found)
 
 
-def test_wide_table_wraps_cells_between_words(lines):
+def test_cells_in_a_wide_table_wrap_between_words(lines):
     text = "a sentence of many words that goes on " * 3
     found = lines(console.print_table, "t", pd.DataFrame({"name": ["x"], "said": [text], "and": [text]}))
     assert max(map(len, found)) <= 80
@@ -224,7 +224,7 @@ def failures(cells, seeds):
 
 
 @pytest.mark.parametrize(("cells", "seeds", "shown"), [(2, 60, 6), (50, 2, 12), (2, 3, 6)])
-def test_first_failures_are_printed_with_remedy(capsys, cells, seeds, shown):
+def test_first_failures_are_printed_with_a_remedy(capsys, cells, seeds, shown):
     console.print_failures(failures(cells, seeds), "results/x")
     *each, last = capsys.readouterr().err.splitlines()
     assert len(each) == shown
@@ -242,7 +242,7 @@ def test_nonfinite_initial_loss_has_a_specific_remedy(capsys):
     assert last.startswith("jaxattn: no step was taken: check the outputs of the model and the loss")
 
 
-def test_no_failures_print_nothing(capsys):
+def test_nothing_is_printed_without_failures(capsys):
     console.print_failures([], "results/x")
     assert capsys.readouterr().err == ""
 

@@ -29,7 +29,7 @@ def texts(tmp_path, tables):
     return make
 
 
-def test_data_describes_validation_split(texts, study):
+def test_data_command_describes_the_validation_split(texts, study):
     wanted = texts(validation=0.25)
     loaded = wanted.base.data.load(silent)
     assert loaded.splits.validation.num_examples == 10
@@ -65,7 +65,7 @@ def test_error_in_custom_data_shows_its_line(tables, tmp_path):
 
 
 @pytest.mark.more
-def test_data_describes_custom_corpus(study):
+def test_data_command_describes_a_custom_corpus(study):
     tables = describe_data(study("own"), 3, silent)
     (_, sizes), *_ = tables
     assert sizes["split"].tolist() == ["train", "test"]
@@ -75,7 +75,7 @@ def test_data_describes_custom_corpus(study):
 
 
 @pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
-def test_advised_step_sizes_give_the_stated_values(tables, classes):
+def test_advised_step_sizes_produce_the_stated_values(tables, classes):
     """From E = 0 the one-step law is exact for any d."""
     data = {"kind": "independent", "vocab_size": 20, "relevant": 6, "length": 5, "sequences": 60}
     loss = "logistic" if classes == 2 else "cross_entropy"
@@ -113,7 +113,7 @@ def test_advised_step_sizes_give_the_stated_values(tables, classes):
 
 
 @pytest.mark.more
-def test_no_advice_without_important_tokens(tables):
+def test_no_advice_is_given_without_important_tokens(tables):
     wanted = Study.of_tables(tables(probes={"min_count": 10**6}, figures=[]))
     titles = [title for title, _ in describe_data(wanted, 1, silent)]
     assert (

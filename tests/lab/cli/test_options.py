@@ -24,7 +24,7 @@ def test_folder_of_shards_is_expanded(begun):
     assert [path.name for path in missing] == [f"shard-{k}-of-11" for k in (3, 4, 5, 6, 7, 8, 9, 11)]
 
 
-def test_run_and_other_folders_are_not_expanded(begun):
+def test_run_folders_and_other_folders_are_not_expanded(begun):
     root = begun("both", "both/shard-1-of-2")
     assert read_folders((root / "both", root / "nosuch")) == ([root / "both", root / "nosuch"], [])
     with pytest.raises(InputError, match="expected at least one results folder"):

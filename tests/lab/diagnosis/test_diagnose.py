@@ -52,7 +52,7 @@ def row(found, quantity, statistic="Spearman, tokens"):
     return table.loc[(quantity, statistic)]
 
 
-def test_ideal_model_is_above_null_band(corpus, alpha):
+def test_ideal_model_is_above_the_null_band(corpus, alpha):
     found = diagnose(*planted(np.abs(alpha), alpha), corpus, **FAST)
     for quantity in ("E·v against α", "E·p against |α|"):
         for statistic in ("Pearson, tokens", "Spearman, tokens", "Pearson, bins", "Spearman, bins"):
@@ -64,14 +64,14 @@ def test_ideal_model_is_above_null_band(corpus, alpha):
     assert "the head reads a token as evidence" in found.verdicts[0]
 
 
-def test_reversed_model_is_below_null_band(corpus, alpha):
+def test_reversed_model_is_below_the_null_band(corpus, alpha):
     found = diagnose(*planted(-np.abs(alpha), -alpha), corpus, **FAST)
     assert row(found, "E·v against α")["verdict"] == "below the null band"
     assert "no sign that the head" in found.verdicts[0]
 
 
 @pytest.mark.more
-def test_random_models_are_inside_null_band(corpus):
+def test_random_models_are_inside_the_null_band(corpus):
     inside = []
     for seed in range(12):
         params = ja.models.one_layer.init(jax.random.key(100 + seed), vocab_size=V, dim=DIM)
@@ -88,7 +88,7 @@ def test_null_band_matches_independent_normal_samples(corpus):
     np.testing.assert_allclose([here["null_low"], here["null_high"]], exact, rtol=0, atol=0.06)
 
 
-def test_trained_model_is_above_null_band(corpus):
+def test_trained_model_is_above_the_null_band(corpus):
     start = ja.models.one_layer.init(jax.random.key(1), vocab_size=V, dim=256)
     embedded = ja.dynamics.one_step(start, corpus, step_size=200.0)
     sgd = ja.dynamics.descent(optax.sgd(4.0), train=["p"])
@@ -131,7 +131,7 @@ def test_selected_tokens_match_a_loop(corpus, alpha, rng):
 
 
 @pytest.mark.more
-def test_study_and_diagnosis_count_same_selections(tmp_path):
+def test_study_and_diagnosis_count_the_same_selections(tmp_path):
     data = ja.data.Independent(vocab_size=V, relevant=24, length=12, sequences=400)
     phases = [
         ja.dynamics.OneStep(name="embed", step_size=200.0),
@@ -171,7 +171,7 @@ def test_uniform_attention_selects_nothing(corpus, alpha):
 
 
 @pytest.mark.more
-def test_several_classes_are_diagnosed(many):
+def test_models_with_several_classes_are_diagnosed(many):
     alpha = alpha_of(many)
     E = np.column_stack([np.abs(alpha).max(axis=1), alpha, np.zeros((V, 252))])
     p, v = np.eye(256)[0], np.eye(256)[:, 1:4]
@@ -207,7 +207,7 @@ def test_class_names_are_shown(corpus, alpha, tmp_path):
     assert set(pd.read_csv(paths[2])["class"]) == {"fine"}
 
 
-def test_page_describes_the_tokens_of_the_correlations(corpus, alpha):
+def test_page_states_which_tokens_enter_the_correlations(corpus, alpha):
     found = diagnose(*planted(alpha, alpha), corpus, **(FAST | {"min_count": 90}))
     count = np.asarray(ja.data.token_counts(corpus))
     used, occur = (count >= 90).sum(), (count > 0).sum()
@@ -220,7 +220,7 @@ def test_page_describes_the_tokens_of_the_correlations(corpus, alpha):
 
 
 @pytest.mark.more
-def test_shapes_of_stored_layers_are_accepted(corpus, alpha):
+def test_stored_layer_shapes_are_accepted(corpus, alpha):
     E, p, v = planted(np.abs(alpha), alpha)
     expected = diagnose(E, p, v, corpus, **FAST)
     two = np.stack([-v / 2, v / 2], axis=1)
@@ -251,7 +251,7 @@ def test_absent_tokens_are_excluded(alpha):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda E, p, v: (E[:-1], p, v), r"59 rows for a corpus over V = 60"),
+        (lambda E, p, v: (E[:-1], p, v), r"59 rows, but the corpus has V = 60"),
         (lambda E, p, v: (E[0], p, v), r"expected \(V, d\)"),
         (lambda E, p, v: (E, p[:-1], v), r"query \(3,\): expected \(4,\)"),
         (lambda E, p, v: (E, p, np.zeros((4, 3))), r"head \(4, 3\): expected \(4,\)"),
@@ -260,8 +260,8 @@ def test_absent_tokens_are_excluded(alpha):
             lambda E, p, v: (np.where(np.arange(V)[:, None] == 7, np.nan, E), p, v),
             r"embedding: NaN.*\(7, 0\)",
         ),
-        (lambda E, p, v: (E, p, v * np.inf), r"head: NaN or inf at \(0,\)"),
-        (lambda E, p, v: (E, p * 1e200, v), r"query: 1e\+200 at \(0,\)"),
+        (lambda E, p, v: (E, p, v * np.inf), r"head: NaN or inf at index \(0,\)"),
+        (lambda E, p, v: (E, p * 1e200, v), r"query: 1e\+200 at index \(0,\)"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value encountered in multiply")
@@ -319,7 +319,7 @@ def test_attention_heads_are_measured_separately(corpus, alpha, tmp_path):
     assert {"importance_0.png", "importance_1.png"} <= {path.name for path in found.write(tmp_path)}
 
 
-def test_separate_heads_are_measured_and_ambiguous_shapes_rejected(corpus, alpha):
+def test_separate_heads_are_measured_and_ambiguous_shapes_are_rejected(corpus, alpha):
     E = np.column_stack([np.abs(alpha), alpha, -alpha, np.zeros(V)])
     unit, spoken = np.eye(4), []
     for head in (
@@ -332,13 +332,13 @@ def test_separate_heads_are_measured_and_ambiguous_shapes_rejected(corpus, alpha
         spoken.append([values[h, "E·v against α", "Pearson, tokens"] for h in range(3)])
     np.testing.assert_allclose(spoken, [[1, -1, 1]] * 3, rtol=0, atol=1e-9)
     with pytest.raises(
-        InputError, match=r"the first axis may be attention heads or classes; reshape it to \(2, 4, 1\)"
+        InputError, match=r"the first axis could index attention heads or classes; pass \(2, 4, 1\)"
     ):
         diagnose(E, unit[:2], unit[1:3], corpus, **FAST)
 
 
 @pytest.mark.more
-def test_by_class_matches_correlations_with_the_alpha_of_each_class(many):
+def test_by_class_matches_correlations_with_alpha_for_each_class(many):
     many, alpha = many.replace(class_names=("sport", "war", "art")), alpha_of(many)
     used = np.asarray(ja.data.token_counts(many)) >= FAST["min_count"]
     rng = np.random.default_rng(3)
@@ -363,7 +363,7 @@ def test_by_class_matches_correlations_with_the_alpha_of_each_class(many):
     assert "sport" in found.html()
 
 
-def test_page_and_object_have_same_content(corpus, alpha, tmp_path):
+def test_page_and_object_have_the_same_content(corpus, alpha, tmp_path):
     found = diagnose(*planted(np.abs(alpha), -alpha), corpus, **FAST)
     page = (found.write(tmp_path))[0].read_text(encoding="utf-8")
     assert page == found.html()

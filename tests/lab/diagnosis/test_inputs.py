@@ -36,7 +36,7 @@ def message(*arguments, **settings):
 
 
 @pytest.mark.parametrize("seed", [0, 2])
-def test_synthetic_corpus_matches_sweep_seed(tmp_path, seed):
+def test_synthetic_corpus_matches_the_seed_in_the_sweep(tmp_path, seed):
     (tmp_path / "whole.toml").write_text(REST.format(data=DATA))
     (tmp_path / "data.toml").write_text(DATA)
     (tmp_path / "other.toml").write_text('extends = "whole.toml"\nname = "y"\nmodel.dim = 4\n')
@@ -49,7 +49,7 @@ def test_synthetic_corpus_matches_sweep_seed(tmp_path, seed):
             np.testing.assert_array_equal(x, y)
 
 
-def test_texts_are_encoded_with_the_vocabulary_of_the_model(texts, tmp_path):
+def test_texts_are_encoded_with_the_model_vocabulary(texts, tmp_path):
     learnt, words = read_corpus(texts)
     assert words == ("good", "bad", "film", "a", "one")
     (tmp_path / "words.txt").write_text("[PAD]\nfilm\ngood\n\nbad\n", encoding="utf-8")
@@ -70,14 +70,14 @@ def test_unreadable_input_is_rejected(texts, tmp_path):
     assert "not valid TOML" in message(tmp_path / "bad.toml")
     assert "cannot be read" in message(texts, vocabulary=tmp_path / "none.txt")
     assert "save it as UTF-8" in message(texts, vocabulary=tmp_path / "latin.txt")
-    assert "none of its words is in the vocabulary" in message(texts, vocabulary=tmp_path / "other.txt")
+    assert "this row contains no word of the vocabulary" in message(texts, vocabulary=tmp_path / "other.txt")
     assert "unknown key 'pth'" in message(texts, overrides=["data.pth=3"])
     assert "expected data.KEY=VALUE" in message(texts, overrides=["model.dim=3"])
     (tmp_path / "drawn.toml").write_text(DATA)
-    assert "does not consist of texts" in message(tmp_path / "drawn.toml", vocabulary=tmp_path / "other.txt")
+    assert "does not contain text" in message(tmp_path / "drawn.toml", vocabulary=tmp_path / "other.txt")
 
 
-def test_custom_corpus_is_imported_from_the_folder_of_the_file(tmp_path):
+def test_custom_corpus_is_imported_from_the_folder_of_its_file(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import jaxattn as ja\n\ndef corpus(*, vocab_size: int):\n"
         "    return ja.data.from_sequences([[0, 1], [2]], labels=[1, -1], vocab_size=vocab_size)\n"

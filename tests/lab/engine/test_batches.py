@@ -21,7 +21,7 @@ def cut(study, known=()):
     return batches.cut(groups, study.seeds, known, [study.chunk] * len(groups))
 
 
-def test_too_many_shards_raise_before_the_run(study):
+def test_too_many_shards_are_rejected_before_the_run(study):
     batches.check_shards(study(seeds=3), 3)
     with pytest.raises(InputError, match=r"^shard 4/4: only 3 batches; use at most 3 shards, or create more"):
         batches.check_shards(study(seeds=3), 4)
@@ -49,12 +49,12 @@ def test_gaps_between_seeds_split_batches(study):
 @pytest.mark.parametrize(
     "name", ["cells-00000-00000-seeds-00003-00002", "cells-00001-00000-seeds-00000-00001"]
 )
-def test_batch_name_with_an_empty_range_is_ignored(study, name):
+def test_batch_names_with_an_empty_range_are_ignored(study, name):
     wanted = study(seeds=3, chunk=3)
     assert [list(batch.seeds) for batch in cut(wanted, [name])] == [[0, 1, 2]]
 
 
-def test_batches_contain_every_cell_and_seed_once(study):
+def test_batches_contain_every_cell_and_seed_exactly_once(study):
     axes = {"model.dim": [8, 16], "phases.query.step_size": [0.1, 0.2, 0.3]}
     for chunk in (1, 2, 4, 100):
         wanted = study(seeds=3, axes=axes, chunk=chunk)
@@ -63,7 +63,7 @@ def test_batches_contain_every_cell_and_seed_once(study):
         assert len({batch.name for batch in cut(wanted)}) == len(cut(wanted))
 
 
-def test_batch_description_has_its_settings_or_cell_count(study):
+def test_batch_description_contains_its_settings_or_cell_count(study):
     axes = {"phases.query.step_size": [1e-4 / 3, 0.2], "model.dim": [8]}
     assert {batches.describe_batch(batch) for batch in cut(study(axes=axes, chunk=100))} == {"2 cells "}
     (first, *_) = cut(study(axes=axes, chunk=1, seeds=1))
@@ -71,7 +71,7 @@ def test_batch_description_has_its_settings_or_cell_count(study):
     assert batches.describe_batch(cut(study(chunk=1))[0]) == ""
 
 
-def test_existing_batches_of_several_cells_are_kept(study):
+def test_existing_batches_with_several_cells_are_kept(study):
     wanted = study(seeds=4, axes={"phases.query.step_size": [0.1, 0.2, 0.3, 0.4]}, chunk=4)
     known = ["cells-00001-00002-seeds-00001-00002", "cells-00009-00009-seeds-00000-00003"]
     lanes = [(cell.number, seed) for batch in cut(wanted, known) for cell, seed in batch.lanes]
@@ -79,9 +79,9 @@ def test_existing_batches_of_several_cells_are_kept(study):
     assert known[0] in [batch.name for batch in cut(wanted, known)]
 
 
-def test_too_many_batches_raise(study):
+def test_too_many_batches_are_rejected(study):
     with pytest.raises(
-        InputError, match=r"chunk: 1 cells × 1,000,000 seeds in batches of 1 make more than 100,000"
+        InputError, match=r"chunk: 1 cells × 1,000,000 seeds in batches of 1 need more than 100,000"
     ):
         cut(study(seeds=1_000_000, chunk=1))
 
@@ -149,8 +149,8 @@ def test_shards_combine_to_the_full_study(tmp_path, go, study):
 
 @pytest.mark.parametrize(
     ("shard", "message"),
-    [((4, 3), "I must be in 1 to 3"), ((5, 5), "only 4 batches; use at most 4 shards")],
+    [((4, 3), "the index must be between 1 and 3"), ((5, 5), "only 4 batches; use at most 4 shards")],
 )
-def test_invalid_shards_raise(study, shard, message):
+def test_invalid_shards_are_rejected(study, shard, message):
     with pytest.raises(InputError, match=message):
         batches.select_shard(cut(study(axes={"model.dim": [8, 16]}, chunk=1)), shard)

@@ -368,7 +368,7 @@ def test_occasional_request_failures_are_retried(
         ("lost before", "unexpected response of the server"),
     ],
 )
-def test_bucket_failure_during_a_run_is_a_one_line_error(
+def test_bucket_failure_during_a_run_raises_a_one_line_error(
     go, study, place, elsewhere, server, fault, words, impatient, soon, two_batches, assert_same
 ):
     marks = itertools.count()
@@ -389,7 +389,7 @@ def test_bucket_failure_during_a_run_is_a_one_line_error(
 
 
 @pytest.mark.parametrize(("fault", "words"), [("denied", "access denied"), ("expired", "have expired")])
-def test_bucket_failure_at_the_start_is_a_one_line_error(study, place, elsewhere, server, fault, words):
+def test_bucket_failure_at_the_start_raises_a_one_line_error(study, place, elsewhere, server, fault, words):
     server.fault = lambda method, path: fault
     with pytest.raises(InputError, match=words):
         study().run(place, quiet=True)
@@ -401,14 +401,14 @@ def test_invalid_addresses_raise(study, place, elsewhere, server, monkeypatch, i
     run = study().run
     with pytest.raises(InputError, match=r"s3://nosuch/x: cannot be read: no such bucket; create it"):
         run("s3://nosuch/x", quiet=True)
-    with pytest.raises(InputError, match="not the address of a folder; use s3://BUCKET/NAME"):
+    with pytest.raises(InputError, match="not a folder address; use s3://BUCKET/NAME"):
         run("s3://bucket", quiet=True)
-    with pytest.raises(InputError, match="not the address of a folder"):
+    with pytest.raises(InputError, match="not a folder address"):
         run("s3://bucket/a/../b", quiet=True)
     with pytest.raises(InputError, match=r"s3://.*: no manifest.json, so not a results folder"):
         ja.load(place)
     monkeypatch.setitem(sys.modules, "obstore.store", None)
-    with pytest.raises(InputError, match=r"obstore is missing; install it with pip .* 'jaxattn\[cloud\]'"):
+    with pytest.raises(InputError, match=r"obstore is not installed; run pip .* 'jaxattn\[cloud\]'"):
         run(place, quiet=True)
 
 
@@ -422,7 +422,7 @@ def test_missing_credentials_raise(study, place, elsewhere, monkeypatch, tmp_pat
         study().run(place, quiet=True)
 
 
-def test_bucket_prefix_with_other_objects_raises(study, place, elsewhere, server):
+def test_bucket_prefix_with_unrelated_objects_raises(study, place, elsewhere, server):
     other = objects.Objects(place)
     other.commit("thesis.tex", b"x")
     with pytest.raises(InputError, match="neither empty nor a results folder; choose another with --out"):
@@ -448,7 +448,7 @@ def test_failed_start_leaves_no_objects(study, place, elsewhere, server):
     assert sent(server, place).keys() <= {lock.OBJECT}
 
 
-def test_shards_combine_in_a_bucket(study, place, elsewhere, soon, go, server, two_batches):
+def test_shards_in_a_bucket_can_be_combined(study, place, elsewhere, soon, go, server, two_batches):
     wanted, lines = study(chunk=1), []
     with pytest.raises(RunError, match=r"s3://.*/shard-1-of-2: not finished, and no process has"):
         distributed.wait(wanted, place, 2, 0.3, lines.append)

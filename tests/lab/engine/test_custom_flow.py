@@ -57,7 +57,7 @@ def test_custom_flow_runs_and_resumes_bitwise(go, stop, every_step, assert_same,
     assert rows.loc["loss", "value"].is_monotonic_decreasing
 
 
-def test_cells_that_differ_in_a_float_of_the_flow_share_a_program(tmp_path):
+def test_cells_that_differ_only_in_a_float_setting_of_a_flow_share_a_program(tmp_path):
     both = ja.Study(
         name="own",
         data=DATA,
@@ -88,7 +88,7 @@ def test_custom_flow_follows_the_exact_flow(x64):
     np.testing.assert_allclose(np.log(1e3), exact.log_time[-1], atol=2e-2)
 
 
-def test_trained_parameters_of_a_custom_flow_can_be_a_setting(tmp_path):
+def test_custom_flow_can_take_its_trained_parameters_as_a_setting(tmp_path):
     def still(params, task, *, train: list[str], points: int = 3):
         rows = {
             name: jnp.broadcast_to(x, (points, *x.shape))
@@ -103,7 +103,7 @@ def test_trained_parameters_of_a_custom_flow_can_be_a_setting(tmp_path):
     assert not records.query("phase == 'flow' and metric == 'came_to_end'")["value"].any()
 
 
-def test_failed_custom_flow_is_a_failed_seed(tmp_path):
+def test_failure_of_a_custom_flow_is_recorded_as_a_failed_seed(tmp_path):
     @ja.declare(train=["p"])
     def broken(params, task, *, points: int = 4):
         p = jnp.broadcast_to(params.p, (points, *params.p.shape))
@@ -155,11 +155,11 @@ def misspelt(params, task, *, points: int = 3):
         ),
         (
             without_points,
-            r"phases\[1\]: .*without_points: has no setting points, .*; add points: int = 64",
+            r"phases\[1\]: .*without_points: has no setting 'points', .*; add points: int = 64",
         ),
         (
             with_steps,
-            r"phases\[1\]: 'steps' of .*with_steps is an attribute of every .*; choose another name",
+            r"phases\[1\]: 'steps' of .*with_steps is also an attribute of .*; choose another name",
         ),
         (misspelt, r"phases\[1\]: declare: FlowPhase has no attribute 'trains'; did you mean 'train'"),
         (returning(None, train=["q"]), r"phases\[1\].train: q: not a parameter of the model; known: E, p, v"),
@@ -170,15 +170,15 @@ def misspelt(params, task, *, points: int = 3):
         ),
         (
             returning(lambda x: RecordedPath(params={"p": rows(x.p, 4)}, status=1)),
-            r"phases\[1\]: p of the path has shape \(4, 16\); expected \(3, 16\), one row per point",
+            r"phases\[1\]: p in the path has shape \(4, 16\); expected \(3, 16\), one row per point",
         ),
         (
             returning(lambda x: RecordedPath({"p": rows(x.p)}, 1, {"time": jnp.zeros(())})),
-            r"phases\[1\]: time of the path has shape \(\); expected \(3,\), one row per point",
+            r"phases\[1\]: time in the path has shape \(\); expected \(3,\), one row per point",
         ),
     ],
 )
-def test_invalid_custom_flows_raise_one_line(flow, message, tmp_path):
+def test_invalid_custom_flows_raise_one_line_errors(flow, message, tmp_path):
     with pytest.raises(InputError, match=message) as raised:
         study(flow).plan(tmp_path / "out", quick=True)
     assert "\n" not in str(raised.value)

@@ -15,7 +15,7 @@ from jaxattn.lab.storage import manifest
         pytest.param({"platform": "cpu", "kind": "cpu", "count": 64}, "64 × cpu", marks=pytest.mark.more),
     ],
 )
-def test_resuming_on_other_devices_is_noted_once(two_batches, study, go, tmp_path, begun, words):
+def test_resuming_on_other_devices_is_reported_once(two_batches, study, go, tmp_path, begun, words):
     folder = shutil.copytree(two_batches, tmp_path / "small")
     manifest.write_manifest(folder, manifest.read_manifest(folder) | {"device": begun})
     lines = [go(folder, study(chunk=1, seeds=n))[1] for n in (3, 4)]
@@ -25,7 +25,7 @@ def test_resuming_on_other_devices_is_noted_once(two_batches, study, go, tmp_pat
     assert manifest.read_manifest(folder)["continued_on"] == [here]
 
 
-def test_resuming_on_the_same_devices_is_not_noted(two_batches, study, go, tmp_path):
+def test_resuming_on_the_same_devices_is_not_reported(two_batches, study, go, tmp_path):
     folder = shutil.copytree(two_batches, tmp_path / "small")
     assert go(folder, study(chunk=1, seeds=3))[1] == []
     assert manifest.read_manifest(folder)["continued_on"] == []
@@ -43,7 +43,7 @@ def test_resuming_on_the_same_devices_is_not_noted(two_batches, study, go, tmp_p
         ("tpu", "0.10.2", []),
     ],
 )
-def test_known_jax_bugs_are_one_line(platform, jaxlib, words):
+def test_known_jax_bugs_are_reported_on_one_line(platform, jaxlib, words):
     found = devices.trouble(platform, jaxlib)
     assert all(word in found for word in words)
     assert bool(found) == bool(words)

@@ -81,7 +81,7 @@ def test_two_processes_share_a_sweep_and_print_one_table(undisturbed, tmp_path):
 
 
 @pytest.mark.slow
-def test_four_processes_match_one_bitwise_in_float64(tmp_path):
+def test_four_processes_match_a_single_process_bitwise_in_float64(tmp_path):
     """Each process has one core, and vmaps as many runs as the single process."""
     options = ["--quiet", "--set", "dtype=float64", "--set", "chunk=1"]
     printed = [finish(process) for process in start_all(tmp_path / "four", *options, count=4)]
@@ -93,7 +93,7 @@ def test_four_processes_match_one_bitwise_in_float64(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
-def test_killed_process_does_not_stop_others_and_resumes(undisturbed, tmp_path, killed):
+def test_killed_process_resumes_and_does_not_stop_the_other_processes(undisturbed, tmp_path, killed):
     both = start_all(tmp_path, "--distributed-timeout", "2")
     shard = tmp_path / f"shard-{killed + 1}-of-2"
     while not (shard / "metrics.jsonl").exists() and both[killed].poll() is None:
@@ -153,11 +153,11 @@ def wait(clock, study):
     return until
 
 
-def test_finished_shards_are_not_waited_for(shards, wait):
+def test_wait_returns_the_folders_of_finished_shards(shards, wait):
     assert wait(shards) == ([shards / "shard-1-of-2", shards / "shard-2-of-2"], [])
 
 
-def test_running_shards_are_waited_for(shards, wait, clock, tmp_path):
+def test_wait_continues_while_a_shard_is_running(shards, wait, clock, tmp_path):
     folder = shutil.copytree(shards, tmp_path / "copy")
     shard = folder / "shard-2-of-2"
     store = Store(shard)
@@ -197,7 +197,7 @@ def test_shards_with_different_batches_raise(shards, wait, monkeypatch):
 
     monkeypatch.setattr(Store, "existing", other_width)
     with pytest.raises(
-        RunError, match="the shards have different batches, because the hosts differ in memory"
+        RunError, match="the shards use different batch sizes, because the hosts differ in memory"
     ):
         wait(shards)
 
@@ -242,7 +242,7 @@ def test_launcher_variables_determine_the_process(launched, variables, shard, gp
 def test_distributed_auto_without_a_launcher_raises(launched, missing):
     updated = launched({name: text for name, text in SLURM.items() if name != missing})
     with pytest.raises(
-        InputError, match=r"--distributed auto: no variables of Slurm .* or Open MPI .* use N,I"
+        InputError, match=r"--distributed auto: no Slurm .* or Open MPI .* variables are set; use N,I"
     ):
         distributed.read_process("auto")
     assert updated == {}
@@ -260,7 +260,7 @@ def test_non_numeric_launcher_variables_raise(launched):
         ("localhost", "expected auto, or N,I"),
         ("localhost:1,2", "expected auto, or N,I"),
         ("a,b,2,0", "expected auto, or N,I"),
-        ("localhost:1,2,2", "the index must be in 0 to 1"),
+        ("localhost:1,2,2", "the index must be between 0 and 1"),
     ],
 )
 def test_invalid_distributed_option_raises(text, message):
@@ -283,13 +283,13 @@ def test_preempted_job_is_requeued():
     assert shard.checkpoint().function is shard
 
 
-def test_missing_slurm_is_a_one_line_error(tmp_path):
+def test_missing_slurm_raises_a_one_line_error(tmp_path):
     with pytest.raises(InputError, match=r"cannot be submitted to slurm: .*; use --executor local to run"):
         studies.submit([["doctor"]], tmp_path, "slurm", 5, {})
 
 
 def test_time_limit_as_submitit_option_raises(tmp_path):
-    with pytest.raises(InputError, match="--option timeout_min=5: set the time limit with --minutes"):
+    with pytest.raises(InputError, match="--option timeout_min=5: not supported; use --minutes"):
         studies.submit([["doctor"]], tmp_path, "local", 5, {"timeout_min": 5})
 
 

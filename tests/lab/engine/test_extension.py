@@ -49,12 +49,12 @@ def assert_extends(folder, first, then):
     [{}, {"batch_size": 4, "optimizer": "sgd", "momentum": 0.9}, {"schedule": "inverse_sqrt", "warmup": 3}],
     ids=["adam", "minibatches and momentum", "a schedule without an end"],
 )
-def test_extended_run_equals_a_single_one_bitwise(phase, tmp_path):
+def test_extended_run_equals_a_single_run_bitwise(phase, tmp_path):
     assert_extends(tmp_path, study(10, phase), study(100, phase))
 
 
 @pytest.mark.more
-def test_several_cells_more_seeds_and_two_extensions(tmp_path):
+def test_several_cells_can_be_extended_twice_while_seeds_are_added(tmp_path):
     axes = {"phases.query.step_size": [0.1, 0.2], "data.vocab_size": [8, 10]}
     validation = {"data": DATA | {"validation_sequences": 6, "test_sequences": 6}, "axes": axes}
     study(10, **validation, seeds=2).run(tmp_path / "grown", quiet=True)
@@ -70,7 +70,7 @@ def test_several_cells_more_seeds_and_two_extensions(tmp_path):
     assert study(1000, **validation).run(tmp_path / "grown", quiet=True).finished
 
 
-def test_steps_at_equal_intervals_can_be_extended_to_multiples(tmp_path):
+def test_phases_measured_at_equal_intervals_can_be_extended_to_multiples(tmp_path):
     probes = {"every": {"query": 5}, "bins": 0}
     grown = assert_extends(tmp_path, study(10, probes=probes), study(25, probes=probes))
     assert sorted(grown.records.query("phase == 'query'")["step"].unique()) == [0, 5, 10, 15, 20, 25]
@@ -164,7 +164,7 @@ def custom(kind, steps):
     )
 
 
-def test_custom_phase_is_extended_if_its_program_is_the_same(tmp_path):
+def test_custom_phase_can_be_extended_if_its_program_is_unchanged(tmp_path):
     assert_extends(tmp_path, custom(Shrink, 10), custom(Shrink, 100))
     custom(Ramp, 10).run(tmp_path / "ramp", quiet=True)
     words = r"phases\.query\.steps: 10 -> 100: query\.advance depends on the number of steps"
@@ -177,11 +177,11 @@ def test_custom_phase_is_extended_if_its_program_is_the_same(tmp_path):
     [
         (10, {"schedule": "cosine"}, r"phases\.query\.steps: 10 -> 100.*phases\.query\.schedule"),
         (10, {"patience": 2}, r"phases\.query\.steps: 10 -> 100.*phases\.query\.patience"),
-        (40, {}, r"steps: 40 -> 100: .* would have recorded other steps .*; use 101 steps, or choose"),
+        (40, {}, r"steps: 40 -> 100: .* would be measured at different steps .*; use 101 steps"),
         (1000, {}, r"a different config \(phases\.query\.steps: 1000 -> 100\)"),
     ],
 )
-def test_runs_that_cannot_be_extended_are_refused_in_one_line(first, then, words, tmp_path):
+def test_runs_that_cannot_be_extended_raise_one_line_errors(first, then, words, tmp_path):
     data = {"data": DATA | {"validation_sequences": 6}}
     study(first, then, **data).run(tmp_path, quiet=True)
     held = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -190,7 +190,7 @@ def test_runs_that_cannot_be_extended_are_refused_in_one_line(first, then, words
     assert held == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
-def test_the_hint_names_lengths_that_can_be_extended(tmp_path):
+def test_hint_suggests_step_counts_that_allow_an_extension(tmp_path):
     study(40).run(tmp_path / "grown", quiet=True)
     with pytest.raises(InputError) as refused:
         study(100).run(tmp_path / "grown", quiet=True)
@@ -198,7 +198,7 @@ def test_the_hint_names_lengths_that_can_be_extended(tmp_path):
     assert_extends(tmp_path, study(40), study(steps))
 
 
-def test_flows_are_not_extended(tmp_path):
+def test_flows_cannot_be_extended(tmp_path):
     flow = {"kind": "gradient_flow", "name": "query", "train": ["p"], "points": 5}
     made = [
         ja.Study(
@@ -212,7 +212,7 @@ def test_flows_are_not_extended(tmp_path):
         made[1].run(tmp_path, quiet=True)
 
 
-def test_plan_of_an_extension_has_its_batches_left(tmp_path):
+def test_plan_counts_the_remaining_batches_of_an_extension(tmp_path):
     study(10).run(tmp_path, quiet=True)
     for steps, done in ((10, "3 of 3"), (100, "0 of 3")):
         (cells,) = study(steps).plan(tmp_path, quick=True).cells.to_dict("records")

@@ -44,7 +44,7 @@ def test_vmapped_cells_match_single_cells(case, lane, request, tmp_path, go, rea
 
 
 @pytest.mark.slow
-def test_vmapped_cells_of_custom_code_match_single_cells(tmp_path, go, read, study):
+def test_vmapped_cells_with_custom_code_match_single_cells(tmp_path, go, read, study):
     """Every float of a custom model, data, loss, start, optimiser, phase and probe varies between runs."""
     zipped = {
         "model.sharpness": [1.0, 2.0],
@@ -124,7 +124,7 @@ for number in range(1, len(sys.argv), 2):
 
 
 @pytest.mark.slow
-def test_four_devices_match_one_without_collectives(lanes, flows, tmp_path, read):
+def test_four_devices_match_a_single_device_without_collectives(lanes, flows, tmp_path, read):
     words = []
     for number, (_, wanted) in enumerate((lanes, flows)):
         words += [str(wanted.write(tmp_path / f"{number}.toml")), str(tmp_path / f"four-{number}")]

@@ -141,7 +141,7 @@ def test_discarded_programs_are_freed(monkeypatch, study):
         gc.enable()
 
 
-def test_programs_of_a_group_are_freed_before_the_next_group(monkeypatch, study):
+def test_programs_of_a_group_are_freed_before_those_of_the_next_group(monkeypatch, study):
     """Programs with custom code are not in the cache of known programs."""
     monkeypatch.setattr(lift, "programs", Programs)
     gc.disable()

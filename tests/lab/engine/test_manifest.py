@@ -50,7 +50,7 @@ class Declares(ja.Probe):
         return {"share": 1 / (1 + size), "gap": jnp.exp(-size)}
 
 
-def test_manifest_has_the_scales_of_probes(study, tmp_path):
+def test_manifest_contains_the_scales_of_probe_metrics(study, tmp_path):
     made = ja.Study(**(study().tree | {"probes": [Declares]}))
     results = made.run(tmp_path / "out", quiet=True)
     assert results.manifest["scales"] == {"share": ["linear", 0, 1], "gap": ["log", 0, None]}

@@ -91,14 +91,14 @@ def test_runs_are_limited_by_memory(study):
 
 
 @pytest.mark.parametrize("sizes", [{"vocab_size": 5 * 10**7}, {"sequences": 10**8}])
-def test_too_large_cells_raise_before_compilation(study, tables, monkeypatch, sizes):
+def test_oversized_cells_raise_before_compilation(study, tables, monkeypatch, sizes):
     monkeypatch.setattr(memory, "peak", None)
     wanted = first(study(data=tables()["data"] | sizes))
     with pytest.raises(InputError, match=r"cell 0: one seed needs [\d,]+ MiB, but the limit is [\d,]+ MiB"):
         memory.fitting_width(*wanted, 5, 2**32)
 
 
-def test_too_large_arrays_raise(study, tables):
+def test_oversized_arrays_raise(study, tables):
     sizes = {"vocab_size": 2**31 - 1, "length": 40, "sequences": 200}
     wanted = first(study(data=tables()["data"] | sizes))
     with pytest.raises(InputError, match="cell 0: the arrays are too large to compile"):
@@ -130,7 +130,7 @@ def test_low_address_space_limit_is_reported(monkeypatch):
         memory.check_address_space(notes.append)
 
 
-def test_limits_of_all_control_groups_apply(tmp_path):
+def test_memory_limits_of_all_control_groups_apply(tmp_path):
     job = tmp_path / "cgroup" / "batch" / "job"
     job.mkdir(parents=True)
     for folder, limit in (

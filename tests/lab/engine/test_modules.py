@@ -77,7 +77,7 @@ def study(model, **phase):
 
 
 @pytest.mark.parametrize("model", [with_linen, with_nnx, with_equinox])
-def test_a_module_trains_and_resumes_bitwise(model, go, stop, every_step, assert_same, tmp_path):
+def test_module_trains_and_resumes_bitwise(model, go, stop, every_step, assert_same, tmp_path):
     made = study(model)
     whole, _ = go(tmp_path / "whole", made)
     assert not whole.failures
@@ -102,7 +102,7 @@ def test_parameters_are_loaded_by_path(go, tmp_path):
     assert (pytrees.get(after, "head.kernel") != pytrees.get(before, "head.kernel")).all()
 
 
-def test_the_width_of_a_module_can_be_swept(go, tmp_path):
+def test_width_of_a_module_can_be_swept(go, tmp_path):
     made = ja.Study(
         name="widths",
         data=points,
@@ -126,12 +126,12 @@ def test_the_width_of_a_module_can_be_swept(go, tmp_path):
         (["head", "tail"], r"phases\[1\].train: tail: not a parameter of the model"),
     ],
 )
-def test_a_pattern_without_match_is_rejected_before_the_run(train, words, tmp_path):
+def test_pattern_that_matches_nothing_is_rejected_before_the_run(train, words, tmp_path):
     with pytest.raises(InputError, match=words):
         study(with_linen, train=train).run(tmp_path / "run", quiet=True)
 
 
-def test_implicit_gradient_flow_of_several_seeds_ends_where_the_explicit_one_does(tmp_path):
+def test_implicit_and_explicit_gradient_flow_end_at_the_same_point(tmp_path):
     """Two seeds are on two devices, where possible."""
     ends = []
     for solver in ("explicit", "implicit"):

@@ -89,7 +89,7 @@ def test_time_left_is_known_once_every_phase_is_timed(run):
     assert run.monitor.left() == pytest.approx(15.0 + 2 * 1.0 + first)
 
 
-def test_status_without_steps_has_no_fraction_or_time(run):
+def test_statuses_without_steps_show_no_fraction_and_no_time_left(run):
     run.monitor.begin_batch(run.batches[0], 0, 3)
     run.monitor.set_status("compiling")
     run.monitor.begin_phase(0, [0, 1], 0)
@@ -122,7 +122,7 @@ def test_flow_shows_the_progress_of_its_path(monkeypatch, study):
     assert run.monitor.block(9) == 1
 
 
-def test_time_left_of_a_flow_uses_earlier_flows(monkeypatch, study):
+def test_time_left_in_a_flow_is_estimated_from_earlier_flows(monkeypatch, study):
     run = Run(monkeypatch, study("flow"))
 
     def follow(seconds):

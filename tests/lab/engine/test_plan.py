@@ -66,7 +66,7 @@ def test_quick_plan_does_not_compile(tmp_path, monkeypatch, study):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_plan_shows_coordinates_of_the_span(tmp_path, study, dtype):
+def test_plan_shows_the_number_of_span_coordinates(tmp_path, study, dtype):
     axes = {"model.dim": [16, 64, "inf"], "phases.query.optimizer": ["sgd", "adam"]}
     exclude = [{"model.dim": "inf", "phases.query.optimizer": "adam"}]
     _, groups = plan_study(study(axes=axes, exclude=exclude, dtype=dtype), tmp_path, quick=True)[0]
@@ -112,7 +112,7 @@ def test_estimated_time_grows_with_the_work(study, tables):
     assert 0 < times[0] < times[1] / 20
 
 
-def test_figures_of_unknown_metrics_raise_before_the_run(study, tmp_path):
+def test_figures_with_unknown_metrics_raise_before_the_run(study, tmp_path):
     for figure, said in (
         (
             {"kind": "curves", "metrics": ["loss", "lss"]},

@@ -10,7 +10,7 @@ from jaxattn.lab.engine import progress
 from jaxattn.lab.engine.progress import Reporter, duration
 
 
-def test_progress_line_has_only_known_values(monkeypatch, capsys):
+def test_progress_line_omits_unknown_values(monkeypatch, capsys):
     now = iter([1000.0, 1001.0, 1100.0, 1200.0])
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
     with Reporter() as reporter:
@@ -26,7 +26,7 @@ def test_progress_line_has_only_known_values(monkeypatch, capsys):
     ]
 
 
-def test_reading_over_a_second_is_reported(monkeypatch, capsys):
+def test_loading_that_takes_over_a_second_is_reported(monkeypatch, capsys):
     now = 1000.0
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
     with Reporter() as reporter:

@@ -23,7 +23,7 @@ def test_probe_without_metrics_has_no_rows(study):
     assert rows({}, batch, "query", 1).empty
 
 
-def test_best_test_accuracy_is_chosen_on_test_or_validation_data(rng):
+def test_best_test_accuracy_is_selected_on_test_or_validation_data(rng):
     lanes = [(cell, seed, phase) for cell in (0, 1) for seed in (0, 3) for phase in ("b", "a")]
     rows, expected = [], {}
     for lane in lanes:

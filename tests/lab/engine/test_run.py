@@ -28,7 +28,7 @@ def test_a_finished_run_is_not_run_again(small_run, monkeypatch, go, study):
     assert before == {path: path.stat().st_mtime_ns for path in small_run.glob("*.parquet")}
 
 
-def test_folders_with_a_different_config_or_other_files_raise(small_run, tmp_path, go, study):
+def test_folders_with_a_different_config_or_unrelated_files_raise(small_run, tmp_path, go, study):
     with pytest.raises(InputError, match=r"a different config \(model.dim: 16 -> 8\)"):
         go(small_run, study(model={"kind": "one_layer", "dim": 8}))
     (tmp_path / "thesis.txt").write_text("my life's work")
@@ -37,7 +37,7 @@ def test_folders_with_a_different_config_or_other_files_raise(small_run, tmp_pat
     assert (tmp_path / "thesis.txt").exists()
 
 
-def test_full_disk_is_a_one_line_error_and_results_are_kept(tmp_path, monkeypatch, go, study):
+def test_full_disk_raises_a_one_line_error_and_keeps_results(tmp_path, monkeypatch, go, study):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
@@ -110,7 +110,7 @@ def out_of_memory(monkeypatch, most, stop_after=99):
     return done
 
 
-def test_batch_out_of_memory_is_halved_and_resumes(tmp_path, monkeypatch, go, study, read):
+def test_batch_that_runs_out_of_memory_is_halved_and_resumes(tmp_path, monkeypatch, go, study, read):
     with monkeypatch.context() as patch:
         done = out_of_memory(patch, most=1, stop_after=1)
         with pytest.raises(Interrupted):
@@ -132,7 +132,7 @@ def test_batch_out_of_memory_is_halved_and_resumes(tmp_path, monkeypatch, go, st
     np.testing.assert_allclose(one["value"][loss], other["value"][loss], rtol=1e-5)
 
 
-def test_checkpoint_larger_than_device_memory_is_not_damaged(
+def test_checkpoint_larger_than_device_memory_is_not_reported_as_damaged(
     tmp_path, monkeypatch, go, stop, study, assert_same
 ):
     wanted = study(seeds=1)
@@ -156,14 +156,14 @@ def test_checkpoint_larger_than_device_memory_is_not_damaged(
     assert_same(folder, tmp_path / "straight")
 
 
-def test_retry_repeats_only_a_single_seed_out_of_memory(tmp_path, monkeypatch, go, study):
+def test_only_single_seeds_that_run_out_of_memory_are_retried(tmp_path, monkeypatch, go, study):
     out_of_memory(monkeypatch, most=0)
     _, lines = go(tmp_path, study(seeds=2), on_failure="retry")
     again = [line.partition(":")[0] for line in lines if "running it again" in line]
     assert set(again) == {f"cells-00000-00000-seeds-0000{seed}-0000{seed}" for seed in range(2)}
 
 
-def test_single_seed_out_of_memory_is_a_one_line_error(tmp_path, monkeypatch, go, study):
+def test_single_seed_that_runs_out_of_memory_gives_a_one_line_error(tmp_path, monkeypatch, go, study):
     out_of_memory(monkeypatch, most=0)
     errors = go(tmp_path, study(seeds=2))[0].errors
     assert [error["batch"][-11:] for error in errors] == ["00000-00000", "00001-00001"]
@@ -180,7 +180,7 @@ def test_quiet_run_reports_damage(two_batches, tmp_path, study, capsys):
     assert capsys.readouterr().err == line
 
 
-def test_stopping_added_seeds_leaves_the_run_unfinished(small_run, tmp_path, monkeypatch, go, study):
+def test_stopping_while_adding_seeds_leaves_the_run_unfinished(small_run, tmp_path, monkeypatch, go, study):
     folder, execute_batch = shutil.copytree(small_run, tmp_path / "small"), run.run_batch
 
     def then_stop(*given):
@@ -212,7 +212,7 @@ def test_on_failure_stop_keeps_finished_batches(tmp_path, monkeypatch, go, study
     assert not go(tmp_path, study(chunk=1))[0].errors
 
 
-def test_on_failure_retry_starts_again(tmp_path, monkeypatch, go, study):
+def test_on_failure_retry_restarts_the_batch(tmp_path, monkeypatch, go, study):
     calls = failing(monkeypatch, times=2)
     assert not go(tmp_path, study(chunk=1), on_failure="retry")[0].errors
     assert len(calls) == 4
@@ -325,7 +325,7 @@ def test_changed_notebook_class_raises(tmp_path, notebook, go):
             go(tmp_path / "run", changed)
 
 
-def test_code_without_a_hash_resumes_only_if_accepted(tmp_path, notebook, go):
+def test_unhashable_code_resumes_only_if_accepted(tmp_path, notebook, go):
     unknown = notebook(-1.0, reads=" + 0 * LOCK.locked()")
     _, lines = go(tmp_path / "run", unknown)
     assert (
@@ -337,7 +337,7 @@ def test_code_without_a_hash_resumes_only_if_accepted(tmp_path, notebook, go):
     assert go(tmp_path / "run", unknown, accept_code=True)[0].already_finished
 
 
-def test_custom_code_that_raises_shows_its_traceback(tmp_path, own, go):
+def test_exception_in_custom_code_shows_its_traceback(tmp_path, own, go):
     with pytest.raises(UserCodeError, match=r"KeyError in loss, line 6 of .*mine\.py") as caught:
         go(tmp_path / "run", own("raise KeyError(labels.shape)"))
     assert "\n" not in str(caught.value)
@@ -354,7 +354,7 @@ def test_custom_code_that_raises_shows_its_traceback(tmp_path, own, go):
         ),
         (
             {"probes": {"bins": 0, "own": ["mine.py:spread", {"kind": "mine.py:spread", "name": "loss"}]}},
-            r"'loss' is already measured by a standard probe; choose another name",
+            r"'loss' is also a metric of a standard probe; choose another name",
         ),
         (
             {"probes": {"bins": 0, "own": ["mine.py:pair_of_numbers"]}},
@@ -362,7 +362,7 @@ def test_custom_code_that_raises_shows_its_traceback(tmp_path, own, go):
         ),
     ],
 )
-def test_invalid_return_value_of_custom_code_is_one_line(tmp_path, go, study, change, message):
+def test_invalid_return_value_of_custom_code_gives_a_one_line_error(tmp_path, go, study, change, message):
     with pytest.raises(InputError, match=message) as caught:
         go(tmp_path / "run", study("own", seeds=1, **change))
     assert "\n" not in str(caught.value)

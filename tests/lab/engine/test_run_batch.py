@@ -29,7 +29,7 @@ def wide(read, directory, phase="query"):
     return records.pivot(index=["seed", "step"], columns="metric", values="value")
 
 
-def test_records_and_tokens_have_every_seed_phase_and_step(small_run, read):
+def test_records_and_tokens_cover_every_seed_phase_and_step(small_run, read):
     records, tokens = read(small_run)
     assert list(records.columns) == ["cell", "seed", "phase", "step", "metric", "value"]
     assert not records.duplicated(["cell", "seed", "phase", "step", "metric"]).any()
@@ -105,7 +105,7 @@ def test_stopped_flow_resumes_bitwise(flow_run, tmp_path, go, stop, study, asser
     assert_same(tmp_path / "flow", flow_run)
 
 
-def test_batch_resumes_on_another_number_of_devices(tmp_path, monkeypatch, go, stop, study, read):
+def test_batch_resumes_on_a_different_number_of_devices(tmp_path, monkeypatch, go, stop, study, read):
     """The run starts with an odd number of cores and resumes with another number."""
     wanted = study(seeds=3)
     with monkeypatch.context() as patch:
@@ -119,7 +119,7 @@ def test_batch_resumes_on_another_number_of_devices(tmp_path, monkeypatch, go, s
 
 
 @pytest.mark.more
-def test_stopped_flow_of_expensive_steps_resumes_bitwise(
+def test_stopped_flow_with_expensive_steps_resumes_bitwise(
     tmp_path, monkeypatch, cleared, go, stop, study, assert_same
 ):
     monkeypatch.setattr(stiff, "MANY_DIMS", 0)
@@ -204,7 +204,7 @@ def test_nan_is_reported_and_other_seeds_continue(tmp_path, monkeypatch, go, stu
 
 
 @pytest.mark.more
-def test_failed_flow_is_reported_and_others_continue(tmp_path, monkeypatch, go, study, tables, read):
+def test_failed_flow_is_reported_and_other_seeds_continue(tmp_path, monkeypatch, go, study, tables, read):
     poison(monkeypatch, lambda p: p.at[1].set(jnp.nan))
     outcome, _ = go(tmp_path / "flow", study("flow", phases=tables("flow")["phases"][1:]))
     (failure,) = outcome.failures
@@ -229,7 +229,7 @@ def test_several_classes_and_axes_run_in_float64(tmp_path, go, study, tables, re
 
 
 @pytest.mark.more
-def test_flow_records_match_the_path_and_its_limit(flow_run, x64, study, read):
+def test_flow_records_match_the_path_and_the_limit(flow_run, x64, study, read):
     table = wide(read, flow_run)
     data = study("flow").base.data
     data_keys, model_keys, _ = seed_keys([0, 1, 2])
@@ -263,7 +263,7 @@ def test_flow_records_match_the_path_and_its_limit(flow_run, x64, study, read):
         assert rows["important_selected"].iloc[-1] == chosen.selects(corpus, important)[0].mean()
 
 
-def test_only_phases_that_train_only_p_have_a_limit(flow_run, read):
+def test_limit_exists_only_for_phases_that_train_p_alone(flow_run, read):
     assert set(MaxMarginDirection.metrics) == {*AT_PROBES, *AT_END}
     embed, query = wide(read, flow_run, "embed"), wide(read, flow_run)
     assert not {*AT_PROBES, *AT_END} & set(embed.columns)
@@ -285,7 +285,7 @@ def test_first_order_method_runs_as_a_phase(tmp_path, go, study, tables, read):
 
 
 @pytest.mark.more
-def test_flow_is_float64_in_a_float32_study(tmp_path, go, study, read):
+def test_flow_runs_in_float64_in_a_float32_study(tmp_path, go, study, read):
     assert not go(tmp_path / "flow", study("flow", dtype="float32", seeds=1))[0].failures
     assert wide(read, tmp_path / "flow")["one_minus_cosine"].iloc[-1] < 1e-5
 
@@ -381,7 +381,7 @@ def assert_is_what_the_engine_records(setting, seed, records, tolerance=1e-10):
 
 
 @pytest.mark.more
-def test_pure_functions_of_a_seed_match_the_records(tmp_path, x64, go, read, study, tables):
+def test_pure_functions_for_one_seed_match_the_records(tmp_path, x64, go, read, study, tables):
     """The phases are minibatches, one step, an early stop and a first-order method."""
     phases = [
         descent(["E", "p"], name="minibatches", batch_size=7, steps=4),
@@ -398,7 +398,7 @@ def test_pure_functions_of_a_seed_match_the_records(tmp_path, x64, go, read, stu
 
 
 @pytest.mark.more
-def test_pure_functions_of_a_flow_match_the_records(flow_run, x64, read, study):
+def test_pure_functions_for_a_flow_match_the_records(flow_run, x64, read, study):
     assert_is_what_the_engine_records(study("flow").base, 1, read(flow_run)[0])
 
 
@@ -469,7 +469,7 @@ def test_custom_code_matches_its_pure_functions(own_run, x64, read, study):
 
 
 @pytest.mark.more
-def test_selection_follows_the_scores_of_the_model(own_run, x64, read, study):
+def test_selected_tokens_follow_the_model_scores(own_run, x64, read, study):
     """With W = 1 the scores are E·p; with a random W the selection changes while E·p does not."""
     data_key, key, _ = of_seed.keys(0)
     for rotation in ("drawn", "identity"):

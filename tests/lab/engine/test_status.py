@@ -21,7 +21,7 @@ def stopped(tmp_path_factory, stop, study):
     return stop(tmp_path_factory.mktemp("stopped") / "small", wanted, 12)
 
 
-def test_status_of_a_stopped_run(stopped):
+def test_status_shows_progress_and_loss_of_a_stopped_run(stopped):
     table, whole = run_status(stopped)
     assert table["state"].tolist() == ["stopped", "waiting"]
     assert table["phases.query.steps"].tolist() == [20, 30]
@@ -52,7 +52,7 @@ def test_status_shows_the_median_loss_of_each_cell(tmp_path, go, study, read, ch
 
 
 @pytest.mark.more
-def test_status_of_a_finished_run_with_a_failed_seed(tmp_path, monkeypatch, go, study):
+def test_status_counts_the_failed_seeds_of_a_finished_run(tmp_path, monkeypatch, go, study):
     original = lift.Programs.start
 
     def poisoned(*arguments):
@@ -67,7 +67,7 @@ def test_status_of_a_finished_run_with_a_failed_seed(tmp_path, monkeypatch, go, 
     assert whole == "small: 100 % done, finished"
 
 
-def test_log_has_a_line_per_measurement_and_tolerates_damage(stopped):
+def test_log_has_one_line_per_measurement_and_tolerates_damage(stopped):
     path = stopped / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert {"batch", "phase", "step", "share", "overall", "metrics", "failures"} <= set(lines[0])

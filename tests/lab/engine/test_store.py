@@ -66,7 +66,7 @@ def test_damaged_batch_is_moved_away_and_recomputed(copy, two_batches, go, study
     (line,) = [line for line in lines if SECOND in line]
     assert line.startswith(f"{path}: ")
     aside = copy / "damaged" / SECOND
-    assert f"set aside in {aside}, computing {SECOND} again" in line
+    assert f"moved to {aside}; computing {SECOND} again" in line
     assert (aside / path.name).exists() == (damage != "missing")
     assert other.stat().st_mtime_ns == before
     assert_same(copy, two_batches)
@@ -108,7 +108,7 @@ def test_damaged_checkpoint_is_moved_away_and_its_batch_restarts(
         (damaged,) = (folder / "parts").glob(f"{batch}.{victim}.*.parquet")
     flip(damaged)
     _, lines = go(folder, study())
-    assert any(line.startswith(f"{damaged}: damaged") and "set aside" in line for line in lines)
+    assert any(line.startswith(f"{damaged}: damaged") and "moved to" in line for line in lines)
     assert list((folder / "damaged").iterdir())
     assert_same(folder, small_run)
 
@@ -163,7 +163,7 @@ def test_lost_manifest_is_rebuilt_from_the_batches(copy, two_batches, go, study,
         damage(path)
         outcome, (line,) = go(copy, study())
         assert line.startswith(f"{path}: ")
-        assert line.endswith("; rebuilding it from the batches there")
+        assert line.endswith("; rebuilding the manifest from the batches in the folder")
         assert outcome.batches == 2
         again = manifest.read_manifest(copy)
         kept = ("cells", "seeds", "batches", "widths", "config_hash", "failures", "sha256", "status")
@@ -221,7 +221,7 @@ def test_failed_start_leaves_no_folder(tmp_path, go, study, tables, monkeypatch)
         shutil.rmtree(tmp_path / "a")
 
 
-def test_folder_deleted_during_a_run_is_a_one_line_error(tmp_path, go, study, monkeypatch):
+def test_deleting_the_folder_during_a_run_raises_a_one_line_error(tmp_path, go, study, monkeypatch):
     folder = tmp_path / "parent" / "run"
     load_corpora = lift.Programs.draw
 
@@ -235,7 +235,7 @@ def test_folder_deleted_during_a_run_is_a_one_line_error(tmp_path, go, study, mo
     assert not folder.exists()
 
 
-def test_file_instead_of_the_folder_raises(tmp_path, study, go):
+def test_results_path_that_is_a_file_raises(tmp_path, study, go):
     (tmp_path / "x.py").write_text("")
     for place in (tmp_path / "x.py", tmp_path / "x.py" / "run"):
         with pytest.raises(InputError, match=r"x.py: is a file, not a folder; choose another results folder"):
@@ -251,7 +251,7 @@ def test_folder_that_cannot_be_created_raises(study, go):
 @pytest.mark.parametrize(
     ("free", "said"), [(0, "the disk has no free inodes"), (7, r"the disk is full \(3 MiB left\)")]
 )
-def test_disk_without_inodes_is_reported(tmp_path, monkeypatch, free, said):
+def test_disk_without_free_inodes_is_reported(tmp_path, monkeypatch, free, said):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -266,7 +266,7 @@ def test_disk_without_inodes_is_reported(tmp_path, monkeypatch, free, said):
 
 @pytest.mark.parametrize("victim", ["manifest.json", "records.parquet", "parts/mark", "parts/table"])
 def test_unreadable_files_are_not_treated_as_damaged(copy, go, study, monkeypatch, victim):
-    """Missing permission or too few file handles is one line, and nothing is set aside or computed again."""
+    """Missing permission or too few file handles is one line, and nothing is moved to or computed again."""
     name = victim.replace("parts/mark", f"{FIRST}.json").replace("parts/table", f"{FIRST}.records")
     original = open
 
@@ -282,7 +282,7 @@ def test_unreadable_files_are_not_treated_as_damaged(copy, go, study, monkeypatc
 
 
 @pytest.mark.parametrize("victim", ["records.parquet", f"parts/{FIRST}.json", "metrics.jsonl"])
-def test_folder_instead_of_a_file_is_a_one_line_error(copy, go, study, victim):
+def test_folder_in_place_of_a_file_raises_a_one_line_error(copy, go, study, victim):
     (copy / victim).unlink()
     (copy / victim).mkdir()
     named = rf"{copy / victim}: (cannot be written: Is a directory|is a folder, not a file)"
@@ -291,7 +291,7 @@ def test_folder_instead_of_a_file_is_a_one_line_error(copy, go, study, victim):
         asked.get(victim, run_status)(copy)
 
 
-def test_second_process_is_rejected_by_the_lock(tmp_path, go, study):
+def test_second_process_is_rejected_because_of_the_lock(tmp_path, go, study):
     folder = store.Store(tmp_path / "small")
     code = (
         "import sys; from pathlib import Path; from jaxattn.lab.engine.store import Store\n"
@@ -320,7 +320,8 @@ def test_file_system_without_locks_is_reported(tmp_path, monkeypatch):
     with folder.locked():
         folder.log({"x": 1})
     assert notes == [
-        f"{tmp_path / 'small'}: this file system has no locks (No locks available); start no second run there"
+        f"{tmp_path / 'small'}: this file system has no locks (No locks available); "
+        "do not start a second run there"
     ]
     assert not lock.is_locked(folder.directory)
 
@@ -344,7 +345,7 @@ def test_nothing_outside_the_folder_is_changed(copy, go, study, tmp_path):
     assert go(copy, study(chunk=1))[0].already_finished
 
 
-def test_lock_file_that_is_a_link_raises(tmp_path):
+def test_lock_file_that_is_a_symlink_raises(tmp_path):
     (tmp_path / "victim").write_text("kept")
     (tmp_path / ".lock").symlink_to("victim")
     with pytest.raises(OSError, match="symbolic links"), lock.locked(tmp_path):

@@ -1,4 +1,4 @@
-"""Batches of another run, or under another name, are set aside and not counted."""
+"""Batches of another run, or under another name, are moved to and not counted."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def test_folder_of_version_02_loads_and_accepts_more_seeds(folder, go, study, tw
     assert not (folder / "damaged").exists()
 
 
-def test_batch_under_another_name_is_recomputed(folder, go, study, two_batches, assert_same):
+def test_batch_stored_under_another_name_is_recomputed(folder, go, study, two_batches, assert_same):
     put(two_batches if batch_state.read_state(folder, FIRST).batch else folder, SECOND, folder, FIRST)
     (line,) = verify(folder)
     assert FIRST in line
@@ -53,12 +53,12 @@ def test_batch_under_another_name_is_recomputed(folder, go, study, two_batches, 
     with pytest.raises(InputError, match=r"of another batch; run the same sweep again into"):
         load(folder).params(seed=0)
     _, lines = go(folder, study(chunk=1))
-    assert [FIRST in line and "of another batch; set aside in" in line for line in lines] == [True]
+    assert [FIRST in line and "of another batch; moved to" in line for line in lines] == [True]
     assert_same(folder, two_batches)
     assert verify(folder) == []
 
 
-def test_stray_batch_does_not_count(folder, go, study, two_batches, assert_same):
+def test_seeds_of_a_stray_batch_are_not_added_to_the_run(folder, go, study, two_batches, assert_same):
     put(folder, SECOND, folder, THIRD)
     for name in batch_state.TABLES:
         (folder / f"{name}.parquet").unlink()
@@ -94,14 +94,14 @@ def test_overlapping_batches_of_the_same_study_are_moved_away(
     _, lines = go(folder, study(chunk=1))
     # Without a manifest the requested seeds are unknown.
     kept = lost and seeds == "00002-00003"
-    assert any("set aside" in line for line in lines) == (not kept)
+    assert any("moved to" in line for line in lines) == (not kept)
     assert manifest.read_manifest(folder)["seeds"] == [0, 1, *([2, 3] if kept else [])]
     if not kept:
         assert_same(folder, two_batches)
     assert verify(folder) == []
 
 
-def test_name_of_a_damaged_batch_is_kept_without_a_manifest(folder):
+def test_without_a_manifest_a_damaged_batch_is_trusted_by_its_name(folder):
     place = batch_state.path(folder, SECOND)
     place.write_bytes(b"{}")
     known = manifest.read_manifest(folder)

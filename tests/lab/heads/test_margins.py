@@ -65,7 +65,7 @@ def by_loops(given, head, chosen, space):
 
 
 @pytest.mark.parametrize(("space", "rotary"), [("query", False), ("query", True), ("frobenius", False)])
-def test_margin_and_cosine_equal_those_of_clarabel(space, rotary, clarabel_direction):
+def test_margin_and_cosine_match_clarabel(space, rotary, clarabel_direction):
     given = layer(rotary=rotary)
     # Four queries do not span their space, in which W is then restricted.
     chosen = selecting_sequences(given, given.scores(0), 0.9).group(0, 4)
@@ -85,7 +85,7 @@ def test_margin_and_cosine_equal_those_of_clarabel(space, rotary, clarabel_direc
     assert found.cosine == pytest.approx(cosine, abs=1e-6)
 
 
-def test_rotary_scores_depend_on_relative_positions_alone():
+def test_rotary_scores_depend_only_on_relative_positions():
     given = layer(rotary=True, bias=False)
     scores = given.scores(0)
     z, W = given.query[3], given.W_Q[0]
@@ -96,7 +96,7 @@ def test_rotary_scores_depend_on_relative_positions_alone():
             assert scores[3, t] == pytest.approx(expected, rel=1e-12)
 
 
-def test_max_margin_matrix_itself_has_ratio_and_cosine_one(clarabel_direction):
+def test_max_margin_matrix_has_margin_ratio_and_cosine_one(clarabel_direction):
     given = layer(bias=False)
     chosen = selecting_sequences(given, given.scores(0), 0.0)
     features, _ = by_loops(given, 0, chosen, "query")
@@ -107,7 +107,7 @@ def test_max_margin_matrix_itself_has_ratio_and_cosine_one(clarabel_direction):
     assert found.cosine == pytest.approx(1, abs=1e-6)
 
 
-def test_equal_keys_do_not_make_a_selection_infeasible():
+def test_equal_keys_do_not_make_the_problem_infeasible():
     given = layer(n=4)
     inputs = given.inputs.copy()
     chosen = selecting_sequences(given, given.scores(0), 0.0)
@@ -116,7 +116,7 @@ def test_equal_keys_do_not_make_a_selection_infeasible():
     assert found.status.name in ("SOLVED", "LOOSE")
 
 
-def test_nulls_keep_the_scale_of_the_queries():
+def test_nulls_preserve_the_scale_of_the_queries():
     given = layer(n=400, dim=4)
     keys, rng = given.keys(0), np.random.default_rng(0)
     for null in ("shuffled", "covariance"):
@@ -131,7 +131,7 @@ def test_nulls_keep_the_scale_of_the_queries():
             np.testing.assert_allclose(np.cov(z.T), np.cov(visible.T), atol=0.3)
 
 
-def test_matched_null_keeps_the_deviations_of_the_queries():
+def test_matched_null_preserves_the_deviations_of_the_queries():
     given = layer()
     (other,) = null_selections(given, 0, given.keys(0), 12, "matched", 1, np.random.default_rng(0))
     moved = other.query[:, :-1] - given.query
@@ -140,7 +140,7 @@ def test_matched_null_keeps_the_deviations_of_the_queries():
 
 
 @pytest.mark.parametrize(("of_groups", "of_draws"), [(1.0, 0.0), (0.1, 1.0), (1.0, 1.0)])
-def test_intervals_cover_the_variation_of_groups_and_draws(of_groups, of_draws):
+def test_intervals_cover_variation_between_groups_and_draws(of_groups, of_draws):
     rng, covered = np.random.default_rng(0), 0
     for _ in range(400):
         groups, draws = of_groups * rng.normal(size=(1, 8)), of_draws * rng.normal(size=(10, 1))
@@ -150,13 +150,13 @@ def test_intervals_cover_the_variation_of_groups_and_draws(of_groups, of_draws):
     assert covered >= 0.93 * 400
 
 
-def test_holm_equals_its_definition():
+def test_holm_correction_matches_its_definition():
     p = np.array([0.01, 0.04, 0.03, 0.005])
     np.testing.assert_allclose(holm(p), [0.03, 0.06, 0.06, 0.02])
     assert len(holm(np.zeros(0))) == 0
 
 
-def test_max_margin_head_is_closer_than_its_nulls_and_random_head_is_not(clarabel_direction):
+def test_max_margin_head_but_no_random_head_is_closer_than_its_nulls(clarabel_direction):
     settings = HeadSettings(share=0.0, group=10, draws=5, nuclear=0)
     random = layer(n=60, dim=20, heads=1, size=6, bias=False)
     features, _ = by_loops(random, 0, selecting_sequences(random, random.scores(0), 0.0), "query")
@@ -168,7 +168,7 @@ def test_max_margin_head_is_closer_than_its_nulls_and_random_head_is_not(clarabe
         assert (margins["gap"] < 1e-8).all()
 
 
-def test_head_without_selection_has_no_margins():
+def test_head_that_selects_no_tokens_has_no_margins():
     given = layer(scale=0.01)
     heads, margins = measure_layer(given, None, texts(given), 3, HeadSettings(group=3))
     assert not heads["has_selection"].any()
@@ -176,7 +176,7 @@ def test_head_without_selection_has_no_margins():
     assert verdicts(heads, margins).empty
 
 
-def test_kinds_of_selected_tokens():
+def test_selected_tokens_are_classified_by_kind():
     given = layer()
     chosen_rows = np.arange(5)
     scores = np.full((12, 7), -9.0)

@@ -61,7 +61,7 @@ def folders(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_recomputed_attention_is_that_of_the_model(folders, name):
+def test_recomputed_attention_matches_the_model(folders, name):
     model = Transformer(folders[name])
     texts = model.tokenize(TEXTS, 8, "last" if model.decoder else "first")
     assert model.decoder == (name in ("gpt2", "llama", "gpt_neox"))
@@ -82,7 +82,7 @@ def test_recomputed_attention_is_that_of_the_model(folders, name):
             np.testing.assert_allclose(weights, expected.numpy(), atol=1e-5)
 
 
-def test_attention_that_is_not_bilinear_is_refused(tmp_path):
+def test_attention_that_is_not_bilinear_is_rejected(tmp_path):
     config = transformers.Qwen3Config(
         **SIZES, intermediate_size=32, num_key_value_heads=2, head_dim=6, max_position_embeddings=16
     )
@@ -91,20 +91,20 @@ def test_attention_that_is_not_bilinear_is_refused(tmp_path):
         model.layer(0, model.tokenize(TEXTS, 8, "last"))
 
 
-def test_encoder_decoder_is_refused(tmp_path):
+def test_encoder_decoder_is_rejected(tmp_path):
     config = transformers.T5Config(vocab_size=24, d_model=24, d_kv=6, d_ff=32, num_layers=1, num_heads=4)
-    with pytest.raises(InputError, match="an encoder-decoder"):
+    with pytest.raises(InputError, match="encoder-decoder model"):
         Transformer(save(tmp_path / "t5", config))
 
 
-def test_bad_folders_are_one_line(tmp_path, folders):
+def test_invalid_folders_raise_one_line_errors(tmp_path, folders):
     with pytest.raises(InputError, match=r"no config\.json"):
         Transformer(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "unheard"}))
-    with pytest.raises(InputError, match="transformers cannot load it"):
+    with pytest.raises(InputError, match="transformers cannot load this model"):
         Transformer(tmp_path)
     bare = save(tmp_path / "bare", CONFIGS["bert"](), tokenizer=False)
-    with pytest.raises(InputError, match="no tokenizer"):
+    with pytest.raises(InputError, match="tokenizer missing"):
         Transformer(bare)
     broken = save(tmp_path / "broken", CONFIGS["bert"]())
     model = transformers.AutoModel.from_pretrained(broken)
@@ -117,7 +117,7 @@ def test_bad_folders_are_one_line(tmp_path, folders):
 
 def test_texts_that_are_too_short_are_counted(folders):
     model = Transformer(folders["bert"])
-    with pytest.raises(InputError, match=r"no token at position 7 in 6 texts of 12, such as number 3"):
+    with pytest.raises(InputError, match=r"no token at position 7 in 6 texts of 12, for example text 3"):
         model.tokenize(TEXTS, 16, 7)
     with pytest.raises(InputError, match="texts: empty"):
         model.tokenize([], 16, 0)
@@ -127,7 +127,7 @@ SETTINGS = HeadSettings(share=0.2, group=3, draws=2, nuclear=1)
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
-def test_interrupted_run_resumes_with_equal_tables(folders, tmp_path, monkeypatch, name):
+def test_interrupted_run_resumes_with_identical_tables(folders, tmp_path, monkeypatch, name):
     straight = heads(folders[name], TEXTS, settings=SETTINGS, out=tmp_path / "straight")
     measure, calls = run._measure, []
 
@@ -149,7 +149,9 @@ def test_interrupted_run_resumes_with_equal_tables(folders, tmp_path, monkeypatc
     assert set(straight.margins["space"]) == (
         {"query"} if name == "llama" else {"query", "frobenius", "nuclear"}
     )
-    with pytest.raises(InputError, match="measured with another model, texts, settings or version"):
+    with pytest.raises(
+        InputError, match="contains results for a different model, texts, settings or version"
+    ):
         heads(folders[name], TEXTS[1:], settings=SETTINGS, out=tmp_path / "killed")
 
 
@@ -166,14 +168,14 @@ def test_command_writes_the_page(folders, tmp_path, capsys, monkeypatch):
     assert "have a selection" in capsys.readouterr().out
 
 
-def test_wrong_arguments_are_one_line(folders, tmp_path):
+def test_invalid_arguments_raise_one_line_errors(folders, tmp_path):
     for settings, message in (
         (HeadSettings(group=1), "group: 1; expected at least 2"),
         (HeadSettings(share=2), "share: 2"),
     ):
         with pytest.raises(InputError, match=message):
             heads(folders["bert"], TEXTS, settings=settings)
-    with pytest.raises(InputError, match=r"layers: 2; .* has 2, numbered from 0"):
+    with pytest.raises(InputError, match=r"layers: 2; .* has 2 layers, numbered from 0"):
         heads(folders["bert"], TEXTS, layers=[2])
     with pytest.raises(InputError, match="length: 1; expected at least 2 tokens"):
         heads(folders["bert"], TEXTS, length=1)
@@ -182,11 +184,11 @@ def test_wrong_arguments_are_one_line(folders, tmp_path):
     with pytest.raises(InputError, match=r"missing\.txt"):
         read_texts(tmp_path / "missing.txt")
     (tmp_path / "empty.txt").write_text("\n\n")
-    with pytest.raises(InputError, match="no text; expected one per line"):
+    with pytest.raises(InputError, match="contains no text; expected one text per line"):
         read_texts(tmp_path / "empty.txt")
 
 
-def test_one_sequence_has_no_interval_and_no_margins(folders):
+def test_single_sequence_gives_no_interval_and_no_margins(folders):
     found = heads(folders["bert"], TEXTS[:1], settings=SETTINGS)
     assert not found.heads["has_selection"].any()
     assert found.heads["entropy_low"].isna().all()
@@ -194,7 +196,7 @@ def test_one_sequence_has_no_interval_and_no_margins(folders):
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
-def test_margins_of_loaded_layers_equal_those_of_clarabel(folders, name, clarabel_direction):
+def test_margins_of_loaded_layers_match_clarabel(folders, name, clarabel_direction):
     """One encoder, and one decoder with rotary positions: three heads with explicit features."""
     model = Transformer(folders[name])
     layer = model.layer(1, model.tokenize(TEXTS[:4], 8, "last" if model.decoder else "first"))
@@ -218,7 +220,7 @@ def test_margins_of_loaded_layers_equal_those_of_clarabel(folders, name, clarabe
         assert found.cosine == pytest.approx(cosine, abs=1e-6)
 
 
-def test_the_code_of_the_tutorial_runs(folders, tmp_path, monkeypatch):
+def test_tutorial_code_runs(folders, tmp_path, monkeypatch):
     page = (Path(__file__).parents[3] / "docs" / "tutorials" / "heads.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)

@@ -31,7 +31,7 @@ SEQUENCES, LABELS = [[0, 4, 4], [0, 1, 4], [1, 4], [2, 2, 4], [3, 4]], [1, 1, -1
 SCORES = [9.0, 5.0, 5.0, 5.0, 0.0, 100.0]
 
 
-def test_metrics_of_a_model_that_satisfies_the_law(measured):
+def test_cover_metrics_are_exact_for_a_model_that_satisfies_the_law(measured):
     """With four top tokens and ‖v‖² = 4, E·v is 2 y. Token 5 never occurs."""
     found = measured(SEQUENCES, LABELS, SCORES, [2.0, -2.0, -2.0, 2.0, 0.0, 0.0])
     least = 1 / (1 + np.exp(-4.0) + np.exp(-9.0))
@@ -47,7 +47,7 @@ def test_distances_are_maxima_over_tokens(measured):
     assert measured(SEQUENCES, LABELS, SCORES, [-2.0, -2.0, -2.0, 2.0, 0.0, 0.0])["cover_error"] == 2
 
 
-def test_a_top_token_under_both_labels_prevents_a_cover(measured):
+def test_token_that_is_top_under_both_labels_prevents_a_cover(measured):
     found = measured(SEQUENCES, LABELS, [0.0, 1.0, 2.0, 3.0, 4.0, 0.0], [0.0] * 6)
     assert (found["cover_size"], found["cover_share"]) == (1, 0)
     assert np.isnan(found["cover_error"])
@@ -57,7 +57,7 @@ def test_a_top_token_under_both_labels_prevents_a_cover(measured):
     np.testing.assert_allclose(mixed["cover_share"], 3 / 5, rtol=1e-6)
 
 
-def test_first_of_tied_tokens_is_on_top(measured):
+def test_first_tied_token_is_the_top_token(measured):
     found = measured([[0, 1, 1], [1, 2]], [1, -1], [3.0, 3.0, 3.0], [0.0, 0.0, 0.0])
     assert (found["cover_size"], found["cover_share"]) == (2, 1)
     np.testing.assert_allclose(found["cover_attention"], 1 / 3)

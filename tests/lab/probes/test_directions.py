@@ -89,7 +89,7 @@ def test_relaxed_direction_matches_a_general_solver():
     np.testing.assert_allclose(end["relaxed_certified_distance"], last, rtol=1e-4)
 
 
-def test_nonfinite_seed_has_no_direction():
+def test_nonfinite_seed_gives_no_direction():
     path, end = conclude_relaxed(np.full((3, 2, 7), np.nan))
     assert all(np.isnan(x).all() for x in (path | end).values())
 
@@ -105,7 +105,7 @@ def test_relaxed_direction_requires_phases_that_train_p_and_v(applies):
     assert not applies(probe, Mlp(dim=3), logistic, both)
 
 
-def test_nan_and_more_classes_have_no_direction():
+def test_nan_or_more_than_two_classes_give_no_direction():
     corpus = jax.tree.map(lambda x: x[None], ja.data.from_sequences(SEQUENCES, LABELS, vocab_size=7))
     for rows, classes in ((np.nan * E, 2), (E, 3)):
         params = Params(jnp.asarray(rows)[None], jnp.zeros((1, 7)), jnp.zeros((1, 7)))
@@ -160,7 +160,7 @@ def test_flow_limit_requires_the_logistic_loss_and_training_only_p(applies):
     assert not applies(probe, ja.models.Mlp(dim=3), loss, ExactFlow(name="a"))
 
 
-def test_nan_seed_does_not_affect_others():
+def test_nan_seed_does_not_affect_other_seeds():
     params, corpora = two_seeds()
     history = np.asarray(params.p)[:, None] * np.geomspace(1, 1e4, 8)[:, None]
     expected = conclude_limit(history, params, corpora)
@@ -174,5 +174,5 @@ def test_nan_seed_does_not_affect_others():
 
 def test_wrong_number_of_heads_raises():
     params, corpora = two_seeds()
-    with pytest.raises(InputError, match=r"scores.values: shape \(12,\); expected \(12, 3\)"):
+    with pytest.raises(InputError, match=r"scores.values: shape \(12,\); expected shape \(12, 3\)"):
         conclude_limit(np.zeros((2, 4, 24)), params, corpora.replace(num_classes=3))

@@ -18,7 +18,7 @@ from jaxattn.lab.probes.parameters import cosine_array, largest_eigenvalue
 from jaxattn.models import reference
 
 
-def test_norms_of_all_parameters_trained_or_not(x64, corpus, show, draw, measure):
+def test_norms_cover_all_parameters_trained_or_not(x64, corpus, show, draw, measure):
     corpus, model = corpus(3), models.Mlp(dim=5)
     params = draw(model, corpus)
     found = measure(Norms(), show(model, params, corpus, train=("p",)))
@@ -32,7 +32,7 @@ def angle(x, y):
     return x @ y / (np.linalg.norm(x) * np.linalg.norm(y))
 
 
-def test_cosines_between_parameters_and_with_the_descent_direction(x64, corpus, show, draw, measure):
+def test_cosines_match_explicit_formulas(x64, corpus, show, draw, measure):
     corpus, model = corpus(), models.OneLayer(dim=12)  # Here E has the size of a (d, d) matrix.
     params = draw(model, corpus)
     found = measure(Alignments(), show(model, params, corpus, train=("E", "p")))

@@ -90,7 +90,7 @@ def test_heads_selected_matches_loops(x64, seen, measure):
     assert found.keys() == probe.labels.keys()
 
 
-def test_equal_heads_match_a_single_query(x64, seen, measure):
+def test_identical_heads_match_a_single_query(x64, seen, measure):
     """Three equal queries give the metrics of the one-layer model."""
     p, v = seen.params.p[0], seen.params.v[0]
     seen.params = seen.params.replace(p=jnp.stack([p] * 3), v=jnp.stack([v] * 3))
@@ -104,7 +104,7 @@ def test_equal_heads_match_a_single_query(x64, seen, measure):
         np.testing.assert_array_equal(of_heads[name], alone["important_selected"])
 
 
-def test_no_important_token_gives_nan(x64, seen, measure):
+def test_metrics_are_nan_if_no_token_is_important(x64, seen, measure):
     found = measure(HeadsSelected(important=1.0, min_count=1_000), seen)
     assert all(np.isnan(x).all() for x in found.values())
 
@@ -127,7 +127,7 @@ def measured(show, measure):
     return make
 
 
-def test_relevant_tokens_of_a_small_example(x64, measured):
+def test_relevant_token_fractions_are_correct_in_a_small_example(x64, measured):
     # Tokens 0, 1 and 2 are relevant, and the last one has a low score.
     scores = [100.0, 95.0, 0.0, 98.0, 50.0]
     sequences = [[0, 4], [0, 1, 1, 4], [0, 2, 4], [0, 3], [2, 4], [3, 4]]
@@ -138,7 +138,7 @@ def test_relevant_tokens_of_a_small_example(x64, measured):
     np.testing.assert_allclose(found["relevant_tied"], 1 / 5)
 
 
-def test_nats_define_the_distance_to_the_top(x64, measured):
+def test_nats_set_the_distance_from_the_highest_score(x64, measured):
     scores = [100.0, 95.0, 0.0]
     shares = [
         float(measured([[0, 1, 2], [0, 2]], scores, 2, nats=nats)["only_relevant_selected"])
@@ -252,6 +252,6 @@ def test_attended_probe_matches_a_loop_over_queries(rng, x64, measure, spread):
         assert found["selects_one"][query] == pytest.approx(np.mean(one))
 
 
-def test_attended_probe_requires_attention():
+def test_attended_probe_requires_a_model_with_attention():
     assert Queries().shows_attention
     assert not ja.models.OneLayer(dim=4).shows_attention

@@ -101,7 +101,7 @@ def test_selected_matches_attention_on_important_tokens(seen, measure, least):
 
 
 @pytest.mark.parametrize("model", [ja.models.KeyQuery(dim=5, weights="normal"), ja.models.Mlp(dim=5)])
-def test_selection_uses_the_scores_of_the_model(seen, measure, model):
+def test_selected_uses_the_model_scores(seen, measure, model):
     """With a key-query matrix the scores are not E·p, and the selection follows the scores."""
     shown = seen(model)
     found = measure(Selected(important=0.3, min_count=1), shown)
@@ -116,7 +116,7 @@ def test_selection_uses_the_scores_of_the_model(seen, measure, model):
     np.testing.assert_allclose(found["important_mass"], (q * important[ids]).sum(1).mean(), rtol=1e-12)
 
 
-def test_uniform_attention_selects_nothing(x64, measure):
+def test_uniform_attention_selects_no_token(x64, measure):
     """Token 0 indicates +1, token 1 indicates -1, and the other tokens no label."""
     corpus = ja.data.from_sequences(
         [[0, 2, 3], [1, 2, 3], [0, 2], [1, 3], [2, 3], [2, 3]], [1, -1] * 3, vocab_size=4
@@ -246,7 +246,7 @@ def test_token_columns_match_explicit_formulas(seen):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_one_step_error_applies_only_to_its_phase(seen, applies, measure, classes):
+def test_one_step_error_applies_only_to_one_step_phases(seen, applies, measure, classes):
     shown, probe = seen(phase=ONE_STEP, classes=classes), OneStepError()
     corpus = shown.data.train
     before = probe.remember(shown.params)
@@ -306,13 +306,13 @@ def test_max_margin_direction_requires_phases_that_train_only_p(applies):
         ({"every": {"embed": 1}, "steps": (5,)}, [0, 5, 20], [0, 1]),
     ],
 )
-def test_probe_steps_are_log_spaced_listed_or_regular(settings, query, embed):
+def test_probe_steps_can_be_log_spaced_listed_or_regular(settings, query, embed):
     probes = ja.Probes(**{"per_decade": 2} | settings)
     assert probes.steps_of(TWENTY_STEPS) == query
     assert probes.steps_of(ONE_STEP) == embed
 
 
-def test_a_flow_is_measured_at_all_rows():
+def test_flow_is_measured_at_every_row():
     assert ja.Probes().steps_of(FLOW) == list(range(9))
     assert ja.Probes(every=3).steps_of(FLOW) == [0, 3, 6, 8]
 
@@ -320,8 +320,8 @@ def test_a_flow_is_measured_at_all_rows():
 @pytest.mark.parametrize(
     ("probes", "said"),
     [
-        ({"steps": [1, 30]}, "probes.steps: 30 is beyond the last step, the longest phase has 20"),
-        ({"steps": {"embed": [2]}}, "probes.steps.embed: 2 is beyond the last step, the phase has 1"),
+        ({"steps": [1, 30]}, "probes.steps: 30 is past the last step; the longest phase ends at step 20"),
+        ({"steps": {"embed": [2]}}, "probes.steps.embed: 2 is past the last step; the phase ends at step 1"),
         ({"every": {"qury": 2}}, "probes.every.qury: no such phase; choose one of embed, query"),
         (
             {"every": 2, "steps": [1]},
@@ -332,7 +332,7 @@ def test_a_flow_is_measured_at_all_rows():
         ({"steps": [-1]}, r"probes.steps\[0\]: .*>= 0"),
     ],
 )
-def test_invalid_probe_steps_are_one_line(study, probes, said):
+def test_invalid_probe_steps_raise_one_line_errors(study, probes, said):
     with pytest.raises(InputError, match=said) as error:
         study(probes=probes)
     assert "\n" not in str(error.value)
@@ -341,7 +341,7 @@ def test_invalid_probe_steps_are_one_line(study, probes, said):
 def test_probe_steps_are_checked_for_every_cell(study):
     probes = {"steps": {"query": [15]}, "min_count": 1}
     assert len(study(probes=probes, axes={"phases.query.steps": [16, 20]}).cells) == 2
-    with pytest.raises(InputError, match="15 is beyond the last step, the phase has 10"):
+    with pytest.raises(InputError, match="15 is past the last step; the phase ends at step 10"):
         study(probes=probes, axes={"phases.query.steps": [10, 20]})
 
 

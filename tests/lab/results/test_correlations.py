@@ -39,7 +39,7 @@ def test_bins_include_both_ends_and_drop_points_out_of_range():
     assert means["mean"].iloc[1:-1].isna().all()
 
 
-def test_bin_numbers_include_both_ends_only():
+def test_points_outside_both_ends_have_no_bin():
     x = np.array([-1.1, -1, -0.01, 0, 0.99, 1, np.float32(1) + 1e-7, 1.2, np.nan])
     assert bin_numbers(x, np.linspace(-1, 1, 5)).tolist() == [-1, 0, 1, 2, 3, 3, 3, -1, -1]
 
@@ -53,7 +53,7 @@ def test_quantile_edges_split_points_evenly_and_keep_ties(rng):
     assert (tied >= 0).all()
 
 
-def test_point_on_an_edge_belongs_to_the_upper_bin_in_both_precisions():
+def test_point_on_an_edge_is_in_the_upper_bin_in_both_precisions():
     """For tokens with 20 occurrences every posterior difference k/10 is a bin edge."""
     tenths = np.arange(-10, 11)
     expected = np.minimum(tenths + 10, 19)
@@ -118,7 +118,7 @@ def test_weighted_ranks_match_repeated_points(points):
         np.testing.assert_allclose(written_out(row, w), stats.rankdata(written_out(x, w)), rtol=0, atol=1e-12)
 
 
-def test_spearman_matches_scipy_without_empty_bins(rng):
+def test_spearman_matches_scipy_and_omits_empty_bins(rng):
     rows, reference = rng.normal(size=(4, 20)), rng.normal(size=20)
     rows[1, 3] = np.nan
     expected = [stats.spearmanr(row, reference, nan_policy="omit").statistic for row in rows]

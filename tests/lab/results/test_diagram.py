@@ -61,11 +61,11 @@ def test_infinity_is_drawn_one_step_after_the_last_number(planted, columns, plac
     assert dots.get_xdata().tolist() == places
 
 
-def test_theory_with_text_values_and_invalid_values(planted):
+def test_theory_accepts_text_values_and_rejects_invalid_values(planted):
     diagram = planted(("sgd", "adam"))
     (curve,) = diagram.figure({"adam": 3.0}).figure.axes[0].get_lines()[-1:]
     assert curve.get_ydata().tolist() == [3.0]
-    with pytest.raises(ValueError, match="no x = 'lion'"):
+    with pytest.raises(ValueError, match="x = 'lion' is not plotted"):
         diagram.figure({"lion": 1.0})
     with pytest.raises(ValueError, match="are not numbers"):
         diagram.figure(lambda x: 1.0)

@@ -69,7 +69,7 @@ def test_drawing_does_not_change_rcparams(results):
     assert dict(matplotlib.rcParams) == before
 
 
-def test_curves_show_mean_over_seeds(results):
+def test_curves_show_the_mean_over_seeds(results):
     drawn = curves(results["dims"], metrics=("p_norm",), cells=(1, 3))
     lines = drawn.figure.axes[0].get_lines()
     table = aggregate(results["dims"])
@@ -145,7 +145,7 @@ def test_curves_omit_one_step_phases_and_share_panels(results):
     assert "in the phase embed" in curves(results["one_seed"], phase="embed").caption
 
 
-def test_curves_show_a_selection_of_many_cells(results):
+def test_curves_show_a_subset_of_many_cells(results):
     run = results["text"]
     cells = [{"cell": cell, "settings": {"model.dim": cell + 1}} for cell in range(40)]
     loss = run.records[run.records["metric"] == "loss"]
@@ -154,7 +154,7 @@ def test_curves_show_a_selection_of_many_cells(results):
     assert "12 of 40 cells are shown" in curves(many, metrics=("loss",)).caption
 
 
-def test_importance_shows_bin_means_and_counts_outside_points(results):
+def test_importance_shows_bin_means_and_counts_points_out_of_range(results):
     drawn = importance(results["text"], phase="joint")
     table = at_end(results["text"], phase="joint").table
     for ax, column in zip(drawn.figure.axes, ("Ev", "Ep"), strict=True):
@@ -167,7 +167,7 @@ def test_importance_shows_bin_means_and_counts_outside_points(results):
     assert "400 tokens" in drawn.caption
 
 
-def test_importance_band_is_range_of_seed_means(results):
+def test_importance_band_is_the_range_of_seed_means(results):
     drawn = importance(results["text"], phase="joint")
     table = at_end(results["text"], phase="joint", average=False).table
     assert table["seed"].nunique() > 1
@@ -183,7 +183,7 @@ def test_importance_band_is_range_of_seed_means(results):
     assert "band" not in importance(results["one_seed"]).caption
 
 
-def test_importance_uses_bins_of_the_run(results, configured):
+def test_importance_uses_the_bins_of_the_run(results, configured):
     probes = {"bins": 4, "low": -0.5, "high": 0.5, "min_count": 50}
     drawn = importance(configured(results["text"], probes=probes))
     assert "4 equal bins of [-0.5, 0.5]" in drawn.caption
@@ -205,7 +205,7 @@ def test_importance_has_one_row_per_class(results):
         importance(results["classes"], label=3)
 
 
-def test_importance_shows_a_selection_of_many_classes(results, monkeypatch):
+def test_importance_shows_a_subset_of_many_classes(results, monkeypatch):
     monkeypatch.setattr("jaxattn.lab.results.token_figures.MOST_CLASSES", 2)
     drawn = importance(results["classes"])
     assert len(drawn.figure.axes) == 4
@@ -238,7 +238,7 @@ def test_top_tokens_respects_min_count(results):
 
 
 @pytest.mark.parametrize(("name", "slope"), [("text", 200 / 2), ("classes", 200)])
-def test_one_step_law_draws_line(results, name, slope):
+def test_one_step_law_draws_the_predicted_line(results, name, slope):
     drawn = one_step_law(results[name])
     (line,) = drawn.figure.axes[0].get_lines()
     np.testing.assert_allclose(np.asarray(line.get_ydata()), slope * np.asarray(line.get_xdata()))
@@ -316,7 +316,7 @@ def test_scaling_compares_slope_with_expected(low, high, seeds, expected):
         ({"axis": "model.dimm"}, "axis 'model.dimm': not swept; swept keys: data.kind, model.dim"),
         ({"axis": "model.dim", "metric": "los"}, r"metric 'los': .* did you mean 'loss'\?"),
         ({"axis": "model.dim", "phase": "joint"}, "phase 'joint': one_step_error was recorded only in embed"),
-        ({"axis": "data.kind"}, "cell 0 has 'a' there; logarithmic axes need positive numbers"),
+        ({"axis": "data.kind"}, "the value in cell 0 is 'a'; logarithmic axes require positive numbers"),
         ({"axis": "model.dim", "metric": "log_gradient_norm"}, "no positive finite value"),
     ],
 )
@@ -333,7 +333,7 @@ def test_top_tokens_shows_tokens_with_dollar_signs(results):
     assert drawn.caption.startswith("The 30 tokens")
 
 
-def test_top_tokens_are_drawn_without_a_font_for_their_letters(results):
+def test_top_tokens_are_drawn_even_if_no_font_has_their_letters(results):
     run = results["one_seed"]
     drawn = top_tokens(dataclasses.replace(run, tokens=run.tokens.assign(token="\U00013000映画")))
     assert style.png(drawn.figure)
@@ -353,7 +353,7 @@ def test_curves_reject_unknown_metric(results):
     ) as raised:
         curves(results["text"], metrics=("zzz",))
     assert "bin_1" not in str(raised.value)
-    with pytest.raises(InputError, match="metric 'loss,p_norm': separate names with spaces, loss p_norm"):
+    with pytest.raises(InputError, match="metric 'loss,p_norm': use spaces, not commas: 'loss p_norm'"):
         curves(results["text"], metrics=("loss,p_norm",))
 
 
@@ -461,7 +461,7 @@ def test_token_figures_are_rejected_for_cells_without_token_scores():
     for kind in ("importance", "one_step_law", "top_tokens"):
         specs = {0: {"kind": kind}, 1: {"kind": "curves"}}
         check_figures(specs, phases=["embed"], axes=[], without_tokens={1})
-        with pytest.raises(InputError, match=rf"^figures\[0\]: {kind} requires scores and values of tokens"):
+        with pytest.raises(InputError, match=rf"^figures\[0\]: {kind} requires token scores and values"):
             check_figures(specs, phases=["embed"], axes=[], without_tokens={0})
 
 
@@ -480,7 +480,7 @@ def test_diagram_with_many_tiles_prints_no_values(write, tmp_path):
     assert len(ax.texts) == 180
 
 
-def test_curves_of_a_phase_that_records_time_are_against_time(results):
+def test_curves_are_drawn_against_time_if_the_phase_records_it(results):
     run = results["one_seed"]
     loss = run.records.query("phase == 'joint' and metric == 'loss'")
     times = loss.assign(metric="time", value=10.0 * loss["step"] ** 2)

@@ -41,7 +41,7 @@ LEARNED = {
 }
 
 
-def test_headline_orders_accuracy_loss_and_requested_metrics():
+def test_headline_lists_accuracy_then_loss_then_requested_metrics():
     mine = {f"mine_{k}": [1.0, 2.0, 3.0, 4.0] for k in range(4)}
     assert headline.metrics(run_of(LEARNED | mine)) == [
         "test_accuracy",
@@ -93,7 +93,7 @@ def test_sentences_match_summary_table():
         ([0.9], "The Spearman correlation between E·v and importance over tokens is 0.900"),
     ],
 )
-def test_sentence_about_values_depends_on_the_interval(values, words):
+def test_sentence_about_values_follows_the_interval(values, words):
     assert headline.sentences(run_of({"loss": values, "spearman_Ev_tokens": values}))[1].startswith(words)
 
 
@@ -121,7 +121,7 @@ def test_sentences_mention_directions_and_custom_metrics():
     assert second == "1 - cos between p and its max-margin direction is 0.250; margin_ratio is 0.500."
 
 
-def test_any_metrics_give_two_sentences():
+def test_any_set_of_metrics_gives_two_sentences():
     nan = float("nan")
     assert headline.sentences(run_of({"loss": [nan, nan], "spearman_Ev_tokens": [nan, nan]})) == (
         "No accuracy and no loss has a finite value.",
@@ -164,7 +164,7 @@ def planted(results, configured):
     return make
 
 
-def test_caveat_reports_a_min_count_that_leaves_no_token(planted):
+def test_caveat_reports_a_min_count_that_excludes_all_tokens(planted):
     empty = {"spearman_Ev_tokens": np.nan, "spearman_Ep_signed_tokens": np.nan, "loss_of_mine": np.nan}
     (line,) = caveats(planted(10**7, **empty))
     assert line == (
@@ -194,7 +194,7 @@ def test_caveat_explains_the_logarithm_of_zero(planted):
     assert line == "log_gradient_norm_of_mine: the value is minus infinity, the logarithm of exactly zero"
 
 
-def test_caveat_counts_few_tokens(planted):
+def test_caveat_reports_a_small_number_of_tokens(planted):
     run = planted(1)
     ranked = np.sort(run.tokens[run.tokens["cell"] == 0].drop_duplicates("id")["count"])[::-1]
     least = int(ranked[4])
@@ -206,7 +206,7 @@ def test_caveat_counts_few_tokens(planted):
     )
 
 
-def test_caveat_counts_tokens_outside_bins(planted):
+def test_caveat_counts_tokens_outside_the_bins(planted):
     run = planted(1)
     tokens = run.tokens[(run.tokens["cell"] == 0) & (run.tokens["count"] > 0)].drop_duplicates("id")
     high = float(np.sort(tokens["posterior_difference"])[-4] + 1e-4)

@@ -44,7 +44,7 @@ def assert_begins_with(results, cells=(0,), ulps=0):
 
 @pytest.mark.parametrize(("then", "ulps"), [(SGD, 8), (ADAM, 0)], ids=["in the span", "in the axes of R^d"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_every_model_begins_with_its_initial_parameters(kind, then, ulps, tmp_path):
+def test_every_model_starts_from_its_recomputed_initial_parameters(kind, then, ulps, tmp_path):
     train = MODELS[kind].parameters[0]
     model = {"kind": kind, "dim": 40} | ({"heads": 2} if kind == "multi_head" else {})
     results = study(train, then, model=model).run(tmp_path, quiet=True)
@@ -52,7 +52,7 @@ def test_every_model_begins_with_its_initial_parameters(kind, then, ulps, tmp_pa
     assert_begins_with(ja.load(tmp_path), ulps=ulps)
 
 
-def test_swept_numbers_and_padded_vocabularies(tmp_path):
+def test_initial_parameters_are_recomputed_for_swept_and_padded_cells(tmp_path):
     axes = {"data.vocab_size": [8, 11], "model.init.p.scale": [0.3, 0.7]}
     model = {"kind": "one_layer", "dim": 4, "init": {"p": {"scale": 0.5}}}
     results = study(model=model, axes=axes, dtype="float64").run(tmp_path, quiet=True)
@@ -61,7 +61,7 @@ def test_swept_numbers_and_padded_vocabularies(tmp_path):
     assert len(results.params(cell=0, step=0).E) == 8
 
 
-def test_held_start_is_that_of_seed_0(tmp_path):
+def test_held_initial_parameters_are_those_of_seed_0(tmp_path):
     results = study(hold=["start"]).run(tmp_path, quiet=True)
     assert_begins_with(results)
     np.testing.assert_array_equal(results.params(seed=1, step=0).E, results.params(seed=3, step=0).E)
@@ -88,15 +88,15 @@ def module():
     return ja.models.of_linen(Module())
 
 
-def test_custom_models_need_the_study(tmp_path):
+def test_custom_models_require_the_study(tmp_path):
     results = study("head", ADAM, data=points, model=module).run(tmp_path, quiet=True)
     assert_begins_with(results)
-    words = "step 0: data.kind: the study uses .*:points, and loading a folder imports no code; use jaxattn"
+    words = "step 0: data.kind: the study uses .*:points, and loading a folder never imports code; use"
     with pytest.raises(InputError, match=words):
         ja.load(tmp_path).params(step=0)
 
 
-def test_step_0_of_a_later_phase_is_the_end_of_the_phase_before(tmp_path):
+def test_step_0_of_a_later_phase_is_the_end_of_the_previous_phase(tmp_path):
     results = study().run(tmp_path, quiet=True)
     found = results.params(phase="moves", step=0)
     jax.tree.map(np.testing.assert_array_equal, found, results.params(phase="still"))
@@ -104,9 +104,9 @@ def test_step_0_of_a_later_phase_is_the_end_of_the_phase_before(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found, results.params(step=0))
 
 
-def test_other_steps_and_phases_are_refused_in_one_line(tmp_path):
+def test_other_steps_and_phases_raise_one_line_errors(tmp_path):
     results = study().run(tmp_path, quiet=True)
-    with pytest.raises(InputError, match="step 2: give step 0, or omit step"):
+    with pytest.raises(InputError, match="step 2: not stored; use step 0, or omit step"):
         results.params(step=2)
-    with pytest.raises(InputError, match="phase 'late': the checkpoint has only still, moves"):
+    with pytest.raises(InputError, match="phase 'late': the checkpoint contains only still, moves"):
         results.params(step=0, phase="late")

@@ -56,7 +56,7 @@ def test_student_t_matches_scipy(rng):
 
 
 @pytest.mark.parametrize("samples", [[], [2.0], [1.0, 2.0, np.nan], [1.0, 1.0, 1.0], [0.1] * 7])
-def test_no_interval_without_an_error_estimate(samples):
+def test_interval_is_nan_without_an_error_estimate(samples):
     assert np.isnan(student_t(np.array(samples))).all()
 
 
@@ -69,7 +69,7 @@ def test_jackknife_of_a_mean_is_student_t(rng):
 
 
 @pytest.mark.parametrize("n", [3, 5, 10])
-def test_jackknife_covers_true_value(rng, n):
+def test_jackknife_covers_the_true_value(rng, n):
     """The statistic is the Spearman correlation of seed means, and the truth its expectation for n seeds."""
     curves = np.linspace(0, 2, 12) + rng.normal(0, 1, (4000, n, 12))
 
@@ -90,7 +90,7 @@ def test_accelerated_bootstrap_matches_scipy(rng):
     np.testing.assert_allclose(own, found.confidence_interval, rtol=1e-12)
 
 
-def test_accelerated_bootstrap_contains_value_or_is_nan(rng):
+def test_accelerated_bootstrap_contains_the_value_or_is_nan(rng):
     draws = rng.uniform(size=(500, 4))
     value = np.array([0.5, 0.98, 1.5, np.nan])
     low, high = accelerated(value, draws, rng.normal(size=(30, 4)))

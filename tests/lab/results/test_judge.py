@@ -29,7 +29,7 @@ UNIT = Criterion(0.0, 1.0, "")
     ],
 )
 @pytest.mark.parametrize("basis", VERDICTS)
-def test_verdicts_at_criterion_bounds(low, high, where, basis):
+def test_verdicts_at_the_bounds_of_a_criterion(low, high, where, basis):
     assert verdict(Estimate((low + high) / 2, low, high, 8), UNIT, basis) == getattr(VERDICTS[basis], where)
 
 
@@ -37,7 +37,7 @@ def test_verdicts_at_criterion_bounds(low, high, where, basis):
     ("value", "seeds", "where"),
     [(0.5, 5, "unknown"), (0.5, 6, "within"), (1.5, 6, "outside"), (math.nan, 6, "unknown")],
 )
-def test_value_replaces_interval_if_enough_seeds_are_equal(value, seeds, where):
+def test_value_replaces_the_interval_if_enough_seeds_are_equal(value, seeds, where):
     assert verdict(Estimate(value, math.nan, math.nan, seeds), UNIT, "published") == getattr(
         VERDICTS["published"], where
     )
@@ -62,7 +62,7 @@ def test_verdicts_without_criterion():
         (0, 2, "fails", "does not hold"),
     ],
 )
-def test_share_has_a_clopper_pearson_interval(hits, seeds, promised, beyond):
+def test_fraction_has_a_clopper_pearson_interval(hits, seeds, promised, beyond):
     found = judge.share(np.arange(seeds) < hits)
     interval = stats.binomtest(hits, seeds).proportion_ci(method="exact")
     np.testing.assert_allclose(found[:3], [hits / seeds, interval.low, interval.high], rtol=1e-9)
@@ -71,7 +71,7 @@ def test_share_has_a_clopper_pearson_interval(hits, seeds, promised, beyond):
     assert verdict(found, at_least(0.9), "beyond") == beyond
 
 
-def test_mean_of_finite_seeds_has_student_interval():
+def test_mean_over_finite_seeds_has_a_student_interval():
     samples = np.array([1.0, 2.0, 4.0, 5.0])
     half = stats.t.ppf(0.975, 3) * samples.std(ddof=1) / 2
     for given, missing in ((samples, 0), ([1, math.nan, 2, 4, math.inf, 5], 2)):
@@ -85,7 +85,7 @@ def test_mean_of_finite_seeds_has_student_interval():
     assert judge.share([True], known=[False])[3:] == (0, 1, 0)
 
 
-def test_jackknifed_mean_has_student_interval(rng):
+def test_jackknifed_mean_has_a_student_interval(rng):
     samples = rng.normal(size=20)
     rows = [samples.mean(), *((samples.sum() - x) / 19 for x in samples)]
     np.testing.assert_allclose(judge.jackknifed(rows)[:4], judge.mean(samples)[:4], rtol=1e-9)
@@ -93,7 +93,7 @@ def test_jackknifed_mean_has_student_interval(rng):
     np.testing.assert_allclose([narrow.low, narrow.high], [0.4, 0.6])
 
 
-def test_number_at_bound_of_its_range_has_no_interval():
+def test_value_at_a_bound_of_its_range_has_no_interval():
     same = judge.jackknifed(np.ones(7), (-1.0, 1.0))
     assert np.isnan([same.low, same.high]).all()
     assert verdict(same, at_least(0.9), "published") == "agrees"

@@ -36,7 +36,7 @@ def test_numbers_have_three_significant_digits(value, text):
     assert format_number(value) == text
 
 
-def test_interval_determines_digits():
+def test_interval_width_determines_the_digits():
     assert with_interval(-0.4992, -0.5177, -0.4807) == "-0.499 [-0.518, -0.481]"
     assert with_interval(2.0, 2.0, 2.0) == "2.00 [2.00, 2.00]"
 
@@ -60,7 +60,7 @@ def test_integers_are_formatted_as_ranges():
     assert [ranges_text(x) for x in ([3], [0, 1], [2, 3, 4], [2, 5])] == ["3", "0 to 1", "2 to 4", "2, 5"]
 
 
-def test_values_that_grow_by_factors_are_detected():
+def test_values_that_grow_geometrically_are_detected():
     assert grow_by_factors([1, 10, 100])
     assert not grow_by_factors([1, 2, 3])
     assert not grow_by_factors([0, 1, 10])

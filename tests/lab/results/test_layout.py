@@ -21,7 +21,7 @@ TABLE = pd.DataFrame({"metric": ["loss"] * 5000, "mean": range(5000)})
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".md", ".tex", ".parquet"])
-def test_full_disk_keeps_existing_file(tmp_path, suffix):
+def test_full_disk_preserves_the_existing_file(tmp_path, suffix):
     path = tmp_path / f"table{suffix}"
     path.write_bytes(b"as it was")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -38,7 +38,7 @@ def test_full_disk_keeps_existing_file(tmp_path, suffix):
     assert path.stat().st_size > 2000
 
 
-def test_write_page_preserves_symbolic_link(tmp_path):
+def test_write_page_preserves_a_symbolic_link(tmp_path):
     (tmp_path / "link.csv").symlink_to("real.csv")
     layout.write_page(TABLE, tmp_path / "link.csv")
     assert (tmp_path / "link.csv").is_symlink()
@@ -83,7 +83,7 @@ def test_piece_width_is_the_same_on_all_python_versions():
     assert layout._total_width(columns) == 31.4
 
 
-def test_line_breaks_in_names_but_not_in_numbers():
+def test_lines_break_in_names_but_not_in_numbers():
     assert layout._words("data.vocab_size = 50") == ["data.", "vocab_", "size", "=", "50"]
     assert layout._words("-0.95 4.96e-4") == ["-0.95", "4.96e-4"]
     assert layout._words("E·v_2 is U-shaped") == ["E·v_2", "is", "U-", "shaped"]
@@ -108,13 +108,13 @@ def test_page_style_never_disables_wrapping():
 
 
 @pytest.mark.parametrize("template", ["results/report.html", "books/page.html"])
-def test_templates_use_shared_table_macro(template):
+def test_templates_use_the_shared_table_macro(template):
     text = (Path(layout.__file__).parents[1] / template).read_text()
     assert "<table" not in text
     assert "shown(" in text
 
 
-def test_tables_and_figures_use_same_names(write, tmp_path):
+def test_tables_and_figures_use_the_same_names(write, tmp_path):
     """Classes 0 to 3 are 1, 2, 4 and 5 stars; scores of two layers with weights are E·W2 p."""
     book = read_book("paper")
     config = {"model": {"kind": "two_layer_weights"}, "phases": [], "data": {"labels": [1, 2, 4, 5]}}
@@ -191,7 +191,7 @@ def test_text_in_backticks_is_code():
     assert layout.coded("one ` of <b>") == "one ` of &lt;b&gt;"
 
 
-def test_figure_is_shown_at_half_of_its_pixels():
+def test_figure_is_displayed_at_half_its_pixel_size():
     with style.style():
         figure = Figure(figsize=(3, 2))
     for dpi in (100, style.DPI):

@@ -39,7 +39,7 @@ def test_phases_are_in_run_order(results):
     assert results["one_seed"].phases == ["embed", "joint", "late"]
 
 
-def test_values_after_failure_are_nan(folder):
+def test_values_after_a_failure_are_nan(folder):
     raw = pd.read_parquet(folder / "records.parquet")
     assert raw["value"].notna().any()
     failure = {"cell": 0, "seed": 2, "phase": "embed", "step": 1, "reason": "loss is not finite"}
@@ -52,7 +52,7 @@ def test_values_after_failure_are_nan(folder):
     np.testing.assert_array_equal(records.loc[kept, "value"], raw.loc[kept, "value"])
 
 
-def test_missing_and_foreign_folders_are_rejected(tmp_path):
+def test_missing_and_unrelated_folders_are_rejected(tmp_path):
     with pytest.raises(InputError, match="no such folder"):
         load(tmp_path / "none")
     with pytest.raises(InputError, match=r"no manifest\.json"):
@@ -84,7 +84,7 @@ def test_damaged_table_raises_a_one_line_error(folder, table):
     assert "\n" not in str(caught.value)
 
 
-def test_missing_column_is_an_error(folder, rewrite):
+def test_missing_column_raises(folder, rewrite):
     rewrite(folder, "records", pd.read_parquet(folder / "records.parquet").drop(columns="metric"))
     with pytest.raises(InputError, match="no column 'metric'"):
         load(folder)

@@ -121,13 +121,13 @@ def test_later_reports_show_the_custom_figures_of_a_run(folder, tmp_path):
     image = bytearray(image)
     image[-20] ^= 1
     (folder / "figures" / "losses.png").write_bytes(image)
-    assert "could not be drawn: the run did not" in report.write_report(folder).problems[0].line
+    assert "could not be drawn: not drawn by the run" in report.write_report(folder).problems[0].line
 
 
 def test_custom_figure_without_a_file_is_omitted(folder):
     drawn, problems = draw_all(load(folder))
     assert [each.name for each in drawn] == ["top_tokens_joint"]
-    assert "could not be drawn: the run did not" in problems[0].line
+    assert "could not be drawn: not drawn by the run" in problems[0].line
 
 
 def forge(folder, name, sha256):
@@ -161,7 +161,7 @@ def test_an_exception_fails_only_its_figure(folder):
     assert problem.trace == ""
 
 
-def test_traceback_of_figure_follows_its_error_line(folder, capsys):
+def test_traceback_of_a_figure_follows_its_error_line(folder, capsys):
     console.print_written(report.write_report(folder, {KIND: broken}))
     out, error = capsys.readouterr()
     first, *trace = error.splitlines()
@@ -181,7 +181,7 @@ def test_probe_labels_take_precedence(results):
     assert [ax.get_title(loc="left") for ax in drawn.figure.axes] == ["size of p"]
 
 
-def test_figure_without_a_checksum_or_behind_a_link_is_not_shown(folder, tmp_path):
+def test_figure_without_a_checksum_or_behind_a_symlink_is_not_shown(folder, tmp_path):
     (tmp_path / "secret.png").write_bytes(b"\x89PNG secret")
     (folder / "figures").mkdir()
     (folder / "figures" / "secret.png").symlink_to(tmp_path / "secret.png")
@@ -234,7 +234,7 @@ def test_numpy_numbers_are_valid_options(results):
     assert results["text"].figure("top_tokens", number=np.int64(3))
 
 
-def test_curves_of_each_seed_with_known_levels(results):
+def test_curves_can_show_each_seed_and_known_levels(results):
     run = results["dims"]
     lines = len(run.records.query("phase == 'joint'")[["cell", "seed"]].drop_duplicates())
     figure = run.figure("curves", metrics=["loss"], phase="joint", each_seed=True, levels=[0.1, 0.2])

@@ -76,7 +76,7 @@ def folder(write, rewrite, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("cell", "seed", "lane"), [(0, 2, 0), (0, 3, 1), (1, 2, 2), (1, 3, 3)])
-def test_parameters_are_cut_to_the_vocabulary_of_their_run(folder, cell, seed, lane):
+def test_parameters_are_cut_to_the_vocabulary_of_the_run(folder, cell, seed, lane):
     found = load(folder).params(cell=cell, seed=seed)
     E, p, v = lanes("E", (PADDED, DIM), 0), lanes("p", (DIM,), 1), lanes("v", (DIM,), 0)
     np.testing.assert_array_equal(found.E, E[lane].reshape(PADDED, DIM)[: SIZES[cell]])
@@ -99,7 +99,7 @@ def test_phases_are_in_run_order_not_alphabetical(folder, configured):
     np.testing.assert_array_equal(renamed.params().p, lanes("p", (DIM,), 0)[0])
 
 
-def test_parameters_have_type_of_given_model(folder):
+def test_parameters_have_the_type_of_the_given_model(folder):
     class Model:
         def init(self, key, like, *, dtype):
             return ja.models.OneLayer(dim=DIM).init(key, like, dtype=dtype)
@@ -114,7 +114,7 @@ def test_parameters_have_type_of_given_model(folder):
             return super().init(key, like, dtype=dtype).replace(v=jnp.zeros(9))
 
     with pytest.raises(
-        InputError, match=r"model: the parameters are .*'v': \(9,\).*pass the model of the run"
+        InputError, match=r"model: has parameters .*'v': \(9,\).*pass the model used in the run"
     ):
         load(folder).params(model=Wider())
 
@@ -123,13 +123,13 @@ def test_parameters_have_type_of_given_model(folder):
     ("options", "message"),
     [
         ({"cell": 9}, "cell 9: .* has only cells 0 to 1"),
-        ({"seed": 5}, "seed 5: .* has only seeds 2, 3, 7, 8 of cell 0"),
-        ({"phase": "late"}, "phase 'late': the checkpoint has only embed, joint"),
+        ({"seed": 5}, "seed 5: .* has only seeds 2, 3, 7, 8 for cell 0"),
+        ({"phase": "late"}, "phase 'late': the checkpoint contains only embed, joint"),
         ({"seed": 7}, f"{BEGUN} is not finished; run the same sweep again into"),
         ({"seed": 8}, f"{GONE} is not finished; run the same sweep again into"),
     ],
 )
-def test_missing_checkpoint_is_a_one_line_error(folder, options, message):
+def test_missing_checkpoint_raises_a_one_line_error(folder, options, message):
     with pytest.raises(InputError, match=message) as caught:
         load(folder).params(**options)
     assert "\n" not in str(caught.value)
@@ -153,12 +153,12 @@ def test_batch_with_a_different_config_is_rejected(folder, tmp_path):
 def test_combined_folders_have_no_checkpoints(folder):
     results = load(folder)
     manifest = {key: value for key, value in results.manifest.items() if key != "batches"}
-    with pytest.raises(InputError, match="no checkpoint of cell 0"):
+    with pytest.raises(InputError, match="no checkpoint for cell 0"):
         dataclasses.replace(results, manifest=manifest).params()
 
 
 @pytest.mark.parametrize("damage", ["flipped", "emptied", "missing"])
-def test_damage_of_any_file_is_detected(folder, capfd, damage):
+def test_damage_to_any_file_is_detected(folder, capfd, damage):
     """Any error or output of orbax becomes one line that names a checkpoint file."""
     saved = batch_state.checkpoint_path(folder, BATCH, 3)
     results = load(folder)
@@ -179,7 +179,7 @@ def test_damage_of_any_file_is_detected(folder, capfd, damage):
     assert results.params().E.shape == (3, DIM)
 
 
-def test_too_few_file_handles_is_a_one_line_error(folder, monkeypatch, capfd):
+def test_too_few_file_handles_raise_a_one_line_error(folder, monkeypatch, capfd):
     used = len(os.listdir("/dev/fd"))
     monkeypatch.setattr(resource, "getrlimit", lambda which: (used + 20, used + 20))
     with pytest.raises(RunError, match=rf"only {used + 20} files may be open .* ulimit -n 1024"):
@@ -220,7 +220,7 @@ def test_parameters_are_a_frozen_pytree():
         params.replace(q=0)
 
 
-def test_built_in_model_determines_parameter_type(folder, configured):
+def test_built_in_model_determines_the_parameter_type(folder, configured):
     results = configured(load(folder), model={"kind": "one_layer", "dim": DIM})
     assert isinstance(results.params(cell=1, seed=3), ja.models.one_layer.Params)
     cell = types.SimpleNamespace(setting=types.SimpleNamespace(model=ja.models.OneLayer(dim=DIM)))
@@ -231,7 +231,7 @@ def test_built_in_model_determines_parameter_type(folder, configured):
 
 
 @pytest.mark.parametrize("dim", [10**12, 2**31 - 1, "many", [3]])
-def test_invalid_model_is_a_one_line_error(folder, configured, dim):
+def test_invalid_model_raises_a_one_line_error(folder, configured, dim):
     """An allocation of that size would kill the interpreter."""
     forged = configured(load(folder), model={"kind": "one_layer", "dim": dim})
     with pytest.raises(InputError, match=r"the model does not exist in this version: |do not fit in memory"):

@@ -50,7 +50,7 @@ def save(folder, batch, tables, failures, finished=True):
     batch_state.write_state(folder, batch, batch_state.BatchState(finished, 1, 40, failures, sums, *nothing))
 
 
-def test_running_study_is_read_up_to_last_save(running):
+def test_running_study_is_read_up_to_its_last_checkpoint(running):
     results = load(running)
     assert not results.finished
     assert results.phases == ["embed", "joint"]
@@ -81,7 +81,7 @@ def test_error_for_a_run_without_measurements_shows_the_command(running):
         load(running)
 
 
-def test_damaged_part_is_a_one_line_error(running):
+def test_damaged_part_raises_a_one_line_error(running):
     (path,) = (running / "parts").glob(f"{BEGUN}.records.*.parquet")
     path.write_bytes(b"PAR1")
     with pytest.raises(InputError, match=rf"{path.name}: damaged .* run the same sweep again into"):
@@ -91,7 +91,7 @@ def test_damaged_part_is_a_one_line_error(running):
         load(running)
 
 
-def test_batch_with_a_different_config_is_a_one_line_error(running):
+def test_batch_with_a_different_config_raises_a_one_line_error(running):
     mark, known = batch_state.read_state(running, WHOLE), manifest.read_manifest(running)
     cells = [cell | {"config_hash": "0" * 16} for cell in known["cells"]]
     manifest.write_manifest(running, known | {"cells": cells})
@@ -106,14 +106,14 @@ def test_batch_with_a_different_config_is_a_one_line_error(running):
         load(running)
 
 
-def test_damaged_batch_state_is_a_one_line_error(running):
+def test_damaged_batch_state_raises_a_one_line_error(running):
     path = running / "parts" / f"{WHOLE}.json"
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
     with pytest.raises(InputError, match=rf"{path.name}: damaged .* run the same sweep again into"):
         load(running)
 
 
-def test_read_is_retried_if_the_run_continues_meanwhile(running, monkeypatch):
+def test_read_is_retried_if_the_run_saves_in_the_meantime(running, monkeypatch):
     """The tables of a state have been replaced by those of a newer state."""
     read = batch_state.read_state
     stale = batch_state.BatchState(
@@ -126,7 +126,7 @@ def test_read_is_retried_if_the_run_continues_meanwhile(running, monkeypatch):
     assert load(running).records["seed"].tolist().count(0) > 0
 
 
-def test_finished_run_without_merged_table_is_read_from_parts(running):
+def test_finished_run_without_a_merged_table_is_read_from_its_parts(running):
     manifest.write_manifest(running, manifest.read_manifest(running) | {"status": "finished"})
     assert not load(running).finished
 
@@ -142,7 +142,7 @@ def test_batches_with_the_same_seeds_are_rejected(running):
     assert any(f"{both}.json: contains seeds that are also in {WHOLE}" in line for line in verify(running))
 
 
-def test_seeds_missing_in_manifest_are_rejected(running):
+def test_seeds_missing_from_the_manifest_are_rejected(running):
     manifest.write_manifest(running, manifest.read_manifest(running) | {"seeds": [0, 1]})
     with pytest.raises(
         InputError, match=rf"{EMPTY}\.json: has seeds that are not in the manifest; run the same"
@@ -162,7 +162,7 @@ def test_duplicate_row_is_rejected(write, rewrite, tmp_path):
         rewrite(folder, name, table)
 
 
-def test_finished_table_must_have_seeds_of_manifest(folder, rewrite):
+def test_finished_table_must_contain_the_seeds_in_the_manifest(folder, rewrite):
     table = pd.read_parquet(folder / "records.parquet")
     known = manifest.read_manifest(folder)
     manifest.write_manifest(folder, known | {"seeds": [0, 1]})
@@ -175,7 +175,7 @@ WRONG = {"value": "x", "step": 0.5, "seed": "0", "cell": 7, "phase": 3, "metric"
 
 
 @pytest.mark.parametrize("column", list(WRONG))
-def test_column_of_wrong_type_is_rejected(write, rewrite, tmp_path, column):
+def test_column_with_the_wrong_type_is_rejected(write, rewrite, tmp_path, column):
     folder = write(tmp_path / "run", vocab_size=20, seeds=1)
     table = pd.read_parquet(folder / "records.parquet")
     rewrite(folder, "records", table.assign(**{column: WRONG[column]}))
@@ -239,7 +239,7 @@ def folder(made, tmp_path):
     return shutil.copytree(made, tmp_path / "run")
 
 
-def test_verify_accepts_intact_folder(folder, write, tmp_path):
+def test_verify_accepts_an_intact_folder(folder, write, tmp_path):
     seen = []
     assert verify(folder, lambda name, share: seen.append((name, share))) == []
     assert seen == [(BATCH, 0.0)]
@@ -290,7 +290,7 @@ def test_verify_reports_a_batch_with_a_different_config(folder):
     assert line.startswith(f"{folder}/parts/{BATCH}.json: cell 0 has another config")
 
 
-def test_verify_command_exits_with_1_on_damage(folder, call):
+def test_verify_command_exits_with_status_1_on_damage(folder, call):
     status, out, said = call("status", "--verify", folder)
     assert status == 0
     assert "planted: 100 % done, finished" in out

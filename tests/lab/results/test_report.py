@@ -83,7 +83,7 @@ def test_page_is_self_contained(written):
     assert not re.search(r"https?://|@import|url\(|<script|<link", html)
 
 
-def test_page_describes_run(written):
+def test_page_describes_the_run(written):
     html = written.page.read_text(encoding="utf-8")
     text = Page(html).text
     for expected in (
@@ -103,7 +103,7 @@ def test_page_describes_run(written):
         assert expected in text, expected
 
 
-def test_page_shows_six_metrics_then_all(written):
+def test_page_shows_six_metrics_before_the_full_list(written):
     run, text = load(written.page.parent), Page(written.page.read_text(encoding="utf-8")).text
     first, below = text.split("All metrics\n")
     table = first[first.index("Last step of each phase") :]
@@ -113,13 +113,13 @@ def test_page_shows_six_metrics_then_all(written):
     assert all(typeset(sentence) in first for sentence in headline.sentences(run))
 
 
-def test_page_escapes_text_of_run(written):
+def test_page_escapes_text_from_the_run(written):
     html = written.page.read_text(encoding="utf-8")
     assert "Planted laws &lt;b&gt;and&lt;/b&gt; a little noise." in html
     assert "<br>" not in html
 
 
-def test_summary_file_is_aggregate_of_last_steps(written):
+def test_summary_file_contains_the_aggregate_of_the_last_steps(written):
     run = load(written.page.parent)
     expected = run.with_axes(aggregate(last_steps(run.records)))
     pd.testing.assert_frame_equal(pd.read_csv(written.summary), expected, check_dtype=False, rtol=1e-8)
@@ -130,7 +130,7 @@ def test_top_tokens_of_synthetic_data_are_not_listed(folder):
     assert "Tokens that attention prefers" not in page
 
 
-def test_same_folder_gives_the_same_bytes(written, tmp_path):
+def test_reports_on_the_same_folder_are_bitwise_identical(written, tmp_path):
     again = report.write_report(shutil.copytree(written.page.parent, tmp_path / "again"))
     for old, new in zip(written.paths, again.paths, strict=True):
         assert old.read_bytes() == new.read_bytes(), old.name
@@ -148,7 +148,7 @@ def test_figures_are_saved_for_print(written):
     assert len(pdf) < 500_000
 
 
-def test_unwritable_folder_is_a_one_line_error(folder):
+def test_unwritable_folder_raises_a_one_line_error(folder):
     (folder / "figures").write_text("in the way")
     with pytest.raises(
         RunError, match=r"figures/importance_joint\.png: cannot be written \(.*\); free space"
@@ -157,7 +157,7 @@ def test_unwritable_folder_is_a_one_line_error(folder):
     assert "\n" not in str(caught.value)
 
 
-def test_full_disk_keeps_old_report(folder, monkeypatch):
+def test_full_disk_preserves_the_old_report(folder, monkeypatch):
     (folder / "figures").mkdir()
     (folder / "figures" / "importance_joint.png").write_bytes(b"old")
 
@@ -170,7 +170,7 @@ def test_full_disk_keeps_old_report(folder, monkeypatch):
     assert [path.read_bytes() for path in (folder / "figures").iterdir()] == [b"old"]
 
 
-def test_folder_deleted_during_report_is_not_recreated(folder, monkeypatch):
+def test_folder_deleted_during_a_report_is_not_recreated(folder, monkeypatch):
     render = report.render
     monkeypatch.setattr(report, "render", lambda *given: shutil.rmtree(folder) or render(*given))
     with pytest.raises(RunError, match=r"report.html: cannot be written \(No such file"):
@@ -204,7 +204,7 @@ def test_durations_are_formatted():
     ]
 
 
-def test_text_of_tokens_is_escaped(folder, rewrite):
+def test_token_text_is_escaped(folder, rewrite):
     tokens = pd.read_parquet(folder / "tokens.parquet")
     rewrite(folder, "tokens", tokens.assign(token="<script>alert(1)</script>"))
     html = report.write_report(folder).page.read_text(encoding="utf-8")
@@ -213,7 +213,7 @@ def test_text_of_tokens_is_escaped(folder, rewrite):
 
 
 @pytest.mark.parametrize("label", [r"$\frac{1}$", r"$\nonsense$", "$x^$", "${$"])
-def test_invalid_mathematics_in_label_fails_only_its_figure(write, tmp_path, label):
+def test_invalid_mathematics_in_a_label_fails_only_its_figure(write, tmp_path, label):
     folder = write(
         tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "curves", "metrics": ["loss"]},)
     )
@@ -254,7 +254,7 @@ def test_unrenderable_figure_is_reported(write, tmp_path, monkeypatch):
     assert "Not drawn" in made.page.read_text(encoding="utf-8")
 
 
-def test_page_of_many_cells_shows_first_rows(write, tmp_path, monkeypatch):
+def test_page_with_many_cells_shows_the_first_rows(write, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "_ROWS", 3)
     failures = tuple((cell, 0, 40) for cell in range(5))
     folder = write(

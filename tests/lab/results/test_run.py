@@ -8,7 +8,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.lab.results.run import find_cell
 
 
-def test_find_cell_at_dotted_key():
+def test_cell_is_found_by_a_dotted_key():
     tree = {"model": {"dim": 8}, "phases": [{"name": "joint", "steps": 3}, {"steps": 4}]}
     assert find_cell(tree, "model.dim") == 8
     assert find_cell(tree, "phases.joint.steps") == 3

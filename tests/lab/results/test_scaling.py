@@ -55,7 +55,7 @@ def test_convergence_recovers_planted_powers_per_block(results):
     assert labels[-1] == "expected power −2"
 
 
-def test_convergence_fit_depends_on_window(results):
+def test_convergence_fit_depends_on_the_window(results):
     _, (slow, _) = collect_courses(
         results, x="p_norm", y="one_minus_cosine", phase=None, window=(0.0, np.inf)
     )
@@ -69,7 +69,7 @@ def test_repeated_points_of_a_path_are_dropped(results):
     assert "slope" not in convergence(results).caption
 
 
-def test_margin_shortfall_is_one_minus_ratio(results):
+def test_margin_shortfall_is_one_minus_the_margin_ratio(results):
     _, (slow, _) = collect_courses(results, x="p_norm", y="margin_shortfall", phase=None, window=(1e1, 1e3))
     np.testing.assert_allclose(slow.law.slope, -2, atol=1e-6)
 
@@ -99,7 +99,7 @@ def test_convergence_rejects_invalid_input(results, options, message):
         convergence(results, **options)
 
 
-def test_diagram_prints_mean_in_every_tile(planted):
+def test_diagram_prints_the_mean_in_every_tile(planted):
     cells = tuple({"model.dim": d, "phases.embed.step_size": s} for d in (16, 8) for s in (1.0, 30.0, 5.0))
     results = planted(cells)
     drawn = diagram(results, x_axis="model.dim", y_axis="phases.embed.step_size", metric="margin_ratio")

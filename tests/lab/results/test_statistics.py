@@ -111,7 +111,7 @@ def test_yes_no_metric_has_clopper_pearson_interval(hits):
     assert row["scale"] == "yes/no"
 
 
-def test_intervals_are_clipped_to_metric_range():
+def test_intervals_are_clipped_to_the_metric_range():
     high = aggregate(table([0.9, 1.0, 1.0], metric="test_accuracy")).iloc[0]
     assert high["mean_low"] < high["mean"] < high["mean_high"] == 1
     away = aggregate(table([1e-3, 0.4], metric="one_minus_cosine")).iloc[0]
@@ -186,7 +186,7 @@ def test_nonfinite_seeds_are_dropped():
     pd.testing.assert_series_equal(with_gaps.drop("missing"), without.drop("missing"))
 
 
-def test_one_seed_has_no_interval_and_no_seed_has_no_mean():
+def test_one_seed_gives_no_interval_and_zero_seeds_give_no_mean():
     single, none = one([2.5]), one([np.nan, np.nan])
     assert (single["n"], single["mean"], single["median"], single["iqm"]) == (1, 2.5, 2.5, 2.5)
     assert single[["mean_low", "mean_high", "iqm_low", "iqm_high"]].isna().all()
@@ -194,7 +194,7 @@ def test_one_seed_has_no_interval_and_no_seed_has_no_mean():
     assert none[list(STATISTICS)].isna().all()
 
 
-def test_a_series_does_not_depend_on_other_rows_or_their_order():
+def test_series_does_not_depend_on_other_rows_or_their_order():
     rng = np.random.default_rng(4)
     frames = [
         table(rng.standard_normal(n), metric=metric, cell=cell, step=step)
@@ -212,7 +212,7 @@ def test_a_series_does_not_depend_on_other_rows_or_their_order():
     pd.testing.assert_frame_equal(same, alone, rtol=1e-12)
 
 
-def test_computation_in_blocks_gives_same_result(monkeypatch):
+def test_computation_in_blocks_gives_the_same_result(monkeypatch):
     frames = pd.concat([table(np.random.default_rng(k).standard_normal(6), step=k) for k in range(7)])
     whole = aggregate(frames)
     monkeypatch.setattr("jaxattn.lab.results.statistics._BLOCK", 2 * 2000)
@@ -242,7 +242,7 @@ def test_empty_records_give_an_empty_aggregate():
     assert list(empty.columns) == ["cell", "phase", "step", "metric", "scale", "n", "missing", *STATISTICS]
 
 
-def test_axis_columns_follow_cell_column(results):
+def test_axis_columns_follow_the_cell_column(results):
     found = aggregate(results["dims"])
     assert list(found.columns[:3]) == ["cell", "model.dim", "phase"]
     assert dict(found[["cell", "model.dim"]].drop_duplicates().to_numpy()) == {0: 64, 1: 128, 2: 256, 3: 512}

@@ -40,7 +40,7 @@ def test_matplotlibrc_does_not_change_figures():
         assert matplotlib.rcParams["text.usetex"]
 
 
-def test_all_text_of_a_figure_has_one_font_size():
+def test_all_text_in_a_figure_has_one_font_size():
     with style():
         figure = Figure(figsize=(FIGURE_WIDTH, 2.5), layout="constrained")
         ax = figure.subplots()

@@ -7,7 +7,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.lab.results.tokens import at_end, named_tokens, top, with_classes
 
 
-def test_seeds_with_one_corpus_are_averaged(results):
+def test_seeds_that_share_a_corpus_are_averaged(results):
     run = results["text"]
     tokens = at_end(run, phase="joint")
     assert tokens.averaged
@@ -36,17 +36,17 @@ def test_failed_seeds_and_nonfinite_tokens_are_dropped(results):
     assert 3 not in set(at_end(dataclasses.replace(run, tokens=gaps)).table["id"])
 
 
-def test_missing_tokens_are_an_error(results):
+def test_missing_tokens_raise(results):
     run = results["one_seed"]
     with pytest.raises(InputError, match="no token table, because no phase has ended or the model has no"):
         at_end(dataclasses.replace(run, tokens=run.tokens.head(0)))
-    with pytest.raises(InputError, match="phase 'none': tokens were recorded only after embed, joint"):
+    with pytest.raises(InputError, match="phase 'none': token tables exist only for embed, joint"):
         at_end(run, phase="none")
     with pytest.raises(InputError, match="every seed failed"):
         at_end(dataclasses.replace(run, tokens=run.tokens.assign(Ep=np.nan)))
 
 
-def test_top_tokens_have_largest_scores(results):
+def test_top_tokens_have_the_largest_scores(results):
     tokens = at_end(results["text"], phase="joint")
     best = top(tokens, count=5)
     assert best["Ep"].tolist() == sorted(tokens.table["Ep"], reverse=True)[:5]
@@ -60,7 +60,7 @@ def test_top_tokens_list_each_token_once(results):
         assert row.alpha == tokens.loc[tokens["id"] == row.id, "alpha"].max()
 
 
-def test_top_tokens_of_different_corpora_use_first_seed(results):
+def test_top_tokens_of_different_corpora_use_the_first_seed(results):
     best = top(at_end(results["dims"]), count=10)
     assert set(best["seed"]) == {0}
 

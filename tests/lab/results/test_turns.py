@@ -40,7 +40,7 @@ def test_extremum_lies_outside_the_intervals_of_both_ends(values, half, expected
     assert (found and ("min" if found.minimum else "max", found.steps[1])) == expected
 
 
-def test_sentence_about_an_extremum_has_numbers_steps_and_loss():
+def test_sentence_about_an_extremum_gives_values_steps_and_loss():
     table = pd.concat([curve([0.839, 0.583, 0.7, 0.862]), curve([0.63, 0.61, 0.5, 0.4], metric="test_loss")])
     panels = {"loss": ["test_loss"], "accuracy": ["test_accuracy"]}
     (found,) = turning_sentences(table, panels, [0])

@@ -99,7 +99,7 @@ def test_invalid_cells_are_misplaced(folder, cells):
 
 
 @pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "", "a/../b", "a//b", ".", "a\0"])
-def test_path_outside_a_checkpoint_is_not_repeated_as_advice(folder, name):
+def test_message_does_not_suggest_removing_a_path_outside_a_checkpoint(folder, name):
     path = batch_state.path(folder, ONE)
     content = files.unsealed(json.loads(path.read_bytes()))
     content["checkpoint"]["files"] = {name: [1, None]}

@@ -43,13 +43,13 @@ def test_files_are_replaced_atomically_and_durably(tmp_path, monkeypatch):
     assert path.read_bytes() == b"new"
 
 
-def test_deleted_folder_is_not_created_again(tmp_path):
+def test_deleted_folder_is_not_recreated(tmp_path):
     with pytest.raises(FileNotFoundError):
         files.write_file(tmp_path / "gone" / "file", b"", tmp_path)
     assert not (tmp_path / "gone").exists()
 
 
-def test_checksum_is_compared(tmp_path):
+def test_checksum_mismatch_is_detected(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"content")
     sha256 = hashlib.sha256(b"content").hexdigest()
@@ -66,7 +66,7 @@ def test_checksum_is_compared(tmp_path):
             reading(path / "x", tmp_path, sha256)
 
 
-def test_file_names_of_a_folder_are_sorted(tmp_path, monkeypatch):
+def test_file_names_in_a_folder_are_sorted(tmp_path, monkeypatch):
     for name in ("b", "a"):
         (tmp_path / name).write_text("")
     assert files.file_names(tmp_path, tmp_path) == ["a", "b"]
@@ -80,7 +80,7 @@ def test_file_names_of_a_folder_are_sorted(tmp_path, monkeypatch):
         files.file_names(tmp_path, tmp_path)
 
 
-def test_unreadable_file_is_not_damaged(tmp_path, monkeypatch):
+def test_unreadable_file_is_not_reported_as_damaged(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -91,7 +91,7 @@ def test_unreadable_file_is_not_damaged(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_flipped_bits_of_a_sealed_object_are_detected(tmp_path, indent):
+def test_flipped_bits_in_a_sealed_object_are_detected(tmp_path, indent):
     text = files.sealed(CONTENT, indent)
     path = tmp_path / "sealed.json"
     path.write_bytes(text)
@@ -107,7 +107,7 @@ def test_flipped_bits_of_a_sealed_object_are_detected(tmp_path, indent):
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "{}", '{"a": 1}', "{"])
-def test_content_without_a_checksum_is_damaged(tmp_path, text):
+def test_content_without_a_checksum_counts_as_damaged(tmp_path, text):
     path = tmp_path / "sealed.json"
     path.write_text(text)
     with pytest.raises(Damaged, match=r"sealed\.json: damaged \(") as caught:
@@ -165,7 +165,7 @@ def test_link_with_the_temporary_name_is_replaced(tmp_path):
         files.append_bytes(tmp_path / "log", b"more")
 
 
-def test_special_and_too_large_files_are_rejected(tmp_path):
+def test_special_and_oversized_files_are_rejected(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(Damaged, match=r"fifo: not a regular file; remove it"):
         files.read_file(tmp_path / "fifo", tmp_path)
@@ -176,7 +176,7 @@ def test_special_and_too_large_files_are_rejected(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["[" * 10**5, '{"a":' * 10**5, "[" * 101 + "]" * 101, "9" * 5000])
-def test_deeply_nested_json_is_damaged(tmp_path, text):
+def test_deeply_nested_json_counts_as_damaged(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(Damaged, match=r"x\.json: damaged \("):
         files.read_json(tmp_path / "x.json", tmp_path)

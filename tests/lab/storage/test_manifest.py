@@ -62,7 +62,7 @@ def test_published_manifests_are_read(path):
 
 
 @pytest.mark.parametrize(("key", "wrong"), STRANGE)
-def test_invalid_manifest_is_one_line_for_every_command(tmp_path, monkeypatch, capsys, key, wrong):
+def test_invalid_manifest_gives_a_one_line_error_in_every_command(tmp_path, monkeypatch, capsys, key, wrong):
     manifest.write_manifest(tmp_path, WHOLE | {key: wrong})
     for command in ("status", "report", "aggregate"):
         monkeypatch.setattr("sys.argv", ["jaxattn", command, str(tmp_path)])
@@ -75,7 +75,7 @@ def test_invalid_manifest_is_one_line_for_every_command(tmp_path, monkeypatch, c
 
 
 @pytest.mark.parametrize("key", ["name", "command", "config", "cells", "seeds"])
-def test_missing_keys_of_a_manifest_raise(tmp_path, key):
+def test_missing_manifest_keys_raise(tmp_path, key):
     manifest.write_manifest(tmp_path, {name: x for name, x in WHOLE.items() if name != key})
     with pytest.raises(
         InputError, match=f"manifest.json: .*`{key}`.*; use a folder written by `jaxattn run`"
@@ -84,13 +84,13 @@ def test_missing_keys_of_a_manifest_raise(tmp_path, key):
 
 
 @pytest.mark.parametrize("other", [manifest.FORMAT - 1, manifest.FORMAT + 1])
-def test_manifest_of_another_version_raises(tmp_path, other):
+def test_manifest_from_another_version_raises(tmp_path, other):
     manifest.write_manifest(tmp_path, WHOLE | {"format": other})
     with pytest.raises(InputError, match="written by another version"):
         manifest.read_manifest(tmp_path)
 
 
-def test_changed_manifest_is_damaged(tmp_path):
+def test_changed_manifest_counts_as_damaged(tmp_path):
     path = tmp_path / "manifest.json"
     for old, new in (('"model.dim": 3', '"model.dim": 4'), (f'"{files.SEAL}"', '"seam"'), ("{", "[")):
         manifest.write_manifest(tmp_path, WHOLE)

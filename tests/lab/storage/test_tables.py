@@ -64,19 +64,19 @@ def test_small_file_cannot_exhaust_memory(tmp_path, kind):
     (tmp_path / "a.parquet").write_bytes(written(BOMBS[kind]()))
     assert (tmp_path / "a.parquet").stat().st_size < 2**18
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(Damaged, match=r"a\.parquet: damaged \(.*(rows|texts|column)") as caught:
+    with pytest.raises(Damaged, match=r"a\.parquet: damaged \(.*(rows|strings|column)") as caught:
         tables.read_table(tmp_path / "a.parquet", tmp_path, None)
     assert len(str(caught.value)) < 400
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
 
 
-def test_memory_limit_grows_with_the_file(tmp_path, monkeypatch):
+def test_memory_limit_grows_with_the_file_size(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "FREE", 100)
     path = tmp_path / "a.parquet"
     pd.DataFrame({"value": np.random.default_rng(0).normal(size=10_000)}).to_parquet(path)
     assert len(tables.read_table(path, tmp_path, None)) == 10_000
     pd.DataFrame({"value": np.zeros(1_000_000)}).to_parquet(path, compression="zstd")
-    with pytest.raises(Damaged, match="1,000,000 rows are too many for a file of this size"):
+    with pytest.raises(Damaged, match=r"too many rows \(1,000,000\) for a file of this size"):
         tables.read_table(path, tmp_path, None)
 
 

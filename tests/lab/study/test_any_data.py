@@ -107,7 +107,7 @@ WRONG = {
     ),
     "a take that changes shapes": (
         {"data": "mine.py:flat", "model": "mine.py:Linear"},
-        "data: train: take returns float32[4] for x, float32[6, 2], with 2 examples; keep all axes except the first",
+        "data: train: x: take returns float32[4] for 2 rows of float32[6, 2]; only the length of the first axis may change",
     ),
     "targets that a loss does not accept": (
         {"loss": "classification"},
@@ -168,7 +168,7 @@ def study(names, **changes):
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_incompatible_parts_raise_one_line_errors(names, tmp_path, case):
+def test_incompatible_components_raise_one_line_errors(names, tmp_path, case):
     changes, expected = WRONG[case]
     with pytest.raises(InputError) as raised:
         study(names, **changes).plan(tmp_path / "out", quick=True)
@@ -176,7 +176,7 @@ def test_incompatible_parts_raise_one_line_errors(names, tmp_path, case):
     assert "\n" not in str(raised.value)
 
 
-def test_models_of_bags_reject_ordered_texts(names):
+def test_bag_models_reject_ordered_text(names):
     data = {"kind": "lines", "path": "a.txt", "order": "kept"}
     with pytest.raises(InputError, match=r"model: requires Corpus, but the data are Sequences"):
         study(names, data=data, model={"kind": "one_layer", "dim": 3}, loss="classification")
@@ -220,7 +220,7 @@ def test_regression_and_classification_on_vectors_run(names, tmp_path):
     assert results.failures.empty
 
 
-def test_shared_data_of_any_type_run(names, tmp_path):
+def test_studies_run_on_shared_data_of_any_type(names, tmp_path):
     results = study(names, data="mine.py:both", seeds=2).run(tmp_path / "shared", quiet=True)
     last = results.records.query("step == 4").set_index(["seed", "metric"])["value"]
     np.testing.assert_array_equal(last[0, "test_loss"], last[0, "loss"])
@@ -235,7 +235,7 @@ def test_any_data_can_be_described(names):
     assert {"label -1", "label 1"} <= set(sizes.columns)
 
 
-def test_integer_targets_without_num_classes_are_named():
+def test_integer_targets_without_num_classes_are_reported():
     class Integers(ja.Dataset):
         X: jax.Array
 

@@ -104,12 +104,12 @@ def test_unread_values_do_not_change_the_hash(cell, old, new):
     assert cell(old, new) == cell()
 
 
-def test_global_with_the_name_of_an_attribute_is_ignored():
+def test_global_with_the_same_name_as_an_attribute_is_ignored():
     first, second = (notebook("def f(x):\n    return x.shape\n", shape=k) for k in (1, 2))
     assert code_hash(first.f) == code_hash(second.f)
 
 
-def test_closures_and_defaults_change_the_hash():
+def test_changed_closures_and_defaults_change_the_hash():
     def made(power, shift=0.0):
         def f(x, y=shift):
             return x**power + y
@@ -131,7 +131,7 @@ def test_declared_attributes_change_the_hash(wrap):
     assert declared("check=lambda: 1") != declared("check=lambda: 2")
 
 
-def test_wrapped_functions_have_the_hash_of_their_code():
+def test_wrapped_functions_have_the_hash_of_the_function_they_wrap():
     def wrapped(wrap, text):
         return code_hash(wrap(notebook(f"def f(x):\n    return x {text} 2.0").f))
 
@@ -234,7 +234,7 @@ def lab(tmp_path):
         ("lab_unused.py", False),
     ],
 )
-def test_imported_local_modules_change_the_hash(lab, file, is_part):
+def test_editing_an_imported_local_module_changes_the_hash(lab, file, is_part):
     names = ImportPaths(lab)
     before = names.code_hash("named.py:f")
     (lab / file).write_text((lab / file).read_text() + "\n# changed\n")
@@ -242,7 +242,7 @@ def test_imported_local_modules_change_the_hash(lab, file, is_part):
 
 
 @pytest.mark.parametrize("load_first", [True, False])
-def test_imported_files_of_a_book_change_the_hash(lab, load_first):
+def test_editing_an_imported_book_file_changes_the_hash(lab, load_first):
     """Indirect imports count too, whether they are loaded already or only when a function runs."""
     (lab / "book.toml").touch()
     (lab / "item").mkdir()

@@ -76,7 +76,7 @@ def study(kind, **changes):
         for second, thing in enumerate(THINGS)
     ],
 )
-def test_built_in_phases_are_planned_with_custom_parts(kind, thing, tmp_path):
+def test_built_in_phases_can_be_planned_with_custom_components(kind, thing, tmp_path):
     if kind in OF_THEORY and thing in REFUSED:
         with pytest.raises(InputError) as raised:
             study(kind, **THINGS[thing])
@@ -94,7 +94,7 @@ def test_built_in_phases_are_planned_with_custom_parts(kind, thing, tmp_path):
         for kind in PHASES
     ],
 )
-def test_built_in_phases_run_with_custom_parts(kind, tmp_path):
+def test_built_in_phases_run_with_custom_components(kind, tmp_path):
     changes = {"before": [WANDER, CLIPPED], "probes": {"own": PROBES}, "figures": ["mine.py:last_losses"]}
     changes |= THINGS["data"] | THINGS["start"]
     if kind not in OF_THEORY:
@@ -112,7 +112,7 @@ def test_built_in_phases_run_with_custom_parts(kind, tmp_path):
     assert ("longest" in value) == (kind != "one_step")
 
 
-def test_flows_reject_custom_data_of_three_classes(tmp_path):
+def test_flows_reject_custom_data_with_three_classes(tmp_path):
     def triples(key, *, sequences: int = 12):
         labels = jnp.arange(sequences) % 3
         return ja.data.from_draws(labels[:, None], labels, vocab_size=3, num_classes=3)

@@ -70,7 +70,7 @@ def test_copied_function_gives_bitwise_identical_results(study, tmp_path, genera
         ({"sequences": 13}, "data: sequences: 13; must be a positive multiple of num_classes = 2"),
         ({"test_sequences": 13}, "data: sequences: 13; must be a positive multiple of num_classes = 2"),
         ({"vocab_size": 3}, "data: vocab_size: 3 leaves no irrelevant token"),
-        ({"length": 2**20, "sequences": 2**12}, "data: length: 4,096 sequences of 1,048,576 tokens make"),
+        ({"length": 2**20, "sequences": 2**12}, "data: length: 4,096 sequences of 1,048,576 tokens total"),
         ({"max_posterior_difference": 1.5}, "data.max_posterior_difference: expected 'float' <= 1.0"),
     ],
 )
@@ -86,7 +86,7 @@ def test_theory_accepts_a_copied_logistic_loss(study):
     assert not study(True, loss="logistic").cells[-1].setting.loss.is_logistic
 
 
-def test_padded_vocabulary_must_match_its_setting(study, tmp_path):
+def test_padded_vocabulary_must_match_the_vocab_size_setting(study, tmp_path):
     (tmp_path / "larger.py").write_text(
         "import jaxattn as ja\n"
         "def larger(key, *, vocab_size: int, sequences: int, used=None):\n"
@@ -97,11 +97,11 @@ def test_padded_vocabulary_must_match_its_setting(study, tmp_path):
         study(False, data=data, axes={"data.vocab_size": [12]}).plan(tmp_path / "out", quick=True)
 
 
-def test_padded_vocabulary_requires_its_setting(study, tmp_path):
+def test_padded_vocabulary_requires_the_vocab_size_setting(study, tmp_path):
     (tmp_path / "sizeless.py").write_text(
         "def sizeless(key, *, sequences: int, used=None):\n    return None\n"
     )
-    with pytest.raises(InputError, match="the argument used requires a setting vocab_size"):
+    with pytest.raises(InputError, match="a function that takes 'used' requires a setting 'vocab_size'"):
         study(False, data={"kind": "sizeless.py:sizeless", "sequences": 8}, axes={"loss.smoothing": [0.1]})
 
 

@@ -28,7 +28,7 @@ def load(tables):
     return make
 
 
-def test_hash_depends_only_on_settings_that_change_numbers(load):
+def test_hash_depends_only_on_settings_that_affect_results(load):
     base = load().config_hash
     assert load("seeds=7", "description=other", "name=other", "chunk=3").config_hash == base
     assert load("phases.0.step_size=51").config_hash != base
@@ -94,7 +94,7 @@ def test_hash_does_not_depend_on_class_names(load):
         ("seeds=0", r"seeds: expected 'int' >= 1, got 0$"),
         ("seeds=[3, -1]", r"seeds\[1\]: expected 'int' >= 0, got -1$"),
         ("phases=[]", r"phases: expected 'array' of length >= 1, got \[\]$"),
-        ("axes.model.dim=[]", r"axes.model.dim: an empty list; add at least one value$"),
+        ("axes.model.dim=[]", r"axes.model.dim: the list is empty; add at least one value$"),
         ("axes.model.dim=16", r"axes.model.dim: 16 is not a list; use a list, such as \[16\]$"),
         ("axes.model.dim=[8, 16, 8]", r"axes.model.dim: 8 is listed twice; list each value once$"),
         ("zip.model.dim=3", r"zip.model.dim: 3 is not a list"),
@@ -107,7 +107,7 @@ def test_hash_does_not_depend_on_class_names(load):
         ),
         ("axes.model.dims=[3]", r"axes: cell 0 \(.*model.dims = 3.*\): model: unknown key 'dims'; did you"),
         ("axes.model.dim=[8, -1]", r"axes: cell 3 \(model.dim = -1, .*\): model.dim: expected 'int' >= 1"),
-        ("axes.seeds=[1, 2]", r"seeds cannot be an axis"),
+        ("axes.seeds=[1, 2]", r"seeds cannot be swept"),
         (
             "phases.other.steps=3",
             r"phases.other.steps: no entry 'other' in the list; choose one of embed, query",
@@ -121,7 +121,7 @@ def test_hash_does_not_depend_on_class_names(load):
         ("model.dim.deep=3", r"model.dim.deep: .*plain value"),
     ],
 )
-def test_invalid_tables_raise_with_location_and_remedy(load, override, message):
+def test_invalid_tables_raise_errors_with_location_and_remedy(load, override, message):
     with pytest.raises(InputError, match=message) as caught:
         load(override)
     assert "\n" not in str(caught.value)
@@ -130,7 +130,7 @@ def test_invalid_tables_raise_with_location_and_remedy(load, override, message):
 @pytest.mark.parametrize(
     ("seeds", "expected"), [(3, (0, 1, 2)), ("4:7", (4, 5, 6)), ([9, 2, 4], (2, 4, 9))], ids=str
 )
-def test_seeds_are_a_number_a_range_or_a_list(tables, seeds, expected):
+def test_seeds_can_be_a_number_a_range_or_a_list(tables, seeds, expected):
     assert Definition(tables(seeds=seeds)).seeds == expected
 
 
@@ -138,7 +138,7 @@ def test_seeds_are_a_number_a_range_or_a_list(tables, seeds, expected):
     ("seeds", "message"),
     [
         ("5:3", "seeds: 5:3 is an empty range; .* such as '3:6'$"),
-        ([], "seeds: no seed; give at least one"),
+        ([], "seeds: empty; list at least one"),
         ([1, 1], "seeds: a seed is listed twice"),
         ("many", "seeds: "),
         (10**7, "seeds"),

@@ -353,7 +353,7 @@ WRONG = {
     ),
     "scores of too few tokens": (
         {"model": model("FewTokens")},
-        "model: scores: shape (4,) for 12 tokens; expected one row for each token",
+        "model: scores: shape (4,) for 12 tokens; expected one row per token",
     ),
     "no transformation": (
         {"phases": [BATCHED[0] | {"optimizer": "mine.py:no_transformation", "batch_size": None}]},
@@ -413,7 +413,7 @@ WRONG = {
     ),
     "values only": (
         {"model": model("ValuesOnly")},
-        "model: ValuesOnly.scores_and_values returns float32[12]; return scores",
+        "model: ValuesOnly.scores_and_values returns float32[12]; return a tuple (scores",
     ),
     "long scores": (
         {"model": model("LongScores")},
@@ -445,11 +445,11 @@ WRONG = {
     ),
     "no state": (
         {"phases": phase("NoState")},
-        "phases[0]: NoState.init returns Params without 'params'; a state has",
+        "phases[0]: NoState.init returns Params without 'params'; it needs",
     ),
     "forgets": (
         {"phases": phase("Forgets")},
-        "phases[0]: Forgets.step returns a Params, with a structure that differs from its input State",
+        "phases[0]: Forgets.step returns a Params; return the same structure as its input, State",
     ),
     "widens": (
         {"phases": phase("Widens")},
@@ -457,11 +457,11 @@ WRONG = {
     ),
     "loses": (
         {"phases": phase("Loses")},
-        "phases[0]: Loses.metrics returns int32[]; return a dictionary of numbers",
+        "phases[0]: Loses.metrics returns int32[]; return a dictionary of numbers keyed by name",
     ),
     "matrix": (
         {"probes": {"own": ["mine.py:matrix"]}},
-        "probes.own[0]: mine.py:matrix returns float32[12, 4] for 'matrix'; return a number, or numbers (m,)",
+        "probes.own[0]: mine.py:matrix returns float32[12, 4] for 'matrix'; return a number, or numbers of shape (m,)",
     ),
     "text": (
         {"probes": {"own": ["mine.py:text"]}},
@@ -473,11 +473,11 @@ WRONG = {
     ),
     "scores that are not declared": (
         {"model": model("Claims")},
-        "model: Claims sets attends_to_tokens, but has no scores; write scores_and_values(params)",
+        "model: Claims sets attends_to_tokens, but lacks token scores; implement scores_and_values",
     ),
     "coupled sequences": (
         {"loss": "mine.py:contrast", "phases": BATCHED},
-        "phases[0].batch_size: mine.py:contrast couples sequences, but would be evaluated on all sequences instead of the batch; "
+        "phases[0].batch_size: mine.py:contrast couples sequences, but would be evaluated on all sequences instead of on the batch; "
         "derive a class from jaxattn.Loss with coupled = True",
     ),
     "a batch's loss that does not say so": (
@@ -495,23 +495,23 @@ WRONG = {
     # names that are taken
     "loss is taken": (
         {"probes": {"own": ["mine.py:entropy", "mine.py:loss"]}},
-        "probes.own[1]: 'loss' is already measured by a standard probe; choose another name",
+        "probes.own[1]: 'loss' is also a metric of a standard probe; choose another name",
     ),
     "evaluations is taken": (
         {"probes": {"own": ["mine.py:evaluations"]}},
-        "probes.own[0]: 'evaluations' is already measured by phase move",
+        "probes.own[0]: 'evaluations' is also a metric of phase move",
     ),
     "a bin is taken": (
         {"model": "one_layer", "probes": {"own": ["mine.py:Ev_bin_00"]}},
-        "probes.own[0]: 'Ev_bin_00' is already measured by a standard probe",
+        "probes.own[0]: 'Ev_bin_00' is also a metric of a standard probe",
     ),
     "twice": (
         {"probes": {"own": ["mine.py:entropy", {"kind": "mine.py:entropy", "base": 3.0}]}},
-        "probes.own[1]: 'entropy' is already measured by probes.own[0]; choose another name",
+        "probes.own[1]: 'entropy' is also a metric of probes.own[0]; choose another name",
     ),
     "a transformation": (
         {"phases": [BATCHED[0] | {"optimizer": "mine.py:made_already"}]},
-        "phases[0]: optimizer: expected a name or a function of the step size, such as `def own(step_size): return ",
+        "phases[0]: optimizer: expected a name or a function of the step size, such as `def custom(step_size): return ",
     ),
     "a letter left out": (
         {"phases": [{("stepsize" if key == "step_size" else key): x for key, x in BATCHED[0].items()}]},
@@ -555,7 +555,7 @@ def test_invalid_custom_code_raises_a_one_line_error_with_its_location(names, tm
     assert str(error).startswith(expected) or expected in str(error), str(error)
 
 
-def test_coupled_loss_runs_on_the_full_corpus_or_the_minibatch(names, tmp_path):
+def test_coupled_loss_is_evaluated_on_the_full_corpus_or_the_minibatch(names, tmp_path):
     whole = [{key: x for key, x in BATCHED[0].items() if key != "batch_size"}]
     for changes in ({"phases": whole}, {"phases": BATCHED, "model": model("Cuts")}):
         study(names, loss="mine.py:contrast", **changes).plan(tmp_path / "out", quick=True)
@@ -601,7 +601,7 @@ def test_built_in_losses_are_not_coupled(name, classes):
 
 def test_static_settings_allow_python_control_flow(names, tmp_path):
     error = said(names, tmp_path, model=model("Decides"), axes={"model.width": [1.0, 2.0]})
-    assert str(error).endswith("annotate it as jaxattn.Static[float], or use jax.numpy.where")
+    assert str(error).endswith("annotate the setting as jaxattn.Static[float], or use jax.numpy.where")
     plan = study(names, model=model("Static"), axes={"model.width": [1.0, 2.0]}).plan(tmp_path, quick=True)
     assert len(plan.groups) == 2
     # If it is not swept, it is a Python number.
@@ -615,7 +615,7 @@ def test_static_settings_allow_python_control_flow(names, tmp_path):
         ({"data": {"kind": "mine.py:unread"}}, "data: FileNotFoundError in unread", "return np.load(name)"),
         (
             {"model": model("RaisesWhenMade")},
-            "model: RaisesWhenMade raises an exception when it is created",
+            "model: RaisesWhenMade raised an exception on construction",
             "__post_init__",
         ),
         (
@@ -623,11 +623,11 @@ def test_static_settings_allow_python_control_flow(names, tmp_path):
             "model: TracerBoolConversionError in outputs",
             "if params.p[0] > 0:",
         ),
-        ({"model": "raises.py:Model"}, "raises.py raises an exception during import", "json.loads('no')"),
-        ({"model": "syntax.py:Model"}, "syntax.py raises an exception during import", "def f(:"),
+        ({"model": "raises.py:Model"}, "raises.py raised an exception on import", "json.loads('no')"),
+        ({"model": "syntax.py:Model"}, "syntax.py raised an exception on import", "def f(:"),
     ],
 )
-def test_exceptions_of_custom_code_show_its_traceback(names, tmp_path, changes, line, frame):
+def test_exceptions_in_custom_code_show_its_traceback(names, tmp_path, changes, line, frame):
     error = said(names, tmp_path, **changes)
     assert isinstance(error, UserCodeError)
     assert str(error).startswith(line) or line in str(error), str(error)
@@ -755,7 +755,7 @@ def test_nan_in_the_data_raises(sweep, tmp_path, monkeypatch, capsys):
         ),
     ],
 )
-def test_exception_in_a_run_stops_only_its_cells(
+def test_exception_in_a_run_stops_only_the_affected_cells(
     sweep, tmp_path, monkeypatch, capfd, probe, axis, values, line
 ):
     own = {"own": [{"kind": f"runs.py:{probe}", axis: 2}]}
@@ -774,7 +774,7 @@ def test_exception_in_a_run_stops_only_its_cells(
 
 
 @pytest.mark.more
-def test_nan_of_a_probe_is_shown_as_a_dash(sweep, tmp_path, monkeypatch, capsys):
+def test_nan_from_a_probe_is_shown_as_a_dash(sweep, tmp_path, monkeypatch, capsys):
     path = sweep(probes={"own": ["runs.py:undefined"]})
     assert command(monkeypatch, "run", path, "--out", tmp_path / "out", "--quiet") == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("undefined ")]
@@ -787,11 +787,11 @@ def test_nan_of_a_probe_is_shown_as_a_dash(sweep, tmp_path, monkeypatch, capsys)
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"zero": 0}, "data: train: label 0: labels of 2 classes must be [-1, 1]"),
+        ({"zero": 0}, "data: train: label 0: labels for 2 classes must be [-1, 1]"),
         *(
             pytest.param(
                 {"add": number},
-                "data: train: a sequence has a token id outside 0 to 11; raise vocab_size",
+                "data: train: a sequence has a token id outside the range 0 to 11; increase vocab_size",
                 marks=pytest.mark.more,
             )
             for number in (5, -1)

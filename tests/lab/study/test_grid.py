@@ -17,7 +17,7 @@ def settings(tables):
     return make
 
 
-def test_grid_is_the_product_of_its_tables(settings):
+def test_grid_is_the_product_of_cells_zip_and_axes(settings):
     got = settings(
         cells=[{"model.dim": 8}, {"model.dim": 16}],
         zip={"phases.embed.step_size": [1.0, 2.0], "phases.query.steps": [10, 20]},
@@ -88,11 +88,11 @@ def test_cells_share_instances_of_equal_tables(tables, monkeypatch):
 )
 def test_too_large_grids_raise_before_cells_are_created(settings, monkeypatch, grid, cells):
     monkeypatch.setattr("jaxattn.lab.study.grid.itertools", None)
-    with pytest.raises(InputError, match=f"axes: {cells} cells are more than 100,000"):
+    with pytest.raises(InputError, match=f"axes: {cells} cells, but at most 100,000 are allowed"):
         settings(**grid)
 
 
-def test_cells_of_all_blocks_count_towards_the_limit(tables, monkeypatch):
+def test_cells_in_all_blocks_count_towards_the_limit(tables, monkeypatch):
     monkeypatch.setattr("jaxattn.lab.study.grid._MOST_CELLS", 5)
     blocks = {name: {"axes": {"model.dim": [1, 2]}} for name in "abc"}
     with pytest.raises(InputError, match=r"blocks.c: more than 5 cells in all blocks"):
@@ -116,13 +116,13 @@ def test_cells_of_all_blocks_count_towards_the_limit(tables, monkeypatch):
         ({"halton": {"points": 3, "axes": {}}}, r"halton.axes: "),
         (
             {"halton": {"points": 3, "axes": {"model.dim": {"low": 3, "high": 2}}}},
-            "low 3.0; must be below",
+            r"low \(3.0\) must be below",
         ),
         (
             {"halton": {"points": 3, "axes": {"model.dim": {"low": 0, "high": 2, "log": True}}}},
             "low must be positive for a logarithmic axis",
         ),
-        ({"axes": {"cells": [1]}}, "cells cannot be an axis"),
+        ({"axes": {"cells": [1]}}, "cells cannot be swept"),
     ],
 )
 def test_invalid_grids_raise_with_the_location(settings, grid, message):
@@ -130,7 +130,7 @@ def test_invalid_grids_raise_with_the_location(settings, grid, message):
         settings(**grid)
 
 
-def test_hash_of_a_cell_equals_that_of_the_equivalent_study(tables):
+def test_cell_has_the_hash_of_the_equivalent_study(tables):
     axes = {"model.dim": [16, 8], "phases.query.optimizer": ["sgd", "adam"]}
     cells = Definition(tables(axes=axes)).cells
     assert cells[0].config_hash == Definition(tables()).config_hash
@@ -140,7 +140,7 @@ def test_hash_of_a_cell_equals_that_of_the_equivalent_study(tables):
     assert len({cell.config_hash for cell in cells}) == 4
 
 
-def test_an_axis_may_sweep_kinds_and_custom_settings(study):
+def test_axes_can_sweep_kinds_and_custom_settings(study):
     cells = study("own", axes={"loss.softness": [0.5, 1.0], "model.rotation": ["drawn", "identity"]}).cells
     assert [cell.setting.model.rotation for cell in cells] == ["drawn", "identity"] * 2
     assert [cell.setting.loss.softness for cell in cells] == [0.5, 0.5, 1.0, 1.0]
@@ -152,7 +152,7 @@ def test_an_axis_may_sweep_kinds_and_custom_settings(study):
         study("own", axes={"loss.softnes": [1.0]})
 
 
-def test_blocks_are_variants_of_the_file(tables):
+def test_blocks_are_variants_of_the_sweep_file(tables):
     blocks = {
         "exact": {"axes": {"phases.query.until_norm": [1e2, 1e3]}},
         "Polyak": {
@@ -169,7 +169,7 @@ def test_blocks_are_variants_of_the_file(tables):
     assert Definition(tables("flow")).cells[0].settings == {}
 
 
-def test_block_with_a_different_kind_keeps_common_settings(study):
+def test_block_with_a_different_kind_keeps_the_common_settings(study):
     blocks = {
         "mlp": {"model": {"kind": "mlp"}},
         "polyak": {"phases": {"query": {"kind": "log_descent", "method": "polyak"}}},
@@ -206,6 +206,6 @@ def test_block_with_a_different_kind_keeps_common_settings(study):
         ({"seeds": 3}, r"blocks.b: seeds cannot differ between blocks"),
     ],
 )
-def test_invalid_blocks_raise_with_the_block(tables, block, message):
+def test_errors_in_a_block_include_its_name(tables, block, message):
     with pytest.raises(InputError, match=message):
         Definition(tables("flow", blocks={"b": block}))

@@ -50,7 +50,7 @@ def test_numeric_options_of_starts_and_losses_are_vmapped(found):
     assert {group.key(path) for path in group.varying} == {"model.init.p.scale", "loss.smoothing"}
 
 
-def test_numbers_of_custom_code_are_vmapped_unless_static(study):
+def test_numeric_settings_of_custom_code_are_vmapped_unless_static(study):
     axes = {
         "model.sharpness": [1.0, 2.0],
         "model.init.v.value": [0.1, 0.2],

@@ -25,7 +25,7 @@ def test_file_next_to_the_sweep_file_is_imported_once(folder):
     assert ImportPaths(folder).load("mine.py:double") is double
 
 
-def test_files_of_the_same_name_are_separate_modules(folder, tmp_path):
+def test_files_with_the_same_name_are_separate_modules(folder, tmp_path):
     other = tmp_path / "deep"
     other.mkdir()
     (other / "mine.py").write_text("def double(x):\n    return x + x + 1\n")
@@ -51,11 +51,11 @@ def item(folder, name, code, **files):
     return ImportPaths(folder / name)
 
 
-def test_file_imports_from_its_folder_and_its_book(tmp_path, modules):
+def test_file_can_import_from_its_folder_and_its_book(tmp_path, modules):
     (tmp_path / "shared_by_items.py").write_text("import math\n\ntwo = 2\n")
     code = "from shared_by_items import two\nfrom of_this_item import three\n\nfive = two + three\n"
     names = item(tmp_path, "item", code, of_this_item="three = 3")
-    with pytest.raises(UserCodeError, match=r"code.py raises an exception during import") as caught:
+    with pytest.raises(UserCodeError, match=r"code.py raised an exception on import") as caught:
         names.load("code.py:five")
     assert "No module named 'shared_by_items'" in caught.value.trace
     (tmp_path / "book.toml").touch()
@@ -64,7 +64,7 @@ def test_file_imports_from_its_folder_and_its_book(tmp_path, modules):
     assert sys.path == before
 
 
-def test_module_name_in_use_by_another_item_raises(tmp_path, modules):
+def test_module_name_used_by_another_item_raises(tmp_path, modules):
     """The error is also raised for indirect imports, and for a second import."""
     (tmp_path / "book.toml").touch()
     code, between = "from between_{} import x\n", "from of_each_item import x\n"
@@ -86,7 +86,7 @@ def test_module_name_in_use_by_another_item_raises(tmp_path, modules):
     assert second.load("code.py:x") == 2
 
 
-def test_file_of_an_item_takes_precedence_over_its_book(tmp_path, modules):
+def test_item_file_takes_precedence_over_a_book_file(tmp_path, modules):
     (tmp_path / "book.toml").touch()
     (tmp_path / "in_both.py").write_text("x = 0\n")
     assert item(tmp_path, "without", "from in_both import x\n").load("code.py:x") == 0
@@ -121,20 +121,20 @@ def test_objects_passed_in_python_take_precedence():
         ("other/lab.py:double", r"other/lab.py: no such file; paths are relative to /"),
         (
             "nowhere.to_be.found:X",
-            "no such module; install it, or give a file, for example mine.py:Name",
+            "no such module; install it, or give a file such as mine.py:Name",
         ),
         ("math:sinn", r"'sinn' does not exist in math; did you mean math:sin"),
     ],
 )
-def test_invalid_import_path_is_a_one_line_error(folder, name, message):
+def test_invalid_import_path_raises_a_one_line_error(folder, name, message):
     with pytest.raises(InputError, match=message) as caught:
         ImportPaths(folder).load(name)
     assert "\n" not in str(caught.value)
 
 
-def test_import_error_shows_only_lines_of_the_file(tmp_path):
+def test_traceback_of_an_import_error_contains_only_the_imported_file(tmp_path):
     (tmp_path / "bad.py").write_text("def divide():\n    return 1 / 0\n\n\ndivide()\n")
-    with pytest.raises(UserCodeError, match=r"bad.py raises an exception during import") as caught:
+    with pytest.raises(UserCodeError, match=r"bad.py raised an exception on import") as caught:
         ImportPaths(tmp_path).load("bad.py:divide")
     trace = caught.value.trace
     assert "return 1 / 0" in trace
@@ -144,7 +144,7 @@ def test_import_error_shows_only_lines_of_the_file(tmp_path):
     (tmp_path / "bad.py").write_text("def divide():\n    return 1\n")
     assert ImportPaths(tmp_path).load("bad.py:divide")() == 1
     (tmp_path / "as_module_bad.py").write_text("def divide():\n    return 1 / 0\n\n\ndivide()\n")
-    with pytest.raises(UserCodeError, match="as_module_bad raises an exception during import") as caught:
+    with pytest.raises(UserCodeError, match="as_module_bad raised an exception on import") as caught:
         ImportPaths(tmp_path).load("as_module_bad:x")
     assert caught.value.trace.count("as_module_bad.py") == 2
     assert "import_paths.py" not in caught.value.trace
@@ -173,7 +173,7 @@ def test_paths_are_relative_to_the_folder(folder):
 
 
 @pytest.mark.parametrize("first", ["data.py:Rows", "model.py:Rows"])
-def test_file_named_in_a_sweep_file_and_imported_by_another_is_one_module(tmp_path, modules, first):
+def test_file_named_in_a_sweep_file_and_imported_by_another_is_loaded_once(tmp_path, modules, first):
     names = item(tmp_path, "item", "", data="class Rows: pass", model="from data import Rows")
     names.load(first)
     assert names.load("data.py:Rows") is names.load("model.py:Rows")

@@ -32,7 +32,7 @@ def own_keys(hold, number):
 
 
 @pytest.mark.parametrize("hold", SOME)
-def test_held_keys_are_those_of_seed_0(hold):
+def test_held_random_keys_are_those_of_seed_0(hold):
     for number in (0, 3):
         wanted = own_keys(hold, number)
         for part, key in randomness.keys(number, hold)._asdict().items():
@@ -40,7 +40,7 @@ def test_held_keys_are_those_of_seed_0(hold):
 
 
 @pytest.mark.parametrize("hold", SOME[:-1])
-def test_held_run_equals_a_loop_over_seeds_bitwise(hold, tmp_path):
+def test_run_with_held_keys_equals_a_loop_over_seeds_bitwise(hold, tmp_path):
     wanted = study(hold, chunk=1)
     found = wanted.run(tmp_path, quiet=True)
     setting = wanted.cells[0].setting
@@ -62,7 +62,7 @@ def test_held_run_equals_a_loop_over_seeds_bitwise(hold, tmp_path):
         jax.tree.map(np.testing.assert_array_equal, own_data, drawn)
 
 
-def test_vmapped_seeds_equal_single_ones(tmp_path):
+def test_vmapped_seeds_match_single_seeds(tmp_path):
     alone = study(["data"], chunk=1).run(tmp_path / "alone", quiet=True)
     together = study(["data"], chunk=3).run(tmp_path / "together", quiet=True)
     keys = ["seed", "phase", "step", "metric"]
@@ -71,7 +71,7 @@ def test_vmapped_seeds_equal_single_ones(tmp_path):
     np.testing.assert_allclose(one["value"], all_["value"], rtol=1e-5, atol=1e-6)
 
 
-def test_no_held_part_changes_nothing():
+def test_empty_hold_does_not_change_the_study():
     one, other = study(), ja.Study.of_tables({k: x for k, x in study().tree.items() if k != "hold"})
     assert one.config == other.config
     assert one.config_hash == other.config_hash == one.cells[0].config_hash
@@ -80,7 +80,7 @@ def test_no_held_part_changes_nothing():
     assert study(["start", "data", "data"]).config_hash == study(["data", "start"]).config_hash
 
 
-def test_blocks_hold_different_parts(tmp_path):
+def test_blocks_can_hold_different_random_numbers(tmp_path):
     blocks = {"all": {}, "start": {"hold": ["data", "batches"]}}
     found = study(blocks=blocks).run(tmp_path, quiet=True)
     assert found.cells["hold"].tolist() == ["", "data, batches"]
@@ -94,7 +94,7 @@ def test_blocks_hold_different_parts(tmp_path):
     assert losses.loc[2, 0] != losses.loc[2, 1]
 
 
-def test_results_and_report_name_the_held_parts(tmp_path):
+def test_results_and_report_list_the_held_random_numbers(tmp_path):
     found = study(["data"]).run(tmp_path, quiet=True)
     words = "data held at seed 0; start and batches vary over seeds"
     assert found.held == ja.load(tmp_path).held == words
@@ -104,12 +104,12 @@ def test_results_and_report_name_the_held_parts(tmp_path):
     assert words in found._repr_html_()
 
 
-def test_a_part_that_a_study_does_not_use_does_not_vary(tmp_path):
+def test_unused_random_numbers_are_not_listed_as_varying(tmp_path):
     found = study(["data"], phase={}).run(tmp_path, quiet=True)
     assert found.held == "data held at seed 0; start varies over seeds"
 
 
-def test_read_data_may_be_held():
+def test_data_read_from_a_source_can_be_held():
     class Fixed(ja.SharedData, frozen=True, kw_only=True):
         def load(self, progress=None):
             raise NotImplementedError
@@ -125,14 +125,14 @@ def test_read_data_may_be_held():
         (["dat"], None, "hold.*'dat'; did you mean 'data'"),
         (["data", "start", "batches"], None, "hold: all 3 seeds would be identical"),
         (["data", "start"], {}, "hold: all 3 seeds would be identical"),
-        (["data"], {"fresh": 4}, "hold: 'data' cannot hold the examples of phase 'a'.*hold 'batches'"),
+        (["data"], {"fresh": 4}, "hold: 'data' does not fix the examples of phase 'a'.*add 'batches'"),
     ],
 )
-def test_bad_holds_are_refused_in_one_line(hold, phase, words):
+def test_invalid_holds_raise_one_line_errors(hold, phase, words):
     with pytest.raises(InputError, match=words):
         study(hold, phase=phase)
 
 
-def test_one_seed_may_hold_everything_and_fresh_data_may_hold_batches():
+def test_single_seeds_can_hold_everything_and_fresh_data_can_hold_batches():
     study(PARTS, seeds=1)
     study(["data", "batches"], phase={"fresh": 4})

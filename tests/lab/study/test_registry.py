@@ -58,7 +58,7 @@ CASES = [(concept, table) for kinds in (OWN, BUILT_IN) for concept, every in kin
 
 
 @pytest.mark.parametrize(("concept", "table"), CASES, ids=[f"{c}-{k}" for k, (c, _) in enumerate(CASES)])
-def test_description_of_an_object_recreates_it(concept, table, names):
+def test_object_can_be_recreated_from_its_description(concept, table, names):
     """A table gives an object, whose description with all settings gives an equal object."""
     thing, written = make(CONCEPTS[concept], table, concept, names)
     again, rewritten = make(CONCEPTS[concept], written, concept, names)
@@ -73,7 +73,7 @@ def test_description_of_an_object_recreates_it(concept, table, names):
     }
 
 
-def test_description_has_defaults(names):
+def test_description_includes_defaults(names):
     _, written = make(registry.MODEL, {"kind": "mine.py:Turned", "dim": 3}, "model", names)
     assert written == {"kind": "mine.py:Turned", "dim": 3, "sharpness": 1.0, "rotation": "drawn"}
     table = {"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6}
@@ -170,15 +170,15 @@ def test_description_has_defaults(names):
         ("figure", "nosuch", "figure.kind: unknown 'nosuch'"),
     ],
 )
-def test_invalid_parts_raise_a_one_line_error_with_location_and_remedy(concept, table, message, names):
+def test_invalid_components_raise_a_one_line_error_with_location_and_remedy(concept, table, message, names):
     with pytest.raises(InputError, match=message) as caught:
         made(concept, table, names)
     assert "\n" not in str(caught.value)
 
 
-def test_exception_at_creation_shows_the_custom_code(names):
+def test_exception_on_construction_shows_the_custom_code(names):
     with pytest.raises(
-        UserCodeError, match="model: RaisesWhenMade raises an exception when it is created"
+        UserCodeError, match="model: RaisesWhenMade raised an exception on construction"
     ) as caught:
         made("model", {"kind": "mine.py:RaisesWhenMade", "dim": 3}, names)
     assert 'raise KeyError("not like this")' in caught.value.trace
@@ -215,7 +215,7 @@ def test_settings_that_cannot_be_stored_raise():
         thing: object = None
 
     with pytest.raises(
-        InputError, match=r"a setting cannot be stored: .*use numbers, texts, lists or tables"
+        InputError, match=r"a setting cannot be stored: .*use numbers, strings, lists or tables"
     ):
         describe(Holding(object()), registry.MODEL, ImportPaths())
 
@@ -256,7 +256,7 @@ def test_settings_are_fields_or_keyword_only_arguments(names):
         (
             "model",
             "class Taken(ja.Model):\n    dim: int = 3\n    outputs: int = 3",
-            "'outputs' of Taken is an",
+            "'outputs' of Taken is also an attribute of Model",
         ),
         (
             "model",
@@ -299,7 +299,7 @@ def test_setting_with_the_name_of_a_base_attribute_raises(concept, code, message
     assert "\n" not in str(caught.value)
 
 
-def test_unresolved_annotation_is_a_one_line_error():
+def test_unresolved_annotation_raises_a_one_line_error():
     def loss(logits, labels, *, power: "Nowhere" = 1):  # noqa: F821
         return logits
 
@@ -318,7 +318,7 @@ def test_mutable_defaults_are_not_shared():
     assert other["sizes"] == [1, 2]
 
 
-def test_suggestion_is_the_nearest_name_or_all_names():
+def test_suggestions_are_the_nearest_name_or_all_names():
     assert nearest("dims", ["dim", "kind"]) == "; did you mean 'dim'?"
     assert nearest("zzz", ["dim", "kind"]) == "; known: dim, kind"
     assert nearest("zzz", []) == ""

@@ -63,7 +63,7 @@ def test_schema_accepts_shipped_sweeps(validator, path):
         ("blocks.other.model.dim = 'wide'", False),
     ],
 )
-def test_schema_validates_additional_lines(validator, tables, line, is_valid):
+def test_schema_accepts_valid_lines_and_rejects_invalid_ones(validator, tables, line, is_valid):
     assert validator.is_valid(merge(tables(), tomllib.loads(line))) == is_valid
 
 
@@ -93,7 +93,7 @@ def choices(made, part):
     }
 
 
-def test_schema_has_every_kind_with_settings_and_defaults(made):
+def test_schema_contains_every_kind_with_its_settings_and_defaults(made):
     models, phases = choices(made, "model"), choices(made, "phases")
     assert set(models) == set(MODELS)
     assert set(phases) == set(PHASES)
@@ -115,7 +115,7 @@ def test_schema_has_every_kind_with_settings_and_defaults(made):
     assert "scaled" in json.dumps(models["one_layer"]["properties"]["init"])
 
 
-def test_schema_has_the_descriptions_of_settings(made):
+def test_schema_contains_the_descriptions_of_settings(made):
     texts = choices(made, "data")["csv"]["properties"]
     assert texts["columns"]["description"].startswith(
         "names of the fields, from left to right, for files without a header line"

@@ -17,7 +17,7 @@ def test_keys_depend_only_on_the_seed():
     np.testing.assert_array_equal(jax.jit(lambda s: jax.random.key_data(seed.keys(s)[1]))(7), again)
 
 
-def test_padded_vocabulary_has_rows_of_zeros(study, tables):
+def test_padding_of_the_vocabulary_consists_of_zero_rows(study, tables):
     small, large = (study(data=tables()["data"] | {"vocab_size": v}).base for v in (20, 26))
     data_key, key, _ = seed.keys(3)
     like = jax.eval_shape(large.data.draw, data_key), jax.eval_shape(small.data.draw, data_key)
@@ -51,7 +51,7 @@ def test_run_seed_matches_explicit_steps(study, x64):
 
 
 @pytest.mark.more
-def test_phase_starts_where_the_previous_one_ends(study):
+def test_phase_starts_where_the_previous_phase_ends(study):
     found = list(seed.run_seed(study(probes={"per_decade": 1, "bins": 0}).base, 2))
     assert [(phase, step) for phase, step, _ in found][:2] == [("embed", 0), ("embed", 1)]
     assert [step for phase, step, _ in found if phase == "query"][-1] == 20
@@ -68,7 +68,7 @@ def test_shared_corpus_is_the_same_for_every_seed(study, x64):
     assert "test_loss" not in first
 
 
-def test_two_probes_of_the_same_name_raise(study, x64):
+def test_two_probes_with_the_same_name_raise(study, x64):
     own = ["mine.py:spread", {"kind": "mine.py:spread", "name": "loss"}]
     with pytest.raises(InputError, match="probes: two probes measure 'loss'; rename one of the metrics"):
         jax.eval_shape(lambda: next(seed.run_seed(study("own", probes={"bins": 0, "own": own}).base, 0))[2])
@@ -86,7 +86,7 @@ def test_model_without_scores_and_values_has_no_token_table(study, x64):
 
 
 @pytest.mark.more
-def test_sample_applies_to_losses_but_not_to_the_one_step_law(study, x64):
+def test_sampling_affects_losses_but_not_the_one_step_law(study, x64):
     """The one-step law is evaluated on the corpus of the step."""
     all_, some = (study(dtype="float64", probes={"sample": sample}).base for sample in (None, 7))
     data_key, key, _ = seed.keys(0)
@@ -169,7 +169,7 @@ def test_dataset_reproduces_held_out_losses(ran, name):
             assert found == pytest.approx(recorded(results, number, 1)[f"{name}_loss"], rel=1e-12)
 
 
-def test_dataset_has_token_statistics():
+def test_dataset_includes_token_statistics():
     data = ja.data.Independent(vocab_size=24, relevant=8, length=6, sequences=30)
     splits = ja.Study(name="plain", data=data, model=ja.models.OneLayer(dim=4), phases=PHASES).dataset()
     assert splits.test is None
@@ -197,11 +197,11 @@ def test_dataset_returns_shared_data(tmp_path):
 
 
 @pytest.mark.more
-def test_invalid_cell_or_seed_is_a_one_line_error(ran):
+def test_invalid_cell_or_seed_raises_a_one_line_error(ran):
     study, results = ran
     for ask, said in (
         (lambda: study.dataset(0, 4), "cell 4: the study has cells 0 to 3"),
-        (lambda: study.dataset(-1), "seed -1: seeds are numbers from 0"),
+        (lambda: study.dataset(-1), "seed -1: seeds must be integers from 0"),
         (lambda: results.dataset(7), "seed 7: not in the run; choose one of 0, 1, 2"),
         (lambda: results.dataset(0, 9), "cell 9: .* has only cells 0 to 3"),
     ):

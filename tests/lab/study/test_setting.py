@@ -68,7 +68,7 @@ def test_unknown_parameter_of_a_custom_model_raises(study, go_one, x64):
         ({"phases": [descent(["E", "p"], optimizer="sgd", batch_size=5)]}, None),
     ],
 )
-def test_settings_that_depend_on_axes_are_not_reduced_to_the_span(study, changes, place):
+def test_settings_that_depend_on_axes_prevent_reduction_to_the_span(study, changes, place):
     def model(dim, **more):
         return {"kind": "one_layer", "dim": dim} | more
 
@@ -81,13 +81,13 @@ def test_settings_that_depend_on_axes_are_not_reduced_to_the_span(study, changes
         study(model=model("inf"), **changes)
 
 
-def test_embeddings_from_a_file_depend_on_axes(study):
+def test_embeddings_read_from_a_file_depend_on_axes(study):
     model = {"kind": "one_layer", "dim": "inf", "init": {"E": {"file": "glove.npy"}}}
     with pytest.raises(InputError, match=r"'inf', but model.init.E depends on the axes"):
         study(model=model, phases=[descent(["p"], optimizer="sgd")])
 
 
-def test_model_without_a_span_requires_finite_dim(study):
+def test_model_without_span_support_requires_a_finite_dim(study):
     with pytest.raises(InputError, match="dim"):
         study(model={"kind": "mlp", "dim": "inf"}, phases=[descent(["p"], optimizer="sgd")])
 
@@ -99,7 +99,7 @@ def go_one():
     return lambda study: next(seed.run_seed(study.base, 0))
 
 
-def test_tables_have_defaults_and_recreate_the_setting(study):
+def test_tables_include_defaults_and_recreate_the_setting(study):
     from jaxattn.lab.study.setting import Reader
 
     for name in ("small", "flow", "own"):
@@ -122,12 +122,12 @@ def test_hyperparameters_are_listed_by_path(study):
     }
 
 
-def test_static_numbers_are_not_hyperparameters(study):
+def test_static_settings_are_not_hyperparameters(study):
     found = hyperparameters(study("flow").base)
     assert not [path for path in found if path[0] == "phases" and path[1] == 1]
 
 
-def test_numbers_of_custom_code_are_hyperparameters(study):
+def test_numeric_settings_of_custom_code_are_hyperparameters(study):
     assert hyperparameters(study("own").base) == {
         ("data", "label_noise"): 0.0,
         ("data", "swapped"): 0.25,

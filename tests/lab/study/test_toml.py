@@ -106,7 +106,7 @@ def test_override_without_effect_raises(tmp_path, grid, override, option, values
     assert toml.read_sweep(path, *changed).cells != toml.read_sweep(path).cells
 
 
-def test_override_of_some_cells_is_accepted(tmp_path):
+def test_override_that_affects_only_some_cells_is_accepted(tmp_path):
     path = tmp_path / "swept.toml"
     path.write_text(SMALL + BLOCK.replace("axes.model.dim = [64]\n", ""))
     assert toml.read_sweep(path, ["model.dim=32"]).cells[0].setting.model.dim == 32
@@ -124,7 +124,7 @@ def test_override_of_some_cells_is_accepted(tmp_path):
         ("blocks.b.axes.model.dim = [4, 8]", "blocks.b.axes.model.dim=[4, 8]"),
     ],
 )
-def test_grid_in_an_override_equals_grid_in_a_file(tmp_path, line, override):
+def test_grid_set_by_override_equals_grid_in_a_file(tmp_path, line, override):
     head, phases, rest = SMALL.partition("[data]")
     top, line = (line, "") if not line.startswith("\n") else ("", line)
     (tmp_path / "a.toml").write_text(f"{head}{top}\n{phases}{rest}{line}")
@@ -177,7 +177,7 @@ def test_missing_and_malformed_files_raise(tmp_path, file):
         toml.read_sweep(tmp_path)
 
 
-def test_file_extends_another(tmp_path):
+def test_sweep_file_can_extend_another(tmp_path):
     (tmp_path / "base.toml").write_text(SMALL + "[axes]\nmodel.dim = [8, 16]\n")
     child = tmp_path / "deep" / "child.toml"
     child.parent.mkdir()
@@ -198,7 +198,7 @@ def test_circular_or_missing_extends_raises(tmp_path):
     one, two = tmp_path / "one.toml", tmp_path / "two.toml"
     one.write_text('extends = "two.toml"')
     two.write_text('extends = "one.toml"')
-    with pytest.raises(InputError, match=r"one.toml: .*two.toml: extends: one.toml also extends this"):
+    with pytest.raises(InputError, match=r"one.toml: .*two.toml: extends: one.toml extends this"):
         toml.read_sweep(one)
     one.write_text('extends = "three.toml"')
     with pytest.raises(InputError, match=r"one.toml: .*three.toml: no such sweep file"):
@@ -213,7 +213,7 @@ def test_too_large_files_are_rejected(tmp_path):
     child.write_text('extends = "base.toml"')
     os.mkfifo(base)
     with pytest.raises(
-        InputError, match=r"base.toml: cannot be read \(not a file\); save the sweep to a file"
+        InputError, match=r"base.toml: cannot be read \(not a regular file\); save the sweep to a file"
     ):
         toml.read_sweep(child)
     base.unlink()
@@ -241,7 +241,7 @@ def test_invalid_import_paths_raise(file, kind):
         toml.read_sweep(file, [f"model.kind='{kind}'"])
 
 
-def test_error_shows_the_command_line_option(file):
+def test_error_names_the_command_line_option(file):
     with pytest.raises(InputError, match=r"^--set model.dim: expected 'int' >= 1, got -4$"):
         toml.read_sweep(file, ["dtype=float64", "model.dim=-4"])
     with pytest.raises(InputError, match=r"^--axis model.gain: 0.5 is listed twice; list each value once$"):
@@ -250,9 +250,9 @@ def test_error_shows_the_command_line_option(file):
         toml.read_sweep(file, ["model.dimm=3"])
 
 
-def test_import_error_has_the_location_in_the_file(file):
+def test_import_error_includes_the_location_in_the_file(file):
     (file.parent / "wrong.py").write_text("def f(:\n")
-    with pytest.raises(UserCodeError, match=f"^{re.escape(str(file))}: loss.kind: wrong.py raises") as caught:
+    with pytest.raises(UserCodeError, match=f"^{re.escape(str(file))}: loss.kind: wrong.py raised") as caught:
         toml.read_sweep(file, ["loss=wrong.py:f"])
     assert re.findall('File "(.*)"', caught.value.trace) == [str(file.parent / "wrong.py")]
     assert "def f(:" in caught.value.trace
@@ -267,7 +267,7 @@ def test_figure_requires_a_kind(file):
 def test_long_chain_of_extends_raises(tmp_path):
     for number in range(30):
         (tmp_path / f"{number}.toml").write_text(f'extends = "{number + 1}.toml"')
-    with pytest.raises(InputError, match="more than 20 files extend each other"):
+    with pytest.raises(InputError, match="chain of more than 20 files"):
         toml.read_sweep(tmp_path / "0.toml")
 
 
@@ -285,7 +285,7 @@ def test_long_chain_of_extends_raises(tmp_path):
         ("data.vocab_size=2147483648", "data.vocab_size: expected 'int' <= 2147483647"),
         (
             "data.length=2000000000",
-            "length: [23]0 sequences of 2,000,000,000 tokens make [46]0,000,000,000 tokens, more",
+            "length: [23]0 sequences of 2,000,000,000 tokens total [46]0,000,000,000 tokens, more",
         ),
         (f"data.vocab_size={'9' * 5000}", "data.vocab_size: expected 'int', got 'str'"),
     ],
@@ -325,14 +325,14 @@ def test_written_sweep_has_the_same_hashes(path, tmp_path):
     assert after.seeds == before.seeds
 
 
-def test_unwritable_path_is_a_one_line_error(tmp_path, study):
+def test_unwritable_path_raises_a_one_line_error(tmp_path, study):
     with pytest.raises(RunError, match=r"nowhere/x.toml: cannot be written \(No such file or directory\)"):
         study().write(tmp_path / "nowhere" / "x.toml")
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_written_sweeps_with_mutated_values_are_read_back(data):
+def test_sweeps_with_mutated_values_survive_a_write_and_read(data):
     """Writing any valid study and reading it back gives the same study."""
     tree = tomllib.loads(SMALL)
     tree["seeds"] = data.draw(st.integers(1, 1000) | st.just("3:9") | st.just([5, 2]))

@@ -76,7 +76,7 @@ def test_flipped_bit_is_detected_or_harmless(tmp_path, notes):
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"some text"])
-def test_a_foreign_cache_file_is_replaced(tmp_path, notes, content):
+def test_cache_file_with_unrelated_contents_is_replaced(tmp_path, notes, content):
     path = tmp_path / "x.npz"
     path.write_bytes(content)
     assert cache.read_cached(path, ARRAYS, notes.append) is None
@@ -86,7 +86,7 @@ def test_a_foreign_cache_file_is_replaced(tmp_path, notes, content):
     assert same(cache.read_cached(path, ARRAYS, notes.append), ARRAYS)
 
 
-def test_missing_array_counts_as_damage(tmp_path, notes):
+def test_missing_array_is_treated_as_damage(tmp_path, notes):
     path = tmp_path / "x.npz"
     cache.write_cached(path, {"a": ARRAYS["a"]}, notes.append)
     assert cache.read_cached(path, ARRAYS, notes.append) is None

@@ -153,7 +153,7 @@ class TestEveryKind:
         assert sorted(train.targets.tolist()) == [-1, -1, 1, 1]
         assert sorted(test.targets.tolist()) == [-1, 1]
 
-    def test_rows_depend_on_files_only(self, source, tmp_path):
+    def test_rows_depend_only_on_the_files(self, source, tmp_path):
         assert source.files()
         assert source.files() == source.files()
         for path in source.files().values():
@@ -213,14 +213,14 @@ class TestTfds:
         assert read.total == 1100
         assert list(read.rows) == [(f"row {i}", text, label) for i, (text, label) in enumerate(many)]
 
-    def test_the_folder_has_a_default(self, prepared, monkeypatch, tmp_path):
+    def test_data_folder_has_a_default(self, prepared, monkeypatch, tmp_path):
         monkeypatch.setenv("TFDS_DATA_DIR", prepared)
         assert rows(Tfds(dataset="tiny_reviews")) == TRAIN
         monkeypatch.delenv("TFDS_DATA_DIR")
         monkeypatch.setenv("HOME", str(tmp_path))
         assert f"{tmp_path}/tensorflow_datasets" in message(Tfds(dataset="tiny_reviews").files)
 
-    def test_second_load_does_not_import_tfds(self, prepared, tmp_path, monkeypatch):
+    def test_second_load_does_not_import_tensorflow_datasets(self, prepared, tmp_path, monkeypatch):
         source = Tfds(dataset="tiny_reviews", data_dir=prepared)
         first = text_module.load_text(source, cache_dir=tmp_path)
         monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
@@ -282,7 +282,7 @@ class TestTfds:
 
 class TestTables:
     @tables
-    def test_one_file_may_contain_all_splits(self, kind, tmp_path):
+    def test_one_file_can_contain_all_splits(self, kind, tmp_path):
         columns = ("review", "stars", "part")
         written = [("a", 1, "one"), ("b", 0, "two"), ("c", 0, "one"), ("d", 1, "three")]
         path = WRITERS[kind](tmp_path / "x", written, columns)
@@ -300,13 +300,13 @@ class TestTables:
         assert "part = 'four'; choose from one, three, two" in said
 
     @tables
-    def test_many_long_split_names_make_one_line(self, kind, tmp_path):
+    def test_many_long_split_names_yield_a_short_message(self, kind, tmp_path):
         written = [(f"a\nb {i}" + " long" * 50, 1) for i in range(30)]
         source = kind(path=WRITERS[kind](tmp_path / "x", written), split_column="text")
         assert len(message(lambda: rows(source))) < 1200
 
     @tables
-    def test_one_file_may_have_no_test_split(self, kind, tmp_path):
+    def test_single_file_can_lack_a_test_split(self, kind, tmp_path):
         source = kind(path=WRITERS[kind](tmp_path / "x", TRAIN))
         assert source.splits == ("train",)
         assert list(source.files()) == ["path"]
@@ -366,7 +366,9 @@ class TestTables:
         path = WRITERS[kind](tmp_path / "x", [("a", 0), (None, 1)])
         assert rows(kind(path=path)) == [("a", 0), ("", 1)]
         said = message(lambda: text_module.load_text(kind(path=path), cache_dir=tmp_path))
-        assert f"{'row 1' if kind is Parquet else 'line 2'}: none of its words is in the vocabulary" in said
+        assert (
+            f"{'row 1' if kind is Parquet else 'line 2'}: this row contains no word of the vocabulary" in said
+        )
         assert 'data.empty = "drop"' in said
 
     @tables
@@ -385,7 +387,7 @@ class TestTables:
             assert f"has 2 fields {name!r}; choose from text, label, {name}" in said
 
     @tables
-    def test_several_texts_are_joined(self, kind, tmp_path):
+    def test_several_text_fields_are_joined(self, kind, tmp_path):
         written = [("a title", 1, "its body"), ("b", 0, "")]
         path = WRITERS[kind](tmp_path / "x", written, columns=("title", "label", "body"))
         assert rows(kind(path=path, text=("body", "title"))) == [("its body\na title", 1), ("\nb", 0)]
@@ -428,7 +430,7 @@ class TestCsv:
         path = write_csv(tmp_path / "x", TRAIN, delimiter="\t")
         assert rows(Csv(path=path, delimiter="\t")) == TRAIN
 
-    def test_blank_lines_are_skipped_and_plain_fields_kept(self, tmp_path):
+    def test_blank_lines_are_skipped_and_unquoted_fields_are_unchanged(self, tmp_path):
         path = tmp_path / "x"
         path.write_bytes(b"id,text,label\r\n\r\n7,it's 5\" wide,1\r\n8,,0\r\n\r\n")
         assert records(Csv(path=str(path))) == [
@@ -519,7 +521,7 @@ class TestLines:
         said = message(lambda: rows(Lines(path=str(path), separator="\t")))
         assert said.startswith(f"data: line 2 of {path} is '0 b', not a label and a text; set data.separator")
 
-    def test_splits_must_be_files(self, tmp_path):
+    def test_train_and_test_names_require_a_split_column(self, tmp_path):
         with pytest.raises(InputError, match="train, test"):
             Lines(path="x", train="dev").check()
 
@@ -562,7 +564,7 @@ class TestEncoding:
             assert ("3 lines with characters beyond ASCII are: it mixes encodings" in said) == mixed
             assert ("cp1252" in said) != mixed
 
-    def test_encoding_errors_are_reported_without_byte_lines(self, tmp_path):
+    def test_invalid_utf_16_raises_an_encoding_error(self, tmp_path):
         path = tmp_path / "x"
         path.write_bytes("1 film\n".encode("utf-16-le") + b"\x00\xd8\x00")
         said = message(lambda: rows(Lines(path=str(path), encoding="utf-16-le")))
@@ -589,7 +591,7 @@ class TestFolder:
         ]
         assert list(source.files()) == ["train/neg/1_7.txt", "train/pos/0_7.txt"]
 
-    def test_splits_and_classes_may_have_other_names(self, tmp_path):
+    def test_splits_and_classes_can_be_renamed(self, tmp_path):
         path = write_folder(tmp_path, fit=[("a", 1), ("b", 2), ("c", 5)])
         source = Folder(path=path, train="fit", test=None, labels=(5, 1), ignore_labels=(2,))
         assert rows(source) == [("c", 5), ("a", 1)]
@@ -605,7 +607,7 @@ class TestFolder:
         assert f"no files {tmp_path / 'train' / 'neg'}/*.txt" in message(source.files)
         write_folder(tmp_path, train=[("a", "neg"), ("a", "mixed")])
         said = message(source.files)
-        assert "'mixed', expected neg, pos" in said
+        assert "'mixed', expected only neg, pos" in said
         assert "data.ignore_labels" in said
 
     def test_class_without_texts_is_rejected(self, tmp_path):
@@ -623,4 +625,4 @@ class TestFolder:
     def test_empty_file_is_rejected(self, tmp_path):
         source = Folder(path=write_folder(tmp_path, train=[("a", "pos"), ("", "neg")]), test="")
         said = message(lambda: text_module.load_text(source, cache_dir=tmp_path / "cache"))
-        assert "train/neg/1_7.txt: none of its words is in the vocabulary" in said
+        assert "train/neg/1_7.txt: this row contains no word of the vocabulary" in said

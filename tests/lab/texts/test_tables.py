@@ -32,7 +32,7 @@ class TestQuotes:
     # The quotes of the second and fourth rows are ordinary characters.
     LETTERS = 'label;text\n1;fine\n0;"Dull, he said\n1;lovely\n0;said he"\n'
 
-    def test_quotes_are_characters_if_every_line_is_a_row(self, tmp_path):
+    def test_quotes_are_ordinary_characters_if_every_line_is_a_row(self, tmp_path):
         path = put(tmp_path / "x", self.LETTERS)
         read = rows(Csv(path=path, delimiter=";"))
         assert read == [("fine", "1"), ('"Dull, he said', "0"), ("lovely", "1"), ('said he"', "0")]
@@ -41,11 +41,11 @@ class TestQuotes:
         assert fields == [("fine", "1"), ("Dull, he said\n1;lovely\n0;said he", "0")]
 
     @pytest.mark.parametrize("spoilt", ["2;of a class that is not listed\n", "1;one;more\n"])
-    def test_rows_within_quotes_are_rejected(self, tmp_path, spoilt):
+    def test_quotes_that_enclose_whole_rows_are_rejected(self, tmp_path, spoilt):
         path = put(tmp_path / "x", self.LETTERS.replace("1;lovely\n", f"1;lovely\n{spoilt}"))
         said = message(lambda: rows(Csv(path=path, delimiter=";")))
         assert said.startswith(
-            f"data: lines 3 to 6 of {path} form one row with quotes that enclose whole rows"
+            f"data: lines 3 to 6 of {path} form a single quoted row, but look like several rows"
         )
         assert 'data.quoting = "none"' in said
         assert len(rows(Csv(path=path, delimiter=";", quoting="fields"))) == 2
@@ -75,7 +75,7 @@ class TestShards:
                 put(path, "\n".join(lines))
 
     @pytest.mark.parametrize("kind", [Parquet, Jsonl, Lines])
-    def test_pattern_matches_several_files(self, tmp_path, kind):
+    def test_pattern_can_match_several_files(self, tmp_path, kind):
         self.write(tmp_path, kind)
         source = kind(path=str(tmp_path / "train-*"), test_path=str(tmp_path / "train-00001*"))
         read = source.read("train")
@@ -88,7 +88,7 @@ class TestShards:
         assert list(source.files()) == ["path", "path 1", "path 2", "test_path"]
         assert text.load_text(source, cache_dir=tmp_path / "cache").train.num_examples == 6
 
-    def test_a_column_may_determine_the_split_of_each_shard(self, tmp_path):
+    def test_column_can_determine_the_split_within_each_shard(self, tmp_path):
         for name in ("one", "two"):
             pq.write_table(
                 pa.table({"text": ["a", "b"], "label": [0, 1], "part": [name] * 2}), tmp_path / f"{name}.pq"
@@ -121,14 +121,14 @@ class TestBytes:
             said = message(lambda settings=settings: rows(kind(path=path, **settings)))
             assert said == f"data: {path} is compressed with {name}; decompress it first"
 
-    def test_utf_16_is_detected(self, tmp_path):
+    def test_utf_16_text_is_detected(self, tmp_path):
         path = put(tmp_path / "x", "1 good\n".encode("utf-16"))
         said = message(lambda: rows(Lines(path=path)))
         assert said == f'data: {path} is UTF-16 text; set data.encoding = "utf-16", or save it as UTF-8'
         assert rows(Lines(path=path, encoding="utf-16")) == [("good", "1")]
 
     @pytest.mark.parametrize("encoding", ["latin-1", "ISO-8859-1", "cp1252"])
-    def test_curly_quotes_of_windows_are_decoded(self, tmp_path, encoding):
+    def test_windows_curly_quotes_are_decoded(self, tmp_path, encoding):
         path = put(tmp_path / "x", "1 “isn’t” – été\n".encode("cp1252"))
         assert rows(Lines(path=path, encoding=encoding)) == [("“isn’t” – été", "1")]
         assert 'such as data.encoding = "cp1252"' in message(lambda: rows(Lines(path=path)))

@@ -198,7 +198,7 @@ def test_max_length_keeps_first_known_words(max_length):
     assert ids.tolist() == [i for row in expected for i in row]
 
 
-def test_encoding_no_texts_gives_empty_arrays():
+def test_encoding_an_empty_list_yields_empty_arrays():
     ids, lengths = encode([], Vocabulary(("a",), (1,)))
     assert ids.shape == lengths.shape == (0,)
 
@@ -266,7 +266,7 @@ def test_min_count_max_vocab_and_max_length_are_applied(source, settings):
     assert [vocabulary.tokens[row.argmax()] for row in counts(train)] == ["a", "film", "don't", "good"]
 
 
-def test_text_without_a_known_word_is_rejected(tmp_path, settings):
+def test_text_without_vocabulary_words_is_rejected(tmp_path, settings):
     source = Jsonl(
         path=write(tmp_path / "a.jsonl", [("", 1), ("good", 1), ("good", 0), ("rare", 0)]),
         test_path=write(tmp_path / "b.jsonl", [("good", 1), ("unseen", 0)]),
@@ -280,7 +280,7 @@ def test_text_without_a_known_word_is_rejected(tmp_path, settings):
     assert train.num_examples == 4
     assert test.targets.tolist() == [1]
     write(tmp_path / "b.jsonl", [("unseen", 0)])
-    assert "no row of the test split contains a known word" in message(
+    assert "no row of the test split contains a word of the vocabulary" in message(
         changed(source, empty="drop"), **settings
     )
 
@@ -296,14 +296,14 @@ def test_dropped_rows_keep_labels_aligned(tmp_path, settings):
 def test_unreachable_min_count_is_rejected(source, settings):
     said = message(changed(source, min_count=4), **settings)
     assert "data.min_count" in said
-    assert "use at most 3" in said
+    assert "set it to at most 3" in said
 
 
 @pytest.mark.parametrize("label", [2, -1, "one", "01", 0.5, [1], {"a": 1}])
 def test_unknown_label_is_rejected(tmp_path, settings, label):
     source = Jsonl(path=write(tmp_path / "a.jsonl", [*ROWS, ("good", label)]))
     said = message(source, **settings)
-    assert f"train split, line 5: label {label!r}; expected one of [0, 1]" in said
+    assert f"train split, line 5: label {label!r} is not one of [0, 1]" in said
     assert "data.ignore_labels" in said
 
 
@@ -311,7 +311,7 @@ def test_unknown_label_is_rejected(tmp_path, settings, label):
 def test_row_without_a_label_is_rejected(tmp_path, settings, label):
     source = Jsonl(path=write(tmp_path / "a.jsonl", [("lone", label), *ROWS]))
     said = message(source, **settings)
-    assert said.endswith('expected one of [0, 1]; set data.empty = "drop" to drop such rows')
+    assert said.endswith('is not one of [0, 1]; set data.empty = "drop" to drop such rows')
     told = []
     source = changed(source, empty="drop")
     loaded = load_text(source, progress=lambda *report: told.append(report), **settings)
@@ -329,11 +329,11 @@ def test_raw_labels_can_be_merged(tmp_path, settings):
     assert train.targets.tolist() == [-1, -1, 1, 1]
     assert train.class_names == ("1+2", "4+5")
     said = message(changed(source, labels=((1, 2), 4)), **settings)
-    assert "label '5.0'; expected one of [(1, 2), 4]" in said
+    assert "label '5.0' is not one of [(1, 2), 4]" in said
 
 
 @pytest.mark.parametrize("kind", [Jsonl, Csv])
-def test_escaped_line_break_is_not_a_letter(tmp_path, settings, kind):
+def test_escaped_line_breaks_do_not_become_letters(tmp_path, settings, kind):
     texts = [r"Nice room.\n\nNever noisy", r"see C:\Users\new folder", r"nothing\t\n\nnow"]
     if kind is Jsonl:
         path = write(tmp_path / "a", [(text, i % 2) for i, text in enumerate(texts)])
@@ -354,7 +354,7 @@ def test_escaped_line_break_is_not_a_letter(tmp_path, settings, kind):
     assert {"nnever", "nnow"} <= set(kept)
 
 
-def test_texts_in_the_label_field_give_a_short_message(tmp_path, settings):
+def test_texts_in_the_label_field_yield_a_short_message(tmp_path, settings):
     source = Jsonl(path=write(tmp_path / "a.jsonl", [("good", "film\n" * 500)]))
     assert len(message(source, **settings)) < 300
 
@@ -428,7 +428,7 @@ def test_class_without_rows_cannot_be_balanced(stars, settings):
     ("share", "number"),
     [(0.29, 2), *(pytest.param(*each, marks=pytest.mark.more) for each in ((0.3, 3), (0.99, 9)))],
 )
-def test_validation_rows_are_held_out_of_every_class(stars, settings, share, number):
+def test_validation_rows_are_taken_from_every_class(stars, settings, share, number):
     whole = load_text(stars, **settings)
     train, test, vocabulary, validation = load_text(changed(stars, validation=share), **settings)
     assert np.bincount(validation.targets).tolist() == [number] * 4
@@ -470,7 +470,7 @@ def test_label_without_rows_is_reported(tmp_path, settings):
         assert ("data.labels: no row of the test split has the label 0", 0, 0) in told
 
 
-def test_class_names_are_kept(tmp_path, settings):
+def test_class_names_are_stored_in_the_corpus(tmp_path, settings):
     path = write(tmp_path / "c.jsonl", [("good", "pos"), ("bad", "neg"), ("so so", 3)])
     for labels, ignored in ((("neg", "pos", 3), ()), (("pos", "neg"), (3,))):
         source = Jsonl(path=path, labels=labels, ignore_labels=ignored)
@@ -480,7 +480,7 @@ def test_class_names_are_kept(tmp_path, settings):
             assert train.targets.tolist()[:2] == ([1, 0] if len(labels) == 3 else [-1, 1])
 
 
-def test_progress_is_reported_to_the_end(tmp_path, settings):
+def test_reported_progress_reaches_the_end(tmp_path, settings):
     path = write(tmp_path / "a.jsonl", [("good film", i % 2) for i in range(1500)])
     told = []
     load_text(Jsonl(path=path), progress=lambda *report: told.append(report), **settings)
@@ -501,7 +501,7 @@ class TestCache:
         monkeypatch.setattr(module, "tokenise", refuse)
         monkeypatch.setattr(Jsonl, "read", refuse)
 
-    def test_second_load_reads_no_text(self, source, settings, first, no_reading):
+    def test_second_load_does_not_read_the_texts(self, source, settings, first, no_reading):
         assert same(load_text(source, **settings), first)
 
     def test_moved_files_use_the_cache(self, source, settings, first, no_reading, tmp_path):
@@ -558,7 +558,7 @@ class TestCache:
         assert any("damaged" in what and (done, total) == (0, 0) for what, done, total in told)
         assert sorted(p.suffix for p in settings["cache_dir"].iterdir()) == [".damaged", ".npz"]
 
-    def test_unwritable_cache_folder_is_not_a_failure(self, source, first, tmp_path):
+    def test_unwritable_cache_folder_does_not_fail_the_load(self, source, first, tmp_path):
         (tmp_path / "file").write_text("")
         told = []
         again = load_text(
@@ -584,7 +584,7 @@ def test_vocabulary_with_a_repeated_token_is_rejected(source, settings):
     assert "'good' is token 0 and token 2" in message(source, tokens=["good", "bad", "good"], **settings)
 
 
-def test_texts_can_be_ordered_sequences(source, settings):
+def test_texts_can_be_read_as_ordered_sequences(source, settings):
     bags, ordered = load_text(source, **settings), changed(source, order="kept")
     first, again = load_text(ordered, **settings), load_text(ordered, **settings)
     for split, rows in (("train", ROWS), ("test", TEST)):

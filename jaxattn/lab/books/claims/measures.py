@@ -1,6 +1,6 @@
-"""Measures of the claims: tests of the theory with exact flows and single steps.
+"""Measures for the claims: tests of the theory with exact flows and single steps.
 
-Every measure takes the runs of its studies and returns findings. Their criteria are in the items.
+Every measure takes the runs of its studies and returns findings. The items define the criteria.
 """
 
 import math
@@ -15,13 +15,15 @@ from jaxattn.lab.results.fits import powers
 from jaxattn.lab.results.labels import brief
 from jaxattn.lab.results.run import Run
 
-# Tolerances for 1 - cos. A path at distance ρ from the ray to its limit has 1 - cos = (ρ/‖p‖)²/2, and ρ is
-# about 1/margin. At ‖p‖ = 1e6 this is 1e-11 for a margin of 0.28, as in the base setting, and 1e-8 for a
-# margin of 0.01. The joint flow of p and v ends at 1e4, where the same distances give 1e-7 and more.
+# Tolerances for 1 - cos. A path at distance ρ from its limiting ray has 1 - cos = (ρ/‖p‖)²/2, where ρ is
+# about 1/margin. At ‖p‖ = 1e6 this is about 1e-11 for a margin of 0.28, as in the base settings, and 1e-8 for
+# a margin of 0.01. The joint flow of p and v ends at ‖p‖ = 1e4, where the same distances give 1e-7 or more.
 CLOSE, CLOSE_ELSEWHERE, CLOSE_TOGETHER = 1e-9, 1e-8, 1e-6
-# Range of ‖p‖ in which the power is fitted: after the selection has converged and before the path ends.
+# Range of ‖p‖ in which the exponent is fitted: after the selected tokens stop changing and before the path
+# ends.
 FITTED = (1e3, 5e5)
-# Range for the growth of margin · ‖p‖ per e-fold of time: 0 at a finite stationary point, 1 if ‖p‖ diverges.
+# Accepted growth of margin · ‖p‖ per e-fold in time. It is 0 at a finite stationary point and 1 if ‖p‖
+# diverges.
 GROWS = (0.5, 2.0)
 
 _GROWS = "‖p‖ grows without bound, like log t"
@@ -29,16 +31,17 @@ _DIRECTION = "p/‖p‖ tends to the max-margin direction of its own selection"
 
 
 def one_step_law(results: Run, item: Item) -> Measured:
-    """Fit the power of d in the error of the one-step law.
+    """Fit the exponent of d in the error of the one-step law.
 
-    The error of the values is max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0, and for K classes the maximum over
-    classes. The error of the embeddings is max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0. Both are linear in η0.
-    Texts have thousands of tokens, but the most frequent one determines the maximum. The error of a seed then
-    behaves like a single normal variable, so the interval is wide.
+    The law predicts how one gradient step of size η0 on E changes the values E·v; see `theory.one_step_law`.
+    The error in the values is max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0; for K classes, the maximum over
+    classes is taken. The error in the embeddings is max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0. Both are
+    linear in η0. Texts contain thousands of distinct tokens, but the most frequent token determines the
+    maximum. Each seed's error then behaves like a single normal variable, so the interval is wide.
 
     Args:
-        results: a run with at least two values of d. Except for texts, the constant error · √d is also
-            measured at the largest d.
+        results: a run with at least two values of d. Except for texts, error · √d is also measured at the
+            largest d.
         item: the item.
 
     Source:
@@ -63,10 +66,11 @@ def one_step_law(results: Run, item: Item) -> Measured:
 def unbounded(results: Run, item: Item) -> Measured:
     """Measure whether ‖p‖ grows without bound, like log t.
 
-    ‖∂L/∂p‖ falls like exp(-margin ‖p‖) if ‖p‖ diverges, so margin · t ‖∂L/∂p‖ tends to 1. If p converges to a
-    finite point, it tends to 0. This test does not depend on where the flow ends. If tokens that tie in the
-    limit are not detected, their balanced forces hide all others in float64 once margin · ‖p‖ exceeds about
-    20. The flow then ends before ‖p‖ = 1e6, and the certificate counts these seeds.
+    If ‖p‖ diverges, ‖∂L/∂p‖ decays like exp(-margin ‖p‖), so margin · t ‖∂L/∂p‖ tends to 1. If p converges
+    to a finite point, this product tends to 0. The test does not depend on where the flow ends. If tokens
+    that are tied in the limit are not detected, their balanced forces mask all other forces in float64 once
+    margin · ‖p‖ exceeds about 20. The flow then ends before ‖p‖ = 1e6, and the certificate counts these
+    seeds.
 
     Source:
         Lemma 4.2 of arXiv 2505.17282.
@@ -84,7 +88,8 @@ def unbounded(results: Run, item: Item) -> Measured:
         share(between, satisfied, known=np.isfinite(rate), certificate=cell.ends, why=cell.why, **of),
     ]
     if there.sum() > 1:
-        # For other seeds, ‖∂L/∂p‖ may be the rounding error of balanced forces.
+        # For seeds that do not reach this norm, ‖∂L/∂p‖ may be mere rounding error, because the forces
+        # balance.
         which = "" if there.all() else f", seeds that come to ‖p‖ = {brief(cell.until_norm)}"
         found.append(mean(measured + which, rate[there], certificate=text, **of))
     if cell.reached.all():
@@ -94,9 +99,9 @@ def unbounded(results: Run, item: Item) -> Measured:
 
 
 def grows_on_texts(results: Run, item: Item) -> Measured:
-    """Measure the growth of ‖p‖ on texts, with small steps of gradient descent instead of the flow.
+    """Measure the growth of ‖p‖ on text data, using gradient descent with small steps instead of the flow.
 
-    A run of this length shows neither unbounded growth nor convergence to a finite point.
+    These runs are too short to show either unbounded growth or convergence to a finite point.
 
     Source:
         Lemma 4.2 of arXiv 2505.17282.
@@ -104,7 +109,7 @@ def grows_on_texts(results: Run, item: Item) -> Measured:
     (cell,) = cells(results)
     steps, rate = cell["phases.descent.steps"], cell["phases.descent.step_size"]
     time, norm = steps * rate, cell.last("p_norm", "descent")
-    # p · dp/dt / ‖p‖, and dp/dt = -∂L/∂p.
+    # This is p · dp/dt / ‖p‖, where dp/dt = -∂L/∂p.
     speed = cell.last("cos_p_descent", "descent") * np.exp(cell.last("log_gradient_norm", "descent"))
     of: dict[str, Any] = {"statement": _GROWS, "setting": f"{cell.setting}; {steps} steps of {rate:g}"}
     found = [
@@ -115,10 +120,10 @@ def grows_on_texts(results: Run, item: Item) -> Measured:
 
 
 def converges(results: Run, item: Item) -> Measured:
-    """Measure the convergence of p/‖p‖ to the max-margin direction of the selection of p, and its rate.
+    """Measure whether, and how fast, p/‖p‖ converges to the max-margin direction for the selected tokens.
 
     Source:
-        Theorem 4.3 of arXiv 2505.17282; 1 - cos ~ ‖p‖^(-2) is derived from it in this project.
+        Theorem 4.3 of arXiv 2505.17282; this project derives 1 - cos ~ ‖p‖^(-2) from it.
     """
     (cell,) = cells(results)
     norm, along = cell.path("p_norm"), cell.path("one_minus_cosine")
@@ -132,7 +137,7 @@ def converges(results: Run, item: Item) -> Measured:
 
 
 def checked(results: Run, item: Item) -> Measured:
-    """Count the max-margin directions that the independent checker accepts, and measure the proven gap."""
+    """Count the max-margin directions accepted by the independent checker, and measure their proven gaps."""
     (cell,) = cells(results)
     accepted, gap = cell.last("accepted"), cell.last("proven_gap")
     of: dict[str, Any] = {
@@ -145,10 +150,10 @@ def checked(results: Run, item: Item) -> Measured:
 
 
 def direction_elsewhere(results: Run, item: Item) -> Measured:
-    """Measure the limit direction in settings without a promise, for seeds that reach the final norm.
+    """Measure the limit direction in settings that the theory does not cover.
 
-    The certificate counts the seeds with a flow that ends earlier. If all flows end earlier, all seeds are
-    used.
+    Only seeds that reach the final norm are used, and the certificate counts the other seeds. If no seed
+    reaches this norm, all seeds are used.
     """
     found = []
     for cell in cells(results):
@@ -168,9 +173,9 @@ def direction_elsewhere(results: Run, item: Item) -> Measured:
 
 
 def with_ties(results: Run, item: Item) -> Measured:
-    """Measure the convergence of p/‖p‖ to the certified limit with tied tokens; no theory promises it.
+    """Measure the convergence of p/‖p‖ to the certified limit when tokens are tied.
 
-    A seed with a certified finite limit counts as converged.
+    No theory predicts this case. A seed with a certified finite limit counts as converged.
 
     Source:
         docs/notes/exact_flow_ties.md.
@@ -199,7 +204,7 @@ def selects(results: Run, item: Item, *, shares: bool = False) -> Measured:
     Args:
         results: the run.
         item: the item.
-        shares: True to also measure the fraction of sequences.
+        shares: True to also measure the fraction of sequences in which this token is selected.
 
     Source:
         Lemmas 4.4 and 4.5 of arXiv 2505.17282.
@@ -219,10 +224,10 @@ def selects(results: Run, item: Item, *, shares: bool = False) -> Measured:
 
 
 def several(results: Run, item: Item) -> Measured:
-    """Measure which of several relevant tokens per sequence are selected, and the limit direction.
+    """Measure the limit direction, and which of the relevant tokens of a sequence are selected.
 
-    The claim concerns the direction only if all relevant tokens are selected. With random E they never are,
-    and no theory promises a limit for that case.
+    The claim about the direction assumes that all relevant tokens are selected. With random E this never
+    happens, and no theory predicts the limit in that case.
 
     Source:
         Public review thread of arXiv 2505.17282.
@@ -242,11 +247,11 @@ def several(results: Run, item: Item) -> Measured:
 
 
 def jointly(alone: Run, together: Run, item: Item) -> Measured:
-    """Measure whether training v as well changes the limit of p.
+    """Measure whether training v together with p changes the limit of p.
 
-    The regularisation path of p and v tends to the relaxed max-margin direction. Sequences that are not on
-    the margin of the max-margin v lose their weight in the loss, so their tokens only need the right order,
-    not a margin. This project conjectures the same for the flow. The claim that p has the same limit
+    The regularisation path of p and v tends to the relaxed max-margin direction. Sequences off the margin of
+    the max-margin v have vanishing weight in the loss. Their selected tokens therefore need only the highest
+    score, not a margin. This project conjectures the same for the flow. The claim that p has the same limit
     direction as when it is trained alone comes from the review thread; it is not in the paper.
 
     Args:
@@ -260,8 +265,8 @@ def jointly(alone: Run, together: Run, item: Item) -> Measured:
     """
     (before,), (cell,) = cells(alone), cells(together)
     until = cell["phases.together.until_norm"]
-    # In sequences off the margin of v_mm, other tokens may stay within a few nats forever, so only test the
-    # order.
+    # In sequences off the margin of v_mm, the lead of the relevant token may stay at a few nats, so test only
+    # its sign.
     margins = before.last("relevant_margin"), cell.last("relevant_margin", "together")
     same, norm = (margins[0] > 0) & (margins[1] > 0), cell.last("p_norm", "together")
     there, why = norm >= until * (1 - 1e-9), cell.why or before.why
@@ -305,7 +310,7 @@ _RELAXED = "p/‖p‖ tends to p_relax, as on the regularisation path of arXiv 2
 
 
 def _is_close(cell: Cell, statement: str, close: float) -> Finding:
-    """Build the finding that 1 - cos between p and the max-margin direction is at most `close`."""
+    """Build the finding that 1 - cos(p, max-margin direction) is at most `close`."""
     away = cell.last("certified_distance")
     text = f"{worst(away)}{cell.certificate()}"
     measured = f"1 - cos ≤ {brief(close)} at ‖p‖ = {brief(cell.until_norm)}"

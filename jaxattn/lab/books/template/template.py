@@ -1,4 +1,4 @@
-"""Data, model, probe and measure of an item. TODO: replace them by those of the paper."""
+"""Data, model, probe and measure for an item. TODO: replace all four with those of the paper."""
 
 from typing import ClassVar, NamedTuple
 
@@ -12,7 +12,7 @@ from jaxattn.lab.books import Item, Measured, cells, declare_names, mean
 
 
 def tokens(key: Array, *, dim: int, length: int, sequences: int) -> Vectors:
-    """Sample tokens N(0, I) and labels; one token of each sequence is shifted by y e_1."""
+    """Sample tokens from N(0, I) and labels y = ±1; shift the first token of each sequence by 2 y e_1."""
     label_key, token_key = jax.random.split(key)
     y = jax.random.rademacher(label_key, (sequences,), jnp.int32)
     X = jax.random.normal(token_key, (sequences, length, dim))
@@ -20,35 +20,35 @@ def tokens(key: Array, *, dim: int, length: int, sequences: int) -> Vectors:
 
 
 class Params(NamedTuple):
-    """Query and head."""
+    """Query p and output weights v."""
 
     p: Array  # (d,)
     v: Array  # (d,)
 
 
 class Attention(ja.Model[Vectors], frozen=True):
-    """f(X) = Σ_t q_t x_t·v with q = softmax over t of x_t·p."""
+    """Single-query attention, f(X) = Σ_t q_t x_t·v, where q is the softmax over t of x_t·p."""
 
     takes: ClassVar[type[Vectors]] = Vectors
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
-        """Return p = 0 and a random v of length about 1."""
+        """Return p = 0 and a random v with norm close to 1."""
         return Params(jnp.zeros(like.dim, dtype), jax.random.normal(key, (like.dim,), dtype) / like.dim**0.5)
 
     def outputs(self, params: Params, data: Vectors) -> Array:
-        """Compute f of each sequence, (n,)."""
+        """Compute f for each sequence, (n,)."""
         return (jax.nn.softmax(data.dot(params.p), axis=1) * data.dot(params.v)).sum(axis=1)
 
 
 def first_step(v: Array, data: Vectors) -> Array:
-    """Compute -∂L/∂p at p = 0, which is the mean of σ(-y f) y Cov_t(x_t, x_t·v), (d,)."""
+    """Compute -∂L/∂p at p = 0, (d,): the mean over sequences of σ(-y f) y Cov_t(x_t, x_t·v)."""
     values, centred = data.dot(v), data.X - data.X.mean(axis=1, keepdims=True)
     weight = jax.nn.sigmoid(-data.targets * values.mean(axis=1)) * data.targets
     return jnp.einsum("n,ntd,nt->d", weight, centred, values) / values.size
 
 
 def cosine_with_first_step(params: Params, data: Vectors) -> Array:
-    """Compute the cosine of p with the closed form; 0 at p = 0."""
+    """Compute the cosine between p and the closed-form first step; return 0 if p = 0."""
     g = first_step(params.v, data)
     norms = jnp.linalg.norm(params.p) * jnp.linalg.norm(g)
     return jnp.where(norms > 0, params.p @ g / jnp.where(norms > 0, norms, 1), 0)
@@ -56,7 +56,7 @@ def cosine_with_first_step(params: Params, data: Vectors) -> Array:
 
 @declare_names("cosine of p with the first step")
 def alignment(results: ja.Results, item: Item) -> Measured:
-    """Measure the cosine at the end of training."""
+    """Measure the cosine between p and the first step at the end of training."""
     (cell,) = cells(results)
     samples = cell.last("cosine_with_first_step", phase="train")
     return Measured([mean("cosine of p with the first step", samples, between=(-1, 1))], {})
