@@ -13,7 +13,5 @@ def folder_of_imdb(path: str) -> str:
     try:
         ja.data.Tfds(dataset="imdb_reviews", data_dir=path).files()
     except InputError as error:
-        raise argparse.ArgumentTypeError(
-            str(error).replace("data.data_dir", "--data-dir")
-        ) from None
+        raise argparse.ArgumentTypeError(str(error).replace("data.data_dir", "--data-dir")) from None
     return path

@@ -186,5 +186,4 @@ def _first(x: Any) -> Any:
 
 
 def _cast(params: Any, dtype: DTypeLike) -> Any:
-    """Cast floating-point parameters to a dtype."""
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, params)

@@ -109,7 +109,6 @@ def _run(
     reporter: Reporter,
     max_memory: int | None,
 ) -> dict[str, str]:
-    """Run each study of the items once; return why runs failed, keyed by item."""
     jobs: dict[Path, list[tuple[Item, str]]] = {}
     for item, measures in wanted:
         for name in dict.fromkeys(name for measure in measures for name in measure.studies):
@@ -165,7 +164,6 @@ def look(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
 
 
 def _wanted(book: Book, out: Path, asked: Asked) -> tuple[Wanted, dict[str, Section]]:
-    """Return the items to run with their measures, and the sections of all items from earlier runs."""
     items = requested(book, asked)
     kept = {item.name: record.read_record(item, asked.scale, out) for item in book.items}
     return [(item, item.measured) for item in items if item.measured], kept

@@ -88,7 +88,6 @@ def _by_cell(batches: list[dict[str, Any]]) -> dict[int, list[str]]:
 
 
 def _loss(cell: int, lines: list[dict[str, Any]]) -> str:
-    """Format a cell's median loss over seeds, at the latest phase and step in the log."""
     places = [(line["phase"], line["step"]) for line in lines]
     found = [
         loss

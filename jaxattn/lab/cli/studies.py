@@ -111,7 +111,6 @@ def _other_seeds(outcome: Any, study: Any) -> str:
 
 
 def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
-    """Print a run's results, metrics table and report path, and return the exit status."""
     for error in outcome.errors:
         say(f"jaxattn: failed: {error['batch']}: {error['reason']}", err=True)
     if len(outcome.errors) == outcome.batches:
@@ -355,7 +354,6 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
 
 
 def _damage(folders: list[Path]) -> bool:
-    """Print the names of all damaged files in the results folders; return True if any file is damaged."""
     from jaxattn.lab.engine.progress import Reporter
     from jaxattn.lab.results import read
 

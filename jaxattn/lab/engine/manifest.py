@@ -100,7 +100,6 @@ def note_unhashed(study: Definition, code: Mapping[str, str | None], note: Calla
 
 
 def _randomness(setting: Setting) -> dict[str, list[str]]:
-    """Return which sources of randomness are held fixed and which vary with the seed; {} if none are held."""
     if not setting.hold:
         return {}
     return {"hold": list(setting.hold), "varies": varying(setting.data, setting.phases, setting.hold)}

@@ -141,7 +141,6 @@ def _plan(
 
 
 def _unfinished(batches: list[Batch], folder: Store, reporter: Reporter) -> list[Batch]:
-    """Return the batches that are unfinished, damaged, or about to be extended."""
     progress, todo = patient(reporter.update), []
     for number, batch in enumerate(batches):
         progress(f"comparing {batch.name} with its checksums", number / len(batches))

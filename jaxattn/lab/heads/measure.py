@@ -148,7 +148,6 @@ def _ratios(
 def _selection(
     layer: Layer, scores: Floats, chosen: SelectingSequences, texts: TokenisedTexts
 ) -> dict[str, Any]:
-    """Describe the tokens that a head selects, with 95 % intervals over sequences."""
     n = len(scores)
     weights = attention(scores)
     entropy = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(axis=1)

@@ -276,7 +276,6 @@ def _load(folder: Path, untrained_seed: int | None) -> tuple[Any, Any]:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Silence transformers' messages and progress bars."""
     logging = transformers.utils.logging
     before = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -289,7 +288,6 @@ def _quiet(transformers: Any) -> Iterator[None]:
 
 
 def _find_attentions(model: Any, folder: Path) -> list[tuple[Any, tuple[str, ...]]]:
-    """Return the attention modules in order, with the names of their projections."""
     found: list[tuple[Any, tuple[str, ...]]] = [
         (module, names)
         for module in model.modules()

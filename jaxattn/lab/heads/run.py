@@ -239,7 +239,6 @@ def _layers(
     store: "_Store",
     progress: Callable[[str], None],
 ) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
-    """Yield the tables for each layer of a model, either read from the store or newly measured."""
     chosen = range(model.num_layers) if layers is None else layers
     if wrong := [x for x in chosen if not 0 <= x < model.num_layers]:
         raise InputError(f"layers: {wrong[0]}; {model.folder} has {model.num_layers} layers, numbered from 0")

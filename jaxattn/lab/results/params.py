@@ -151,7 +151,6 @@ def _place(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
 
 
 def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
-    """Restore the trained parameters of all runs in a finished batch, keyed by phase."""
     directory = Path(os.path.abspath(results.directory))
     with fixing(directory):
         saved = batch_state.read_shown(directory, batch)

@@ -115,7 +115,6 @@ class Bucket:
         self.download(dict.fromkeys(loose))
 
     def _referenced(self, asked: Set[str]) -> dict[str, str | None]:
-        """Return the objects to which commit records refer, each with its checksum, or None if unknown."""
         merged = {} if "unfinished" in asked else self._merged()
         found = dict(merged) if "tables" in asked else {}
         for batch in batch_state.batches(self.folder):

@@ -145,7 +145,6 @@ def _listed(folder: Path) -> dict[str, tuple[int, str | None]]:
 
 
 def _check_files(folder: Path, known: Checkpoint, directory: Path) -> None:
-    """Check the sizes of all files and the checksums of small files, before orbax reads them."""
     files.inside(folder, directory)
     for path in folder.rglob("*"):
         if not stat.S_ISDIR(path.lstat().st_mode) and path.relative_to(folder).as_posix() not in known.files:

@@ -105,7 +105,6 @@ class Field(NamedTuple):
 
 
 def _call(base: type, name: str) -> str:
-    """Format a method call with its required arguments, or the name of a property."""
     method = inspect.getattr_static(base, name)
     if isinstance(method, property):
         return name

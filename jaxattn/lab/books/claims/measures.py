@@ -310,7 +310,6 @@ _RELAXED = "p/‖p‖ tends to p_relax, as on the regularisation path of arXiv 2
 
 
 def _is_close(cell: Cell, statement: str, close: float) -> Finding:
-    """Build the finding that 1 - cos(p, max-margin direction) is at most `close`."""
     away = cell.last("certified_distance")
     text = f"{worst(away)}{cell.certificate()}"
     measured = f"1 - cos ≤ {brief(close)} at ‖p‖ = {brief(cell.until_norm)}"
