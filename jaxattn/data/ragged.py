@@ -252,7 +252,7 @@ def ragged(
         entry at each position, (R, W), N for padding.
 
     Raises:
-        InputError: there are too many entries, including padding, for 32-bit positions.
+        InputError: there are too many entries, including padding, for 32-bit indices.
     """
     xp = segment.__array_namespace__()
     width = max(1, min(width, longest))
@@ -282,11 +282,11 @@ def ragged(
 
 
 def check_positions(name: str, number: int) -> None:
-    """Raise InputError if an array has too many entries for 32-bit positions."""
+    """Raise InputError if an array has too many entries for 32-bit indices."""
     if number > MOST_POSITIONS:
         raise InputError(
-            f"{name}: {number:,} entries, more than the {MOST_POSITIONS:,} that 32-bit positions "
-            "allow; use fewer or shorter sequences, or a smaller vocabulary"
+            f"{name}: {number:,} entries, more than 32-bit indices allow "
+            f"({MOST_POSITIONS:,}); use fewer or shorter sequences, or a smaller vocabulary"
         )
 
 

@@ -38,7 +38,8 @@ def embeddings_query_head(
     e_key, p_key, v_key = jax.random.split(key, 3)
     scale = dim**-0.5
     shape = (dim,) if num_classes == 2 else (dim, num_classes)
-    # For small d, XLA takes very long to compile sampling and division into a single float64 kernel on a GPU.
+    # For small d, compiling sampling and division into a single float64 kernel takes XLA a very long time on
+    # a GPU.
     v = jax.lax.optimization_barrier(jax.random.normal(v_key, shape, dtype))
     return (
         scale * jax.random.normal(e_key, (vocab_size, dim), dtype),

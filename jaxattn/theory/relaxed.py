@@ -184,8 +184,8 @@ def _selected_tokens(corpus: Corpus, chosen: Selection) -> np.ndarray:
     (present, sequence, held), mask = distinct_tokens(corpus), np.asarray(chosen.mask)
     if mask.shape != present.shape:
         raise InputError(
-            f"chosen: computed for bags {mask.shape}, not {present.shape}; recompute the selection for "
-            "this corpus"
+            f"chosen: has shape {mask.shape}, but the bags of this corpus have shape {present.shape}; "
+            "recompute it for this corpus"
         )
     picked = mask[present]
     count = np.bincount(sequence[picked], minlength=corpus.num_examples)

@@ -97,7 +97,7 @@ def test_padded_sequences_contain_the_original_tokens(rng):
         ([[0], [1]], [1, "a"], {}, "label 1 of sequence 0"),
         ([[0]], [1], {"num_classes": 1}, "num_classes: 1; must be at least 2"),
         ([[0]], [1], {"vocab_size": 0}, "vocab_size: 0; must be at least 1"),
-        ([[0]], [1], {"vocab_size": 10**30}, "32-bit positions"),
+        ([[0]], [1], {"vocab_size": 10**30}, "32-bit indices"),
     ],
 )
 def test_invalid_sequences_are_rejected(sequences, labels, sizes, message):
@@ -156,7 +156,7 @@ def test_a_sequence_may_consist_of_one_repeated_token(x64, length):
 )
 def test_corpora_beyond_32_bit_positions_are_rejected(sequences, length, vocab_size):
     tokens, labels = (jax.ShapeDtypeStruct(shape, "int32") for shape in ((sequences, length), (sequences,)))
-    with pytest.raises(InputError, match="more than the 2,147,483,647 that 32-bit positions allow; use"):
+    with pytest.raises(InputError, match=r"more than 32-bit indices allow \(2,147,483,647\); use"):
         jax.eval_shape(partial(from_draws, vocab_size=vocab_size, num_classes=2), tokens, labels)
 
 

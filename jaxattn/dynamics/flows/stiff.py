@@ -119,8 +119,8 @@ MANY_DIMS = 512
 # Possible numbers of tokens in the factorisation. Shapes are static, so each number requires a separate
 # program.
 SIZES = (64, 128, 256, 512)
-# Bound on a row sum of c J above which a token is stiff. The bounds are loose: on review texts, five products
-# suffice.
+# A token is stiff if the upper bound on its row sum of c J exceeds this. The bounds are loose: on reviews,
+# five matrix-vector products per solve suffice.
 _STIFF = 1.0
 # Relative residual tolerance of a linear solve, and maximum number of matrix-vector products per step.
 _TOLERANCE, _MOST = 1e-8, 60

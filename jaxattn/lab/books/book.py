@@ -267,7 +267,7 @@ class Book:
         for criterion in [name for measure in measured for name in measure.compared if not cited]:
             raise InputError(
                 f"{path}: criteria: {criterion!r} is compared with a published value, but the item has no "
-                'source; add papers, or cite a phrase from book.toml in reports, or set basis = "beyond"'
+                'source; set `papers`, cite a phrase from book.toml in `reports`, or set basis = "beyond"'
             )
         for key, given, known in (
             ("needs", [measure.needs for measure in measured if measure.needs], self.shared.data),

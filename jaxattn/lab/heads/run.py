@@ -296,7 +296,7 @@ def _measure(
 
 
 class _Store:
-    """Tables of the finished layers of a model, stored in a folder if one is given."""
+    """Result tables for the layers of a model that are finished, stored in a folder if one is given."""
 
     def __init__(self, out: str | Path | None, name: str, digest: str) -> None:
         self._folder = None if out is None else Path(out) / "layers" / name

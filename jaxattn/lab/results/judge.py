@@ -3,16 +3,16 @@
 The basis of a criterion is its origin. The rule is the same for every basis, but the wording of the
 verdict differs:
 
-    basis                               interval within     none of it within   otherwise     no criterion
-    promised by the theory              holds               fails               undecided     undecided
-    beyond what the theory promises     holds there too     does not hold       undecided     measured
+    basis                               interval within     interval outside    otherwise     no criterion
+    predicted by the theory             holds               fails               undecided     undecided
+    beyond the theory's predictions     holds there too     does not hold       undecided     measured
     published numbers and shapes        agrees              differs             cannot tell   measured
     expected by the user of a figure    holds               does not hold       undecided     measured
 
 The interval is Student's for a mean, a jackknife interval for a statistic over all seeds, and a
 Clopper-Pearson interval for a fraction. If there are at least six seeds and all have the same value,
 this value is compared with the criterion. With the basis "beyond", a fraction above zero but below its
-criterion "holds for some". A promised result without a criterion concerns a limit that no finite run
+criterion "holds for some". A prediction without a criterion concerns a limit that no finite run
 reaches.
 
 Tables contain the words above; pages show the wording returned by `verdict_text`.
