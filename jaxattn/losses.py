@@ -73,7 +73,7 @@ def _is_zero(smoothing: _Smoothing) -> bool:
 
 
 def _is_logistic(settings: Any) -> bool:
-    """Return True for the loss of the paper: two classes and no label smoothing."""
+    """Return True if there is no label smoothing."""
     return _is_zero(settings.smoothing)
 
 

@@ -18,8 +18,8 @@ from jax import Array
 def width(dtype: jnp.dtype) -> float:
     """Return the band width w: 64 in float32, 512 in float64.
 
-    Tokens are neglected only if their scores are at least log(max) - w (24 in float32) below the
-    largest score in their sequence, where max is the largest float.
+    Tokens are neglected only if their scores are about log(max) - w (24 in float32) or more
+    below the largest score in their sequence, where max is the largest float.
     """
     return 2.0 ** math.floor(math.log2(math.log(jnp.finfo(dtype).max)))
 
@@ -34,7 +34,7 @@ def first_ceiling(scores: Array) -> Array:
 
 
 def count(scores: Array, most: int) -> Array:
-    """Count the bands that contain scores (S, V). Return (S,): 1 to `most`, or `most` + 1 if there are more.
+    """Count the bands from the largest to the smallest score, (S, V). Return (S,), at most `most` + 1.
 
     Scores that contain NaN count as one band: their results are NaN in any case, so they should not slow
     down the rest of the batch.

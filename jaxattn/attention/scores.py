@@ -221,7 +221,7 @@ def _require_linear(at: Callable[[Array], Array], keys: np.ndarray, size: int) -
 
 
 def require_values(scores: Scores) -> None:
-    """Raise InputError if the scores have no values, or values that do not fit the number of classes."""
+    """Raise InputError if `scores.values` is None or inconsistent with the number of classes."""
     classes, tokens = scores.corpus.num_classes, scores.corpus.vocab_size
     wanted = (tokens,) if classes == 2 else (tokens, classes)
     shape = None if scores.values is None else np.shape(scores.values)

@@ -7,7 +7,7 @@ The backward pass recomputes G_X unless it was stored, and
     ∂L/∂Q_X = D K_X,   ∂L/∂K_X = Dᵀ Q_X,   D_sr = w_sr Σ_x x̄'_s (x_r - x'_s),   x̄' = ∂L/∂x',
 
 are also matrix products, whose rows are then summed by token. No array with V² entries, or with an entry for
-every pair in a large corpus, is ever formed, and no scatter runs on accelerators.
+every pair in a large corpus, is ever formed, and no scatter-add runs on accelerators.
 
 Sequences are sorted by their number of bag rows, so that a block contains sequences of similar size. Sizes
 are rounded up to one of a few values, each with its own compiled program. The number of blocks of each size
@@ -151,7 +151,8 @@ def _sizes(bags: Ragged, width: int) -> list[_Size]:
     return found
 
 
-# Maximum number of pair products that a CPU stores for the backward pass. Accelerators recompute them all.
+# Maximum number of pair products that a CPU stores for the backward pass of several blocks. Accelerators
+# recompute them.
 KEPT = 1 << 25
 # Row width of the layout for sums over each token. Most tokens occur in only a few sequences in a block.
 _WIDTH = 8
@@ -299,7 +300,7 @@ def _cotangents(
 
 
 def _most_kept(corpus: Corpus, queries: Array) -> int:
-    """Return the number of products to store: up to twice the number of pairs, or 0 to recompute them."""
+    """Return the number of products to store: all for a single block, otherwise 0 to recompute them."""
     most, width = most_pairs(corpus.bags, queries.shape[1]), queries.shape[1]
     if is_single_block(corpus.bags, width):
         return most

@@ -154,7 +154,7 @@ class Loss(Spec, frozen=True, kw_only=True):
 
     @property
     def is_logistic(self) -> bool:
-        """True for the two-class logistic loss without label smoothing."""
+        """True for the logistic or cross-entropy loss without label smoothing."""
         return False
 
     def skip_reason(self, outputs: Array, data: Dataset) -> str | None:

@@ -51,7 +51,7 @@ class UserCodeError(RunError):
         if cause is None:
             return ""
         every = traceback.extract_tb(cause.__traceback__)
-        # A syntax error has no frame in the user's code, but its message already shows the line.
+        # Frames of importlib are dropped. A syntax error has no other frame, but its message shows the line.
         frames = [frame for frame in every if not frame.filename.startswith("<frozen ")]
         own = [frame for frame in frames if frame.filename in self.files]
         if not (own or isinstance(cause, SyntaxError)):

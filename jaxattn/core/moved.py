@@ -40,7 +40,7 @@ MODULES = {
     "jaxattn.theory.joint_direction": "sweeps/findings/which_mixture/joint_direction.py of the repository",
     "jaxattn.theory.lq_margin": "sweeps/neighbours/lq_margin.py of the repository",
 }
-# Public names that have moved out of a module that still exists.
+# Public names that have moved out of a module that still exists, with their module before 0.3.
 NAMES = {
     "jaxattn.theory": {
         "TokenCover": "jaxattn.theory.cover",

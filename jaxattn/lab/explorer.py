@@ -59,8 +59,7 @@ class Explorer:
         return f"Explorer({self.title!r}, {len(self.data['norm'])} points of the path{disagreement})"
 
     def _repr_html_(self) -> str:
-        # The frame keeps the styles of the page and the notebook apart; the script of the page adjusts the
-        # frame's height.
+        # The iframe isolates the page's styles from the notebook's; a script in the page sets its height.
         return (
             f'<iframe title="{escape(self.title)}" srcdoc="{escape(self.html())}" '
             f'style="width:100%;height:{HEIGHT}px;border:0"></iframe>'
@@ -186,7 +185,6 @@ def _first_few(scores: Scores) -> list[int]:
 def _row(
     scores: Scores, of_tokens: NDArray[np.float64], sequence: int, names: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the attention in one sequence along the path, in thousandths, with the top token first."""
     bags = scores.corpus.bags
     own = (np.asarray(bags.owner) == sequence)[:, None] & (np.asarray(bags.count) > 0)
     ids, counts = np.asarray(bags.index)[own].astype(int), np.asarray(bags.count)[own].astype(float)

@@ -1,4 +1,4 @@
-"""Models built from Flax and Equinox modules: pure functions of nested dictionaries of arrays."""
+"""Models built from Flax and Equinox modules: pure functions of dictionaries of arrays."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -93,8 +93,8 @@ def write_certificate(
     """Write the certificate from `certify_exactly` to a JSON file, and its data to a `.bin` file next to it.
 
     `python jaxattn/theory/check_certificate.py PATH` verifies both files using only Python's standard
-    library. The gap in the returned certificate is exact, whereas `answer.duality_gap` is computed in
-    floating point.
+    library. The gap in the returned certificate is computed exactly and then rounded, whereas
+    `answer.duality_gap` is computed in floating point.
 
     Args:
         path: the JSON file.

@@ -13,7 +13,7 @@ NAMES = sorted(path.name for path in SHIPPED.iterdir() if (path / "item.toml").i
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_neighbours_are_short_and_pass_checks(read, name):
+def test_items_of_neighbours_are_short_and_pass_all_checks(read, name):
     for path in (SHIPPED / name).glob("*.py"):
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 100
     assert read(name).own_kinds

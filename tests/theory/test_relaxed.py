@@ -119,7 +119,7 @@ def test_p_is_zero_without_pairs_to_separate():
     assert answer.support.tolist() == [True, False]
 
 
-def test_cycles_are_infeasible_if_they_require_a_margin_and_ties_otherwise(shortest):
+def test_cycle_with_a_margin_is_infeasible_and_without_one_ties_its_tokens(shortest):
     lists, labels = [[0, 1], [1, 0], [2, 3]], [1, 1, 1]
     far = np.array([[3.0, 1.0, 0.0], [4.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.5, 0.0, 1.0]])
     answer = relaxed_max_margin(*posed(far, *selecting_first(lists, labels, 4)))
@@ -163,7 +163,7 @@ def test_invalid_input_is_rejected(rng):
         relaxed_max_margin(Scores(E, corpus), Selection(np.asarray(corpus.bags.count) > 0))
     with pytest.raises(InputError, match="sequence 0 has 0 selected"):
         relaxed_max_margin(Scores(E, corpus), selection_of(np.zeros(12, bool), corpus))
-    with pytest.raises(InputError, match="recompute the selection for this corpus"):
+    with pytest.raises(InputError, match="recompute it for this corpus"):
         relaxed_max_margin(Scores(E, corpus), Selection(np.ones((2, 2), bool)))
     with pytest.raises(InputError, match="12 tokens"):
         relaxed_max_margin(Scores(E[:4], corpus), chosen)

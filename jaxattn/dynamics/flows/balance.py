@@ -56,8 +56,8 @@ class Balance(NamedTuple):
         settled: () bool; True if the balance is stable: the force on every difference between tied
             embeddings is zero at this point and restoring near it, except along a curve of balanced
             points.
-        undecided: () bool; True if the condition for `settled` holds, but some pair with cancelling
-            forces exerts a remaining force of unknown order.
+        undecided: () bool; True if `settled` is False only because the order of the remaining force of a pair
+            with cancelling forces is unknown.
     """
 
     ties: Ties

@@ -231,7 +231,7 @@ class Coordinates:
     def to_end(
         self, z: Float[Array, " r"], velocity: Float[Array, " r"], until_norm: Float[Array, ""]
     ) -> Float[Array, ""]:
-        """Compute the straight-line distance to ‖p‖ = until_norm. `velocity` may have a norm below 1."""
+        """Compute how far p moves along `velocity`, of norm at most 1, until ‖p‖ = until_norm."""
         norm, ahead = self.norm(z, 1.0), self.ahead(z, velocity)
         # With an infinite radius, the quotient below would be NaN.
         radius = jnp.minimum(until_norm, 1e150)

@@ -37,7 +37,8 @@ class FullPath(FlowPath):
     For B seeds, all arrays have a leading axis B.
 
     E, p and v are stored in r coordinates, x = basis · x_r. These are coordinates of their span if V + 2
-    < d, else of R^d. The rows are at log-spaced losses. Rows that were not reached repeat the last state.
+    < d, else of R^d. The rows are at log-spaced values of log(L_0/L). Rows that were not reached repeat the
+    last state.
 
     Attributes:
         E: (k, V, r).
@@ -111,7 +112,7 @@ def full_flow(
             axis.
         until_log_loss: log L at which to stop.
         max_steps: maximum number of steps, accepted or rejected.
-        rtol: error tolerance per step, relative to max(|x|, 1/100) for each coordinate x.
+        rtol: error tolerance per step, relative to |x| + 1/100 for each coordinate x.
         points: number of recorded points k ≥ 3.
         width: number of seeds to vmap; the default depends on the backend.
 

@@ -46,7 +46,7 @@ def fitting_width(
     except OverflowError as error:
         raise InputError(
             f"cell {group.cells[0].number}: the arrays are too large to compile ({error}); reduce "
-            "model.dim or the data"
+            "model.dim, or use fewer sequences"
         ) from None
     if common + AMPLE * own * each <= budget:
         return lanes

@@ -253,7 +253,6 @@ class RunMonitor:
 
 
 def _runs(batch: Batch, first: int = 0) -> dict[tuple[int, int], int]:
-    """Count the vmapped runs of a batch by (group, phase), from phase `first` onwards."""
     phases = range(first, len(batch.group.setting.phases))
     return {(batch.group.number, phase): batch.width for phase in phases}
 

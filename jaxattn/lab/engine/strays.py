@@ -14,7 +14,8 @@ def find_strays(directory: Path, known: Mapping[str, Any] | None, asked: Iterabl
 
     The manifest lists the batches of the run. An unlisted batch belongs to the run if it is intact, matches
     its file name, has only seeds from the manifest or from `asked`, and has no (cell, seed) pair in common
-    with another batch. Without a manifest (`known` is None), all seeds are accepted.
+    with another batch. Without a manifest (`known` is None), all seeds and damaged batches
+    are accepted.
     """
     cells: dict[str, list[int]] = {}
     seeds, planned = None, set()

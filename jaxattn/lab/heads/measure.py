@@ -113,7 +113,6 @@ def _ratios(
     place: tuple[int, int],
     settings: HeadSettings,
 ) -> Sequence[tuple[dict[str, Any], Ratio]]:
-    """Compute the margin ratios for a head and its null baselines, per group and for all sequences."""
     head = place[1]
     found: list[tuple[dict[str, Any], Ratio]] = []
 
@@ -171,7 +170,6 @@ def _selection(
 
 
 def _kinds(chosen: SelectingSequences, texts: TokenisedTexts) -> Any:
-    """Return the kind of the selected token in each sequence: the first kind that applies."""
     position = texts.position[chosen.rows]
     conditions = [
         chosen.top == 0,

@@ -18,7 +18,8 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 def combine(folders: Sequence[AnyRun]) -> AnyRun:
     """Merge folders: shards of one sweep, additional seeds for the same cells, or different sweeps.
 
-    Cells with the same config become one cell that contains the seeds from all folders.
+    Cells with the same config, and the same name of the sweep if names differ, become one cell that contains
+    the seeds from all folders.
 
     Returns:
         The merged results. Cells are renumbered. They have a setting "sweep" if the sweeps have different
@@ -120,7 +121,7 @@ def group(results: AnyRun, by: Sequence[str]) -> AnyRun:
     The seeds form the sample, and `statistics.aggregate` resamples whole seeds.
 
     For each (phase, step, metric), the C cells of a group are those that recorded it for any seed. A seed
-    without a finite value in one of these cells is dropped, because its mean would be over fewer settings.
+    without a value (NaN) in one of these cells is dropped, because its mean would be over fewer settings.
 
     Args:
         results: the results to group.

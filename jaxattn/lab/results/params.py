@@ -190,7 +190,6 @@ def _has_runs(arrays: Arrays, runs: int) -> bool:
 
 
 def _in_order(results: Run, cell: int, phases: list[str]) -> list[str]:
-    """Sort phases in run order; blocks may have different phases, and `results` may lack some phases."""
     recorded = [str(name) for name in results.records["phase"][results.records["cell"] == cell].unique()]
     planned = [entry["name"] for entry in results.lookup(cell, "phases")]
     known = recorded if set(phases) <= set(recorded) else planned
@@ -299,7 +298,7 @@ def dataset_of_run(results: Run, *, seed: int, cell: int) -> Splits:
     if target is None or "data" in block:
         raise InputError(
             f"data.kind = {table.get('kind')!r}: cannot be rebuilt from a results folder, because "
-            "loading executes no code and opens no data files; use "
+            "its data are defined by code, files or blocks; use "
             "jaxattn.Study.read(SWEEP).dataset(...)"
         )
     settings = {name: table[name] for name in target.__struct_fields__ if name in table}

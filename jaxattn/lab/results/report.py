@@ -104,7 +104,6 @@ def write_report(
 def _rendered(
     drawn: Sequence[RenderedFigure | Picture], progress: FigureProgress
 ) -> tuple[dict[str, bytes], dict[str, bytes], list[Problem]]:
-    """Render figures as PNG and PDF, keyed by name. Matplotlib detects invalid labels only here."""
     images, vectors, problems = {}, {}, []
     for number, each in enumerate(drawn):
         progress(f"writing figure {number + 1} of {len(drawn)}", number / len(drawn))

@@ -253,7 +253,7 @@ def read_own_table(
 
 
 def check_lanes(directory: Path, batch: str, saved: BatchState) -> None:
-    """Check that a batch's tables contain the cells and seeds in the batch's name.
+    """Check that a batch's tables contain only its cells and seeds, and all of them if it is finished.
 
     The errors are the same as for `read_with_tables`.
     """

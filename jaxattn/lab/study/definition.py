@@ -173,7 +173,8 @@ def _tables_in(x: Any) -> Sequence[Any]:
 def _paths(tree: Any) -> Sequence[str]:
     """Return the import paths in tables.
 
-    These are strings such as `module:Name`, given as kinds, as optimisers or in lists.
+    These are strings such as `module:Name` that are the value of a kind or an optimiser, or an entry in a
+    list.
     """
     if isinstance(tree, dict):
         own = [

@@ -72,8 +72,7 @@ def check_fresh(phases: Collection[Phase], hold: Collection[str]) -> None:
 def check_seeds(data: Data, phases: Collection[Phase], hold: Collection[str], seeds: int) -> None:
     """Raise InputError if several seeds would give identical results because all randomness is held fixed."""
     if hold and seeds > 1 and not varying(data, phases, hold):
-        held = ", ".join(repr(part) for part in hold)
         raise InputError(
-            f"hold: all {seeds} seeds would be identical, because only {held} are random, and all are held; "
-            "remove some of them from hold, or use a single seed"
+            f"hold: all {seeds} seeds would be identical, because all randomness of this study is held; "
+            "remove an entry from hold, or use a single seed"
         )

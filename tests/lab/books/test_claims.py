@@ -330,7 +330,7 @@ LAWFUL = {
         ("variance_sign", 0.0, [HOLDS, HOLDS]),
     ],
 )
-def test_cover_claims_check_the_law_and_the_order(made, metric, value, expected):
+def test_cover_claims_depend_on_the_law_and_the_order_of_tokens(made, metric, value, expected):
     settings = {"data.relevant": 10, "model.init.E.scale": 0.01, "phases.all.until_log_loss": -1e4}
     records = {("all", name): x for name, x in (LAWFUL | {metric: value}).items()}
     found = judged(COVER, made(records, **settings))
