@@ -21,9 +21,11 @@ def reading(where: str, remedy: str = "save it as UTF-8") -> Iterator[None]:
         encoding = error.encoding.upper()
         raise InputError(f"data: {where} is not {encoding} text ({error.reason}); {remedy}") from error
     except _UNREADABLE as error:
-        raise InputError(
-            f"data: cannot read {where}: {first_line(error)}; check that the file is complete and valid"
-        ) from error
+        if isinstance(error, OSError) and error.errno:
+            fault, remedy = error.strerror, "check its path and permissions"
+        else:
+            fault, remedy = first_line(error), "check that the file is complete and valid"
+        raise InputError(f"data: cannot read {where}: {fault}; {remedy}") from error
 
 
 REMEDY = 'save it as UTF-8, or set its encoding, such as data.encoding = "cp1252" for files from Windows'

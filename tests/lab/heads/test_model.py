@@ -181,7 +181,7 @@ def test_invalid_arguments_raise_one_line_errors(folders, tmp_path):
         heads(folders["bert"], TEXTS, length=1)
     with pytest.raises(InputError, match="most: -3; expected at least 1 text"):
         read_texts(tmp_path / "empty.txt", -3)
-    with pytest.raises(InputError, match=r"missing\.txt"):
+    with pytest.raises(InputError, match=r"missing\.txt: No such file or directory; check its path"):
         read_texts(tmp_path / "missing.txt")
     (tmp_path / "empty.txt").write_text("\n\n")
     with pytest.raises(InputError, match="contains no text; expected one text per line"):
