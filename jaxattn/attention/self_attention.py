@@ -300,7 +300,7 @@ def _cotangents(
 
 
 def _most_kept(corpus: Corpus, queries: Array) -> int:
-    """Return the number of products to store: all for a single block, otherwise 0 to recompute them."""
+    """Return the number of products to store: all for a single block, else at most 2 `num_pairs`, or 0."""
     most, width = most_pairs(corpus.bags, queries.shape[1]), queries.shape[1]
     if is_single_block(corpus.bags, width):
         return most

@@ -84,7 +84,7 @@ class Phase(Spec, frozen=True, kw_only=True):
         refines: metrics of standard probes that the phase replaces with more precise metrics of its own.
         one_step: True for a single full gradient step of size `step_size`, as described by the one-step law.
         batch_size: number of examples per step; None for all.
-        end_key: name of the setting through which every step depends on the end of the phase, so that a
+        end_key: name of the setting through which steps depend on the end of the phase, so that a
             finished phase cannot be extended; "" if there is no such setting.
         is_random: True if the phase uses random numbers, for example to sample minibatches.
         rotation_invariant: True if the phase commutes with rotations of R^d, so that it can run in span
@@ -122,7 +122,7 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     @property
     def end_key(self) -> str:
-        """Setting through which every step depends on the end of the phase; "" if there is none."""
+        """Setting through which steps depend on the end of the phase; "" if there is none."""
         return ""
 
     @property

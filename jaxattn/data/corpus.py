@@ -69,7 +69,7 @@ class Corpus(Dataset):
 
     @property
     def num_pairs(self) -> int:
-        """Approximate number of pairs of entries within sequences; exact if all bags have equal size."""
+        """Approximate number of pairs of entries within sequences; computed as if all had equal size."""
         return math.ceil(self.num_entries**2 / self.num_examples)
 
     @property

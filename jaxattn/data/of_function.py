@@ -80,7 +80,7 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
         return self._noisy(noise_key, self._sample(used, task_key, batch_key, examples))
 
     def draw(self, key: Array, used: Array | None = None) -> Splits:
-        """Sample the data for one seed. Each split is sampled independently of the other splits."""
+        """Sample the data for one seed. The content of each split does not depend on the other splits."""
         train_key, test_key = jax.random.split(key)
         validation_key, noise_key, other_noise_key = (jax.random.fold_in(key, place) for place in (2, 3, 4))
         task_key = jax.random.fold_in(key, 5) if self.has_task_key else None

@@ -81,10 +81,9 @@ class Limit(Brief):
             relative to ‖p_*‖. It must be zero, because no other force acts on tied tokens in these
             directions.
         drawn: (); smallest rate of the attracting terms, which pull a token towards the top; inf if there
-            are none. The force of a second-order term is a product of the forces of two pairs, and its rate
-            is the sum of their rates.
+            are none. The rate of a second-order term is the sum of the rates of its two pairs.
         level: (); for attracting terms with rate 1, the largest component of the key difference outside
-            the span of the pairs with rate 1, relative to the length of the difference; 0 if there are none.
+            the span of the active pairs and of 𝒯, relative to its length; 0 if there are none.
         idle: (); smallest rate of the pairs whose forces cancel; inf if there are none.
         unknown: (); smallest rate of the pairs whose forces also cancel to second order, although the
             tied tokens do not respond; inf if there are none.

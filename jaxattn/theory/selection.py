@@ -88,7 +88,7 @@ def selection(
     between tokens that do not tie. On a gradient-flow path, the scores of tokens that tie in the limit differ
     by O(1/‖p‖) relative to the spread. Pass a `tie` of this size to obtain the selection in the limit.
 
-    Works under jit and vmap. Outside jit, the scores are computed in float64 even if x64 is disabled in JAX.
+    Works under jit and vmap. Otherwise, the scores are computed in float64 even if x64 is disabled in JAX.
 
     Args:
         p: (D,) float; the parameter or its direction, with any norm.
@@ -96,8 +96,8 @@ def selection(
         tie: tolerance for ties, relative to the spread of the scores.
 
     Raises:
-        InputError: p or Φ contains NaN or inf, the shapes do not match, or `tie` is negative (checked only
-            outside jit).
+        InputError: p or Φ contains NaN or inf, the shapes do not match, or `tie` is negative (not checked
+            under jit or vmap).
 
     Source: Wu et al. 2025 (arXiv 2505.17282), §4, the set S_X(p).
     """

@@ -31,8 +31,8 @@ from jaxattn.dynamics.flows.ties import (
 _BEHIND = 30.0
 # Number of gaps between sorted distances to the top score that are tried as the boundary of the ties.
 _MAX_GAPS = 16
-# Shift in tied scores, due to neglected forces, at which ties are dissolved; and maximum factor by which
-# these forces may grow.
+# Shift in tied scores, due to neglected forces, at which ties are dissolved; and a safety factor between
+# forces.
 _SHIFT, _MORE = 1e-2, 100.0
 # Treat squared singular values (of the differences between tied embeddings) below this fraction of the
 # largest as rounding error.
@@ -189,8 +189,8 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, n
         log_limit=rest.log_limit,
         pairs=known.pairs,
     )
-    # The neglected forces have shifted the balance by `rest.moved`. They may grow until the shift reaches
-    # _SHIFT, but at most by a factor of _MORE.
+    # The neglected forces have shifted the balance by `rest.moved`. They may grow to
+    # `rest.log_limit`, or until the shift reaches _SHIFT (at most by a factor of _MORE) if that is more.
     others = tied_coordinates(E, rest.p, corpus, ties)
     left_out = others.log_gross(others.zero)
     more = jnp.log(jnp.clip(_SHIFT / jnp.maximum(rest.moved, _SHIFT / _MORE), 1, _MORE))
@@ -306,7 +306,10 @@ def _classes(corpus: Corpus, attended: Bool[Array, "R W"]) -> Int[Array, " V"]:
 
 
 def _normals(E: Float[Array, "V d"], leader: Int[Array, " V"]) -> Float[Array, "r d"]:
-    """Return an orthonormal basis of 𝒯, the span of differences of tied embeddings, padded with zero rows."""
+    """Return an orthonormal basis of 𝒯, the span of differences of tied embeddings.
+
+    It is padded with zero rows to r = `room`.
+    """
     apart = E - take(E, leader)
     if room(E) < min(E.shape):
         tied = leader != jnp.arange(len(E), dtype=jnp.int32)

@@ -231,7 +231,7 @@ class Coordinates:
     def to_end(
         self, z: Float[Array, " r"], velocity: Float[Array, " r"], until_norm: Float[Array, ""]
     ) -> Float[Array, ""]:
-        """Compute how far p moves along `velocity`, of norm at most 1, until ‖p‖ = until_norm."""
+        """Compute the s with ‖p + s dp/ds‖ = until_norm, on a straight line. ‖dp/ds‖ may be less than 1."""
         norm, ahead = self.norm(z, 1.0), self.ahead(z, velocity)
         # With an infinite radius, the quotient below would be NaN.
         radius = jnp.minimum(until_norm, 1e150)
@@ -259,7 +259,7 @@ class Coordinates:
     def at(self, z: Float[Array, " r"]) -> Local:
         """Compute the velocity u, its Jacobian (1 - u (B Bᵀ u)ᵀ) (∂F/∂z) / ‖BᵀF‖, and the gradient norm.
 
-        F is the force on z; see the module docstring.
+        Here F is the force on z: -∂L/∂a if V ≤ d, and -Eᵀ ∂L/∂a if V > d.
         """
         pull, force = self._pull(z)
         size = self.norm(pull)

@@ -111,10 +111,7 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
 
     @property
     def end_key(self) -> str:
-        """Name of a stopping condition, or "points" if there is none.
-
-        A path without a stopping condition is computed as a whole.
-        """
+        """Name of a stopping condition, or "points", because the whole path is computed at once."""
         goals = [name for name, x in self._settings().items() if name in _GOALS and x is not None]
         return goals[0] if goals else "points"
 

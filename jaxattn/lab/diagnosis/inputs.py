@@ -152,6 +152,7 @@ def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> Model
 
 
 def _heads(v: Floats, embedding: tuple[int, ...], number: int, classes: int) -> Floats:
+    """Stack v by attention head: (H, d, C), or (1, d, C) if all heads share it."""
     dim = embedding[1]
     if v.ndim == 3 and len(v) == number:
         return np.stack([_one(x, embedding, classes) for x in v])
@@ -166,6 +167,7 @@ def _heads(v: Floats, embedding: tuple[int, ...], number: int, classes: int) -> 
 
 
 def _one(v: Floats, embedding: tuple[int, ...], classes: int) -> Floats:
+    """Convert v of one attention head to shape (d, C)."""
     dim = embedding[1]
     shape = v.shape
     v = v.reshape(-1) if v.size == dim and 1 in (*shape, v.ndim) else v

@@ -80,7 +80,7 @@ def batch_entries(batches: list[Batch]) -> list[dict[str, Any]]:
 
 
 def devices_since(known: Mapping[str, Any], note: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return the devices used after the first device, including the current one, and report any change."""
+    """Return the devices after the first, adding the current one if it differs, and report this change."""
     every = [known["device"], *known.get("continued_on", ())]
     if (now := devices.describe_devices()) != every[-1]:
         words = (f"{device.get('count')} × {device.get('kind')}" for device in (every[-1], now))

@@ -234,7 +234,7 @@ class Attended(Probe, frozen=True, kw_only=True):
         return None if task.model.shows_attention else "requires a model with attention"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Compute the metrics for one seed: one value per query, (Q,), or a scalar for a single query.
+        """Compute the metrics for one seed: one value per head and query, (Q,), or a scalar if Q = 1.
 
         The metrics are NaN if there are no queries.
         """

@@ -45,7 +45,7 @@ class Turn(NamedTuple):
 
 
 def turn(curve: pd.DataFrame) -> Turn | None:
-    """Return a curve's interior extremum if its interval is disjoint from those at both ends, else None.
+    """Return a curve's interior extremum if its 95 % interval is disjoint from those at both ends, or None.
 
     Curves from a single seed have no intervals; for these, a larger difference is required.
 
