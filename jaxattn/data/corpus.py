@@ -52,9 +52,9 @@ class Corpus(Dataset):
         several = f"{' × '.join(map(str, batch))} corpora, each of " if batch else ""
         if not batch and n and is_concrete(self.lengths):
             lengths = np.asarray(self.lengths, np.int64)
-            sizes = (
-                f"{lengths.min():,} to {lengths.max():,} tokens in each, {lengths.sum():,} in all, {sizes}"
-            )
+            low, high = f"{lengths.min():,}", f"{lengths.max():,}"
+            span = low if low == high else f"{low} to {high}"
+            sizes = f"{span} tokens in each, {lengths.sum():,} in all, {sizes}"
         return f"{several}{n:,} sequences, {sizes}"
 
     @property
@@ -350,8 +350,17 @@ def from_draws(
 
     Returns:
         The corpus, in which each bag is one row of at most T entries.
+
+    Raises:
+        InputError: the ids are not integers, or there is not one label per sequence.
     """
     sequences, length = tokens.shape
+    if not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise InputError(f"tokens: dtype {tokens.dtype}; pass integer ids")
+    if labels.shape != (sequences,):
+        raise InputError(
+            f"labels: shape {labels.shape} for {sequences:,} sequences; pass one label per sequence"
+        )
     # Give padding the id `vocab_size`, so that it is sorted to the end of each row.
     ordered = jnp.sort(tokens if mask is None else jnp.where(mask, tokens, vocab_size), axis=1)
     position = jnp.broadcast_to(jnp.arange(length), ordered.shape)

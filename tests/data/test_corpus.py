@@ -46,6 +46,23 @@ def test_counts_from_sequences_match_a_loop(rng):
     np.testing.assert_array_equal(corpus.lengths, [len(s) for s in sequences])
 
 
+@pytest.mark.parametrize(
+    ("tokens", "labels", "message"),
+    [
+        (jnp.zeros((3, 2)), jnp.ones(3, int), "tokens: dtype float32; pass integer ids"),
+        (jnp.zeros((3, 2), int), jnp.ones(2, int), r"labels: shape \(2,\) for 3 sequences; pass one label"),
+    ],
+)
+def test_draws_with_wrong_types_or_shapes_are_rejected(tokens, labels, message):
+    with pytest.raises(InputError, match=message):
+        draw(tokens, labels, vocab_size=4, num_classes=2)
+
+
+def test_equal_lengths_are_shown_once():
+    corpus = from_draws(jnp.zeros((3, 2), int), jnp.ones(3, int), vocab_size=4, num_classes=2)
+    assert "3 sequences, 2 tokens in each, 6 in all" in repr(corpus)
+
+
 def test_counts_from_draws_match_a_loop_under_vmap(rng):
     tokens = rng.integers(0, 9, (2, 50, 12))
     labels = jnp.ones((2, 50), jnp.int32)

@@ -40,7 +40,7 @@ class _Finding(msgspec.Struct, omit_defaults=True):
     over: str
     published: str
     criterion: _Criterion | None
-    # None in records written before this field was added.
+    # None in records written before this field was added, which have other intervals.
     seeds: Count | None = None
     missing: Count = 0
     hits: Count | None = None

@@ -209,7 +209,7 @@ def read_two(option: str, text: str) -> tuple[str, str, str]:
 
 
 def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
-    """Expand results folders into shards; return the existing folders and the folders of missing shards.
+    """Expand results folders into shards; return the folders to read and the folders of missing shards.
 
     A shard is missing if it has not started.
     """

@@ -1,7 +1,8 @@
 """Diagnosis of given weights: test whether E·v and E·p of a classifier reflect token importance.
 
 The statistics are compared with two references on the same corpus: the null band, which is the range
-of the statistics for random E, p and v of the same shapes, and the values of E·v after one gradient step.
+of the statistics for random E, p and v of the same shapes, and the statistics of the change in E·v in
+one gradient step.
 """
 
 from collections.abc import Sequence

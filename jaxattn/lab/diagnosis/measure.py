@@ -225,7 +225,7 @@ def _points(ground: _Ground, scores: Floats, values: Floats) -> Floats:
 
 
 def _shares(ground: _Ground, scores: Floats, precision: Any) -> tuple[list[float], NDArray[np.bool_]]:
-    """Compute the fractions of sequences that select an important token, and that contain a tie.
+    """Compute the fractions of sequences that select an important token, and in which one ties for the top.
 
     Also return the mask of selected entries in the bags.
     """
@@ -350,7 +350,6 @@ def _verdict(value: float, low: float, high: float) -> str:
 
 
 def _verdicts(quantities: pd.DataFrame, important: str, *, shared: bool) -> Iterable[str]:
-    """Yield one verdict line per quantity, based on Spearman's correlation over tokens for correlations."""
     meaning = {
         _PAIRS[0]: "the head reads a token as evidence for a label",
         _PAIRS[1]: "the head reads a token as evidence for a label",

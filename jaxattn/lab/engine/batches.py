@@ -223,7 +223,6 @@ def _too_few(shard: str, number: int) -> InputError:
 def _rectangles(
     cells: tuple[Cell, ...], seeds: range, width: int
 ) -> Iterator[tuple[tuple[Cell, ...], range]]:
-    """Split cells × seeds into rectangles of roughly equal size, with at most `width` runs each."""
     if len(seeds) >= width:
         for cell in cells:
             yield from (((cell,), part) for part in _even(seeds, width))

@@ -190,11 +190,11 @@ def _most_common(tokens: Any) -> str:
 def verdicts(heads: pd.DataFrame, margins: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
     """Compare heads with their null baselines by the cosine with the max-margin matrix, in query space.
 
-    The difference is the mean cosine of the head over groups of sequences, minus the mean cosine of the
-    null baseline over groups and draws; see `compare` for its interval. p-values are corrected with Holm's
-    method over all heads and null baselines, so that with probability 95 % no verdict "closer" or "farther"
-    is due to chance. Margin ratios get no verdict: the attention of a null baseline has no lower bound, so
-    its margins are smaller by construction.
+    The difference is the mean cosine of the head over groups of sequences, minus the mean cosine of the null
+    baseline over groups and draws; see `compare` for its interval. Two-sided p-values are corrected with
+    Holm's method over all heads and null baselines, so that with probability 95 % no verdict "closer" or
+    "farther" is due to chance. Margin ratios get no verdict: the attention of a null baseline has no lower
+    bound, so its margins are smaller by construction.
 
     Returns:
         One row for each null baseline and each head that selects a token: `difference`, `low`, `high`,
@@ -228,7 +228,7 @@ def verdicts(heads: pd.DataFrame, margins: pd.DataFrame, confidence: float = 0.9
 
 
 def compare(differences: Floats, confidence: float) -> tuple[float, float, float, float]:
-    """Return the mean difference, its interval, and the p-value for a mean of zero.
+    """Return the mean difference, its interval, and the two-sided p-value for a mean of zero.
 
     Groups and draws both vary: the variance of the mean is the variance of the group means divided by the
     number of groups, plus the variance of the draw means divided by the number of draws. The degrees of

@@ -179,8 +179,8 @@ def heads(
 
     The scores of a head at one query position are linear in W_Q and, without rotary embeddings, in
     W = W_Kᵀ W_Q. Over the sequences in which a head selects one token, its margin is divided by the
-    certified maximum margin for the same selected tokens. This ratio is compared with the ratios of null
-    baselines; see `HeadSettings`.
+    certified maximum margin for the same selected tokens. The head's cosine with
+    the max-margin matrix is compared with the cosines of null baselines; see `HeadSettings`.
 
     Args:
         models: a folder in Hugging Face format, or several folders, such as the checkpoints of one training
@@ -197,7 +197,8 @@ def heads(
 
     Raises:
         InputError: a folder does not contain a supported model, a text is too short for the query position,
-            a layer does not exist, or `out` contains measurements made with other arguments.
+            `length` is below 2, a layer does not exist, or `out` contains measurements made with other
+            arguments.
 
     Source:
         Tarzanagh et al. 2023 (arXiv 2308.16898) for the max-margin problems in both norms.
@@ -342,7 +343,9 @@ def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise InputError(f"{path}: cannot be read; delete this file to measure the layer again") from None
+        raise InputError(
+            f"{path}: cannot be read; delete the folder {path.parent} to measure its layers again"
+        ) from None
 
 
 def _digest(

@@ -61,7 +61,6 @@ def initial_arrays(results: Run, cell: int, seed: int, trained: Arrays) -> Array
 
 
 def _shapes(results: Run, setting: Setting, trained: Arrays) -> tuple[Splits, Sequence[str]]:
-    """Return the shapes of the data, which determine the initial parameters, and the token names."""
     if isinstance(setting.data, DrawnData):
         return jax.eval_shape(partial(draw_data, setting), jax.random.key(0)), setting.data.tokens
     if results.study is not None:

@@ -322,7 +322,6 @@ def top_tokens(
 
 
 def _shades(tokens: Tokens, best: pd.DataFrame) -> tuple[list[Any], dict[str, Any]]:
-    """Return one colour per token, by the sign of α or by class if K > 2, and the legend for the colours."""
     if len(tokens.classes) > 1:
         palette = dict(zip(tokens.classes, colours(len(tokens.classes), ordered=False), strict=True))
         there = [k for k in tokens.classes if (best["class"] == k).any()]

@@ -124,6 +124,8 @@ class _Rehearsal:
     def start(self, setting: Setting, data: Splits, key: Array, tokens: Any) -> Any:
         with self.at("model.init", registry.MODEL):
             drawn = seed.initial_params(setting._replace(starts={}), data, key, tokens)
+            if drawn is None:
+                raise InputError(f"{_name(setting.model)}.init returns None; return the parameters")
             known = names(drawn)
             for name in setting.starts:
                 if name not in known:

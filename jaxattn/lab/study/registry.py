@@ -247,7 +247,8 @@ def _class(concept: Concept[C], kind: Any, place: str, names: ImportPaths) -> ty
     if ":" not in kind:
         if kind not in concept.known:
             module, dot, name = kind.rpartition(".")
-            hint = f"; an import path is written '{module}:{name}'" if dot else nearest(kind, concept.known)
+            path = f"{kind}:NAME" if name == "py" else f"{module}:{name}"
+            hint = f"; an import path is written '{path}'" if dot else nearest(kind, concept.known)
             raise InputError(f"{place}.kind: unknown {kind!r}{hint}")
         return concept.known[kind]
     with at(f"{place}.kind"):
@@ -313,7 +314,6 @@ def _instance(target: Any, values: Table, place: str) -> Any:
 
 
 def _literals(annotation: Any) -> list[str]:
-    """Return the values of a Literal, even inside a union or Annotated, and "a number" for numeric types."""
     if typing.get_origin(annotation) is typing.Literal:
         return [str(x) for x in typing.get_args(annotation)]
     if annotation in (int, float):

@@ -83,7 +83,6 @@ def _choice(concept: Concept[Any], definitions: Schema) -> Schema:
 
 
 def _change(concept: Concept[Any], definitions: Schema) -> Schema:
-    """Build the schema for changes to a component of unknown kind; it accepts the settings of any kind."""
     settings: dict[str, list[Schema]] = {}
     for table in _built_in(concept, definitions):
         for key, x in table["properties"].items():

@@ -285,7 +285,6 @@ def check_kind(given: type[Dataset], model: Model[Any]) -> None:
 
 
 def _config_hash(setting: Setting, tables: Mapping[str, Any]) -> str:
-    """Hash the settings that determine a cell's results, ignoring names, figures and file paths."""
     kept = {key: x for key, x in tables["data"].items() if key not in setting.data.inert}
     encoded = msgspec.json.encode({**tables, "data": kept}, order="deterministic")
     return hashlib.sha256(encoded).hexdigest()[:16]

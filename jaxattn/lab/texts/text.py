@@ -47,7 +47,7 @@ _FAR = re.compile(
 _JOINERS = "\u200c\u200d"
 _ESCAPE = re.compile(r"\\[A-Za-z]")
 _STRIDE = 512
-# Arrays that are stored for a split as bags of words.
+# Arrays that are stored for a split, as bags of words and as sequences.
 _BAGS = ("tokens", "counts", "distinct", "classes")
 _ORDERED = ("ids", "lengths", "classes")
 

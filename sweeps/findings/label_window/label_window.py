@@ -284,7 +284,7 @@ def label_window(
 
     ceiling = unit * float(np.log(max(2 * (length - 1) ** 2 - 1, 1)))
     # If all counts are equal, no label is ignored for steps far above the upper edge, so truncate the grid at
-    # twice that edge.
+    # twice `ceiling`, which is near that edge.
     grid = _GRID if counts is not None else _GRID[: np.searchsorted(_GRID, 2 * ceiling / unit) + 1]
     first, last = _longest_run([lost(g) for g in grid])
     if first == last:

@@ -1,5 +1,7 @@
 """In-context Markov chains, one transition matrix per sequence, and strategies that predict their tokens."""
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -60,6 +62,15 @@ def divergence(p: Array, log_q: Array) -> Array:
 
 class Phases(ja.Probe):
     """Divergences at the last position from truth and strategies, and attention of both layers."""
+
+    labels: ClassVar = {
+        "kl_truth": "divergence from the truth",
+        "previous": "first layer: previous token",
+        "after_same": "second layer: after the same token",
+    }
+    scales: ClassVar = {name: ja.probes.Scale(low=0, high=1) for name in ("previous", "after_same")} | {
+        "kl_truth": ja.probes.Scale(low=0)
+    }
 
     def measure(self, context: ja.probes.ProbeContext) -> dict[str, Array]:
         """Measure one seed on its test data."""

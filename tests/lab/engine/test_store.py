@@ -266,7 +266,7 @@ def test_disk_without_free_inodes_is_reported(tmp_path, monkeypatch, free, said)
 
 @pytest.mark.parametrize("victim", ["manifest.json", "records.parquet", "parts/mark", "parts/table"])
 def test_unreadable_files_are_not_treated_as_damaged(copy, go, study, monkeypatch, victim):
-    """Missing permission or too few file handles is one line, and nothing is moved to or computed again."""
+    """Missing permission or too few file handles is one line, and nothing is moved or computed again."""
     name = victim.replace("parts/mark", f"{FIRST}.json").replace("parts/table", f"{FIRST}.records")
     original = open
 

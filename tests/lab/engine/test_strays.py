@@ -1,4 +1,4 @@
-"""Batches of another run, or under another name, are moved to and not counted."""
+"""Batches of another run, or under another name, are moved aside and not counted."""
 
 import json
 import shutil

@@ -114,6 +114,9 @@ class ValuesOnly(Model):
     def scores_and_values(self, params):
         return params.E @ params.v
 
+class NoParameters(Model):
+    def init(self, key, like, *, dtype): ...
+
 class LongScores(Model):
     def scores_and_values(self, params):
         return params.E, params.E @ params.v
@@ -415,6 +418,10 @@ WRONG = {
         {"model": model("ValuesOnly")},
         "model: ValuesOnly.scores_and_values returns float32[12]; return a tuple (scores",
     ),
+    "no parameters": (
+        {"model": model("NoParameters")},
+        "model.init: NoParameters.init returns None; return the parameters",
+    ),
     "long scores": (
         {"model": model("LongScores")},
         "model: LongScores.scores_and_values returns float32[12, 4]; return (12,) floats, the score",
@@ -516,6 +523,10 @@ WRONG = {
     "a letter left out": (
         {"phases": [{("stepsize" if key == "step_size" else key): x for key, x in BATCHED[0].items()}]},
         "phases[0]: unknown key 'stepsize'; did you mean 'step_size'?",
+    ),
+    "a file without a name": (
+        {"data": {"kind": "mine.py"}},
+        "data.kind: unknown 'mine.py'; an import path is written 'mine.py:NAME'",
     ),
     "a dot for a colon": (
         {"data": {"kind": "jaxattn.data.assumption1"}},
