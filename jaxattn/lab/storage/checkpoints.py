@@ -38,6 +38,8 @@ def prepare() -> Any:
     """
     imported = importlib.import_module("orbax.checkpoint")
     logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
+    # Of several arrays that fail to be written, only the first is raised; asyncio reports the others.
+    logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
     shown = sys.unraisablehook
 
     def hook(raised: Any) -> None:
