@@ -378,7 +378,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the measurements to this file")
     parser.add_argument("--quiet", action="store_true", help="print results and errors only")
     options = parser.parse_args()
-    # Use the same thresholds as the command line.
+    # Use the command line's thresholds for garbage collection.
     gc.set_threshold(*cli.RARELY)
     try:
         check_once(sys.argv[1:])

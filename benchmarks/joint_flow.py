@@ -52,8 +52,8 @@ def problems(generate, seeds):
 def apart(params, corpus, path, until=UNTIL, tolerance=1e-8):
     """Return log ‖v‖ and ‖p - p_ODE‖/‖p_ODE‖ of the rows of one seed's path, (rows, 2)."""
     log_norm = np.asarray(path.log_v_norm)
-    # Use only rows whose ‖v‖ is smaller than in all later rows and below its maximum, because the path
-    # approaches its end without passing it.
+    # Use only rows at which ‖v‖ is smaller than at all later rows, and stop slightly below its maximum, which
+    # the path may approach without reaching.
     later = np.append(np.minimum.accumulate(log_norm[::-1])[::-1][1:], np.inf)
     until = min(until, log_norm.max() - 0.01)
     rows = np.flatnonzero((log_norm < later) & (log_norm > log_norm[0]) & (log_norm < until))

@@ -89,7 +89,7 @@ def follow(E, p, v, ids, mask, labels, until, tolerance=1e-8, evaluations=100_00
     basis = np.linalg.svd(np.concatenate([E, p[None], v[None]]), full_matrices=False)[2]
     m, length = len(basis), np.linalg.norm(v)
     start = np.concatenate([basis @ p, basis @ v / length, [np.log(length)]])
-    # The error in u must be a small fraction of e^(-ρ).
+    # The error in u = v/‖v‖ must be a small fraction of e^(-ρ), where ρ = log ‖v‖.
     allowed = np.concatenate([np.full(m, tolerance), np.full(m, 1e-5 * tolerance), [tolerance]])
     field = JointODE(E @ basis.T, ids, mask, labels)
     solver = Radau(field, 0.0, start, np.inf, rtol=tolerance, atol=allowed, vectorized=True)

@@ -102,7 +102,7 @@ def logistic(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -
         log(1 + e^(-y f))
 
     Args:
-        logits: (n,); f.
+        logits: f, (n,).
         labels: (n,); y = ±1.
         smoothing: ε, weight of the uniform distribution in the target.
 
@@ -124,7 +124,7 @@ def cross_entropy(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0
         log Σ_k e^(f_k) - f_y
 
     Args:
-        logits: (n, K); f.
+        logits: f, (n, K).
         labels: (n,); y from 0 to K-1.
         smoothing: ε, weight of the uniform distribution in the target.
 

@@ -60,7 +60,7 @@ def test_hasattr_and_getattr_are_used_only_for_foreign_objects():
 
 
 @pytest.mark.parametrize("concept", CONCEPTS, ids=lambda concept: concept.name)
-def test_built_in_classes_follow_the_rules_for_custom_ones(concept):
+def test_built_in_classes_follow_the_rules_for_custom_classes(concept):
     for kind, target in concept.known.items():
         _check_class(concept, target, kind)
         _check_settings(target, kind)
@@ -109,13 +109,19 @@ class Concludes(ja.PhaseProbe):
     [
         (
             {"turned": np.zeros((6, 3))},
-            r"Concludes.conclude returns dict; expected two dictionaries, with values \(S, k\)",
+            r"Concludes.conclude returns dict; return two dictionaries, with arrays of shape \(S, k\)",
         ),
-        (({"turned": np.zeros(6)}, {}), r"Concludes.conclude: turned: shape \(6,\); expected shape \(6, 3\)"),
-        (({}, {"ended": np.zeros(99)}), r"Concludes.conclude: ended: shape \(99,\); expected shape \(6,\)"),
+        (
+            ({"turned": np.zeros(6)}, {}),
+            r"Concludes.conclude returns 'turned' with shape \(6,\); expected \(6, 3\)",
+        ),
+        (
+            ({}, {"ended": np.zeros(99)}),
+            r"Concludes.conclude returns 'ended' with shape \(99,\); expected \(6,\)",
+        ),
         (
             ({}, {"loss": np.zeros(6)}),
-            r"Concludes.conclude returns 'loss', which is not in its attribute `metrics`; add it",
+            r"Concludes.conclude returns the metric 'loss', which is not declared in `metrics`; add it",
         ),
     ],
 )

@@ -47,7 +47,7 @@ def test_constraints_pin_one_version_per_package_and_python():
 
 
 @pytest.mark.skipif(BASH is None, reason="no bash")
-def test_changed_items_are_checked_and_run(tmp_path):
+def test_changed_book_items_are_checked_and_run(tmp_path):
     """A program in place of jaxattn prints its arguments; it fails for --check of the item `bad`."""
     program = tmp_path / "bin" / "jaxattn"
     program.parent.mkdir()

@@ -47,7 +47,7 @@ def test_settings_on_the_citation_page_exist():
 
 
 @pytest.mark.parametrize("readme", NEIGHBOURS, ids=lambda path: path.parent.name)
-def test_readmes_of_reproduced_papers_cite_them(readme):
+def test_readmes_cite_the_papers_they_reproduce(readme):
     keys = [key for names, keys in ROWS if readme.parent.name in names for key in keys]
     known = set(re.findall(r"eprint = \{(.*)\}", "\n".join(ENTRIES[key] for key in keys)))
     assert known

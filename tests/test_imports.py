@@ -77,7 +77,7 @@ def test_circular_imports_inside_functions_are_detected(tmp_path):
     assert set(size.circle(size.imports(root))) == {"small.a", "small.b"}
 
 
-def test_type_checking_imports_are_counted(tmp_path):
+def test_imports_under_type_checking_are_counted(tmp_path):
     root = _package(
         tmp_path, a="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from small import b", b=""
     )

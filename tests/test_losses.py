@@ -119,7 +119,7 @@ def test_derivatives_match_finite_differences(rng, x64, name, classes, smoothing
 
 
 @pytest.mark.parametrize("name", sorted(losses.LOSSES.keys() - {"squared_error"}))
-def test_smoothing_with_a_traced_value_is_finite_for_large_margins(name):
+def test_losses_with_traced_smoothing_are_finite_for_large_margins(name):
     """e^100 overflows in float32, so a weight of 0 must remove it, also from the gradient."""
     loss = losses.LOSSES[name]()
     f, y = (
@@ -140,7 +140,7 @@ def test_smoothing_with_a_traced_value_is_finite_for_large_margins(name):
     np.testing.assert_allclose(many[1], np.sum(alone), rtol=1e-6)
 
 
-def test_incompatible_logits_suggest_a_suitable_loss():
+def test_error_for_incompatible_logits_suggests_a_suitable_loss():
     with pytest.raises(InputError, match="got 3; use cross_entropy"):
         losses.Logistic()(jnp.zeros((2, 3)), jnp.zeros(2, jnp.int32))
     with pytest.raises(InputError, match="use logistic"):

@@ -390,7 +390,7 @@ SMALL = {
         ({"axes": {"model.dim": 2 ** np.arange(2, 4)}, "seeds": range(3, 6)}, ["seed", "seed"]),
     ],
 )
-def test_python_accepts_functions_and_arrays_in_place_of_names_and_lists(tmp_path, changes, vmapped):
+def test_python_api_accepts_functions_and_arrays_in_place_of_names_and_lists(tmp_path, changes, vmapped):
     assert ja.Study(**SMALL | changes).plan(tmp_path, quick=True).groups["vmapped"].tolist() == vmapped
 
 
@@ -403,7 +403,10 @@ def test_python_accepts_functions_and_arrays_in_place_of_names_and_lists(tmp_pat
             {"probes": [lambda params, corpus: 1.0, lambda params, corpus: 2.0]},
             "tests.test_own:<lambda>: two objects",
         ),
-        ({"model": norm}, "has the argument 'params'; a model function takes only settings, after a"),
+        (
+            {"model": norm},
+            "argument 'params' is not keyword-only; a model function takes only settings, after",
+        ),
     ],
 )
 def test_invalid_python_arguments_raise_one_line_errors(changes, message):

@@ -26,7 +26,7 @@ def test_generated_pages_are_up_to_date(name):
 
 
 @pytest.mark.more
-def test_page_of_metrics_lists_every_metric_of_a_study(study, tmp_path):
+def test_metrics_page_lists_every_metric_of_a_study(study, tmp_path):
     text = pages.metrics()
     probes = {"own": ["attention_entropy", "sharpness"], "max_margin": True}
     recorded = set(study(probes=probes).run(tmp_path, quiet=True).records["metric"])
@@ -35,7 +35,7 @@ def test_page_of_metrics_lists_every_metric_of_a_study(study, tmp_path):
     assert {name for name in recorded - bins if f"`{name}`" not in text} == set()
 
 
-def test_page_on_texts_lists_the_settings_of_every_reader():
+def test_page_on_text_data_lists_the_settings_of_every_reader():
     rows = [line.split(" | ") for line in pages.texts().splitlines() if line.startswith("| `")]
     for kind, target in READERS.items():
         for field in fields_of(target):

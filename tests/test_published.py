@@ -85,7 +85,7 @@ def test_every_row_of_the_claims_table_matches_its_source():
     assert wrong == []
 
 
-def test_failed_promised_claims_are_listed():
+def test_every_failed_prediction_is_listed_on_the_page():
     printed = [numbers for _, numbers in intervals(page("explanation/theory_holds"))]
     promised = [row for row in rows("claims/claims.csv") if row["promised"] == "True"]
     left_out = [row for row in promised if not any(is_measured(numbers, row) for numbers in printed)]
@@ -107,7 +107,7 @@ def test_listed_numbers_match_their_sources(path):
     assert "<!--" not in text
 
 
-def test_the_list_of_numbers_is_formatted_and_refers_to_pages():
+def test_list_of_numbers_is_formatted_and_refers_only_to_pages():
     assert len(LISTED) >= 10
     assert set(LISTED) <= {path.relative_to(ROOT).as_posix() for path in numbers.PAGES}
     assert sum(map(len, LISTED.values())) > 300
@@ -183,13 +183,13 @@ def test_missing_and_ambiguous_sources_are_rejected(source):
         numbers.renewed("a 1", [numbers.Entry("a ", "1", source)])
 
 
-def test_an_interval_from_a_single_value_is_rejected():
+def test_interval_with_a_single_value_as_its_source_is_rejected():
     with pytest.raises(SystemExit, match="> interval"):
         numbers.measured("1.0 [0.9, 1.1]", SOURCE)
 
 
 @pytest.mark.parametrize(("name", "least"), [("README.md", 5), ("docs/reference/paper_map.md", 21)])
-def test_verdicts_in_a_table_match_their_rows(name, least):
+def test_verdicts_in_a_table_match_the_rows_of_their_sources(name, least):
     text, sources = (ROOT / name).read_text(encoding="utf-8"), {}
     for place in numbers.places(text, LISTED[name]):
         if place.entry.source.endswith("> interval"):

@@ -256,7 +256,7 @@ def test_the_paper_figure_and_its_table_are_written(call, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_the_phase_diagram_page_finds_thresholds(tmp_path, monkeypatch):
+def test_code_on_the_phase_diagram_page_finds_thresholds(tmp_path, monkeypatch):
     (cell,) = blocks("howto/phase_diagrams.md", "python")
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "__main__"}
@@ -400,7 +400,7 @@ def test_arrays_on_the_transformer_page_reproduce_its_logits(tmp_path, monkeypat
         assert any("is above the null band" in line for line in names["found"].verdicts)
 
 
-def test_certificate_page_writes_a_certificate_that_the_checker_accepts(tmp_path, monkeypatch):
+def test_code_on_the_certificate_page_writes_a_certificate_that_the_checker_accepts(tmp_path, monkeypatch):
     (cell,) = blocks("reference/checker.md", "python")
     command, _ = blocks("reference/checker.md", "bash")
     names = {}
@@ -412,7 +412,7 @@ def test_certificate_page_writes_a_certificate_that_the_checker_accepts(tmp_path
     assert names["gap"] < 1e-14
 
 
-def test_page_on_modules_trains_three_models(tmp_path, monkeypatch):
+def test_code_on_the_module_page_trains_three_models(tmp_path, monkeypatch):
     (code,) = blocks("howto/modules.md", "python")
     names = {}
     monkeypatch.chdir(tmp_path)

@@ -42,7 +42,7 @@ def test_formulas_are_converted_to_latex(line, expected):
     assert docstrings.latex(line) == expected
 
 
-def test_formulas_in_docstrings_become_mathematics():
+def test_formulas_in_docstrings_are_typeset_as_mathematics():
     lines = ["Solve |x| = p_*, see `a*b`:", "", "    x = Σ_s p_s", "", "Args:", "    x: of p_*."]
     made = docstrings.written(lines)
     assert made[0] == r"Solve \|x\| = p\_\*, see `a*b`:"
@@ -51,7 +51,7 @@ def test_formulas_in_docstrings_become_mathematics():
     assert made[-1] == r"    x: of p\_\*."
 
 
-def test_code_examples_are_unchanged():
+def test_code_examples_in_docstrings_are_preserved():
     made = docstrings.written(["As in", "", "    class Pairs(ja.Dataset):", "        left: jax.Array"])
     assert "::" in made
     assert made[-2] == "        left: jax.Array"

@@ -18,8 +18,8 @@ from jax import Array
 def width(dtype: jnp.dtype) -> float:
     """Return the band width w: 64 in float32, 512 in float64.
 
-    Tokens are neglected only if their scores are about log(max) - w (24 in float32) or more
-    below the largest score in their sequence, where max is the largest float.
+    Tokens are neglected only if their scores are at least about log(max) - w (24 in float32) below the
+    largest score in their sequence, where max is the largest float.
     """
     return 2.0 ** math.floor(math.log2(math.log(jnp.finfo(dtype).max)))
 
@@ -34,10 +34,10 @@ def first_ceiling(scores: Array) -> Array:
 
 
 def count(scores: Array, most: int) -> Array:
-    """Count the bands from the largest to the smallest score, (S, V). Return (S,), at most `most` + 1.
+    """Return the number of bands from the largest to the smallest score, (S,), for scores (S, V).
 
-    Scores that contain NaN count as one band: their results are NaN in any case, so they should not slow
-    down the rest of the batch.
+    The result is at most `most` + 1. Scores that contain NaN count as one band: their results are NaN in
+    any case, so they should not slow down the rest of the batch.
     """
     spread = first_ceiling(scores) - scores.min(axis=1)
     multiples = width(scores.dtype) * jnp.arange(1, most + 1, dtype=scores.dtype)
@@ -55,7 +55,8 @@ def split(scores: Array) -> tuple[Array, Array]:
         1.
     """
     w, fixed, first = width(scores.dtype), jax.lax.stop_gradient(scores), first_ceiling(scores)
-    # Offset the band index, so that ceilings near 0 need no subtraction of large numbers, which would round.
+    # Offset the band index, so that ceilings near 0 are computed without subtracting large numbers, which
+    # would round.
     offset = first - w * jnp.floor(first / w)
     ceiling = offset + w * jnp.ceil((fixed - offset) / w)
     ceiling = jnp.where(ceiling < fixed, ceiling + w, ceiling)
@@ -76,7 +77,7 @@ def factor(ceiling: Array, of_sequence: Array) -> Array:
 
 
 def divide(sums: Array, normaliser: Array) -> Array:
-    """Divide sums by a normaliser ≥ exp(-w) without forming its square, which may underflow."""
+    """Divide sums by a normaliser ≥ exp(-w), avoiding the square of the normaliser, which may underflow."""
     scale = jax.lax.stop_gradient(normaliser)
     # Do not divide by normaliser / scale: XLA would merge the two divisions and form a square, which may
     # underflow.

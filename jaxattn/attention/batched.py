@@ -120,15 +120,15 @@ def backward_in_bands(
 
 
 def _difference(value: Array, average: Array) -> Array:
-    """Return γ_s - f_X, or 0 if the difference is only rounding error, which would otherwise accumulate."""
+    """Return value - average, or 0 if it is only rounding error, which would otherwise accumulate."""
     difference = value - average
     rounding = 2 * float(jnp.finfo(value.dtype).eps) * jnp.abs(value)
     noise = jnp.where(jnp.abs(difference) <= rounding, difference, 0)
     return difference - jax.lax.stop_gradient(noise)
 
 
-# Maximum number of columns at which a product fits in the cache. Dense products, on a TPU, allow more
-# columns.
+# Maximum number of columns for which a product fits in the cache. Dense products, which are used on a TPU,
+# allow more.
 COLUMNS, COLUMNS_OF_DENSE = 64, 256
 
 
@@ -221,7 +221,7 @@ def _batch_of_one(function: Callable[..., Any], *arrays: Array) -> Any:
 def _plan_bands(scores: Array) -> tuple[Array, Array]:
     """Return the number of bands, (), and a mask of the batch members to compute separately, (S,) bool."""
     size = len(scores)
-    # Cost of processing one band for the whole batch, relative to processing one member alone.
+    # Cost of processing one band for the whole batch, relative to the cost for a single member.
     price = (1 + size / 16) / 2
     most = int(size / price)
     needed = bands.count(scores, most)
@@ -251,7 +251,8 @@ def banded_forward(
     The outputs are wrong if the scores occupy more than `num_bands` bands.
     """
     top, tokens, values = bands.first_ceiling(scores)[None], scores.T, columns.transpose(2, 1, 0)
-    # If no token in a sequence has weight in a band, all are below the next ceiling, even after rounding.
+    # A token in a band has at least this weight, even after rounding, so a sequence with less weight is below
+    # the next ceiling.
     present = math.exp(-bands.width(scores.dtype) - 1)
 
     def band(b: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -293,7 +294,7 @@ def banded_backward(
     def band(b: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         d_scores, d_values, largest = carry
         ceiling = _ceiling(top, b)
-        # Beyond 2^30 in float32, several bands may have the same ceiling after rounding.
+        # For float32 scores beyond 2^30, several bands may have the same ceiling after rounding.
         own = (own_shift == ceiling) & ((b == 0) | (ceiling < _ceiling(top, b - 1)))
         in_band = jnp.where(own[:, None], by_sequence, 0)
         new = _product(corpus.occurrences, in_band) * _weight(tokens, ceiling)[:, None]

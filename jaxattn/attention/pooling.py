@@ -52,7 +52,10 @@ def _forward(corpus: Corpus, scores: Array, table: Array) -> tuple[Array, Any]:
 
 
 def _backward(residuals: Any, cotangent: Array) -> tuple[Any, ...]:
-    """Compute ∂L/∂M_s = Σ_X q_s h̄_X and ∂L/∂a_s = M_s·∂L/∂M_s - Σ_X q_s (h̄_X·h_X), with h̄ = ∂L/∂h."""
+    """Compute the cotangents of the table M and the scores a in `pool`, with h̄ = ∂L/∂h and attention q.
+
+    ∂L/∂M_s = Σ_X q_s h̄_X,   ∂L/∂a_s = M_s·∂L/∂M_s - Σ_X q_s (h̄_X·h_X)
+    """
     corpus, scores, table, pooled, top, normaliser = residuals
     by_sequence = (cotangent * pooled).sum(axis=1)
     if _is_dense(corpus):

@@ -59,7 +59,7 @@ def one_layer(params: Any, corpus: Corpus) -> Scores:
     if not fits or (classes > 2 and shape[-1] != classes):
         wanted = "v (d,)" if classes == 2 else f"v (d, {classes})"
         raise InputError(
-            f"shapes do not match: E {np.shape(params.E)}, v {shape}, {classes} classes; expected E "
+            f"shapes do not match: got E {np.shape(params.E)}, v {shape} and {classes} classes; expected E "
             f"(V, d) and {wanted}"
         )
     with backend.float64():
@@ -93,7 +93,7 @@ def of_vectors(
     """
     if np.ndim(X) != 3 or np.shape(targets) != np.shape(X)[:1]:
         raise InputError(
-            f"X {np.shape(X)}, targets {np.shape(targets)}: expected X (n, T, d) and targets (n,)"
+            f"X has shape {np.shape(X)} and targets {np.shape(targets)}; expected (n, T, d) and (n,)"
         )
     n, length, dim = np.shape(X)
     traced = any(isinstance(x, jax.core.Tracer) for x in (X, targets, values, mask))
@@ -152,7 +152,7 @@ def of_query(
         InputError: as in `of_vectors`.
     """
     if np.ndim(X) != 3 or np.ndim(z) != 2 or np.shape(z)[0] != np.shape(X)[0]:
-        raise InputError(f"X {np.shape(X)}, z {np.shape(z)}: expected X (n, T, d) and z (n, e)")
+        raise InputError(f"X has shape {np.shape(X)} and z {np.shape(z)}; expected (n, T, d) and (n, e)")
     n, length, _ = np.shape(X)
     traced = any(isinstance(x, jax.core.Tracer) for x in (X, z))
     xp: Any = jnp if traced else np
@@ -203,7 +203,9 @@ def _require_linear(at: Callable[[Array], Array], keys: np.ndarray, size: int) -
     rng = np.random.default_rng(0)
     remedy = "pass scores of the form a = Φ p, or train by descent"
     if (offset := float(jnp.abs(at(jnp.zeros(size))).max())) != 0:
-        raise InputError(f"scores: not linear ({offset:.3g} at parameter 0, expected 0); {remedy}")
+        raise InputError(
+            f"scores: not linear (up to {offset:.3g} in absolute value at p = 0, expected 0); {remedy}"
+        )
     for p, u, w in rng.normal(size=(_POINTS, 3, size)):
 
         def slope(x: Array, u: Any = u) -> Array:
@@ -227,4 +229,6 @@ def require_values(scores: Scores) -> None:
     shape = None if scores.values is None else np.shape(scores.values)
     if shape is None or shape[len(shape) - len(wanted) :] != wanted:
         given = "none" if shape is None else f"shape {shape}"
-        raise InputError(f"scores.values: {given}; expected shape {wanted}, as in scores from one_layer")
+        raise InputError(
+            f"scores.values: expected shape {wanted}, as in the result of one_layer, got {given}"
+        )

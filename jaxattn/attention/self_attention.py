@@ -31,7 +31,8 @@ from jaxattn.core import backend
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import MOST_POSITIONS, Ragged, positions, ragged, take
 
-# Ratio of successive block sizes. On accelerators it is larger, because each size is compiled separately.
+# Ratio of successive maximum numbers of bag rows per sequence in a block. The larger ratio on accelerators
+# means fewer block sizes to compile, but more padding.
 GROWTH, GROWTH_ON_ACCELERATORS = 1.2, 2.0
 # Maximum number of table entries and pairs stored at a time, limited by CPU cache or accelerator memory.
 NUMBERS, NUMBERS_ON_ACCELERATORS = 1 << 19, 1 << 26
@@ -151,8 +152,8 @@ def _sizes(bags: Ragged, width: int) -> list[_Size]:
     return found
 
 
-# Maximum number of pair products that a CPU stores for the backward pass of several blocks. Accelerators
-# recompute them.
+# Maximum number of pair products that a CPU stores for the backward pass of several blocks; accelerators
+# recompute all of these. The products of a single block are always stored.
 KEPT = 1 << 25
 # Row width of the layout for sums over each token. Most tokens occur in only a few sequences in a block.
 _WIDTH = 8
@@ -236,7 +237,7 @@ def _one_by_one_if_many_blocks(
 
 
 def _mixed(corpus: Corpus, queries: Array, keys: Array | None, columns: Any, *, residual: bool) -> Any:
-    """Compute x' for each column, and concatenate the products G to store over all blocks."""
+    """Compute x' for each column, and concatenate, over all blocks, the products G that are to be stored."""
 
     def visit(carry: Any, block: Block) -> Any:
         out, kept = carry
@@ -300,7 +301,11 @@ def _cotangents(
 
 
 def _most_kept(corpus: Corpus, queries: Array) -> int:
-    """Return the number of products to store: all for a single block, else at most 2 `num_pairs`, or 0."""
+    """Return the number of products G to store for the backward pass.
+
+    All are stored if there is a single block. For several blocks, a CPU stores at most 2 `num_pairs`
+    products, or none if there are more than KEPT; accelerators store none.
+    """
     most, width = most_pairs(corpus.bags, queries.shape[1]), queries.shape[1]
     if is_single_block(corpus.bags, width):
         return most
@@ -319,10 +324,10 @@ def _products(q: Array, k: Array) -> Array:
 
 
 def _attention(block: Block, gram: Array, columns: tuple[Array, ...]) -> tuple[Array, Array, Array]:
-    """Compute the attention w, (B, U, U), the columns x, and their averages x', both (B, U, columns)."""
+    """Compute the attention w, (B, U, U), and the C columns x and their averages x', (B, U, C) each."""
     count = block.counts[:, None, :].astype(gram.dtype)
     logit = jnp.where(count > 0, gram, -jnp.inf)
-    # A missing sequence has no logits, so its maximum needs a lower bound.
+    # A padding sequence has no logits, so its maximum needs a finite lower bound.
     top = jnp.maximum(logit.max(axis=2, keepdims=True), jnp.finfo(gram.dtype).min)
     weight = optimization_barrier(count * jnp.exp(logit - top))
     normaliser = weight.sum(axis=2, keepdims=True)

@@ -24,7 +24,7 @@ from jaxattn.data.ragged import Ragged, take
 def attend(corpus: Corpus, scores: Float[Array, " V"], values: Array) -> Array:
     """Average token values over each sequence with softmax attention, f = Σ_s q_s γ_s.
 
-    On a large corpus, compute second derivatives in forward-over-reverse mode.
+    For second derivatives on a large corpus, use forward-over-reverse mode.
 
     Args:
         corpus: n sequences over V tokens.
@@ -52,7 +52,7 @@ def require_rows(corpus: Corpus, **arrays: Array) -> None:
     for name, x in arrays.items():
         if jnp.ndim(x) == 0 or len(x) != corpus.vocab_size:
             raise InputError(
-                f"{name}: shape {jnp.shape(x)} for {corpus.vocab_size} tokens; expected one row per token"
+                f"{name}: expected one row for each of {corpus.vocab_size} tokens, got shape {jnp.shape(x)}"
             )
 
 
@@ -92,7 +92,7 @@ def _forward_small(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array
 def _backward_small(
     corpus: Corpus, scores: Array, columns: Array, averages: Array, top: Array, d_sums: Array
 ) -> tuple[Array, Array]:
-    """Compute ∂L/∂γ_s = Σ_X q_s ḡ_X and ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X), with ḡ = ∂L/∂f."""
+    """Compute ∂L/∂γ_s = Σ_X q_s ḡ_X and ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X), with attention q and ḡ = ∂L/∂f."""
     layout = corpus.occurrences
     sequence, weight = layout.index.astype(jnp.int32), occurrence_weights(corpus, scores, top)
     d_values = [weight * take(x, sequence) for x in d_sums]
@@ -105,7 +105,7 @@ def _backward_small(
 
 
 def occurrence_weights(corpus: Corpus, scores: Array, top: Array) -> Array:
-    """Compute the weight count · e^(a - top), as in `Ragged.softmax`, of each occurrence of a token."""
+    """Compute the weight of each occurrence of a token, count · e^(a - top), as in `Ragged.softmax`."""
     layout = corpus.occurrences
     score = layout.spread(scores) - take(top, layout.index.astype(jnp.int32))
     return layout.count.astype(scores.dtype) * jnp.exp(jnp.where(layout.count > 0, score, -jnp.inf))
@@ -115,7 +115,7 @@ def occurrence_weights(corpus: Corpus, scores: Array, top: Array) -> Array:
 def per_entry(corpus: Corpus, per_token: Array) -> Array:
     """Look up per-token values, (V,), for each bag entry, (R, W).
 
-    The derivative sums over entries by a gather instead of a scatter.
+    The derivative is summed over entries with a gather instead of a scatter.
     """
     return _per_entry(corpus, per_token)
 
@@ -156,7 +156,10 @@ def _forward_entries(bags: Ragged, score: Array, columns: tuple[Array, ...]) -> 
 
 
 def _backward_entries(residuals: Any, cotangents: Any) -> tuple[Any, ...]:
-    """Compute ∂L/∂γ_e = q_e ḡ for each column, and ∂L/∂a_e = Σ_columns q_e ḡ (γ_e - f), with ḡ = ∂L/∂f."""
+    """Compute the cotangents of `attend_entries`, with ḡ = ∂L/∂f for each column.
+
+    ∂L/∂γ_e = q_e ḡ,   ∂L/∂a_e = Σ q_e ḡ (γ_e - f), summed over columns
+    """
     bags, columns, averages, normaliser, weight = residuals
     d_columns = tuple(weight * bags.spread(g / normaliser) for g in cotangents)
     d_score = [

@@ -82,7 +82,8 @@ def model_class(function: Function, **attributes: Any) -> type[Any]:
         if p.kind is not p.KEYWORD_ONLY:
             place = attributes.get("kind") or function.__name__
             raise InputError(
-                f"{place} has the argument {name!r}; a model function takes only settings, after a *, and "
+                f"{place}: argument {name!r} is not keyword-only; "
+                "a model function takes only settings, after *, and "
                 "returns a model"
             )
     return settings_class(function, ModelOfFunction, **attributes)
@@ -183,7 +184,7 @@ def settings_class(function: Function, base: type[Any], name: str = "", **attrib
     for argument, needed in _parameters(rule).items() if rule else ():
         if argument not in arguments and needed.default is needed.empty:
             raise InputError(
-                f"declare: check takes {argument!r}, which is not a setting; remove this argument"
+                f"declare: the check function takes {argument!r}, which is not a setting; remove it"
             )
     return msgspec.defstruct(
         name or function.__name__,
@@ -213,7 +214,9 @@ def _fields(function: Function, not_settings: frozenset[str]) -> list[Any]:
         if p.name in not_settings:
             continue
         if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty:
-            raise InputError(f"{function.__name__}: setting {p.name!r} is positional; put * before it")
+            raise InputError(
+                f"{function.__name__}: setting {p.name!r} is positional; put * before it in the signature"
+            )
         if p.kind is p.KEYWORD_ONLY:
             default = () if p.default is p.empty else (as_default(p.default),)
             fields.append((p.name, without_arrays(hints.get(p.name, Any)), *default))
@@ -224,15 +227,15 @@ def hints_of(function: Function) -> dict[str, Any]:
     """Return the type annotations of a function.
 
     Raises:
-        InputError: the annotations or arguments cannot be read.
+        InputError: an annotation cannot be evaluated, or the signature cannot be read.
     """
     try:
         _parameters(function)
         return typing.get_type_hints(function, include_extras=True)
     except NameError as error:
-        raise InputError(f"an annotation of {function.__name__} cannot be read: {error}") from None
+        raise InputError(f"an annotation of {function.__name__} cannot be evaluated: {error}") from None
     except TypeError as error:
-        raise InputError(f"the arguments of the function cannot be read: {error}") from None
+        raise InputError(f"the function's signature cannot be read: {error}") from None
 
 
 def without_arrays(annotation: Any) -> Any:
@@ -252,6 +255,6 @@ def _is_array(annotation: Any) -> bool:
 
 
 def as_default(value: Any) -> Any:
-    """Return a default value in the form that msgspec requires: a factory of copies if it is mutable."""
+    """Return a default value in the form that msgspec requires: for a mutable value, a factory of copies."""
     mutable = isinstance(value, list | dict | set) and value
     return msgspec.field(default_factory=lambda: type(value)(value)) if mutable else value

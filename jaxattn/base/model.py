@@ -69,7 +69,10 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
 
     @property
     def has_scores(self) -> bool:
-        """True if tokens have scores and values. Token tables, and some figures and probes, require this."""
+        """True if the model defines token scores and values.
+
+        Token tables, and some figures and probes, require them.
+        """
         return type(self).scores_and_values is not Model.scores_and_values
 
     @property
@@ -138,7 +141,7 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
         raise NotImplementedError(f"{type(self).__name__}.scores")
 
     def in_span(self) -> "Model[D]":
-        """Return the model with parameters in coordinates of their span, or unchanged if unsupported."""
+        """Return the model with its parameters in span coordinates, or the model itself if unsupported."""
         return self
 
 

@@ -84,8 +84,8 @@ class Phase(Spec, frozen=True, kw_only=True):
         refines: metrics of standard probes that the phase replaces with more precise metrics of its own.
         one_step: True for a single full gradient step of size `step_size`, as described by the one-step law.
         batch_size: number of examples per step; None for all.
-        end_key: name of the setting through which steps depend on the end of the phase, so that a
-            finished phase cannot be extended; "" if there is no such setting.
+        end_key: name of the setting that makes steps depend on where the phase ends, so that a finished
+            phase cannot be extended; "" if there is none.
         is_random: True if the phase uses random numbers, for example to sample minibatches.
         rotation_invariant: True if the phase commutes with rotations of R^d, so that it can run in span
             coordinates.
@@ -122,7 +122,7 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     @property
     def end_key(self) -> str:
-        """Setting through which steps depend on the end of the phase; "" if there is none."""
+        """Name of the setting that makes steps depend on where the phase ends; "" if there is none."""
         return ""
 
     @property
@@ -160,7 +160,7 @@ class Phase(Spec, frozen=True, kw_only=True):
         raise NotImplementedError(f"{type(self).__name__}.step")
 
     def advance(self, task: Task, state: Any, steps: int | Array) -> Any:
-        """Take `steps` steps, possibly traced. Taking k and then l steps must equal taking k + l steps."""
+        """Take `steps` steps, possibly a traced number. Taking k and then l steps must equal taking k + l."""
         return jax.lax.fori_loop(0, steps, lambda _, here: self.step(task, here), state)
 
     def parameter(self, state: Any, name: str) -> Array:

@@ -165,7 +165,7 @@ class PhaseProbe(Measurement, frozen=True, kw_only=True):
         raise NotImplementedError(f"{type(self).__name__}.metrics")
 
     def observe(self, phase: Phase, state: Any) -> Array:
-        """Return an array computed from the state of one seed at a probe step. Its shape must not change."""
+        """Return an array computed from one seed's state at a probe step; its shape must not vary."""
         raise NotImplementedError(f"{type(self).__name__}.observe")
 
     def conclude(
@@ -202,20 +202,21 @@ def concluded(probe: PhaseProbe, found: Any, seeds: int, points: int) -> tuple[M
     name = f"{probe.kind or type(probe).__name__}.conclude"
     if not (isinstance(found, tuple) and len(found) == 2 and all(isinstance(x, Mapping) for x in found)):
         raise InputError(
-            f"{name} returns {shown(found)}; expected two dictionaries, with values (S, k) at the "
-            "probe steps and values (S,) for the whole phase"
+            f"{name} returns {shown(found)}; return two dictionaries, with arrays of shape (S, k) for the "
+            "probe steps and of shape (S,) for the whole phase"
         )
     wanted = (seeds, points), (seeds,)
     if others := {metric for part in found for metric in part} - set(probe.metrics):
         raise InputError(
-            f"{name} returns {min(map(str, others))!r}, which is not in its attribute `metrics`; add it there"
+            f"{name} returns the metric {min(map(str, others))!r}, "
+            "which is not declared in `metrics`; add it there"
         )
     made = tuple({metric: np.asarray(x) for metric, x in part.items()} for part in found)
     for part, shape in zip(made, wanted, strict=True):
         for metric, x in part.items():
             if x.shape != shape:
                 raise InputError(
-                    f"{name}: {metric}: shape {x.shape}; expected shape {shape}, with one row per seed"
+                    f"{name} returns {metric!r} with shape {x.shape}; expected {shape}, with one row per seed"
                 )
     return made[0], made[1]
 

@@ -26,11 +26,17 @@ class _OneLine(Exception):
 
 
 class InputError(_OneLine, ValueError):
-    """Invalid user input, such as a key, a value or a file. The exit status is 2."""
+    """Invalid user input, such as a key, a value or a file.
+
+    The command line exits with status 2.
+    """
 
 
 class RunError(_OneLine, RuntimeError):
-    """Failure at run time, such as a full disk or a seed that diverges to NaN. The exit status is 1."""
+    """Failure at run time, such as a full disk or a seed that diverges to NaN.
+
+    The command line exits with status 1.
+    """
 
 
 class UserCodeError(RunError):
@@ -51,14 +57,14 @@ class UserCodeError(RunError):
         if cause is None:
             return ""
         every = traceback.extract_tb(cause.__traceback__)
-        # Frames of importlib are dropped. A syntax error has no other frame, but its message shows the line.
+        # Drop the frames of importlib. A syntax error has no other frames, but its message shows the line.
         frames = [frame for frame in every if not frame.filename.startswith("<frozen ")]
         own = [frame for frame in frames if frame.filename in self.files]
         if not (own or isinstance(cause, SyntaxError)):
             own = frames[-1:]
         lines = ["Traceback (in your code):\n", *traceback.format_list(own)]
         summary = traceback.format_exception_only(cause)
-        # JAX appends a long explanation of the origin of a traced array.
+        # Keep only the first line: JAX appends a long explanation of the origin of a traced array.
         summary = summary[:1] if remedy(cause) else summary
         return "".join([*lines, *summary]).partition("\nThe error occurred")[0]
 

@@ -40,9 +40,9 @@ def map_in_equal_parts(function: Callable[[Any], Any], items: Any, most: int) ->
 def map_on_cores(function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
     """Map a function over items using threads, and return the results in order.
 
-    NumPy and SciPy release Python's global interpreter lock. Each call uses a single BLAS thread: more
-    threads do not speed up products of small matrices, and on a busy machine can slow them down a
-    hundredfold.
+    Threads suffice because NumPy and SciPy release Python's global interpreter lock. Each call uses a
+    single BLAS thread: more threads do not speed up products of small matrices, and on a busy machine can
+    slow them down a hundredfold.
 
     Args:
         function: function of one item from each iterable. It must not run JAX programs, because concurrent
@@ -56,7 +56,7 @@ def map_on_cores(function: Callable[..., Any], *items: Iterable[Any]) -> list[An
 def sum_of_outer_products(left: Float[Array, "n k"], right: Float[Array, "n m"]) -> Float[Array, "k m"]:
     """Compute Σ_i left_i right_iᵀ = leftᵀ right."""
     columns = left.T
-    # On a CPU, XLA multiplies an explicitly transposed copy two to three times faster.
+    # On a CPU, XLA's matrix product is two to three times faster for an explicitly transposed copy.
     return (jax.lax.optimization_barrier(columns) if backend.platform() == "cpu" else columns) @ right
 
 

@@ -12,13 +12,14 @@ COMMANDS = {
     "plan --target": "a script of the repository: python benchmarks/chips/plan.py SWEEP --target CHIP",
     "reproduce --book": "the first argument: jaxattn reproduce BOOK",
 }
-# Keys of item.toml that moved, with the tables that replace them.
+# Keys of item.toml that moved, each with the table or key that replaces it.
 KEYS = {
     "measure": "[[measures]]",
     "criteria": "[measures.criteria]",
     "needs": "needs below [[measures]]",
 }
-# Full names of modules that moved. Their submodules moved with them.
+# Former full names of modules, with their new names or locations. Submodules moved with them if the new
+# location is in jaxattn.
 MODULES = {
     **{
         f"jaxattn.{name}": f"jaxattn.lab.{name}"
@@ -40,7 +41,8 @@ MODULES = {
     "jaxattn.theory.joint_direction": "sweeps/findings/which_mixture/joint_direction.py of the repository",
     "jaxattn.theory.lq_margin": "sweeps/neighbours/lq_margin.py of the repository",
 }
-# Public names that have moved out of a module that still exists, with their module before 0.3.
+# Public names that have moved out of a module that still exists, each with the module that defined it before
+# 0.3. `MODULES` maps that module to its new location.
 NAMES = {
     "jaxattn.theory": {
         "TokenCover": "jaxattn.theory.cover",
@@ -60,7 +62,7 @@ ATTRIBUTES = {"may_be_settings": "overridable", "why_not": "skip_reason"}
 
 
 def place_of(module: str) -> str:
-    """Return the new name of a module, or "" if it did not move."""
+    """Return the new name or location of a module, or "" if none is known."""
     for old, new in MODULES.items():
         if module == old or (module.startswith(f"{old}.") and new.startswith("jaxattn.")):
             return new + module.removeprefix(old)

@@ -34,8 +34,8 @@ def leaves(params: Any) -> dict[str, Any]:
         kind = f"an array {shown(leaf)}" if is_array else f"a {type(leaf).__name__}"
         if not name:
             raise InputError(
-                f"parameters: {kind} has no parameter names; return a dataclass, NamedTuple, dict or a "
-                "nested pytree of arrays from Model.init"
+                f"parameters: got {kind}, which has no parameter names; return a dataclass, NamedTuple or "
+                "dict of arrays, possibly nested, from Model.init"
             )
         if name in found:
             raise InputError(f"parameters: two arrays have the path {name}; rename one of them")

@@ -42,7 +42,7 @@ def read_array(place: str | Path) -> np.ndarray:
             return _npy(path) if path.endswith(".npy") else _tensor(path, key if separator else None)
     except InputError:
         raise
-    # If a bit of the file is flipped, the header parsers may raise almost any exception.
+    # The header parsers may raise almost any exception for a corrupted file.
     except Exception as error:
         raise InputError(f"{path}: cannot be read ({first_line(error)}); save the file again") from error
 
@@ -51,9 +51,12 @@ def _npy(path: str) -> np.ndarray:
     with open(path, "rb") as file:
         numbers = np.lib.format.read_array(file, allow_pickle=False)
         if file.read(1):
-            raise ValueError(f"the file is larger than the {numbers.nbytes:,} bytes of its array")
+            raise ValueError(f"the file contains extra data after the {numbers.nbytes:,} bytes of its array")
     if not jnp.issubdtype(numbers.dtype, jnp.floating):
-        raise InputError(f"{path}: dtype {numbers.dtype}; save a floating-point array, such as float32")
+        raise InputError(
+            f"{path}: unsupported dtype {numbers.dtype}; "
+            "save the array in a floating-point dtype, such as float32"
+        )
     return numbers.astype(numbers.dtype.newbyteorder("="), copy=False)
 
 
@@ -61,10 +64,12 @@ def _tensor(path: str, key: str | None) -> np.ndarray:
     with safe_open(path, framework="numpy") as file:
         names = sorted(file.keys())
         if key is None:
-            raise InputError(f"{path}: no key; use {path}:KEY, where KEY is one of {listed(names)}")
+            raise InputError(f"{path}: missing key; use {path}:KEY, where KEY is one of {listed(names)}")
         if key not in names:
-            raise InputError(f"{path}: no array {key!r}; choose one of {listed(names)}")
+            raise InputError(f"{path}: contains no array {key!r}; choose one of {listed(names)}")
         kind = file.get_slice(key).get_dtype()
         if kind not in FLOATS:
-            raise InputError(f"{path}:{key}: dtype {kind}; save the array as one of {', '.join(FLOATS)}")
+            raise InputError(
+                f"{path}:{key}: unsupported dtype {kind}; save the array as one of {', '.join(FLOATS)}"
+            )
         return file.get_tensor(key)

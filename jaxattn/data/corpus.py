@@ -69,7 +69,7 @@ class Corpus(Dataset):
 
     @property
     def num_pairs(self) -> int:
-        """Approximate number of pairs of entries within sequences; computed as if all had equal size."""
+        """Approximate number of pairs of entries within sequences, as if all sequences had equal size."""
         return math.ceil(self.num_entries**2 / self.num_examples)
 
     @property
@@ -80,7 +80,7 @@ class Corpus(Dataset):
     def take(self, index: Array) -> "Corpus":
         """Return a corpus with the given B sequences, such as a minibatch. The indices must be distinct.
 
-        Works inside jit and under vmap. The bags have capacity for the longest sequences. Inside jit, unused
+        Works inside jit and under vmap. The bags have capacity for any B sequences. Inside jit, unused
         fields, such as the layout by token, which requires a sort, are not computed.
         """
         bags, (size,) = self.bags, index.shape
@@ -123,7 +123,8 @@ class Corpus(Dataset):
         held = np.asarray(self.occurrences.count).sum() == np.asarray(self.lengths).sum()
         if not held or np.asarray(self.bags.index).max() >= self.vocab_size:
             raise InputError(
-                f"a sequence has a token id outside the range 0 to {self.vocab_size - 1}; increase vocab_size"
+                f"a sequence contains a token id outside the range "
+                f"0 to {self.vocab_size - 1}; increase vocab_size"
             )
 
 
@@ -132,7 +133,7 @@ def check_classes(targets: Array | np.ndarray, num_classes: int) -> None:
     allowed = [-1, 1] if num_classes == 2 else list(range(num_classes))
     if wrong := sorted(set(np.unique(np.asarray(targets)).tolist()) - set(allowed)):
         listed = allowed if num_classes <= 20 else f"0 to {num_classes - 1}"
-        raise InputError(f"label {wrong[0]}: labels for {num_classes} classes must be {listed}")
+        raise InputError(f"label {wrong[0]} is invalid; the labels for {num_classes} classes are {listed}")
 
 
 def class_labels(index: Any, num_classes: int) -> Any:
@@ -160,7 +161,8 @@ def from_bags(
     """Build a corpus from (sequence, token, count) entries without validation.
 
     Args:
-        sequence: (N,) int, sorted. This and the next three may be NumPy arrays or traced arrays.
+        sequence: (N,) int, sorted. This and the next three arguments may be NumPy or traced
+            arrays.
         token: (N,) int, ascending and distinct within a sequence.
         count: (N,) int ≥ 0; entries with count 0 are dropped.
         labels: (n,) int; see `Corpus`.
@@ -262,10 +264,10 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
             f"labels: {len(labels)} labels for {len(lengths)} sequences; expected one label per sequence"
         )
     if vocab_size < 1:
-        raise InputError(f"vocab_size: {vocab_size}; must be at least 1")
+        raise InputError(f"vocab_size: must be at least 1, got {vocab_size}")
     check_positions("corpus", max(vocab_size, len(tokens)))
     if num_classes < 2:
-        raise InputError(f"num_classes: {num_classes}; must be at least 2")
+        raise InputError(f"num_classes: must be at least 2, got {num_classes}")
     if len(lengths) == 0:
         raise InputError("sequences: the corpus is empty; add at least one sequence")
     if (lengths < 1).any():
@@ -356,7 +358,7 @@ def from_draws(
     """
     sequences, length = tokens.shape
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
-        raise InputError(f"tokens: dtype {tokens.dtype}; pass integer ids")
+        raise InputError(f"tokens: expected integer ids, got dtype {tokens.dtype}")
     if labels.shape != (sequences,):
         raise InputError(
             f"labels: shape {labels.shape} for {sequences:,} sequences; pass one label per sequence"

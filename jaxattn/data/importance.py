@@ -11,8 +11,8 @@ from jaxattn.data.corpus import Corpus
 def average_signed_frequency(corpus: Corpus) -> Float[Array, " V"] | Float[Array, "V K"]:
     """Compute the average signed frequency of each token, (V,) for two classes, else (V, K).
 
-        α_s = (1/n) Σ_X y count_s(X) / T(X); for K > 2 classes
-        α_{s,k} = (1/n) Σ_X count_s(X)/T(X) ((K-1)/K 1[y=k] - (1/K) 1[y≠k]).
+        K = 2:  α_s = (1/n) Σ_X y count_s(X) / T(X)
+        K > 2:  α_{s,k} = (1/n) Σ_X count_s(X)/T(X) ((K-1)/K 1[y=k] - (1/K) 1[y≠k]).
 
     The result is exactly 0 if the contributions from sequences of equal length cancel.
 
@@ -47,10 +47,11 @@ def token_counts(corpus: Corpus) -> Float[Array, " V"]:
 def posterior_difference(corpus: Corpus) -> Float[Array, " V"] | Float[Array, "V K"]:
     """Compute the posterior difference of each token from its occurrences, (V,) for two classes, else (V, K).
 
-        P(1|s) - P(-1|s) = (n⁺_s - n⁻_s) / (n⁺_s + n⁻_s); for K > 2 classes
-        P(k|s) - mean_{j≠k} P(j|s).
+        K = 2:  P(1|s) - P(-1|s) = (n⁺_s - n⁻_s) / (n⁺_s + n⁻_s)
+        K > 2:  P(k|s) - mean_{j≠k} P(j|s).
 
-    The result is NaN for a token that never occurs.
+    Here n⁺_s and n⁻_s count the occurrences of s in sequences with label +1 and -1. The result is NaN for a
+    token that never occurs.
 
     Source:
         x-axis of the figures in the experiments of arXiv 2505.17282. The extension to K classes is

@@ -27,7 +27,7 @@ def check_negation(vocab_size: int, relevant: int, length: int, sequences: int) 
     check_multiple("relevant", relevant, 2, "2, the classes")
     check_multiple("sequences", sequences, 4, "4, for both classes with and without negation")
     check_capacity(vocab_size, length, sequences, special=relevant + 1, held=2)
-    # A sequence without the negation token has an irrelevant token in its place.
+    # Sequences without a negation token contain an irrelevant token instead.
     check_capacity(vocab_size, length, sequences, special=relevant + 1, held=1)
 
 

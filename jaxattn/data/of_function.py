@@ -121,7 +121,7 @@ class SharedOfFunction(OfFunction, SharedData, frozen=True, kw_only=True):
 
 def _checked(data: object) -> Dataset:
     if not isinstance(data, Dataset):
-        raise InputError(f"returned {shown(data)}; return a jaxattn.Dataset, such as a Corpus")
+        raise InputError(f"the function returned {shown(data)}; return a jaxattn.Dataset, such as a Corpus")
     return data
 
 
@@ -155,5 +155,7 @@ def data_class(function: Callable[..., Any], **attributes: Any) -> type[Any]:
         }
         return settings_class(function, DrawnOfFunction, **attributes)
     if "task_key" in parameters:
-        raise InputError(f"{place}: a function that takes 'task_key' must also take 'key'; add it first")
+        raise InputError(
+            f"{place}: a function that takes 'task_key' must also take 'key'; add 'key' as its first argument"
+        )
     return settings_class(function, SharedOfFunction, **attributes)

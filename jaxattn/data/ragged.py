@@ -24,10 +24,10 @@ from jaxattn.core.pytrees import Brief, Leaf
 MOST_POSITIONS = 2**31 - 1
 WIDTH = 32
 
-# Number of entries from which a matrix counts as large.
+# Number of entries at or above which a matrix counts as large.
 LARGE = 1 << 18
-# Number of entries from which a matrix counts as large on an accelerator, where it does not overflow a cache.
-# Seeds with separate corpora are vmapped as long as their arrays fit in memory.
+# The same threshold for a matrix without factors on an accelerator, where it does not overflow a cache. Seeds
+# with separate corpora are vmapped as long as their arrays fit in memory.
 LARGE_ON_ACCELERATORS = 1 << 24
 
 # Row lengths of the factors of a large matrix: the maximum numbers of values added sequentially, in the first
@@ -37,7 +37,8 @@ RUN, FAN = 256, 16
 # Number of pairs below which comparing all pairs is faster than bisection on an accelerator.
 COMPARED = 1 << 29
 
-# Maximum size of a dense matrix on a TPU, in bytes, and the largest count that bfloat16 represents exactly.
+# Maximum size of a dense matrix on a TPU, in bytes, and the maximum count that it may contain; bfloat16
+# represents counts up to this value exactly.
 DENSE, EXACT = 1 << 30, 255
 
 # Eigen's kernel processes eight columns at a time, so fewer remaining columns take as long as eight.
@@ -285,8 +286,8 @@ def check_positions(name: str, number: int) -> None:
     """Raise InputError if an array has too many entries for 32-bit indices."""
     if number > MOST_POSITIONS:
         raise InputError(
-            f"{name}: {number:,} entries, more than 32-bit indices allow "
-            f"({MOST_POSITIONS:,}); use fewer or shorter sequences, or a smaller vocabulary"
+            f"{name}: {number:,} entries exceed the 32-bit index limit of "
+            f"{MOST_POSITIONS:,}; use fewer or shorter sequences, or a smaller vocabulary"
         )
 
 

@@ -82,7 +82,8 @@ class Sequences(Dataset):
             if not asks.all():
                 where = int(np.argmin(asks))
                 raise InputError(
-                    f"query {query[where]} of sequence {where} is not on a token; use the position of a token"
+                    f"query: position {query[where]} in sequence {where} has no token; "
+                    "use the position of a token"
                 )
 
 
@@ -146,7 +147,7 @@ class Vectors(Dataset):
         return self.X.shape[-1]
 
     def dot(self, u: Leaf) -> Leaf:
-        """Compute x_nt·u_n, (n, T), for one vector u, (d,), or for one vector per sequence, (n, d)."""
+        """Compute x_it·u_i, (n, T), for one vector u, (d,), or for one vector per sequence, (n, d)."""
         # On CPUs, batched products and their derivatives are faster than matrix-vector products.
         u = jnp.broadcast_to(u, (self.X.shape[0], self.X.shape[2]))
         return jnp.einsum("ntd,nd->nt", self.X, u)
@@ -161,10 +162,10 @@ class Vectors(Dataset):
         if self.classes is not None:
             check_classes(self.targets, self.classes)
         if np.ndim(self.X) != 3:
-            raise InputError(f"X: {shown(self.X)}; expected tokens (n, T, d)")
+            raise InputError(f"X: expected tokens of shape (n, T, d), got {shown(self.X)}")
         if self.z is not None and np.shape(self.z) != (self.num_examples, self.dim):
             raise InputError(
-                f"z: {shown(self.z)} for tokens of dimension {self.dim}; expected queries (n, d)"
+                f"z: expected queries of shape ({self.num_examples}, {self.dim}), got {shown(self.z)}"
             )
         if self.mask is not None and not np.asarray(self.mask).any(axis=1).all():
             raise InputError(

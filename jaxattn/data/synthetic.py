@@ -34,8 +34,8 @@ def check_sizes(
     _check_classes(relevant, sequences, num_classes)
     if not 1 <= relevant_per_sequence <= relevant // num_classes:
         raise InputError(
-            f"relevant_per_sequence: {relevant_per_sequence}; must be between 1 and "
-            f"{relevant // num_classes}, the number of relevant tokens per class"
+            f"relevant_per_sequence: must be between 1 and {relevant // num_classes} (the number of "
+            f"relevant tokens per class), got {relevant_per_sequence}"
         )
     check_capacity(vocab_size, length, sequences, special=relevant, held=relevant_per_sequence)
 
@@ -59,7 +59,7 @@ def _check_classes(relevant: int, sequences: int, num_classes: int) -> None:
 def check_multiple(name: str, value: int, of: int, unit: str) -> None:
     """Raise InputError unless a size is a positive multiple of `of`, which the message calls `unit`."""
     if value < of or value % of:
-        raise InputError(f"{name}: {value}; must be a positive multiple of {unit}")
+        raise InputError(f"{name}: {value} is not a positive multiple of {unit}")
 
 
 def check_capacity(vocab_size: int, length: int, sequences: int, special: int, held: int) -> None:
@@ -78,7 +78,7 @@ def check_capacity(vocab_size: int, length: int, sequences: int, special: int, h
             f"{MOST:,}; use fewer or shorter sequences"
         )
     if length < held:
-        raise InputError(f"length: {length} is too short for {held} relevant tokens; must be at least {held}")
+        raise InputError(f"length: {length} is too short for {held} relevant tokens; use at least {held}")
     if vocab_size < special or (vocab_size == special and length > held):
         raise InputError(
             f"vocab_size: {vocab_size} leaves no irrelevant tokens besides the {special} "
@@ -167,11 +167,11 @@ def topics(
 
         P(s | y) = (1 - π_s + K π_s 1[s belongs to y]) / relevant   for each topic word.
 
-    With probability π_s, called the purity of s, a topic word comes from the topic of the sequence;
-    otherwise it comes from any topic. In expectation, the posterior difference of a topic word is its
-    purity; for two classes it is ±π_s. The purities of the words in a topic are evenly spaced from
-    `min_purity` to `max_purity`. Common words are uniform and independent of the label, so α_s = 0 holds
-    for them only in expectation. Topics are balanced.
+    A topic word s comes from the topic of the sequence with probability π_s, called its purity, and from
+    any topic otherwise. In expectation, the posterior difference of a topic word is its purity; for two
+    classes it is ±π_s. The purities of the words in a topic are evenly spaced from `min_purity` to
+    `max_purity`. Common words are uniform and independent of the label, so α_s = 0 holds for them only in
+    expectation. Topics are balanced.
 
     Args:
         key: PRNG key.

@@ -73,8 +73,8 @@ def phase_diagram(
         metric: name of the metric.
         level: value of the metric at which a seed crosses.
         falls: True if the metric falls below the level as y grows, as at the upper end of a window.
-        parts: number of parts into which each round divides an interval. With 2, the number of points is
-            smallest. Larger numbers require fewer rounds, each of which is compiled separately.
+        parts: number of parts into which each round divides an interval. 2 requires the fewest points; larger
+            numbers require fewer rounds, each of which is compiled separately.
         phase: name of the phase; defaults to the last one that records the metric.
         folder: folder for the rounds; defaults to results/NAME_phase_diagram.
         quiet: True to hide the progress display.
@@ -248,14 +248,14 @@ def _check(study: Study, y_key: str, values: list[Any], parts: int) -> None:
     if len(values) < 2 or any(later <= sooner for sooner, later in itertools.pairwise(values)):
         raise InputError(f"y: expected at least two values of {y_key} in ascending order")
     if parts < 2:
-        raise InputError(f"parts: {parts}; must be at least 2")
+        raise InputError(f"parts: must be at least 2, got {parts}")
     if grid := [key for key in (*GRID, "blocks") if study.tree.get(key)]:
         raise InputError(f"study: {grid[0]} cannot be combined with x and y; remove {grid[0]}")
 
 
 def _axis(name: str, given: Values) -> tuple[str, list[Any]]:
     if len(given) != 1:
-        raise InputError(f"{name}: {len(given)} keys; expected one key with its values")
+        raise InputError(f"{name}: expected one key with its values, got {len(given)} keys")
     ((key, values),) = given.items()
     return key, [value.item() if isinstance(value, np.generic) else value for value in values]
 

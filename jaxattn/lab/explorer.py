@@ -139,7 +139,7 @@ def _check(
     size, n = np.shape(scores.keys)[0], scores.corpus.num_examples
     if p.ndim != 2 or p.shape[1:] != np.shape(scores.keys)[1:]:
         raise InputError(
-            f"path: p has shape {p.shape} and keys {np.shape(scores.keys)}; expected p (k, D) for one seed"
+            f"path: expected p of shape (k, D) for keys {np.shape(scores.keys)} and one seed, got {p.shape}"
         )
     if np.ndim(limit.p) != 1 or not limit.feasible or not np.isfinite(limit.margin):
         raise InputError(

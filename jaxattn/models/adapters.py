@@ -30,7 +30,7 @@ class Adapted(NamedTuple):
 
 
 def first_array(data: Dataset) -> Array:
-    """Return the first array in a dataset, such as `X` in a dataset with fields X and targets.
+    """Return the first array in a dataset other than `targets`, such as `X` in `Vectors`.
 
     Raises:
         InputError: the data are bags of tokens or padded sequences, which do not consist of a single array.
@@ -114,7 +114,7 @@ def of_nnx(
         for path, _ in nnx.to_flat_state(others):
             name = ".".join(map(str, path))
             raise InputError(
-                f"of_nnx: the module has mutable state or keys ({name}); remove the layers that use them"
+                f"of_nnx: the module has mutable state or PRNG keys ({name}); remove the layers that use them"
             )
         return _cast(nnx.to_pure_dict(params), dtype)
 

@@ -34,12 +34,12 @@ def embeddings_query_head(
         ("num_classes", num_classes, 2),
     ):
         if size < least:
-            raise InputError(f"{name}: {size}; must be at least {least}")
+            raise InputError(f"{name}: must be at least {least}, got {size}")
     e_key, p_key, v_key = jax.random.split(key, 3)
     scale = dim**-0.5
     shape = (dim,) if num_classes == 2 else (dim, num_classes)
-    # For small d, compiling sampling and division into a single float64 kernel takes XLA a very long time on
-    # a GPU.
+    # Prevent XLA from fusing sampling and division: for small d, the fused float64 kernel takes a very long
+    # time to compile on a GPU.
     v = jax.lax.optimization_barrier(jax.random.normal(v_key, shape, dtype))
     return (
         scale * jax.random.normal(e_key, (vocab_size, dim), dtype),
@@ -60,7 +60,7 @@ def square_matrix(key: Array, dim: int, dtype: DTypeLike, weights: SquareInit = 
         InputError: `weights` is neither "identity" nor "normal".
     """
     if weights not in ("identity", "normal"):
-        raise InputError(f"weights: {weights!r}; must be 'identity' or 'normal'")
+        raise InputError(f"weights: must be 'identity' or 'normal', got {weights!r}")
     if weights == "identity":
         return jnp.eye(dim, dtype=dtype)
     return dim**-0.5 * jax.random.normal(key, (dim, dim), dtype)

@@ -51,7 +51,7 @@ def init(
         InputError: as in `one_layer.init`, or `heads` is below 1.
     """
     if heads < 1:
-        raise InputError(f"heads: {heads}; must be at least 1")
+        raise InputError(f"heads: must be at least 1, got {heads}")
     draw = partial(embeddings_query_head, dim=dim, num_classes=num_classes, dtype=dtype)
     E, p, v = draw(key, vocab_size=vocab_size)
     # The samples for the other heads are needed only for p and v.
@@ -81,6 +81,7 @@ class MultiHead(Model[Corpus], frozen=True, kw_only=True):
     """One attention layer that averages the outputs of several heads.
 
     Attributes:
+        dim: embedding dimension d.
         heads: number of heads H, each with its own p and v.
     """
 

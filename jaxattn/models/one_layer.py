@@ -26,7 +26,7 @@ from jaxattn.models.span import Dim, infinite_by_name
 def project(E: Array | np.ndarray, p: Array | np.ndarray, v: Array | np.ndarray) -> tuple[Array, Array]:
     """Return E p, (V,), and E v, (V,) for one read-out vector v, (d,), or (V, K) for K vectors, (d, K).
 
-    Compute second derivatives in forward-over-reverse mode.
+    For second derivatives, use forward-over-reverse mode.
     """
     if backend.platform() != "cpu":
         # On accelerators, the compiler fuses the two products with the operations that read them.
@@ -47,7 +47,10 @@ def _forward(E: Any, p: Any, heads: Any) -> tuple[tuple[Array, Array], Any]:
 
 
 def _backward(residuals: Any, cotangents: Any) -> tuple[Any, Any, Any]:
-    """Compute ∂L/∂E = ∂L/∂a pᵀ + ∂L/∂γ vᵀ, ∂L/∂p = Eᵀ ∂L/∂a and ∂L/∂v = Eᵀ ∂L/∂γ."""
+    """Compute the cotangents of E, p and v, given those of a = E p and γ = E v.
+
+    ∂L/∂E = ∂L/∂a pᵀ + ∂L/∂γ vᵀ,   ∂L/∂p = Eᵀ ∂L/∂a,   ∂L/∂v = Eᵀ ∂L/∂γ
+    """
     E, p, heads, wanted = residuals
     shapes = E.shape[:1], (E.shape[0], heads.shape[1])
     d_scores, d_values = (

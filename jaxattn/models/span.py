@@ -48,7 +48,7 @@ def dimensions(dim: Dim, vocab_size: int, num_classes: int) -> int:
 
 
 def infinite_by_name(model: Any) -> None:
-    """Replace an infinite float `dim` of a new model by "inf", the form used in sweep files."""
+    """Replace an infinite float `dim` of a new model with "inf", the form used in sweep files."""
     if isinstance(model.dim, float) and math.isinf(model.dim):
         msgspec.structs.force_setattr(model, "dim", "inf")
 
@@ -125,7 +125,7 @@ def _apart(rows: Float[Array, "m k"], num_classes: int) -> Rows:
 
 
 def _bartlett(key: Array, m: int, dim: int, num_classes: int, dtype: DTypeLike) -> Float[Array, "m m"]:
-    """Sample L for rows from N(0, I/d): √d L has χ_d, χ_(d-1), ... on the diagonal, normal entries below."""
+    """Sample L for rows from N(0, I/d): √d L has χ_d, χ_(d-1), ... on the diagonal, N(0, 1) entries below."""
 
     def row(i: Array) -> Array:
         below, diagonal = jax.random.split(jax.random.fold_in(key, i))

@@ -17,7 +17,7 @@ from jaxattn.data.arrays import read_array
 
 @declare(rotation_invariant=True)
 def zero(key: Array, drawn: Array) -> Array:
-    """Return zeros, θ_0 = 0."""
+    """Return zeros as the initial value."""
     return jnp.zeros_like(drawn)
 
 
@@ -36,7 +36,7 @@ def scaled(key: Array, drawn: Array, *, scale: float | Array) -> Array:
 def from_file(
     key: Array, drawn: Array, *, tokens: Sequence[str], file: FilePath, vocabulary: FilePath | None = None
 ) -> Array:
-    """Read θ_0 from a file: `FILE.npy` or `FILE.safetensors:KEY`.
+    """Read the initial value from a file: `FILE.npy` or `FILE.safetensors:KEY`.
 
     If `vocabulary` is given, row k of the array belongs to the token in line k + 1 of that file. Tokens of
     the corpus that are not listed keep the value sampled by the model.
@@ -54,11 +54,11 @@ def from_file(
     rows = read_array(file)
     if vocabulary is None:
         if rows.shape != drawn.shape:
-            raise InputError(f"{file}: shape {rows.shape}; the model requires {drawn.shape}")
+            raise InputError(f"{file}: has shape {rows.shape}, but the model requires {drawn.shape}")
         return jnp.asarray(rows, drawn.dtype)
     lines = _lines(Path(vocabulary))
     if rows.shape != (wanted := (len(lines), *drawn.shape[1:])):
-        raise InputError(f"{file}: shape {rows.shape}; the model and the vocabulary require {wanted}")
+        raise InputError(f"{file}: has shape {rows.shape}, but the model and vocabulary require {wanted}")
     place = {token: k for k, token in enumerate(lines)}
     index = np.array([place.get(token, -1) for token in tokens])
     if (index < 0).all():

@@ -126,13 +126,13 @@ def bilinear_max_margin(
     sequence = np.asarray(sequence)
     if u.ndim != 2 or z.ndim != 2 or sequence.shape != u.shape[:1]:
         raise InputError(
-            f"differences {u.shape}, queries {z.shape}, sequence {sequence.shape}; "
-            "expected (m, a), (n, b), (m,)"
+            f"shapes do not match: differences {u.shape}, queries {z.shape}, sequence {sequence.shape}; "
+            "expected (m, a), (n, b) and (m,)"
         )
     require_finite(differences=u, queries=z)
     if len(u) and not 0 <= sequence.min() <= sequence.max() < len(z):
         raise InputError(
-            f"sequence: {sequence.min()} to {sequence.max()}; expected indices from 0 to {len(z) - 1}"
+            f"sequence: expected indices from 0 to {len(z) - 1}, got {sequence.min()} to {sequence.max()}"
         )
     shape = (u.shape[1], z.shape[1])
     if len(u) == 0:
@@ -168,12 +168,13 @@ def _largest_length(rows: np.ndarray) -> float:
 
 
 def _frobenius(pairs: _Pairs, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the W and multipliers with the smallest gap, using a dual active set with cutting planes."""
+    """Return W and the multipliers with the smallest gap, from a dual active set with cutting planes."""
     chosen = _shortest(pairs)
     multipliers, best = np.zeros(len(pairs.u)), None
     for _ in range(_MOST_ROUNDS):
         u, z = pairs.of(chosen)
-        # Rows with the same inner products as the chosen pairs, to be compared with a zero row.
+        # Rows with the same inner products as the matrices u zᵀ of the chosen pairs. A zero row is appended
+        # below, so that each row's difference from it is the row itself.
         rows = _cholesky((u @ u.T) * (z @ z.T))
         solution = active_set(
             np.concatenate([rows, np.zeros((1, rows.shape[1]))]),
@@ -256,7 +257,7 @@ def _cholesky(gram: np.ndarray) -> np.ndarray:
 
 
 def _nuclear(pairs: _Pairs, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the W and multipliers with the smallest gap, using a barrier method with cutting planes."""
+    """Return W and the multipliers with the smallest gap, from a barrier method with cutting planes."""
     # The active pairs for the Frobenius norm are a good starting set.
     W, multipliers = _frobenius(pairs, 1e-6)
     if not pairs.values(W).min() > 0:

@@ -23,7 +23,8 @@ COINCIDE = 1e-13
 _EPS, _BLOCK = 2.0**-52, 4096
 # A relative duality gap below this may be due to rounding in a sum with large multipliers.
 _ROUNDING = 1e-5
-# Tolerance for pairs with required margin 0, as the cosine between p and the difference of the pair.
+# Tolerance for pairs with a required margin of 0, given as the cosine between p and the difference of the two
+# embeddings.
 _LEVEL = 1e-12
 # p is feasible only if it violates ties and required margins of 0 by at most this fraction of the margin.
 _UNTIED = 1e-8
@@ -211,7 +212,7 @@ def certify_max_margin(
     better, worse, ties, _, required = constraints
     if len(multipliers) != len(better) or len(tie_multipliers) != len(ties):
         raise InputError(
-            f"multipliers {np.shape(multipliers)}, tie_multipliers {np.shape(tie_multipliers)} for "
+            f"got multipliers {np.shape(multipliers)} and tie_multipliers {np.shape(tie_multipliers)} for "
             f"{len(better)} pairs and {len(ties)} ties; pass one multiplier per pair and one per tie"
         )
     if not required.any():

@@ -53,7 +53,8 @@ def constraints(corpus: Corpus, selection: Selection, required: np.ndarray | Non
     vocab, mask = corpus.vocab_size, np.asarray(selection.mask)
     if mask.shape != corpus.bags.index.shape:
         raise InputError(
-            f"selection: computed for bags {mask.shape}, not {corpus.bags.index.shape}; recompute the "
+            f"selection: has shape {mask.shape}, "
+            f"but the bags have shape {corpus.bags.index.shape}; recompute the "
             "selection for this corpus"
         )
     present, sequence, token = distinct_tokens(corpus)

@@ -51,16 +51,17 @@ def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> 
         answer: the solution, as returned by `max_margin(scores, selection)`.
 
     Raises:
-        InputError: `answer` is a batch or undecided, the selection has ties, p does not separate the
-            selected tokens exactly, or no exact multipliers are found for an infeasible selection with
-            more than 128 pairs.
+        InputError: `answer` is a batch, has no pairs, or is undecided; the selection has ties; p does not
+            separate the selected tokens exactly; or no exact multipliers are found for an infeasible
+            selection with more than 128 pairs.
 
     Source:
         Weak duality and Gordan's theorem.
     """
     if np.ndim(answer.margin) != 0 or len(answer.pairs) == 0 or np.isnan(answer.decided):
         raise InputError(
-            f"answer: a batch, empty or undecided ({answer.reason}); pass a decided result of max_margin "
+            f"answer: is a batch, has no pairs or is undecided ({answer.reason}); "
+            "pass a decided result of max_margin "
             "for one problem"
         )
     if len(answer.ties):
@@ -79,7 +80,8 @@ def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> 
     scale = min(exact[s] - exact[t] for s, others in sequences for t in others)
     if scale <= 0:
         raise InputError(
-            "answer: p does not separate the selected tokens exactly; lower the tolerance of max_margin"
+            "answer: p fails to separate the selected tokens in exact arithmetic; "
+            "lower the tolerance of max_margin"
         )
     total = sum(x for *_, x in pairs)
     gap = 1 - Fraction(total**2 * scale**2, sum(x * x for x in w) * sum(x * x for x in p))
@@ -150,9 +152,9 @@ def _integers(x: np.ndarray) -> list[int]:
 def _scores_and_sum(
     keys: np.ndarray, p: list[int], pairs: list[tuple[int, int, int]]
 ) -> tuple[list[int], list[int], Fraction]:
-    """Compute K p and Σ λ (K_s - K_t) exactly, where K are the keys and `pairs` contains (s, t, λ).
+    """Compute Φ p and Σ λ (Φ_s - Φ_t) exactly, where Φ are the keys and `pairs` contains (s, t, λ).
 
-    Return both as integers, and their unit.
+    Return both as lists of integers, and their common unit.
     """
     net = dict.fromkeys(range(len(keys)), 0)
     for s, t, weight in pairs:

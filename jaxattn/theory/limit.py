@@ -63,8 +63,11 @@ class Limit(Brief):
     """Limit p_* of p under gradient flow, with a certificate that the flow converges to it.
 
     All arrays are float64 NumPy arrays. The top tokens of a sequence are those that attention selects in
-    the limit. The rate of a pair is p_*·(E_s - E_s') for a top token s of a sequence and a token s' below
-    the top. The force between the two tokens decays like e^(-order · rate · ‖p‖/‖p_*‖).
+    the limit. The tied part of the loss is the loss if only the top tokens receive attention. The rate of a
+    pair is p_*·(E_s - E_s') for a top token s of a sequence and a token s' below the top. The force between
+    the two tokens decays like e^(-rate · ‖p‖/‖p_*‖). If these first-order forces cancel for several pairs, a
+    second-order term can remain for every two of them, and its rate is the sum of the rates of both pairs. A
+    term is attracting if it pulls the lower token towards the top.
 
     Attributes:
         direction: solution of the max-margin problem for the limit. Its status is NOTHING if no force
@@ -80,13 +83,13 @@ class Limit(Brief):
         loose: (); component, along the loose directions, of the force represented by the tie multipliers,
             relative to ‖p_*‖. It must be zero, because no other force acts on tied tokens in these
             directions.
-        drawn: (); smallest rate of the attracting terms, which pull a token towards the top; inf if there
-            are none. The rate of a second-order term is the sum of the rates of its two pairs.
+        drawn: (); smallest rate of the attracting terms; inf if there are none.
         level: (); for attracting terms with rate 1, the largest component of the key difference outside
-            the span of the active pairs and of 𝒯, relative to its length; 0 if there are none.
-        idle: (); smallest rate of the pairs whose forces cancel; inf if there are none.
-        unknown: (); smallest rate of the pairs whose forces also cancel to second order, although the
-            tied tokens do not respond; inf if there are none.
+            the span of 𝒯 and of the support pairs of `direction`, relative to its length; 0 if there are
+            none.
+        idle: (); smallest rate of the pairs whose first-order forces cancel; inf if there are none.
+        unknown: (); smallest rate of the pairs whose second-order forces also cancel, even without a response
+            of the tied tokens, so that the order of the remaining force is unknown; inf if there are none.
     """
 
     direction: MaxMargin
@@ -181,7 +184,9 @@ def certify_limit(
     require_finite(keys=scores.keys, p=p, values=scores.values)
     E, p, values = (np.asarray(x, np.float64) for x in (scores.keys, p, scores.values))
     if E.shape != (corpus.vocab_size, len(p)):
-        raise InputError(f"shapes do not match: keys {E.shape}, p {p.shape}; expected (m, D) and (D,)")
+        raise InputError(
+            f"shapes do not match: keys {E.shape}, p {p.shape}; expected ({corpus.vocab_size}, D) and (D,)"
+        )
     values = values.reshape(len(E), -1)
     found = constraints(corpus, selection)
     entries = _entries(corpus, selection, E @ p, values)
@@ -252,7 +257,8 @@ def _attracting(
     place = np.flatnonzero(order.group >= 0)[number]
     pairs = E[entries.top[place]] - E[entries.token[place]]
     i, j = np.nonzero(np.triu(order.second))
-    # A mixed term that does not attract needs no condition of its own if the squares of both its pairs repel.
+    # Skip a mixed term that does not attract if the squares of both its pairs repel: it needs no separate
+    # condition.
     square = np.diag(order.second)
     own = (order.second[i, j] < 0) | (square[i] <= 0) | (square[j] <= 0)
     first = order.first < 0
@@ -279,7 +285,7 @@ def _summed(index: np.ndarray, columns: np.ndarray, size: int) -> np.ndarray:
 def _balance(
     E: np.ndarray, leader: np.ndarray, entries: Entries, loss: Residual
 ) -> tuple[float, float, np.ndarray, TiedPart]:
-    """Compute the gradient and curvature of the tied loss on 𝒯, the loose directions, and the Hessian."""
+    """Compute the gradient, curvature, loose directions and Hessian of the tied part, as in `Limit`."""
     nothing = np.zeros((0, E.shape[1]))
     alone = 0.0, np.inf, nothing, TiedPart(nothing, 0.0, np.zeros((0, 0)))
     tied = np.flatnonzero(np.bincount(leader, minlength=len(E))[leader] > 1)

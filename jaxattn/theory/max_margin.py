@@ -116,7 +116,7 @@ def max_margin_from_constraints(
     """
     keys, tokens = np.asarray(keys, np.float64), len(constraints.leader)
     if keys.ndim != 2 or len(keys) != tokens:
-        raise InputError(f"keys: shape {keys.shape} for {tokens} tokens; expected (V, d)")
+        raise InputError(f"keys: expected shape ({tokens}, d), one row per token, got {keys.shape}")
     require_finite(keys=keys)
     problem = _problem(keys, constraints)
     return problem if isinstance(problem, MaxMargin) else problem.solve(tolerance)
@@ -150,7 +150,8 @@ def max_margin_batch(
     shared = corpus.targets.ndim == 1
     if mask.ndim != 3 or not 0 < len(E) == len(mask) or not (shared or len(corpus.targets) == len(E)):
         raise InputError(
-            f"keys {E.shape}, selection {mask.shape}, labels {corpus.targets.shape}: pass one of "
+            f"seed axes do not match: keys {E.shape}, selection {mask.shape}, labels {corpus.targets.shape}; "
+            "pass one of "
             "each per seed"
         )
     corpus = jax.tree.map(np.asarray, corpus)
@@ -296,7 +297,10 @@ def differentiable_direction(E: Float[Array | np.ndarray, "V d"], answer: MaxMar
         )
     ends = np.concatenate([answer.pairs, answer.ties])
     if ends.max() >= E.shape[0]:
-        raise InputError(f"E: {E.shape[0]} tokens, but `answer` has more; pass the E used to compute it")
+        raise InputError(
+            f"E: has {E.shape[0]} rows, but `answer` refers to more tokens; "
+            "pass the E used to compute `answer`"
+        )
     required = np.repeat([1.0, 0.0], [len(answer.pairs), len(answer.ties)])
     E = jnp.asarray(E)
     rows = E[ends[:, 0]] - E[ends[:, 1]]

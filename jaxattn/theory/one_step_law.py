@@ -75,7 +75,7 @@ class Advice(NamedTuple):
         return self.important > self.others
 
     def ratio(self, step_size: float) -> float:
-        """Return |E·v| of a typical important token relative to noise and to the spread over other tokens."""
+        """Return |E·v| of a typical important token, divided by the combined spread of noise and others."""
         return step_size * self.important / float(np.hypot(self.noise, step_size * self.others))
 
 
@@ -86,13 +86,13 @@ def advise(
     occurs: Bool[Array | np.ndarray, " V"],
     dim: float,
 ) -> Advice | None:
-    """Recommend a size for one step on E.
+    """Recommend a step size for a single gradient step on E.
 
     Return None if no token is important, or if α is 0 for all important tokens.
 
         η0 = min(10 / (√d a), 1 / ℓ)
 
-    With the first term, important tokens exceed the noise. The second keeps the logits, of size ℓ η0,
+    The first term makes important tokens exceed the noise. The second keeps the logits, of size ℓ η0,
     within the range of the linear law: E·v changes by η0 α/2 (η0 α_k for K classes) from its initial
     distribution N(0, 1/d). Here a is the median of |α|/2 over important tokens, and ℓ is the root mean
     square, over sequences, of the mean of α/2 in a sequence. Attention distinguishes important tokens

@@ -100,8 +100,8 @@ class Orders(NamedTuple):
             token, 0 if the force cancels or the token is a top token.
         group: (N,) int; index of the cancelling pair to which the entry belongs, -1 for other entries.
         second: (m, m); M for the pairs that cancel, with one unit per row and column.
-        unknown: (m,) bool; True if the second order also cancels, although the tied tokens do not
-            respond.
+        unknown: (m,) bool; True if the second-order force of the pair also cancels, even without a response
+            of the tied tokens, so that the order of the remaining force is unknown.
     """
 
     first: np.ndarray
@@ -219,7 +219,7 @@ def _response(
 ) -> np.ndarray:
     """Compute ∂g/∂y, multiplied by the number of sequences n, for all pairs, (m, k).
 
-    The result is in the units of each pair and of the tied part.
+    The result is in the units of each pair and of the tied part. See the module docstring for g and y.
     """
     (place, number, share), (weight, along, steered) = idle, of_pairs
     lift, shape = E @ tied.normals.T, (len(loss.log_size), len(E))

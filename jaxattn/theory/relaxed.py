@@ -22,8 +22,8 @@ class RelaxedMaxMargin(Brief):
     """Limit directions of p and v, with a certificate for each, as float64 NumPy arrays.
 
     Attributes:
-        query: the problem for p, whose support pairs (s, s') have a required margin of at most 1.
-        head: the problem for v. Its pairs are (s, V) for a token s selected in a sequence with y = 1, and
+        query: the solution for p; its support pairs (s, s') have a required margin of at most 1.
+        head: the solution for v. Its pairs are (s, V) for a token s selected in a sequence with y = 1, and
             (V, s) for y = -1, where V is an extra token at the point 0. The multipliers satisfy
             v = Σ λ y x_s.
         support: (n,) bool; True for sequences X on the margin of v, y x_{s(X)}·v = 1, where s(X) is the
@@ -125,16 +125,16 @@ def relaxed_max_margin(
     corpus = scores.corpus
     if corpus.num_classes != 2:
         raise InputError(
-            f"corpus: {corpus.num_classes} classes, but the max-margin v requires two; use two classes"
+            f"corpus: has {corpus.num_classes} classes, but the max-margin v requires two; use another corpus"
         )
     if not tied >= 0:
-        raise InputError(f"tied: {tied}; must be at least 0")
+        raise InputError(f"tied: must be at least 0, got {tied}")
     require_keys(scores.keys, corpus)
     keys = np.asarray(scores.keys, np.float64)
     points = keys if points is None else np.asarray(points, np.float64)
     require_finite(keys=keys, points=points)
     if points.ndim != 2 or len(points) != len(keys):
-        raise InputError(f"points: shape {points.shape} for {len(keys)} tokens; expected (m, e)")
+        raise InputError(f"points: expected shape ({len(keys)}, e), one row per token, got {points.shape}")
     token, labels = _selected_tokens(corpus, chosen), np.asarray(corpus.targets)
     head = max_margin_head(points, token, labels, tolerance=tolerance)
     if not head.feasible:

@@ -105,9 +105,11 @@ def selection(
     traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((p, keys, corpus, tie)))
     require_keys(keys, corpus)
     if np.shape(p) != np.shape(keys)[1:]:
-        raise InputError(f"p: shape {np.shape(p)} for keys {np.shape(keys)}; expected (D,) for keys (m, D)")
+        raise InputError(
+            f"p: expected shape ({np.shape(keys)[1]},) for keys of shape {np.shape(keys)}, got {np.shape(p)}"
+        )
     if tie is not None and not traced and not tie >= 0:
-        raise InputError(f"tie: {tie}; must be at least 0")
+        raise InputError(f"tie: must be at least 0, got {tie}")
     if traced:
         of_tokens = jnp.matmul(keys, p, precision="highest")
         return _select(corpus, of_tokens, _tie(of_tokens.dtype) if tie is None else tie, 0.0)
@@ -153,7 +155,9 @@ def selection_of(tokens: Bool[Array | np.ndarray, " V"], corpus: Corpus) -> Sele
 def require_keys(keys: Any, corpus: Corpus) -> None:
     """Raise InputError unless there is one key per token."""
     if np.ndim(keys) != 2 or np.shape(keys)[0] != corpus.vocab_size:
-        raise InputError(f"keys: shape {np.shape(keys)} for {corpus.vocab_size} tokens; expected (m, D)")
+        raise InputError(
+            f"keys: expected shape ({corpus.vocab_size}, D), one row per token, got {np.shape(keys)}"
+        )
 
 
 def require_finite(**arrays: Any) -> None:

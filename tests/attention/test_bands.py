@@ -22,7 +22,7 @@ def exactly(x):
         [-1e-10, 0, 1e-12, -1e-9],
     ],
 )
-def test_each_ceiling_is_the_smallest_one_above_the_score(scores):
+def test_each_ceiling_is_less_than_one_band_width_above_its_score(scores):
     scores = jnp.asarray(scores, jnp.float32)
     ceiling, below = map(np.asarray, jax.jit(bands.split)(scores))
     w, first = 64 * 2**80, exactly(bands.first_ceiling(scores))[0]
@@ -45,7 +45,7 @@ def test_ceilings_of_random_scores_match_the_definition(rng, spread):
     assert (distance < 64).all()
 
 
-def test_factor_is_nonzero_in_only_two_bands(x64):
+def test_factor_is_zero_beyond_the_second_band(x64):
     ceiling = jnp.asarray([7.0, 7 - 512, 7 - 1024])
     np.testing.assert_allclose(bands.factor(ceiling, jnp.asarray(7.0)), [1, np.exp(-512.0), 0], rtol=1e-15)
 
@@ -55,7 +55,7 @@ def test_band_count_is_capped_and_nan_counts_as_one_band(x64):
     np.testing.assert_array_equal(bands.count(scores, 2), [1, 2, 2, 3, 3, 1])
 
 
-def test_divide_has_derivatives_even_if_the_square_underflows():
+def test_division_is_differentiable_even_if_the_squared_divisor_underflows():
     small = jnp.float32(1e-27)
     value, slope = jax.jvp(bands.divide, (3 * small, small), (small, small))
     np.testing.assert_allclose([value, slope], [3, 1 - 3], rtol=1e-6)

@@ -105,7 +105,7 @@ def test_dense_tpu_products_match_the_reference(rng, corpus, monkeypatch, spread
 
 
 @pytest.mark.more
-def test_each_argument_can_be_vmapped_alone(rng, x64, corpus):
+def test_each_argument_can_be_vmapped_separately(rng, x64, corpus):
     scores, values = batch_of(rng, [1, 700, 2000], np.float64)
     f = partial(attend, corpus)
     one_score = jax.vmap(f, in_axes=(None, 0))(scores[1], values)
@@ -117,7 +117,7 @@ def test_each_argument_can_be_vmapped_alone(rng, x64, corpus):
     np.testing.assert_allclose(slope[2], jax.grad(lambda a: f(a, values[2])[3])(scores[1]), atol=1e-13)
 
 
-def test_nested_vmaps_share_one_product(rng, x64, corpus):
+def test_nested_vmaps_are_merged_into_one_batched_product(rng, x64, corpus):
     scores, values = batch_of(rng, [1, 700], np.float64, 3)
     nested = jax.vmap(lambda a, g: jax.vmap(lambda a, g: attend(corpus, a, g), (None, 1))(a, g))
     by_column = nested(scores, values)

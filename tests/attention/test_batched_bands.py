@@ -57,7 +57,7 @@ def both_ways(corpus, scores, columns, weights, num_bands):
 
 @pytest.mark.parametrize("spread", [0.9, 1.0, 1.7, 150.0])
 @pytest.mark.parametrize("classes", [1, 3])
-def test_any_number_of_bands_matches_the_reference(rng, x64, corpus, spread, classes):
+def test_results_match_the_reference_for_any_number_of_bands(rng, x64, corpus, spread, classes):
     scores, columns = batch_of(rng, [512 * spread, 512 * spread / 2, 0], classes, np.float64)
     weights = rng.normal(size=(3, classes, corpus.num_examples))
     num_bands = count(scores)
@@ -68,7 +68,7 @@ def test_any_number_of_bands_matches_the_reference(rng, x64, corpus, spread, cla
 
 
 @pytest.mark.parametrize("spread", [30, 64, 300, 1e4])
-def test_float32_does_not_underflow(rng, corpus, spread):
+def test_float32_results_do_not_underflow(rng, corpus, spread):
     scores, columns = batch_of(rng, [spread, 20], 1, np.float32)
     weights = np.asarray(rng.normal(size=(2, 1, corpus.num_examples)), np.float32)
     num_bands = count(scores)
@@ -77,7 +77,7 @@ def test_float32_does_not_underflow(rng, corpus, spread):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=5e-6)
 
 
-def test_scores_with_too_many_bands_are_computed_separately(rng, corpus):
+def test_results_match_the_reference_if_scores_span_too_many_bands(rng, corpus):
     scores, columns = batch_of(rng, [0, 150], 1, np.float32)
     scores[0] = 2.0**31
     weights = np.asarray(rng.normal(size=(2, 1, corpus.num_examples)), np.float32)

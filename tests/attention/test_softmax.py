@@ -112,7 +112,7 @@ def test_a_wrong_number_of_tokens_is_rejected(corpus):
     """A gather would silently use the last token for missing tokens."""
     few = jnp.zeros(corpus.vocab_size - 1)
     for average in (attend, lambda corpus, a, x: ja.attention.pool(corpus, a, x[:, None])):
-        with pytest.raises(InputError, match=r"scores: shape .* expected one row per token"):
+        with pytest.raises(InputError, match=r"scores: expected one row for each of .* tokens, got shape"):
             average(corpus, few, few)
-    with pytest.raises(InputError, match=r"table: shape"):
+    with pytest.raises(InputError, match=r"table: expected one row for each of"):
         require_rows(corpus, scores=jnp.zeros(corpus.vocab_size), table=few[:, None])

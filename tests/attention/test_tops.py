@@ -35,7 +35,7 @@ def test_below_top_handles_ties_and_padding(corpus):
     assert np.isposinf(np.asarray(below)[np.asarray(corpus.bags.count) == 0]).all()
 
 
-def test_first_tokens_returns_the_smallest_token_or_vocab_size(corpus):
+def test_first_tokens_returns_the_smallest_matching_token_or_vocab_size(corpus):
     index = corpus.bags.index.astype(jnp.int32)
     scores = jnp.asarray([1.0, 7.0, -3.0, 7.0, 2.0, 1.0])
     np.testing.assert_array_equal(first_tokens(corpus, below_top(corpus, scores) == 0, index), [1, 2, 0, 3])

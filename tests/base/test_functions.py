@@ -43,7 +43,7 @@ def test_a_probe_function_returns_a_number_or_a_dictionary():
     np.testing.assert_array_equal(found["row"], [0.0, 1.0, 2.0])
 
 
-def test_declare_sets_attributes_and_the_check():
+def test_declare_sets_class_attributes_and_the_check_function():
     def not_zero(scale, times=1):
         if scale == 0:
             raise InputError("scale: 0; give another number")
@@ -86,7 +86,7 @@ def test_a_declared_function_becomes_a_method():
         ({"coupld": True}, "declare: LossOfFunction has no attribute 'coupld'; did you mean 'coupled'"),
         (
             {"check": lambda other: None},
-            "declare: check takes 'other', which is not a setting; remove this argument",
+            "declare: the check function takes 'other', which is not a setting; remove it",
         ),
     ],
 )
@@ -99,7 +99,7 @@ def test_an_unknown_declared_attribute_is_rejected(declared, message):
         settings_class(mine, LossOfFunction)
 
 
-def test_a_start_function_may_take_token_names():
+def test_a_start_function_can_accept_token_names():
     def spelled(key, drawn, *, tokens, times: int = 1):
         return times * len(tokens)
 
@@ -108,7 +108,7 @@ def test_a_start_function_may_take_token_names():
     assert made(times=3)(None, None, ["a", "b"]) == 6
 
 
-def test_a_traceable_float_setting_keeps_its_range():
+def test_allowing_traced_arrays_does_not_change_the_range_of_a_float_setting():
     def powered(outputs, targets, *, power: "ja.Positive | jnp.ndarray | None" = None):
         raise NotImplementedError
 

@@ -28,7 +28,7 @@ import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 
 
-def test_reviews_have_realistic_lengths_and_are_deterministic():
+def test_generated_reviews_have_realistic_lengths_and_are_deterministic():
     corpus = reviews(sequences=300, vocab_size=500)
     total = np.bincount(np.asarray(corpus.bags.owner), np.asarray(corpus.bags.count).sum(axis=1), 300)
     assert 130 < np.median(total) < 260
@@ -80,7 +80,7 @@ def test_bitwise_differences_are_detected(monkeypatch):
     assert not measure(case(), 1, repeats=1).same_bits
 
 
-def test_case_that_exceeds_memory_is_a_one_line_error(monkeypatch):
+def test_case_that_exceeds_memory_raises_a_one_line_error(monkeypatch):
     def full(function):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.\nmore")
 
@@ -91,7 +91,7 @@ def test_case_that_exceeds_memory_is_a_one_line_error(monkeypatch):
         measure(case(), 3, repeats=1)
 
 
-def test_the_machine_is_described(monkeypatch):
+def test_report_describes_the_machine(monkeypatch):
     monkeypatch.setattr(bench, "_COPIED", 2**20)
     here = machine()
     assert here.platform == "cpu"
@@ -114,7 +114,7 @@ def test_reports_round_trip_through_files(tmp_path):
     assert json.loads(path.read_text())["machine"]["device"] == "chip"
 
 
-def test_machines_are_compared_column_by_column():
+def test_comparison_has_one_column_per_machine():
     first, second = (
         report(row(), row(seeds=4, us=2.0)),
         report(row(us=30.0), row("other"), device="other chip"),
@@ -145,7 +145,7 @@ def test_files_that_are_not_reports_are_rejected(tmp_path, content):
         write(report(), path / "below.json")
 
 
-def test_special_files_do_not_block(tmp_path):
+def test_special_and_oversized_files_are_rejected_without_blocking(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(InputError, match=r"fifo: not a regular file; give a file that bench.py --out wrote$"):
         read(tmp_path / "fifo")
@@ -197,7 +197,7 @@ def test_script_writes_reports_and_compares_files(script, monkeypatch, tmp_path)
         (["--seeds", "1", "--seeds", "2"], "--seeds: given 2 times"),
     ],
 )
-def test_invalid_arguments_are_a_one_line_error(script, words, message):
+def test_invalid_arguments_raise_one_line_errors(script, words, message):
     status, out, error = script(*words)
     assert (status, out, error.count("\n")) == (2, "", 1)
     assert message in error

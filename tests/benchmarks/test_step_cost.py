@@ -17,5 +17,5 @@ CEILING = 1.8
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", benchmark.SIZES, ids=lambda sizes: f"n = {sizes['sequences']}")
-def test_a_step_on_p_costs_little_more_than_two_products(sizes):
+def test_a_step_on_p_costs_little_more_than_two_matrix_products(sizes):
     assert benchmark.measure(sizes, number=500, repeats=11)["ratio"] < CEILING

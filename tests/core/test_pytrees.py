@@ -101,9 +101,9 @@ def test_parameters_that_are_not_arrays_are_rejected(leaf):
 
 
 def test_parameters_without_names_are_rejected():
-    with pytest.raises(InputError, match=r"a function has no parameter names; return"):
+    with pytest.raises(InputError, match=r"a function, which has no parameter names; return"):
         pytrees.names(lambda x: x)
-    wanted = "an array float32.3. has no parameter names; return a dataclass"
+    wanted = "an array float32.3., which has no parameter names; return"
     with pytest.raises(InputError, match=wanted):
         jax.eval_shape(pytrees.names, jnp.zeros(3))
 

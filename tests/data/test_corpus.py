@@ -49,21 +49,21 @@ def test_counts_from_sequences_match_a_loop(rng):
 @pytest.mark.parametrize(
     ("tokens", "labels", "message"),
     [
-        (jnp.zeros((3, 2)), jnp.ones(3, int), "tokens: dtype float32; pass integer ids"),
+        (jnp.zeros((3, 2)), jnp.ones(3, int), "tokens: expected integer ids, got dtype float32"),
         (jnp.zeros((3, 2), int), jnp.ones(2, int), r"labels: shape \(2,\) for 3 sequences; pass one label"),
     ],
 )
-def test_draws_with_wrong_types_or_shapes_are_rejected(tokens, labels, message):
+def test_sampled_tokens_or_labels_with_wrong_types_or_shapes_are_rejected(tokens, labels, message):
     with pytest.raises(InputError, match=message):
         draw(tokens, labels, vocab_size=4, num_classes=2)
 
 
-def test_equal_lengths_are_shown_once():
+def test_repr_shows_a_common_sequence_length_once():
     corpus = from_draws(jnp.zeros((3, 2), int), jnp.ones(3, int), vocab_size=4, num_classes=2)
     assert "3 sequences, 2 tokens in each, 6 in all" in repr(corpus)
 
 
-def test_counts_from_draws_match_a_loop_under_vmap(rng):
+def test_counts_from_sampled_tokens_match_a_loop_under_vmap(rng):
     tokens = rng.integers(0, 9, (2, 50, 12))
     labels = jnp.ones((2, 50), jnp.int32)
 
@@ -112,9 +112,9 @@ def test_padded_sequences_contain_the_original_tokens(rng):
         ([[0], [2**70]], [1, 1], {}, "token ids: object"),
         ([[0], [1]], [[1], [1]], {}, r"labels: int64\[2, 1\]"),
         ([[0], [1]], [1, "a"], {}, "label 1 of sequence 0"),
-        ([[0]], [1], {"num_classes": 1}, "num_classes: 1; must be at least 2"),
-        ([[0]], [1], {"vocab_size": 0}, "vocab_size: 0; must be at least 1"),
-        ([[0]], [1], {"vocab_size": 10**30}, "32-bit indices"),
+        ([[0]], [1], {"num_classes": 1}, "num_classes: must be at least 2, got 1"),
+        ([[0]], [1], {"vocab_size": 0}, "vocab_size: must be at least 1, got 0"),
+        ([[0]], [1], {"vocab_size": 10**30}, "32-bit index limit"),
     ],
 )
 def test_invalid_sequences_are_rejected(sequences, labels, sizes, message):
@@ -171,13 +171,13 @@ def test_a_sequence_may_consist_of_one_repeated_token(x64, length):
 @pytest.mark.parametrize(
     ("sequences", "length", "vocab_size"), [(2**16, 2**16, 5), (2**26, 32, 5), (64, 1, 2**26), (1, 1, 2**31)]
 )
-def test_corpora_beyond_32_bit_positions_are_rejected(sequences, length, vocab_size):
+def test_corpora_exceeding_the_32_bit_index_limit_are_rejected(sequences, length, vocab_size):
     tokens, labels = (jax.ShapeDtypeStruct(shape, "int32") for shape in ((sequences, length), (sequences,)))
-    with pytest.raises(InputError, match=r"more than 32-bit indices allow \(2,147,483,647\); use"):
+    with pytest.raises(InputError, match=r"exceed the 32-bit index limit of 2,147,483,647; use"):
         jax.eval_shape(partial(from_draws, vocab_size=vocab_size, num_classes=2), tokens, labels)
 
 
-def test_sequences_with_lengths_beyond_32_bits_are_rejected():
+def test_sequence_lengths_that_overflow_32_bits_are_rejected():
     one = np.array([1])
     with pytest.raises(InputError, match="the longest sequence: 2,147,483,648"):
         from_counted(one, one * 2**31, one, one, vocab_size=2, num_classes=2)

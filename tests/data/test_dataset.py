@@ -60,7 +60,7 @@ def test_arrays_with_a_wrong_number_of_rows_are_rejected(wrong):
 
 def test_targets_that_are_not_classes_are_rejected():
     check_classes(jnp.array([-1, 1]), 2)
-    with pytest.raises(InputError, match=r"label 0: labels for 2 classes must be \[-1, 1\]"):
+    with pytest.raises(InputError, match=r"label 0 is invalid; the labels for 2 classes are \[-1, 1\]"):
         check_classes(jnp.array([0, 1]), 2)
-    with pytest.raises(InputError, match=r"labels for 50 classes must be 0 to 49"):
+    with pytest.raises(InputError, match=r"labels for 50 classes are 0 to 49"):
         check_classes(jnp.array([50]), 50)

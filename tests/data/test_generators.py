@@ -57,12 +57,12 @@ def test_batch_matches_the_generator_function(kind, generator):
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
-        ("xor", {"sequences": 6}, "sequences: 6; must be a positive multiple of 4"),
-        ("xor", {"validation_sequences": 6}, "sequences: 6; must be a positive multiple of 4"),
-        ("negation", {"test_sequences": 6}, "sequences: 6; must be a positive multiple of 4"),
+        ("xor", {"sequences": 6}, "sequences: 6 is not a positive multiple of 4"),
+        ("xor", {"validation_sequences": 6}, "sequences: 6 is not a positive multiple of 4"),
+        ("negation", {"test_sequences": 6}, "sequences: 6 is not a positive multiple of 4"),
         ("negation", {"vocab_size": 7}, "vocab_size: 7"),
         ("topics", {"topic_words": 6}, "length: 5 is too short for 6"),
-        ("multi_relevant", {"relevant_per_sequence": 4}, "relevant_per_sequence: 4"),
+        ("multi_relevant", {"relevant_per_sequence": 4}, "relevant_per_sequence: must be between 1 and"),
     ],
 )
 def test_incompatible_sizes_are_rejected_before_sampling(kind, change, message, generator, monkeypatch):
@@ -88,7 +88,7 @@ def test_invalid_values_are_rejected(kind, change, message, generator):
 
 
 @pytest.mark.parametrize("kind", ["joint_flow", "full_flow"])
-def test_two_class_flows_reject_three_classes(kind, study, tables):
+def test_flows_for_two_classes_reject_three_classes(kind, study, tables):
     data = tables("flow")["data"] | {"num_classes": 3, "sequences": 21, "relevant": 6}
     phases = [{"name": "joint", "kind": kind}]
     with pytest.raises(
@@ -98,7 +98,7 @@ def test_two_class_flows_reject_three_classes(kind, study, tables):
 
 
 @pytest.mark.more
-def test_padding_the_vocabulary_gives_the_samples_of_the_small_vocabulary(generator):
+def test_padding_the_vocabulary_does_not_change_samples(generator):
     """Seeds with different V share a program. Tokens beyond V do not occur and do not change samples."""
     key = seed.keys(1)[0]
     for kind in KINDS:

@@ -35,7 +35,7 @@ def test_importance_matches_a_loop_over_sequences(rng, x64, classes):
     np.testing.assert_allclose(ja.data.posterior_difference(corpus), difference, rtol=1e-14, atol=2e-16)
 
 
-def test_importance_in_a_small_example():
+def test_importance_matches_a_manual_calculation():
     corpus = ja.data.from_sequences([[0, 2, 2], [1, 2]], labels=[1, -1], vocab_size=4)
     alpha = np.asarray(ja.data.average_signed_frequency(corpus))
     np.testing.assert_allclose(alpha, [1 / 6, -1 / 4, 1 / 3 - 1 / 4, 0], rtol=1e-6, atol=1e-9)

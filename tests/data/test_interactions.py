@@ -116,14 +116,14 @@ def test_the_negated_fraction_can_be_vmapped():
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
-        ("xor", {"sequences": 6}, "sequences: 6; must be a positive multiple of 4"),
+        ("xor", {"sequences": 6}, "sequences: 6 is not a positive multiple of 4"),
         ("xor", {"sequences": 0}, "sequences: 0"),
         ("xor", {"pairs": 0}, "pairs: 0"),
         ("xor", {"length": 1}, "length: 1 is too short for 2"),
         ("xor", {"vocab_size": 12}, "vocab_size: 12 leaves no irrelevant token"),
         ("xor", {"vocab_size": 11, "length": 2}, "vocab_size: 11"),
-        ("negation", {"sequences": 6}, "sequences: 6; must be a positive multiple of 4"),
-        ("negation", {"relevant": 5}, "relevant: 5; must be a positive multiple of 2"),
+        ("negation", {"sequences": 6}, "sequences: 6 is not a positive multiple of 4"),
+        ("negation", {"relevant": 5}, "relevant: 5 is not a positive multiple of 2"),
         ("negation", {"length": 1}, "length: 1 is too short for 2"),
         ("negation", {"vocab_size": 7, "length": 2}, "vocab_size: 7 leaves no irrelevant token"),
     ],

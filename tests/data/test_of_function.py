@@ -24,7 +24,7 @@ def test_each_function_is_converted_to_a_class_only_once(study):
     assert type(one).__name__ == "pairs"
 
 
-def test_arguments_of_a_data_function_determine_the_base_class(study):
+def test_signature_of_a_data_function_determines_its_base_class(study):
     assert issubclass(data_class(labels_only), base.DrawnData)
     drawn, shared = study("own").base.data, study("own", data="mine.py:fixed").base.data
     assert isinstance(drawn, base.DrawnData)
@@ -72,7 +72,7 @@ def test_all_splits_for_a_seed_share_the_task_key(made, study):
     assert np.abs(teachers[0] - teachers[1]).max() > 0.1
 
 
-def test_a_task_key_requires_a_key():
+def test_a_function_with_a_task_key_argument_must_also_have_a_key_argument():
     assert data_class(planted).arguments == ("sequences", "dim")
 
     def keyless(*, task_key, sequences: int = 3):
@@ -97,7 +97,7 @@ def test_splits_can_have_different_sizes(study):
     np.testing.assert_array_equal(noisy.test.targets, splits.test.targets)
 
 
-def test_a_shared_corpus_is_loaded_once(study):
+def test_a_shared_corpus_is_loaded_with_its_token_names(study):
     loaded = study("own", data={"kind": "mine.py:fixed", "sequences": 6}).base.data.load()
     assert loaded.shared
     assert loaded.splits.train.num_examples == 6

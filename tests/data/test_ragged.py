@@ -46,7 +46,7 @@ def test_sums_and_maxima_match_the_dense_matrix(rng, x64, segments, longest, xp)
     np.testing.assert_array_equal(jax.jit(module.Ragged.max)(made, entries), expected)
 
 
-def test_dropped_entries_and_unused_rows_are_ignored(rng, x64):
+def test_entries_with_an_out_of_range_segment_are_ignored(rng, x64):
     segment, index, count, dense = draw(rng, 5, 90, 80)
     padded = [np.concatenate([x, np.full(50, fill)]) for x, fill in ((segment, 5), (index, 0), (count, 7))]
     made, _ = jax.jit(partial(ragged, segments=5, indices=90, longest=80))(*padded)
@@ -135,7 +135,7 @@ def test_bfloat16_products_are_exact_for_counts(rng):
     np.testing.assert_array_equal(sum(passes[::-1]), x)
 
 
-def test_compressed_factors_limit_rounding_in_long_sums(rng, monkeypatch):
+def test_compressed_factors_reduce_rounding_error_in_long_sums(rng, monkeypatch):
     monkeypatch.setattr(module, "LARGE", 0)
     ones = np.ones(1 << 16, int)
     made, _ = ragged(0 * ones, np.arange(1 << 16), ones, segments=1, indices=1 << 16, longest=1 << 16)

@@ -69,8 +69,8 @@ def test_take_preserves_queries():
     ("changes", "message"),
     [
         ({"ids": jnp.full((4, 5), 9)}, "token id 9 in sequence 0 must be between 0 and 4"),
-        ({"query": jnp.array([0, 1, 0, 0])}, "query 1 of sequence 1 is not on a token"),
-        ({"query": jnp.array([0, 0, 0, 5])}, "query 5 of sequence 3"),
+        ({"query": jnp.array([0, 1, 0, 0])}, "query: position 1 in sequence 1 has no token"),
+        ({"query": jnp.array([0, 0, 0, 5])}, "query: position 5 in sequence 3"),
         ({"mask": jnp.zeros((4, 5), bool)}, "sequence 0 has no token"),
         ({"query": jnp.zeros(3, int)}, "query: int32\\[3\\] for 4 targets"),
     ],
@@ -80,7 +80,7 @@ def test_invalid_sequences_are_rejected(changes, message):
         sequences(**changes).check()
 
 
-def test_bags_require_classes():
+def test_bags_require_the_number_of_classes():
     with pytest.raises(InputError, match="classes=K"):
         sequences(classes=None).bags()
 
@@ -109,9 +109,9 @@ def test_masked_tokens_have_score_minus_infinity():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"X": jnp.ones((4, 3))}, r"X: float32\[4, 3\]; expected tokens \(n, T, d\)"),
+        ({"X": jnp.ones((4, 3))}, r"X: expected tokens of shape \(n, T, d\), got float32\[4, 3\]"),
         ({"X": jnp.ones((5, 3, 2))}, r"X: float32\[5, 3, 2\] for 4 targets"),
-        ({"z": jnp.ones((4, 5))}, r"z: float32\[4, 5\] for tokens of dimension 2"),
+        ({"z": jnp.ones((4, 5))}, r"z: expected queries of shape \(4, 2\), got float32\[4, 5\]"),
         ({"mask": jnp.zeros((4, 3), bool)}, "sequence 0 has no token"),
     ],
 )

@@ -12,7 +12,7 @@ SIZES = {"vocab_size": 60, "relevant": 12, "length": 10, "sequences": 240}
 
 @pytest.mark.parametrize("classes", [2, 3, 4])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.more) for k in range(1, 5))])
-def test_assumption1_holds_exactly(classes, seed):
+def test_assumption1_samples_satisfy_assumption_1_exactly(classes, seed):
     corpus = ja.data.assumption1(jax.random.key(seed), **SIZES, num_classes=classes)
     alpha = np.asarray(ja.data.average_signed_frequency(corpus)).reshape(60, -1)
     assert (alpha[12:] == 0).all()
@@ -67,9 +67,9 @@ def test_generators_are_pure_functions_of_the_key():
     ("change", "message"),
     [
         ({"num_classes": 1}, "num_classes: 1"),
-        ({"sequences": 241}, "sequences: 241; must be a positive multiple"),
+        ({"sequences": 241}, "sequences: 241 is not a positive multiple"),
         ({"sequences": 0}, "sequences: 0"),
-        ({"relevant": 5}, "relevant: 5; must be a positive multiple"),
+        ({"relevant": 5}, "relevant: 5 is not a positive multiple"),
         ({"vocab_size": 12}, "leaves no irrelevant token"),
         ({"vocab_size": 3}, "leaves no irrelevant token"),
     ],
@@ -77,7 +77,7 @@ def test_generators_are_pure_functions_of_the_key():
 def test_impossible_sizes_are_rejected(change, message):
     with pytest.raises(InputError, match=message):
         ja.data.assumption1(jax.random.key(0), **SIZES | change)
-    with pytest.raises(InputError, match="relevant_per_sequence: 7"):
+    with pytest.raises(InputError, match="relevant_per_sequence: must be between 1 and"):
         ja.data.multi_relevant(jax.random.key(0), **SIZES, relevant_per_sequence=7)
 
 
@@ -113,7 +113,7 @@ def test_pure_topic_words_occur_only_in_their_topic(classes):
         assert (row[row < 12] % classes == topic).all()
 
 
-def test_vmapped_and_padded_topics_match_a_loop():
+def test_topics_with_vmapped_purity_and_padding_match_a_loop():
     keys = jax.random.split(jax.random.key(2), 3)
     purities = (0.0, 0.5, 1.0)
 
@@ -132,7 +132,7 @@ def test_vmapped_and_padded_topics_match_a_loop():
     [
         ({"topic_words": 11}, "length: 10 is too short for 11"),
         ({"topic_words": 0}, "topic_words: 0"),
-        ({"relevant": 13}, "relevant: 13; must be a positive multiple"),
+        ({"relevant": 13}, "relevant: 13 is not a positive multiple"),
         ({"vocab_size": 12}, "leaves no irrelevant token"),
     ],
 )

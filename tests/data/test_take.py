@@ -39,7 +39,7 @@ def test_a_batched_gather_reads_one_concatenated_array(rng, on_gpu, flat, dtype,
 
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0)])
-def test_a_shared_array_is_not_concatenated(rng, on_gpu, axes):
+def test_gathers_with_a_shared_array_or_index_are_correct(rng, on_gpu, axes):
     x, index = rng.normal(size=(4, 7)).astype(np.float32), rng.integers(0, 7, (4, 5))
     given = x if axes[0] == 0 else x[0], index if axes[1] == 0 else index[0]
     found = jax.vmap(ragged.take, axes)(*map(jnp.asarray, given))
@@ -64,7 +64,7 @@ def test_derivatives_match_plain_gathers(rng, on_gpu, x64):
         np.testing.assert_allclose(ours, plain, rtol=1e-14, atol=1e-14)
 
 
-def test_batches_beyond_32_bit_positions_are_not_concatenated(on_gpu, monkeypatch, flat):
+def test_batches_exceeding_the_32_bit_index_limit_are_not_concatenated(on_gpu, monkeypatch, flat):
     monkeypatch.setattr(ragged, "MOST_POSITIONS", 27)
     jax.vmap(ragged.take)(jnp.zeros((4, 7)), jnp.zeros((4, 2), jnp.int32))
     assert (28,) not in flat

@@ -32,7 +32,7 @@ KINDS = {
     "kind",
     [pytest.param(kind, marks=() if kind == "descent" else pytest.mark.more) for kind in KINDS],
 )
-def test_advancing_in_two_parts_equals_advancing_once(kind, task, params):
+def test_advancing_step_by_step_equals_advancing_all_steps_at_once(kind, task, params):
     phase = msgspec.convert({"name": "it"} | KINDS[kind], PHASES[kind])
     key = jax.random.key(2)
     start = jax.jit(lambda params: phase.init(task, params, key))(params)

@@ -40,7 +40,7 @@ def decides(cover, sequences, labels):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_minimum_cover_matches_an_exhaustive_search_over_orders(rng, classes):
+def test_minimum_cover_matches_an_exhaustive_search_over_token_orders(rng, classes):
     seen = set()
     for _ in range(30):
         n, length = rng.integers(3, 12), rng.integers(1, 5)
@@ -71,7 +71,7 @@ def test_order_of_tokens_in_a_cover_matters():
     assert (found.tokens.tolist(), found.labels.tolist()) == ([1, 0], [-1, 1])
 
 
-def test_a_cover_contains_a_token_that_distinguishes_sequences():
+def test_a_cover_contains_a_token_that_occurs_in_only_one_of_two_sequences():
     """Hitting sets of either label are {2} and {3}, but no order puts both on top of the common sequence."""
     sequences, labels = [[0, 2, 3], [1, 2, 3]], [1, -1]
     found = minimum_cover(made(sequences, labels))

@@ -86,7 +86,7 @@ def by_loop(shortest, E, p, corpus, heavy, v, light_of_points):
 
 @pytest.mark.more
 @pytest.mark.parametrize("seed", [0, 1])
-def test_both_programs_match_loops(problems, shortest, seed):
+def test_limits_of_p_and_v_match_an_independent_solver(problems, shortest, seed):
     """A sequence is heavy if its weight is above e^-9 of the largest; sequences share the λ of a token."""
     params, corpus, path = problems[seed]
     E, p = params.E, path.p[-1]
@@ -206,7 +206,7 @@ def level_problem(shortest, seed):
 
 # Seeds for which other tokens are level with the holders at p.
 @pytest.mark.parametrize("seed", [226, 457, 521, 524, 598, 868, 1266, 1270])
-def test_limit_has_minimum_norm_over_all_choices_among_level_tokens(shortest, seed):
+def test_limit_has_the_smallest_norm_over_all_choices_of_tied_top_tokens(shortest, seed):
     E, corpus, sequences, p, v = level_problem(shortest, seed)
     found = certify_joint_limit(Scores(E, corpus), p, v)
     if not found.holds:

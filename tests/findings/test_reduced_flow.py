@@ -93,7 +93,7 @@ def test_reduced_flow_is_exact_if_irrelevant_tokens_are_identical():
     assert abs(ours).min() > 1e-3
 
 
-def test_label_asymmetry_grows_like_a_power_kappa():
+def test_label_asymmetry_grows_with_the_predicted_exponent_kappa():
     """δ(x) = δ(0) (h(x)/h(0))^κ, κ = (1 + R g²)(1 - R/V): the linear part of the reduced flow."""
     R, T, V, g = 20, 8, 50, 1.5
     made = reduced_flow(g * 2 * R * T, relevant=R, length=T, vocab_size=V, dim=np.inf)
@@ -114,7 +114,7 @@ def test_label_asymmetry_grows_like_a_power_kappa():
 
 
 @pytest.mark.parametrize("step_size", [60.0, 300.0, 1500.0])
-def test_spread_of_values_matches_one_step(step_size):
+def test_predicted_spread_of_values_matches_one_gradient_step(step_size):
     sizes = {"relevant": 8, "length": 5, "vocab_size": 60}
     found = []
     for seed in range(40):
@@ -124,7 +124,7 @@ def test_spread_of_values_matches_one_step(step_size):
     assert np.sqrt(np.mean(np.square(found))) == pytest.approx(predicted, rel=0.1)
 
 
-def test_initial_asymmetry_matches_one_step():
+def test_predicted_initial_asymmetry_matches_one_gradient_step():
     """ξ is the signed mean of E·p over relevant tokens after the step, over g."""
     sizes = {"relevant": 2, "length": 6, "vocab_size": 4}
     g, dim, signs = 0.7, 1024, np.array([-1.0, 1.0])
@@ -139,7 +139,7 @@ def test_initial_asymmetry_matches_one_step():
 
 
 @pytest.mark.slow
-def test_predicted_window_bounds_match_the_flow():
+def test_predicted_bounds_of_the_label_window_match_the_flow():
     """At d = 256 all 6 seeds lose a label in the middle, and at most one does a fifth beyond an edge."""
     sizes = {"relevant": 20, "length": 8, "vocab_size": 50, "sequences": 200, "dim": 256}
     window = label_window(**sizes)
@@ -153,7 +153,7 @@ def test_predicted_window_bounds_match_the_flow():
     assert lost(window.upper * 1.2) <= 1
 
 
-def test_window_shrinks_with_d_and_vanishes_without_noise():
+def test_label_window_shrinks_with_d_and_vanishes_without_noise():
     def lost(step_size, dim):
         return follow(reduced_flow(step_size, relevant=20, length=8, vocab_size=50, dim=dim)).lost
 
@@ -163,7 +163,7 @@ def test_window_shrinks_with_d_and_vanishes_without_noise():
     assert [lost(1330.0, dim) for dim in dims] == [True, False, False]
 
 
-def test_random_counts_lose_a_label_if_the_leading_label_has_the_rarest_token():
+def test_a_label_is_lost_if_the_leading_label_has_the_rarest_token():
     """At d = ∞, without noise, for the same initial pull."""
     even = [10] * 10
     uneven = [4, 9, 9, 9, 9, 9, 9, 14, 14, 14]  # the label with these is ahead
@@ -184,7 +184,7 @@ def test_random_counts_lose_a_label_if_the_leading_label_has_the_rarest_token():
     ("dim", "length", "lost"),
     [(64, 8, True), (128, 8, True), (256, 8, False), (1024, 8, False), (256, 16, True), (1024, 16, False)],
 )
-def test_recommended_step_is_compared_with_the_window(dim, length, lost):
+def test_recommended_step_size_loses_a_label_only_at_small_d(dim, length, lost):
     """η0 = 10 · 2 R T / √d, the recommendation under Assumption 1."""
     sizes = {"relevant": 20, "length": length, "vocab_size": 50, "sequences": 200, "dim": dim}
     assert follow(reduced_flow(10 * 2 * 20 * length / dim**0.5, **sizes)).lost == lost

@@ -21,7 +21,9 @@ def code():
 
 @pytest.mark.more
 @pytest.mark.parametrize(("narrow", "halving", "shortest", "greedy"), [(4, False, 4, 4), (3, True, 4, 6)])
-def test_broad_tokens_form_the_shortest_cover(code, narrow, halving, shortest, greedy):
+def test_minimum_and_greedy_covers_of_planted_data_have_the_expected_sizes(
+    code, narrow, halving, shortest, greedy
+):
     planted = code("which_cover.py:planted")
     sizes = {"vocab_size": 20, "broad": 2, "narrow": narrow, "halving": halving, "sequences": 56}
     corpus = planted(jax.random.key(0), **sizes)
@@ -37,7 +39,7 @@ def test_broad_tokens_form_the_shortest_cover(code, narrow, halving, shortest, g
     assert code("cover.py:greedy_cover")(corpus).size == greedy
 
 
-def test_orders_by_alpha_match_a_small_example(code):
+def test_agreement_with_the_alpha_order_matches_a_manual_calculation(code):
     """α is 1/4, -1/8, -1/8, 0: both lead by size; -α puts token 3 (α = 0) above token 0."""
     corpus = ja.data.from_sequences([[0, 3], [1, 3], [0, 3], [2, 3]], [1, -1, 1, -1], vocab_size=4)
     scores = np.array(
@@ -50,7 +52,7 @@ def test_orders_by_alpha_match_a_small_example(code):
 
 
 @pytest.mark.more
-def test_short_which_cover_run_is_measured(tmp_path):
+def test_cover_measures_are_computed_for_a_short_run(tmp_path):
     only = """blocks={ "one relevant" = {} }"""
     overrides = ["seeds=2", "phases.all.until_log_loss=-100", only]
     item = books.read_book(FOLDER.parent).item("which_cover")

@@ -43,7 +43,7 @@ def test_two_mirrored_pairs_match_the_closed_form(code, c):
     np.testing.assert_allclose(found[:, [0, 2, 3]], 0, atol=1e-9)
 
 
-def test_velocity_matches_loops(code):
+def test_velocity_matches_a_loop_implementation(code):
     """Weights by a generic minimiser and forces pair by pair, at small r."""
     from scipy.optimize import minimize
 
@@ -95,7 +95,7 @@ def test_shared_and_per_seed_corpora_give_the_same_measurements(code):
 
 
 @pytest.mark.more
-def test_short_which_mixture_run_is_measured(code, tmp_path):
+def test_mixture_measures_are_computed_for_a_short_run(code, tmp_path):
     item = books.read_book(FOLDER.parent).item("which_mixture")
     results = item.study("full", overrides=["seeds=2", 'blocks={ "two relevant" = {} }']).run(
         tmp_path / "run", quiet=True
@@ -110,7 +110,7 @@ def test_short_which_mixture_run_is_measured(code, tmp_path):
     assert row["median 1 - cos to p_relax"] > 1e-3
 
 
-def test_documentation_note_contains_the_table():
+def test_documentation_page_contains_the_published_table():
     root = FOLDER.parents[2]
     page = (root / "docs" / "notes" / "which_mixture.md").read_text(encoding="utf-8")
     table = root / "results" / "published" / "mixture" / "table.md"
@@ -118,7 +118,7 @@ def test_documentation_note_contains_the_table():
 
 
 @pytest.mark.parametrize(("gap", "certified"), [(8.0, True), (-0.4, False)])
-def test_token_near_the_top_can_rise_against_p_star(code, gap, certified):
+def test_token_near_the_top_prevents_convergence_to_p_star_if_its_gap_is_small(code, gap, certified):
     """Token 2 has a larger y γ than the top token 0, and rises if its distance to 0 is small enough."""
     E = np.array([[1.0, 40, 0], [-1, 40, 0], [3, -10, 40], [-9, 0, 0]])
     corpus = ja.data.from_sequences([[0, 2], [0, 3], [3, 2], [1]], [1, 1, -1, -1], vocab_size=4)

@@ -53,7 +53,7 @@ def test_python_study_equals_the_study_from_the_sweep_file(study):
     assert small(axes={"model": {"dim": [8, 16]}}).cells[0].settings == {"model.dim": 8}
 
 
-def test_names_tables_instances_and_classes_are_equivalent():
+def test_name_table_instance_and_class_of_a_loss_are_equivalent():
     hashes = {
         small(loss=loss).config_hash
         for loss in ("logistic", {"kind": "logistic"}, ja.losses.Logistic(), ja.losses.Logistic)
@@ -130,7 +130,7 @@ def test_custom_code_runs_from_python_and_from_a_sweep_file(ran, study, tmp_path
 
 
 @pytest.mark.more
-def test_run_draws_figures_and_loads_without_the_custom_code(ran):
+def test_run_draws_figures_and_its_results_load_without_the_custom_code(ran):
     folder = ran.directory
     assert (folder / "figures" / "last_losses.png").stat().st_size > 0
     code = (
@@ -145,7 +145,7 @@ def test_run_draws_figures_and_loads_without_the_custom_code(ran):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_written_study_is_read_back(mine, tmp_path):
+def test_study_is_unchanged_after_writing_and_reading(mine, tmp_path):
     for number, wanted in enumerate(
         (
             small(axes={"model.dim": [8, 16]}),
@@ -217,7 +217,7 @@ def test_a_run_without_results_raises(mine, tmp_path):
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 
-def test_load_returns_the_results_of_run(tmp_path):
+def test_load_returns_the_same_results_as_run(tmp_path):
     ran = small().run(tmp_path / "run", quiet=True)
     again = ja.load(ran.directory)
     pd.testing.assert_frame_equal(again.records, ran.records)

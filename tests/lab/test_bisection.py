@@ -107,7 +107,7 @@ def test_no_point_is_run_twice(folder, thresholds, runs):
 
 
 @pytest.mark.more
-def test_falling_metrics_have_a_threshold_at_the_upper_end_of_a_window(folder, runs):
+def test_falling_metrics_reuse_the_runs_and_report_seeds_that_turn_back(folder, runs):
     """-log ‖∇L‖ is below any level; a p that is short at a small η is not at a large one."""
     rises = diagram(folder)
     runs.clear()
@@ -121,7 +121,7 @@ def test_falling_metrics_have_a_threshold_at_the_upper_end_of_a_window(folder, r
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"x": {}}, "x: 0 keys"),
+        ({"x": {}}, "x: expected one key with its values, got 0 keys"),
         ({"y": {"phases.query.step_size": [2.0, 1.0]}}, "in ascending order"),
         ({"metric": "p_nrm"}, "did you mean 'p_norm'"),
         ({"phase": "embed"}, "phase 'embed': p_norm was recorded only in query"),
@@ -148,7 +148,7 @@ def search(thresholds, values, parts=2):
 
 
 @pytest.mark.parametrize("n", [1, 5, 6, 7, 16, 40, 64])
-def test_ranks_match_the_sign_test(n):
+def test_interval_ranks_match_the_sign_test(n):
     """P(T_(low) ≤ median ≤ T_(high)) is at least 95 %, and no narrower interval of the kind has that."""
     low, middle, high = ranks(n)
     assert middle == math.ceil(n / 2)
@@ -161,7 +161,7 @@ def test_ranks_match_the_sign_test(n):
 
 
 @pytest.mark.parametrize("parts", [2, 3, 4, 7])
-def test_the_search_finds_order_statistics_in_a_few_points(rng, parts):
+def test_bisection_finds_order_statistics_with_few_evaluations(rng, parts):
     values = np.geomspace(1e-2, 1e2, 257).tolist()
     for _ in range(20):
         own = np.exp(rng.normal(size=16))
@@ -192,7 +192,7 @@ def test_the_interval_covers_the_median_of_any_distribution(rng, law):
     assert covered > 0.92
 
 
-def test_thresholds_outside_the_range_of_values_are_reported(rng):
+def test_thresholds_outside_the_tested_range_are_reported_as_nan(rng):
     values = [1.0, 2.0, 3.0]
     none, _ = search(np.full(8, 9.0), values)
     assert np.isnan(none["threshold"])
@@ -207,7 +207,7 @@ def test_thresholds_outside_the_range_of_values_are_reported(rng):
     assert np.isnan(few["high"])
 
 
-def test_seeds_that_cross_back_are_counted():
+def test_seeds_that_fall_back_below_the_level_are_counted():
     assert bracket({0: 0, 4: 9, 2: 3}, 4, 5) == (2, 4)
     assert bracket({0: 0, 4: 1}, 4, 5) == (4, 5)
     rows = [(1.0, 0, False), (2.0, 0, True), (3.0, 0, False), (1.0, 1, False), (3.0, 1, True)]

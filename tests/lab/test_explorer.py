@@ -88,7 +88,7 @@ def test_the_page_is_self_contained(page, tmp_path):
     assert len(text) < 100_000
 
 
-def test_a_notebook_shows_the_same_page_in_a_frame(page):
+def test_a_notebook_shows_the_same_page_in_an_iframe(page):
     (held,) = re.findall(r'srcdoc="([^"]*)"', page._repr_html_())
     assert html.unescape(held) == page.html()
     assert repr(page) == "Explorer('A path & its limit', 16 points of the path)"
@@ -113,7 +113,7 @@ def test_long_sequences_and_repeated_rows_are_truncated(solved):
 def test_incompatible_arguments_raise_one_line_errors(solved, page, tmp_path):
     scores, path, limit = solved
     for change, said in (
-        ({"path": path.replace(p=np.stack([path.p] * 2))}, "path: p"),
+        ({"path": path.replace(p=np.stack([path.p] * 2))}, "path: expected p"),
         (
             {"limit": limit.replace(status=np.int8(0), margin=np.float64(np.inf))},
             "not a max-margin direction",
@@ -161,7 +161,7 @@ def test_slider_updates_attention_plane_and_curves_together(page, tmp_path):
     assert all(early != late for early, late in zip(seen[2][0], seen[POINTS][0], strict=True))
 
 
-def test_limit_with_different_support_pairs_is_reported():
+def test_limit_computed_for_a_different_selection_is_reported():
     """Two sequences of one bag balance 0 and 1 at a finite difference, where `selection` sees 0 alone."""
     corpus = ja.data.from_sequences([[0, 1, 2], [0, 1, 2], [3, 4]], [1, -1, 1], vocab_size=5)
     scores = ja.theory.Scores(np.eye(5), corpus, np.array([1.0, -1.2, -3, 1, -1]))

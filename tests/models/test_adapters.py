@@ -135,7 +135,10 @@ def normalised(key):
             of_linen(Dropping()),
             "of_linen: the module requires a random key at every call; disable",
         ),
-        (of_nnx(NnxDropping), r"of_nnx: the module has mutable state or keys \(dropout.rngs.\w+\); remove"),
+        (
+            of_nnx(NnxDropping),
+            r"of_nnx: the module has mutable state or PRNG keys \(dropout.rngs.\w+\); remove",
+        ),
         (of_equinox(dropping), "of_equinox: the module requires a random key at every call; disable"),
         (of_equinox(normalised), "of_equinox: the module has mutable state; remove the layers"),
     ],
@@ -145,7 +148,7 @@ def test_modules_with_state_or_keys_raise_one_line_errors(model, words, points):
         model.outputs(model.init(jax.random.key(0), points, dtype=jnp.float32), points)
 
 
-def test_inputs_and_per_example_modules_are_supported(points):
+def test_custom_inputs_and_per_example_modules_are_supported(points):
     doubled = of_linen(Linen(), inputs=lambda data: 2 * data.X)
     params = doubled.init(jax.random.key(0), points, dtype=jnp.float32)
     twice = points.replace(X=2 * points.X)

@@ -81,7 +81,7 @@ def test_initial_parameters_have_the_documented_distribution_and_ignore_padding(
 @pytest.mark.parametrize(("name", "value"), [("vocab_size", 0), ("dim", 0), ("num_classes", 1)])
 def test_invalid_sizes_are_rejected(name, value):
     sizes = {"vocab_size": 3, "dim": 2, "num_classes": 2} | {name: value}
-    with pytest.raises(InputError, match=f"{name}: {value}"):
+    with pytest.raises(InputError, match=rf"{name}: must be at least \d, got {value}"):
         ja.models.one_layer.init(jax.random.key(0), **sizes)
 
 
@@ -117,7 +117,7 @@ def test_derivatives_of_project_match_those_of_two_separate_products(rng, arrays
         np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-15)
 
 
-def test_project_is_differentiable_in_each_argument_alone(arrays):
+def test_project_is_differentiable_in_each_argument_separately(arrays):
     for kind in (0, 1):
         gradient = jax.grad(lambda E, p, v, kind=kind: project(E, p, v)[kind].sum(), (0, 1, 2))
         expected = jax.grad(lambda E, p, v, kind=kind: plain(E, p, v)[kind].sum(), (0, 1, 2))

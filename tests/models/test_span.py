@@ -42,7 +42,7 @@ def test_span_coordinates_preserve_inner_products(dim, classes):
 
 
 @pytest.mark.parametrize(("dim", "rtol"), [(11, 2e-6), (22, 2e-6), (200, 2e-6)])
-def test_start_is_accurate_in_float32_for_nearly_square_matrices(dim, rtol):
+def test_initial_span_coordinates_are_accurate_in_float32_for_nearly_square_matrices(dim, rtol):
     """A product of the ten rows with themselves would lose half the digits if d is hardly larger."""
     sizes = SIZES | {"dtype": jnp.float32}
     short, full = start(dim=dim, **sizes), full_start(dim=dim, **sizes)
@@ -67,7 +67,7 @@ def test_enlarging_the_vocabulary_preserves_existing_inner_products(dim):
 
 @pytest.mark.more
 @pytest.mark.usefixtures("x64")
-def test_start_sampled_in_the_span_has_the_distribution_of_a_full_start():
+def test_initial_parameters_sampled_in_the_span_have_the_full_space_distribution():
     dim, vocab, classes = 12, 4, 3
     m = span.coordinates(vocab, classes)
     sizes = {"vocab_size": vocab, "num_classes": classes, "dtype": jnp.float64}

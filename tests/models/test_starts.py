@@ -24,7 +24,7 @@ def started(tables, tmp_path):
     return make
 
 
-def test_zero_and_scaled_starts_leave_other_parameters_unchanged(started):
+def test_zero_and_scaled_initialisation_leaves_other_parameters_unchanged(started):
     drawn, moved = started(), started(p="zero", E={"scale": 3.0})
     np.testing.assert_array_equal(moved.p, np.zeros(4))
     np.testing.assert_array_equal(moved.E, 3 * drawn.E)
@@ -55,11 +55,11 @@ def test_rows_are_matched_to_tokens_by_name(started, tmp_path):
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        ({"file": "short.npy"}, r"short.npy: shape \(3, 4\); the model requires \(20, 4\)"),
+        ({"file": "short.npy"}, r"short.npy: has shape \(3, 4\), but the model requires \(20, 4\)"),
         ({"file": "nosuch.npy"}, "nosuch.npy"),
         (
             {"file": "short.npy", "vocabulary": "two.txt"},
-            r"shape \(3, 4\); the model and the vocabulary require \(2, 4\)",
+            r"shape \(3, 4\), but the model and vocabulary require \(2, 4\)",
         ),
         ({"file": "short.npy", "vocabulary": "three.txt"}, "contains none of the tokens in the corpus"),
         ({"file": "short.npy", "vocabulary": "none.txt"}, "none.txt: cannot be read as text"),
@@ -74,7 +74,7 @@ def test_files_with_the_wrong_shape_are_rejected(started, tmp_path, start, messa
     assert "\n" not in str(caught.value)
 
 
-def test_a_custom_start_has_a_separate_key(study, x64):
+def test_a_custom_start_sets_its_parameter_in_the_study_dtype(study, x64):
     wanted = study("own")
     corpora = jax.eval_shape(wanted.base.data.draw, jax.random.key(0))
     found = seed.initial_params(wanted.base, corpora, jax.random.key(1), [])

@@ -156,7 +156,7 @@ def test_vmapped_minibatches_match_single_seeds(x64, ragged, model, cleared, mon
     ],
     indirect=["model", "corpus"],
 )
-def test_accelerator_sums_by_token_match_the_reference(
+def test_sums_by_token_on_accelerators_match_the_reference(
     x64, corpus, assert_matches_reference, model, cleared, monkeypatch, platform
 ):
     module, init = model
@@ -207,7 +207,7 @@ def test_identity_weights_recover_the_model_without_weights(x64, ragged):
         np.testing.assert_allclose(mine, theirs, rtol=1e-13)
 
 
-def test_scores_of_the_model_with_weights_are_those_of_its_query(x64, ragged):
+def test_scores_of_the_model_with_weights_use_the_transformed_query(x64, ragged):
     params = draw(partial(two_layer_weights.init, weights="normal"), ragged(2))
     scores, values = two_layer_weights.scores_and_values(params)
     np.testing.assert_allclose(scores, [row @ params.W2 @ params.p for row in params.E], rtol=1e-12)

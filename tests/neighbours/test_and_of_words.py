@@ -7,7 +7,7 @@ pytestmark = pytest.mark.more
 
 
 @pytest.mark.parametrize("rule", ["and", "xor"])
-def test_labels_follow_the_rule(read, rule):
+def test_labels_follow_the_logical_rule(read, rule):
     data = read("and_of_words", "axes=null", f"data.rule={rule}").dataset(1).train
     counts = {}
     for ids, label in zip(np.asarray(data.ids), np.asarray(data.targets), strict=True):

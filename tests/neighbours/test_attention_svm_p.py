@@ -17,7 +17,7 @@ def by_another_solver(ahead):
     ).fun
 
 
-def test_programs_match_published_values(code):
+def test_solutions_of_the_convex_programs_match_published_values(code):
     """Closed form for one input, another solver for three inputs, and five published digits."""
     program, tokens = code("attention_svm_p", "program"), code("attention_svm_p", "tokens")
     np.testing.assert_allclose(program("global").p, np.array([-0.1, 1]) / 1.01, atol=1e-12)
@@ -31,7 +31,7 @@ def test_programs_match_published_values(code):
         assert answer.duality_gap < 1e-8
 
 
-def test_starts_converge_to_one_of_two_limits(run, read):
+def test_every_initialisation_converges_to_one_of_two_limits(run, read):
     """The two lowest starts end at the local optimum, the others at the certified direction."""
     several = [f"blocks.three, {dynamics}=null" for dynamics in ("normalised", "descent", "flow")]
     overrides = ("phases.train.steps=200", *several, "blocks.global, normalised=null")

@@ -13,7 +13,7 @@ NAMES = sorted(path.name for path in SHIPPED.iterdir() if (path / "item.toml").i
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_items_of_neighbours_are_short_and_pass_all_checks(read, name):
+def test_neighbour_items_have_short_code_and_a_readme_with_the_command(read, name):
     for path in (SHIPPED / name).glob("*.py"):
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 100
     assert read(name).own_kinds
@@ -21,7 +21,7 @@ def test_items_of_neighbours_are_short_and_pass_all_checks(read, name):
     assert f"jaxattn run sweeps/neighbours/{name}/study.toml" in readme
 
 
-def test_all_neighbours_are_book_items():
+def test_every_neighbour_study_is_an_item_of_the_book():
     """`jaxattn reproduce neighbours` runs them; models without a width have a name too."""
     book = books.read_book(SHIPPED)
     assert [item.name for item in book.items] == NAMES

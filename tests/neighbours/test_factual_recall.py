@@ -19,7 +19,7 @@ def test_relations_are_learned_before_facts(run):
     assert at("test_accuracy") < 0.4
 
 
-def test_answer_depends_on_subject_and_relation(read):
+def test_target_is_determined_by_subject_and_relation(read):
     data = read("factual_recall").dataset(0).train
     for ids, answer in zip(np.asarray(data.ids), np.asarray(data.targets), strict=True):
         (subject,) = (s for s in ids if s < 16)

@@ -57,7 +57,7 @@ def smallest_norm(pairs, ties, q):
 @pytest.mark.parametrize(
     "q", [1.25, pytest.param(1.75, marks=pytest.mark.more), pytest.param(3.0, marks=pytest.mark.more), 6.0]
 )
-def test_norms_match_conic_solver(instances, loops, q):
+def test_norms_match_a_conic_solver(instances, loops, q):
     """With ties, and without a separating direction, too."""
     seen = set()
     for instance in instances[::3]:
@@ -77,7 +77,7 @@ def test_norms_match_conic_solver(instances, loops, q):
 
 
 @pytest.mark.parametrize("q", [1.0, math.inf])
-def test_l1_and_linf_match_linear_programs(instances, loops, q):
+def test_l1_and_linf_margins_match_linear_programs(instances, loops, q):
     """min t with |p_j| ≤ t, and min Σ r_j with |p_j| ≤ r_j: other programs than the solved ones."""
     for instance in instances[:4]:
         pairs, ties = rows_of(instance, loops)
@@ -128,7 +128,7 @@ def test_one_pair_matches_the_closed_form(rng):
 
 
 @pytest.mark.parametrize("q", [40.0, 40 / 39])
-def test_margin_scales_with_keys_without_overflow(rng, q):
+def test_margin_scales_with_the_keys_without_overflow(rng, q):
     keys = rng.normal(size=(5, 3))
     corpus = ja.data.from_sequences([[0, 1], [0, 2, 3, 4]], [1, 1], vocab_size=5)
     chosen, units = selection_of(np.arange(5) < 1, corpus), (2.0**-40, 1.0, 2.0**40)
@@ -160,5 +160,7 @@ def test_empty_and_invalid_problems_are_handled(rng):
         lq_max_margin(scores, chosen, q=0.5)
     with pytest.raises(ja.InputError, match="keys contains NaN or inf"):
         lq_max_margin(Scores(np.full((2, 3), np.nan), scores.corpus), chosen, q=3.0)
-    with pytest.raises(ja.InputError, match=r"keys: shape \(1, 3\) for 2 tokens"):
+    with pytest.raises(
+        ja.InputError, match=r"keys: expected shape \(2, d\), one row per token, got \(1, 3\)"
+    ):
         lq_max_margin(Scores(np.ones((1, 3)), scores.corpus), chosen, q=3.0)

@@ -44,7 +44,7 @@ def test_transformer_matches_a_loop(code, chains):
         assert_allclose(ours, x @ params["head"], rtol=1e-3, atol=1e-3)
 
 
-def test_strategies_count_tokens_in_the_context(chains):
+def test_predictors_count_tokens_and_transitions_in_the_context(chains):
     data = chains("markov")(jax.random.key(0), sequences=5, states=3)
     found = chains("predictions")(data)
     for n, ids in enumerate(np.asarray(data.ids)):
@@ -65,7 +65,7 @@ def test_tokens_follow_the_transition_matrix(chains):
     assert abs(np.asarray(symmetric.ids).mean() - 0.5) < 0.02
 
 
-def test_first_predictions_are_uniform(run):
+def test_predictions_at_initialisation_are_nearly_uniform(run):
     short = ("blocks=null", "figures=null", "seeds=1", "phases.train.steps=2", "data.test_sequences=64")
     at = run(NAME, *short)
     assert at("kl_uniform", 0) < 0.01

@@ -38,7 +38,7 @@ def test_gradient_descent_on_the_risk_follows_the_published_flow(run):
     np.testing.assert_allclose(at("plateau"), plateau(16, 256), rtol=0.01)
 
 
-def test_fresh_batches_have_a_similar_plateau(run):
+def test_training_on_fresh_batches_has_a_similar_plateau(run):
     overrides = ("data.dim=8", "data.length=64", "phases.train.fresh=16", "seeds=2")
     at = run("plateaus", "blocks=null", "figures=null", *overrides)
     np.testing.assert_allclose(at("plateau").mean(), plateau(8, 64), rtol=0.15)

@@ -35,7 +35,7 @@ def test_products_of_random_matrices_have_symmetry_one_over_d(code):
     assert abs(float(code(NAME, "symmetry")(jnp.asarray(M, jnp.float32)).mean()) - 1 / d) < 0.02
 
 
-def test_directionality_is_positive_for_large_columns(code):
+def test_directionality_is_positive_for_a_dominant_column(code):
     M = np.random.default_rng(0).normal(size=(20, 20)).astype(np.float32)
     M[:, 3] *= 10
     assert code(NAME, "directionality")(jnp.asarray(M)) > 0

@@ -62,7 +62,7 @@ def test_training_matches_a_loop(run, read):
     assert at("common") < at("common", 0) - 0.1
 
 
-def test_every_token_is_common_or_specific_to_the_next_token(read):
+def test_every_token_is_common_or_specific_to_one_next_token(read):
     """Token frequencies by a loop over sequences."""
     data = read("scan_and_snap", *ALONE, "data.sequences=2000").dataset(0).train
     counts = np.zeros(20)

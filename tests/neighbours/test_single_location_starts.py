@@ -57,7 +57,7 @@ def test_swapped_alignment_is_a_local_minimum(risk):
     assert curvatures[4] > 0.2
 
 
-def test_starts_converge_to_either_alignment(run):
+def test_initialisations_converge_to_either_alignment(run):
     """Within 4,000 steps."""
     at = run("single_location_starts", "blocks=null", "seeds=12", "phases.train.steps=4000")
     found = at("nu") > 0.99

@@ -43,7 +43,7 @@ def test_active_set_solver_proves_infeasibility():
 
 
 @pytest.mark.usefixtures("pricing")
-def test_more_active_pairs_than_dimensions_are_solved():
+def test_problems_with_more_active_pairs_than_dimensions_are_solved():
     """Differences (1, ±1, ±1, ±1): all eight are tight at p = (1, 0, 0, 0)."""
     signs = np.array(np.meshgrid(*[[-1.0, 1.0]] * 3)).reshape(3, -1).T
     rows = np.vstack([np.zeros(4), np.c_[np.ones(8), signs]]) / 2
@@ -61,7 +61,7 @@ def test_last_iterate_is_returned_after_the_maximum_number_of_steps(rng):
     assert lower < 0.999 * upper
 
 
-def test_updated_factors_match_the_active_differences(rng):
+def test_updated_factorisation_matches_the_active_differences(rng):
     vectors = rng.normal(size=(40, 8))
     vectors[1::3] = vectors[::3][: len(vectors[1::3])] + 1e-7 * vectors[1::3]
     factor = _Factor(8)
@@ -79,7 +79,7 @@ def test_updated_factors_match_the_active_differences(rng):
             np.testing.assert_allclose(matrix @ x, right, atol=1e-14 * (1 + np.linalg.norm(x)))
 
 
-def test_the_pool_contains_the_most_violated_pair_of_each_token(rng):
+def test_candidate_pool_contains_the_most_violated_pair_of_each_token(rng):
     violation, worse = rng.normal(size=8000), rng.integers(0, 100, 8000)
     best = [max(np.flatnonzero(worse == token), key=violation.__getitem__) for token in range(100)]
     expected = sorted(best, key=violation.__getitem__, reverse=True)

@@ -79,7 +79,7 @@ def test_certificate_can_be_verified_with_numpy(norm):
     assert answer.duality_gap < (1e-9 if norm == "frobenius" else 1e-6)
 
 
-def test_single_query_yields_the_same_matrix_in_both_norms():
+def test_single_query_gives_the_same_matrix_for_both_norms():
     rng = np.random.default_rng(0)
     u, z = rng.normal(size=(6, 4)) + 2, rng.normal(size=(1, 3))
     first, second = (
@@ -141,7 +141,7 @@ def test_very_different_norms_are_not_reported_as_infeasible(norm):
     )
 
 
-def test_problem_without_pairs_has_nothing_to_separate():
+def test_problem_without_pairs_has_an_infinite_margin():
     answer = bilinear_max_margin(np.zeros((0, 3)), np.ones((2, 4)), np.zeros(0, int))
     assert answer.status == Status.NOTHING
     assert answer.margin == np.inf

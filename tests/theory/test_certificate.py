@@ -97,7 +97,7 @@ def test_invalid_infeasibility_proofs_are_rejected(infeasible, feasible, rng):
             assert answer.status != Status.INFEASIBLE
 
 
-def test_negative_multipliers_and_their_scale_are_ignored(feasible):
+def test_negative_multipliers_and_the_scale_of_multipliers_are_ignored(feasible):
     E, found, multipliers, exact = feasible[0]
     scaled = np.where(multipliers > 0, 1e6 * multipliers, -1.0)
     other = certify_max_margin(E, found, scaled, 1e6 * exact.tie_multipliers, tolerance=1e-10)
@@ -173,7 +173,9 @@ def test_custom_constraints_yield_a_certified_solution(shortest, rng):
     expected = shortest([E[0] - E[1], E[1] - E[4]], [1, 2], [E[1] - E[3]])
     np.testing.assert_allclose(found.p, expected, atol=1e-6)
     assert found.status == ja.theory.Status.SOLVED
-    with pytest.raises(ja.InputError, match=r"keys: shape \(4, 4\) for 5 tokens"):
+    with pytest.raises(
+        ja.InputError, match=r"keys: expected shape \(5, d\), one row per token, got \(4, 4\)"
+    ):
         ja.theory.max_margin_from_constraints(E[:4], own)
     with pytest.raises(ja.InputError, match="NaN or inf"):
         ja.theory.max_margin_from_constraints(E * np.nan, own)

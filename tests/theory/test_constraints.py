@@ -90,7 +90,7 @@ def test_a_cycle_of_known_length_is_found(length):
     assert len(find_cycle(constraints(corpus, Selection(mask)))) == (length if length > 1 else 0)
 
 
-def test_an_unselected_token_tied_to_the_selected_one_is_a_cycle():
+def test_two_tokens_that_are_tied_and_also_ordered_form_a_cycle():
     """Tokens 0 and 1 tie in one sequence, and 0 must outrank 1 in another."""
     corpus = ja.data.from_sequences([[0, 1], [0, 1]], [1, 1], vocab_size=2)
     found = constraints(corpus, Selection(np.array([[True, True], [True, False]])))

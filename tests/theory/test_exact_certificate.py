@@ -273,9 +273,9 @@ def test_problems_without_an_exact_certificate_are_rejected(instances, separable
         ja.theory.write_certificate(path, scores, chosen, ja.theory.max_margin(scores, chosen))
     scores, chosen, answer = separable[0]
     batch = jax.tree.map(lambda x: np.stack([x, x]), answer)
-    with pytest.raises(InputError, match="a batch, empty or undecided"):
+    with pytest.raises(InputError, match="is a batch, has no pairs or is undecided"):
         ja.theory.write_certificate(path, scores, chosen, batch)
-    with pytest.raises(InputError, match="does not separate the selected tokens exactly"):
+    with pytest.raises(InputError, match="fails to separate the selected tokens in exact arithmetic"):
         ja.theory.write_certificate(path, scores, chosen, answer.replace(p=-answer.p))
     with pytest.raises(RunError, match="cannot be written"):
         ja.theory.write_certificate(tmp_path / "missing" / "a.json", scores, chosen, answer)

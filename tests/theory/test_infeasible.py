@@ -46,14 +46,14 @@ def test_opposite_rows_of_any_norm_are_infeasible(rng):
     assert answer.status == Status.INFEASIBLE
 
 
-def test_keys_with_overflowing_squares_are_invalid():
+def test_keys_whose_squares_overflow_or_underflow_are_invalid():
     for scale in (1e200, 1e-200):
         answer = solve(scale * np.eye(3))
         assert answer.status == Status.INVALID
         assert "rescale" in answer.reason
 
 
-def test_multipliers_with_the_wrong_sign_prove_nothing():
+def test_multipliers_with_the_wrong_sign_do_not_prove_infeasibility():
     """Two equal rows have (1, -1) as the only multipliers with a sum of zero."""
     E, pairs = np.array([[1.0, 2], [1, 2], [0, 0]]), np.array([[0, 2], [1, 2]])
     assert not proves_infeasible(E, pairs, NO_TIES[0], np.array([1.0, 1.0]), NO_TIES[1])

@@ -144,7 +144,7 @@ def test_violated_conditions_are_reported():
     assert not certify_limit(one_layer(params, flipped), params.p, both).holds
 
 
-def test_an_attracted_pair_must_be_separated_by_other_pairs():
+def test_a_pair_with_an_attracting_force_must_be_separated_by_other_pairs():
     """(0, 1) with y = 1 and the better token 1 below: p = 0 does not move it away."""
     corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, 1], vocab_size=4)
     params = ja.models.one_layer.Params(E=np.eye(4), p=np.array([9.0, -9, 9, -9]), v=np.array([0.0, 1, 1, 0]))
@@ -157,7 +157,7 @@ def test_an_attracted_pair_must_be_separated_by_other_pairs():
 
 
 @pytest.mark.parametrize("value", [1.0, 800.0])
-def test_sequences_with_underflowing_weights_still_repel(value):
+def test_sequences_with_underflowing_weights_still_exert_force(value):
     """The weight e^-800 of the first sequence underflows, but no other force acts on its tokens."""
     corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, 1], vocab_size=4)
     E = np.array([[1.0, 0, 0.4], [0, 0, 0], [0, 1, 0.2], [0, 0.1, -0.3]])
@@ -193,7 +193,7 @@ def test_the_balance_includes_sequences_with_underflowing_weights():
     assert off.gradient > 0.01
 
 
-def test_tied_tokens_with_equal_embeddings_need_no_balance():
+def test_tied_tokens_with_equal_embeddings_are_always_balanced():
     params, corpus, both = by_hand([20, 20, -40])
     E = np.array([[1.0, 0, 0], [1, 0, 0], [0, 0, 1]])
     certificate = certify_limit(one_layer(params.replace(E=E), corpus), np.array([20.0, 0, -40]), both)

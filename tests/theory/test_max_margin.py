@@ -141,7 +141,7 @@ def test_problems_in_a_batch_can_share_a_corpus(instances):
         assert length(batch.p[seed] - alone.p) < 1e-10 * length(alone.p)
 
 
-def test_batch_can_contain_no_pairs(instances):
+def test_problems_without_pairs_are_accepted_in_a_batch(instances):
     corpus, E, _, _ = instances[0]
     everything = np.asarray(corpus.bags.count) > 0
     mask = np.stack([everything, np.zeros_like(everything)])
@@ -170,7 +170,7 @@ def test_orthogonal_embeddings_match_a_manual_calculation():
 
 
 @pytest.mark.usefixtures("pricing")
-def test_a_tie_matches_a_manual_calculation():
+def test_problem_with_a_tie_matches_a_manual_calculation():
     """Tokens 0 and 1 tie above token 2: a_0 = a_1 = 1 + a_2, so a_0 = w_2 / (w_0 + w_1 + w_2)."""
     corpus = ja.data.from_sequences([[0, 1, 2]], [1], vocab_size=3)
     E, w = np.diag([2.0, 1.0, 3.0]), np.array([1 / 4, 1, 1 / 9])
@@ -209,7 +209,7 @@ def test_selecting_a_token_between_two_others_is_infeasible():
     assert np.isnan(answer.p).all()
 
 
-def test_tokens_in_a_cycle_are_infeasible_for_any_embeddings(rng):
+def test_constraints_that_form_a_cycle_are_infeasible_for_any_embeddings(rng):
     """0 > 1 and 2 > 3 > 0, where 1 and 2 tie: the pairs and the tie sum to zero exactly."""
     corpus = ja.data.from_sequences([[0, 1], [1, 2], [2, 3], [3, 0], [4, 5]], [1] * 5, vocab_size=6)
     index = np.asarray(corpus.bags.index)
@@ -264,7 +264,7 @@ def test_selecting_every_token_leaves_no_pairs(instances):
     assert answer.duality_gap == answer.primal_residual == 0
 
 
-def test_repeated_sequences_and_tokens_change_nothing(rng):
+def test_repeating_sequences_and_tokens_does_not_change_the_solution(rng):
     sequences = [rng.integers(0, 12, 5).tolist() for _ in range(8)]
     E, scores = rng.normal(size=(12, 16)), rng.normal(size=12)
     answers = []
@@ -315,7 +315,7 @@ def test_invalid_input_is_rejected(instances):
         max_margin(Scores(np.where(E == E[3, 3], np.nan, E), corpus), chosen)  # noqa: SIM300
     with pytest.raises(InputError, match="no selected token"):
         max_margin(Scores(E, corpus), selection_of(np.arange(12) == 0, corpus))
-    with pytest.raises(InputError, match="12 tokens"):
+    with pytest.raises(InputError, match=r"keys: expected shape \(12, D\)"):
         max_margin(Scores(E[:11], corpus), chosen)
     with pytest.raises(InputError, match="recompute the selection for this corpus"):
         max_margin(Scores(E, corpus), Selection(np.ones((3, 3), bool)))

@@ -109,7 +109,7 @@ def test_invalid_solutions_are_rejected(rng):
     )
     with pytest.raises(InputError, match="answer: is a batch"):
         differentiable_direction(E, batch)
-    with pytest.raises(InputError, match="E: 3 tokens"):
+    with pytest.raises(InputError, match="E: has 3 rows"):
         differentiable_direction(E[:3], answer)
     weaker = answer.replace(multipliers=answer.multipliers * 2)
     with pytest.raises(InputError, match="required margin is below 1"):

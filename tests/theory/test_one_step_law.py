@@ -44,7 +44,7 @@ def advised(corpus, dim, min_count=1):
 
 
 @pytest.mark.parametrize(("dim", "expected"), [(256.0, 200.0), (1024.0, 100.0), (4096.0, 50.0)])
-def test_advice_under_assumption_1_matches_the_phase_diagram(dim, expected):
+def test_recommended_step_size_under_assumption_1_matches_the_phase_diagram(dim, expected):
     """α = 1 / (T · relevant) of relevant tokens and 0 of all others: η0 = 10 · 2 · 160 / √d."""
     corpus = ja.data.assumption1(jax.random.key(0), vocab_size=50, relevant=20, length=8, sequences=20_000)
     found = advised(corpus, dim)
@@ -54,7 +54,7 @@ def test_advice_under_assumption_1_matches_the_phase_diagram(dim, expected):
     assert found.others == 0
 
 
-def test_logits_bound_the_step_size_at_infinite_d():
+def test_recommended_step_size_is_limited_by_the_logits_at_infinite_d():
     corpus = ja.data.assumption1(jax.random.key(0), vocab_size=50, relevant=20, length=8, sequences=200)
     found = advised(corpus, np.inf)
     assert found.step_size * found.logits == pytest.approx(0.1)

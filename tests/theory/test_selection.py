@@ -112,11 +112,11 @@ def test_invalid_input_is_rejected(corpus, rng):
         selection(np.where(np.arange(6) == 2, np.nan, p), Scores(E, corpus))
     with pytest.raises(InputError, match="keys contains NaN"):
         selection(p, Scores(np.where(np.arange(6) == 2, np.inf, E), corpus))
-    with pytest.raises(InputError, match="50 tokens"):
+    with pytest.raises(InputError, match=r"keys: expected shape \(50, D\)"):
         selection(p, Scores(E[:49], corpus))
-    with pytest.raises(InputError, match=r"tie: -0\.1"):
+    with pytest.raises(InputError, match=r"tie: must be at least 0, got -0\.1"):
         selection(p, Scores(E, corpus), tie=-0.1)
-    with pytest.raises(InputError, match="tie: nan"):
+    with pytest.raises(InputError, match="tie: must be at least 0, got nan"):
         selection(p, Scores(E, corpus), tie=np.nan)
 
 

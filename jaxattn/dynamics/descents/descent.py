@@ -58,9 +58,9 @@ def loop(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any
 def run(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any:
     """Take the given number of steps in one loop, compiled once per algorithm for any number of steps.
 
-    Pass the same `algorithm` object in every call, because each new object is compiled again. `data` is the
-    second argument of `algorithm.step`. One call with k + l steps is equivalent to two calls with k and l
-    steps.
+    Pass the same `algorithm` object in every call, because a new object triggers a new compilation.
+    `data` is the second argument of `algorithm.step`. One call with k + l steps is equivalent to two calls
+    with k and l steps.
     """
     return loop(algorithm, state, data, steps)
 

@@ -83,7 +83,7 @@ def log_descent(method: str, step_size: float | Array) -> Algorithm:
         method: name of the method, a `Method`.
         step_size: η. For normalized: the step length. For polyak: the maximum step length (on a plateau, the
             full Polyak step diverges). For dual_acceleration: 1 / max ‖E_s - E_s'‖². For log_time: the step
-            in log t + arc length, starting at t = 1.
+            in the sum of log t and arc length, starting at t = 1.
 
     Returns:
         The pair (init, step). Only p is trained.
@@ -97,7 +97,7 @@ def log_descent(method: str, step_size: float | Array) -> Algorithm:
         infimum 0. log_time is Euler's method for gradient flow in log t, with shorter steps when p moves far.
     """
     if method not in get_args(Method):
-        raise InputError(f"method: {method!r}; must be one of {', '.join(get_args(Method))}")
+        raise InputError(f"method: unknown method {method!r}; use one of {', '.join(get_args(Method))}")
 
     def init(params: Any) -> State:
         carry = Carry(jnp.zeros_like(params.p), jnp.zeros((), params.p.dtype))

@@ -1,1 +1,1 @@
-"""Exact gradient flows, free of cancellation and underflow, over distances beyond step-by-step training."""
+"""Exact gradient flows without cancellation or underflow, over distances that training steps cannot cover."""

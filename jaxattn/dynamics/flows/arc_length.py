@@ -156,7 +156,7 @@ class Flow(Protocol):
         ...
 
     def to_end(self, z: Array, velocity: Array, until_norm: Array) -> Array:
-        """Compute the straight-line distance to the point with norm `until_norm`, ()."""
+        """Return how far the point can move along `velocity`, in a straight line, up to `until_norm`, ()."""
         ...
 
 
@@ -292,9 +292,9 @@ def integrate(
         max_steps: maximum number of steps, accepted or rejected.
         integration: state of the integration; see `begin`.
         rows: number of rows after which to return with status RUNNING; unlimited by default.
-        clock: maximum difference between two quadrature rules for the log duration of a step, until time
-            e^45. The result of the more accurate rule is used. Pass a finite value if the time is needed in
-            addition to the path.
+        clock: maximum difference between two quadrature rules for the log of a step's duration, enforced
+            until time e^45. The result of the more accurate rule is used. Pass a finite value if the time is
+            needed in addition to the path.
     """
     points = len(integration.rows.steps)
     first = jnp.minimum(flow.unit, reach / 100)
@@ -339,7 +339,7 @@ def _step(
     turns = flow.inner(local.velocity, arrived.velocity) < 0
     ok = (error <= 1) & ~turns
     h_free = h * jnp.where(turns, 0.2, jnp.clip(0.8 * error ** (-1 / stiff.ORDER), 0.2, 5.0))
-    # Do not reduce the planned step length because a step was shortened to end on a row.
+    # A step that was shortened to end on a row must not reduce the planned length of the next step.
     h_next = jnp.where(ok & (h < state.h), jnp.maximum(h_free, state.h), h_free)
     here, local = jax.tree.map(partial(jnp.where, ok), (there, arrived), (here, local))
     record = ok & (h == to_mark)

@@ -29,10 +29,11 @@ from jaxattn.dynamics.flows.ties import (
 
 # Tokens whose scores are more than this below the top score are not tied with the top token.
 _BEHIND = 30.0
-# Number of gaps between sorted distances to the top score that are tried as the boundary of the ties.
+# Maximum number of gaps (between sorted distances to the top score) to try as the boundary between tied
+# tokens and all others.
 _MAX_GAPS = 16
-# Shift in tied scores, due to neglected forces, at which ties are dissolved; and a safety factor between
-# forces.
+# Shift in tied scores, due to neglected forces, at which ties are dissolved; and the minimum ratio of all
+# forces to the neglected ones, which also limits the growth of the latter.
 _SHIFT, _MORE = 1e-2, 100.0
 # Treat squared singular values (of the differences between tied embeddings) below this fraction of the
 # largest as rounding error.
@@ -82,8 +83,8 @@ class _Rest(NamedTuple):
             force.
         log_limit: (); log of the force that would shift tied scores by _SHIFT.
         inverse: (r, r); inverse Hessian of the mean loss in coordinates of the normals; 0 in zero rows.
-        normals: (r, d); orthonormal basis of the directions with a nonzero derivative, padded with zero
-            rows.
+        normals: (r, d); orthonormal basis of the directions in which the derivative of the force is nonzero,
+            padded with zero rows.
         loose: (V,) bool; True for tokens that move relative to their leader along a direction in which
             the derivative of the force is zero.
     """
@@ -109,9 +110,10 @@ def find_ties(
 ) -> tuple[Float[Array, " d"], Balance]:
     """Find tied tokens, and pairs of tokens whose forces cancel, at a point where all forces balance.
 
-    Tokens tie if a sequence attends to all of them. Tied tokens stay close to the top of their sequence,
-    while all other tokens have fallen behind by the logarithm of the float64 resolution. The sorted distances
-    to the top therefore have a gap, usually the widest gap. The next widest gaps are also tried.
+    Tokens tie if a sequence attends to all of them. Their scores stay close to the top score of the sequence,
+    while all other scores have fallen behind it by the logarithm of the float64 resolution. The sorted
+    distances to the top score therefore have a gap between tied and other tokens. It is usually the widest
+    gap; the next widest gaps are also tried.
 
     Args:
         E: (V, d).
@@ -189,8 +191,9 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, n
         log_limit=rest.log_limit,
         pairs=known.pairs,
     )
-    # The neglected forces have shifted the balance by `rest.moved`. They may grow to
-    # `rest.log_limit`, or until the shift reaches _SHIFT (at most by a factor of _MORE) if that is more.
+    # The neglected forces have shifted the balance by `rest.moved`. They may grow to the larger of two
+    # limits: `rest.log_limit`, and the force at which the shift reaches _SHIFT, but no more than _MORE times
+    # the present force.
     others = tied_coordinates(E, rest.p, corpus, ties)
     left_out = others.log_gross(others.zero)
     more = jnp.log(jnp.clip(_SHIFT / jnp.maximum(rest.moved, _SHIFT / _MORE), 1, _MORE))
@@ -288,7 +291,7 @@ def _widest_gaps(below: Float[Array, "R W"]) -> Float[Array, " k"]:
 
 
 def _classes(corpus: Corpus, attended: Bool[Array, "R W"]) -> Int[Array, " V"]:
-    """Group tokens to which the same sequence attends. Return the smallest token in each token's group."""
+    """Group tokens to which the same sequence attends. Return the smallest token of each token's group."""
     bags = corpus.bags
     index = bags.index.astype(jnp.int32)
     vocab = corpus.vocab_size

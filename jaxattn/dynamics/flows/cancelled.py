@@ -117,7 +117,7 @@ class _Loss(NamedTuple):
 
 
 def cancelled(corpus: Corpus, values: Float[Array, " V *K"], tied: Tied) -> Cancelled:
-    """Find entries whose first-order forces on the top group cancel, and their second-order terms."""
+    """Find entries whose first-order forces on the top group cancel, and compute their second-order terms."""
     entries = _entries(corpus, values, tied)
     idle = _idle(corpus, entries, tied.attended)
     number, tokens, many = _numbered(idle, entries)
@@ -214,7 +214,7 @@ def _second_order(
     tokens: tuple[Array, Array],
     tied: Tied,
 ) -> tuple[Pairs, Array]:
-    """Compute M for the numbered pairs.
+    """Compute the matrix M of second-order terms for the numbered pairs; see the module docstring.
 
     Also return True if H is zero for any pair, or there are too many pairs.
     """
@@ -258,7 +258,7 @@ def _turning(
     loss: _Loss,
     of_pairs: tuple[Array, Array, Array],
 ) -> Float[Array, "m k"]:
-    """Compute n ∂g/∂y for all pairs, with n sequences.
+    """Compute n ∂g/∂y for all pairs, with n sequences; see the module docstring for the notation.
 
     `of_pairs` contains U, r·V and S V for each sequence and pair.
     """

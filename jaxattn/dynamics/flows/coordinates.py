@@ -151,9 +151,9 @@ class Coordinates:
         weigh: weights of the sequences, a pytree; see `score_force`.
         steepest: (); upper bound on the slope of the log gradient norm. Larger slopes are numerical
             errors.
-        log_limit: the path ends as balanced once log Σ |∂L/∂a_s|, summed over sequences and tokens,
-            exceeds this value.
-        watch: conditions on tokens. The path also ends as balanced if any of them is violated.
+        log_limit: (); the path ends with status BALANCED once log Σ |∂L/∂a_s|, summed over sequences and
+            tokens, exceeds this value.
+        watch: conditions on tokens. The path also ends with status BALANCED if any of them is violated.
         pairs: second-order terms of the loss for pairs whose first-order terms cancel.
     """
 
@@ -231,7 +231,7 @@ class Coordinates:
     def to_end(
         self, z: Float[Array, " r"], velocity: Float[Array, " r"], until_norm: Float[Array, ""]
     ) -> Float[Array, ""]:
-        """Compute the s with ‖p + s dp/ds‖ = until_norm, on a straight line. ‖dp/ds‖ may be less than 1."""
+        """Return how far p must move along `velocity`, of any length, until ‖p‖ = until_norm."""
         norm, ahead = self.norm(z, 1.0), self.ahead(z, velocity)
         # With an infinite radius, the quotient below would be NaN.
         radius = jnp.minimum(until_norm, 1e150)

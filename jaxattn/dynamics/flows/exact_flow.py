@@ -178,10 +178,12 @@ def ends_of(
     """
     arc_length = math.inf if until_arc_length is None else until_arc_length
     if not (math.isfinite(until_norm) or math.isfinite(arc_length)):
-        raise InputError("until_norm and until_arc_length are both infinite; make one of them finite")
+        raise InputError(
+            "until_norm and until_arc_length are both infinite; set at least one to a finite value"
+        )
     check_ends(until_norm=until_norm, until_arc_length=arc_length)
     if not gradient_rtol > 0:
-        raise InputError(f"gradient_rtol: {gradient_rtol}; must be above 0")
+        raise InputError(f"gradient_rtol: must be positive, got {gradient_rtol}")
     return Ends(until_norm, arc_length, until_direction, rtol, gradient_rtol)
 
 
@@ -225,7 +227,7 @@ class PathSoFar(_LinearPath):
 
     @property
     def status(self) -> Array:
-        """Why the path ended, a `Stop`, or RUNNING; () int32."""
+        """Status of the path, () int32: a `Stop`, which is RUNNING until the path ends."""
         return self.integration.status
 
 

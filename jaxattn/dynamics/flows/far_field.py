@@ -29,7 +29,7 @@ from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.joint_coordinates import JointCoordinates, joint_force
 from jaxattn.dynamics.flows.nearest_point import nearest_point
 
-# Multipliers below this fraction of their sum are rounding error.
+# Multipliers below this fraction of their sum are treated as rounding error.
 _NO_MULTIPLIER = 1e-9
 # Sequences within this distance of the margin of v_mm cannot be distinguished from tight sequences, which lie
 # on it.

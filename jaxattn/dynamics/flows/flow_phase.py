@@ -21,7 +21,8 @@ from jaxattn.dynamics.flows.joint_flow import joint_flow
 
 # Stop reasons that correspond to a condition requested by the caller.
 _ASKED_FOR = (Stop.NORM, Stop.ARC_LENGTH, Stop.DIRECTION, Stop.LOSS, Stop.TIME)
-# For each setting that ends a path: the metric that approaches the setting's value, and its printed name.
+# Settings that end a path when a metric reaches a given value. Each is mapped to the name of this metric and
+# its symbol in messages.
 _GOALS = {
     "until_norm": ("p_norm", "‖p‖"),
     "until_arc_length": ("arc_length", "arc length"),
@@ -111,7 +112,7 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
 
     @property
     def end_key(self) -> str:
-        """Name of a stopping condition, or "points", because the whole path is computed at once."""
+        """Name of a stopping condition, or "points" if there is none. Every row depends on this setting."""
         goals = [name for name, x in self._settings().items() if name in _GOALS and x is not None]
         return goals[0] if goals else "points"
 
@@ -155,14 +156,14 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
 
     def _checked(self, path: Any, params: Params) -> FlowPath:
         if not isinstance(path, FlowPath):
-            raise InputError(f"returned {shown(path)}; return a ja.dynamics.RecordedPath")
+            raise InputError(f"the function returned {shown(path)}; return a ja.dynamics.RecordedPath")
         if not isinstance(path, RecordedPath):
             return path
         trained = selected(params, self.train)
         if path.params.keys() != trained.keys():
             names = ", ".join(path.params) or "no parameters"
             raise InputError(
-                f"returned a path of {names}, but train is {', '.join(trained)}; return those parameters"
+                f"the path contains {names}, but train is {', '.join(trained)}; return the trained parameters"
             )
         wanted = [(name, path.params[name], np.shape(x)) for name, x in trained.items()]
         for name, x, shape in [*wanted, *((name, x, ()) for name, x in path.metrics.items())]:
@@ -182,9 +183,11 @@ def of_function(function: Function, kind: str) -> type[FlowPhase]:
     """
     made: type[FlowPhase] = settings_class(function, FlowPhase, kind=kind)
     if made.train is Phase.train:
-        raise InputError(f"{kind}: declares no trained parameters; add @ja.declare(train=['p']) above it")
+        raise InputError(
+            f"{kind}: declares no trained parameters; add the decorator @ja.declare(train=['p'])"
+        )
     if "points" not in made.arguments:
-        raise InputError(f"{kind}: has no setting 'points', the number of rows; add points: int = 64")
+        raise InputError(f"{kind}: has no setting 'points' for the number of rows; add `points: int = 64`")
     return made
 
 

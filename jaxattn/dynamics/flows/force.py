@@ -74,7 +74,7 @@ class Force:
 
     @property
     def log_gross(self) -> Float[Array, ""]:
-        """Log of the gross force; -inf if no sequence exerts a force."""
+        """Log of the gross force, before cancellation between sequences; -inf if there is no force."""
         return self.log_scale + jnp.log(self.gross)
 
 

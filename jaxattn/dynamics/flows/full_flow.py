@@ -1,7 +1,7 @@
 """Gradient flow on E, p and v together, parametrised by the loss.
 
 As the loss L goes to zero, the flow slows down in proportion to L, so neither time nor the number of steps is
-a useful measure of progress. Parametrising by ℓ = -log L does not change the path, s being its arc length:
+a useful measure of progress. The path is therefore parametrised by ℓ = -log L. With the arc length s,
 
     dθ/dℓ = -L ∇L / ‖∇L‖²,   ds/dℓ = L / ‖∇L‖,   dt/dℓ = L / ‖∇L‖².
 """
@@ -36,9 +36,9 @@ class FullPath(FlowPath):
 
     For B seeds, all arrays have a leading axis B.
 
-    E, p and v are stored in r coordinates, x = basis · x_r. These are coordinates of their span if V + 2
-    < d, else of R^d. The rows are at log-spaced values of log(L_0/L). Rows that were not reached repeat the
-    last state.
+    E, p and v are stored in r coordinates, x = basis · x_r. These are coordinates of their span if
+    V + 2 < d, else of R^d. The rows are at log-spaced values of log(L_0/L). Rows that were not reached
+    repeat the last state.
 
     Attributes:
         E: (k, V, r).
@@ -112,7 +112,7 @@ def full_flow(
             axis.
         until_log_loss: log L at which to stop.
         max_steps: maximum number of steps, accepted or rejected.
-        rtol: error tolerance per step, relative to |x| + 1/100 for each coordinate x.
+        rtol: error tolerance per step, for the root mean square over coordinates x of error / (|x| + 1/100).
         points: number of recorded points k ≥ 3.
         width: number of seeds to vmap; the default depends on the backend.
 
@@ -122,7 +122,8 @@ def full_flow(
 
     Raises:
         InputError: there are more than two classes, the shapes do not match, the target loss is not finite,
-            or the function is called inside a jit with float64 disabled, where diffrax cannot be lowered.
+            `max_steps` is below 1, or the function is called inside a jit with float64 disabled, where
+            diffrax cannot be lowered.
 
     Source:
         Gradients of arXiv 2505.17282; conserved quantity as for the layers of a linear network (Du, Hu, Lee
@@ -130,14 +131,14 @@ def full_flow(
     """
     check_settings(rtol, points)
     if not math.isfinite(until_log_loss):
-        raise InputError(f"until_log_loss: {until_log_loss}; must be finite")
+        raise InputError(f"until_log_loss: must be finite, got {until_log_loss}")
     if max_steps < 1:
-        raise InputError(f"max_steps: {max_steps}; must be at least 1")
+        raise InputError(f"max_steps: must be at least 1, got {max_steps}")
     traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((params, corpus)))
     if traced and jnp.result_type(float) != jnp.float64:
         raise InputError(
-            "full_flow requires float64 inside jit or vmap; call jax.config.update('jax_enable_x64', "
-            "True) first, or call full_flow outside jit and vmap, for one or many seeds"
+            "full_flow: float64 is not enabled inside jit or vmap; call jax.config.update('jax_enable_x64', "
+            "True) first, or call full_flow outside jit and vmap, where it accepts one or many seeds"
         )
     inputs, settings = of_seeds(of_params(params, corpus), corpus), (until_log_loss, rtol)
     return over_seeds(_follower(max_steps), inputs, settings, max_steps, points=points, width=width)

@@ -77,7 +77,7 @@ def gradient_flow(
     from jaxattn.dynamics.flows.implicit import kvaerno5
 
     if not math.isfinite(until_time):
-        raise InputError(f"until_time: {until_time}; must be finite")
+        raise InputError(f"until_time: must be finite, got {until_time}")
     params, data = _in_float64(params), _in_float64(task.data.train)
     start, unravel = ravel_pytree(selected(params, train))
 

@@ -145,7 +145,7 @@ class JointCoordinates:
     def to_end(
         self, z: Float[Array, " m"], velocity: Float[Array, " m"], until_norm: Float[Array, ""]
     ) -> Float[Array, ""]:
-        """Compute the straight-line distance to the point at which `ended` becomes True, ()."""
+        """Return how far (p, v) can move along `velocity`, in a straight line, until `ended` is True, ()."""
         (z_p, z_v), (u_p, u_v) = jnp.split(z, 2), jnp.split(velocity, 2)
         return jnp.minimum(self.query.to_end(z_p, u_p, until_norm), self.head.to_end(z_v, u_v, self.far))
 

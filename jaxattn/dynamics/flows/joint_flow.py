@@ -144,7 +144,7 @@ def joint_flow(
     """
     check_settings(rtol, points, least=5)
     if not math.isfinite(until_norm):
-        raise InputError(f"until_norm: {until_norm}; must be finite")
+        raise InputError(f"until_norm: must be finite, got {until_norm}")
     check_ends(until_norm=until_norm)
     inputs, settings = of_seeds(of_params(params, corpus), corpus), (until_norm, rtol)
     return over_seeds(_follow, inputs, settings, max_steps, points=points, width=width)

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from jaxattn.core.pytrees import Leaf
 from jaxattn.dynamics.flows.force import Force
 
-# Maximum number of pairs in a flow. This many terms are computed at every point, even if there are no pairs.
+# Maximum number of pairs in a flow. This many terms are computed at every point, even for fewer pairs.
 MOST_PAIRS = 8
 
 

@@ -42,7 +42,7 @@ def of_params(params: Any, corpus: Corpus) -> dict[str, tuple[Any, int]]:
         InputError: there are more than two classes, or the shapes do not match.
     """
     if corpus.num_classes != 2:
-        raise InputError(f"corpus: {corpus.num_classes} classes; this flow requires two")
+        raise InputError(f"corpus: has {corpus.num_classes} classes, but this flow requires two")
     if np.shape(params.p)[-1:] != np.shape(params.v)[-1:]:
         shapes = (f"{name} {np.shape(getattr(params, name))}" for name in "Epv")
         raise InputError(f"shapes do not match: {', '.join(shapes)}; p and v must have the same dimension")
@@ -62,7 +62,7 @@ def of_seeds(parts: dict[str, tuple[Any, int]], corpus: Corpus) -> Inputs:
     known = all(len(shapes[name]) in (axes, axes + 1) for name, (_, axes) in parts.items())
     if not known or rows[-2:] != (corpus.vocab_size, p[-1]):
         shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise InputError(f"shapes do not match: {shown}, corpus over {corpus.vocab_size} tokens")
+        raise InputError(f"shapes do not match: got {shown} and a corpus with V = {corpus.vocab_size} tokens")
     batched = (*(np.ndim(x) > axes for x, axes in parts.values()), corpus.targets.ndim > 1)
     arrays = (*(x for x, _ in parts.values()), corpus)
     sizes = {
@@ -103,7 +103,7 @@ def over_seeds(
     """
     for name, number, least in (("max_steps", max_steps, 0), ("width", 1 if width is None else width, 1)):
         if not isinstance(number, jax.core.Tracer) and number < least:
-            raise InputError(f"{name}: {number}; must be at least {least}")
+            raise InputError(f"{name}: must be at least {least}, got {number}")
     *given, corpus = inputs.arrays
     # On a CPU, the arrays for one seed fit into a core's cache, and a slow seed does not delay the other
     # seeds.
@@ -118,15 +118,15 @@ def check_ends(**ends: float) -> None:
     """Raise InputError unless the values of all stopping conditions are nonnegative."""
     for name, end in ends.items():
         if not isinstance(end, jax.core.Tracer) and not end >= 0:
-            raise InputError(f"{name}: {end}; must be at least 0")
+            raise InputError(f"{name}: must be at least 0, got {end}")
 
 
 def check_settings(rtol: float, points: int, least: int = 3) -> None:
     """Raise InputError unless the error tolerance and the number of points are valid."""
     if points < least:
-        raise InputError(f"points: {points}; must be at least {least}")
+        raise InputError(f"points: must be at least {least}, got {points}")
     if not 0 < rtol < 1:
-        raise InputError(f"rtol: {rtol}; must be between 0 and 1")
+        raise InputError(f"rtol: must be between 0 and 1, got {rtol}")
 
 
 def doubled(tree: _T) -> _T:
@@ -143,7 +143,7 @@ def jacobian_columns(keys: Array) -> Array:
 def refuse_derivative(*_: Any) -> NoReturn:
     """Raise InputError, because flows are not differentiable. Used as the rule of a `jax.custom_jvp`."""
     raise InputError(
-        "an exact flow has no derivative, because its adaptive steps do not depend smoothly on the initial "
+        "exact flows are not differentiable: their adaptive steps do not depend smoothly on the initial "
         "parameters; apply jax.lax.stop_gradient to params, differentiate ja.dynamics.descent, or "
         "differentiate the limit of the flow with ja.theory.differentiable_direction"
     )

@@ -57,8 +57,8 @@ class Solver(NamedTuple):
     """Solver for systems (1 - c J) x = b with several right-hand sides b.
 
     Attributes:
-        solve: maps b (r,) and `known` to x (r,) and the updated `known`.
-        known: initial value of `known`, a pytree of information that accelerates further solves.
+        solve: function (b, known) -> (x, known), with b and x (r,), that returns an updated `known`.
+        known: initial value of this argument: a pytree of information that accelerates further solves.
     """
 
     solve: Callable[[Array, Any], tuple[Array, Any]]
@@ -280,7 +280,7 @@ class Directions:
     Attributes:
         directions: (k, r); zeros in unused rows.
         images: (k, r); images under A; zeros in unused rows.
-        count: () int32.
+        count: () int32; number of rows in use.
     """
 
     directions: Array

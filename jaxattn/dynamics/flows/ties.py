@@ -7,8 +7,8 @@ complement,
     p = (1 - Q) p + Q p,    ∂L/∂((1 - Q) p) = 0,    d(Q p)/dt = -Q ∂L/∂p.
 
 Within a sequence, tied tokens have the same Q E_s. They therefore act on Q p as one token with their mean
-value Γ = Σ q_s γ_s / Σ q_s, summed over the tied tokens in the sequence. (1 - Q) p determines Γ and the total
-weight log Σ count e^(offset), and the balancing forces are eliminated without subtraction.
+value Γ = Σ q_s γ_s / Σ q_s, summed over the tied tokens in the sequence. (1 - Q) p determines Γ and the
+total weight of the tied tokens, and the balancing forces are eliminated without subtraction.
 
 Alternatively, a group may be balanced along a curve on which the outputs f_X of its sequences are constant.
 Its tokens then slide along the curve with value f_X, and it contributes to 𝒯 only the span of the ∂f_X/∂p.

@@ -130,8 +130,8 @@ class Item(About, frozen=True, kw_only=True):
         have = sorted(path.stem for path in [*self.folder.glob("*.toml"), *self.book.folder.glob("*.toml")])
         known = [stem for stem in have if stem not in ("item", "book")]
         raise InputError(
-            f"{self.folder / 'item.toml'}: studies: {name}.toml exists neither in the item nor in the "
-            f"book{nearest(name, known)}"
+            f"{self.folder / 'item.toml'}: studies: {name}.toml not found in the item's folder or in the "
+            f"book's{nearest(name, known)}"
         )
 
     def study(
@@ -248,7 +248,7 @@ class Book:
                 return item
         names = [item.name for item in self.items]
         near = difflib.get_close_matches(name, names, 1, cutoff=0.8)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(names)}"
         raise InputError(f"{name}: no such item; {hint}")
 
     def _item(self, name: str) -> Item:
@@ -256,7 +256,7 @@ class Book:
         about = _read(path, About, self.shared.phrases)
         if bool(about.measures) == bool(about.elsewhere):
             raise InputError(
-                f"{path}: use either [[measures]], or [elsewhere] if another page shows the item"
+                f"{path}: requires [[measures]], or [elsewhere] if another page shows the item, but not both"
             )
         measured = tuple(_measure(path, number, table) for number, table in enumerate(about.measures, 1))
         cited = (
@@ -267,7 +267,7 @@ class Book:
         for criterion in [name for measure in measured for name in measure.compared if not cited]:
             raise InputError(
                 f"{path}: criteria: {criterion!r} is compared with a published value, but the item has no "
-                'source; set `papers`, cite a phrase from book.toml in `reports`, or set basis = "beyond"'
+                'source; set `papers`, use a phrase from book.toml in `reports`, or set basis = "beyond"'
             )
         for key, given, known in (
             ("needs", [measure.needs for measure in measured if measure.needs], self.shared.data),
@@ -372,4 +372,4 @@ def _with_phrases(text: str, phrases: Mapping[str, str]) -> str:
         known = ", ".join(phrases) or "none"
         raise InputError(f"{{{error.args[0]}}}: no such phrase; book.toml defines {known}") from None
     except (ValueError, IndexError, AttributeError) as error:
-        raise InputError(f"{text!r:.60}: {error}; double literal braces") from None
+        raise InputError(f"{text!r:.60}: {error}; write literal braces as {{{{ and }}}}") from None

@@ -33,11 +33,11 @@ class Cell:
         return self.run.lookup(self.cell, key)
 
     def path(self, metric: str, phase: str = "limit") -> np.ndarray:
-        """Return the values of a metric at all steps of a phase, (S, k) float64."""
+        """Return the values of a metric at all k steps of a phase for all S seeds, (S, k) float64."""
         return self._paths[phase, metric]
 
     def last(self, metric: str, phase: str = "limit") -> np.ndarray:
-        """Return the value of a metric at the end of a phase, (S,) float64."""
+        """Return the value of a metric at the end of a phase for all S seeds, (S,) float64."""
         return self.path(metric, phase)[:, -1]
 
     @cached_property
@@ -79,7 +79,7 @@ class Cell:
 
     @property
     def reached(self) -> np.ndarray:
-        """Return True for each flow that reached `until_norm`, (S,) bool."""
+        """Return True for each of the S seeds whose flow reached `until_norm`, (S,) bool."""
         return self.last("p_norm") >= self.until_norm
 
     @property
@@ -105,7 +105,7 @@ class Cell:
         return " or ".join(failed["reason"][failed["cell"] == self.cell].unique())
 
     def certificate(self, prefix: str = "", phase: str = "limit") -> str:
-        """Format the worst certificate over all seeds: duality gap, primal residual and certified seeds."""
+        """Format the worst certificate over all seeds: gap, primal residual and number of certified seeds."""
         names = ("feasible", "duality_gap", "primal_residual")
         feasible, *bounds = (self.last(prefix + name, phase) for name in names)
         certified = feasible == 1
@@ -126,12 +126,12 @@ def _texts(table: Mapping[str, Any]) -> str:
     assert isinstance(source, SharedData)
     corpus = source.load().splits.train
     if corpus.num_classes != 2:
-        raise InputError(f"data: {corpus.num_classes} classes; use texts with two classes")
+        raise InputError(f"data: expected texts with two classes, got {corpus.num_classes} classes")
     return f"{table.get('dataset', 'texts')}, V = {corpus.vocab_size}, n = {corpus.num_examples}"
 
 
 def worst(away: np.ndarray) -> str:
-    """Return the largest finite value of 1 - cos as a prefix for a certificate; "" if no value is finite."""
+    """Format the largest finite 1 - cos as the start of a certificate; "" if no value is finite."""
     found = away[np.isfinite(away)]
     return f"1 - cos ≤ {round_up(found.max())}, " if found.size else ""
 

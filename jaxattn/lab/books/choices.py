@@ -1,6 +1,6 @@
-"""Fraction of randomly chosen settings that reproduce a published shape.
+"""Measure how often randomly chosen settings reproduce a published shape.
 
-This is measured for figures with unpublished settings.
+This concerns figures whose settings are not published.
 """
 
 import math

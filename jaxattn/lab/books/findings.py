@@ -53,7 +53,7 @@ class Finding:
         setting: description of the data and sizes.
         certificate: certificate for the reference direction or value, or "-".
         why: why some seeds have no value.
-        old: True if the finding was recorded by an earlier version, which used other intervals.
+        old: True if the finding was recorded by an earlier version, which computed intervals differently.
     """
 
     measured: str
@@ -96,7 +96,7 @@ class Finding:
 
     @property
     def counted(self) -> str:
-        """Describe the samples, for example "64 seeds" or "995 of 1000: in 5 the flow met NaN"."""
+        """Describe the sample size, such as "64 seeds", or "995 of 1000: in 5 ..." with a reason."""
         seeds, missing = self.estimate.seeds, self.estimate.missing
         if not (self.why and missing):
             return self.over or f"{seeds} seeds"

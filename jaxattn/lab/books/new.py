@@ -55,16 +55,18 @@ def create(book: str | Path, name: str) -> list[Path]:
 
 def _extensible(book: Book, name: str) -> Book:
     if book.folder.parent == PACKAGED:
-        raise InputError(f"--new: the book {book.name} is part of the package; choose neighbours or a folder")
+        raise InputError(
+            f"--new: the book {book.name} is part of the package; choose 'neighbours' or a folder"
+        )
     if book.shared.items or book.shared.parts:
         listed = "items" if book.shared.items else "parts"
         raise InputError(
-            f"{book.folder / 'book.toml'}: {listed} lists the items, so a new item would not be shown; "
-            f"remove {listed}, or choose another book"
+            f"{book.folder / 'book.toml'}: `{listed}` lists the items, so a new item would not be shown; "
+            f"remove `{listed}`, or choose another book"
         )
     for path in (book.folder / name, book.folder / f"{name}.toml", book.folder / f"{name}.py"):
         if path.exists():
-            raise InputError(f"--new {name}: {path} exists; choose another name")
+            raise InputError(f"--new {name}: {path} already exists; choose another name")
     return book
 
 

@@ -1,4 +1,4 @@
-"""Explanations for a results page: what the verdicts mean, and how many intervals are wrong on average."""
+"""Explanations for a results page: the meaning of the verdicts, and how many intervals miss by chance."""
 
 import math
 from collections.abc import Sequence

@@ -18,7 +18,7 @@ from jaxattn.lab.books.section import LEFT_OUT, CriteriaDate, Section, SectionPi
 from jaxattn.lab.results.judge import Basis, Criterion, Estimate
 from jaxattn.lab.storage import files as storage
 
-# New names of facts that earlier versions recorded under another name.
+# Facts that earlier versions recorded under other names, with their current names.
 _RENAMED = {"most memory": "peak memory"}
 # JSON has neither NaN nor infinity, so both are stored as null.
 Number: TypeAlias = float | None
@@ -40,7 +40,8 @@ class _Finding(msgspec.Struct, omit_defaults=True):
     over: str
     published: str
     criterion: _Criterion | None
-    # None in records written before this field was added, which have other intervals.
+    # None in records written before this field was added. The intervals in those records were computed
+    # differently.
     seeds: Count | None = None
     missing: Count = 0
     hits: Count | None = None

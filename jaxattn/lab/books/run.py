@@ -83,7 +83,7 @@ def reproduce(
     if asked.data_dir is not None and not asked.data_dir.is_dir():
         raise InputError(f"--data-dir {asked.data_dir}: the folder does not exist; check the path")
     if asked.seeds is not None and asked.seeds < 2:
-        raise InputError(f"seeds: {asked.seeds}; an interval over seeds requires at least 2")
+        raise InputError(f"seeds: an interval over seeds requires at least 2, got {asked.seeds}")
     wanted, kept = _wanted(book, out, asked)
     _check_overrides(book, asked)
     wanted = _without_other_books(wanted, asked, reporter)

@@ -221,7 +221,9 @@ def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
     """
     cells = dict(named(results))
     if to_the_end not in cells.values():
-        raise InputError(f"to_the_end: no cell {to_the_end!r}; choose one of {', '.join(cells.values())}")
+        raise InputError(
+            f"to_the_end: no cell named {to_the_end!r}; choose one of {', '.join(cells.values())}"
+        )
     joint = next(cell for cell, name in cells.items() if name == to_the_end)
     findings, rows = [], []
     for quantity, letters in LETTERS.items():
@@ -261,7 +263,7 @@ def classes(results: Run, item: Item) -> Measured:
         near = np.linspace(centres[0] - step / 2, centres[-1] + step / 2, count + 1)
         own = binned(tokens, "Ev", edges=near)
         whole = binned(tokens, "Ev", edges=np.linspace(-1 / 3, 1, 21))
-        # For comparison, use the same number of bins, each with the same number of tokens.
+        # For comparison, use the same number of bins, but with the same number of tokens in each bin.
         alpha = np.quantile(tokens["alpha"], np.linspace(0, 1, count + 1))
         by_alpha = binned(tokens, "Ev", x="alpha", edges=np.maximum.accumulate(alpha))
         name, equal = curve.letters, f"{count} bins of equally many tokens"

@@ -99,10 +99,11 @@ class Curve(BookTable, frozen=True):
 
 
 class Expected(BookTable, frozen=True):
-    """Criterion for a finding: `at_least`, or `around` a number, `within` a distance or a `factor`.
+    """Criterion for a finding: at least a value, within a distance of a value, or within a factor of a value.
 
     Attributes:
-        at_least, around, within, factor: the accepted range; omitted if there is no accepted range.
+        at_least, around, within, factor: the accepted range: `at_least` alone, or `around` with either
+            `within` or `factor`; all omitted if there is no range.
         published: the published result, as a string or number.
         basis: origin of the criterion, if it differs from that of the measure.
         optional: True if a run may produce no finding with this name.
@@ -121,7 +122,7 @@ class Expected(BookTable, frozen=True):
         given = tuple(x is not None for x in (self.at_least, self.around, self.within, self.factor))
         forms = {(True, False, False, False), (False, True, True, False), (False, True, False, True)}
         if given not in forms and (any(given) or self.basis is None):
-            raise ValueError("expected either at_least, or around with either within or factor")
+            raise ValueError("expected either `at_least`, or `around` with one of `within` and `factor`")
 
     @property
     def criterion(self) -> Criterion | None:

@@ -133,7 +133,7 @@ def parse_command(words: Sequence[str]) -> Callable[[], int]:
 
 
 def _open_streams() -> None:
-    """Make stdout and stderr safe to print to, so that printing cannot make a finished run fail."""
+    """Prepare stdout and stderr so that an error on printing cannot make a finished run fail."""
     for number in range(3):
         try:
             os.fstat(number)

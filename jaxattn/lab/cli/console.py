@@ -14,7 +14,7 @@ from jaxattn.core.errors import plain
 if TYPE_CHECKING:
     import pandas as pd
 
-# Maximum number of table rows to print, and preferred width of a column of text.
+# Maximum number of table rows to print, and preferred width of a text column.
 _ROWS = 1000
 _LONG = 40
 GAP = 2
@@ -182,7 +182,7 @@ def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def print_learned(results: Any) -> None:
-    """Print the two sentences returned by `headline.sentences`, followed by an empty line."""
+    """Print the two sentences returned by `headline.sentences`, followed by a blank line."""
     from jaxattn.lab.results.headline import sentences
 
     for sentence in sentences(results):

@@ -64,7 +64,7 @@ def examine(compiled: Path) -> list[_Finding]:
         except InputError as error:
             # Stop here: with this problem, initialising a device would kill the process.
             return [*findings, _Finding(name, "broken", str(error))]
-        except Exception as error:  # Report any other problem as a result.
+        except Exception as error:  # Report any other exception as the result of the check.
             findings.append(_Finding(name, "broken", f"{type(error).__name__}: {error}".partition("\n")[0]))
     return findings
 

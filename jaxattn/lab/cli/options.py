@@ -152,7 +152,7 @@ def check_moved(arguments: Sequence[str]) -> None:
     for name, place in COMMANDS.items():
         command, *options = name.split()
         if words[:1] == [command] and set(options) <= set(words):
-            raise InputError(f"{name}: moved to {place} in version 0.3; use that instead")
+            raise InputError(f"{name}: replaced in version 0.3 by {place}")
 
 
 def check_once(arguments: Sequence[str]) -> None:
@@ -160,7 +160,7 @@ def check_once(arguments: Sequence[str]) -> None:
     names = [word.partition("=")[0] for word in arguments if word.startswith("--")]
     for name in dict.fromkeys(names):
         if names.count(name) > 1 and name not in _APPENDED:
-            raise InputError(f"{name}: given {names.count(name)} times; use it once, with all values")
+            raise InputError(f"{name}: given {names.count(name)} times; use it only once, with all values")
 
 
 def read_shard(text: str) -> tuple[int, int]:
@@ -172,7 +172,7 @@ def read_shard(text: str) -> tuple[int, int]:
 
 
 def read_size(text: str | None) -> int | None:
-    """Convert a size such as "8GiB" to bytes; None stays None."""
+    """Convert a size such as "8GiB" to bytes; return None if `text` is None."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B", text.strip(), re.IGNORECASE)

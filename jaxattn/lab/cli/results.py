@@ -1,4 +1,4 @@
-"""Commands that read results, reproduce papers, test claims, and diagnose custom models."""
+"""Commands that read results, reproduce papers, test claims, and diagnose trained models."""
 
 import shlex
 import sys
@@ -198,8 +198,8 @@ def heads(
 
     Measures which tokens each head selects at one query position. Compares the head's margin and direction
     with the certified max-margin matrix for the same tokens, and with random queries as null baselines.
-    Several models are treated as checkpoints of one training run. An interrupted run resumes after its last
-    finished layer.
+    Several models are treated as checkpoints of one training run. An interrupted run resumes after the last
+    completed layer.
 
     Example: jaxattn heads models/bert --texts reviews.txt --layers 0 1
 
@@ -216,7 +216,7 @@ def heads(
         group: Number of sequences in each max-margin problem.
         nuclear: Number of groups for which to compute the nuclear-norm margin; each takes several seconds.
         seed: Seed for the null baselines.
-        out: Folder for the page, tables, figures and finished layers.
+        out: Folder for the page, the tables, the figures, and the results of completed layers.
     """
     from jaxattn.lab import heads as package
     from jaxattn.lab.engine.progress import Reporter

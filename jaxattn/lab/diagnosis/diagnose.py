@@ -71,7 +71,7 @@ class Diagnosis(Measurements):
             InputError: the attention head does not exist.
         """
         if head not in self.heads:
-            raise InputError(f"head: {head}; must be between 0 and {len(self.heads) - 1}")
+            raise InputError(f"head: must be between 0 and {len(self.heads) - 1}, got {head}")
         tokens = self.tokens[self.tokens["head"] == head].assign(cell=0, seed=0, phase="model")
         # The function that draws the figure expects the results of a run with one cell and one phase.
         results = Run(
@@ -178,7 +178,7 @@ def diagnose(
             f"tokens: {len(tokens)} names for V = {len(model.embedding)} tokens; expected one name per token"
         )
     if draws < 1 or resampled < 1:
-        raise InputError(f"draws = {draws}, resampled = {resampled}; both must be at least 1")
+        raise InputError(f"draws, resampled: both must be at least 1, got {draws} and {resampled}")
     settings = Settings(min_count, important, draws, resampled, seed, np.asarray(embedding).dtype)
     found = measure_model(model, corpus, tokens, settings)
     return Diagnosis(**vars(found))

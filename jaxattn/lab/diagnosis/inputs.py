@@ -64,7 +64,7 @@ def read_corpus(
 
 def _bags(data: Dataset, path: str | Path) -> Corpus:
     if not isinstance(data, Corpus):
-        raise InputError(f"{path}: got {type(data).__name__} data; expected bags of tokens with class labels")
+        raise InputError(f"{path}: expected bags of tokens with class labels, got {type(data).__name__} data")
     return data
 
 
@@ -127,7 +127,7 @@ def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> Model
     """
     E, p, v = (np.asarray(x).astype(np.float64) for x in (embedding, query, head))
     if E.ndim != 2:
-        raise InputError(f"embedding {E.shape}: expected (V, d), with one row per token")
+        raise InputError(f"embedding: expected shape (V, d), with one row per token, got {E.shape}")
     size, dim = E.shape
     if size != corpus.vocab_size:
         raise InputError(
@@ -140,13 +140,13 @@ def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> Model
         if not usable.all():
             where = tuple(map(int, np.unravel_index(np.argmin(usable), x.shape)))
             what = f"{x[where]:g}" if np.isfinite(x[where]) else "NaN or inf"
-            raise InputError(f"{name}: {what} at index {where}; use an earlier checkpoint")
+            raise InputError(f"{name}: contains {what} at index {where}; use an earlier checkpoint")
     # Layers with a single output often store their weights with an extra axis of length 1.
     queries = p.reshape(1, -1) if p.size == dim else p
     if queries.ndim != 2 or queries.shape[1] != dim or not len(queries):
         raise InputError(
-            f"query {p.shape}: expected ({dim},), or (H, {dim}) for H attention heads, since the embedding "
-            f"is {E.shape}"
+            f"query {p.shape}: expected ({dim},), or (H, {dim}) for H attention heads, because the embedding "
+            f"has shape {E.shape}"
         )
     return ModelWeights(E, queries, _heads(v, E.shape, len(queries), corpus.num_classes))
 

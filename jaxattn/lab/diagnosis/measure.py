@@ -51,10 +51,10 @@ class Measurements:
     """Statistics that relate a model's scores and values to token importance.
 
     Attributes:
-        quantities: one row per attention head, quantity and statistic, with columns value, low and high (95
-            % interval; NaN if there is none), null_low and null_high (range of 95 % of random models),
-            healthy (value after one gradient step; NaN for E·p, which a step on E does not change),
-            verdict, and head (0 to H - 1).
+        quantities: one row per attention head, quantity and statistic, with columns value; low and high
+            (95 % interval; NaN if there is none); null_low and null_high (range of 95 % of random models);
+            healthy (value after one gradient step; NaN for E·p, which a step on E does not change);
+            verdict; and head (0 to H - 1).
         by_class: for K > 2 classes, the rows for E·v of each class separately, with a column `class`; else
             empty.
         verdicts: one line per quantity.
@@ -198,7 +198,7 @@ def _tables(
     references: tuple[list[Floats], list[Floats]],
     settings: Settings,
 ) -> list[pd.DataFrame]:
-    """Compute a table for each entry of `_parts` of a head; the first also has the sequence fractions."""
+    """Build a table for each entry of `_parts`. The first table also contains the fractions of sequences."""
     points = [np.append(x, shares if k == 0 else []) for k, x in enumerate(_points(ground, scores, values))]
     intervals = [_bootstrap(part, scores, x, settings) for part, x in _parts(ground, values)]
     of_shares = [_share_interval(x, ground.corpus.num_examples) for x in shares]
@@ -225,9 +225,10 @@ def _points(ground: _Ground, scores: Floats, values: Floats) -> Floats:
 
 
 def _shares(ground: _Ground, scores: Floats, precision: Any) -> tuple[list[float], NDArray[np.bool_]]:
-    """Compute the fractions of sequences that select an important token, and in which one ties for the top.
+    """Compute two fractions of sequences, and the mask of selected entries in the bags.
 
-    Also return the mask of selected entries in the bags.
+    The fractions are those of sequences that select an important token, and of sequences in which an
+    important token ties for the highest score.
     """
     # Which tokens are selected depends only on the scores, so embeddings of dimension 1 are enough.
     unit = np.ones(1, np.float64 if precision == np.float64 else np.float32)
@@ -327,7 +328,8 @@ def _table(point: Floats, interval: Floats, null: Floats, healthy: Floats) -> pd
     `healthy` (Q,).
     """
     low, high = interval
-    # Correlations may be undefined for some random models; compute the null band from the remaining models.
+    # Correlations may be undefined for some random models; compute the band of the null baseline from the
+    # others.
     known = np.isfinite(null).any(axis=0)
     band = np.nanquantile(np.where(known, null, 0.0), TAILS, axis=0)
     null_low, null_high = np.where(known, band, np.nan)

@@ -162,7 +162,7 @@ class Lifted:
             return self._jitted(*arguments)
 
     def shapes(self, first: Any, *others: Any) -> Any:
-        """Return the shapes of the results for the given arguments, which may be shapes themselves."""
+        """Return the shapes of the results for the given arguments, which may themselves be shapes."""
         return jax.eval_shape(self, first, *others)
 
     def lower(self, first: Any, *others: Any) -> Any:
@@ -253,7 +253,7 @@ def _mesh(lanes: int, shared: bool) -> Mesh | None:
         used = max(k for k in range(1, used + 1) if lanes % k == 0)
     elif used * each != lanes:
         raise ValueError(
-            f"{lanes} runs do not divide evenly over {used} devices; pad them with pad_to_devices"
+            f"{lanes} runs cannot be divided evenly among {used} devices; pad them with pad_to_devices"
         )
     return None if used == 1 else backend.mesh_of(tuple(backend.local_devices()[:used]))
 

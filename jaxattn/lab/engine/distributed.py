@@ -85,7 +85,7 @@ def wait(
                 at_work[folder] = time.monotonic()
             elif time.monotonic() - at_work[folder] > limit:
                 raise RunError(
-                    f"{place.name}: not finished, and no process has run there for {limit:.0f} s; run the "
+                    f"{place.name}: not finished, and no process has worked on it for {limit:.0f} s; run the "
                     "same command again (hosts that share neither a folder nor a bucket need --shard I/N "
                     "instead)"
                 )
@@ -115,12 +115,13 @@ def _of_cluster() -> tuple[int, int]:
     given = next((names for names in _LAUNCHERS if all(name in os.environ for name in names)), None)
     if given is None:
         raise InputError(
-            "--distributed auto: no Slurm (srun) or Open MPI (mpirun) variables are set; use N,I instead"
+            "--distributed auto: no environment variables of Slurm (srun) or Open MPI (mpirun) are set; "
+            "use N,I instead"
         )
     texts = [os.environ[name] for name in given[:3]]
     if not all(text.isdecimal() for text in texts):
         named = ", ".join(f"{name}={text}" for name, text in zip(given, texts, strict=False))
-        raise InputError(f"--distributed auto: {named}: expected numbers; use N,I instead")
+        raise InputError(f"--distributed auto: expected integers, got {named}; use N,I instead")
     processes, process, local = map(int, texts)
     for platform in ("cuda", "rocm"):
         jax.config.update(f"jax_{platform}_visible_devices", str(local))

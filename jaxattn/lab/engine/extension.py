@@ -1,8 +1,8 @@
 """Extend a finished run by adding steps to its last phase.
 
 Every finished batch resumes from its last state. The result equals that of a single, longer run, because
-an extension is allowed only if both runs record the same steps. A finished batch is kept until its
-extension is finished.
+an extension is allowed only if the measured steps of the longer run begin with those of the shorter run.
+A finished batch is kept until its extension is finished.
 """
 
 import math
@@ -30,7 +30,7 @@ from jaxattn.lab.study.tree import assign
 def extended_cells(
     study: Definition, folder: Store, described: Mapping[str, Any], cache: ProgramCache
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return the manifest's cells, each with the shorter runs that it extends, and the key that changed.
+    """Return the manifest entries of the cells, with any shorter runs that they extend, and the changed key.
 
     Args:
         study: the study, with the larger number of steps.
@@ -147,7 +147,7 @@ def _check_rows(place: str, shorter: Setting, longer: Setting) -> None:
     near = sorted(sorted(set(fitting), key=lambda steps: abs(steps - more.steps))[:2])
     hint = f"use {' or '.join(f'{steps:,}' for steps in near)} steps, or " if near else ""
     raise InputError(
-        f"{place}: a run of {more.steps:,} steps would be measured at different steps from this run; "
+        f"{place}: a run of {more.steps:,} steps would not be measured at the steps of the existing run; "
         f"{hint}choose another folder with --out; with probes.every = K, extend runs to multiples of K"
     )
 
@@ -158,7 +158,8 @@ def _check_states(place: str, folder: Store, cells: Sequence[Mapping[str, Any]])
         shorter = [cell for cell, made in saved.origin.cells.items() if made in extends.get(cell, {})]
         if shorter and not saved.resumable:
             raise InputError(
-                f"{place}: {batch} has no state to resume from, because another version finished it; choose "
+                f"{place}: {batch} was finished by another version, "
+                "so there is no state to resume from; choose "
                 "another folder with --out"
             )
 
@@ -178,5 +179,6 @@ def _check_programs(place: str, longer: Sequence[Cell], shorter: Sequence[Cell],
         for (name, text), (_, other) in zip(*texts, strict=True):
             if text != other:
                 raise InputError(
-                    f"{place}: {name} depends on the number of steps; choose another folder with --out"
+                    f"{place}: {name} depends on the number of steps and cannot be extended; "
+                    "choose another folder with --out"
                 )

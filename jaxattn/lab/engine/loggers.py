@@ -59,7 +59,9 @@ def open_dashboard(kind: Kind, directory: Path, name: str) -> tuple[Write, Calla
     try:
         return _tensorboard(directory) if kind == "tensorboard" else _wandb(directory, name)
     except ImportError:
-        raise InputError(f"--log {kind}: package not installed; run pip install 'jaxattn[{kind}]'") from None
+        raise InputError(
+            f"--log {kind}: the package is not installed; run pip install 'jaxattn[{kind}]'"
+        ) from None
 
 
 def _tensorboard(directory: Path) -> tuple[Write, Callable[[], None]]:

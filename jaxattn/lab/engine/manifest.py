@@ -80,7 +80,10 @@ def batch_entries(batches: list[Batch]) -> list[dict[str, Any]]:
 
 
 def devices_since(known: Mapping[str, Any], note: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return the devices after the first, adding the current one if it differs, and report this change."""
+    """Return the devices on which a run was resumed; if the current device is new, append and report it.
+
+    The result is the manifest's `continued_on` list, which excludes the device on which the run started.
+    """
     every = [known["device"], *known.get("continued_on", ())]
     if (now := devices.describe_devices()) != every[-1]:
         words = (f"{device.get('count')} × {device.get('kind')}" for device in (every[-1], now))

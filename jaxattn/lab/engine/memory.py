@@ -45,7 +45,8 @@ def fitting_width(
         common, own = program_sizes(group, programs, each * used)
     except OverflowError as error:
         raise InputError(
-            f"cell {group.cells[0].number}: the arrays are too large to compile ({error}); reduce "
+            f"cell {group.cells[0].number}: compilation failed because the arrays are too large ({error}); "
+            "reduce "
             "model.dim, or use fewer sequences"
         ) from None
     if common + AMPLE * own * each <= budget:
@@ -57,7 +58,7 @@ def fitting_width(
     if each < 1:
         raise InputError(
             f"cell {group.cells[0].number}: one seed needs {needed / 2**20:,.0f} MiB, but the "
-            f"limit is {budget / 2**20:,.0f} MiB; reduce model.dim or the data, or raise --max-memory"
+            f"limit is {budget / 2**20:,.0f} MiB; reduce model.dim, use less data, or raise --max-memory"
         )
     return min(each * used, lanes)
 
@@ -124,7 +125,7 @@ def check_address_space(note: Callable[[str], None]) -> None:
     words = f"address space is limited to {limit / 2**30:.1f} GiB (ulimit -v)"
     remedy = f"allow {ADDRESS_SPACE / 2**30:.0f} GiB or more"
     if limit < ADDRESS_SPACE // 2:
-        raise InputError(f"{words}, too small to compile programs; {remedy}")
+        raise InputError(f"{words}, which is not enough to compile programs; {remedy}")
     note(f"{words}: if programs need more, XLA ends the process without a message; {remedy}")
 
 
@@ -140,7 +141,7 @@ def _of_control_groups(
 
 
 def program_sizes(group: CompileGroup, programs: Programs, lanes: int) -> tuple[int, int]:
-    """Return two sizes in bytes: of the data that all runs share, and of each run's parameters and data."""
+    """Return the size in bytes of the data shared by all runs, and of the parameters and data of each run."""
     with backend.precision(group.setting.dtype):
         loaded = programs.corpora(group, lanes)
         own = devices.size_of(programs.params(group, lanes)) // lanes

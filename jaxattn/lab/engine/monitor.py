@@ -30,7 +30,7 @@ class Intervals(NamedTuple):
         block_s: duration of a block of steps in seconds. Between blocks, the progress is shown and requests
             to stop are handled.
         checkpoint_s: minimum time in seconds between two checkpoints within a phase.
-        checkpoint_share: maximum fraction of the time spent on checkpoints.
+        checkpoint_share: maximum fraction of the running time to spend on checkpoints.
     """
 
     block_s: float = 1.0
@@ -80,7 +80,7 @@ class RunMonitor:
         peak = max(self._earlier_mib, peak_mib() or 0.0)
         return {"wall_time_s": round(seconds, 3), "peak_memory_mib": round(peak) or None}
 
-    # Requests to stop, and times at which to save.
+    # Stop requests and checkpoint times.
 
     @property
     def is_stopped(self) -> bool:
@@ -189,7 +189,7 @@ class RunMonitor:
             self._costs[self._batch.group.number, self._phase] = self._in_phase() / self._batch.width
 
     def left(self) -> float | None:
-        """Estimate the time left in seconds; return None if some phase has not been timed yet."""
+        """Estimate the time left in seconds; return None if it is unknown, as before all phases are timed."""
         later = _runs(self._batch, self._phase + 1)
         wanted = self._waiting + Counter(later)  # also drops zero counts
         here = self._left_of_phase()

@@ -145,7 +145,10 @@ _Measured = tuple[dict[int, dict[str, Any]], dict[str, Any]]
 
 
 def _measurements(setting: Setting) -> tuple[Task, list[_Measured]]:
-    """Return the task and, for each phase, the metric shapes: by probe index, and from the phase's state."""
+    """Return the task and the shapes of the metrics of each phase.
+
+    For each phase, these are the metrics of its probes, by probe index, and those of the phase's state.
+    """
     shared = setting.data.load(silent) if isinstance(setting.data, SharedData) else None
 
     tokens = shared.tokens if shared else seed.drawn(setting).tokens

@@ -124,8 +124,8 @@ def with_best(records: pd.DataFrame) -> pd.DataFrame:
 def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded: Loaded) -> pd.DataFrame:
     """Convert token columns, (L, V) or (L, V, C), to long form, with one row per run, token and class.
 
-    The axes are L runs, V tokens and C classes. The table is empty if the model has no token scores and
-    values.
+    The axes are L runs, V tokens and C classes. The table is empty if the model does not provide token scores
+    and values.
     """
     if not columns:
         return pd.DataFrame()
@@ -163,7 +163,7 @@ def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded:
 def seed_series(measured: Mapping[str, np.ndarray], batch: Batch) -> dict[str, dict[str, float]]:
     """Return the scalar metrics of the first `SERIES` runs, for dashboards.
 
-    The keys are "cell C/seed S" and the name of the metric.
+    The outer keys are "cell C/seed S"; the inner keys are metric names. Non-finite values are omitted.
     """
     return {
         f"cell {cell.number}/seed {seed}": {

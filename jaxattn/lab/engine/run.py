@@ -206,8 +206,8 @@ class _Queue(NamedTuple):
                 self.errors.append({"batch": batch.name, "cells": cells, "reason": reason})
             if self.on_failure == "stop" and (failed or reason):
                 raise RunError(
-                    f"{batch.name}: {reason or failed[0]['reason']}; the run was stopped and finished "
-                    "batches are kept; use --on-failure continue to run the remaining batches"
+                    f"{batch.name}: {reason or failed[0]['reason']}; the run was stopped, and finished "
+                    "batches were kept; use --on-failure continue to run the remaining batches"
                 )
             if self.monitor.is_stopped:
                 raise Interrupted

@@ -29,7 +29,7 @@ class Store:
     def __init__(self, directory: Path, warn: Callable[[str], None] = lambda line: None) -> None:
         """Open the folder, or the local copy of a bucket folder.
 
-        `warn` is called with a one-line message when damaged files are repaired or moved away.
+        `warn` is called with a one-line message when damaged files are repaired or moved aside.
         """
         self.bucket = Bucket(directory) if is_address(directory) else None
         self.directory = self.bucket.folder if self.bucket else Path(os.path.abspath(directory))
@@ -126,7 +126,7 @@ class Store:
         self._code = described["code"]
         if self._is_strange():
             raise InputError(
-                f"{self.directory}: neither empty nor a results folder; choose another with --out"
+                f"{self.directory}: neither empty nor a results folder; choose another folder with --out"
             )
         known = None
         try:
@@ -149,8 +149,8 @@ class Store:
                     "accept_code=True (command line: --accept-code)"
                 )
         elif changed:
-            # Nothing was computed yet, for example because the earlier config did not fit in memory, so
-            # ignore its manifest.
+            # Nothing has been computed yet, for example because the earlier config did not fit in memory.
+            # Ignore its manifest.
             known = None
         held = {seed for batch in batches for seed in batch_state.spans(batch)[1]}
         seeds = sorted({*described["seeds"], *held, *(known["seeds"] if known else ())})
@@ -229,7 +229,7 @@ class Store:
         return {saved.batch or "": saved for saved in self._whole_states(self.batches())}
 
     def is_whole(self, batch: str) -> bool:
-        """Return True if a batch is finished and its tables are intact. A damaged batch is moved away."""
+        """Return True if a batch is finished and its tables are intact. A damaged batch is moved aside."""
         try:
             saved = batch_state.read_state(self.directory, batch)
             if saved is None or not saved.finished:
@@ -247,7 +247,7 @@ class Store:
         return True
 
     def resume(self, batch: str) -> tuple[BatchState | None, dict[str, pd.DataFrame]]:
-        """Return the commit record of a batch and its current tables. A damaged batch is moved away."""
+        """Return the commit record of a batch and its current tables. A damaged batch is moved aside."""
         try:
             if found := batch_state.read_with_tables(self.directory, batch):
                 if self.bucket and found[0].finished:
@@ -261,7 +261,7 @@ class Store:
     def restore(self, batch: str, saved: BatchState, like: Any) -> Any:
         """Restore the checkpoint of a batch to the host, with the tree structure of `like`.
 
-        If the checkpoint is damaged, move the batch away and return None.
+        If the checkpoint is damaged, move the batch aside and return None.
         """
         folder = batch_state.checkpoint_path(self.directory, batch, saved.checkpoint.number)
         try:

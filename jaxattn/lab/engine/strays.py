@@ -14,8 +14,8 @@ def find_strays(directory: Path, known: Mapping[str, Any] | None, asked: Iterabl
 
     The manifest lists the batches of the run. An unlisted batch belongs to the run if it is intact, matches
     its file name, has only seeds from the manifest or from `asked`, and has no (cell, seed) pair in common
-    with another batch. Without a manifest (`known` is None), all seeds and damaged batches
-    are accepted.
+    with another batch. Without a manifest (`known` is None), a batch may have any seeds, and may be damaged
+    unless its files belong to another batch.
     """
     cells: dict[str, list[int]] = {}
     seeds, planned = None, set()

@@ -23,8 +23,7 @@ from jaxattn.lab.results.correlations import Floats
 from jaxattn.lab.results.intervals import clopper_pearson, student_t
 
 TOKEN_KINDS = ("first", "separator", "itself", "neighbour", "other")
-# Heads that select these kinds of tokens are attention sinks: the selected token does not depend on the
-# content.
+# Kinds of tokens that act as attention sinks: a head that selects them ignores the content of the sequence.
 SINKS = TOKEN_KINDS[:2]
 # Null baselines, each with random queries.
 NULLS: tuple[Null, ...] = ("shuffled", "covariance", "matched")
@@ -252,7 +251,7 @@ def compare(differences: Floats, confidence: float) -> tuple[float, float, float
 
 
 def holm(p: Floats) -> Floats:
-    """Correct m p-values with Holm's method: multiply the k-th smallest by m - k + 1, and keep the order."""
+    """Correct m p-values with Holm's method: running maxima of m - k + 1 times the k-th smallest."""
     order = np.argsort(p, kind="stable")
     scaled = p[order] * (len(p) - np.arange(len(p)))
     corrected = np.empty(len(p))

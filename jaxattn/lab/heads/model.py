@@ -149,7 +149,10 @@ class Transformer:
         self._model, self.tokenizer = _load(self.folder, untrained_seed)
         config = self._model.config
         if getattr(config, "is_encoder_decoder", False):
-            raise InputError(f"{folder}: encoder-decoder model; use an encoder-only or decoder-only model")
+            raise InputError(
+                f"{folder}: encoder-decoder models are not supported; "
+                "use an encoder-only or decoder-only model"
+            )
         self._attentions = _find_attentions(self._model, self.folder)
         self.num_layers, self.num_heads = len(self._attentions), int(config.num_attention_heads)
         self.decoder = bool(_is_causal(self._model, self._attentions[0][0]))
@@ -169,8 +172,8 @@ class Transformer:
         short = np.flatnonzero(sizes <= (at if at >= 0 else -at - 1))
         if len(short):
             raise InputError(
-                f"texts: no token at position {position} in {counted(len(short), 'text')} of {len(ids)}, "
-                f"for example text {short[0] + 1}; remove short texts or choose another position"
+                f"texts: no token at position {position} in {counted(len(short), 'text')} out of {len(ids)}, "
+                f"for example in text {short[0] + 1}; remove short texts or choose another position"
             )
         width = int(sizes.max())
         padded = np.zeros((len(ids), width), np.int64)
@@ -262,12 +265,14 @@ def _load(folder: Path, untrained_seed: int | None) -> tuple[Any, Any]:
             raise InputError(f"{folder}: transformers cannot load this model ({first_line(error)})") from None
         # Without tokenizer files, transformers creates a tokenizer with an empty vocabulary.
         if not any(x in file.name for file in folder.iterdir() for x in ("tokenizer.", "vocab.", "spiece")):
-            raise InputError(f"{folder}: tokenizer missing; save it with the model")
+            raise InputError(f"{folder}: tokenizer missing; save the tokenizer with the model")
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
             reason = first_line(error)
-            raise InputError(f"{folder}: unusable tokenizer ({reason}); save it with the model") from None
+            raise InputError(
+                f"{folder}: cannot load the tokenizer ({reason}); save it with the model"
+            ) from None
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             raise InputError(f"{folder}: {name} contains NaN or inf; use an earlier checkpoint")
@@ -297,7 +302,8 @@ def _find_attentions(model: Any, folder: Path) -> list[tuple[Any, tuple[str, ...
     if not found:
         expected = ", ".join("+".join(names) for names in _PROJECTIONS)
         raise InputError(
-            f"{folder}: {type(model).__name__} has no supported attention (expected projections {expected})"
+            f"{folder}: {type(model).__name__} has no supported attention layers "
+            f"(expected projections {expected})"
         )
     return found
 
@@ -377,7 +383,7 @@ def _check(layer: Layer, weights: Floats, place: str) -> None:
     """Raise InputError unless the recomputed attention weights match those of the model, (n, H, T)."""
     remedy = "its scores are not bilinear in its inputs, so margins are not defined"
     if weights.shape[1] != layer.num_heads:
-        raise InputError(f"{place}: returns no attention weights; {remedy}")
+        raise InputError(f"{place}: the layer returns no attention weights; {remedy}")
     worst = 0.0
     for head in range(layer.num_heads):
         scores = layer.scores(head)
@@ -386,5 +392,5 @@ def _check(layer: Layer, weights: Floats, place: str) -> None:
         worst = max(worst, float(np.abs(recomputed - weights[:, head]).max()))
     if not worst <= _AGREES:
         raise InputError(
-            f"{place}: its attention weights differ by {worst:.2g} from softmax(kᵀq/√c); {remedy}"
+            f"{place}: attention weights differ from softmax(kᵀq/√c) by up to {worst:.2g}; {remedy}"
         )

@@ -179,8 +179,8 @@ def heads(
 
     The scores of a head at one query position are linear in W_Q and, without rotary embeddings, in
     W = W_Kᵀ W_Q. Over the sequences in which a head selects one token, its margin is divided by the
-    certified maximum margin for the same selected tokens. The head's cosine with
-    the max-margin matrix is compared with the cosines of null baselines; see `HeadSettings`.
+    certified maximum margin for the same selected tokens. The head's cosine with the max-margin matrix is
+    compared with the cosines of null baselines; see `HeadSettings`.
 
     Args:
         models: a folder in Hugging Face format, or several folders, such as the checkpoints of one training
@@ -204,7 +204,7 @@ def heads(
         Tarzanagh et al. 2023 (arXiv 2308.16898) for the max-margin problems in both norms.
     """
     if length < 2:
-        raise InputError(f"length: {length}; expected at least 2 tokens")
+        raise InputError(f"length: expected at least 2 tokens, got {length}")
     folders = [Path(models)] if isinstance(models, str | Path) else [Path(x) for x in models]
     settings = settings or HeadSettings()
     if not folders:
@@ -242,7 +242,9 @@ def _layers(
 ) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
     chosen = range(model.num_layers) if layers is None else layers
     if wrong := [x for x in chosen if not 0 <= x < model.num_layers]:
-        raise InputError(f"layers: {wrong[0]}; {model.folder} has {model.num_layers} layers, numbered from 0")
+        raise InputError(
+            f"layers: no layer {wrong[0]}; {model.folder} has {model.num_layers} layers, numbered from 0"
+        )
     progress(_cost(name, model, len(chosen), len(texts.ids), settings))
     untrained = Transformer(model.folder, untrained_seed=settings.seed) if settings.draws else None
     for number in chosen:
@@ -263,7 +265,7 @@ def _check_settings(settings: HeadSettings) -> None:
         ("nuclear", settings.nuclear >= 0, "0 or more"),
     ):
         if not valid:
-            raise InputError(f"{name}: {getattr(settings, name)}; expected {expected}")
+            raise InputError(f"{name}: expected {expected}, got {getattr(settings, name)}")
 
 
 def read_texts(path: str | Path, most: int | None = None) -> list[str]:
@@ -277,7 +279,7 @@ def read_texts(path: str | Path, most: int | None = None) -> list[str]:
         InputError: the file cannot be read, it contains no text, or `most` is below 1.
     """
     if most is not None and most < 1:
-        raise InputError(f"most: {most}; expected at least 1 text")
+        raise InputError(f"most: expected at least 1 text, got {most}")
     with decoding(str(path), None) as codec, open(path, encoding=codec) as file:
         texts = [line.strip() for line in file if line.strip()]
     if not texts:
@@ -297,7 +299,7 @@ def _measure(
 
 
 class _Store:
-    """Result tables for the layers of a model that are finished, stored in a folder if one is given."""
+    """Result tables for the layers measured so far, saved to a folder if one is given."""
 
     def __init__(self, out: str | Path | None, name: str, digest: str) -> None:
         self._folder = None if out is None else Path(out) / "layers" / name

@@ -51,7 +51,10 @@ class Importance(Probe, frozen=True, kw_only=True):
     min_count: Count = 50
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return why the probe is skipped, or None if the data are bags and tokens have scores and values."""
+        """Return why the probe is skipped, or None if it applies.
+
+        The probe requires bags of tokens, and a model that defines token scores and values.
+        """
         return wants_scores(task)
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:

@@ -86,7 +86,7 @@ class HeadsSelected(Selected, frozen=True, kw_only=True):
         return wants_bags(task) if task.model.has_heads else "requires a model with head_scores"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Compute the metrics for one seed: vectors (H,), one value per head, and scalars for all heads."""
+        """Compute the metrics for one seed: vectors (H,), one value per head, and scalars over all heads."""
         train, important = context.data.train, self._important(context)
 
         def of_head(scores: Array) -> tuple[Array, Array]:

@@ -65,7 +65,7 @@ class Probes(Spec, frozen=True, kw_only=True):
     def check(self, *context: Any) -> None:
         """Raise InputError if `low` is not below `high`, or if a phase has both `steps` and `every`."""
         if self.low >= self.high:
-            raise InputError(f"probes.low: {self.low}; must be below probes.high = {self.high}")
+            raise InputError(f"probes.low: must be below probes.high = {self.high}, got {self.low}")
         named = _names(self.steps) & _names(self.every)
         if named or (self.steps and self.every and not _names(self.steps) | _names(self.every)):
             key = "".join(f".{name}" for name in sorted(named)[:1])

@@ -1,4 +1,4 @@
-"""Checks that a task meets a probe's requirements; each returns the unmet requirement, or None."""
+"""Functions that check a probe's requirements; each returns the unmet requirement, or None."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,10 @@ def wants_bags(task: Task) -> str | None:
 
 
 def wants_scores(task: Task) -> str | None:
-    """Return the unmet requirement, or None if the data are bags and tokens have scores and values."""
+    """Return the unmet requirement, or None.
+
+    The requirements are bags of tokens, and a model that defines token scores and values.
+    """
     if not task.model.has_scores:
         return "requires a model with scores_and_values"
     return wants_bags(task)

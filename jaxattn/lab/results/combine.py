@@ -18,8 +18,8 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 def combine(folders: Sequence[AnyRun]) -> AnyRun:
     """Merge folders: shards of one sweep, additional seeds for the same cells, or different sweeps.
 
-    Cells with the same config, and the same name of the sweep if names differ, become one cell that contains
-    the seeds from all folders.
+    Cells with the same config become one cell that contains the seeds from all folders. If the sweeps have
+    different names, cells of different sweeps are kept separate.
 
     Returns:
         The merged results. Cells are renumbered. They have a setting "sweep" if the sweeps have different
@@ -49,7 +49,8 @@ def combine(folders: Sequence[AnyRun]) -> AnyRun:
             before = owner.setdefault((int(cell), int(seed)), folder)
             if before is not folder:
                 raise InputError(
-                    f"{folder.directory}: seed {seed} is also in {before.directory}; pass only one of the two"
+                    f"{folder.directory}: seed {seed} is also in {before.directory}; "
+                    "pass only one of these folders"
                 )
         failures += [
             failure | {"cell": number[failure["cell"]]} for failure in folder.manifest.get("failures", [])
@@ -64,7 +65,7 @@ def combine(folders: Sequence[AnyRun]) -> AnyRun:
         "made_by": [maker for folder in folders for maker in provenance.makers(folder.manifest)],
     }
     joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
-    # Drop the study, because its cells do not match the renumbered ones.
+    # Drop the study, because its cell numbers do not match the renumbered cells.
     return replace(
         folders[0], study=None, manifest=manifest, records=joined["records"], tokens=joined["tokens"]
     )
@@ -187,7 +188,9 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
     words = f"differences ({key} = {high} minus {low}{f', with {others}' if others else ''})"
     found = _regroup(results, rest, signed, words)
     if not found.records["value"].notna().any():
-        raise InputError(f"{key}: {first!r} and {second!r} have no seed, phase, step and metric in common")
+        raise InputError(
+            f"{key}: {first!r} and {second!r} have no combination of seed, phase, step and metric in common"
+        )
     return replace(found, manifest=dict(found.manifest) | {"differences": True})
 
 

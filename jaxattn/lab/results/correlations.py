@@ -60,11 +60,12 @@ def quantile_edges(x: ArrayLike, bins: int) -> NDArray[np.float64]:
 def bin_means(
     x: ArrayLike, y: ArrayLike, *, bins: int = BINS, low: float = -1.0, high: float = 1.0
 ) -> pd.DataFrame:
-    """Average y within bins of x of equal width; x and y are (N,).
+    """Average y within equal-width bins of x; x and y are (N,).
 
     Returns:
         One row per bin, with columns center, n, mean and sd (NaN for an empty bin). Points outside [low,
-        high] are dropped.
+        high]
+        are dropped.
     """
     edges = np.linspace(low, high, bins + 1)
     number = bin_numbers(x, edges)

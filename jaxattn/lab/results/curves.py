@@ -75,7 +75,10 @@ def curves(
     every_row = aggregate(replace(results, records=records[wanted]))
     table = pd.concat([_against(x, every_row[every_row["phase"] == name], drawn) for name, x in axes.items()])
     if not (table["n"] > 0).any():
-        raise InputError(f"curves: no finite value of {', '.join(drawn)} in {', '.join(phases)}")
+        raise InputError(
+            f"curves: no finite values of {', '.join(drawn)} "
+            f"in {', '.join(phases)}; choose other metrics or phases"
+        )
     palette = colours(len(chosen), ordered=_ordered(results))
     with style():
         # Omit panels for metrics that a phase does not record.

@@ -221,12 +221,13 @@ class _Horizontal(NamedTuple):
         if isinstance(theory, Mapping):
             if unknown := [x for x in theory if x not in self.values]:
                 raise InputError(
-                    f"theory: x = {unknown[0]!r} is not plotted; use {', '.join(map(setting, self.values))}"
+                    f"theory: x = {unknown[0]!r} is not plotted; "
+                    f"choose from {', '.join(map(setting, self.values))}"
                 )
             shown = [(place, x) for place, x in zip(self.places, self.values, strict=True) if x in theory]
             return [place for place, _ in shown], [float(theory[x]) for _, x in shown]
         if not self.numbers:
-            raise InputError("theory: the values of x are not numbers; pass a mapping instead")
+            raise InputError("theory: the values of x are not numbers; pass a mapping instead of a function")
         finite = [x for x in self.numbers if x < math.inf]
         spread = np.geomspace if self.logarithmic else np.linspace
         between = spread(finite[0], finite[-1], _CURVE_POINTS).tolist() if len(finite) > 1 else finite

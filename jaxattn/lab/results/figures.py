@@ -189,7 +189,7 @@ def draw_all(
                 drawn = before[number]
             else:
                 raise InputError(
-                    "not drawn by the run, and loading results never executes code from a folder; run the "
+                    "not drawn by the run, and loading results never executes custom code; run the "
                     "study again"
                 )
         except (InputError, UserCodeError) as error:

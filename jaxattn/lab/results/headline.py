@@ -63,7 +63,7 @@ def metrics(results: Run) -> list[str]:
 def sentences(results: Run) -> tuple[str, str]:
     """Return two sentences: the final accuracy and loss, and the behaviour of E·v, attention and p.
 
-    Each number is that in `summary_rows` for the last phase that recorded the metric. If there are several
+    The numbers are those in `summary_rows` for the last phase that recorded the metric. If there are several
     cells, the lowest and the highest number are reported.
     """
     names = recorded(results, finite=True)

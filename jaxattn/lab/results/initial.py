@@ -27,7 +27,7 @@ class _NoImports(ImportPaths):
     """Import resolver for configs read from a results folder; refuses to import code."""
 
     def load(self, name: str) -> Any:
-        raise InputError(f"the study uses {name}, and loading a folder never imports code")
+        raise InputError(f"the study uses {name}, and loading results never imports custom code")
 
 
 def initial_arrays(results: Run, cell: int, seed: int, trained: Arrays) -> Arrays:
@@ -43,7 +43,7 @@ def initial_arrays(results: Run, cell: int, seed: int, trained: Arrays) -> Array
         study = results.study or Definition(results.config(cell), _NoImports())
         wanted = next((own for own in study.cells if own.number == cell), None)
         if wanted is None or wanted.config_hash != results.config_hash(cell):
-            raise InputError("the config of this folder was written by another version")
+            raise InputError("the config of this folder was written by another version of jaxattn")
         (group,) = (group for group in compile_groups(study.cells) if wanted in group.cells)
         with backend.precision(group.setting.dtype):
             data, tokens = _shapes(results, group.setting, trained)
@@ -67,7 +67,9 @@ def _shapes(results: Run, setting: Setting, trained: Arrays) -> tuple[Splits, Se
         data, _, tokens = setting.data.load()
         return data, tokens
     if setting.starts or "E" not in trained:
-        raise InputError("the initial parameters depend on data files, which are not read during loading")
+        raise InputError(
+            "the initial parameters depend on data files, which are not read when results are loaded"
+        )
     return Splits(like_parameters(trained)), ()
 
 

@@ -1,7 +1,7 @@
 """Verdicts: compare estimates and their 95 % intervals over seeds with criteria, by a single rule.
 
-The basis of a criterion is its origin. The rule is the same for every basis, but the wording of the
-verdict differs:
+The basis of a criterion states where it comes from. The rule is the same for every basis, but the wording
+of the verdict differs:
 
     basis                               interval within     interval outside    otherwise     no criterion
     predicted by the theory             holds               fails               undecided     undecided
@@ -102,7 +102,7 @@ class Estimate(NamedTuple):
         low, high: the interval; NaN if there is none.
         seeds: number of seeds with a value.
         missing: number of seeds without a value.
-        hits: number of seeds that satisfy the condition, if the estimate is the fraction of these seeds.
+        hits: number of seeds that satisfy a condition, if the estimate is a fraction of seeds; else None.
     """
 
     value: float

@@ -121,7 +121,7 @@ def formula(text: str) -> str:
 
 
 def metric_label(metric: str, labels: Mapping[str, str]) -> str:
-    """Return the figure label of a metric: declared by its probe, or else generated from its name."""
+    """Return the figure label for a metric: declared by its probe, built in, or generated from its name."""
     if metric in labels:
         return formula(str(labels[metric]))
     if metric in PHASE_LABELS:
@@ -134,7 +134,9 @@ def metric_label(metric: str, labels: Mapping[str, str]) -> str:
 def unknown_metric(metric: str, recorded: Iterable[Any]) -> InputError:
     """Build the InputError for an unknown metric, suggesting the closest name or listing all names."""
     if "," in metric:
-        return InputError(f"metric {metric!r}: use spaces, not commas: {metric.replace(',', ' ')!r}")
+        return InputError(
+            f"metric {metric!r}: separate names with spaces, not commas: {metric.replace(',', ' ')!r}"
+        )
     # There are many bin metrics, so list them under a single name.
     known = sorted({re.sub(r"_bin_\d+$", "_bin_K", str(name)) for name in recorded})
     if near := difflib.get_close_matches(metric, known, 1):

@@ -219,7 +219,5 @@ def _write(path: Path, content: bytes, folder: Path) -> Path:
         files.write_file(path, content, folder)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise RunError(
-            f"{path}: cannot be written ({reason}); free space there or make it writable"
-        ) from None
+        raise RunError(f"{path}: cannot be written ({reason}); free disk space or make it writable") from None
     return path

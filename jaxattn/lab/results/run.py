@@ -117,7 +117,7 @@ class Run:
         return tuple(map(class_name, names)) if isinstance(names, list | tuple) else ()
 
     def label(self, metric: str) -> str:
-        """Return the figure label of a metric: declared by its probe, or else the paper's symbol."""
+        """Return the figure label for a metric; see `labels.metric_label`. Long labels are shortened."""
         text = metric_label(metric, self.manifest["labels"]).replace(VALUES["Ep"], self._scores)
         return text if len(text) <= LONGEST_LABEL else short_name(text, LONGEST_LABEL)
 
@@ -145,7 +145,7 @@ class Run:
         return "; ".join(f"cell {ranges_text(own)}: {words or NOT_HELD}" for words, own in cells.items())
 
     def score_names(self, cell: int) -> tuple[str, str]:
-        """Return the name of the token scores of a cell's model, once for captions and once for figures."""
+        """Return two names for the token scores of a cell's model: one for captions and one for figures."""
         try:
             kind = str(self.lookup(cell, "model.kind"))
         except InputError:
@@ -170,7 +170,7 @@ class Run:
 
     @property
     def command(self) -> str:
-        """Return the command that started the run, or that resumes it."""
+        """Return the command that was recorded for the run."""
         return run_command(self.manifest)
 
     @property

@@ -45,7 +45,7 @@ def summary_page(
 
 
 def framed(title: str, page: str) -> str:
-    """Wrap a page in a frame that isolates its style, for display in a notebook."""
+    """Wrap a page in an iframe, which isolates its style, for display in a notebook."""
     return (
         f'<iframe title="{title}" srcdoc="{escape(page)}" style="width:100%;height:60rem;border:0"></iframe>'
     )

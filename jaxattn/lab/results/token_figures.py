@@ -119,7 +119,9 @@ def one_step_law(
             entry["name"] for entry in results.manifest["config"]["phases"] if entry.get("kind") == "one_step"
         ]
         if not steps:
-            raise InputError("one_step_law: the run has no phase of kind 'one_step'; set the option phase")
+            raise InputError(
+                "one_step_law: the run has no phase of kind 'one_step'; set the figure option phase"
+            )
         phase = steps[0]
     # Averaging over seeds would understate the deviation from the law.
     tokens = at_end(results, phase=phase, cell=cell, average=False)

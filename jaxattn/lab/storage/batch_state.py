@@ -86,7 +86,7 @@ class BatchState(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> "BatchState":
-        """This batch, or the finished batch that it extends while this batch is unfinished."""
+        """This batch, or the finished batch that it extends if this batch is unfinished."""
         return self if self.finished or self.before is None else self.before
 
 
@@ -100,9 +100,10 @@ def spans(batch: str) -> tuple[range, range]:
 
 
 def overlaps(cells: Mapping[str, Iterable[int]]) -> list[tuple[str, str]]:
-    """Return pairs of batches that have a (cell, seed) pair in common.
+    """Return pairs of overlapping batches, which have a (cell, seed) pair in common.
 
-    `cells` maps the name of each batch to its cell numbers.
+    Not all such pairs are returned, but at least one if any batches overlap. `cells` maps the name of each
+    batch to its cell numbers.
     """
     runs: dict[int, list[tuple[int, int, str]]] = {}
     for batch, own in cells.items():

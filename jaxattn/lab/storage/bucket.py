@@ -60,7 +60,9 @@ class Bucket:
         is_results = manifest.MANIFEST in self.listed or any(x.startswith("parts/") for x in self.listed)
         others = [x for x in self.listed if x.split("/")[0] not in (lock.OBJECT, run_log.RUN_LOG, *_PARTS)]
         if others and not is_results:
-            raise InputError(f"{self.address}: neither empty nor a results folder; choose another with --out")
+            raise InputError(
+                f"{self.address}: neither empty nor a results folder; choose another folder with --out"
+            )
         self.lock = lock.Lock(self.objects, self.folder / OWN[0])
         self.lock.take(warn)
         with self.lock.beating(self._send_log, lambda: self._broken is None):

@@ -22,7 +22,8 @@ from jaxattn.lab.storage import files
 from jaxattn.lab.storage.batch_state import Checkpoint
 from jaxattn.lab.storage.files import Damaged
 
-# Maximum size in bytes of the metadata files of orbax and tensorstore; arrays have separate checksums.
+# Maximum size in bytes of a file that is stored with a SHA-256, such as metadata; arrays have separate
+# checksums.
 SMALL = 2**20
 NOT_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EIO)
 HANDLES = 64
@@ -38,7 +39,8 @@ def prepare() -> Any:
     """
     imported = importlib.import_module("orbax.checkpoint")
     logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
-    # Of several arrays that fail to be written, only the first is raised; asyncio reports the others.
+    # If several arrays cannot be written, only the first error is raised. Hide asyncio's messages about the
+    # others.
     logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
     shown = sys.unraisablehook
 

@@ -250,14 +250,14 @@ def parse_json(text: bytes) -> Any:
     try:
         content = json.loads(text)
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise ValueError("the JSON is nested too deeply") from None
     level = [content]
     for _ in range(MOST_NESTED):
         inner = (x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list))
         level = [x for each in inner for x in each if isinstance(x, dict | list)]
         if not level:
             return content
-    raise ValueError("nested too deeply")
+    raise ValueError("the JSON is nested too deeply")
 
 
 def _seal(content: Mapping[str, Any]) -> str:

@@ -44,7 +44,7 @@ class ResultsFolder:
         return self.local
 
     def send_report(self, paths: Iterable[Path], directory: Path) -> None:
-        """Store report files from a local directory in the results folder, with the list of figures last."""
+        """Store local report files in the results folder; the list of figures is stored last."""
 
     def shards(self) -> list[str]:
         """Return the names of the shards that have a manifest, or [] if the folder itself contains a run."""

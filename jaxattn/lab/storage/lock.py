@@ -98,7 +98,7 @@ def _lock(file: Any, directory: Path, warn: Callable[[str], None]) -> None:
             ) from None
         except OSError as error:
             reason = f"this file system has no locks ({error.strerror})"
-            warn(f"{directory}: {reason}; do not start a second run there")
+            warn(f"{directory}: {reason}; do not start a second run in this folder")
             break
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -136,7 +136,10 @@ class Lock:
     def _watch(self, found: bytes | None, held: dict[str, Any], warn: Callable[[str], None]) -> None:
         now = _replaced(self._objects, found, GONE_S)
         if now is None:
-            warn(f"{self._objects.address}: taken over from {_holder(held)}; lock expired ({GONE_S:.0f} s)")
+            warn(
+                f"{self._objects.address}: taken over from {_holder(held)}, "
+                f"whose lock expired after {GONE_S:.0f} s"
+            )
         elif now["holder"]:
             raise self._in_use(now)
 

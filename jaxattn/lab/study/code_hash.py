@@ -96,8 +96,7 @@ class _Code:
         self.seen[id(x)] = len(self.seen), x
         self.hash(x, place)
         if not isinstance(x, DEFINITIONS):
-            # Remove the value, because it differs between processes whether two equal values are the same
-            # object.
+            # Remove the value: whether two equal values are the same object can differ between processes.
             del self.seen[id(x)]
 
     def hash(self, x: Any, place: str) -> None:
@@ -251,9 +250,9 @@ def _file_of(x: Any) -> str | None:
 
 
 def _installed_name(x: Any) -> str:
-    """Return the import path of an object, even a decorated one, from an installed package.
+    """Return the import path of an object from an installed package, or "" for any other object.
 
-    The result is "" for any other object.
+    The object may be decorated.
     """
     place, name = getattr(x, "__module__", None), getattr(x, "__qualname__", None)
     if not (isinstance(place, str) and isinstance(name, str) and place in sys.modules):

@@ -101,7 +101,7 @@ class Definition:
                 raise InputError(f"seeds: {given} has more than {MOST_SEEDS:,} seeds; use a shorter range")
             if first >= end:
                 raise InputError(
-                    f"seeds: {given} is an empty range; give the first seed and the last seed plus one, "
+                    f"seeds: {given} is an empty range; write the first seed and the last seed plus one, "
                     f"such as '{min(first, end)}:{max(first, end) + 1}'"
                 )
             given = tuple(range(first, end))
@@ -131,7 +131,7 @@ class Definition:
         """The complete tables with all settings, including defaults, as plain JSON values."""
         tables = msgspec.structs.replace(self._tables, figures=self.figures)
         written: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(tables))
-        del written["hold"]  # The base tables contain it unless it is empty.
+        del written["hold"]  # The tables of the base setting contain `hold` unless it is empty.
         return written | self._base.tables
 
     @property
@@ -171,10 +171,9 @@ def _tables_in(x: Any) -> Sequence[Any]:
 
 
 def _paths(tree: Any) -> Sequence[str]:
-    """Return the import paths in tables.
+    """Return the import paths in tables, such as `module:Name`.
 
-    These are strings such as `module:Name` that are the value of a kind or an optimiser, or an entry in a
-    list.
+    These are values of the keys `kind`, `optimizer` and `loss`, and entries of lists.
     """
     if isinstance(tree, dict):
         own = [

@@ -111,7 +111,7 @@ class _Rehearsal:
                 raise InputError(f"draw returns {shown(data)}; return jaxattn.data.Splits")
             if not isinstance(data.train, Dataset):
                 raise InputError(
-                    f"draw returns {shown(data.train)} as train; return a jaxattn.Dataset, such as a Corpus"
+                    f"draw returns {shown(data.train)} as `train`; return a jaxattn.Dataset, such as a Corpus"
                 )
             if setting.data.pads_vocabulary:
                 check_vocabulary(data.train, setting.data.vocab_size)
@@ -143,7 +143,7 @@ class _Rehearsal:
             outputs = model.outputs(params, data)
             if not is_floats(outputs) or outputs.shape[:1] != (n,):
                 raise InputError(
-                    f"{name}.outputs returns {shown(outputs)}; return ({n}, ...) floats, for {n} examples"
+                    f"{name}.outputs returns {shown(outputs)}; return a float array of shape ({n}, ...)"
                 )
             if model.attends_to_tokens and not model.has_scores:
                 raise InputError(
@@ -160,15 +160,15 @@ class _Rehearsal:
             why = "for all examples together" if coupled else "one for every example"
             if not coupled and not jnp.ndim(each):
                 raise InputError(
-                    f"{name} returns {shown(each)}; return ({n},) floats, one per example, or derive a class "
-                    "from jaxattn.Loss with coupled = True"
+                    f"{name} returns {shown(each)}; return ({n},) floats, one per example, or subclass "
+                    "jaxattn.Loss with coupled = True"
                 )
             check_floats(name, each, {() if coupled else (n,)}, why)
 
     def minibatches(self, data: Dataset) -> None:
-        """Raise InputError if minibatches are used, but a loss that couples sequences would see all data.
+        """Raise InputError if a loss that couples sequences would see all data in a minibatch phase.
 
-        The loss must be evaluated on the sequences of each minibatch instead.
+        Such a loss must be evaluated on each minibatch instead.
         """
         setting = self.setting
         batched = [k for k, phase in enumerate(setting.phases) if phase.batch_size]
@@ -179,9 +179,9 @@ class _Rehearsal:
             if not couples(setting.loss, data.num_examples, data.num_classes):
                 return
         raise InputError(
-            f"phases[{batched[0]}].batch_size: {_name(setting.loss)} couples sequences, but would be "
-            "evaluated on all sequences instead of on the batch; derive a class from jaxattn.Loss with "
-            "coupled = True that returns one number for the batch"
+            f"phases[{batched[0]}].batch_size: {_name(setting.loss)} couples examples, but would be "
+            "evaluated on all examples instead of the batch; subclass jaxattn.Loss with "
+            "coupled = True, and return one number for the batch"
         )
 
     def phase(self, setting: Setting, index: int, params: Any, data: Splits, key: Array) -> Any:
@@ -201,7 +201,8 @@ class _Rehearsal:
             missing = [x for x in ("params", "step", "failed_at") if not hasattr(state, x)]
             if missing:
                 raise InputError(
-                    f"{name}.init returns {shown(state)} without {missing[0]!r}; it needs params, step "
+                    f"{name}.init returns {shown(state)} without {missing[0]!r}; "
+                    "return a state with params, step "
                     "and failed_at, like jaxattn.dynamics.State"
                 )
             if type(phase).step is not Phase.step:

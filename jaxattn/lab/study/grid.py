@@ -66,7 +66,9 @@ def grid_cells(
             own = merged_tables({key: x for key, x in tree.items() if key != "blocks"}, block, names)
             for settings in points(tables_of(own)):
                 if len(result) == _MOST_CELLS:
-                    raise InputError(f"more than {_MOST_CELLS:,} cells in all blocks; use fewer values")
+                    raise InputError(
+                        f"the blocks have more than {_MOST_CELLS:,} cells in total; use fewer values"
+                    )
                 result.append(_cell(len(result), own, name, settings, tables_of, read))
     return result
 
@@ -120,7 +122,7 @@ def _check_size(grid: Any) -> None:
     if (size := math.prod(length or 1 for length in lengths)) > _MOST_CELLS:
         raise InputError(
             f"axes: {size:,} cells, but at most {_MOST_CELLS:,} are allowed; use fewer values, or [halton] "
-            "points instead of a product"
+            "points instead of a full grid"
         )
 
 

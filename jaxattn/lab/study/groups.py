@@ -79,8 +79,8 @@ def rehearse_groups(
 ) -> frozenset[int]:
     """Trace all groups if the study has custom code; return the indices of groups that raise exceptions.
 
-    With `keep_going`, exceptions in some of the groups are ignored, because their batches raise them again
-    when they run.
+    With `keep_going`, exceptions in some but not all groups are ignored, because the batches of these groups
+    raise them again when they run.
 
     Raises:
         InputError: custom code returns a value of the wrong type or shape.

@@ -24,7 +24,7 @@ class ImportPaths:
     """Resolver for the import paths and file names in a study.
 
     Attributes:
-        folder: folder to which relative paths refer, which is the folder of the sweep file.
+        folder: folder of the sweep file, to which relative paths refer.
         given: objects passed to a study in Python, by import path.
     """
 

@@ -1,7 +1,8 @@
 """PRNG keys of a seed for data, initial parameters and batches.
 
-A study can hold any of these three keys at seed 0. A key depends only on the seed and on `hold`, so seeds
-can be added to a study later.
+A study can hold any of these three keys at seed 0. Initial parameters and batches use the same key, unless
+only one of the two is held. A key depends only on the seed and on `hold`, so seeds can be added to a study
+later.
 """
 
 from collections.abc import Collection
@@ -15,7 +16,7 @@ from jaxattn.core.errors import InputError
 
 Part = Literal["data", "start", "batches"]
 PARTS: tuple[Part, ...] = ("data", "start", "batches")
-# The seed whose key is used for all held randomness, even if the study does not run this seed.
+# Seed whose keys are used for randomness that is held fixed, even if the study does not run this seed.
 HELD_AT = 0
 
 
@@ -60,7 +61,7 @@ def varying(data: Data, phases: Collection[Phase], hold: Collection[str]) -> lis
 
 
 def check_fresh(phases: Collection[Phase], hold: Collection[str]) -> None:
-    """Raise InputError if the data are held, but a phase samples new examples with keys that are not held."""
+    """Raise InputError if data are held at seed 0, but a phase samples new examples with keys that vary."""
     for phase in phases:
         if "data" in hold and "batches" not in hold and getattr(phase, "fresh", None):
             raise InputError(
@@ -73,6 +74,6 @@ def check_seeds(data: Data, phases: Collection[Phase], hold: Collection[str], se
     """Raise InputError if several seeds would give identical results because all randomness is held fixed."""
     if hold and seeds > 1 and not varying(data, phases, hold):
         raise InputError(
-            f"hold: all {seeds} seeds would be identical, because all randomness of this study is held; "
+            f"hold: all {seeds} seeds would be identical, because all randomness of this study is fixed; "
             "remove an entry from hold, or use a single seed"
         )

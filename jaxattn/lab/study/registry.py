@@ -69,7 +69,8 @@ class Concept(Generic[C]):
         of_function: function that builds a class from a function and its `kind`; None if only classes are
             accepted.
         functions: signatures of the accepted functions.
-        further: base classes for which other calls are listed instead of the required attributes.
+        further: calls that derived classes must support, by name of the base class; these take precedence
+            over `bases`.
         default: function that infers the kind of a table from its keys.
     """
 
@@ -204,7 +205,9 @@ def fields_of(target: type[Spec], place: str = "") -> list[Field]:
     try:
         return _fields(target)
     except NameError as error:
-        raise InputError(f"{place}: an annotation of {target.__name__} cannot be read: {error}") from None
+        raise InputError(
+            f"{place}: an annotation of {target.__name__} cannot be evaluated: {error}"
+        ) from None
     except TypeError as error:
         raise InputError(f"{place}: {error}") from None
 
@@ -283,7 +286,7 @@ def _check_class(concept: Concept[Any], target: type, kind: str) -> None:
         )
     for name in concept.bases[base]:
         if getattr(target, name) is getattr(base, name):
-            raise InputError(f"{kind} has no {name!r}; {concept.name} must be {concept.wants}")
+            raise InputError(f"{kind} does not define {name!r}; {concept.name} must be {concept.wants}")
 
 
 def _check_settings(target: type[Spec], place: str) -> None:
@@ -296,7 +299,7 @@ def _check_settings(target: type[Spec], place: str) -> None:
             if name in taken:
                 rather = "" if target.kind else "annotate it as a ClassVar, or "
                 raise InputError(
-                    f"{place}: {name!r} of {target.kind or target.__name__} is also an attribute of "
+                    f"{place}: setting {name!r} of {target.kind or target.__name__} is also an attribute of "
                     f"{base.__name__}; {rather}choose another name for the setting"
                 )
 

@@ -1,4 +1,4 @@
-"""Validation of what custom code returns; every check raises InputError with the value and a remedy."""
+"""Validation of the values that custom code returns; a failed check raises InputError with a remedy."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""JSON schema of sweep files, with which editors complete and check TOML."""
+"""JSON schema of sweep files, which editors use to check and complete keys."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -74,7 +74,7 @@ def _listed(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
 
-# A custom component; only its code defines its settings.
+# A custom component, whose settings are defined only by its code.
 _OWN = {"type": "object", "required": ["kind"], "properties": {"kind": {"type": "string", "pattern": ":"}}}
 
 

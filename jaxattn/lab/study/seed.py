@@ -151,7 +151,7 @@ def probe_context(setting: Setting, index: int, params: Params, data: Splits) ->
 
 
 def columns(setting: Setting, index: int, params: Params, data: Splits) -> dict[str, Array]:
-    """Return the token table at the end of a phase, or {} if the model has no token scores and values."""
+    """Return the token table at the end of a phase, or {} if the model lacks token scores and values."""
     if wants_scores(task_of(setting, data)):
         return {}
     return token_columns(probe_context(setting, index, params, data))

@@ -28,7 +28,7 @@ SettingPath = tuple[str | int, ...]
 # per run.
 Hyperparameters = Mapping[SettingPath, Any]
 VOCAB_SIZE: SettingPath = ("data", "vocab_size")
-# Table paths of the fields of a setting that are not stored under their own names.
+# Fields of a setting that are stored in the tables under a different path.
 IN_TABLES: dict[Any, SettingPath] = {"starts": ("model", "init"), "probes": ("probes", "own")}
 
 

@@ -138,7 +138,7 @@ def _text(path: Path) -> str:
             raise InputError(f"{path}: cannot be read (not a regular file); save the sweep to a file")
         if status.st_size > _LARGEST:
             size = f"{status.st_size / 2**20:,.0f} MiB, more than {_LARGEST / 2**20:.0f} MiB"
-            raise InputError(f"{path}: too large for a sweep file ({size}); give the path of a sweep file")
+            raise InputError(f"{path}: too large for a sweep file ({size}); check the path")
         # Some editors on Windows add a byte order mark.
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:

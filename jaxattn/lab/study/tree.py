@@ -57,7 +57,10 @@ def check_values(tree: Any, place: str = "", depth: int = 0) -> None:
 
 
 def check_keys(tree: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise InputError for an unknown top-level key that also occurs in one to three inner tables."""
+    """Raise InputError for an unknown top-level key that exists in one to three inner tables.
+
+    The error message suggests the keys of these tables.
+    """
     for key in tree:
         places = [] if key in known else [*_places(tree, key)]
         if 0 < len(places) <= 3:

@@ -60,7 +60,9 @@ def codec(encoding: str | None) -> str:
         " ".encode(encoding or "utf-8")
         name = codecs.lookup(encoding or "utf-8").name
     except (LookupError, ValueError):
-        raise InputError(f'encoding: unknown encoding {encoding!r:.40}; use one such as "cp1252"') from None
+        raise InputError(
+            f'encoding: unknown encoding {encoding!r:.40}; use a Python codec, such as "cp1252"'
+        ) from None
     return {"utf-8": "utf-8-sig", "iso8859-1": "cp1252"}.get(name, name)
 
 

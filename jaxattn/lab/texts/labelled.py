@@ -90,7 +90,7 @@ def balanced(source: Any, split: str, labelled: Labelled) -> Labelled:
     sizes = np.bincount(labelled.classes, minlength=len(source.labels))
     if not sizes.all():
         raise InputError(
-            f"data.balance: no row of the {split} split has the label "
+            f"data.balance: no row in the {split} split has the label "
             f"{source.labels[int(sizes.argmin())]!r}; remove it from data.labels, or unset data.balance"
         )
     return labelled.keep(_place_in_class(labelled.classes) < sizes.min())
@@ -100,15 +100,15 @@ def held_out(source: Any, labelled: Labelled) -> tuple[Labelled, Labelled]:
     """Split the training rows into training and validation rows.
 
     Raises:
-        InputError: the validation fraction selects no row from any class.
+        InputError: the validation fraction is so small that no rows are held out.
     """
     # The small offset corrects rounding errors, so that a fraction of 0.29 selects 29 of 100 rows.
     numbers = np.floor(source.validation * np.bincount(labelled.classes) + 1e-6)
     is_held = _place_in_class(labelled.classes) < numbers[labelled.classes]
     if not is_held.any():
         raise InputError(
-            f"data.validation: {source.validation} of {len(is_held)} training rows selects no row from "
-            "any class; increase the fraction, or set it to 0"
+            f"data.validation: a fraction of {source.validation} selects none of the {len(is_held)} training "
+            "rows; increase the fraction, or set it to 0"
         )
     return labelled.keep(~is_held), labelled.keep(is_held)
 

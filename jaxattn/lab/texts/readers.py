@@ -45,7 +45,7 @@ class Tfds(Source, frozen=True, kw_only=True):
         paths = sorted(path for path in root.rglob("*") if path.is_file())
         if not paths:
             raise InputError(
-                f"data.dataset: no {self.dataset} in {self._folder}; check data.data_dir, "
+                f"data.dataset: no dataset {self.dataset} in {self._folder}; check data.data_dir, "
                 "or prepare the data: "
                 f"tensorflow_datasets.builder({self.dataset!r}, data_dir={self._folder!r})"
                 '.download_and_prepare(file_format="array_record")'
@@ -99,8 +99,8 @@ class Lines(Files, frozen=True, kw_only=True):
                     label, *rest = line.removesuffix("\n").split(self.separator, 1)
                     if not rest:
                         raise InputError(
-                            f"data: line {number} of {path} is {line.strip()!r:.40}, not a label and a text; "
-                            "set data.separator to the string that separates them"
+                            f"data: line {number} of {path} has no separator ({line.strip()!r:.40}); "
+                            "set data.separator to the string between label and text"
                         )
                     yield place_in(paths, path, f"line {number}"), rest[0], label
 

@@ -37,7 +37,7 @@ class Files(Source, frozen=True, kw_only=True):
         super().check()
         if not self.split_column and (self.train != "train" or self.test not in ("test", "", None)):
             raise InputError(
-                "train, test: values of split_column, which is not set; set split_column, or remove "
+                "train, test: both are values of split_column, which is not set; set split_column, or remove "
                 "train and test"
             )
 
@@ -123,7 +123,7 @@ class _Table(Files, frozen=True, kw_only=True):
         for value in values if self.split_column else ():
             if value not in seen:
                 raise InputError(
-                    f"data.split_column: no row of {', '.join(paths):.400} has {self.split_column} = "
+                    f"data.split_column: no row in {', '.join(paths):.400} has {self.split_column} = "
                     f"{value!r}; choose from {listed(sorted(seen))}"
                 )
 

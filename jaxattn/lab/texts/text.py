@@ -47,7 +47,7 @@ _FAR = re.compile(
 _JOINERS = "\u200c\u200d"
 _ESCAPE = re.compile(r"\\[A-Za-z]")
 _STRIDE = 512
-# Arrays that are stored for a split, as bags of words and as sequences.
+# Names of the arrays stored for a split: as bags of words, and as sequences.
 _BAGS = ("tokens", "counts", "distinct", "classes")
 _ORDERED = ("ids", "lengths", "classes")
 
@@ -108,7 +108,7 @@ def tokenise(text: str) -> list[str]:
 def _word_with_marks() -> re.Pattern[str]:
     characters = map(chr, range(sys.maxunicode + 1))
     marks = "".join(c for c in characters if unicodedata.category(c).startswith("M"))
-    # Test for the range first: this lookahead is faster than the set of all marks.
+    # Test the range first: this lookahead is faster than matching the set of all marks.
     part = rf"\w+(?:(?=[{marks[0]}-{marks[-1]}])[{marks}{_JOINERS}]+\w*)*"
     return re.compile(rf"{part}(?:'{part})*")
 
@@ -219,7 +219,7 @@ def _checked(source: Any) -> Any:
 
 def _check_classes(source: Any, split: str, classes: np.ndarray, note: cache.Note) -> None:
     for number in np.setdiff1d(np.arange(len(source.labels)), classes):
-        message = f"data.labels: no row of the {split} split has the label {source.labels[number]!r}"
+        message = f"data.labels: no row in the {split} split has the label {source.labels[number]!r}"
         if split == "train":
             raise InputError(f"{message}; remove it from data.labels")
         note(message)
@@ -269,7 +269,7 @@ def _arrays(source: Any, given: tuple[str, ...] | None, progress: Progress) -> d
             )
         if not kept.any():
             raise InputError(
-                f"data: no row of the {split} split contains a word of the vocabulary; "
+                f"data: no row in the {split} split contains a word of the vocabulary; "
                 + ("lower data.min_count" if given is None else "check that the vocabulary is in lower case")
             )
         ordered = source.order == "kept"
@@ -309,7 +309,7 @@ def _read(source: Any, split: str, words: defaultdict[str, int], progress: Progr
     numbered = _number(texts(), words)
     if not places:
         raise InputError(
-            f"data.labels: no row of the {split} split has one of the labels {list(source.labels)}; "
+            f"data.labels: no row in the {split} split has one of the labels {list(source.labels)}; "
             "check the labels"
         )
     if unlabelled:
@@ -367,7 +367,8 @@ def _select(
     frequent = [(-count, word) for word, count in zip(words, counts, strict=True) if count >= min_count]
     if not frequent:
         raise InputError(
-            f"data.min_count: no word in the training split occurs {min_count} times; set it to at most "
+            f"data.min_count: no word occurs {min_count} or more times in the training split; "
+            "set it to at most "
             f"{max(counts, default=0)}"
         )
     chosen = sorted(frequent)[:max_vocab]

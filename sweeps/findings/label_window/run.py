@@ -2,7 +2,7 @@
 
     python sweeps/findings/label_window/run.py edges        # both edges by bisection, equal counts
     python sweeps/findings/label_window/run.py counts       # random counts, compared with published runs
-    python sweeps/findings/label_window/run.py label        # which label wins: 100 seeds, 1,000 new ones
+    python sweeps/findings/label_window/run.py label        # which label wins: 100 seeds, then 1,000 more
     python sweeps/findings/label_window/run.py escapes      # which runs escape
     python sweeps/findings/label_window/run.py figure       # the figure, and the tables as text
 

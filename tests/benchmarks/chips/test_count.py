@@ -89,7 +89,7 @@ def test_counts_match_manual_counts():
     assert found.collectives == 0
 
 
-def test_prefetched_slice_is_read_once():
+def test_a_prefetched_slice_counts_as_one_read():
     fetched = "((f32[1000,8]{1,0}), f32[250,8]{1,0:T(8,128)PLACE}, s32[]{:S(2)}) slice-start(%o), slice={}"
     slice_bytes = 4 * 250 * 8
     for place, moved in (("S(1)", slice_bytes), ("", 2 * slice_bytes)):
@@ -105,7 +105,7 @@ def test_collectives_are_counted(word):
     assert count(TEXT.replace("  ROOT %wide", line)).collectives == 1
 
 
-def test_product_operations_match_xla_counts():
+def test_operation_counts_of_matrix_products_match_xla():
     def f(x, y):
         return jnp.einsum("bij,bjk->bik", x, y)
 

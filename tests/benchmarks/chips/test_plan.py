@@ -86,7 +86,7 @@ def test_plan_prints_tables(answered, study):
     assert text.endswith(f"1 programs compile for v5e; {host}; 1 do not compile: no such thing")
 
 
-def test_unplannable_study_is_a_one_line_error(answered, study, monkeypatch):
+def test_invalid_targets_and_unimportable_code_raise_one_line_errors(answered, study, monkeypatch):
     with pytest.raises(InputError, match="target: 'h300' is unknown; use a100"):
         plan(study(), "h300")
     monkeypatch.setattr(type(study()), "own_kinds", ["__main__:Mine"])
@@ -98,7 +98,7 @@ def test_unplannable_study_is_a_one_line_error(answered, study, monkeypatch):
 
 
 @pytest.mark.parametrize(("needed", "told"), [(40 * 2**30, "40.0"), (math.inf, "10.0")])
-def test_study_that_exceeds_chip_memory_is_an_error(study, monkeypatch, needed, told):
+def test_study_that_exceeds_chip_memory_raises_an_error(study, monkeypatch, needed, told):
     """A compiler may reject a program that is too large, or compile it and report its memory."""
 
     def compile_first(self, lanes, only=()):

@@ -65,7 +65,7 @@ def test_version_pins_of_installed_jax_are_parsed():
         ('import sys; sys.stdin.read(); print(\'{"error": "not so"}\')', InputError, "^not so$"),
     ],
 )
-def test_failed_process_is_a_one_line_error(monkeypatch, tmp_path, code, raised, said):
+def test_failed_process_raises_a_one_line_error(monkeypatch, tmp_path, code, raised, said):
     monkeypatch.setattr(process, "check", lambda target: None)
     (tmp_path / "instead.py").write_text(code, encoding="utf-8")
     monkeypatch.setattr(process, "__file__", str(tmp_path / "instead.py"))

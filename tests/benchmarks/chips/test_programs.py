@@ -41,7 +41,7 @@ def label(case):
 
 # One test covers a whole case, so that parallel test processes compile it once.
 @pytest.mark.parametrize("case", CASES, ids=label)
-def test_shipped_programs_stay_below_their_ceilings(case):
+def test_programs_of_shipped_sweeps_stay_within_their_cost_limits(case):
     options = {key: case[key] for key in ("overrides", "only") if key in case}
     programs = plan(case["target"], case["sweep"], **options).programs
     here = [row for row in programs if row.where != "host"]
@@ -122,6 +122,6 @@ def test_command_prints_the_study_plan(tmp_path):
         assert set(table[name]) <= set(re.split(r"\s{2,}", done.stdout.replace("\n", "  ")))
 
 
-def test_importable_custom_functions_are_planned():
+def test_studies_with_importable_custom_functions_can_be_planned():
     answer = plan("h200", "tests/sweeps/own.toml", only=["draw"])
     assert [(row.where, row.error) for row in answer.programs] == [("h200", "")]

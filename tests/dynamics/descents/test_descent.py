@@ -111,7 +111,7 @@ def test_first_failing_step_is_recorded_and_other_seeds_continue(problem):
 
 
 @pytest.mark.parametrize("train", [("E",), ("p",), ("E", "p", "v")])
-def test_failing_step_sets_its_parameters_to_nan(problem, train):
+def test_parameters_are_nan_after_a_failing_step(problem, train):
     params, corpus = problem
     algorithm = descent(optimizer("sgd", 0.1), train=train)
     state = algorithm.init(params.replace(v=params.v.at[0].set(jnp.inf)))
@@ -152,7 +152,7 @@ def test_every_sequence_is_in_one_minibatch_per_epoch(x64):
 
 
 @pytest.mark.parametrize("cuts_batches", [pytest.param(False, marks=pytest.mark.more), True])
-def test_minibatch_step_equals_full_step_on_the_same_batch(problem, cuts_batches):
+def test_minibatch_step_equals_a_full_step_on_the_same_examples(problem, cuts_batches):
     params, corpus = problem
     ids, mask = map(np.asarray, ja.models.reference.padded_sequences(corpus))
     algorithm = descent(optimizer("sgd", 0.5), train=("E", "p"), batch_size=8, cuts_batches=cuts_batches)
@@ -249,7 +249,7 @@ def test_descent_accepts_dict_parameters_and_a_custom_loss(problem):
     np.testing.assert_allclose(got["p"], params.p, rtol=1e-12)
 
 
-def test_line_search_receives_the_loss_function(problem):
+def test_lbfgs_on_p_reaches_the_same_loss_as_scipy(problem):
     """L-BFGS on p reaches the same loss in 30 steps as SciPy's."""
     from scipy.optimize import minimize
 
@@ -395,7 +395,7 @@ def test_vmapped_runs_stop_independently(overfitting):
         np.testing.assert_allclose(state.params.E[lane], alone.params.E, rtol=1e-10)
 
 
-def test_advance_equals_single_steps(overfitting):
+def test_advancing_several_steps_at_once_equals_single_steps(overfitting):
     params, train, held_out = overfitting
     inner = descent(optimizer("adam", 0.02), train=("E", "p", "v"))
     algorithm = early_stop(inner, steps=STEPS - 2, every=EVERY, patience=1)
@@ -451,5 +451,5 @@ def test_early_stop_accepts_custom_parameters_and_loss(overfitting):
 def test_batch_size_above_the_number_of_examples_is_rejected(study):
     descent = {"name": "q", "kind": "descent", "train": ["p"], "optimizer": "sgd", "step_size": 0.1}
     study(phases=[descent | {"steps": 2, "batch_size": 30}])
-    with pytest.raises(InputError, match=r"phases\[0\]: batch_size: 31 for 30 examples; use a smaller value"):
+    with pytest.raises(InputError, match=r"phases\[0\]: batch_size: 31 exceeds the 30 examples; use"):
         study(phases=[descent | {"steps": 2, "batch_size": 31}])

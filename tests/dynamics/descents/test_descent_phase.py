@@ -105,7 +105,7 @@ def test_custom_optax_chain_is_accepted():
         ({"norm": 1.0, "decays": 0.1}, "decays: not an option of clipped; did you mean 'decay'?"),
         (
             {"norm": 1.0, "step_size": 0.1},
-            "step_size: cannot be an option of clipped; set the phase's step_size instead",
+            "step_size: not accepted as an option of clipped; set the phase's step_size instead",
         ),
     ):
         with pytest.raises(InputError, match=re.escape(message)):
@@ -120,7 +120,7 @@ def test_custom_optax_chain_is_accepted():
         ("noisy_sgd", [], "unknown optimiser 'noisy_sgd'"),
         ("scale_by_adam", [], "unknown optimiser 'scale_by_adam'"),
         ("adamw", ["weight_decy"], "weight_decy: not an option of adamw; did you mean 'weight_decay'?"),
-        ("adamw", ["learning_rate"], "learning_rate: cannot be an option of adamw"),
+        ("adamw", ["learning_rate"], "learning_rate: not accepted as an option of adamw"),
         ("adamw", ["momentum"], "momentum: not an option of adamw"),
         ("sgd", ["epsilon"], "epsilon: not an option of sgd"),
         ("sign_sgd", ["momentum"], "momentum: not an option of sign_sgd; known: none"),

@@ -122,7 +122,7 @@ def test_every_method_converges_to_the_max_margin_direction(problem):
         assert ja.theory.one_minus_cosine(p, mm.p) < 1e-4, method
 
 
-def test_zero_gradient_leaves_p_unchanged_and_nan_is_a_failure(problem):
+def test_zero_gradient_leaves_p_unchanged_and_nan_counts_as_failure(problem):
     params, corpus = problem
     for method in ("normalized", "polyak", "dual_acceleration", "log_time"):
         made = log_descent(method, 0.1)
@@ -137,5 +137,5 @@ def test_zero_gradient_leaves_p_unchanged_and_nan_is_a_failure(problem):
 
 
 def test_unknown_method_is_rejected():
-    with pytest.raises(InputError, match=r"'newton'; must be one of normalized, polyak"):
+    with pytest.raises(InputError, match=r"'newton'; use one of normalized, polyak"):
         log_descent("newton", 0.1)

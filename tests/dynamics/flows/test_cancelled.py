@@ -126,7 +126,7 @@ def test_second_order_force_with_three_classes_is_accurate():
     assert away(path.p[-1], [1, -1, 0, 2, -2, 0]) < 1e-8
 
 
-def test_equal_vectors_in_several_sequences_form_one_pair(rng):
+def test_equal_vectors_in_several_sequences_act_like_a_shared_token(rng):
     """Rows of separate tokens have other indices, but the same force on p."""
     keys = rng.normal(size=(4, 3))
     values, sequences, labels = [0, 0.5, 1.0, 0], [[0, 1], [0, 1], [2, 3]], [1, -1, 1]
@@ -151,7 +151,7 @@ def test_path_ends_if_the_order_of_a_force_is_unknown():
 
 
 @pytest.mark.parametrize("small", [1e-2, 1e-4])
-def test_tie_is_found_among_keys_with_different_scales(small):
+def test_ties_are_found_among_keys_of_very_different_norms(small):
     """0 and 1 tie at a finite distance; their keys are `small` times as long as those of 3 and 4."""
     keys = np.diag([small, small, small, 1.0, 1.0, 1.0])
     corpus = corpus_of([[0, 1, 2], [0, 1, 2], [0, 1], [3, 4]], [1, 1, -1, 1])

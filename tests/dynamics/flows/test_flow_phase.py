@@ -82,7 +82,7 @@ def test_path_with_expensive_steps_is_computed_incrementally(monkeypatch, cleare
 
 @pytest.mark.more
 @pytest.mark.parametrize("classes", [2, 3])
-def test_vmapped_paths_end_at_different_rows(classes, monkeypatch, cleared, x64):
+def test_vmapped_paths_can_end_at_different_rows(classes, monkeypatch, cleared, x64):
     monkeypatch.setattr(stiff, "MANY_DIMS", 0)
     monkeypatch.setattr(stiff, "SIZES", (4, 8))
     monkeypatch.setattr(ties, "MOST_TIED", 12)
@@ -124,7 +124,7 @@ def test_vmapped_paths_end_at_different_rows(classes, monkeypatch, cleared, x64)
         ({"until_norm": np.inf, "until_arc_length": 7.0}, ("arc_length", "arc length", 7.0)),
     ],
 )
-def test_goal_is_the_first_stopping_condition(ends, goal):
+def test_goal_is_the_first_finite_stopping_condition(ends, goal):
     phase = ExactFlow(name="flow", **ends)
     assert phase.goal == goal
 
@@ -132,12 +132,12 @@ def test_goal_is_the_first_stopping_condition(ends, goal):
 def test_path_without_a_finite_stopping_condition_is_rejected(task):
     phase = ExactFlow(name="flow", until_norm=np.inf)
     setting = SimpleNamespace(model=task.model, loss=task.loss, data=task.data)
-    with pytest.raises(InputError, match="both infinite; make one of them"):
+    with pytest.raises(InputError, match="both infinite; set at least one"):
         phase.check(setting)
 
 
 @pytest.mark.more
-def test_query_is_float64_even_in_a_float32_study(task, params):
+def test_p_is_available_in_float64_even_in_a_float32_study(task, params):
     single = jax.tree.map(lambda x: x.astype(jnp.float32), params)
     phase = ExactFlow(name="flow", points=4, until_norm=30.0)
     state = phase.advance(task, phase.init(task, single, jax.random.key(0)), 3)
@@ -146,7 +146,7 @@ def test_query_is_float64_even_in_a_float32_study(task, params):
     np.testing.assert_array_equal(state.params.p, phase.parameter(state, "p").astype(jnp.float32))
 
 
-def test_failed_flow_records_the_row_of_failure(task, params):
+def test_row_at_which_a_flow_fails_is_recorded(task, params):
     phase = ExactFlow(name="flow", points=6, until_norm=30.0)
     broken = params.replace(p=params.p * jnp.nan)
     state = phase.init(task, broken, jax.random.key(0))

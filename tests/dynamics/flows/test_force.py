@@ -159,7 +159,7 @@ def test_gross_force_is_summed_without_cancellation():
     np.testing.assert_allclose(scale * force.gross, 2 * pull.sum(), rtol=1e-13)
 
 
-def test_a_count_adds_its_logarithm_to_the_score():
+def test_repeating_a_token_adds_the_log_of_its_count_to_its_score():
     """[0, 0, 0, 1] has the weights of [0, 1] with a_0 + log 3, for any spread of scores."""
     values = jnp.array([0.5, -1.0])
     three, one = (ja.data.from_sequences([x, x], [-1, -1], vocab_size=2) for x in ([0, 0, 0, 1], [0, 1]))

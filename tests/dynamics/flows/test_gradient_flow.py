@@ -143,10 +143,10 @@ def test_path_ends_at_the_requested_loss_or_norm():
     assert path.metrics["trained_norm"][-1] >= norm[50]
 
 
-def test_overly_stiff_path_fails_with_a_remedy():
+def test_path_that_is_too_stiff_fails_with_a_remedy():
     params, task, train = problem("MLP")
     path = gradient_flow(params, task, train=train, until_time=1e9, max_steps=50)
     assert int(path.status) == Stop.FAILED
     assert "use exact_flow" in GradientFlow.failure
-    with pytest.raises(InputError, match="until_time: inf; must be finite"):
+    with pytest.raises(InputError, match="until_time: must be finite, got inf"):
         gradient_flow(params, task, train=train, until_time=np.inf)

@@ -245,7 +245,7 @@ def test_p_can_converge_to_a_mixture_while_v_grows():
     np.testing.assert_allclose(path.v[-1], head / np.linalg.norm(head), atol=1e-4)
 
 
-def test_flow_with_inseparable_labels_ends_balanced():
+def test_flow_with_inseparable_labels_ends_when_its_forces_balance():
     params, _ = mirrored()
     path = flow(params, four([[0, 1], [0, 1], [2, 3], [2, 3]], [1, -1, 1, -1]))
     assert path.stop in ("balanced", "stationary")
@@ -272,14 +272,14 @@ def test_invalid_input_is_rejected():
         flow(params, three)
     with pytest.raises(InputError, match="do not match"):
         flow(params.replace(p=params.p[:3]), corpus)
-    with pytest.raises(InputError, match="until_norm: inf"):
+    with pytest.raises(InputError, match="until_norm: must be finite, got inf"):
         flow(params, corpus, until_norm=np.inf)
-    with pytest.raises(InputError, match="points: 4"):
+    with pytest.raises(InputError, match="points: must be at least 5, got 4"):
         flow(params, corpus, points=4)
 
 
 @pytest.mark.parametrize(("value", "expected"), [(1.7, 3 * np.exp(5.0 - 10) * 0.6), (1.0, np.inf)])
-def test_error_from_slaving_v_matches_the_closed_form(value, expected):
+def test_error_of_treating_v_as_a_function_of_p_matches_the_closed_form(value, expected):
     """v_mm is tight on token 0 of one sequence; the other attends to token 1, off the margin or on it."""
     corpus = ja.data.from_sequences([[0, 2, 2, 2], [1, 3, 3, 3]], [1, 1], vocab_size=4)
     head = Head(

@@ -55,7 +55,7 @@ def test_nearest_point_is_zero_if_the_hull_contains_zero(answers):
         assert np.linalg.norm(multipliers @ rows) < 1e-13 * multipliers.sum()
 
 
-def test_repeated_rows_share_one_multiplier(answers):
+def test_multipliers_of_repeated_rows_add_up_to_that_of_a_single_row(answers):
     once, often = answers[2][1][0], answers[5][1][0].reshape(3, -1).sum(axis=0)
     np.testing.assert_allclose(often / often.sum(), once / once.sum(), atol=1e-8)
 

@@ -112,7 +112,7 @@ def test_stiff_problem_matches_an_independent_implicit_method():
     np.testing.assert_allclose(fine, expected, rtol=1e-6)
 
 
-def test_stationary_point_does_not_move():
+def test_step_from_a_stationary_point_does_not_move():
     y = jnp.array([1.0, -2.0, 0.5])
     still = solver(jnp.zeros((3, 3)))
     moved, error = stiff.step(jnp.zeros_like, y, jnp.zeros(3), still, jnp.asarray(10.0))
@@ -173,7 +173,7 @@ def test_conjugate_residuals_solve_an_asymmetric_system(rng):
     np.testing.assert_allclose(found, np.linalg.solve(A, b), rtol=1e-6, atol=1e-7)
 
 
-def test_known_directions_require_no_further_products(rng):
+def test_rescaled_right_hand_side_adds_no_search_directions(rng):
     A, b = jnp.asarray(np.eye(30) + 0.1 * rng.normal(size=(30, 30))), jnp.asarray(rng.normal(size=30))
     solve = partial(stiff.conjugate_residuals, lambda x: A @ x, lambda x: x)
     first, known = solve(b, stiff.no_directions(30, b.dtype))

@@ -69,7 +69,7 @@ def test_tie_matches_the_closed_form():
 
 
 @pytest.mark.parametrize("most", [2, 4])
-def test_class_values_are_means_within_a_sequence(rng, most):
+def test_values_of_tied_tokens_are_averaged_within_each_sequence(rng, most):
     corpus = ja.data.from_sequences([[0, 1, 1, 2], [1, 2, 3], [0, 3]], [1, -1, 1], vocab_size=4)
     leader, values = jnp.array([0, 0, 2, 0], jnp.int32), rng.normal(size=(4, 2))
     bags = corpus.bags
@@ -103,7 +103,7 @@ def test_distances_to_the_top_match_a_loop(rng):
     assert (below[count == 0] == np.inf).all()
 
 
-def test_contradictory_ties_exert_no_force_on_lower_tokens():
+def test_tokens_tied_by_contradictory_labels_exert_no_force_on_lower_tokens():
     """(0, 1, 2) with both labels is balanced where f = 0, for any score of 2; (5, 2) lowers 2."""
     corpus = corpus_of([[0, 1, 2], [0, 1, 2], [3, 4], [5, 2]], [1, -1, 1, 1])
     params = by_hand([0.2, 0.0, -30.0, 0.0, 0.0, -20.0])
@@ -118,7 +118,7 @@ def test_contradictory_ties_exert_no_force_on_lower_tokens():
 
 
 @pytest.mark.parametrize("depth", [30.0, 100.0, 200.0])
-def test_steps_do_not_leap_over_tied_tokens(depth):
+def test_steps_do_not_jump_past_the_point_where_tokens_tie(depth):
     """(0, 1) with y = 1 balances 0 and 1 against (0, 1, 2) twice with y = -1, until 2 rises from far below.
 
     On the way only 2 moves, a_0 + a_1 + a_2 is constant, and 2 reaches the top when all three are level. From
@@ -152,7 +152,7 @@ def test_path_ends_if_all_tokens_tie():
 
 
 @pytest.mark.more
-def test_tied_tokens_stay_at_one_point_on_a_curve_of_balanced_points():
+def test_tied_tokens_stay_fixed_on_a_curve_of_equilibria():
     """(0, 1, 2) with both labels, all with attention: f = 0 is one equation for two differences."""
     corpus = corpus_of([[0, 1, 2], [0, 1, 2], [3, 4]], [1, -1, 1])
     params = by_hand([0.2, 0.0, -0.5, 0.0, 0.0, 0.0])
@@ -169,7 +169,7 @@ def test_tied_tokens_stay_at_one_point_on_a_curve_of_balanced_points():
 
 
 @pytest.mark.more
-def test_tied_token_slides_along_a_curve_of_balanced_points():
+def test_tied_tokens_slide_along_a_curve_of_equilibria():
     """(0, 1, 2) with both labels keep f = 0; (3, 4) moves p along E_3 - E_4, which lowers token 2.
 
     Then dp = P (E_3 - E_4) dτ with P the projection orthogonal to ∂f/∂p, here by Runge-Kutta.
@@ -318,7 +318,7 @@ def test_each_path_is_certified_or_reported_as_unresolved(dim):
 
 
 @pytest.mark.more
-def test_vmapped_path_matches_single_path():
+def test_vmapped_paths_match_single_paths():
     params, corpora = problems(8)
     together = flow(params, corpora)
     alone = flow(*take((params, corpora), 0))

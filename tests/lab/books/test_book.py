@@ -22,7 +22,7 @@ def criteria(item):
     return {name: expected for measure in item.measured for name, expected in measure.criteria.items()}
 
 
-def test_curves_contain_all_published_values_and_a_source():
+def test_published_curves_contain_all_values_and_a_source():
     for curve in CURVES.values():
         assert len(curve.values) == len(curve.centres) == (19 if "Yelp" in curve.name else 20)
         assert np.isfinite(curve.values).all()
@@ -58,7 +58,7 @@ def test_criteria_match_published_curves(name):
     assert numbers == pytest.approx([length[0], *ends], abs=0.006)
 
 
-def test_published_yelp_rows_change_sign_at_zero():
+def test_published_yelp_curves_change_sign_at_zero():
     of_item = criteria(PAPER.item("yelp4"))
     for name in ("yelp_Ev_2", "yelp_Ev_4"):
         curve = CURVES[name]
@@ -142,12 +142,12 @@ def test_book_without_an_item_list_contains_all_items(tmp_path):
             "{nte}",
             r"step/item.toml: {nte}: no such phrase; book.toml defines note",
         ),
-        ("step/item.toml", "{note}", "{", r"step/item.toml: .*double literal braces"),
+        ("step/item.toml", "{note}", "{", r"step/item.toml: .*write literal braces as"),
         (
             "step/item.toml",
             "within = 0.3,",
             "",
-            r"step/item.toml: measures\[1\]: expected either at_least, or around with .*criteria",
+            r"step/item.toml: measures\[1\]: expected either `at_least`, or `around` with .*criteria",
         ),
         ("step/item.toml", "[[measures]]", "[measure]", r"step/item.toml: .*\bmeasure\b"),
         (
@@ -195,21 +195,21 @@ def test_book_without_an_item_list_contains_all_items(tmp_path):
         ("own/item.toml", "compared", 'curves = { Ev = "x" }\ncompared', r"curves: book.toml lacks 'x'"),
     ],
 )
-def test_malformed_book_is_a_one_line_error_with_location(tmp_path, file, old, new, message):
+def test_malformed_book_raises_a_one_line_error_with_its_location(tmp_path, file, old, new, message):
     book = changed(tmp_path, file, old, new)
     with pytest.raises(InputError, match=message) as said:
         read_book(book)
     assert "\n" not in str(said.value)
 
 
-def test_item_requires_measures_or_elsewhere(tmp_path):
+def test_item_requires_either_measures_or_elsewhere(tmp_path):
     path = TINY / "step" / "item.toml"
     text = path.read_text(encoding="utf-8").partition("[[measures]]")
     for changed_text in (text[0], "".join(text) + '[elsewhere]\nwords = "x"\nlink = "x"\ncommand = "x"\n'):
         book = shutil.copytree(TINY, tmp_path / "tiny", dirs_exist_ok=True)
         (book / "step" / "item.toml").write_text(changed_text, encoding="utf-8")
         with pytest.raises(
-            InputError, match=r"step/item.toml: use either \[\[measures\]\], or \[elsewhere\] if"
+            InputError, match=r"step/item.toml: requires \[\[measures\]\], or \[elsewhere\] if"
         ):
             read_book(book)
 
@@ -252,7 +252,7 @@ def test_invalid_measure_is_rejected(tmp_path, old, new, message):
     assert "\n" not in str(said.value)
 
 
-def test_remaining_keys_of_a_measure_are_settings():
+def test_other_keys_of_a_measure_are_its_settings():
     (asked,) = read_book(TINY).item("own").measured
     assert (asked.kind, asked.studies, asked.basis) == ("mine.py:least", ("study",), "published")
     assert asked.settings == {"metric": "one_step_error"}
@@ -270,7 +270,7 @@ def shared(tmp_path):
     return book
 
 
-def test_studies_are_found_in_item_book_or_another_book(shared):
+def test_studies_are_found_in_the_item_the_book_or_another_book(shared):
     step, own = read_book(shared).items[:2]
     assert [step.source("common").run, own.source("common").run, own.source("more").run] == [
         "common", "common", "own.more"
@@ -300,7 +300,7 @@ def test_measures_limit_the_number_of_seeds_in_a_study(shared):
     [
         (
             "comon",
-            r"step/item.toml: studies: comon.toml exists neither in the item nor in the book; did",
+            r"step/item.toml: studies: comon.toml not found in the item's folder or in the book's; did",
         ),
         ("own", r"own.toml: an item is also named own; rename the study"),
         ("nowhere:study", r"nowhere: no such book \(no book.toml\); did you mean"),
@@ -331,7 +331,7 @@ def test_cyclic_sweep_files_are_rejected(shared, call, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_other_books_are_searched_next_to_the_book(tmp_path, monkeypatch):
+def test_other_books_are_looked_up_next_to_the_book_not_in_the_working_directory(tmp_path, monkeypatch):
     """The code of a book is imported, so the working directory is not trusted."""
     stranger = tmp_path / "sweeps" / "findings"
     (stranger / "which_cover").mkdir(parents=True)
@@ -369,7 +369,7 @@ def test_missing_book_is_rejected(call, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["neighbours", "findings"])
-def test_book_in_a_checkout_is_rejected_outside_the_checkout(call, tmp_path, monkeypatch, name):
+def test_book_that_exists_only_in_a_checkout_is_rejected_elsewhere(call, tmp_path, monkeypatch, name):
     monkeypatch.setattr(books_module, "CHECKOUT", tmp_path / "nowhere")
     monkeypatch.chdir(tmp_path)
     status, _, said = call("reproduce", name)

@@ -37,7 +37,7 @@ def test_cell_metrics_are_ordered_by_seed_and_step(run):
     assert second.reached.all()
 
 
-def test_why_lists_only_failures_in_the_cell(run):
+def test_failure_reasons_are_listed_for_each_cell_separately(run):
     run.manifest["failures"] = [
         {"cell": cell, "seed": seed, "phase": "limit", "step": 3, "reason": reason}
         for cell, seed, reason in (
@@ -56,6 +56,6 @@ def test_bounds_are_rounded_up_to_one_significant_digit():
     assert bounds == ["0", "1e-9", "2e-9", "1e-4", "3e-1", "4e-1"]
 
 
-def test_worst_ignores_seeds_without_a_value():
+def test_bound_on_the_distance_ignores_seeds_without_a_value():
     assert worst(np.array([1e-9, np.nan, 1.5e-8])) == "1 - cos ≤ 2e-8, "
     assert worst(np.array([np.nan])) == ""

@@ -65,7 +65,7 @@ def test_missing_readme_and_measures_without_criteria_are_listed(item):
     assert found(item) == ["README.md is missing", "item.toml: no measure has a criterion"]
 
 
-def test_criterion_for_an_undeclared_name_is_rejected_before_the_run(call, item):
+def test_criterion_for_an_undeclared_finding_is_rejected_before_the_run(call, item):
     change(item / "item.toml", '"cosine of p with', '"cosine of q with')
     status, _, said = call("reproduce", item.parent, "--check")
     assert status == 2
@@ -75,7 +75,7 @@ def test_criterion_for_an_undeclared_name_is_rejected_before_the_run(call, item)
     )
 
 
-def test_finding_with_an_undeclared_name_is_an_error(call, item):
+def test_finding_with_an_undeclared_name_raises_an_error(call, item):
     change(item / "my_paper.py", '@declare_names("cosine', '@declare_names("another", "*a cosine')
     change(item / "item.toml", '"cosine of p with the first step"', '"another"')
     status, _, said = call("reproduce", item.parent, "--seeds", "2", "--quiet")
@@ -147,7 +147,7 @@ def test_criteria_descriptions_are_excluded_from_the_hash(item):
     assert digest() != before
 
 
-def test_criteria_date_is_formatted_as_text():
+def test_criteria_date_states_whether_the_criteria_changed():
     assert CriteriaDate("", "2026-01-02").text == "unchanged since 2026-01-02"
     assert "changed on 2026-01-02, after" in CriteriaDate("", "2026-01-02", True).text
 

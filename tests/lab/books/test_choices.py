@@ -88,7 +88,7 @@ def shapes_by_hand(results, cell):
 
 
 @pytest.mark.more
-def test_choices_count_the_settings_that_produce_each_shape(run, measured):
+def test_share_of_settings_that_produce_each_shape_matches_a_loop(run, measured):
     results, _ = run
     by_hand = np.array([shapes_by_hand(results, cell) for cell in range(8)])
     shares = {f.measured: f.estimate for f in measured.findings}
@@ -101,7 +101,7 @@ def test_choices_count_the_settings_that_produce_each_shape(run, measured):
 
 
 @pytest.mark.more
-def test_shown_run_is_ranked_among_random_settings(run, measured):
+def test_settings_of_the_published_run_are_ranked_among_random_settings(run, measured):
     results, _ = run
     table = measured.tables["What it depends on"]
     assert set(table["optimizer"]) == {"Adam", "SGD"}
@@ -114,7 +114,7 @@ def test_shown_run_is_ranked_among_random_settings(run, measured):
     np.testing.assert_allclose(adam["Spearman with test accuracy"], expected, rtol=1e-12)
 
 
-def test_choices_are_sorted_by_correlation_with_the_u_shape():
+def test_settings_are_sorted_by_correlation_with_the_u_shape():
     rates, noise = np.geomspace(1e-3, 1, 8), np.array([3, 1, 4, 2, 8, 6, 5, 7]) / 10
     draws = pd.DataFrame(
         {"optimizer": "Adam", "phases.joint.step_size": rates, "data.label_noise": noise}

@@ -89,7 +89,7 @@ def limit():
     return {("limit", name): x for name, x in found.items()}
 
 
-def test_claim_with_the_promised_direction_holds(made, limit):
+def test_claim_holds_if_p_converges_to_the_predicted_direction(made, limit):
     run = made(limit)
     assert verdicts(judged(GROWS, run)) == [HOLDS] * 3
     close, power = judged(CONVERGES, run)
@@ -102,13 +102,13 @@ def test_claim_with_the_promised_direction_holds(made, limit):
     assert cell.setting == selected.setting == "assumption1, V = 50, n = 200, T = 8, d = 2048, η0 = 200"
 
 
-def test_claim_with_a_wrong_direction_fails(made, limit):
+def test_claim_fails_if_p_converges_to_another_direction(made, limit):
     turned = {"one_minus_cosine": 1e-3 + 8 / NORM**2, "certified_distance": 1e-3}
     limit |= {("limit", name): x for name, x in turned.items()}
     assert verdicts(judged(CONVERGES, made(limit))) == [FAILS, FAILS]
 
 
-def test_claim_with_a_wrong_selection_fails(made, limit):
+def test_claim_fails_if_other_tokens_are_selected(made, limit):
     limit["limit", "relevant_selected"] = 0.75
     assert verdicts(judged(SELECTS, made(limit))) == [FAILS]
     share, held = judged(SELECTS_WITHOUT, made(limit, **{"data.kind": "independent"}))
@@ -123,7 +123,7 @@ def test_growth_distinguishes_divergence_from_a_finite_stationary_point(made, li
     assert verdicts(judged(GROWS, made(limit)))[:2] == [FAILS, FAILS]
 
 
-def test_flow_that_ends_early_fails_and_reports_its_norm(made, limit):
+def test_claim_fails_and_reports_the_norm_if_the_flow_ends_early(made, limit):
     short = made(limit, **{"phases.limit.until_norm": 2e6})
     assert judged(CONVERGES, short)[0].verdict == FAILS
     assert cells(short)[0].ends == "40 of 40 end at ‖p‖ = 1000000"
@@ -137,7 +137,7 @@ def test_flow_that_ends_early_fails_and_reports_its_norm(made, limit):
     assert (found.estimate.hits, found.verdict) == (SEEDS, "holds there too")
 
 
-def test_rates_exclude_flows_that_end_early(made, limit):
+def test_rates_exclude_seeds_whose_flow_ends_early(made, limit):
     run = made(limit)
     records = run.records
     first = (records["seed"] == 0) & (records["step"] == len(NORM) - 1)
@@ -189,7 +189,7 @@ def test_limits_with_ties_are_measured(made, limit):
     assert (found[0][1].estimate.value, found[0][1].verdict) == (0.25, "measured")
 
 
-def test_several_relevant_tokens_are_measured(made, limit):
+def test_claims_with_several_relevant_tokens_are_measured(made, limit):
     limit["limit", "only_relevant_selected"] = 0.0
     kind = {"data.kind": "multi_relevant", "data.relevant_per_sequence": 2}
     found = judged(SEVERAL, made(limit, **kind))
@@ -218,7 +218,7 @@ def test_exponent_of_d_in_the_one_step_law_is_recovered(made, classes, of):
     assert ("K = 4" in found[0].setting) == (classes == 4)
 
 
-def test_joint_claim_compares_both_selection_and_direction(made, limit):
+def test_joint_claim_requires_the_predicted_selection_and_direction(made, limit):
     found = {
         "p_norm": 1e4,
         "relevant_margin": 0.01,
@@ -251,7 +251,7 @@ def test_joint_claim_compares_both_selection_and_direction(made, limit):
         judged(TOGETHER, made(together, **until), alone)
 
 
-def test_growth_on_texts_is_the_derivative_of_the_norm(made):
+def test_growth_in_text_studies_is_the_derivative_of_the_norm(made):
     found = {"p_norm": 2.0, "cos_p_descent": 0.5, "log_gradient_norm": np.log(0.02)}
     steps = {"phases.descent.steps": 1200, "phases.descent.step_size": 0.25}
     norm, growth = judged(GROWS_ON_TEXTS, made({("descent", name): x for name, x in found.items()}, **steps))
@@ -279,7 +279,7 @@ def at(made, step_size, kept):
 
 
 @pytest.mark.parametrize(("step_size", "inside"), [(200.0, False), (800.0, True), (2000.0, False)])
-def test_labels_are_lost_only_inside_the_window(made, window, step_size, inside):
+def test_label_claim_holds_if_labels_are_lost_exactly_inside_the_window(made, window, step_size, inside):
     (lost,), (kept,) = (judged(LABEL, at(made, step_size, x)) for x in (0.4, 1.0))
     assert (lost.verdict, kept.verdict) == ((HOLDS, FAILS) if inside else (FAILS, HOLDS))
     assert lost.setting == f"equal_counts, V = 50, n = 200, T = 8, d = 2048, η0 = {step_size:g}"
@@ -287,20 +287,20 @@ def test_labels_are_lost_only_inside_the_window(made, window, step_size, inside)
 
 
 @pytest.mark.more
-def test_label_window_depends_on_the_sizes_in_the_cell(made):
+def test_predicted_label_window_uses_the_sizes_of_the_cell(made):
     (found,) = judged(LABEL, at(made, 800.0, 0.0))
     assert found.certificate == "predicted: lost from 306 to 1334"
 
 
 @pytest.mark.parametrize(("keep", "verdict"), [(0, HOLDS), (8, HOLDS), (20, "undecided"), (32, FAILS)])
-def test_median_seed_decides_near_a_window_bound(made, window, keep, verdict):
+def test_label_claim_depends_on_the_majority_of_seeds_near_a_window_bound(made, window, keep, verdict):
     beside = at(made, 355.0, 0.0)
     beside.records.loc[beside.records["seed"] < keep, "value"] = 1.0
     (found,) = judged(LABEL, beside)
     assert (found.verdict, found.criterion.low, found.estimate.hits) == (verdict, 0.5, SEEDS - keep)
 
 
-def test_no_label_is_lost_without_a_window(made, monkeypatch):
+def test_no_lost_label_is_predicted_if_there_is_no_window(made, monkeypatch):
     set_window(monkeypatch, SimpleNamespace(lower=np.nan, upper=np.nan))
     (found,) = judged(LABEL, at(made, 800.0, 1.0))
     assert (found.verdict, found.certificate) == (HOLDS, "predicted: lost nowhere")
@@ -330,7 +330,7 @@ LAWFUL = {
         ("variance_sign", 0.0, [HOLDS, HOLDS]),
     ],
 )
-def test_cover_claims_depend_on_the_law_and_the_order_of_tokens(made, metric, value, expected):
+def test_cover_claims_fail_if_the_value_law_or_the_token_order_is_violated(made, metric, value, expected):
     settings = {"data.relevant": 10, "model.init.E.scale": 0.01, "phases.all.until_log_loss": -1e4}
     records = {("all", name): x for name, x in (LAWFUL | {metric: value}).items()}
     found = judged(COVER, made(records, **settings))
@@ -357,7 +357,7 @@ def test_mixture_claims_report_certificates(made):
     assert confirmed.counted == "0 of 40: in 40 no limit is certified"
 
 
-def test_every_claim_has_a_description_and_states_its_promise():
+def test_every_claim_has_a_description_and_a_predicted_finding():
     assert [item.name for item in CLAIMS.items] == [
         *("L4.1", "MC", "L4.2", "T4.3", "certificate", "L4.4/4.5", "V", "MR", "label", "cover", "mixture")
     ]
@@ -388,11 +388,11 @@ def test_text_and_mixture_studies_have_seed_limits():
         assert len(item.study("full", study).seeds) == most
 
 
-def test_texts_with_three_classes_are_rejected(made, tmp_path):
+def test_text_data_with_three_classes_are_rejected(made, tmp_path):
     path = tmp_path / "three.csv"
     path.write_text("text,label\n" + "".join(f"word{x} and,{x}\n" for x in (0, 1, 2) * 4))
     run = made({("step", "one_step_error"): 0.1, ("step", "embedding_error"): 0.1})
     run.manifest["config"] = {"data": {"kind": "csv", "path": str(path), "labels": [0, 1, 2]}}
     run.manifest["cells"][0]["settings"]["data.kind"] = "csv"
-    with pytest.raises(InputError, match="3 classes; use texts with two classes"):
+    with pytest.raises(InputError, match="expected texts with two classes, got 3 classes"):
         _ = Cell(run, 0).data

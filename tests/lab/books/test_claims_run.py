@@ -132,7 +132,7 @@ def test_manifest_contains_versions_and_the_command(one, folder):
     assert "jaxattn reproduce claims" in str(manifest["command"])
 
 
-def test_failed_promise_exits_with_status_1(one):
+def test_failed_prediction_exits_with_status_1(one):
     ran = section(one, "MC")
     promised = next(finding for finding in ran.findings if finding.basis == "promised")
     failed, open_ = (replace(promised, estimate=Estimate(*[x] * 3, 3)) for x in (9.0, float("nan")))
@@ -143,7 +143,7 @@ def test_failed_promise_exits_with_status_1(one):
     assert replace(one, sections=(), failed={"MC": "no memory"}).status == 1
 
 
-def test_unwritable_folder_is_a_one_line_error(one, claims, tmp_path):
+def test_unwritable_folder_raises_a_one_line_error(one, claims, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
         RunError, match=r"^MC: .*file: is a file, not a folder; choose another results folder with --out"
@@ -183,8 +183,8 @@ def test_claims_that_require_a_checkout_are_skipped_outside_it(
 @pytest.mark.parametrize(
     ("only", "options", "message"),
     [
-        ("MC", {"seeds": 1}, r"^seeds: 1; an interval over seeds requires at least 2$"),
-        ("L5", {}, r"^--only: L5: no such item; there are L4\.1, MC, "),
+        ("MC", {"seeds": 1}, r"^seeds: an interval over seeds requires at least 2, got 1$"),
+        ("L5", {}, r"^--only: L5: no such item; choose one of L4\.1, MC, "),
         ("mixtures", {}, r"^--only: mixtures: no such item; did you mean mixture\?$"),
         (
             "MC",
@@ -201,7 +201,7 @@ def test_invalid_input_is_rejected_before_the_run(claims, tmp_path, only, option
     assert not (tmp_path / "out").exists()
 
 
-def test_too_few_seeds_for_promises_give_a_warning(call, tmp_path):
+def test_too_few_seeds_for_yes_no_statements_give_a_warning(call, tmp_path):
     (tmp_path / "out").write_text("")
     for seeds, warned in ((35, True), (36, False)):
         _, _, said = call("reproduce", "claims", "--seeds", seeds, "--only", "MC", "--out", tmp_path / "out")
@@ -280,7 +280,7 @@ def test_text_corpora_have_separate_findings(plan, claims, texts):
 
 
 @pytest.mark.more
-def test_findings_from_another_book_are_measured_with_its_code(one, claims):
+def test_findings_from_another_book_are_measured_with_the_code_of_that_book(one, claims):
     page = claims("MC", "cover", book=replace_items("MC", "cover"))
     assert [each.item.name for each in page.sections] == ["MC", "cover"]
     assert [len(each.findings) for each in page.sections] == [3, 3]

@@ -27,7 +27,7 @@ def test_item_agrees_only_if_all_findings_agree():
     assert item_verdict([lone]) == "measured"
 
 
-def test_item_verdict_is_worded_according_to_the_basis():
+def test_wording_of_an_item_verdict_depends_on_the_basis():
     holds, fails = (Finding("", Estimate(x, x, x), "", at_least(0.9), basis="promised") for x in (1, 0))
     limit = Finding("", Estimate(1, 1, 1), basis="promised")
     some = Finding("", Estimate(0.5, 0.4, 0.6, 9, 0, 4), "", at_least(0.9), basis="beyond")
@@ -64,7 +64,7 @@ def test_identical_seeds_have_no_interval():
     assert (same.verdict, same.text) == ("agrees", "1.00 (no spread over 6 seeds)")
 
 
-def test_a_statement_is_undecided_with_too_few_seeds():
+def test_yes_no_finding_is_undecided_with_too_few_seeds():
     of = {"basis": "promised", "criterion": at_least(reading.REQUIRED)}
     holds = [share("x", np.ones(n, bool), **of).verdict == "holds" for n in range(1, 60)]
     assert holds.index(True) + 1 == reading.DECIDING_SEEDS == 36
@@ -73,14 +73,14 @@ def test_a_statement_is_undecided_with_too_few_seeds():
     assert reading.too_few(36) == ""
 
 
-def test_expected_misses_include_only_findings_with_criteria():
+def test_expected_number_of_misses_counts_only_findings_with_criteria():
     free, judged = mean("x", [1.0, 2.0]), mean("x", [1.0, 2.0], criterion=around(0, 1))
     text = reading.expected_misses([free, *[judged] * 30])
     assert text.startswith("30 of 31 numbers have a criterion.")
     assert "up to 1.5 of these 30 intervals" in text
 
 
-def test_page_explains_only_the_bases_that_it_uses():
+def test_page_explains_verdicts_only_for_the_bases_in_use():
     def explained(*bases):
         return " ".join(reading.rules([Finding("x", Estimate(1, 0, 2, 9), basis=basis) for basis in bases]))
 
@@ -113,7 +113,7 @@ def results():
     return Run(Path(), {"cells": cells}, table, pd.DataFrame())
 
 
-def test_last_averages_finite_seeds_at_the_end_of_the_last_phase(results):
+def test_last_returns_the_mean_over_finite_seeds_at_the_end_of_the_last_phase(results):
     first, second = metrics.cells(results, BOOK.item("texts"), metrics=["train_accuracy"]).findings
     assert (first.measured, first.over) == ("a, model.dim = 4: train accuracy", "3 seeds")
     assert first.estimate.value == 1
@@ -146,7 +146,7 @@ def test_first_matching_criterion_is_used():
     assert replace(held, criterion=None, published="-", basis=None) == NUMBERS[0]
 
 
-def test_basis_is_taken_from_criterion_finding_or_measure():
+def test_basis_is_taken_from_the_criterion_the_finding_or_the_measure():
     own = [NUMBERS[0], replace(NUMBERS[1], basis="expected", criterion=at_least(0.3))]
     asked = msgspec.structs.replace(asking(), basis="promised")
     assert [(x.basis, x.verdict) for x in findings.with_criteria(own, asked)] == [
@@ -161,7 +161,7 @@ def test_basis_is_taken_from_criterion_finding_or_measure():
     ]  # fmt: skip
 
 
-def test_criteria_match_names_that_contain_cells():
+def test_criterion_patterns_match_finding_names_that_include_the_cell():
     found = [replace(NUMBERS[0], measured="x", cell=f"η0 = {k}") for k in (1, 2)]
     held = findings.with_criteria(found, asking(**{"η0 = 2: *": Expected(at_least=0.0)}))
     assert [x.name for x in held] == ["η0 = 1: x", "η0 = 2: x"]

@@ -19,7 +19,7 @@ KNOWN = [item for item in PAPER.items if item.measured and item.measured[0].kind
 
 
 @pytest.mark.parametrize("item", KNOWN, ids=lambda item: item.name)
-def test_names_known_before_the_run_match_those_after_it(item):
+def test_finding_names_known_before_a_run_match_the_published_records(item):
     left = json.loads((RECORDS / f"{item.name}.json").read_text(encoding="utf-8"))["findings"]
     (measure,) = item.measured
     known = known_names(measure, item, item.study("full"))
@@ -29,7 +29,7 @@ def test_names_known_before_the_run_match_those_after_it(item):
     check_names(measure, item, known)
 
 
-def test_custom_measures_have_names_after_the_run():
+def test_findings_of_custom_measures_are_named_only_after_the_run():
     item = read_book(TINY).item("own")
     (measure,) = item.measured
     assert known_names(measure, item, item.study("laptop")) is None
@@ -71,7 +71,7 @@ def test_check_prints_findings_and_criteria(call, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_look_includes_all_measures_of_an_item(tmp_path):
+def test_look_lists_the_findings_of_all_measures_of_an_item(tmp_path):
     found = look(read_book("claims"), Asked(("L4.2", "label", "MR")), out=tmp_path)
     assert found["item"].tolist() == [*["L4.2"] * 7, "label", *["MR"] * 2]
     assert found["finding"][0] == "margin · t ‖∂L/∂p‖ at the end between *"

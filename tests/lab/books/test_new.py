@@ -38,7 +38,7 @@ def test_new_item_in_a_new_book_has_all_files(book):
     assert TEMPLATE.name not in text
 
 
-def test_new_item_runs_and_its_closed_form_holds(call, book):
+def test_new_item_runs_and_agrees_with_its_closed_form(call, book):
     """The command prints the files; the item gives a page, with the date of its criteria."""
     status, printed, _ = call("reproduce", "./mine", "--new", "another")
     assert status == 0
@@ -84,16 +84,20 @@ def test_new_item_can_be_added_to_a_book_in_sweeps(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("place", "name", "words"),
     [
-        ("paper", "mine", "the book paper is part of the package; choose neighbours or a folder"),
+        ("paper", "mine", "the book paper is part of the package; choose 'neighbours' or a folder"),
         ("./mine", "My-Paper", "--new My-Paper: use lower-case letters, digits and underscores"),
         ("./mine", "numpy", "--new numpy: a Python module has this name; choose another name"),
-        ("./mine", "my_paper", r"--new my_paper: \S+ exists; choose another name"),
-        ("./mine", "shared_code", r"--new shared_code: \S+shared_code.py exists; choose another name"),
+        ("./mine", "my_paper", r"--new my_paper: \S+ already exists; choose another name"),
+        (
+            "./mine",
+            "shared_code",
+            r"--new shared_code: \S+shared_code.py already exists; choose another name",
+        ),
         ("nowhere", "mine", "nowhere: no such book"),
         (
             TINY,
             "mine",
-            r"book.toml: items lists the items, so a new item would not be shown; remove items",
+            r"book.toml: `items` lists the items, so a new item would not be shown; remove `items`",
         ),
     ],
 )
@@ -105,7 +109,7 @@ def test_invalid_names_and_books_are_rejected(call, book, place, name, words):
     assert re.search(words, line)
 
 
-def test_neighbours_book_is_valid_and_open_to_new_items(monkeypatch, tmp_path):
+def test_neighbours_book_has_no_problems_and_rejects_an_existing_item_name(monkeypatch, tmp_path):
     """The template itself passes all checks of a new item, apart from its open questions."""
     shown = problems(read_book("neighbours"), out=tmp_path)
     assert shown.empty, shown.to_string()

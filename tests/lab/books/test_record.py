@@ -68,7 +68,7 @@ def test_records_round_trip_through_files(folder):
     assert [finding.verdict for finding in mine.findings] == ["cannot tell", "agrees", "measured"]
 
 
-def test_tables_contain_the_columns_of_the_records(tmp_path):
+def test_tables_with_numeric_column_names_are_preserved(tmp_path):
     """A pivot table has numbers as column names."""
     table = texts(pd.DataFrame({"step": ["a"], 100: [0.5]}))
     keep(replace(SECTION, tables={"Steps": table}), tmp_path)
@@ -118,7 +118,7 @@ def test_digest_depends_on_scale_but_not_on_data_folder():
 
 
 @pytest.mark.parametrize("damage", ["[]", "{", '{"scale": "laptop"}'])
-def test_damaged_record_is_an_error_with_remedy(folder, damage):
+def test_damaged_record_raises_an_error_with_a_remedy(folder, damage):
     (folder / record.place(ITEM)).write_text(damage)
     with pytest.raises(InputError, match=r"fig2_synthetic.json: damaged.*; remove it and run `jaxattn"):
         record.read_record(ITEM, "laptop", folder)
@@ -247,7 +247,7 @@ def test_published_verdict_counts_match_the_table(committed):
     assert text in page.as_html(book, sections, place).replace("\xa0", " ")
 
 
-def test_paper_page_starts_with_figures_and_shows_items_once():
+def test_paper_page_starts_with_figures_and_shows_each_item_once():
     sections = tuple(record.read_record(item, "full", PUBLISHED / "paper") for item in PAPER.items)
     parts = page.parts(PAPER, sections)
     (title, first), *_ = parts.items()
@@ -276,7 +276,7 @@ def test_item_from_another_paper_shows_title_and_authors(committed):
             assert f"{paper.authors.replace(chr(39), '&#39;')}: <cite>{paper.title}</cite>" in html
 
 
-def test_statements_are_table_headings(committed):
+def test_statements_of_findings_are_used_as_table_headings(committed):
     book, sections, place = committed
     html = page.as_html(book, sections, place)
     for each in sections:

@@ -60,7 +60,7 @@ def page(again):
 
 @pytest.mark.parametrize("scale", ["laptop", "full"])
 @pytest.mark.parametrize("item", RUN, ids=lambda item: item.name)
-def test_studies_in_all_items_fit_in_memory(item, scale):
+def test_study_of_every_item_can_be_created_at_either_scale(item, scale):
     study = item.study(scale, data_dir=Path("data"))
     assert study.name == item.name
     assert study.cells
@@ -77,7 +77,7 @@ def test_summary_has_one_row_per_item(page):
     assert not page.failed
 
 
-def test_missing_data_has_a_remedy(page):
+def test_page_shows_how_to_run_items_with_missing_data(page):
     text = page.paths[0].read_text()
     part = text[text.index("## Figure 3: one layer on IMDB") : text.index("## Figure 3: one layer on Yelp")]
     assert "Run `jaxattn reproduce paper --only fig3_imdb --data-dir DIR`, with DIR/tfds" in part
@@ -163,7 +163,7 @@ def replace_items(book, *names):
     return replace(book, shared=msgspec.structs.replace(book.shared, items=names))
 
 
-def test_item_without_data_is_shown_from_its_record(tiny, tmp_path):
+def test_item_without_data_or_run_is_shown_from_its_record(tiny, tmp_path):
     (tmp_path / "data").mkdir()
     rows = "".join(f"{word} film,{label}\n" for label, word in enumerate(("good", "bad")) for _ in range(9))
     (tmp_path / "data" / "texts.csv").write_text(f"text,label\n{rows}")
@@ -210,7 +210,7 @@ def test_finished_item_is_not_run_again(page, again):
     assert records.stat().st_mtime_ns == changed
 
 
-def test_missing_data_file_is_reported_in_the_table(page, again, tmp_path):
+def test_missing_data_file_is_reported_on_the_page(page, again, tmp_path):
     out = shutil.copytree(page.paths[0].parent, tmp_path / "paper")
     (tmp_path / "none").mkdir()
     made = again("fig3_yelp", out=out, data_dir=tmp_path / "none", overrides={})
@@ -220,7 +220,7 @@ def test_missing_data_file_is_reported_in_the_table(page, again, tmp_path):
     assert "The run failed" in made.paths[0].read_text()
 
 
-def test_item_that_exceeds_memory_is_a_failure_with_remedy(again, tmp_path):
+def test_item_that_exceeds_memory_raises_an_error_with_a_remedy(again, tmp_path):
     with pytest.raises(RunError, match=r"^fig2_synthetic: .*--max-memory"):
         again("fig2_synthetic", out=tmp_path, max_memory=1000)
 
@@ -412,7 +412,7 @@ def test_a_failed_shared_study_fails_only_its_items(shared, tmp_path):
 
 
 @pytest.mark.more
-def test_texts_in_the_data_folder_are_measured(shared, tmp_path):
+def test_text_data_in_the_data_folder_are_measured(shared, tmp_path):
     rows = "".join(f"{word} film,{label}\n" for label, word in enumerate(("good", "bad")) for _ in range(9))
     (tmp_path / "texts.csv").write_text(f"text,label\n{rows}")
     (_, own) = of_tiny(read_book(shared), tmp_path / "out", "own", data_dir=tmp_path).sections
@@ -420,7 +420,7 @@ def test_texts_in_the_data_folder_are_measured(shared, tmp_path):
     assert "not run" not in own.facts
 
 
-def test_run_that_cannot_be_measured_is_a_one_line_failure(call, tmp_path):
+def test_run_that_cannot_be_measured_fails_with_a_one_line_error(call, tmp_path):
     """The findings of custom code are known only after the run."""
     book = shutil.copytree(TINY_BOOK, tmp_path / "tiny")
     path = book / "own" / "item.toml"

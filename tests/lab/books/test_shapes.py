@@ -125,7 +125,7 @@ def spearman_by_hand(tokens):
 
 
 @pytest.mark.more
-def test_directions_report_the_share_of_seeds(results):
+def test_shares_of_rising_and_falling_seeds_match_an_independent_calculation(results):
     found = {finding.measured: finding.estimate for finding in directions(results, ITEM).findings}
     assert len(found) == 4
     for cell, block in enumerate(STUDY["blocks"]):

@@ -33,12 +33,12 @@ FREE = Finding("x", Estimate(1.0, 0.9, 1.1, 9))
         ([BAD, OPEN, OPEN], "0 of 3 agree, 1 differs, 2 inconclusive", "mixed"),
     ],
 )
-def test_tally_shows_counts_and_tone(findings, text, tone):
+def test_tally_text_and_tone_match_the_verdict_counts(findings, text, tone):
     assert labelled_findings(tallies(findings)) == [(text, tone)]
     assert item_verdict(findings) == text
 
 
-def test_bases_are_counted_separately():
+def test_findings_are_counted_separately_for_each_basis():
     promised = [finding(1.0, "promised"), finding(0.9, "promised", spread=0.1)]
     beyond = [finding(0.0, "beyond"), finding(0.5, "beyond", hits=4), finding(1.0, "beyond")]
     assert labelled_findings(tallies([*promised, *beyond])) == [
@@ -58,7 +58,7 @@ def test_summary_adds_the_counts_of_all_items():
     assert summary([[FREE]]) == "No number is compared with a criterion yet."
 
 
-def test_page_shows_labels_but_table_keeps_names():
+def test_page_shows_labels_and_the_table_file_contains_finding_names():
     book = read_book(Path(__file__).with_name("tiny"))
     item = msgspec.structs.replace(
         book.item("own"), labels={"least one_step_error": "smallest error", "st": "x"}

@@ -64,7 +64,7 @@ def test_runs_can_be_aggregated_and_reported(call, tmp_path):
     assert all(Path(path).exists() for path in others)
 
 
-def test_finished_folder_with_additional_seeds_lists_them(call, tmp_path):
+def test_rerun_with_fewer_seeds_reports_the_other_seeds_in_the_folder(call, tmp_path):
     words = ["run", STUDY, "--set", "chunk=1", "--set", "figures=[]", "--out", tmp_path / "quick"]
     _, _, error = call(*words, "--seeds", "2")
     assert "nothing to run" not in error
@@ -135,7 +135,7 @@ def test_version_matches_the_package(monkeypatch, capsys):
     assert capsys.readouterr().out == f"jaxattn {jaxattn.__version__}\n"
 
 
-def test_missing_file_lock_support_is_a_one_line_error():
+def test_missing_file_lock_support_raises_a_one_line_error():
     words = "import sys; sys.modules['fcntl'] = None; sys.argv = ['jaxattn', 'plan', 'x.toml']"
     code = f"{words}; from jaxattn.lab.cli import main; main()"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -145,7 +145,7 @@ def test_missing_file_lock_support_is_a_one_line_error():
     assert line.endswith("or WSL on Windows")
 
 
-def test_schema_and_doctor_print_output(call):
+def test_schema_and_doctor_commands_print_their_results(call):
     status, out, _ = call("schema")
     assert status == 0
     assert json.loads(out)["title"] == "jaxattn sweep file"
@@ -209,7 +209,7 @@ def test_run_options_are_grouped(call):
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
-def test_no_arguments_print_help(call, words):
+def test_running_without_arguments_prints_help(call, words):
     """Commands have one line each in three groups, without their options."""
     status, out, error = call(*words)
     assert (status, error) == (0, "")
@@ -289,7 +289,7 @@ def test_parser_errors_are_one_line_in_any_encoding(encoding):
     assert done.stderr.count("\n") == 1
 
 
-def test_options_accept_underscores(call):
+def test_option_names_may_contain_underscores(call):
     _, _, error = call("run", "nosuch.toml", "--max_memory", "8GiB")
     assert error == "jaxattn: nosuch.toml: no such sweep file\n"
 
@@ -300,7 +300,7 @@ def test_options_accept_underscores(call):
         (["run", SWEEPS / "nosuch.toml"], "no such sweep file"),
         (["run", SWEEPS / "quickstart.toml", "--set", "model.dimension=3"], "did you mean 'dim'"),
         (["run", SWEEPS / "quickstart.toml", "--seeds", "0"], "seeds: expected 'int' >= 1"),
-        (["run", SWEEPS / "quickstart.toml", "--set", "data.relevant=7"], "relevant: 7; must be a positive"),
+        (["run", SWEEPS / "quickstart.toml", "--set", "data.relevant=7"], "relevant: 7 is not a positive"),
         (["run", SWEEPS / "quickstart.toml", "--set", "figures.0.phase=nosuch"], "nosuch"),
         (["run", SWEEPS / "imdb_one_step.toml", "--set", "data.data_dir=nosuch"], "nosuch"),
         (["data", SWEEPS / "imdb_one_step.toml", "--set", "data.data_dir=nosuch"], "nosuch"),
@@ -310,12 +310,12 @@ def test_options_accept_underscores(call):
         (["run", SWEEPS / "quickstart.toml", "--shard", "3/2"], "the index must be between 1 and 2"),
         (
             ["run", SWEEPS / "quickstart.toml", "--seeds", "9:3"],
-            "jaxattn: --seeds: 9:3 is an empty range; give",
+            "jaxattn: --seeds: 9:3 is an empty range; write",
         ),
         (["run", SWEEPS / "quickstart.toml", "--axis", "model.dim=16"], "--axis model.dim: 16 is not a list"),
         (["run", SWEEPS / "quickstart.toml", "--set", "model.dim=0"], "jaxattn: --set model.dim: expected"),
-        (["claims", "--only", "T4.4"], "--only: T4.4: no such item; there are L4.1"),
-        (["claims", "--only", "L4.1", "--only", "T4.3"], "--only: given 2 times; use it once"),
+        (["claims", "--only", "T4.4"], "--only: T4.4: no such item; choose one of L4.1"),
+        (["claims", "--only", "L4.1", "--only", "T4.3"], "--only: given 2 times; use it only once"),
         (["run", SWEEPS / "quickstart.toml", "--out", "a", "--out=b"], "--out: given 2 times"),
         (["claims", "--seeds", "1"], "an interval over seeds requires at least 2"),
         (["claims", "--only", "L4.1", "--data-dir", "nosuch"], "nosuch"),
@@ -335,7 +335,7 @@ def test_options_accept_underscores(call):
         (["aggregate", "nosuch"], "nosuch"),
         (
             ["launch", STUDY, "--shards", "3", "--executor", "local"],
-            "--shards: shard 3/3: only 2 batches; use at most 2 shards, or create more batches with a "
+            "shard 3/3: there are only 2 batches; use at most 2 shards, or create more batches with a "
             "smaller chunk (--set",
         ),
         (
@@ -344,7 +344,7 @@ def test_options_accept_underscores(call):
         ),
     ],
 )
-def test_invalid_input_is_a_one_line_error_with_status_2(call, monkeypatch, tmp_path, arguments, message):
+def test_invalid_input_gives_a_one_line_error_and_status_2(call, monkeypatch, tmp_path, arguments, message):
     monkeypatch.chdir(tmp_path)
     status, out, error = call(*arguments)
     assert status == 2
@@ -362,7 +362,7 @@ def test_invalid_input_is_a_one_line_error_with_status_2(call, monkeypatch, tmp_
     ],
     ids=lambda words: words[0],
 )
-def test_only_studies_can_write_to_a_bucket(call, monkeypatch, tmp_path, words):
+def test_claims_reproduce_and_diagnose_cannot_write_to_a_bucket(call, monkeypatch, tmp_path, words):
     monkeypatch.chdir(tmp_path)
     status, _, error = call(*words, "--out", "s3://bucket/x")
     assert status == 2
@@ -463,7 +463,7 @@ def test_diagnose_rejects_mismatched_input(call, tmp_path, trained):
 
 
 @pytest.mark.parametrize("command", ["status", "aggregate", "report"])
-def test_a_fifo_instead_of_a_file_does_not_block(call, tmp_path, command):
+def test_reading_a_fifo_instead_of_a_file_does_not_block(call, tmp_path, command):
     os.mkfifo(tmp_path / "manifest.json")
     status, _, error = call(command, tmp_path)
     assert status == 2
@@ -487,7 +487,7 @@ def test_unencodable_characters_are_replaced(monkeypatch, letters):
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
-def test_missing_or_closed_stream_discards_output(monkeypatch, name):
+def test_output_to_a_missing_or_closed_stream_is_discarded(monkeypatch, name):
     closed = io.StringIO()
     closed.close()
     for missing in (None, closed):
@@ -509,7 +509,7 @@ def test_json_is_escaped_for_a_limited_console(monkeypatch):
     "command",
     [["schema"], pytest.param(["status", "results/published/selection_vs_eta0"], marks=pytest.mark.more)],
 )
-def test_full_standard_output_is_a_one_line_error(command):
+def test_full_standard_output_gives_a_one_line_error(command):
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [sys.executable, "-m", "jaxattn", *command],

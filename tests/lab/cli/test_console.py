@@ -142,7 +142,7 @@ def learned(tmp_path):
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 @pytest.mark.parametrize("every", [False, True])
-def test_no_word_in_the_output_for_a_run_is_broken(lines, learned, width, every):
+def test_words_in_the_output_of_a_run_are_never_broken(lines, learned, width, every):
     def show():
         console.print_learned(learned)
         console.print_summary(learned, every=every, resamples=20)
@@ -242,7 +242,7 @@ def test_nonfinite_initial_loss_has_a_specific_remedy(capsys):
     assert last.startswith("jaxattn: no step was taken: check the outputs of the model and the loss")
 
 
-def test_nothing_is_printed_without_failures(capsys):
+def test_nothing_is_printed_if_there_are_no_failures(capsys):
     console.print_failures([], "results/x")
     assert capsys.readouterr().err == ""
 

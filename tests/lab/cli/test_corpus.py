@@ -75,7 +75,7 @@ def test_data_command_describes_a_custom_corpus(study):
 
 
 @pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
-def test_advised_step_sizes_produce_the_stated_values(tables, classes):
+def test_recommended_step_sizes_produce_the_stated_values(tables, classes):
     """From E = 0 the one-step law is exact for any d."""
     data = {"kind": "independent", "vocab_size": 20, "relevant": 6, "length": 5, "sequences": 60}
     loss = "logistic" if classes == 2 else "cross_entropy"
@@ -113,7 +113,7 @@ def test_advised_step_sizes_produce_the_stated_values(tables, classes):
 
 
 @pytest.mark.more
-def test_no_advice_is_given_without_important_tokens(tables):
+def test_no_step_size_is_recommended_if_no_token_is_important(tables):
     wanted = Study.of_tables(tables(probes={"min_count": 10**6}, figures=[]))
     titles = [title for title, _ in describe_data(wanted, 1, silent)]
     assert (

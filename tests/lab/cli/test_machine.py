@@ -12,7 +12,7 @@ def test_doctor_passes_on_this_machine(tmp_path):
     assert all(finding.state in ("ok", "note") for finding in findings.values())
 
 
-def test_failed_check_is_reported_as_a_finding(tmp_path, monkeypatch):
+def test_exception_in_a_check_is_reported_instead_of_raised(tmp_path, monkeypatch):
     def broken():
         raise RuntimeError("no device\nat all")
 
@@ -21,7 +21,7 @@ def test_failed_check_is_reported_as_a_finding(tmp_path, monkeypatch):
     assert findings["devices"] == ("devices", "broken", "RuntimeError: no device")
 
 
-def test_device_is_not_initialised_if_this_would_end_the_process(tmp_path, monkeypatch):
+def test_device_is_not_initialised_if_that_would_crash_the_process(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "address_space", lambda: 2**30)
     findings = machine.examine(tmp_path)
     assert [finding.name for finding in findings] == ["python", "packages", "address space"]

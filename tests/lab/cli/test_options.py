@@ -17,7 +17,7 @@ def begun(tmp_path):
     return make
 
 
-def test_folder_of_shards_is_expanded(begun):
+def test_folder_of_shards_is_expanded_into_its_shards(begun):
     root = begun("run", *(f"many/shard-{k}-of-11" for k in (1, 2, 10)))
     found, missing = read_folders((root / "many", root / "run"))
     assert [path.name for path in found] == ["shard-1-of-11", "shard-2-of-11", "shard-10-of-11", "run"]

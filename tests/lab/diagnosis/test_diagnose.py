@@ -131,7 +131,7 @@ def test_selected_tokens_match_a_loop(corpus, alpha, rng):
 
 
 @pytest.mark.more
-def test_study_and_diagnosis_count_the_same_selections(tmp_path):
+def test_study_and_diagnosis_agree_on_the_share_of_important_tokens_selected(tmp_path):
     data = ja.data.Independent(vocab_size=V, relevant=24, length=12, sequences=400)
     phases = [
         ja.dynamics.OneStep(name="embed", step_size=200.0),
@@ -158,7 +158,7 @@ def test_study_and_diagnosis_count_the_same_selections(tmp_path):
     assert "(important: |posterior difference| ≥ 0.4, at least 70 occurrences)" in found.verdicts[4]
 
 
-def test_uniform_attention_selects_nothing(corpus, alpha):
+def test_uniform_attention_selects_no_tokens(corpus, alpha):
     found = diagnose(*planted(np.zeros(V), alpha), corpus, **FAST)
     ids, mask = ja.models.reference.padded_sequences(corpus)
     important = np.abs(np.asarray(ja.data.posterior_difference(corpus))) >= 0.5
@@ -220,7 +220,7 @@ def test_page_states_which_tokens_enter_the_correlations(corpus, alpha):
 
 
 @pytest.mark.more
-def test_stored_layer_shapes_are_accepted(corpus, alpha):
+def test_common_array_shapes_of_query_and_head_are_accepted(corpus, alpha):
     E, p, v = planted(np.abs(alpha), alpha)
     expected = diagnose(E, p, v, corpus, **FAST)
     two = np.stack([-v / 2, v / 2], axis=1)
@@ -252,20 +252,20 @@ def test_absent_tokens_are_excluded(alpha):
     ("change", "said"),
     [
         (lambda E, p, v: (E[:-1], p, v), r"59 rows, but the corpus has V = 60"),
-        (lambda E, p, v: (E[0], p, v), r"expected \(V, d\)"),
+        (lambda E, p, v: (E[0], p, v), r"expected shape \(V, d\)"),
         (lambda E, p, v: (E, p[:-1], v), r"query \(3,\): expected \(4,\)"),
         (lambda E, p, v: (E, p, np.zeros((4, 3))), r"head \(4, 3\): expected \(4,\)"),
         (lambda E, p, v: (E, p, np.zeros((3, 4))), r"head \(3, 4\): expected \(4,\)"),
         (
             lambda E, p, v: (np.where(np.arange(V)[:, None] == 7, np.nan, E), p, v),
-            r"embedding: NaN.*\(7, 0\)",
+            r"embedding: contains NaN.*\(7, 0\)",
         ),
-        (lambda E, p, v: (E, p, v * np.inf), r"head: NaN or inf at index \(0,\)"),
-        (lambda E, p, v: (E, p * 1e200, v), r"query: 1e\+200 at index \(0,\)"),
+        (lambda E, p, v: (E, p, v * np.inf), r"head: contains NaN or inf at index \(0,\)"),
+        (lambda E, p, v: (E, p * 1e200, v), r"query: contains 1e\+200 at index \(0,\)"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value encountered in multiply")
-def test_mismatched_input_is_a_one_line_error(corpus, alpha, change, said):
+def test_mismatched_input_raises_a_one_line_error(corpus, alpha, change, said):
     with pytest.raises(InputError, match=said) as caught:
         diagnose(*change(*planted(alpha, alpha)), corpus, **FAST)
     assert "\n" not in str(caught.value)
@@ -319,7 +319,7 @@ def test_attention_heads_are_measured_separately(corpus, alpha, tmp_path):
     assert {"importance_0.png", "importance_1.png"} <= {path.name for path in found.write(tmp_path)}
 
 
-def test_separate_heads_are_measured_and_ambiguous_shapes_are_rejected(corpus, alpha):
+def test_separate_read_out_vectors_are_measured_and_ambiguous_shapes_are_rejected(corpus, alpha):
     E = np.column_stack([np.abs(alpha), alpha, -alpha, np.zeros(V)])
     unit, spoken = np.eye(4), []
     for head in (
@@ -375,5 +375,5 @@ def test_page_and_object_have_the_same_content(corpus, alpha, tmp_path):
             assert typeset(entry) in page.replace("<wbr>", "")
     assert 'srcdoc="&lt;!DOCTYPE html&gt;' in found._repr_html_()
     assert repr(found).splitlines()[1:] == list(found.verdicts)
-    with pytest.raises(InputError, match="head: 1; must be between 0 and 0"):
+    with pytest.raises(InputError, match="head: must be between 0 and 0, got 1"):
         found.figure(1)

@@ -36,7 +36,7 @@ def message(*arguments, **settings):
 
 
 @pytest.mark.parametrize("seed", [0, 2])
-def test_synthetic_corpus_matches_the_seed_in_the_sweep(tmp_path, seed):
+def test_synthetic_corpus_is_the_one_sampled_by_the_sweep_for_the_seed(tmp_path, seed):
     (tmp_path / "whole.toml").write_text(REST.format(data=DATA))
     (tmp_path / "data.toml").write_text(DATA)
     (tmp_path / "other.toml").write_text('extends = "whole.toml"\nname = "y"\nmodel.dim = 4\n')

@@ -97,7 +97,7 @@ def sent(server, place):
     return {key.removeprefix(f"{folder}/"): x for key, x in server.objects(name).items()}
 
 
-def test_stopped_run_resumes_bitwise_on_another_machine(
+def test_stopped_run_resumes_bitwise_identically_on_another_machine(
     go, stop, study, place, elsewhere, soon, two_batches, every_step, assert_same, server
 ):
     wanted = study(chunk=1)
@@ -425,7 +425,7 @@ def test_missing_credentials_raise(study, place, elsewhere, monkeypatch, tmp_pat
 def test_bucket_prefix_with_unrelated_objects_raises(study, place, elsewhere, server):
     other = objects.Objects(place)
     other.commit("thesis.tex", b"x")
-    with pytest.raises(InputError, match="neither empty nor a results folder; choose another with --out"):
+    with pytest.raises(InputError, match="neither empty nor a results folder; choose another folder"):
         study().run(place, quiet=True)
     assert sent(server, place).keys() == {"thesis.tex"}
 

@@ -42,7 +42,7 @@ def study(flow, seeds=2, embed=EMBED, **settings):
     return ja.Study(name="own", data=DATA, model=ja.models.OneLayer(dim=16), phases=phases, seeds=seeds)
 
 
-def test_custom_flow_runs_and_resumes_bitwise(go, stop, every_step, assert_same, tmp_path):
+def test_custom_flow_runs_and_resumes_bitwise_identically(go, stop, every_step, assert_same, tmp_path):
     made = study(euler, points=5)
     whole, _ = go(tmp_path / "whole", made)
     assert not whole.failures
@@ -69,7 +69,7 @@ def test_cells_that_differ_only_in_a_float_setting_of_a_flow_share_a_program(tmp
     assert len(both.plan(tmp_path / "plan", quick=True).groups) == 1
 
 
-def test_custom_flow_follows_the_exact_flow(x64):
+def test_custom_flow_matches_the_exact_flow(x64):
     train = (
         ja.data.Assumption1(**{k: x for k, x in DATA.items() if k != "kind"}).draw(jax.random.key(2)).train
     )
@@ -151,22 +151,22 @@ def misspelt(params, task, *, points: int = 3):
     [
         (
             undeclared,
-            r"phases\[1\]: .*undeclared: declares no trained parameters; add @ja.declare\(train=",
+            r"phases\[1\]: .*undeclared: declares no trained parameters; add the decorator",
         ),
         (
             without_points,
-            r"phases\[1\]: .*without_points: has no setting 'points', .*; add points: int = 64",
+            r"phases\[1\]: .*without_points: has no setting 'points' .*; add `points: int = 64`",
         ),
         (
             with_steps,
-            r"phases\[1\]: 'steps' of .*with_steps is also an attribute of .*; choose another name",
+            r"phases\[1\]: setting 'steps' of .*with_steps is also an attribute of .*; choose another name",
         ),
         (misspelt, r"phases\[1\]: declare: FlowPhase has no attribute 'trains'; did you mean 'train'"),
         (returning(None, train=["q"]), r"phases\[1\].train: q: not a parameter of the model; known: E, p, v"),
-        (returning(lambda params: params.p), r"phases\[1\]: returned float32\[16\]; return a ja.dynamics"),
+        (returning(lambda params: params.p), r"phases\[1\]: the function returned float32\[16\]; return"),
         (
             returning(lambda x: RecordedPath(params={"v": rows(x.v)}, status=1)),
-            r"phases\[1\]: returned a path of v, but train is p",
+            r"phases\[1\]: the path contains v, but train is p",
         ),
         (
             returning(lambda x: RecordedPath(params={"p": rows(x.p, 4)}, status=1)),

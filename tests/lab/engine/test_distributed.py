@@ -105,7 +105,7 @@ def test_killed_process_resumes_and_does_not_stop_the_other_processes(undisturbe
         assert both[1 - killed].returncode == 1
         last = error.splitlines()[-1]
         assert last.startswith(
-            f"jaxattn: {shard}: not finished, and no process has run there for 2 s; run the"
+            f"jaxattn: {shard}: not finished, and no process has worked on it for 2 s; run the"
         )
         assert "Traceback" not in error
     for process in start_all(tmp_path, "--quiet"):
@@ -163,7 +163,7 @@ def test_wait_continues_while_a_shard_is_running(shards, wait, clock, tmp_path):
     store = Store(shard)
     finished = manifest.read_manifest(shard)
     store.write_manifest(finished | {"status": "running"})
-    with pytest.raises(RunError, match="shard-2-of-2: not finished, and no process has run there for 10"):
+    with pytest.raises(RunError, match="shard-2-of-2: not finished, and no process has worked on it for 10"):
         wait(folder)
     assert clock.now == 1000.0 + 10.0 + ResultsFolder.look_s
 
@@ -242,7 +242,7 @@ def test_launcher_variables_determine_the_process(launched, variables, shard, gp
 def test_distributed_auto_without_a_launcher_raises(launched, missing):
     updated = launched({name: text for name, text in SLURM.items() if name != missing})
     with pytest.raises(
-        InputError, match=r"--distributed auto: no Slurm .* or Open MPI .* variables are set; use N,I"
+        InputError, match=r"--distributed auto: no .* of Slurm .* or Open MPI .* are set; use N,I instead"
     ):
         distributed.read_process("auto")
     assert updated == {}
@@ -250,7 +250,7 @@ def test_distributed_auto_without_a_launcher_raises(launched, missing):
 
 def test_non_numeric_launcher_variables_raise(launched):
     launched(SLURM | {"SLURM_PROCID": "two"})
-    with pytest.raises(InputError, match="SLURM_PROCID=two, SLURM_LOCALID=0: expected numbers"):
+    with pytest.raises(InputError, match="SLURM_PROCID=two, SLURM_LOCALID=0; use N,I"):
         distributed.read_process("auto")
 
 
@@ -288,7 +288,7 @@ def test_missing_slurm_raises_a_one_line_error(tmp_path):
         studies.submit([["doctor"]], tmp_path, "slurm", 5, {})
 
 
-def test_time_limit_as_submitit_option_raises(tmp_path):
+def test_time_limit_passed_as_a_submitit_option_raises(tmp_path):
     with pytest.raises(InputError, match="--option timeout_min=5: not supported; use --minutes"):
         studies.submit([["doctor"]], tmp_path, "local", 5, {"timeout_min": 5})
 
@@ -307,7 +307,7 @@ def events(path):
 
 
 @pytest.mark.slow
-def test_dashboards_match_the_log(tmp_path):
+def test_dashboard_values_match_the_records(tmp_path):
     finish(start("run", SMALL, "--quiet", "--out", tmp_path, "--profile", "--log", "tensorboard", "wandb"))
     (board,) = (tmp_path / "tensorboard").iterdir()
     written = {

@@ -49,7 +49,7 @@ def assert_extends(folder, first, then):
     [{}, {"batch_size": 4, "optimizer": "sgd", "momentum": 0.9}, {"schedule": "inverse_sqrt", "warmup": 3}],
     ids=["adam", "minibatches and momentum", "a schedule without an end"],
 )
-def test_extended_run_equals_a_single_run_bitwise(phase, tmp_path):
+def test_extended_run_is_bitwise_identical_to_a_single_run(phase, tmp_path):
     assert_extends(tmp_path, study(10, phase), study(100, phase))
 
 
@@ -70,13 +70,13 @@ def test_several_cells_can_be_extended_twice_while_seeds_are_added(tmp_path):
     assert study(1000, **validation).run(tmp_path / "grown", quiet=True).finished
 
 
-def test_phases_measured_at_equal_intervals_can_be_extended_to_multiples(tmp_path):
+def test_phases_measured_at_equal_intervals_can_be_extended_to_a_multiple(tmp_path):
     probes = {"every": {"query": 5}, "bins": 0}
     grown = assert_extends(tmp_path, study(10, probes=probes), study(25, probes=probes))
     assert sorted(grown.records.query("phase == 'query'")["step"].unique()) == [0, 5, 10, 15, 20, 25]
 
 
-def test_failed_seeds_fail_at_the_same_step(tmp_path):
+def test_failed_seeds_of_an_extended_run_fail_at_the_same_step(tmp_path):
     phase = {"optimizer": "sgd", "step_size": 1e36, "train": ["E", "p", "v"]}
     probes = {"per_decade": 2, "bins": 0}
     grown = assert_extends(tmp_path, study(10, phase, probes=probes), study(100, phase, probes=probes))
@@ -106,7 +106,7 @@ own.study(100).run(sys.argv[2], quiet=True)
 
 
 @pytest.mark.parametrize("saves", [1, pytest.param(2, marks=pytest.mark.more), 3])
-def test_killed_extension_shows_the_finished_run_and_resumes_bitwise(saves, tmp_path):
+def test_killed_extension_shows_the_finished_run_and_resumes_bitwise_identically(saves, tmp_path):
     before = study(10).run(tmp_path / "grown", quiet=True)
     root = str(Path(__file__).resolve().parents[3])
     environment = os.environ | {"PYTHONPATH": root}
@@ -177,7 +177,7 @@ def test_custom_phase_can_be_extended_if_its_program_is_unchanged(tmp_path):
     [
         (10, {"schedule": "cosine"}, r"phases\.query\.steps: 10 -> 100.*phases\.query\.schedule"),
         (10, {"patience": 2}, r"phases\.query\.steps: 10 -> 100.*phases\.query\.patience"),
-        (40, {}, r"steps: 40 -> 100: .* would be measured at different steps .*; use 101 steps"),
+        (40, {}, r"steps: 40 -> 100: .* would not be measured at the steps .*; use 101 steps"),
         (1000, {}, r"a different config \(phases\.query\.steps: 1000 -> 100\)"),
     ],
 )
@@ -190,7 +190,7 @@ def test_runs_that_cannot_be_extended_raise_one_line_errors(first, then, words, 
     assert held == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
-def test_hint_suggests_step_counts_that_allow_an_extension(tmp_path):
+def test_error_suggests_a_step_count_that_allows_an_extension(tmp_path):
     study(40).run(tmp_path / "grown", quiet=True)
     with pytest.raises(InputError) as refused:
         study(100).run(tmp_path / "grown", quiet=True)

@@ -124,7 +124,7 @@ for number in range(1, len(sys.argv), 2):
 
 
 @pytest.mark.slow
-def test_four_devices_match_a_single_device_without_collectives(lanes, flows, tmp_path, read):
+def test_four_devices_match_one_device_and_use_no_collectives(lanes, flows, tmp_path, read):
     words = []
     for number, (_, wanted) in enumerate((lanes, flows)):
         words += [str(wanted.write(tmp_path / f"{number}.toml")), str(tmp_path / f"four-{number}")]

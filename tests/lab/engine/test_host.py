@@ -51,7 +51,7 @@ def test_float64_study_runs_on_the_host(tmp_path, go, study, assert_same, lackin
     assert_same(tmp_path / "host", flow_run)
 
 
-def test_float64_switches_to_the_host_and_back(lacking):
+def test_float64_computations_move_to_the_host_and_back(lacking):
     assert not are_chosen()
     with backend.float64():
         assert are_chosen()

@@ -25,7 +25,7 @@ def test_seed_keys_do_not_depend_on_other_seeds():
 
 
 @pytest.mark.slow
-def test_large_shared_corpus_matches_a_small_one(monkeypatch, study):
+def test_large_corpus_code_path_matches_the_regular_one(monkeypatch, study):
     setting = study().base
     data_keys, model_keys, _ = seed_keys([0, 1, 2])
     own = Programs(setting).draw(data_keys[:1], {})
@@ -122,7 +122,7 @@ def test_compilation_error_is_raised(study, monkeypatch):
         programs.compile(group, 2)
 
 
-def test_discarded_programs_are_freed(monkeypatch, study):
+def test_programs_discarded_from_the_cache_are_freed(monkeypatch, study):
     """Every program maps memory, and a process may have a limited number of mappings."""
     monkeypatch.setattr(lift, "_KNOWN", {})
     monkeypatch.setattr(lift, "MOST_KNOWN", 2)
@@ -141,7 +141,7 @@ def test_discarded_programs_are_freed(monkeypatch, study):
         gc.enable()
 
 
-def test_programs_of_a_group_are_freed_before_those_of_the_next_group(monkeypatch, study):
+def test_programs_of_a_group_are_freed_when_the_next_group_starts(monkeypatch, study):
     """Programs with custom code are not in the cache of known programs."""
     monkeypatch.setattr(lift, "programs", Programs)
     gc.disable()

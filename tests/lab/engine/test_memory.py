@@ -16,7 +16,7 @@ def first(study):
     return group, programs(group.setting)
 
 
-def test_fit_interpolates_memory_linearly():
+def test_number_of_runs_that_fit_is_found_by_linear_interpolation():
     asked = []
 
     def peak(lanes):
@@ -77,7 +77,7 @@ def test_peak_memory_grows_with_the_parameters(study):
 
 
 @pytest.mark.more
-def test_runs_are_limited_by_memory(study):
+def test_number_of_simultaneous_runs_is_limited_by_memory(study):
     wanted, noted = first(study()), []
     assert memory.fitting_width(*wanted, 50, memory.default_budget(), noted.append) == 50
     assert noted == []
@@ -101,7 +101,7 @@ def test_oversized_cells_raise_before_compilation(study, tables, monkeypatch, si
 def test_oversized_arrays_raise(study, tables):
     sizes = {"vocab_size": 2**31 - 1, "length": 40, "sequences": 200}
     wanted = first(study(data=tables()["data"] | sizes))
-    with pytest.raises(InputError, match="cell 0: the arrays are too large to compile"):
+    with pytest.raises(InputError, match="cell 0: compilation failed because the arrays are too large"):
         memory.fitting_width(*wanted, 5, 2**32)
 
 
@@ -125,7 +125,7 @@ def test_low_address_space_limit_is_reported(monkeypatch):
     monkeypatch.setattr(memory.resource, "getrlimit", lambda kind: (2**30, 2**30))
     with pytest.raises(
         InputError,
-        match=r"limited to 1.0 GiB \(ulimit -v\), too small to compile programs; allow 4 GiB or more",
+        match=r"limited to 1.0 GiB \(ulimit -v\), which is not enough .*; allow 4 GiB or more",
     ):
         memory.check_address_space(notes.append)
 

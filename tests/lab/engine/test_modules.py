@@ -77,7 +77,7 @@ def study(model, **phase):
 
 
 @pytest.mark.parametrize("model", [with_linen, with_nnx, with_equinox])
-def test_module_trains_and_resumes_bitwise(model, go, stop, every_step, assert_same, tmp_path):
+def test_module_trains_and_resumes_bitwise_identically(model, go, stop, every_step, assert_same, tmp_path):
     made = study(model)
     whole, _ = go(tmp_path / "whole", made)
     assert not whole.failures

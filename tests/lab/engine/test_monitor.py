@@ -89,7 +89,7 @@ def test_time_left_is_known_once_every_phase_is_timed(run):
     assert run.monitor.left() == pytest.approx(15.0 + 2 * 1.0 + first)
 
 
-def test_statuses_without_steps_show_no_fraction_and_no_time_left(run):
+def test_status_without_a_step_shows_no_fraction_and_no_time_left(run):
     run.monitor.begin_batch(run.batches[0], 0, 3)
     run.monitor.set_status("compiling")
     run.monitor.begin_phase(0, [0, 1], 0)
@@ -177,7 +177,7 @@ def test_peak_memory_grows_and_can_be_reset():
     assert monitor.peak_mib() <= largest - 100
 
 
-def test_resources_of_earlier_processes_are_added():
+def test_time_and_peak_memory_of_earlier_processes_are_included():
     stopped = {"wall_time_s": 50.0, "peak_memory_mib": None}
     killed = {"wall_time_s": 70.0, "peak_memory_mib": 1e6}
 

@@ -92,7 +92,7 @@ def _spelled(text):
     return [f"{first[:-2]}{k:02d}" for k in range(int(last) + 1)] if several else [text]
 
 
-def test_skipped_probes_have_a_reason(tmp_path, study):
+def test_plan_states_why_probes_are_skipped(tmp_path, study):
     two_layers = study(model={"kind": "two_layer", "dim": 4}, phases=study().tree["phases"][:1])
     (line,) = recorded_lines(two_layers)
     reason = "(requires a model with attends_to_tokens = True)"
@@ -101,7 +101,7 @@ def test_skipped_probes_have_a_reason(tmp_path, study):
 
 
 @pytest.mark.more
-def test_estimated_time_grows_with_the_work(study, tables):
+def test_estimated_time_grows_with_the_number_of_steps_and_seeds(study, tables):
     phases = tables()["phases"]
     times = []
     for steps, seeds in ((20, 4), (200_000, 400)):

@@ -26,7 +26,7 @@ def test_progress_line_omits_unknown_values(monkeypatch, capsys):
     ]
 
 
-def test_loading_that_takes_over_a_second_is_reported(monkeypatch, capsys):
+def test_loading_progress_is_shown_if_it_takes_over_a_second(monkeypatch, capsys):
     now = 1000.0
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
     with Reporter() as reporter:
@@ -56,7 +56,7 @@ def test_durations_are_formatted():
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError, OSError, ValueError])
-def test_errors_when_writing_to_stderr_are_ignored(monkeypatch, error):
+def test_errors_on_writing_to_stderr_are_ignored(monkeypatch, error):
     class Gone(io.StringIO):
         def write(self, text):
             raise error("gone")
@@ -68,7 +68,7 @@ def test_errors_when_writing_to_stderr_are_ignored(monkeypatch, error):
         reporter.trace("data", SimpleNamespace(trace="a trace"))
 
 
-def test_patient_progress_is_silent_for_short_work(monkeypatch):
+def test_delayed_progress_is_not_shown_for_short_tasks(monkeypatch):
     now, said = [100.0], []
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     tell = progress.patient(lambda what, share: said.append((what, share)))

@@ -110,7 +110,7 @@ def out_of_memory(monkeypatch, most, stop_after=99):
     return done
 
 
-def test_batch_that_runs_out_of_memory_is_halved_and_resumes(tmp_path, monkeypatch, go, study, read):
+def test_batch_that_runs_out_of_memory_is_split_in_half_and_resumed(tmp_path, monkeypatch, go, study, read):
     with monkeypatch.context() as patch:
         done = out_of_memory(patch, most=1, stop_after=1)
         with pytest.raises(Interrupted):
@@ -156,7 +156,7 @@ def test_checkpoint_larger_than_device_memory_is_not_reported_as_damaged(
     assert_same(folder, tmp_path / "straight")
 
 
-def test_only_single_seeds_that_run_out_of_memory_are_retried(tmp_path, monkeypatch, go, study):
+def test_batches_that_run_out_of_memory_are_retried_only_as_single_seeds(tmp_path, monkeypatch, go, study):
     out_of_memory(monkeypatch, most=0)
     _, lines = go(tmp_path, study(seeds=2), on_failure="retry")
     again = [line.partition(":")[0] for line in lines if "running it again" in line]

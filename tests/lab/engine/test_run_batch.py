@@ -29,7 +29,7 @@ def wide(read, directory, phase="query"):
     return records.pivot(index=["seed", "step"], columns="metric", values="value")
 
 
-def test_records_and_tokens_cover_every_seed_phase_and_step(small_run, read):
+def test_records_and_tokens_contain_every_seed_phase_and_step(small_run, read):
     records, tokens = read(small_run)
     assert list(records.columns) == ["cell", "seed", "phase", "step", "metric", "value"]
     assert not records.duplicated(["cell", "seed", "phase", "step", "metric"]).any()
@@ -89,7 +89,7 @@ def test_best_test_accuracy_is_the_running_maximum(small_run, read):
 @pytest.mark.parametrize(
     "calls", [pytest.param(1, marks=pytest.mark.more), 3, pytest.param(5, marks=pytest.mark.more), 8]
 )
-def test_stopped_run_resumes_bitwise(small_run, tmp_path, go, stop, study, assert_same, calls):
+def test_stopped_run_resumes_bitwise_identically(small_run, tmp_path, go, stop, study, assert_same, calls):
     """Ask the run to stop after some calls to the device, then run the same command again."""
     stop(tmp_path / "small", study(), calls)
     assert not (tmp_path / "small" / "records.parquet").exists()
@@ -99,7 +99,7 @@ def test_stopped_run_resumes_bitwise(small_run, tmp_path, go, stop, study, asser
 
 @pytest.mark.more
 @pytest.mark.parametrize("calls", [2, 4])
-def test_stopped_flow_resumes_bitwise(flow_run, tmp_path, go, stop, study, assert_same, calls):
+def test_stopped_flow_resumes_bitwise_identically(flow_run, tmp_path, go, stop, study, assert_same, calls):
     stop(tmp_path / "flow", study("flow"), calls)
     go(tmp_path / "flow", study("flow"))
     assert_same(tmp_path / "flow", flow_run)
@@ -119,7 +119,7 @@ def test_batch_resumes_on_a_different_number_of_devices(tmp_path, monkeypatch, g
 
 
 @pytest.mark.more
-def test_stopped_flow_with_expensive_steps_resumes_bitwise(
+def test_stopped_flow_with_expensive_steps_resumes_bitwise_identically(
     tmp_path, monkeypatch, cleared, go, stop, study, assert_same
 ):
     monkeypatch.setattr(stiff, "MANY_DIMS", 0)
@@ -159,7 +159,7 @@ def test_killed_flow_resumes_from_its_last_row(
     assert_same(tmp_path / "flow", tmp_path / "straight")
 
 
-def test_run_killed_while_saving_resumes_bitwise(
+def test_run_killed_while_saving_resumes_bitwise_identically(
     small_run, tmp_path, monkeypatch, go, study, every_step, assert_same
 ):
     """Kill the run after tables and arrays are written, but before their commit record."""
@@ -216,7 +216,7 @@ def test_failed_flow_is_reported_and_other_seeds_continue(tmp_path, monkeypatch,
 
 
 @pytest.mark.more
-def test_several_classes_and_axes_run_in_float64(tmp_path, go, study, tables, read):
+def test_four_class_study_with_a_swept_step_size_runs_in_float64(tmp_path, go, study, tables, read):
     data = tables()["data"] | {"num_classes": 4, "sequences": 32}
     wanted = study(data=data, dtype="float64", axes={"phases.embed.step_size": [50.0, 60.0]})
     assert not go(tmp_path / "k", wanted)[0].failures
@@ -263,7 +263,7 @@ def test_flow_records_match_the_path_and_the_limit(flow_run, x64, study, read):
         assert rows["important_selected"].iloc[-1] == chosen.selects(corpus, important)[0].mean()
 
 
-def test_limit_exists_only_for_phases_that_train_p_alone(flow_run, read):
+def test_limit_metrics_are_recorded_only_for_phases_that_train_only_p(flow_run, read):
     assert set(MaxMarginDirection.metrics) == {*AT_PROBES, *AT_END}
     embed, query = wide(read, flow_run, "embed"), wide(read, flow_run)
     assert not {*AT_PROBES, *AT_END} & set(embed.columns)
@@ -333,7 +333,9 @@ def test_study_matches_explicit_adam(kind, tmp_path, x64, go, read, study):
 
 @pytest.mark.parametrize("kind", ["two_layer", "two_layer_weights"])
 @pytest.mark.more
-def test_stopped_minibatch_run_resumes_bitwise(kind, tmp_path, x64, go, stop, read, study, assert_same):
+def test_stopped_minibatch_run_resumes_bitwise_identically(
+    kind, tmp_path, x64, go, stop, read, study, assert_same
+):
     trained = list(MODELS[kind].parameters)
     phase = descent(trained, batch_size=8, steps=20)
     wanted = study(model={"kind": kind, "dim": 8}, phases=[phase], dtype="float64")
@@ -345,7 +347,9 @@ def test_stopped_minibatch_run_resumes_bitwise(kind, tmp_path, x64, go, stop, re
 
 
 @pytest.mark.more
-def test_custom_probe_steps_resume_bitwise(tmp_path, go, stop, read, study, assert_same):
+def test_run_with_custom_probe_steps_resumes_bitwise_identically(
+    tmp_path, go, stop, read, study, assert_same
+):
     probes = {"steps": {"query": [3, 7, 18]}, "every": 1, "min_count": 1}
     wanted = study(seeds=4, chunk=2, probes=probes)
     go(tmp_path / "straight", wanted)
@@ -469,7 +473,7 @@ def test_custom_code_matches_its_pure_functions(own_run, x64, read, study):
 
 
 @pytest.mark.more
-def test_selected_tokens_follow_the_model_scores(own_run, x64, read, study):
+def test_selected_tokens_are_determined_by_the_model_scores(own_run, x64, read, study):
     """With W = 1 the scores are E·p; with a random W the selection changes while E·p does not."""
     data_key, key, _ = of_seed.keys(0)
     for rotation in ("drawn", "identity"):

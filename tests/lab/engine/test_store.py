@@ -51,7 +51,9 @@ FIRST, SECOND = (f"cells-00000-00000-seeds-{seed:05d}-{seed:05d}" for seed in (0
         ),
     ],
 )
-def test_damaged_batch_is_moved_away_and_recomputed(copy, two_batches, go, study, assert_same, table, damage):
+def test_damaged_batch_is_moved_aside_and_recomputed(
+    copy, two_batches, go, study, assert_same, table, damage
+):
     (path,) = (copy / "parts").glob(f"{SECOND}.{table}.*.parquet")
     if damage == "flipped":
         flip(path)
@@ -94,7 +96,7 @@ def stopped(tmp_path_factory, stop, study):
     "victim",
     ["checkpoint", *(pytest.param(x, marks=pytest.mark.more) for x in ("records", "mark", "tokens"))],
 )
-def test_damaged_checkpoint_is_moved_away_and_its_batch_restarts(
+def test_damaged_checkpoint_is_moved_aside_and_its_batch_restarts(
     stopped, small_run, tmp_path, go, study, assert_same, victim
 ):
     folder = shutil.copytree(stopped, tmp_path / "small")
@@ -183,7 +185,7 @@ def test_lost_manifest_does_not_allow_a_different_config(copy, go, study, tables
         load(copy)
 
 
-def test_batches_of_another_folder_raise(copy, go, study):
+def test_folder_with_batches_of_a_different_config_raises(copy, go, study):
     for path in (copy / "parts").glob("*.json"):
         mark = json.loads(path.read_bytes())
         mark["origin"]["cells"] = {"0": "0123456789abcdef"}
@@ -192,7 +194,7 @@ def test_batches_of_another_folder_raise(copy, go, study):
         go(copy, study(chunk=1))
 
 
-def test_folder_of_an_earlier_version_raises(copy, go, study):
+def test_folder_written_by_an_earlier_version_raises(copy, go, study):
     manifest.write_manifest(copy, manifest.read_manifest(copy) | {"format": 4})
     with pytest.raises(InputError, match="written by another version of jaxattn"):
         go(copy, study(chunk=1))
@@ -321,7 +323,7 @@ def test_file_system_without_locks_is_reported(tmp_path, monkeypatch):
         folder.log({"x": 1})
     assert notes == [
         f"{tmp_path / 'small'}: this file system has no locks (No locks available); "
-        "do not start a second run there"
+        "do not start a second run in this folder"
     ]
     assert not lock.is_locked(folder.directory)
 

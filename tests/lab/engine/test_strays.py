@@ -35,7 +35,9 @@ def put(source, batch, folder, name):
     shutil.copytree(source / "checkpoints" / batch, folder / "checkpoints" / name)
 
 
-def test_folder_of_version_02_loads_and_accepts_more_seeds(folder, go, study, two_batches, assert_same):
+def test_folder_written_by_version_0_2_loads_and_accepts_more_seeds(
+    folder, go, study, two_batches, assert_same
+):
     assert verify(folder) == []
     assert load(folder).finished
     assert go(folder, study(chunk=1))[0].already_finished
@@ -58,7 +60,7 @@ def test_batch_stored_under_another_name_is_recomputed(folder, go, study, two_ba
     assert verify(folder) == []
 
 
-def test_seeds_of_a_stray_batch_are_not_added_to_the_run(folder, go, study, two_batches, assert_same):
+def test_seeds_of_an_unlisted_batch_are_not_added_to_the_run(folder, go, study, two_batches, assert_same):
     put(folder, SECOND, folder, THIRD)
     for name in batch_state.TABLES:
         (folder / f"{name}.parquet").unlink()
@@ -80,7 +82,7 @@ def wide(go, study, tmp_path_factory):
 
 @pytest.mark.parametrize("seeds", ["00000-00001", "00002-00003"])
 @pytest.mark.parametrize("lost", [False, True])
-def test_overlapping_batches_of_the_same_study_are_moved_away(
+def test_overlapping_batches_of_the_same_study_are_moved_aside(
     wide, folder, go, study, two_batches, assert_same, seeds, lost
 ):
     batch = f"cells-00000-00000-seeds-{seeds}"
@@ -101,7 +103,7 @@ def test_overlapping_batches_of_the_same_study_are_moved_away(
     assert verify(folder) == []
 
 
-def test_without_a_manifest_a_damaged_batch_is_trusted_by_its_name(folder):
+def test_without_a_manifest_a_damaged_batch_is_identified_by_its_name(folder):
     place = batch_state.path(folder, SECOND)
     place.write_bytes(b"{}")
     known = manifest.read_manifest(folder)

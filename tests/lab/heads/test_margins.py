@@ -116,7 +116,7 @@ def test_equal_keys_do_not_make_the_problem_infeasible():
     assert found.status.name in ("SOLVED", "LOOSE")
 
 
-def test_nulls_preserve_the_scale_of_the_queries():
+def test_null_baselines_preserve_the_scale_of_the_queries():
     given = layer(n=400, dim=4)
     keys, rng = given.keys(0), np.random.default_rng(0)
     for null in ("shuffled", "covariance"):
@@ -131,7 +131,7 @@ def test_nulls_preserve_the_scale_of_the_queries():
             np.testing.assert_allclose(np.cov(z.T), np.cov(visible.T), atol=0.3)
 
 
-def test_matched_null_preserves_the_deviations_of_the_queries():
+def test_matched_null_baseline_shifts_all_queries_by_the_same_vector():
     given = layer()
     (other,) = null_selections(given, 0, given.keys(0), 12, "matched", 1, np.random.default_rng(0))
     moved = other.query[:, :-1] - given.query
@@ -140,7 +140,7 @@ def test_matched_null_preserves_the_deviations_of_the_queries():
 
 
 @pytest.mark.parametrize(("of_groups", "of_draws"), [(1.0, 0.0), (0.1, 1.0), (1.0, 1.0)])
-def test_intervals_cover_variation_between_groups_and_draws(of_groups, of_draws):
+def test_intervals_cover_zero_under_group_and_draw_variation(of_groups, of_draws):
     rng, covered = np.random.default_rng(0), 0
     for _ in range(400):
         groups, draws = of_groups * rng.normal(size=(1, 8)), of_draws * rng.normal(size=(10, 1))
@@ -156,7 +156,7 @@ def test_holm_correction_matches_its_definition():
     assert len(holm(np.zeros(0))) == 0
 
 
-def test_max_margin_head_but_no_random_head_is_closer_than_its_nulls(clarabel_direction):
+def test_only_the_max_margin_head_is_closer_than_its_null_baselines(clarabel_direction):
     settings = HeadSettings(share=0.0, group=10, draws=5, nuclear=0)
     random = layer(n=60, dim=20, heads=1, size=6, bias=False)
     features, _ = by_loops(random, 0, selecting_sequences(random, random.scores(0), 0.0), "query")

@@ -115,9 +115,9 @@ def test_invalid_folders_raise_one_line_errors(tmp_path, folders):
         Transformer(broken)
 
 
-def test_texts_that_are_too_short_are_counted(folders):
+def test_texts_shorter_than_the_queried_position_are_counted_in_the_error(folders):
     model = Transformer(folders["bert"])
-    with pytest.raises(InputError, match=r"no token at position 7 in 6 texts of 12, for example text 3"):
+    with pytest.raises(InputError, match=r"no token at position 7 in 6 texts out of 12, .* in text 3"):
         model.tokenize(TEXTS, 16, 7)
     with pytest.raises(InputError, match="texts: empty"):
         model.tokenize([], 16, 0)
@@ -170,16 +170,16 @@ def test_command_writes_the_page(folders, tmp_path, capsys, monkeypatch):
 
 def test_invalid_arguments_raise_one_line_errors(folders, tmp_path):
     for settings, message in (
-        (HeadSettings(group=1), "group: 1; expected at least 2"),
+        (HeadSettings(group=1), "group: expected at least 2, got 1"),
         (HeadSettings(share=2), "share: 2"),
     ):
         with pytest.raises(InputError, match=message):
             heads(folders["bert"], TEXTS, settings=settings)
-    with pytest.raises(InputError, match=r"layers: 2; .* has 2 layers, numbered from 0"):
+    with pytest.raises(InputError, match=r"layers: no layer 2; .* has 2 layers, numbered from 0"):
         heads(folders["bert"], TEXTS, layers=[2])
-    with pytest.raises(InputError, match="length: 1; expected at least 2 tokens"):
+    with pytest.raises(InputError, match="length: expected at least 2 tokens, got 1"):
         heads(folders["bert"], TEXTS, length=1)
-    with pytest.raises(InputError, match="most: -3; expected at least 1 text"):
+    with pytest.raises(InputError, match="most: expected at least 1 text, got -3"):
         read_texts(tmp_path / "empty.txt", -3)
     with pytest.raises(InputError, match=r"missing\.txt: No such file or directory; check its path"):
         read_texts(tmp_path / "missing.txt")

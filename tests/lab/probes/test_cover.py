@@ -31,7 +31,7 @@ SEQUENCES, LABELS = [[0, 4, 4], [0, 1, 4], [1, 4], [2, 2, 4], [3, 4]], [1, 1, -1
 SCORES = [9.0, 5.0, 5.0, 5.0, 0.0, 100.0]
 
 
-def test_cover_metrics_are_exact_for_a_model_that_satisfies_the_law(measured):
+def test_cover_metrics_match_closed_forms_for_predicted_values(measured):
     """With four top tokens and ‖v‖² = 4, E·v is 2 y. Token 5 never occurs."""
     found = measured(SEQUENCES, LABELS, SCORES, [2.0, -2.0, -2.0, 2.0, 0.0, 0.0])
     least = 1 / (1 + np.exp(-4.0) + np.exp(-9.0))
@@ -40,14 +40,14 @@ def test_cover_metrics_are_exact_for_a_model_that_satisfies_the_law(measured):
         np.testing.assert_allclose(found[f"cover_{name}"], x, atol=1e-12)
 
 
-def test_distances_are_maxima_over_tokens(measured):
+def test_cover_errors_are_maxima_over_tokens(measured):
     found = measured(SEQUENCES, LABELS, SCORES, [2.2, -1.5, -2.0, 2.0, -0.3, 0.5])
     np.testing.assert_allclose(found["cover_error"], 0.25)
     np.testing.assert_allclose(found["cover_elsewhere"], 0.25)
     assert measured(SEQUENCES, LABELS, SCORES, [-2.0, -2.0, -2.0, 2.0, 0.0, 0.0])["cover_error"] == 2
 
 
-def test_token_that_is_top_under_both_labels_prevents_a_cover(measured):
+def test_sequences_whose_top_token_is_top_under_both_labels_are_not_covered(measured):
     found = measured(SEQUENCES, LABELS, [0.0, 1.0, 2.0, 3.0, 4.0, 0.0], [0.0] * 6)
     assert (found["cover_size"], found["cover_share"]) == (1, 0)
     assert np.isnan(found["cover_error"])
@@ -63,7 +63,7 @@ def test_first_tied_token_is_the_top_token(measured):
     np.testing.assert_allclose(found["cover_attention"], 1 / 3)
 
 
-def test_cover_matches_a_loop_over_sequences(show, corpus, draw, measure):
+def test_cover_metrics_match_a_loop_over_sequences(show, corpus, draw, measure):
     bags, model = corpus(), OneLayer(dim=5)
     ids, mask = (np.asarray(x) for x in ja.models.reference.padded_sequences(bags))
     for seed in range(8):

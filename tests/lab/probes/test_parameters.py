@@ -18,7 +18,7 @@ from jaxattn.lab.probes.parameters import cosine_array, largest_eigenvalue
 from jaxattn.models import reference
 
 
-def test_norms_cover_all_parameters_trained_or_not(x64, corpus, show, draw, measure):
+def test_norms_include_untrained_parameters(x64, corpus, show, draw, measure):
     corpus, model = corpus(3), models.Mlp(dim=5)
     params = draw(model, corpus)
     found = measure(Norms(), show(model, params, corpus, train=("p",)))
@@ -248,7 +248,7 @@ def test_largest_eigenvalue_matches_numpy(rng, rank, sign):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_largest_eigenvalue_accepts_an_eigenvector_as_start():
+def test_largest_eigenvalue_accepts_an_eigenvector_as_starting_vector():
     scaled = jax.jit(lambda factor, start: largest_eigenvalue(lambda x: factor * x, start, 5))
     np.testing.assert_allclose(scaled(-2.0, np.ones(5, np.float32)), -2, rtol=1e-6)
     np.testing.assert_allclose(scaled(3.0, np.ones(1, np.float32)), 3, rtol=1e-6)

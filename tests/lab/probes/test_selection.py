@@ -138,7 +138,7 @@ def test_relevant_token_fractions_are_correct_in_a_small_example(x64, measured):
     np.testing.assert_allclose(found["relevant_tied"], 1 / 5)
 
 
-def test_nats_set_the_distance_from_the_highest_score(x64, measured):
+def test_nats_determines_which_tokens_count_as_close_to_the_highest_score(x64, measured):
     scores = [100.0, 95.0, 0.0]
     shares = [
         float(measured([[0, 1, 2], [0, 2]], scores, 2, nats=nats)["only_relevant_selected"])
@@ -149,7 +149,7 @@ def test_nats_set_the_distance_from_the_highest_score(x64, measured):
     assert (everything["relevant_selected"], everything["relevant_tied"]) == (0, 1)
 
 
-def test_margin_is_the_smallest_lead_of_a_relevant_token(x64, measured):
+def test_margin_is_the_smallest_gap_by_which_a_relevant_token_leads(x64, measured):
     scores = [4.0, 3.0, 1.0, 0.0]
     found = measured([[0, 2], [0, 1, 3], [1, 2]], scores, 2)
     np.testing.assert_allclose(found["relevant_margin"], 2 / np.linalg.norm(scores))

@@ -216,7 +216,7 @@ class Given(Bare):
         return self.scores, self.scores
 
 
-def test_u_shape_correlates_only_with_the_absolute_difference(x64, measure):
+def test_u_shaped_scores_correlate_only_with_the_absolute_difference(x64, measure):
     vocab_size = 40
     difference = (jnp.arange(vocab_size)[:, None] - 19.5) / 20
     statistics = TokenStatistics(jnp.full(vocab_size, 60.0), difference, difference)

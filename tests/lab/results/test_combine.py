@@ -72,7 +72,7 @@ def test_lookup_finds_swept_and_fixed_keys(folder):
         results.lookup(0, "phases.embed.steps")
 
 
-def test_lookup_uses_the_value_of_the_block():
+def test_lookup_returns_the_value_set_in_the_block():
     blocks = {"two": {}, "three": {"data": {"relevant_per_sequence": 3}}}
     config = {"data": {"relevant_per_sequence": 2, "sequences": 40}, "blocks": blocks}
     cells = [{"cell": cell, "settings": {"block": name}} for cell, name in enumerate(blocks)]
@@ -96,7 +96,7 @@ def test_choose_selects_cells_metrics_and_phases(folder):
         choose(results, where={"model.dim": 17})
 
 
-def test_choose_accepts_values_as_printed(folder):
+def test_choose_accepts_values_rounded_as_in_the_output(folder):
     third = 1 / 3
     results = folder(range(2), dims=(8, 16), rates=(150.0, third))
     for text, value in (("150", 150.0), ("1.5e2", 150.0), ("0.333333", third), (repr(third), third)):
@@ -196,7 +196,7 @@ def test_paired_differences_cancel_shared_noise(folder):
 
 
 @pytest.mark.parametrize("in_block", [False, True])
-def test_zipped_keys_are_paired_together(load_planted, in_block):
+def test_zipped_keys_change_together_in_paired_differences(load_planted, in_block):
     grid = {"zip": {"model.dim": [8, 16], "phases.query.steps": [10, 40]}}
     config = {"phases": [{"name": "query"}]} | ({"blocks": {"b": grid}} if in_block else grid)
     settings = [
@@ -216,7 +216,7 @@ def test_zipped_keys_are_paired_together(load_planted, in_block):
     assert list(found.axes) == ["data.length"]
     assert "model.dim = 16 minus 8, with phases.query.steps" in found.derived[-1]
     apart = load_planted(rows, name="x", config={"phases": [{"name": "query"}]}, cells=cells, seeds=[0, 1])
-    with pytest.raises(InputError, match="have no seed, phase, step and metric in common"):
+    with pytest.raises(InputError, match="have no combination of seed, phase, step and metric in common"):
         paired(apart, "model.dim", 8, 16)
 
 

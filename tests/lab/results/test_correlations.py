@@ -39,12 +39,12 @@ def test_bins_include_both_ends_and_drop_points_out_of_range():
     assert means["mean"].iloc[1:-1].isna().all()
 
 
-def test_points_outside_both_ends_have_no_bin():
+def test_points_outside_the_bin_range_have_no_bin():
     x = np.array([-1.1, -1, -0.01, 0, 0.99, 1, np.float32(1) + 1e-7, 1.2, np.nan])
     assert bin_numbers(x, np.linspace(-1, 1, 5)).tolist() == [-1, 0, 1, 2, 3, 3, 3, -1, -1]
 
 
-def test_quantile_edges_split_points_evenly_and_keep_ties(rng):
+def test_quantile_bins_have_equal_counts_and_do_not_split_ties(rng):
     x = rng.normal(size=100)
     assert np.bincount(bin_numbers(x, quantile_edges(x, 5))).tolist() == [20] * 5
     x = np.array([0.0] * 50 + list(range(1, 11)))
@@ -111,7 +111,7 @@ def test_bin_correlations_match_a_loop(points):
         assert found[3, k] == pytest.approx(stats.spearmanr(*means).statistic, abs=1e-12)
 
 
-def test_weighted_ranks_match_repeated_points(points):
+def test_weighted_ranks_match_the_ranks_of_repeated_points(points):
     x, _, weights = points
     ranks = weighted_ranks(x, weights)
     for row, w in zip(ranks, weights, strict=True):

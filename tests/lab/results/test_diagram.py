@@ -29,7 +29,7 @@ def planted(rng):
     return make
 
 
-def test_figure_draws_theory_over_thresholds(planted):
+def test_figure_draws_the_theory_curve_and_the_measured_thresholds(planted):
     diagram = planted()
     drawn = diagram.figure(lambda d: min(d, 256) ** 0.5, label="square root")
     ax = drawn.figure.axes[0]
@@ -56,12 +56,12 @@ def test_figure_draws_theory_over_thresholds(planted):
         (("inf",), [1]),
     ],
 )
-def test_infinity_is_drawn_one_step_after_the_last_number(planted, columns, places):
+def test_infinite_axis_value_is_drawn_one_step_after_the_last_finite_value(planted, columns, places):
     (dots,) = planted(columns).figure().figure.axes[0].containers[0][0:1]
     assert dots.get_xdata().tolist() == places
 
 
-def test_theory_accepts_text_values_and_rejects_invalid_values(planted):
+def test_theory_curve_accepts_a_text_axis_and_rejects_invalid_values(planted):
     diagram = planted(("sgd", "adam"))
     (curve,) = diagram.figure({"adam": 3.0}).figure.axes[0].get_lines()[-1:]
     assert curve.get_ydata().tolist() == [3.0]

@@ -39,7 +39,7 @@ PAIRS = list(
         for number, pair in enumerate(PAIRS)
     ],
 )
-def test_every_figure_kind_draws_every_folder(results, name, kind):
+def test_every_figure_kind_can_be_drawn_for_every_example_folder(results, name, kind):
     drawn = draw_figure(results[name], {"kind": kind})
     assert style.png(drawn.figure, dpi=50).startswith(b"\x89PNG")
     assert len(drawn.caption) > 40
@@ -167,7 +167,7 @@ def test_importance_shows_bin_means_and_counts_points_out_of_range(results):
     assert "400 tokens" in drawn.caption
 
 
-def test_importance_band_is_the_range_of_seed_means(results):
+def test_importance_band_spans_the_range_of_seed_means(results):
     drawn = importance(results["text"], phase="joint")
     table = at_end(results["text"], phase="joint", average=False).table
     assert table["seed"].nunique() > 1
@@ -189,7 +189,7 @@ def test_importance_uses_the_bins_of_the_run(results, configured):
     assert "4 equal bins of [-0.5, 0.5]" in drawn.caption
 
 
-def test_score_label_of_two_layers_shows_the_weights(results, configured):
+def test_score_label_of_a_two_layer_model_includes_the_weight_matrix(results, configured):
     drawn = importance(configured(results["text"], model={"kind": "two_layer_weights"}))
     assert "W_2" in drawn.figure.axes[1].get_title("left")
     assert "E·W2 p of" in drawn.caption
@@ -353,7 +353,7 @@ def test_curves_reject_unknown_metric(results):
     ) as raised:
         curves(results["text"], metrics=("zzz",))
     assert "bin_1" not in str(raised.value)
-    with pytest.raises(InputError, match="metric 'loss,p_norm': use spaces, not commas: 'loss p_norm'"):
+    with pytest.raises(InputError, match="separate names with spaces, not commas: 'loss p_norm'"):
         curves(results["text"], metrics=("loss,p_norm",))
 
 

@@ -17,7 +17,7 @@ def test_power_law_matches_polyfit():
     assert law.seeds == 12
 
 
-def test_slope_interval_is_student_t_over_seeds():
+def test_slope_interval_is_a_student_t_interval_over_seeds():
     rng = np.random.default_rng(8)
     x = np.array([1, 2, 4, 8.0])
     y = x[:, None] ** 1.5 * np.exp(0.2 * rng.standard_normal((4, 6)))
@@ -27,7 +27,7 @@ def test_slope_interval_is_student_t_over_seeds():
     np.testing.assert_allclose([law.low, law.high], expected, rtol=1e-9)
 
 
-def test_power_law_accepts_different_x_per_seed():
+def test_power_law_accepts_different_x_for_each_seed():
     rng = np.random.default_rng(1)
     x = rng.uniform(1, 100, (9, 4))
     y = 2 * x ** rng.normal(-1, 0.1, 4) * np.exp(0.1 * rng.normal(size=x.shape))
@@ -53,7 +53,7 @@ def test_power_law_is_nan_with_too_few_points():
     assert np.isnan(power_law([1, 2], [[np.nan], [1.0]]).slope)
 
 
-def test_powers_recover_exact_laws():
+def test_powers_recovers_the_exponents_of_exact_power_laws():
     x = np.array([[1.0, 10.0, 100.0], [2.0, 3.0, 5.0], [1.0, 2.0, 3.0]])
     y = 7 * x ** np.array([[-2.0], [0.5], [1.0]])
     y[0, 1] = np.nan

@@ -56,7 +56,7 @@ def test_headline_lists_accuracy_then_loss_then_requested_metrics():
 
 
 @pytest.mark.parametrize(("low", "weakly"), [(0.4996, True), (0.5004, False)])
-def test_sentences_use_unrounded_numbers(low, weakly):
+def test_sentences_are_chosen_from_unrounded_numbers(low, weakly):
     """Both intervals start at 0.500 when rounded."""
     half = low * 0.1
     values = [low + half * (1 + x) for x in (-1, 1, -1, 1)]
@@ -93,7 +93,7 @@ def test_sentences_match_summary_table():
         ([0.9], "The Spearman correlation between E·v and importance over tokens is 0.900"),
     ],
 )
-def test_sentence_about_values_follows_the_interval(values, words):
+def test_wording_about_values_depends_on_the_interval(values, words):
     assert headline.sentences(run_of({"loss": values, "spearman_Ev_tokens": values}))[1].startswith(words)
 
 
@@ -109,14 +109,14 @@ def test_sentences_report_the_lowest_and_highest_cell():
     )
 
 
-def test_sentences_count_cells_that_follow_importance():
+def test_sentences_count_the_cells_in_which_values_follow_importance():
     run = run_of(
         {"spearman_Ev_tokens": [[0.9, 0.91, 0.92], [-0.3, 0.2, 0.1]]}, cells=[{"data.n": 9}, {"data.n": 1}]
     )
     assert "E·v follows importance in 1 of 2 cells" in headline.sentences(run)[1]
 
 
-def test_sentences_mention_directions_and_custom_metrics():
+def test_direction_metrics_take_precedence_over_custom_metrics_in_the_sentences():
     second = headline.sentences(run_of({"one_minus_cosine": [0.25], "margin_ratio": [0.5], "mine": [2.0]}))[1]
     assert second == "1 - cos between p and its max-margin direction is 0.250; margin_ratio is 0.500."
 
@@ -142,7 +142,7 @@ def test_losses_of_different_kinds_are_not_compared():
     assert "the loss ranges" in headline.sentences(same)[0]
 
 
-def test_standard_lists_all_default_metrics():
+def test_standard_contains_all_default_metrics():
     unasked = {name for probe in (Fit, Accuracy, Importance, Selected, OneStepError) for name in probe.labels}
     assert unasked <= set(headline.STANDARD)
     known = {name for probe in PROBES.values() for name in probe.labels}

@@ -61,7 +61,7 @@ def test_initial_parameters_are_recomputed_for_swept_and_padded_cells(tmp_path):
     assert len(results.params(cell=0, step=0).E) == 8
 
 
-def test_held_initial_parameters_are_those_of_seed_0(tmp_path):
+def test_initial_parameters_held_fixed_are_those_of_seed_0(tmp_path):
     results = study(hold=["start"]).run(tmp_path, quiet=True)
     assert_begins_with(results)
     np.testing.assert_array_equal(results.params(seed=1, step=0).E, results.params(seed=3, step=0).E)
@@ -88,10 +88,10 @@ def module():
     return ja.models.of_linen(Module())
 
 
-def test_custom_models_require_the_study(tmp_path):
+def test_initial_parameters_of_custom_models_require_the_study_object(tmp_path):
     results = study("head", ADAM, data=points, model=module).run(tmp_path, quiet=True)
     assert_begins_with(results)
-    words = "step 0: data.kind: the study uses .*:points, and loading a folder never imports code; use"
+    words = "step 0: data.kind: the study uses .*:points, and loading results never imports custom code; use"
     with pytest.raises(InputError, match=words):
         ja.load(tmp_path).params(step=0)
 
@@ -104,7 +104,7 @@ def test_step_0_of_a_later_phase_is_the_end_of_the_previous_phase(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found, results.params(step=0))
 
 
-def test_other_steps_and_phases_raise_one_line_errors(tmp_path):
+def test_unavailable_steps_and_phases_raise_one_line_errors(tmp_path):
     results = study().run(tmp_path, quiet=True)
     with pytest.raises(InputError, match="step 2: not stored; use step 0, or omit step"):
         results.params(step=2)

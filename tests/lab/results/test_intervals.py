@@ -35,7 +35,7 @@ def test_clopper_pearson_covers_any_probability(n):
 
 
 @pytest.mark.parametrize("n", [1, 4, 64])
-def test_clopper_pearson_matches_the_closed_form_without_hits_or_misses(n):
+def test_clopper_pearson_matches_the_closed_form_for_all_or_no_hits(n):
     edge = 1 - 0.025 ** (1 / n)
     np.testing.assert_allclose(clopper_pearson(0, n), (0, edge), atol=1e-12)
     np.testing.assert_allclose(clopper_pearson(n, n), (1 - edge, 1), atol=1e-12)
@@ -56,11 +56,11 @@ def test_student_t_matches_scipy(rng):
 
 
 @pytest.mark.parametrize("samples", [[], [2.0], [1.0, 2.0, np.nan], [1.0, 1.0, 1.0], [0.1] * 7])
-def test_interval_is_nan_without_an_error_estimate(samples):
+def test_interval_is_nan_if_the_error_cannot_be_estimated(samples):
     assert np.isnan(student_t(np.array(samples))).all()
 
 
-def test_jackknife_of_a_mean_is_student_t(rng):
+def test_jackknife_interval_of_a_mean_is_the_student_t_interval(rng):
     samples = rng.exponential(size=7)
     left_out = [np.delete(samples, i).mean() for i in range(7)]
     np.testing.assert_allclose(jackknife(samples.mean(), left_out), student_t(samples), rtol=1e-12)

@@ -29,7 +29,7 @@ UNIT = Criterion(0.0, 1.0, "")
     ],
 )
 @pytest.mark.parametrize("basis", VERDICTS)
-def test_verdicts_at_the_bounds_of_a_criterion(low, high, where, basis):
+def test_verdict_depends_on_where_the_interval_lies_relative_to_the_criterion(low, high, where, basis):
     assert verdict(Estimate((low + high) / 2, low, high, 8), UNIT, basis) == getattr(VERDICTS[basis], where)
 
 
@@ -37,13 +37,13 @@ def test_verdicts_at_the_bounds_of_a_criterion(low, high, where, basis):
     ("value", "seeds", "where"),
     [(0.5, 5, "unknown"), (0.5, 6, "within"), (1.5, 6, "outside"), (math.nan, 6, "unknown")],
 )
-def test_value_replaces_the_interval_if_enough_seeds_are_equal(value, seeds, where):
+def test_value_is_compared_with_the_criterion_if_enough_seeds_are_equal(value, seeds, where):
     assert verdict(Estimate(value, math.nan, math.nan, seeds), UNIT, "published") == getattr(
         VERDICTS["published"], where
     )
 
 
-def test_verdicts_without_criterion():
+def test_finding_without_a_criterion_is_measured_or_undecided():
     known, unknown = Estimate(0.5, 0.2, 0.8, 8), Estimate(math.nan, math.nan, math.nan, 0)
     assert {verdict(x, None, "promised") for x in (known, unknown)} == {"undecided"}
     assert [verdict(x, None, "beyond") for x in (known, unknown)] == ["measured", "undecided"]
@@ -93,7 +93,7 @@ def test_jackknifed_mean_has_a_student_interval(rng):
     np.testing.assert_allclose([narrow.low, narrow.high], [0.4, 0.6])
 
 
-def test_value_at_a_bound_of_its_range_has_no_interval():
+def test_value_at_a_bound_of_its_range_has_no_interval_if_all_seeds_agree():
     same = judge.jackknifed(np.ones(7), (-1.0, 1.0))
     assert np.isnan([same.low, same.high]).all()
     assert verdict(same, at_least(0.9), "published") == "agrees"
@@ -127,7 +127,7 @@ def numbers(row):
     return [float(row[key]) if row[key] else math.nan for key in ("value", "low", "high")]
 
 
-def test_published_claims_have_recomputed_verdicts():
+def test_published_verdicts_match_recomputed_verdicts():
     with (PUBLISHED / "claims" / "claims.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) > 50

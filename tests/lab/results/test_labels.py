@@ -36,16 +36,16 @@ def test_numbers_have_three_significant_digits(value, text):
     assert format_number(value) == text
 
 
-def test_interval_width_determines_the_digits():
+def test_interval_width_determines_the_number_of_digits():
     assert with_interval(-0.4992, -0.5177, -0.4807) == "-0.499 [-0.518, -0.481]"
     assert with_interval(2.0, 2.0, 2.0) == "2.00 [2.00, 2.00]"
 
 
-def test_brief_formats_round_numbers():
+def test_brief_writes_round_numbers_compactly():
     assert [brief(x) for x in (1e-9, 1e6, 200.0)] == ["1e-9", "1e6", "200"]
 
 
-def test_setting_of_a_missing_axis_is_empty():
+def test_missing_axis_values_are_formatted_as_empty_strings():
     assert [setting(x) for x in (0.1, 2000.0, "inf", "SGD", np.nan, None)] == [
         "0.1",
         "2000",
@@ -56,11 +56,11 @@ def test_setting_of_a_missing_axis_is_empty():
     ]
 
 
-def test_integers_are_formatted_as_ranges():
+def test_consecutive_integers_are_formatted_as_ranges():
     assert [ranges_text(x) for x in ([3], [0, 1], [2, 3, 4], [2, 5])] == ["3", "0 to 1", "2 to 4", "2, 5"]
 
 
-def test_values_that_grow_geometrically_are_detected():
+def test_log_spaced_values_are_detected():
     assert grow_by_factors([1, 10, 100])
     assert not grow_by_factors([1, 2, 3])
     assert not grow_by_factors([0, 1, 10])

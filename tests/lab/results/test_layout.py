@@ -64,7 +64,7 @@ def wide(columns):
 
 
 @pytest.mark.parametrize("columns", [1, 6, 30, 100])
-def test_pieces_fit_and_keep_all_columns(columns):
+def test_parts_of_a_wide_table_fit_the_page_and_contain_all_columns(columns):
     table = wide(columns)
     pieces = list(layout.pieces(table, 2))
     assert all(
@@ -76,14 +76,14 @@ def test_pieces_fit_and_keep_all_columns(columns):
     assert [piece.rows[1][0] for piece in pieces] == ["1"] * len(pieces)
 
 
-def test_piece_width_is_the_same_on_all_python_versions():
+def test_width_of_table_parts_is_the_same_on_all_python_versions():
     """Sequential addition of the three widths exceeds their exact sum."""
     assert 10.6 + 10.25 + 10.6 > 31.45
     columns = [layout.Column("", [], number=False, long=False, least=x) for x in (10.6, 10.25, 10.6)]
     assert layout._total_width(columns) == 31.4
 
 
-def test_lines_break_in_names_but_not_in_numbers():
+def test_line_breaks_are_allowed_in_names_but_not_in_numbers():
     assert layout._words("data.vocab_size = 50") == ["data.", "vocab_", "size", "=", "50"]
     assert layout._words("-0.95 4.96e-4") == ["-0.95", "4.96e-4"]
     assert layout._words("E·v_2 is U-shaped") == ["E·v_2", "is", "U-", "shaped"]
@@ -92,7 +92,7 @@ def test_lines_break_in_names_but_not_in_numbers():
     assert [column.number for column in piece.columns] == [True, False]
 
 
-def test_tables_are_in_containers_with_width_and_headings(template):
+def test_tables_are_wrapped_in_containers_that_set_widths_and_headings(template):
     table = wide(5).rename(columns={"a_metric_of_my_own_0": 'a "quoted" <b> \\ name'})
     text = layout.fill(template, table=table)
     assert text.count("<table") == text.count('<div class="table many" style="--least:') == 1
@@ -103,7 +103,7 @@ def test_tables_are_in_containers_with_width_and_headings(template):
     assert "a_metric_of_my_own_1" in text.replace("<wbr>", "")
 
 
-def test_page_style_never_disables_wrapping():
+def test_page_style_never_disables_line_wrapping():
     assert "nowrap" not in layout.STYLE.read_text()
 
 
@@ -114,7 +114,7 @@ def test_templates_use_the_shared_table_macro(template):
     assert "shown(" in text
 
 
-def test_tables_and_figures_use_the_same_names(write, tmp_path):
+def test_tables_and_figures_use_the_same_class_and_score_names(write, tmp_path):
     """Classes 0 to 3 are 1, 2, 4 and 5 stars; scores of two layers with weights are E·W2 p."""
     book = read_book("paper")
     config = {"model": {"kind": "two_layer_weights"}, "phases": [], "data": {"labels": [1, 2, 4, 5]}}
@@ -186,7 +186,7 @@ def many_columns(folder, rewrite):
     return report.write_report(folder).page
 
 
-def test_text_in_backticks_is_code():
+def test_text_in_backticks_is_rendered_as_code():
     assert layout.coded("run `a < b` and `c`") == "run <code>a &lt; b</code> and <code>c</code>"
     assert layout.coded("one ` of <b>") == "one ` of &lt;b&gt;"
 

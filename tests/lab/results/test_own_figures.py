@@ -124,7 +124,7 @@ def test_later_reports_show_the_custom_figures_of_a_run(folder, tmp_path):
     assert "could not be drawn: not drawn by the run" in report.write_report(folder).problems[0].line
 
 
-def test_custom_figure_without_a_file_is_omitted(folder):
+def test_custom_figure_whose_file_is_missing_is_omitted(folder):
     drawn, problems = draw_all(load(folder))
     assert [each.name for each in drawn] == ["top_tokens_joint"]
     assert "could not be drawn: not drawn by the run" in problems[0].line
@@ -171,7 +171,7 @@ def test_traceback_of_a_figure_follows_its_error_line(folder, capsys):
     assert "Traceback" not in (folder / "report.html").read_text()
 
 
-def test_probe_labels_take_precedence(results):
+def test_labels_from_a_probe_take_precedence_over_built_in_labels(results):
     run = results["text"]
     named = dataclasses.replace(run, manifest=dict(run.manifest) | {"labels": {"p_norm": "size of p"}})
     assert named.label("p_norm") == "size of p"
@@ -181,7 +181,7 @@ def test_probe_labels_take_precedence(results):
     assert [ax.get_title(loc="left") for ax in drawn.figure.axes] == ["size of p"]
 
 
-def test_figure_without_a_checksum_or_behind_a_symlink_is_not_shown(folder, tmp_path):
+def test_figure_behind_a_symlink_is_not_shown_even_with_a_matching_checksum(folder, tmp_path):
     (tmp_path / "secret.png").write_bytes(b"\x89PNG secret")
     (folder / "figures").mkdir()
     (folder / "figures" / "secret.png").symlink_to(tmp_path / "secret.png")
@@ -223,18 +223,18 @@ WRONG = [
 
 
 @pytest.mark.parametrize("spec", WRONG, ids=str)
-def test_wrong_option_type_is_a_one_line_error(results, spec):
+def test_wrong_option_type_raises_a_one_line_error(results, spec):
     option = next(key for key in spec if key != "kind")
     with pytest.raises(InputError, match=rf"figure\.{option}: Expected .*; change the value"):
         results["text"].figure(**spec)
 
 
-def test_numpy_numbers_are_valid_options(results):
+def test_options_accept_numpy_scalars_and_arrays(results):
     assert "2 of 4 cells" in results["dims"].figure("curves", cells=np.arange(2)).caption
     assert results["text"].figure("top_tokens", number=np.int64(3))
 
 
-def test_curves_can_show_each_seed_and_known_levels(results):
+def test_curves_can_show_individual_seeds_and_reference_levels(results):
     run = results["dims"]
     lines = len(run.records.query("phase == 'joint'")[["cell", "seed"]].drop_duplicates())
     figure = run.figure("curves", metrics=["loss"], phase="joint", each_seed=True, levels=[0.1, 0.2])

@@ -76,7 +76,7 @@ def folder(write, rewrite, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("cell", "seed", "lane"), [(0, 2, 0), (0, 3, 1), (1, 2, 2), (1, 3, 3)])
-def test_parameters_are_cut_to_the_vocabulary_of_the_run(folder, cell, seed, lane):
+def test_padding_rows_are_removed_from_restored_parameters(folder, cell, seed, lane):
     found = load(folder).params(cell=cell, seed=seed)
     E, p, v = lanes("E", (PADDED, DIM), 0), lanes("p", (DIM,), 1), lanes("v", (DIM,), 0)
     np.testing.assert_array_equal(found.E, E[lane].reshape(PADDED, DIM)[: SIZES[cell]])
@@ -85,14 +85,14 @@ def test_parameters_are_cut_to_the_vocabulary_of_the_run(folder, cell, seed, lan
     assert found.E.dtype == np.float64
 
 
-def test_parameters_after_an_earlier_phase_are_restored(folder):
+def test_parameters_at_the_end_of_an_earlier_phase_can_be_restored(folder):
     results = load(folder)
     np.testing.assert_array_equal(results.params(phase="embed").p, lanes("p", (DIM,), 0)[0])
     np.testing.assert_array_equal(results.params(phase="joint").p, lanes("p", (DIM,), 1)[0])
     np.testing.assert_array_equal(results.choose(phases=["joint"]).params().p, lanes("p", (DIM,), 1)[0])
 
 
-def test_phases_are_in_run_order_not_alphabetical(folder, configured):
+def test_phases_are_ordered_by_run_and_not_alphabetically(folder, configured):
     results = load(folder)
     turned = configured(results, phases=results.manifest["config"]["phases"][::-1])
     renamed = dataclasses.replace(turned, records=results.records.iloc[::-1])
@@ -158,7 +158,7 @@ def test_combined_folders_have_no_checkpoints(folder):
 
 
 @pytest.mark.parametrize("damage", ["flipped", "emptied", "missing"])
-def test_damage_to_any_file_is_detected(folder, capfd, damage):
+def test_damage_to_any_checkpoint_file_is_detected(folder, capfd, damage):
     """Any error or output of orbax becomes one line that names a checkpoint file."""
     saved = batch_state.checkpoint_path(folder, BATCH, 3)
     results = load(folder)
@@ -179,7 +179,7 @@ def test_damage_to_any_file_is_detected(folder, capfd, damage):
     assert results.params().E.shape == (3, DIM)
 
 
-def test_too_few_file_handles_raise_a_one_line_error(folder, monkeypatch, capfd):
+def test_low_open_file_limit_raises_a_one_line_error(folder, monkeypatch, capfd):
     used = len(os.listdir("/dev/fd"))
     monkeypatch.setattr(resource, "getrlimit", lambda which: (used + 20, used + 20))
     with pytest.raises(RunError, match=rf"only {used + 20} files may be open .* ulimit -n 1024"):
@@ -187,7 +187,7 @@ def test_too_few_file_handles_raise_a_one_line_error(folder, monkeypatch, capfd)
     assert capfd.readouterr() == ("", "")
 
 
-def test_large_files_have_checksums(tmp_path, monkeypatch):
+def test_checksums_of_arrays_in_large_files_are_verified(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "SMALL", 0)
     known = checkpoints.save(tmp_path / "1", {"a": np.arange(1000.0), "b": {"c": jnp.ones(3)}})
     assert {sha256 for _, sha256 in known.files.values()} == {None}
@@ -234,5 +234,7 @@ def test_built_in_model_determines_the_parameter_type(folder, configured):
 def test_invalid_model_raises_a_one_line_error(folder, configured, dim):
     """An allocation of that size would kill the interpreter."""
     forged = configured(load(folder), model={"kind": "one_layer", "dim": dim})
-    with pytest.raises(InputError, match=r"the model does not exist in this version: |do not fit in memory"):
+    with pytest.raises(
+        InputError, match=r"this version of jaxattn cannot build the model: |do not fit in memory"
+    ):
         forged.params()

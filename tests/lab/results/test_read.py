@@ -63,7 +63,7 @@ def test_running_study_is_read_up_to_its_last_checkpoint(running):
     assert "running" in results._repr_html_()
 
 
-def test_failures_are_read_from_batch_states(running):
+def test_failures_of_a_running_study_are_read_from_its_commit_records(running):
     results = load(running)
     assert list(results.failures.columns) == ["cell", "seed", "phase", "step", "reason"]
     assert results.failures[["cell", "seed", "step"]].to_numpy().tolist() == [[0, 0, 100], [1, 1, 10]]
@@ -81,7 +81,7 @@ def test_error_for_a_run_without_measurements_shows_the_command(running):
         load(running)
 
 
-def test_damaged_part_raises_a_one_line_error(running):
+def test_damaged_table_of_a_batch_raises_a_one_line_error(running):
     (path,) = (running / "parts").glob(f"{BEGUN}.records.*.parquet")
     path.write_bytes(b"PAR1")
     with pytest.raises(InputError, match=rf"{path.name}: damaged .* run the same sweep again into"):
@@ -113,7 +113,7 @@ def test_damaged_batch_state_raises_a_one_line_error(running):
         load(running)
 
 
-def test_read_is_retried_if_the_run_saves_in_the_meantime(running, monkeypatch):
+def test_read_is_retried_if_the_run_saves_at_the_same_time(running, monkeypatch):
     """The tables of a state have been replaced by those of a newer state."""
     read = batch_state.read_state
     stale = batch_state.BatchState(
@@ -126,7 +126,7 @@ def test_read_is_retried_if_the_run_saves_in_the_meantime(running, monkeypatch):
     assert load(running).records["seed"].tolist().count(0) > 0
 
 
-def test_finished_run_without_a_merged_table_is_read_from_its_parts(running):
+def test_finished_run_without_a_merged_table_counts_as_unfinished(running):
     manifest.write_manifest(running, manifest.read_manifest(running) | {"status": "finished"})
     assert not load(running).finished
 

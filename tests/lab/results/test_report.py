@@ -136,7 +136,7 @@ def test_reports_on_the_same_folder_are_bitwise_identical(written, tmp_path):
         assert old.read_bytes() == new.read_bytes(), old.name
 
 
-def test_figures_are_saved_for_print(written):
+def test_figures_are_saved_at_print_quality(written):
     png, pdf = written.figures[0].read_bytes(), written.figures[1].read_bytes()
     image = Image.open(BytesIO(png))
     assert image.info["dpi"] == pytest.approx((style.DPI, style.DPI), abs=0.1)
@@ -151,7 +151,7 @@ def test_figures_are_saved_for_print(written):
 def test_unwritable_folder_raises_a_one_line_error(folder):
     (folder / "figures").write_text("in the way")
     with pytest.raises(
-        RunError, match=r"figures/importance_joint\.png: cannot be written \(.*\); free space"
+        RunError, match=r"figures/importance_joint\.png: cannot be written \(.*\); free disk space"
     ) as caught:
         report.write_report(folder)
     assert "\n" not in str(caught.value)

@@ -43,7 +43,7 @@ def results(planted):
     return planted()
 
 
-def test_convergence_recovers_planted_powers_per_block(results):
+def test_convergence_recovers_planted_powers_in_each_block(results):
     phase, courses = collect_courses(results, x="p_norm", y="one_minus_cosine", phase=None, window=(1e2, 1e6))
     assert phase == "query"
     np.testing.assert_allclose([course.law.slope for course in courses], [-2, -1], atol=1e-9)
@@ -62,7 +62,7 @@ def test_convergence_fit_depends_on_the_window(results):
     assert abs(slow.law.slope + 2) > 0.01
 
 
-def test_repeated_points_of_a_path_are_dropped(results):
+def test_repeated_points_at_the_end_of_a_path_are_dropped(results):
     _, courses = collect_courses(results, x="p_norm", y="one_minus_cosine", phase=None, window=None)
     assert all(np.isnan(course.y[-1]).all() and np.isfinite(course.y[:-1]).all() for course in courses)
     assert all(np.isnan(course.law.slope) for course in courses)
@@ -74,7 +74,7 @@ def test_margin_shortfall_is_one_minus_the_margin_ratio(results):
     np.testing.assert_allclose(slow.law.slope, -2, atol=1e-6)
 
 
-def test_convergence_draws_seeds_and_median(results):
+def test_convergence_figure_shows_each_seed_and_the_median(results):
     drawn = convergence(results)
     lines = drawn.figure.axes[0].get_lines()
     _, courses = collect_courses(results, x="p_norm", y="one_minus_cosine", phase=None, window=None)
@@ -121,7 +121,7 @@ def test_diagram_caption_lists_averaged_axes(planted):
     assert " and over c at the end of phase query, for every a.b and model.dim." in drawn.caption
 
 
-def test_diagram_over_decades_has_logarithmic_colours(planted):
+def test_diagram_over_several_decades_uses_a_logarithmic_colour_scale(planted):
     cells = tuple({"model.dim": d, "phases.embed.step_size": s} for d in (16, 8) for s in (1.0, 30.0))
     results = planted(cells)
     axes = {"x_axis": "model.dim", "y_axis": "phases.embed.step_size"}
@@ -149,5 +149,5 @@ def test_diagram_rejects_unknown_axis_or_metric(results):
         (1e4, "$10^{4}$"),
     ],
 )
-def test_ticks_are_plain_numbers_if_short(value, written):
+def test_ticks_are_plain_numbers_if_these_are_short(value, written):
     assert _scientific(value) == written

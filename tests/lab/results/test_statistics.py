@@ -91,7 +91,7 @@ def test_means_have_student_intervals():
     assert row["scale"] == "linear"
 
 
-def test_log_scale_gives_geometric_mean():
+def test_mean_of_a_log_scale_metric_is_the_geometric_mean():
     values = 10.0 ** np.random.default_rng(3).uniform(-12, -6, 7)
     row = aggregate(table(values, metric="one_minus_cosine")).iloc[0]
     logs = np.log(values)
@@ -130,7 +130,7 @@ def test_equal_seeds_have_no_interval(results):
     assert (summary_table(same, metrics=["loss"]) == "1.00 (all equal)").any(axis=None)
 
 
-def test_differences_have_linear_scale(results):
+def test_differences_use_a_linear_scale(results):
     differences = paired(results["dims"], "model.dim", 64, 128)
     assert set(aggregate(differences)["scale"]) == {"linear"}
 
@@ -194,7 +194,7 @@ def test_one_seed_gives_no_interval_and_zero_seeds_give_no_mean():
     assert none[list(STATISTICS)].isna().all()
 
 
-def test_series_does_not_depend_on_other_rows_or_their_order():
+def test_aggregates_do_not_depend_on_other_rows_or_their_order():
     rng = np.random.default_rng(4)
     frames = [
         table(rng.standard_normal(n), metric=metric, cell=cell, step=step)
@@ -248,7 +248,7 @@ def test_axis_columns_follow_the_cell_column(results):
     assert dict(found[["cell", "model.dim"]].drop_duplicates().to_numpy()) == {0: 64, 1: 128, 2: 256, 3: 512}
 
 
-def test_last_steps_are_per_phase_and_metric():
+def test_last_steps_are_determined_for_each_phase_and_metric():
     frames = [
         table([1.0], step=3),
         table([1.0], step=7),
@@ -289,7 +289,7 @@ def test_summary_of_many_cells_has_one_row_per_cell_and_phase(results):
     assert "of" not in summary.loc[4, "loss"]
 
 
-def test_summary_title_describes_the_entries(results):
+def test_summary_title_describes_the_statistics_shown(results):
     interval = " [95 % interval, Student's t]"
     geometric = "; for one_step_error the geometric mean [Student's t of the logarithm]"
     dims, failed = results["dims"], results["failed"]
@@ -312,7 +312,7 @@ def test_summary_of_one_seed_has_no_interval(results):
     )
 
 
-def test_transposed_summary_omits_missing_axes():
+def test_transposed_summary_omits_axes_without_a_value():
     rows = pd.DataFrame(
         {"block": ["Adam", "SGD"], "decay": ["0.1", ""], "phase": ["joint"] * 2, "loss": ["1", "2"]}
     )

@@ -36,7 +36,7 @@ def test_failed_seeds_and_nonfinite_tokens_are_dropped(results):
     assert 3 not in set(at_end(dataclasses.replace(run, tokens=gaps)).table["id"])
 
 
-def test_missing_tokens_raise(results):
+def test_missing_token_table_raises(results):
     run = results["one_seed"]
     with pytest.raises(InputError, match="no token table, because no phase has ended or the model has no"):
         at_end(dataclasses.replace(run, tokens=run.tokens.head(0)))
@@ -60,7 +60,7 @@ def test_top_tokens_list_each_token_once(results):
         assert row.alpha == tokens.loc[tokens["id"] == row.id, "alpha"].max()
 
 
-def test_top_tokens_of_different_corpora_use_the_first_seed(results):
+def test_top_tokens_of_different_corpora_are_those_of_the_first_seed(results):
     best = top(at_end(results["dims"]), count=10)
     assert set(best["seed"]) == {0}
 
@@ -89,6 +89,6 @@ def test_with_classes_uses_class_names(results, configured):
     assert three["class"].tolist() == [("1", "2", "5")[k] for k in rows["class"]]
 
 
-def test_only_text_tokens_have_names(results):
+def test_only_tokens_of_text_data_have_names(results):
     assert named_tokens(results["text"])
     assert not named_tokens(results["dims"])

@@ -35,7 +35,7 @@ def curve(values, *, metric="test_accuracy", cell=0, half=0.01):
         ([0.6, 0.55, 0.8, 0.9], float("nan"), None),
     ],
 )
-def test_extremum_lies_outside_the_intervals_of_both_ends(values, half, expected):
+def test_extremum_is_reported_only_outside_the_intervals_of_both_ends(values, half, expected):
     found = turn(curve(values, half=half))
     assert (found and ("min" if found.minimum else "max", found.steps[1])) == expected
 

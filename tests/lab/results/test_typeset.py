@@ -20,7 +20,7 @@ from jaxattn.lab.results.typeset import breakable, coded, marked, typeset
         ("2026-11-26, fig1_imdb-2.png, --only", "2026-11-26, fig1_imdb-2.png, --only"),
     ],
 )
-def test_minus_signs_and_no_break_spaces_are_inserted(given, expected):
+def test_numbers_are_typeset_with_minus_signs_and_no_break_spaces(given, expected):
     assert typeset(given).replace("\xa0", "~") == expected
 
 

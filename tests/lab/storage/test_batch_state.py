@@ -49,7 +49,7 @@ def renamed(folder, batch, other):
         path.rename(path.with_name(path.name.replace(batch, other)))
 
 
-def test_commit_record_under_another_name_is_misplaced(folder):
+def test_commit_record_stored_under_another_batch_name_is_rejected(folder):
     assert batch_state.read_state(folder, ONE).batch == ONE
     renamed(folder, ONE, OTHER)
     with pytest.raises(Misplaced, match=rf"{OTHER}\.json: is the commit record of another batch$"):
@@ -59,7 +59,7 @@ def test_commit_record_under_another_name_is_misplaced(folder):
 @pytest.mark.parametrize(
     "other", ["cells-00001-00002-seeds-00004-00005", "cells-00000-00003-seeds-00004-00005"]
 )
-def test_cells_identify_a_batch_without_a_name(folder, other):
+def test_cells_identify_a_batch_whose_record_has_no_name(folder, other):
     without_name(folder, ONE)
     assert batch_state.read_state(folder, ONE).batch is None
     renamed(folder, ONE, other)
@@ -67,7 +67,7 @@ def test_cells_identify_a_batch_without_a_name(folder, other):
         batch_state.read_state(folder, other)
 
 
-def test_tables_identify_the_seeds_of_a_batch_without_a_name(folder):
+def test_tables_identify_the_seeds_of_a_batch_whose_record_has_no_name(folder):
     without_name(folder, ONE)
     state, tables = batch_state.read_with_tables(folder, ONE)
     assert set(tables["records"]["seed"]) == {4, 5}
@@ -80,26 +80,26 @@ def test_tables_identify_the_seeds_of_a_batch_without_a_name(folder):
 
 
 @pytest.mark.parametrize(("seeds", "finished"), [([4], True), ([4, 5, 6], False), ([6], False)])
-def test_table_of_another_batch_is_misplaced(folder, seeds, finished):
+def test_table_of_another_batch_is_rejected(folder, seeds, finished):
     save(folder, ONE, seeds, finished=finished)
     with pytest.raises(Misplaced, match="the table of another batch"):
         batch_state.read_with_tables(folder, ONE)
 
 
-def test_unfinished_batch_may_lack_seeds(folder):
+def test_tables_of_an_unfinished_batch_may_lack_seeds(folder):
     save(folder, ONE, [5], finished=False)
     assert batch_state.read_with_tables(folder, ONE)
 
 
 @pytest.mark.parametrize("cells", [["x"], ["-1", "2"], ["0", "1"]])
-def test_invalid_cells_are_misplaced(folder, cells):
+def test_commit_record_with_invalid_cells_is_rejected(folder, cells):
     save(folder, ONE, [4, 5], known=cells)
     with pytest.raises(Misplaced):
         batch_state.read_state(folder, ONE)
 
 
 @pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "", "a/../b", "a//b", ".", "a\0"])
-def test_message_does_not_suggest_removing_a_path_outside_a_checkpoint(folder, name):
+def test_damage_message_does_not_suggest_removing_a_path_outside_the_checkpoint(folder, name):
     path = batch_state.path(folder, ONE)
     content = files.unsealed(json.loads(path.read_bytes()))
     content["checkpoint"]["files"] = {name: [1, None]}

@@ -25,7 +25,7 @@ for n in range(30):  # How many of the arrays have failed when the first error i
 """
 
 
-def test_orbax_prints_nothing_about_a_file_that_cannot_be_written(tmp_path):
+def test_orbax_prints_nothing_if_a_file_cannot_be_written(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FILLS_UP, str(tmp_path)], capture_output=True, text=True, check=False
     )

@@ -91,7 +91,7 @@ def test_unreadable_file_is_not_reported_as_damaged(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_flipped_bits_in_a_sealed_object_are_detected(tmp_path, indent):
+def test_flipped_bits_in_a_checksummed_object_are_detected(tmp_path, indent):
     text = files.sealed(CONTENT, indent)
     path = tmp_path / "sealed.json"
     path.write_bytes(text)
@@ -155,7 +155,7 @@ def test_links_within_a_folder_are_followed(tmp_path):
     files.check_links(tmp_path / "folder")
 
 
-def test_link_with_the_temporary_name_is_replaced(tmp_path):
+def test_symlink_with_the_temporary_name_is_replaced_and_not_followed(tmp_path):
     (tmp_path / "victim").write_bytes(b"kept")
     (tmp_path / f".file.{os.getpid()}").symlink_to("victim")
     files.replace(tmp_path / "file", b"new")
@@ -215,18 +215,18 @@ def test_temporary_files_of_killed_processes_are_removed(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a", "a/b.json", ".zarray", "a/.b", "..a", "x" * files.LONGEST_NAME])
-def test_is_below_accepts_relative_paths(name):
+def test_is_below_accepts_plain_relative_paths(name):
     assert files.is_below(name)
 
 
 @pytest.mark.parametrize(
     "name", ["", "/a", "a//b", "a/", "../a", "a/../b", "./a", "a\0", "é" * 101, "\udcff" * 90]
 )
-def test_is_below_rejects_other_paths(name):
+def test_is_below_rejects_absolute_unnormalised_and_invalid_paths(name):
     assert not files.is_below(name)
 
 
-def test_message_does_not_suggest_removing_files_outside(tmp_path):
+def test_message_does_not_suggest_removing_files_outside_the_folder(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "link").symlink_to(tmp_path)
     with pytest.raises(Damaged, match=r"out/link/a: a link that leads out of .*; remove the link$"):

@@ -47,7 +47,7 @@ STRANGE = [
 ]
 
 
-def test_manifest_is_read_with_defaults(tmp_path):
+def test_optional_manifest_keys_have_defaults(tmp_path):
     manifest.write_manifest(tmp_path, WHOLE)
     found = manifest.read_manifest(tmp_path)
     assert {key: found[key] for key in WHOLE} == WHOLE

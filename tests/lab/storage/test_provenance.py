@@ -3,7 +3,7 @@
 from jaxattn.lab.storage import provenance
 
 
-def test_same_source_gives_no_note():
+def test_no_note_is_shown_if_the_source_is_unchanged():
     now = provenance.installed()
     assert provenance.differs([now]) == provenance.differs([now, now]) == ""
     # A commit without code changes is the same source.
@@ -25,7 +25,7 @@ def test_a_different_source_is_reported():
     assert now["source"] == provenance.installed()["source"]
 
 
-def test_sources_in_old_manifests_are_read():
+def test_source_versions_in_old_manifests_are_read():
     old = {"versions": {"jaxattn": "0.0.1"}, "git_commit": "c" * 40}
     assert provenance.makers(old) == [{"version": "0.0.1", "commit": "c" * 40}]
     assert "made by jaxattn 0.0.1 at commit cccccccccccc" in provenance.differs(provenance.makers(old))

@@ -41,7 +41,7 @@ def test_latest_returns_the_newest_lines_in_order(tmp_path):
     assert found[2]["doing"] == "x"
 
 
-def test_damaged_line_is_replaced_by_the_previous_line(tmp_path):
+def test_previous_line_is_returned_if_a_line_is_damaged(tmp_path):
     write(tmp_path, line(0), line(1), line(2), line(3, OTHER))
     path = tmp_path / run_log.RUN_LOG
     path.write_bytes(

@@ -60,7 +60,7 @@ def written(columns):
 
 
 @pytest.mark.parametrize("kind", list(BOMBS))
-def test_small_file_cannot_exhaust_memory(tmp_path, kind):
+def test_small_compressed_file_cannot_exhaust_memory(tmp_path, kind):
     (tmp_path / "a.parquet").write_bytes(written(BOMBS[kind]()))
     assert (tmp_path / "a.parquet").stat().st_size < 2**18
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -123,7 +123,7 @@ WRONG = {
     ),
     "outputs of another number": (
         {"model": "mine.py:Wide"},
-        "model: Wide.outputs returns float32[2, 3]; return (6, ...) floats, for 6 examples",
+        "model: Wide.outputs returns float32[2, 3]; return a float array of shape (6, ...)",
     ),
     "another kind of data": (
         {"model": {"kind": "one_layer", "dim": 4}},
@@ -197,7 +197,7 @@ def test_plan_lists_metrics_skipped_for_real_targets(names):
 
 
 @pytest.mark.more
-def test_regression_and_classification_on_vectors_run(names, tmp_path):
+def test_studies_of_regression_and_classification_on_vectors_run(names, tmp_path):
     """Compared with NumPy: least squares by descent on all examples, on minibatches and on fresh examples."""
     phases = [
         DESCENT,
@@ -227,7 +227,7 @@ def test_studies_run_on_shared_data_of_any_type(names, tmp_path):
     assert last[0, "loss"] != last[1, "loss"]
 
 
-def test_any_data_can_be_described(names):
+def test_custom_datasets_can_be_described(names):
     data = {"kind": "mine.py:signs", "sequences": 8, "test_sequences": 4}
     ((_, sizes),) = describe_data(study(names, data=data, loss="classification"), 3, silent)
     assert sizes["examples"].tolist() == ["8", "4"]

@@ -100,7 +100,7 @@ def test_editing_a_notebook_class_changes_its_hash(cell, old, new):
 @pytest.mark.parametrize(
     ("old", "new"), [("", ""), ("unread = 1", "unread = 2"), ("class Base", "# a comment\nclass Base")]
 )
-def test_unread_values_do_not_change_the_hash(cell, old, new):
+def test_values_that_the_code_does_not_read_do_not_change_the_hash(cell, old, new):
     assert cell(old, new) == cell()
 
 
@@ -131,7 +131,7 @@ def test_declared_attributes_change_the_hash(wrap):
     assert declared("check=lambda: 1") != declared("check=lambda: 2")
 
 
-def test_wrapped_functions_have_the_hash_of_the_function_they_wrap():
+def test_editing_a_wrapped_function_changes_its_hash():
     def wrapped(wrap, text):
         return code_hash(wrap(notebook(f"def f(x):\n    return x {text} 2.0").f))
 
@@ -188,7 +188,7 @@ def test_unhashable_values_are_reported(value):
         code_hash(module.f)
 
 
-def test_keys_and_recursive_values_have_hashes():
+def test_prng_keys_and_recursive_values_can_be_hashed():
     loop = [1]
     loop.append(loop)
     hashes = [
@@ -258,7 +258,7 @@ def test_editing_an_imported_book_file_changes_the_hash(lab, load_first):
     assert hashes[3] == hashes[2]
 
 
-def test_environment_values_change_the_hash(lab):
+def test_values_of_globals_read_from_the_environment_change_the_hash(lab):
     names = ImportPaths(lab)
     f = names.load("named.py:f")
     before = names.code_hash("named.py:f")

@@ -114,7 +114,7 @@ def test_hash_does_not_depend_on_class_names(load):
         ),
         ("phases.1.name=embed", r"two phases are named 'embed'"),
         ("phases.1.train=['q']", r"phases\[1\].train: q: not a parameter of the model; known: E, p, v"),
-        ("probes.low=2.0", r"probes.low: 2.0; must be below"),
+        ("probes.low=2.0", r"probes.low: must be below"),
         ("probes.own=['nosuch']", r"probes.own\[0\].kind: unknown 'nosuch'"),
         ("name=../up", r"name: expected letters, digits"),
         ("model", r"expected key=value"),

@@ -333,7 +333,7 @@ WRONG = {
     "no code": ({"model": "mine.py:number"}, "mine.py:number is neither a class nor a function"),
     "a function": (
         {"model": "mine.py:loss"},
-        "model: mine.py:loss has the argument 'params'; a model function takes only settings, after a *",
+        "model: mine.py:loss: argument 'params' is not keyword-only; a model function takes only settings, after *",
     ),
     # missing bases and methods
     "no data": (
@@ -342,9 +342,12 @@ WRONG = {
     ),
     "no outputs": (
         {"model": model("NoOutputs")},
-        "model.kind: mine.py:NoOutputs has no 'outputs'; a model must be",
+        "model.kind: mine.py:NoOutputs does not define 'outputs'; a model must be",
     ),
-    "no call": ({"loss": "mine.py:NoCall"}, "loss.kind: mine.py:NoCall has no '__call__'; a loss must be"),
+    "no call": (
+        {"loss": "mine.py:NoCall"},
+        "loss.kind: mine.py:NoCall does not define '__call__'; a loss must be",
+    ),
     "no phase": (
         {"phases": phase("NoPhase")},
         "phases[0].kind: mine.py:NoPhase does not derive from jaxattn.Phase; a phase must be",
@@ -356,7 +359,7 @@ WRONG = {
     ),
     "scores of too few tokens": (
         {"model": model("FewTokens")},
-        "model: scores: shape (4,) for 12 tokens; expected one row per token",
+        "model: scores: expected one row for each of 12 tokens, got shape (4,)",
     ),
     "no transformation": (
         {"phases": [BATCHED[0] | {"optimizer": "mine.py:no_transformation", "batch_size": None}]},
@@ -364,7 +367,7 @@ WRONG = {
     ),
     "no measure": (
         {"probes": {"own": ["mine.py:NoMeasure"]}},
-        "probes.own[0].kind: mine.py:NoMeasure has no 'measure'; a probe must be",
+        "probes.own[0].kind: mine.py:NoMeasure does not define 'measure'; a probe must be",
     ),
     # settings
     "unknown setting": ({"model": model("Model", dimm=3)}, "model: unknown key 'dimm'; did you mean 'dim'?"),
@@ -395,16 +398,16 @@ WRONG = {
     ),
     "unreadable": (
         {"probes": {"own": ["mine.py:unreadable"]}},
-        "probes.own[0]: an annotation of unreadable cannot be read: name 'Missing' is not defined",
+        "probes.own[0]: an annotation of unreadable cannot be evaluated: name 'Missing' is not defined",
     ),
     # invalid return values
     "no corpus": (
         {"data": "mine.py:no_corpus"},
-        "data: returned tuple; return a jaxattn.Dataset, such as a Corpus",
+        "data: the function returned tuple; return a jaxattn.Dataset, such as a Corpus",
     ),
     "unnamed": (
         {"model": model("Unnamed")},
-        "model.init: parameters: an array float32[3] has no parameter names; return a dataclass",
+        "model.init: parameters: got an array float32[3], which has no parameter names; return a dataclass",
     ),
     "keyless": (
         {"model": model("Keyless")},
@@ -452,7 +455,7 @@ WRONG = {
     ),
     "no state": (
         {"phases": phase("NoState")},
-        "phases[0]: NoState.init returns Params without 'params'; it needs",
+        "phases[0]: NoState.init returns Params without 'params'; return a state",
     ),
     "forgets": (
         {"phases": phase("Forgets")},
@@ -484,8 +487,8 @@ WRONG = {
     ),
     "coupled sequences": (
         {"loss": "mine.py:contrast", "phases": BATCHED},
-        "phases[0].batch_size: mine.py:contrast couples sequences, but would be evaluated on all sequences instead of on the batch; "
-        "derive a class from jaxattn.Loss with coupled = True",
+        "phases[0].batch_size: mine.py:contrast couples examples, but would be evaluated on all examples instead of the batch; "
+        "subclass jaxattn.Loss with coupled = True",
     ),
     "a batch's loss that does not say so": (
         {"loss": "mine.py:together"},
@@ -566,7 +569,7 @@ def test_invalid_custom_code_raises_a_one_line_error_with_its_location(names, tm
     assert str(error).startswith(expected) or expected in str(error), str(error)
 
 
-def test_coupled_loss_is_evaluated_on_the_full_corpus_or_the_minibatch(names, tmp_path):
+def test_coupled_loss_is_accepted_on_the_full_corpus_and_on_minibatches(names, tmp_path):
     whole = [{key: x for key, x in BATCHED[0].items() if key != "batch_size"}]
     for changes in ({"phases": whole}, {"phases": BATCHED, "model": model("Cuts")}):
         study(names, loss="mine.py:contrast", **changes).plan(tmp_path / "out", quick=True)
@@ -638,7 +641,7 @@ def test_static_settings_allow_python_control_flow(names, tmp_path):
         ({"model": "syntax.py:Model"}, "syntax.py raised an exception on import", "def f(:"),
     ],
 )
-def test_exceptions_in_custom_code_show_its_traceback(names, tmp_path, changes, line, frame):
+def test_exceptions_in_custom_code_show_only_frames_of_that_code(names, tmp_path, changes, line, frame):
     error = said(names, tmp_path, **changes)
     assert isinstance(error, UserCodeError)
     assert str(error).startswith(line) or line in str(error), str(error)
@@ -647,7 +650,7 @@ def test_exceptions_in_custom_code_show_its_traceback(names, tmp_path, changes, 
     assert not [path for path in frames if "jaxattn/" in path]
 
 
-def test_numpy_in_traced_code_suggests_jax_numpy(names, tmp_path):
+def test_error_for_numpy_in_traced_code_suggests_jax_numpy(names, tmp_path):
     for changes, place in (
         ({"model": "mine.py:WithNumpy"}, "model: TracerArrayConversionError in outputs, line"),
         (
@@ -664,7 +667,7 @@ def test_numpy_in_traced_code_suggests_jax_numpy(names, tmp_path):
     assert str(error).endswith("; there is no setting 'dimm', check its spelling")
 
 
-def test_array_annotation_allows_tracing(names, tmp_path):
+def test_settings_annotated_as_arrays_can_be_traced(names, tmp_path):
     data = {"kind": "mine.py:traced_settings", "sequences": 10, "wide": 2.0}
     made = study(names, data=data, axes={"data.shown": [0.25, 0.75]})
     groups = made.plan(tmp_path / "out", quick=True).groups
@@ -798,11 +801,11 @@ def test_nan_from_a_probe_is_shown_as_a_dash(sweep, tmp_path, monkeypatch, capsy
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"zero": 0}, "data: train: label 0: labels for 2 classes must be [-1, 1]"),
+        ({"zero": 0}, "data: train: label 0 is invalid; the labels for 2 classes are [-1, 1]"),
         *(
             pytest.param(
                 {"add": number},
-                "data: train: a sequence has a token id outside the range 0 to 11; increase vocab_size",
+                "data: train: a sequence contains a token id outside the range 0 to 11; increase vocab_size",
                 marks=pytest.mark.more,
             )
             for number in (5, -1)
@@ -816,7 +819,7 @@ def test_invalid_labels_and_tokens_raise_before_training(sweep, tmp_path, change
 
 
 @pytest.mark.more
-def test_results_are_read_without_custom_code(sweep, tmp_path, monkeypatch, capsys):
+def test_results_can_be_read_without_the_custom_code(sweep, tmp_path, monkeypatch, capsys):
     path = sweep(probes={"own": ["runs.py:strict"]})
     out = tmp_path / "out"
     before = Study.read(path).run(out, quiet=True)

@@ -57,7 +57,7 @@ def test_exclusions_drop_matching_cells(settings, tables):
     assert [cell.number for cell in Definition(tables(axes=axes, exclude=exclude)).cells] == [0, 1]
 
 
-def test_cells_share_instances_of_equal_tables(tables, monkeypatch):
+def test_cells_with_equal_tables_share_objects(tables, monkeypatch):
     made = []
     monkeypatch.setattr(
         setting, "make", lambda *arguments: made.append(arguments[1]) or registry.make(*arguments)
@@ -95,7 +95,7 @@ def test_too_large_grids_raise_before_cells_are_created(settings, monkeypatch, g
 def test_cells_in_all_blocks_count_towards_the_limit(tables, monkeypatch):
     monkeypatch.setattr("jaxattn.lab.study.grid._MOST_CELLS", 5)
     blocks = {name: {"axes": {"model.dim": [1, 2]}} for name in "abc"}
-    with pytest.raises(InputError, match=r"blocks.c: more than 5 cells in all blocks"):
+    with pytest.raises(InputError, match=r"blocks.c: the blocks have more than 5 cells in total"):
         Definition(tables(blocks=blocks))
 
 
@@ -125,7 +125,7 @@ def test_cells_in_all_blocks_count_towards_the_limit(tables, monkeypatch):
         ({"axes": {"cells": [1]}}, "cells cannot be swept"),
     ],
 )
-def test_invalid_grids_raise_with_the_location(settings, grid, message):
+def test_invalid_grids_raise_errors_with_a_location(settings, grid, message):
     with pytest.raises(InputError, match=message):
         settings(**grid)
 

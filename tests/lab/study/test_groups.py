@@ -15,7 +15,7 @@ def found(study):
     return make
 
 
-def test_cells_that_differ_only_in_numbers_form_one_group(found):
+def test_cells_that_differ_only_in_traceable_settings_form_one_group(found):
     axes = {
         "model.dim": [8, 16],
         "phases.embed.step_size": [1.0, 2.0],
@@ -32,7 +32,7 @@ def test_cells_that_differ_only_in_numbers_form_one_group(found):
     np.testing.assert_array_equal(numbers["data", "vocab_size"], [20, 30, 20, 30])
 
 
-def test_settings_that_change_shapes_split_groups(found):
+def test_settings_that_change_the_program_split_groups(found):
     for axes in (
         {"phases.query.steps": [3, 4]},
         {"data.length": [4, 5]},

@@ -104,7 +104,7 @@ def test_import_leaves_sys_path_unchanged(folder):
     assert sys.path == before
 
 
-def test_objects_passed_in_python_take_precedence():
+def test_objects_passed_in_python_take_precedence_over_imports():
     given = object()
     assert ImportPaths(given={"__main__:thing": given}).load("__main__:thing") is given
 
@@ -165,7 +165,7 @@ def test_traceback_shows_frames_of_custom_files(folder):
     assert all("jaxattn" not in file or "test" in file for file in files)
 
 
-def test_paths_are_relative_to_the_folder(folder):
+def test_paths_are_relative_to_the_folder_of_the_sweep_file(folder):
     names = ImportPaths(folder)
     assert names.path("data/x.npy") == folder / "data" / "x.npy"
     assert str(names.path("/data/x.npy")) == "/data/x.npy"
@@ -173,7 +173,7 @@ def test_paths_are_relative_to_the_folder(folder):
 
 
 @pytest.mark.parametrize("first", ["data.py:Rows", "model.py:Rows"])
-def test_file_named_in_a_sweep_file_and_imported_by_another_is_loaded_once(tmp_path, modules, first):
+def test_file_that_is_both_named_and_imported_is_loaded_only_once(tmp_path, modules, first):
     names = item(tmp_path, "item", "", data="class Rows: pass", model="from data import Rows")
     names.load(first)
     assert names.load("data.py:Rows") is names.load("model.py:Rows")

@@ -32,7 +32,7 @@ def own_keys(hold, number):
 
 
 @pytest.mark.parametrize("hold", SOME)
-def test_held_random_keys_are_those_of_seed_0(hold):
+def test_random_keys_held_fixed_are_those_of_seed_0(hold):
     for number in (0, 3):
         wanted = own_keys(hold, number)
         for part, key in randomness.keys(number, hold)._asdict().items():
@@ -40,7 +40,7 @@ def test_held_random_keys_are_those_of_seed_0(hold):
 
 
 @pytest.mark.parametrize("hold", SOME[:-1])
-def test_run_with_held_keys_equals_a_loop_over_seeds_bitwise(hold, tmp_path):
+def test_run_with_fixed_keys_is_bitwise_identical_to_a_loop_over_seeds(hold, tmp_path):
     wanted = study(hold, chunk=1)
     found = wanted.run(tmp_path, quiet=True)
     setting = wanted.cells[0].setting
@@ -71,7 +71,7 @@ def test_vmapped_seeds_match_single_seeds(tmp_path):
     np.testing.assert_allclose(one["value"], all_["value"], rtol=1e-5, atol=1e-6)
 
 
-def test_empty_hold_does_not_change_the_study():
+def test_empty_hold_setting_does_not_change_the_study():
     one, other = study(), ja.Study.of_tables({k: x for k, x in study().tree.items() if k != "hold"})
     assert one.config == other.config
     assert one.config_hash == other.config_hash == one.cells[0].config_hash
@@ -80,7 +80,7 @@ def test_empty_hold_does_not_change_the_study():
     assert study(["start", "data", "data"]).config_hash == study(["data", "start"]).config_hash
 
 
-def test_blocks_can_hold_different_random_numbers(tmp_path):
+def test_blocks_can_hold_different_sources_of_randomness_fixed(tmp_path):
     blocks = {"all": {}, "start": {"hold": ["data", "batches"]}}
     found = study(blocks=blocks).run(tmp_path, quiet=True)
     assert found.cells["hold"].tolist() == ["", "data, batches"]
@@ -94,7 +94,7 @@ def test_blocks_can_hold_different_random_numbers(tmp_path):
     assert losses.loc[2, 0] != losses.loc[2, 1]
 
 
-def test_results_and_report_list_the_held_random_numbers(tmp_path):
+def test_results_and_report_list_the_sources_of_randomness_held_fixed(tmp_path):
     found = study(["data"]).run(tmp_path, quiet=True)
     words = "data held at seed 0; start and batches vary over seeds"
     assert found.held == ja.load(tmp_path).held == words
@@ -104,12 +104,12 @@ def test_results_and_report_list_the_held_random_numbers(tmp_path):
     assert words in found._repr_html_()
 
 
-def test_unused_random_numbers_are_not_listed_as_varying(tmp_path):
+def test_unused_sources_of_randomness_are_not_listed_as_varying(tmp_path):
     found = study(["data"], phase={}).run(tmp_path, quiet=True)
     assert found.held == "data held at seed 0; start varies over seeds"
 
 
-def test_data_read_from_a_source_can_be_held():
+def test_shared_data_can_be_held_fixed():
     class Fixed(ja.SharedData, frozen=True, kw_only=True):
         def load(self, progress=None):
             raise NotImplementedError
@@ -128,11 +128,11 @@ def test_data_read_from_a_source_can_be_held():
         (["data"], {"fresh": 4}, "hold: 'data' does not fix the examples of phase 'a'.*add 'batches'"),
     ],
 )
-def test_invalid_holds_raise_one_line_errors(hold, phase, words):
+def test_invalid_hold_settings_raise_one_line_errors(hold, phase, words):
     with pytest.raises(InputError, match=words):
         study(hold, phase=phase)
 
 
-def test_single_seeds_can_hold_everything_and_fresh_data_can_hold_batches():
+def test_one_seed_may_hold_all_randomness_fixed_and_fresh_data_may_hold_batches_fixed():
     study(PARTS, seeds=1)
     study(["data", "batches"], phase={"fresh": 4})

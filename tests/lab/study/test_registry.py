@@ -132,17 +132,17 @@ def test_description_includes_defaults(names):
         (
             "model",
             "mine.py:pairs",
-            "model: mine.py:pairs has the argument 'key'; a model function takes only settings, after a *",
+            "model: mine.py:pairs: argument 'key' is not keyword-only; a model function takes only",
         ),
         (
             "phase",
             "mine.py:pairs",
-            "mine.py:pairs: declares no trained parameters; add @ja.declare",
+            "mine.py:pairs: declares no trained parameters; add the decorator @ja.declare",
         ),
         (
             "model",
             {"kind": "mine.py:WithoutOutputs"},
-            "mine.py:WithoutOutputs has no 'outputs'; a model must be",
+            "mine.py:WithoutOutputs does not define 'outputs'; a model must be",
         ),
         (
             "model",
@@ -176,7 +176,7 @@ def test_invalid_components_raise_a_one_line_error_with_location_and_remedy(conc
     assert "\n" not in str(caught.value)
 
 
-def test_exception_on_construction_shows_the_custom_code(names):
+def test_exception_in_a_constructor_shows_the_custom_code(names):
     with pytest.raises(
         UserCodeError, match="model: RaisesWhenMade raised an exception on construction"
     ) as caught:
@@ -304,7 +304,7 @@ def test_unresolved_annotation_raises_a_one_line_error():
         return logits
 
     names = ImportPaths(given={"mine:loss": loss})
-    with pytest.raises(InputError, match=r"loss: an annotation of loss cannot be read: name 'Nowhere'"):
+    with pytest.raises(InputError, match=r"loss: an annotation of loss cannot be evaluated: name 'Nowhere'"):
         made("loss", "mine:loss", names)
 
 
@@ -318,7 +318,7 @@ def test_mutable_defaults_are_not_shared():
     assert other["sizes"] == [1, 2]
 
 
-def test_suggestions_are_the_nearest_name_or_all_names():
+def test_suggestion_is_the_nearest_name_or_the_list_of_all_names():
     assert nearest("dims", ["dim", "kind"]) == "; did you mean 'dim'?"
     assert nearest("zzz", ["dim", "kind"]) == "; known: dim, kind"
     assert nearest("zzz", []) == ""

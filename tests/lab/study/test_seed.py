@@ -86,7 +86,7 @@ def test_model_without_scores_and_values_has_no_token_table(study, x64):
 
 
 @pytest.mark.more
-def test_sampling_affects_losses_but_not_the_one_step_law(study, x64):
+def test_evaluating_on_a_sample_affects_losses_but_not_the_one_step_law(study, x64):
     """The one-step law is evaluated on the corpus of the step."""
     all_, some = (study(dtype="float64", probes={"sample": sample}).base for sample in (None, 7))
     data_key, key, _ = seed.keys(0)

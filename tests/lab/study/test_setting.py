@@ -68,7 +68,7 @@ def test_unknown_parameter_of_a_custom_model_raises(study, go_one, x64):
         ({"phases": [descent(["E", "p"], optimizer="sgd", batch_size=5)]}, None),
     ],
 )
-def test_settings_that_depend_on_axes_prevent_reduction_to_the_span(study, changes, place):
+def test_settings_that_depend_on_coordinate_axes_prevent_reduction_to_the_span(study, changes, place):
     def model(dim, **more):
         return {"kind": "one_layer", "dim": dim} | more
 
@@ -81,7 +81,7 @@ def test_settings_that_depend_on_axes_prevent_reduction_to_the_span(study, chang
         study(model=model("inf"), **changes)
 
 
-def test_embeddings_read_from_a_file_depend_on_axes(study):
+def test_embeddings_read_from_a_file_require_a_finite_dim(study):
     model = {"kind": "one_layer", "dim": "inf", "init": {"E": {"file": "glove.npy"}}}
     with pytest.raises(InputError, match=r"'inf', but model.init.E depends on the axes"):
         study(model=model, phases=[descent(["p"], optimizer="sgd")])

@@ -306,7 +306,7 @@ def test_axes_can_be_set_on_the_command_line(file):
         toml.read_sweep(file, [], ["model.dim"])
 
 
-def test_reading_imports_only_named_code(tmp_path):
+def test_reading_a_sweep_file_does_not_import_unreferenced_code(tmp_path):
     """Files next to a sweep file, or names in its texts, are not imported."""
     (tmp_path / "bomb.py").write_text("raise SystemExit('imported')\n")
     text = SMALL.replace('name = "small"', 'name = "small"\ndescription = "bomb.py:Bomb and bomb:Bomb"')
@@ -315,7 +315,7 @@ def test_reading_imports_only_named_code(tmp_path):
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_written_sweep_has_the_same_hashes(path, tmp_path):
+def test_written_sweep_file_has_the_hashes_of_its_study(path, tmp_path):
     before = Study.read(path)
     after = Study.read(before.write(tmp_path / "again.toml"))
     assert after.config_hash == before.config_hash
@@ -332,7 +332,7 @@ def test_unwritable_path_raises_a_one_line_error(tmp_path, study):
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_sweeps_with_mutated_values_survive_a_write_and_read(data):
+def test_studies_with_random_values_survive_writing_and_reading(data):
     """Writing any valid study and reading it back gives the same study."""
     tree = tomllib.loads(SMALL)
     tree["seeds"] = data.draw(st.integers(1, 1000) | st.just("3:9") | st.just([5, 2]))

@@ -6,7 +6,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.lab.study.tree import assign, check_values, flatten, merge, numbered, parse, place_of_thing
 
 
-def test_dotted_keys_index_tables_and_lists():
+def test_dotted_keys_address_entries_of_tables_and_lists():
     tree = {"phases": [{"name": "embed"}, {"name": "query", "steps": 3}], "model": {"dim": 4}}
     made = assign(tree, "phases.query.steps", 5)
     made = assign(made, "phases.0.step_size", 1.0)
@@ -84,7 +84,7 @@ def test_nonfinite_numbers_and_deep_tables_raise(tree, message):
         assign({}, ".".join("x" * 60), 1)
 
 
-def test_flatten_keeps_leaf_tables():
+def test_flatten_does_not_split_leaf_tables():
     nested = {"model": {"dim": {"low": 1, "high": 2}}, "a": {"b": {"c": 3}}}
     assert flatten(nested, leaves=("low", "high")) == {"model.dim": {"low": 1, "high": 2}, "a.b.c": 3}
 

@@ -38,5 +38,5 @@ def test_repeated_label_is_rejected(labels):
         class_numbers(labels, ())
 
 
-def test_numpy_numbers_are_valid_labels():
+def test_numpy_scalars_are_valid_labels():
     assert class_numbers((0, 1), ())[plain_text(np.int64(1).tolist())] == 1

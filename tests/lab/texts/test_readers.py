@@ -153,7 +153,7 @@ class TestEveryKind:
         assert sorted(train.targets.tolist()) == [-1, -1, 1, 1]
         assert sorted(test.targets.tolist()) == [-1, 1]
 
-    def test_rows_depend_only_on_the_files(self, source, tmp_path):
+    def test_files_returns_the_same_readable_files_on_every_call(self, source, tmp_path):
         assert source.files()
         assert source.files() == source.files()
         for path in source.files().values():
@@ -165,7 +165,7 @@ class TestEveryKind:
         alone = type(source)(**fields | {"test": ""})
         assert alone.splits == ("train",)
 
-    def test_settings_are_validated_from_a_file(self, source):
+    def test_settings_are_validated_on_reading(self, source):
         kind, fields = type(source), msgspec.to_builtins(source)
         assert READERS[kind.__name__.lower()] is kind
         assert msgspec.convert(fields, kind) == source
@@ -228,7 +228,7 @@ class TestTfds:
 
     def test_data_that_are_not_prepared_are_rejected(self, tmp_path):
         said = message(Tfds(dataset="imdb_reviews", data_dir=str(tmp_path)).files)
-        assert f"no imdb_reviews in {tmp_path}" in said
+        assert f"no dataset imdb_reviews in {tmp_path}" in said
         assert "data.data_dir" in said
         assert 'download_and_prepare(file_format="array_record")' in said
 
@@ -362,7 +362,7 @@ class TestTables:
         assert "UTF-8" in said
 
     @pytest.mark.parametrize("kind", [Parquet, Jsonl])
-    def test_null_is_an_empty_text(self, kind, tmp_path):
+    def test_null_text_is_read_as_an_empty_string(self, kind, tmp_path):
         path = WRITERS[kind](tmp_path / "x", [("a", 0), (None, 1)])
         assert rows(kind(path=path)) == [("a", 0), ("", 1)]
         said = message(lambda: text_module.load_text(kind(path=path), cache_dir=tmp_path))
@@ -504,7 +504,7 @@ class TestJsonl:
 
 
 class TestLines:
-    def test_separators_and_blank_lines_are_handled(self, tmp_path):
+    def test_separator_can_be_set_and_blank_lines_are_skipped(self, tmp_path):
         path = tmp_path / "x"
         path.write_text("__label__2  Stuning even\t so\n\n__label__1 x\u2028y\n")
         source = Lines(path=str(path), labels=("__label__1", "__label__2"))
@@ -519,7 +519,7 @@ class TestLines:
         path = tmp_path / "x"
         path.write_text("1\ta\n0 b\n")
         said = message(lambda: rows(Lines(path=str(path), separator="\t")))
-        assert said.startswith(f"data: line 2 of {path} is '0 b', not a label and a text; set data.separator")
+        assert said.startswith(f"data: line 2 of {path} has no separator ('0 b'); set data.separator")
 
     def test_train_and_test_names_require_a_split_column(self, tmp_path):
         with pytest.raises(InputError, match="train, test"):
@@ -580,7 +580,7 @@ class TestEncoding:
 
 
 class TestFolder:
-    def test_other_files_and_ignored_folders_are_skipped(self, tmp_path):
+    def test_files_of_other_types_and_ignored_folders_are_skipped(self, tmp_path):
         path = write_folder(tmp_path, train=[("a", "pos"), ("b", "neg"), (b"\xff", "unsup")])
         (tmp_path / "train" / "labeledBow.feat").write_bytes(b"\xff")
         (tmp_path / "train" / "pos" / "urls.csv").write_bytes(b"\xff")

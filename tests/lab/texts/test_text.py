@@ -123,11 +123,11 @@ def test_tokenise_splits_words(text, words):
         "ọ̀rẹ́ mi",
     ],
 )
-def test_combining_marks_belong_to_their_letters(text):
+def test_combining_marks_stay_attached_to_their_letters(text):
     assert tokenise(f"({text})!") == text.split()
 
 
-def test_lone_marks_and_invisible_characters_are_removed():
+def test_lone_combining_marks_and_invisible_characters_are_removed():
     assert tokenise("\u0301 \u0301a _\u0308b_ ''\u0301c don\u2019t\u0301 x") == [
         "a",
         "b",
@@ -243,7 +243,7 @@ def test_corpora_match_token_ids(tmp_path, settings, vocab):
     assert [x.dtype for x in jax.tree.leaves(train)] == [x.dtype for x in jax.tree.leaves(expected)]
 
 
-def test_labels_are_numbered_in_listed_order(tmp_path, settings):
+def test_labels_are_numbered_in_the_order_in_which_they_are_listed(tmp_path, settings):
     rows = [("one", 1), ("three only", 3), ("five", 5), ("two one", 2), ("four", 4.0)]
     source = Jsonl(path=write(tmp_path / "s.jsonl", rows), labels=(5, 4, 2, 1), ignore_labels=(3,))
     train, _, vocabulary, _ = load_text(source, **settings)
@@ -252,7 +252,7 @@ def test_labels_are_numbered_in_listed_order(tmp_path, settings):
     assert set(vocabulary.tokens) == {"one", "two", "four", "five"}
 
 
-def test_two_classes_are_signs_in_listed_order(tmp_path, settings):
+def test_two_classes_are_encoded_as_minus_one_and_one_in_listed_order(tmp_path, settings):
     rows = [("a", "good"), ("a", "bad"), ("a", "good")]
     source = Jsonl(path=write(tmp_path / "s.jsonl", rows), labels=("good", "bad"))
     assert load_text(source, **settings).train.targets.tolist() == [-1, 1, -1]
@@ -280,12 +280,12 @@ def test_text_without_vocabulary_words_is_rejected(tmp_path, settings):
     assert train.num_examples == 4
     assert test.targets.tolist() == [1]
     write(tmp_path / "b.jsonl", [("unseen", 0)])
-    assert "no row of the test split contains a word of the vocabulary" in message(
+    assert "no row in the test split contains a word of the vocabulary" in message(
         changed(source, empty="drop"), **settings
     )
 
 
-def test_dropped_rows_keep_labels_aligned(tmp_path, settings):
+def test_dropping_rows_keeps_labels_aligned(tmp_path, settings):
     rows = [("rare", 0), ("good", 1), ("odd", 1), ("good good", 0), ("", 0)]
     source = Jsonl(path=write(tmp_path / "a.jsonl", rows), min_count=2, empty="drop")
     train = load_text(source, **settings).train
@@ -361,9 +361,9 @@ def test_texts_in_the_label_field_yield_a_short_message(tmp_path, settings):
 
 def test_ignoring_all_rows_is_rejected(tmp_path, settings):
     source = Jsonl(path=write(tmp_path / "a.jsonl", [("a", 3)]), ignore_labels=(3,))
-    assert "no row of the train split" in message(source, **settings)
+    assert "no row in the train split" in message(source, **settings)
     (tmp_path / "empty.jsonl").write_text("")
-    assert "no row of the train split" in message(Jsonl(path=str(tmp_path / "empty.jsonl")), **settings)
+    assert "no row in the train split" in message(Jsonl(path=str(tmp_path / "empty.jsonl")), **settings)
 
 
 @pytest.mark.parametrize(
@@ -421,7 +421,7 @@ def test_balanced_splits_are_deterministic(stars, settings):
 def test_class_without_rows_cannot_be_balanced(stars, settings):
     source = changed(stars, labels=(1, 2, 4, 5, 0))
     said = message(source, **settings)
-    assert said.startswith("data.balance: no row of the train split has the label 0")
+    assert said.startswith("data.balance: no row in the train split has the label 0")
 
 
 @pytest.mark.parametrize(
@@ -453,7 +453,7 @@ def test_validation_rows_keep_their_labels(settings, tmp_path):
 
 def test_validation_fraction_below_one_row_is_rejected(source, settings):
     said = message(changed(source, validation=0.1), **settings)
-    assert said.startswith("data.validation: 0.1 of 4 training rows")
+    assert said.startswith("data.validation: a fraction of 0.1 selects none of the 4 training rows")
 
 
 def test_label_without_rows_is_reported(tmp_path, settings):
@@ -463,11 +463,11 @@ def test_label_without_rows_is_reported(tmp_path, settings):
         said = message(three, **settings)
         assert (
             said
-            == "data.labels: no row of the train split has the label 'neutral'; remove it from data.labels"
+            == "data.labels: no row in the train split has the label 'neutral'; remove it from data.labels"
         )
         told.clear()
         load_text(Jsonl(path=path, test_path=test), progress=lambda *report: told.add(report), **settings)
-        assert ("data.labels: no row of the test split has the label 0", 0, 0) in told
+        assert ("data.labels: no row in the test split has the label 0", 0, 0) in told
 
 
 def test_class_names_are_stored_in_the_corpus(tmp_path, settings):
@@ -504,7 +504,7 @@ class TestCache:
     def test_second_load_does_not_read_the_texts(self, source, settings, first, no_reading):
         assert same(load_text(source, **settings), first)
 
-    def test_moved_files_use_the_cache(self, source, settings, first, no_reading, tmp_path):
+    def test_cache_is_used_after_the_files_are_moved(self, source, settings, first, no_reading, tmp_path):
         (tmp_path / "new").mkdir()
         moved = {
             name: str((tmp_path / name).rename(tmp_path / "new" / name)) for name in ("a.jsonl", "b.jsonl")
@@ -512,7 +512,7 @@ class TestCache:
         source = changed(source, path=moved["a.jsonl"], test_path=moved["b.jsonl"])
         assert same(load_text(source, **settings), first)
 
-    def test_changed_class_names_use_the_cache(self, source, settings, first, no_reading):
+    def test_cache_is_used_after_class_names_change(self, source, settings, first, no_reading):
         assert first.train.class_names == ("0", "1")
         named = load_text(changed(source, class_names=("bad", "fine")), **settings)
         assert [named.train.class_names, named.test.class_names] == [("bad", "fine")] * 2
@@ -533,18 +533,18 @@ class TestCache:
             {"validation": 0.5},
         ],
     )
-    def test_changed_settings_do_not_use_the_cache(self, source, settings, no_reading, fields):
+    def test_cache_is_not_used_after_settings_change(self, source, settings, no_reading, fields):
         with pytest.raises(AssertionError, match="read again"):
             load_text(changed(source, **fields), **settings)
 
     @pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl"])
-    def test_changed_content_does_not_use_the_cache(self, source, settings, first, tmp_path, name):
+    def test_cache_is_not_used_after_file_contents_change(self, source, settings, first, tmp_path, name):
         path = tmp_path / name
         path.write_text(path.read_text().replace("good", "film"))
         again = load_text(source, **settings)
         assert not same(again, first)
 
-    def test_changed_tokeniser_does_not_use_the_cache(self, source, settings, no_reading, monkeypatch):
+    def test_cache_is_not_used_after_the_tokeniser_changes(self, source, settings, no_reading, monkeypatch):
         monkeypatch.setattr(module, "_FORMAT", b"words 2")
         with pytest.raises(AssertionError, match="read again"):
             load_text(source, **settings)

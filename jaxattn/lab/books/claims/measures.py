@@ -137,7 +137,10 @@ def converges(results: Run, item: Item) -> Measured:
 
 
 def checked(results: Run, item: Item) -> Measured:
-    """Count the max-margin directions accepted by the independent checker, and measure their proven gaps."""
+    """Measure how often the independent checker accepts the max-margin direction.
+
+    The certificate states the largest proven duality gap.
+    """
     (cell,) = cells(results)
     accepted, gap = cell.last("accepted"), cell.last("proven_gap")
     of: dict[str, Any] = {
@@ -199,7 +202,9 @@ def with_ties(results: Run, item: Item) -> Measured:
 
 
 def selects(results: Run, item: Item, *, shares: bool = False) -> Measured:
-    """Measure whether the important token of each sequence is selected.
+    """Measure whether the relevant token of each sequence is selected.
+
+    The findings call it the important token.
 
     Args:
         results: the run.
