@@ -218,9 +218,9 @@ def measure(case: Case, seeds: int, repeats: int) -> Measured:
 def _measure(case: Case, seeds: int, repeats: int) -> Measured:
     (group,) = compile_groups(case.study.cells)
     shared = group.setting.data.shared
-    lanes = devices.pad_to_devices([(group.cells[0], seed) for seed in range(seeds)], shared)
-    data_keys, keys, _ = seed_keys([seed for _, seed in lanes])
-    numbers = group.hyperparameters([cell for cell, _ in lanes])
+    runs = devices.pad_to_devices([(group.cells[0], seed) for seed in range(seeds)], shared)
+    data_keys, keys, _ = seed_keys([seed for _, seed in runs])
+    numbers = group.hyperparameters([cell for cell, _ in runs])
     programs = ProgramCache().of(group)
     loaded = programs.draw(data_keys, numbers)
     params = programs.start(loaded, keys, numbers)
@@ -239,7 +239,7 @@ def _measure(case: Case, seeds: int, repeats: int) -> Measured:
         step_us=1e6 * statistics.median(seconds for seconds, _ in passes) / case.steps / seeds,
         passes=repeats,
         same_bits=all(again == bits for _, again in passes),
-        planned_mib=memory.peak(group, programs, len(lanes)) / 2**20,
+        planned_mib=memory.peak(group, programs, len(runs)) / 2**20,
         peak_mib=_peak(),
     )
 

@@ -131,14 +131,14 @@ def call(
             stderr=noise,
             encoding="utf-8",
         ) as process:
-            answer = _talk(process, arguments, progress)
-        if answer is None:
+            solution = _talk(process, arguments, progress)
+        if solution is None:
             noise.seek(0)
             lines = [line.strip() for line in noise if line.strip()] or ["it printed nothing"]
             raise RunError(f"target {target.name}: its compiler ended with {process.returncode}: {lines[-1]}")
-    if "error" in answer:
-        raise InputError(answer["error"])
-    return answer["result"]
+    if "error" in solution:
+        raise InputError(solution["error"])
+    return solution["result"]
 
 
 def _talk(
@@ -172,7 +172,7 @@ def main(name: str, function: str) -> None:
     target, arguments = read_target(name), json.load(sys.stdin)
     module, _, own = function.partition(":")
     try:
-        with backend.made_for(describe(target)):
+        with backend.compile_for(describe(target)):
             found = getattr(importlib.import_module(module), own)(
                 target, lambda text, share: send({"progress": [text, share]}), **arguments
             )

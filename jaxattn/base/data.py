@@ -167,7 +167,7 @@ class CommonData(Spec, frozen=True, kw_only=True):
     Attributes:
         pads_vocabulary: True if cells that differ in V may use the same compiled program.
         inert: names of settings that do not affect results, such as the folder that contains the files.
-        gives: type of the data, or None if it is unknown before sampling.
+        dataset_type: type of the data, or None if it is unknown before sampling.
         draws_batches: True if new batches of any size can be sampled.
         held_out: True if there are validation data.
         vocab_size: vocabulary size V, or None if it is unknown before the data are read.
@@ -180,7 +180,7 @@ class CommonData(Spec, frozen=True, kw_only=True):
     inert: ClassVar[frozenset[str]] = frozenset()
 
     @property
-    def gives(self) -> type[Dataset] | None:
+    def dataset_type(self) -> type[Dataset] | None:
         """Type of the data, or None if it is unknown before sampling."""
         return None
 

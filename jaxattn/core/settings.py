@@ -42,12 +42,12 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Attributes:
         overridable: attributes with a default value that a subclass may redefine as settings.
-        takes_further: name of a setting that collects unknown settings, such as optimiser options.
+        options_field: name of a setting that collects unknown settings, such as optimiser options.
         kind: import path of the custom function from which the class is built; "" for other classes.
     """
 
     overridable: ClassVar[frozenset[str]] = frozenset()
-    takes_further: ClassVar[str | None] = None
+    options_field: ClassVar[str | None] = None
     kind: ClassVar[str] = ""
 
     def check(self, *context: Any) -> None:

@@ -141,9 +141,9 @@ def data_class(function: Callable[..., Any], **attributes: Any) -> type[Any]:
     Raises:
         InputError: as in `settings_class`; or an argument requires another argument that is missing.
     """
-    gives, parameters = hints_of(function).get("return"), inspect.signature(function).parameters
-    if isinstance(gives, type) and issubclass(gives, Dataset):
-        attributes["gives"] = gives
+    dataset_type, parameters = hints_of(function).get("return"), inspect.signature(function).parameters
+    if isinstance(dataset_type, type) and issubclass(dataset_type, Dataset):
+        attributes["gives"] = dataset_type
     place = attributes.get("kind") or function.__name__
     if "used" in parameters and "vocab_size" not in parameters:
         raise InputError(f"{place}: a function that takes 'used' requires a setting 'vocab_size'; add it")

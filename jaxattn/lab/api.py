@@ -258,13 +258,13 @@ class Study(Definition):
         return f"<p><b>{self.name}</b>: {plan}</p>{cells.head(20).to_html(index=False, escape=True)}"
 
     @property
-    def own_figures(self) -> dict[str, Callable[..., Any]]:
+    def custom_figures(self) -> dict[str, Callable[..., Any]]:
         """Return the custom figure functions, keyed by import path."""
         kinds = [figure["kind"] for figure in self.figures]
         return {kind: self.names.load(kind) for kind in kinds if ":" in kind}
 
     def _check_names(self, reader: str) -> None:
-        for name in self.own_kinds:
+        for name in self.custom_kinds:
             if name.startswith("__main__:") or "<locals>" in name:
                 raise InputError(
                     f"{name}: cannot be imported by {reader}; move it to a file, such as mine.py"
@@ -328,7 +328,7 @@ def run(
         nothing_new = outcome.already_finished and not outcome.renewed and page.exists()
         if nothing_new or len(outcome.errors) == outcome.batches:
             return Finished(outcome, None)
-        written = report.write_report(outcome.directory, study.own_figures, reporter.update)
+        written = report.write_report(outcome.directory, study.custom_figures, reporter.update)
         results_folder(directory).send_report(written.paths, outcome.directory)
     return Finished(outcome, written)
 

@@ -266,7 +266,7 @@ class _Measured:
     def __init__(self, study: Study, folder: Path, metric: str, phase: str | None) -> None:
         self._study, self._folder = study, folder
         self._metric, self._phase = metric, phase
-        self._code = {name: study.names.code_hash(name) for name in study.own_kinds}
+        self._code = {name: study.names.code_hash(name) for name in study.custom_kinds}
         self._values: dict[tuple[str, int], float] = {}
         # Code without a hash may have changed, so its results are not reused.
         known = [] if None in self._code.values() else sorted(folder.glob("round-*/manifest.json"))

@@ -54,7 +54,7 @@ class BilinearMargin(NamedTuple):
     @property
     def duality_gap(self) -> float:
         """Duality gap 1 - (margin / margin_bound)²; 0 without pairs, 1 if W does not separate the pairs."""
-        if self.status == Status.NOTHING:
+        if self.status == Status.NO_PAIRS:
             return 0.0
         return max(1 - (self.margin / self.margin_bound) ** 2, 0.0) if self.margin > 0 else 1.0
 
@@ -136,7 +136,7 @@ def bilinear_max_margin(
         )
     shape = (u.shape[1], z.shape[1])
     if len(u) == 0:
-        return BilinearMargin(np.zeros(shape), np.inf, np.inf, np.zeros(0), Status.NOTHING)
+        return BilinearMargin(np.zeros(shape), np.inf, np.inf, np.zeros(0), Status.NO_PAIRS)
     vanishing = ~((u != 0).any(axis=1) & (z != 0).any(axis=1)[sequence])
     if vanishing.any():
         return BilinearMargin(np.zeros(shape), 0.0, 0.0, 1.0 * vanishing, Status.INFEASIBLE)

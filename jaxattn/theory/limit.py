@@ -114,7 +114,7 @@ class Limit(Brief):
         return self.reason or f"certified, 1 - cos {float(self.away):.3g}, {self.direction.brief()}"
 
     def _conditions(self) -> list[tuple[Any, str]]:
-        solved = int(self.direction.status) in (Status.SOLVED, Status.NOTHING)
+        solved = int(self.direction.status) in (Status.SOLVED, Status.NO_PAIRS)
         return [
             (solved, f"the max-margin problem of the limit: {self.direction.reason}"),
             (

@@ -103,7 +103,7 @@ def ran(mine, tmp_path_factory):
 
 def test_custom_objects_are_stored_by_import_path(mine):
     wanted = own(mine)
-    assert {name for name in wanted.own_kinds if name.startswith("code_of_users:")} == {
+    assert {name for name in wanted.custom_kinds if name.startswith("code_of_users:")} == {
         f"code_of_users:{name}"
         for name in ("Turned", "clipped", "Wander", "spread", "Travelled", "Longest", "last_losses")
     }

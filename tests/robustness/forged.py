@@ -26,7 +26,7 @@ import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab import cli
 from jaxattn.lab.books import read_book, reproduce
-from jaxattn.lab.books.run import Asked
+from jaxattn.lab.books.run import Request
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results import report
 from jaxattn.lab.results.figures import KINDS
@@ -98,7 +98,7 @@ def _run_of(out: Path) -> Path:
 def _whole(out: Path) -> Path:
     """Return a finished item of the paper in small sizes, with its report and its page."""
     with Reporter(quiet=True) as reporter:
-        asked = Asked([ITEM.name], overrides=TINY)
+        asked = Request([ITEM.name], overrides=TINY)
         reproduce(PAPER, asked, out=out, command="jaxattn reproduce", reporter=reporter)
     report.write_report(_run_of(out))
     return out
@@ -178,12 +178,12 @@ def _draw(run: Path, out: Path) -> None:
 def _page(run: Path, out: Path) -> None:
     """Make the page of all items; nothing is run, because no data are given and one item is requested."""
     with Reporter(quiet=True) as reporter:
-        reproduce(PAPER, Asked(["fig3_imdb"], overrides=TINY), out=out, command="x", reporter=reporter)
+        reproduce(PAPER, Request(["fig3_imdb"], overrides=TINY), out=out, command="x", reporter=reporter)
 
 
 def _reproduce(run: Path, out: Path) -> None:
     with Reporter(quiet=True) as reporter:
-        asked = Asked([ITEM.name], overrides=TINY)
+        asked = Request([ITEM.name], overrides=TINY)
         found = reproduce(PAPER, asked, out=out, command="x", reporter=reporter)
     if found.failed:
         raise RunError("; ".join(found.failed.values()))

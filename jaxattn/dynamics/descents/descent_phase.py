@@ -46,7 +46,7 @@ class Descent(Phase, frozen=True, kw_only=True):
         check_every: number of steps between checks of the validation loss.
     """
 
-    takes_further: ClassVar[str] = "options"
+    options_field: ClassVar[str] = "options"
 
     train: Names
     optimizer: ImportPath
@@ -86,7 +86,7 @@ class Descent(Phase, frozen=True, kw_only=True):
                 "optimizer: expected a name or a function of the step size, such as `def custom(step_size): "
                 f"return optax.adam(step_size)`, got {got}"
             )
-        beside = set(self.__struct_fields__) - {self.takes_further}
+        beside = set(self.__struct_fields__) - {self.options_field}
         check_options(_target(self.optimizer), self.options, beside)
         if self.fresh and self.batch_size:
             raise InputError("fresh: cannot be combined with batch_size; remove one of them")

@@ -52,7 +52,7 @@ class Finding:
         statement: the statement being tested, if the item has several.
         setting: description of the data and sizes.
         certificate: certificate for the reference direction or value, or "-".
-        why: why some seeds have no value.
+        failure_reason: why some seeds have no value.
         old: True if the finding was recorded by an earlier version, which used other intervals.
     """
 
@@ -66,7 +66,7 @@ class Finding:
     statement: str = ""
     setting: str = ""
     certificate: str = "-"
-    why: str = ""
+    failure_reason: str = ""
     old: bool = False
 
     @property
@@ -98,9 +98,9 @@ class Finding:
     def counted(self) -> str:
         """Describe the samples, for example "64 seeds" or "995 of 1000: in 5 the flow met NaN"."""
         seeds, missing = self.estimate.seeds, self.estimate.missing
-        if not (self.why and missing):
+        if not (self.failure_reason and missing):
             return self.over or f"{seeds} seeds"
-        return f"{seeds} of {seeds + missing}: in {missing} {self.why}"
+        return f"{seeds} of {seeds + missing}: in {missing} {self.failure_reason}"
 
 
 class Measured(NamedTuple):
@@ -169,37 +169,37 @@ def _function(kind: str, item: Item) -> Any:
     return ImportPaths(item.folder).load(kind)
 
 
-def measure_item(runs: Sequence[Run], asked: Measure, item: Item) -> Measured:
+def measure_item(runs: Sequence[Run], request: Measure, item: Item) -> Measured:
     """Measure runs, and add the item's criteria to the findings.
 
     Raises:
         InputError: a criterion that is not optional matches no finding; a finding has a name that the
             measure does not declare; or as in `load_measure`.
     """
-    found = load_measure(asked, item)(*runs)
+    found = load_measure(request, item)(*runs)
     names = [finding.name for finding in found.findings]
-    declared = declared_names(asked.kind, item)
+    declared = declared_names(request.kind, item)
     for name in names if declared else ():
         if not any(fnmatchcase(name, pattern) for pattern in declared):
             raise InputError(
-                f"{asked.kind}: no declared name matches the finding {name!r}; add it to @declare_names"
+                f"{request.kind}: no declared name matches the finding {name!r}; add it to @declare_names"
             )
-    for pattern, expected in asked.criteria.items():
+    for pattern, expected in request.criteria.items():
         if not expected.optional and not any(fnmatchcase(name, pattern) for name in names):
             raise InputError(f"criteria: no finding matches {pattern!r}; choose from {', '.join(names)}")
-    return Measured(with_criteria(found.findings, asked), found.tables)
+    return Measured(with_criteria(found.findings, request), found.tables)
 
 
-def with_criteria(findings: Sequence[Finding], asked: Measure) -> list[Finding]:
+def with_criteria(findings: Sequence[Finding], request: Measure) -> list[Finding]:
     """Add to each finding the first criterion that matches its name, if there is one."""
     held = []
     for finding in findings:
-        fits = [x for pattern, x in asked.criteria.items() if fnmatchcase(finding.name, pattern)]
-        own = replace(finding, basis=finding.basis or asked.basis)
+        fits = [x for pattern, x in request.criteria.items() if fnmatchcase(finding.name, pattern)]
+        own = replace(finding, basis=finding.basis or request.basis)
         if fits:
             first = fits[0]
             own = replace(
-                own, criterion=first.criterion, published=first.published, basis=first.basis or asked.basis
+                own, criterion=first.criterion, published=first.published, basis=first.basis or request.basis
             )
         held.append(own)
     return held

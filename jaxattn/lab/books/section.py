@@ -210,7 +210,7 @@ def measured(item: Item, place: Place) -> Section | None:
     if item.absent:
         return None
     runs: dict[str, Run] = {}
-    for name in dict.fromkeys(name for asked in item.measured for name in asked.studies):
+    for name in dict.fromkeys(name for request in item.measured for name in request.studies):
         if (run := _finished(place.run(item, name), place.out)) is None:
             continue
         if not _matches(run, place.study(item, name)):
@@ -218,7 +218,7 @@ def measured(item: Item, place: Place) -> Section | None:
                 item, place.scale, f"{place.run(item, name)} holds a run of other settings; delete it"
             )
         runs[name] = run
-    there = [asked for asked in item.measured if all(name in runs for name in asked.studies)]
+    there = [request for request in item.measured if all(name in runs for name in request.studies)]
     if not there:
         return None
     try:
@@ -239,13 +239,13 @@ def _matches(run: Run, study: Study) -> bool:
 def _section(item: Item, there: Sequence[Measure], runs: Mapping[str, Run], place: Place) -> Section:
     findings: list[Finding] = []
     tables: dict[str, pd.DataFrame] = {}
-    for asked in there:
-        found = measure_item([runs[name] for name in asked.studies], asked, item)
+    for request in there:
+        found = measure_item([runs[name] for name in request.studies], request, item)
         findings += found.findings
-        studies = ", ".join(asked.studies)
+        studies = ", ".join(request.studies)
         tables |= {(f"{x}, {studies}" if x in tables else x): table for x, table in found.tables.items()}
-    used = [runs[name] for name in dict.fromkeys(name for asked in there for name in asked.studies)]
-    left_out = [asked for asked in item.measured if asked not in there]
+    used = [runs[name] for name in dict.fromkeys(name for request in there for name in request.studies)]
+    left_out = [request for request in item.measured if request not in there]
     return Section(
         item,
         item_verdict(findings),
@@ -260,19 +260,21 @@ def _section(item: Item, there: Sequence[Measure], runs: Mapping[str, Run], plac
 
 
 def _missing_runs(measures: Sequence[Measure], item: Item) -> dict[str, str]:
-    names = dict.fromkeys(name for asked in measures for name in asked.studies)
-    needs = dict.fromkeys(item.book.shared.data[asked.needs].what for asked in measures if asked.needs)
+    names = dict.fromkeys(name for request in measures for name in request.studies)
+    needs = dict.fromkeys(item.book.shared.data[request.needs].what for request in measures if request.needs)
     return {LEFT_OUT: "; ".join([", ".join(names), *needs])} if names else {}
 
 
-def missing(item: Item, scale: RunScale, why: str = "") -> Section:
+def missing(item: Item, scale: RunScale, failure_reason: str = "") -> Section:
     """Return a section without results, with the reason and the command that runs the item."""
     if item.elsewhere:
         return Section(item, "shown elsewhere", item.elsewhere.command)
     remedy = f"run `{item_command(item, scale)}`"
     if item.data:
         remedy += f", with DIR/{item.data.below}: {item.data.what}"
-    return Section(item, NOT_RUN, item_command(item, scale), f"{why}; {remedy}" if why else remedy)
+    return Section(
+        item, NOT_RUN, item_command(item, scale), f"{failure_reason}; {remedy}" if failure_reason else remedy
+    )
 
 
 def _finished(run: Path, out: Path) -> Run | None:
@@ -290,7 +292,7 @@ def _machine(loaded: Run) -> str:
 
 
 def _facts(runs: Sequence[Run], item: Item, place: Place) -> dict[str, str]:
-    names = dict.fromkeys(name for asked in item.measured for name in asked.studies)
+    names = dict.fromkeys(name for request in item.measured for name in request.studies)
     files = [_sweep_file(item, name) for name in names]
     manifests = [run.manifest for run in runs]
     memory = [known for each in manifests if (known := each.get("peak_memory_mib")) is not None]

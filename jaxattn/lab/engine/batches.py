@@ -43,7 +43,7 @@ class Batch(NamedTuple):
         return len(self.cells) * len(self.seeds)
 
     @property
-    def lanes(self) -> list[tuple[Cell, int]]:
+    def runs(self) -> list[tuple[Cell, int]]:
         """Cell and seed of each vmapped run, ordered by cell."""
         return [(cell, seed) for cell in self.cells for seed in self.seeds]
 
@@ -94,7 +94,7 @@ def cut_batches(
     if existing and not planned:
         # The manifest was lost, so infer each group's batch size from its largest batch.
         old = cut(groups, (), existing, [1] * len(groups))
-        kept = [max((len(b.lanes) for b in old if b.group is group), default=0) for group in groups]
+        kept = [max((len(b.runs) for b in old if b.group is group), default=0) for group in groups]
     if len(kept) != len(groups) or not all(kept):
         budget = max_memory or memory.default_budget()
         kept = _widths(study, groups, cache, budget, shards, raising, progress)
@@ -120,14 +120,14 @@ def _widths(
 
     widths = []
     for group in groups:
-        lanes = len(group.cells) * len(study.seeds)
+        runs = len(group.cells) * len(study.seeds)
         if study.chunk:
             fitting = study.chunk
         elif group.number in raising:
-            fitting = lanes
+            fitting = runs
         else:
-            fitting = memory.fitting_width(group, cache.of(group), lanes, budget, note)
-        widths.append(min(fitting, math.ceil(lanes / shards)))
+            fitting = memory.fitting_width(group, cache.of(group), runs, budget, note)
+        widths.append(min(fitting, math.ceil(runs / shards)))
     return widths
 
 
@@ -207,8 +207,8 @@ def select_shard(batches: list[Batch], shard: tuple[int, int]) -> list[Batch]:
 def check_shards(study: Definition, shards: int) -> None:
     """Raise InputError if a shard would be empty even with the smallest possible batches."""
     groups = compile_groups(study.cells)
-    lanes = [len(group.cells) * len(study.seeds) for group in groups]
-    widths = [min(study.chunk or 1, math.ceil(number / shards)) for number in lanes]
+    runs = [len(group.cells) * len(study.seeds) for group in groups]
+    widths = [min(study.chunk or 1, math.ceil(number / shards)) for number in runs]
     if (most := len(cut(groups, study.seeds, (), widths))) < shards:
         raise _too_few(f"{shards}/{shards}", most)
 

@@ -78,7 +78,7 @@ def extended_cells(
         if earlier.get("config_hash") == less.config_hash:
             cells[-1] = entry | _extends(earlier.get("extends", {}) | {less.config_hash: old})
     _check_states(place, folder, cells)
-    if study.own_kinds:
+    if study.custom_kinds:
         _check_programs(place, study.cells, shorter.cells, cache)
     return cells, key
 

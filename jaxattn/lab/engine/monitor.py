@@ -74,7 +74,7 @@ class RunMonitor:
         self._waiting: Counter[tuple[int, int]] = Counter()
         self._per_step: float | None = None
 
-    def spent(self) -> dict[str, float | None]:
+    def resource_usage(self) -> dict[str, float | None]:
         """Total time in seconds and peak memory in MiB over all processes; the peak is None if unknown."""
         seconds = self._earlier_s + time.monotonic() - self._started
         peak = max(self._earlier_mib, peak_mib() or 0.0)
@@ -83,7 +83,7 @@ class RunMonitor:
     # Requests to stop, and times at which to save.
 
     @property
-    def is_stopped(self) -> bool:
+    def stop_requested(self) -> bool:
         """True if the run has been asked to save and stop."""
         return self._stop.is_set()
 
@@ -247,7 +247,7 @@ class RunMonitor:
             "steps": self._probes[-1],
             "share": self._share(),
             "overall": self._overall(),
-            **self.spent(),
+            **self.resource_usage(),
             "left": left,
         }
 

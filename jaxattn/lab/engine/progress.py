@@ -118,11 +118,11 @@ def patient(progress: Callable[[str, float], None], seconds: float = 2.0) -> Cal
     """Wrap a progress callback so that calls during the first `seconds` seconds are ignored."""
     begin = time.monotonic()
 
-    def tell(what: str, share: float) -> None:
+    def report(what: str, share: float) -> None:
         if time.monotonic() - begin > seconds:
             progress(what, share)
 
-    return tell
+    return report
 
 
 class _Console(Console):

@@ -143,9 +143,9 @@ class Store:
         if batches:
             self._check_same(changed, described, batches)
             codes = [known["code"]] if known else [saved.origin.code for saved in self._whole_states(batches)]
-            if not accept_code and (trouble := code_changes(codes, described["code"])):
+            if not accept_code and (change := code_changes(codes, described["code"])):
                 raise InputError(
-                    f"{self.directory}: {trouble}; choose another folder with --out, or resume with "
+                    f"{self.directory}: {change}; choose another folder with --out, or resume with "
                     "accept_code=True (command line: --accept-code)"
                 )
         elif changed:
@@ -228,7 +228,7 @@ class Store:
         """Return the commit records of the run's batches by name, skipping damaged records."""
         return {saved.batch or "": saved for saved in self._whole_states(self.batches())}
 
-    def is_whole(self, batch: str) -> bool:
+    def is_complete(self, batch: str) -> bool:
         """Return True if a batch is finished and its tables are intact. A damaged batch is moved away."""
         try:
             saved = batch_state.read_state(self.directory, batch)
@@ -238,7 +238,7 @@ class Store:
                 place = batch_state.table_path(self.directory, batch, name, sha256)
                 files.check_file(place, self.directory, sha256)
             if saved.batch is None:
-                batch_state.check_lanes(self.directory, batch, saved)
+                batch_state.check_cells_and_seeds(self.directory, batch, saved)
         except Damaged as error:
             self.set_aside(batch, error)
             return False
@@ -410,7 +410,7 @@ class Store:
         sums = {}
         for name in TABLES:
             parts = [
-                batch_state.read_own_table(self.directory, batch, saved, name)
+                batch_state.read_batch_table(self.directory, batch, saved, name)
                 for batch, saved in found.items()
             ]
             if len(parts) == 1:
@@ -427,10 +427,14 @@ class Store:
             sums[name] = files.digest(content)
         if self.bucket:
             self.bucket.delete_uncommitted()
-        makers = [saved.origin.made_by for saved in found.values()]
+        package_versions = [saved.origin.made_by for saved in found.values()]
         return {
             "failures": [failure for saved in found.values() for failure in saved.failures],
-            "made_by": [maker for number, maker in enumerate(makers) if maker not in makers[:number]],
+            "made_by": [
+                maker
+                for number, maker in enumerate(package_versions)
+                if maker not in package_versions[:number]
+            ],
             "sha256": sums,
         }
 

@@ -9,11 +9,11 @@ from jaxattn.lab.storage.batch_state import Misplaced
 from jaxattn.lab.storage.files import Damaged
 
 
-def find_strays(directory: Path, known: Mapping[str, Any] | None, asked: Iterable[int]) -> dict[str, str]:
+def find_strays(directory: Path, known: Mapping[str, Any] | None, requested: Iterable[int]) -> dict[str, str]:
     """Return the batches in a folder that do not belong to the folder's run, each with the reason.
 
     The manifest lists the batches of the run. An unlisted batch belongs to the run if it is intact, matches
-    its file name, has only seeds from the manifest or from `asked`, and has no (cell, seed) pair in common
+    its file name, has only seeds from the manifest or from `requested`, and has no (cell, seed) pair in common
     with another batch. Without a manifest (`known` is None), all seeds and damaged batches
     are accepted.
     """
@@ -21,7 +21,7 @@ def find_strays(directory: Path, known: Mapping[str, Any] | None, asked: Iterabl
     seeds, planned = None, set()
     if known is not None:
         cells = {batch["name"]: batch["cells"] for batch in known["batches"]}
-        seeds, planned = {*asked, *known["seeds"]}, {*cells, *known["elsewhere"]}
+        seeds, planned = {*requested, *known["seeds"]}, {*cells, *known["elsewhere"]}
     found = {}
     for batch in batch_state.batches(directory):
         if batch in planned:
@@ -34,7 +34,7 @@ def find_strays(directory: Path, known: Mapping[str, Any] | None, asked: Iterabl
             if (saved := batch_state.read_state(directory, batch)) is None:
                 continue
             if saved.batch is None:
-                batch_state.check_lanes(directory, batch, saved)
+                batch_state.check_cells_and_seeds(directory, batch, saved)
             cells[batch] = [int(cell) for cell in saved.origin.cells]
         except Damaged as error:
             if seeds is not None or isinstance(error, Misplaced):

@@ -16,7 +16,7 @@ from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import (
     axis_label,
     axis_sort_key,
-    evenly,
+    evenly_spaced,
     file_name,
     format_number,
     formula,
@@ -75,9 +75,9 @@ def diagram(
             figsize=(min(FIGURE_WIDTH, 1.8 + 0.62 * columns), 1.1 + 0.36 * rows), layout="constrained"
         )
         ax = figure.subplots()
-        look: Any = {"cmap": "viridis", "norm": _scale(values), "edgecolors": "white", "linewidth": 1.5}
-        mesh = ax.pcolormesh(values, **look)
-        across, up = evenly(range(columns), _MOST_TICKS), evenly(range(rows), _MOST_TICKS)
+        appearance: Any = {"cmap": "viridis", "norm": _scale(values), "edgecolors": "white", "linewidth": 1.5}
+        mesh = ax.pcolormesh(values, **appearance)
+        across, up = evenly_spaced(range(columns), _MOST_TICKS), evenly_spaced(range(rows), _MOST_TICKS)
         ax.set_xticks(np.array(across) + 0.5, [tick_label(fields.columns[k]) for k in across])
         ax.set_yticks(np.array(up) + 0.5, [tick_label(fields.index[k]) for k in up])
         ax.tick_params(length=0)

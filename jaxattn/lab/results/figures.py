@@ -119,7 +119,9 @@ def draw_figure(results: Run, spec: Mapping[str, Any]) -> RenderedFigure:
     return drawing(results, **options)
 
 
-def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, Any]) -> RenderedFigure:
+def draw_custom_figure(
+    results: Run, drawing: Callable[..., Any], options: Mapping[str, Any]
+) -> RenderedFigure:
     """Draw a figure with a user-defined function or class, in the common style.
 
     Args:
@@ -184,7 +186,9 @@ def draw_all(
                 drawn = _draw_guarded(partial(draw_figure, results, spec))
             elif kind in own:
                 options = {key: value for key, value in spec.items() if key != "kind" and value is not None}
-                drawn = _draw_guarded(partial(draw_own, results, own[kind], options), _files(own[kind]))
+                drawn = _draw_guarded(
+                    partial(draw_custom_figure, results, own[kind], options), _files(own[kind])
+                )
             elif number in before:
                 drawn = before[number]
             else:

@@ -100,9 +100,7 @@ def jackknife(value: Any, left_out: Any) -> tuple[Any, Any]:
     return _around(value, np.where(matters, _quantile_of_t(n - 1, LEVEL) * error, np.nan))
 
 
-def accelerated(
-    value: Any, draws: Any, left_out: Any, *, confidence: float = LEVEL
-) -> tuple[_Floats, _Floats]:
+def bca(value: Any, draws: Any, left_out: Any, *, confidence: float = LEVEL) -> tuple[_Floats, _Floats]:
     """Compute bias-corrected and accelerated (BCa) bootstrap intervals.
 
     The percentiles are Φ(z0 + (z0 + z)/(1 - a (z0 + z))), where z is plus or minus the normal quantile.

@@ -166,7 +166,7 @@ def settings_label(settings: Mapping[str, Any]) -> str:
     )
 
 
-def evenly(things: Sequence[int], most: int) -> list[int]:
+def evenly_spaced(things: Sequence[int], most: int) -> list[int]:
     """Return at most `most` evenly spaced entries, including the first and the last entry."""
     places = np.linspace(0, len(things) - 1, min(len(things), most)).round().astype(int)
     return [things[place] for place in places]
@@ -175,7 +175,7 @@ def evenly(things: Sequence[int], most: int) -> list[int]:
 NOT_HELD = "no random numbers are held"
 
 
-def held_words(hold: Sequence[str], varies: Sequence[str]) -> str:
+def held_text(hold: Sequence[str], varies: Sequence[str]) -> str:
     """Describe which random numbers are fixed at those of seed 0 and which vary; "" if none are fixed."""
     if not hold:
         return ""

@@ -119,7 +119,7 @@ class Results(Run):
             InputError: a kind or option is unknown, or the run lacks the required data.
         """
         if callable(kind):
-            return figures.draw_own(self, kind, options)
+            return figures.draw_custom_figure(self, kind, options)
         return figures.draw_figure(self, {"kind": kind, **options})
 
     def params(

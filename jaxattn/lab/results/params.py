@@ -158,7 +158,7 @@ def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
             _check_origin(results, cell, batch, saved)
             fetch_batch(results.directory, batch, saved)
             if saved.batch is None:
-                batch_state.check_lanes(directory, batch, saved)
+                batch_state.check_cells_and_seeds(directory, batch, saved)
     if saved is None or not saved.finished:
         raise InputError(f"{directory}: {batch} is not finished; {again(directory)}")
     folder = batch_state.checkpoint_path(directory, batch, saved.checkpoint.number)

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from jaxattn.core.errors import InputError
 from jaxattn.lab.results.correlations import axis, bin_means, bin_numbers, spearman
 from jaxattn.lab.results.drawn import RenderedFigure
-from jaxattn.lab.results.labels import VALUES, evenly, file_name, format_number, minus, short_name
+from jaxattn.lab.results.labels import VALUES, evenly_spaced, file_name, format_number, minus, short_name
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.style import BLUE, FIGURE_WIDTH, GREY, INK, RED, SOFT, colours, legend_below, style
 from jaxattn.lab.results.tokens import Tokens, at_end, top
@@ -161,7 +161,7 @@ def one_step_law(
 def _labels(tokens: Tokens, label: int | str | None, most: int | None = None) -> list[int]:
     every = tokens.classes
     if label is None:
-        return evenly(every, most or len(every))
+        return evenly_spaced(every, most or len(every))
     found = [k for k in every if label in ((tokens.name(k),) if isinstance(label, str) else (k,))]
     if not found:
         known = [f"{k} ({tokens.name(k)})" if tokens.names else str(k) for k in every]
@@ -302,10 +302,10 @@ def top_tokens(
         texts.set_axis_off()
         texts.set_xlim(0, len(columns))
         for column, (head, cells) in enumerate(columns.items()):
-            look = {"ha": "right", "va": "center"}
-            texts.text(column + 0.9, -0.9, head, color=INK, **(look | {"va": "bottom"}))
+            appearance = {"ha": "right", "va": "center"}
+            texts.text(column + 0.9, -0.9, head, color=INK, **(appearance | {"va": "bottom"}))
             for row, text in enumerate(cells):
-                texts.text(column + 0.9, row, minus(text), color=SOFT, **look)
+                texts.text(column + 0.9, row, minus(text), color=SOFT, **appearance)
         handles = [Patch(color=colour, label=name) for name, colour in legend.items()]
         legend_below(figure, handles)
     whose = "class with the largest α" if len(tokens.classes) > 1 else "sign of α"

@@ -206,7 +206,7 @@ def cells_of_other_configs(saved: BatchState, cells: Iterable[Mapping[str, Any]]
     return [cell for cell, own in made if not {own, None} & set(hashes.get(cell, ["none"]))]
 
 
-def fault(directory: Path, batch: str, saved: BatchState, known: Mapping[str, Any]) -> str:
+def mismatch(directory: Path, batch: str, saved: BatchState, known: Mapping[str, Any]) -> str:
     """Return why a batch does not belong to the run described by a manifest, or "" if it does."""
     place = path(directory, batch)
     if other := cells_of_other_configs(saved, known["cells"]):
@@ -230,7 +230,7 @@ def read_with_tables(
     """
     while (saved := read(directory, batch)) is not None:
         try:
-            return saved, {name: read_own_table(directory, batch, saved, name) for name in saved.tables}
+            return saved, {name: read_batch_table(directory, batch, saved, name) for name in saved.tables}
         except Damaged:
             # A running process may have replaced the tables since the commit record was read.
             if read(directory, batch) == saved:
@@ -238,7 +238,7 @@ def read_with_tables(
     return None
 
 
-def read_own_table(
+def read_batch_table(
     directory: Path, batch: str, saved: BatchState, name: str, columns: Sequence[str] | None = None
 ) -> pd.DataFrame:
     """Read all or selected columns of a batch's table; raise the same errors as `read_with_tables`."""
@@ -252,10 +252,10 @@ def read_own_table(
     return table
 
 
-def check_lanes(directory: Path, batch: str, saved: BatchState) -> None:
+def check_cells_and_seeds(directory: Path, batch: str, saved: BatchState) -> None:
     """Check that a batch's tables contain only its cells and seeds, and all of them if it is finished.
 
     The errors are the same as for `read_with_tables`.
     """
     for name in saved.tables:
-        read_own_table(directory, batch, saved, name, tables.LANE)
+        read_batch_table(directory, batch, saved, name, tables.CELL_AND_SEED)

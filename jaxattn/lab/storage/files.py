@@ -80,12 +80,12 @@ def write_file(path: Path, content: bytes, folder: Path) -> None:
 
 
 def append_bytes(path: Path, content: bytes) -> None:
-    """Append bytes to a file; raise the same errors as `open_own`."""
-    with open(path, "ab", opener=open_own) as file:
+    """Append bytes to a file; raise the same errors as `open_owned`."""
+    with open(path, "ab", opener=open_owned) as file:
         file.write(content)
 
 
-def open_own(path: str, mode: int) -> int:
+def open_owned(path: str, mode: int) -> int:
     """Open a file for writing in place, creating it if necessary. Pass this function to `open` as `opener`.
 
     Raises:

@@ -12,11 +12,11 @@ from jaxattn.lab.storage import files
 from jaxattn.lab.storage.files import Damaged
 
 # Columns that identify a run: one seed of one cell.
-LANE = ("cell", "seed")
+CELL_AND_SEED = ("cell", "seed")
 # Columns that identify a row, by table.
 TABLE_KEYS = {
-    "records": (*LANE, "phase", "step", "metric"),
-    "tokens": (*LANE, "phase", "id", "class"),
+    "records": (*CELL_AND_SEED, "phase", "step", "metric"),
+    "tokens": (*CELL_AND_SEED, "phase", "id", "class"),
 }
 # A table may use FREE bytes of memory, or GROWTH times its file size if that is more. Actual tables are 5 to
 # 50 times larger in memory than on disk, because every row contains a measured value.
@@ -54,9 +54,9 @@ def read_table(
 
 def lanes(table: pd.DataFrame) -> set[tuple[int, int]]:
     """Return the (cell, seed) pairs in a table; the set is empty if the table lacks rows or these columns."""
-    if not len(table) or not set(LANE) <= set(table.columns):
+    if not len(table) or not set(CELL_AND_SEED) <= set(table.columns):
         return set()
-    pairs = table[list(LANE)].drop_duplicates()
+    pairs = table[list(CELL_AND_SEED)].drop_duplicates()
     if not all(pd.api.types.is_integer_dtype(kind) for kind in pairs.dtypes):
         return {(-1, -1)}
     return set(zip(pairs["cell"].tolist(), pairs["seed"].tolist(), strict=True))

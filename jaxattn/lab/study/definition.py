@@ -140,7 +140,7 @@ class Definition:
         return self._base.config_hash
 
     @property
-    def own_kinds(self) -> list[str]:
+    def custom_kinds(self) -> list[str]:
         """Import paths of the custom code in all cells."""
         every = [self.config, *(cell.tables for cell in self.cells)]
         # Cells with equal tables share one object; visit each object only once.

@@ -255,7 +255,7 @@ class _Rehearsal:
             if found := in_user_code(error, self.files, place):
                 raise found from error
             reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
-            wanted = concept if isinstance(concept, str) else f"{concept.name} must be {concept.wants}"
+            wanted = concept if isinstance(concept, str) else f"{concept.name} must be {concept.requirement}"
             raise InputError(f"{place}: {reason}; {wanted}") from error
 
 

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from jaxattn.core.errors import InputError, UserCodeError
-from jaxattn.core.moved import place_of
+from jaxattn.core.moved import new_location
 from jaxattn.lab.study.code_hash import Unhashable, code_hash, is_local, search_folders
 
 
@@ -111,7 +111,7 @@ class ImportPaths:
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
             raise InputError(f"{place}: cannot be imported; use a Python file")
-        with _own_files_first(path, place):
+        with _local_files_first(path, place):
             module = sys.modules[name] = importlib.util.module_from_spec(spec)
             try:
                 spec.loader.exec_module(module)
@@ -131,7 +131,7 @@ class ImportPaths:
             missing = isinstance(error, ModuleNotFoundError) and place.startswith(error.name or "?")
             if missing:
                 remedy = "install it, or give a file such as mine.py:Name"
-                if new := place_of(place):
+                if new := new_location(place):
                     remedy = f"moved to {new} in version 0.3"
                 raise InputError(f"{place}: no such module; {remedy}") from None
             every = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
@@ -142,7 +142,7 @@ class ImportPaths:
 
 
 @contextmanager
-def _own_files_first(path: Path, place: str) -> Iterator[None]:
+def _local_files_first(path: Path, place: str) -> Iterator[None]:
     """Inside the `with` block, let a file import other files only from its search folders.
 
     A process has only one module per name. If the file imports a module whose name a file in another folder

@@ -89,7 +89,7 @@ class Concept(Generic[C]):
         return own | {name: list(calls) for name, calls in self.further.items()}
 
     @property
-    def wants(self) -> str:
+    def requirement(self) -> str:
         """Description of the classes and functions accepted as this component, for error messages."""
         (name, calls), *_ = self.classes.items()
         written = f"a class derived from jaxattn.{name} with {' and '.join(calls)}"
@@ -181,7 +181,7 @@ def convert(target: type[Spec], values: Table, place: str) -> Table:
     """Validate settings against a class's annotations, raising InputError on failure, and add defaults."""
     fields = fields_of(target, place)
     rest = dict(values)
-    if takes := target.takes_further:
+    if takes := target.options_field:
         own = {field.name for field in fields}
         further = {key: rest.pop(key) for key in list(rest) if key not in own}
         rest[takes] = dict(rest.get(takes, {})) | further
@@ -255,12 +255,12 @@ def _class(concept: Concept[C], kind: Any, place: str, names: ImportPaths) -> ty
         target = names.load(kind)
         if not callable(target):
             raise InputError(
-                f"{kind} is neither a class nor a function; {concept.name} must be {concept.wants}"
+                f"{kind} is neither a class nor a function; {concept.name} must be {concept.requirement}"
             )
         if isinstance(target, type):
             _check_class(concept, target, kind)
         elif concept.of_function is None:
-            raise InputError(f"{kind} is a function; {concept.name} must be {concept.wants}")
+            raise InputError(f"{kind} is a function; {concept.name} must be {concept.requirement}")
     if isinstance(target, type):
         found: type[C] = target
     else:
@@ -279,11 +279,11 @@ def _check_class(concept: Concept[Any], target: type, kind: str) -> None:
     if base is None:
         raise InputError(
             f"{kind} does not derive from {' or '.join(f'jaxattn.{x.__name__}' for x in concept.bases)}; "
-            f"{concept.name} must be {concept.wants}"
+            f"{concept.name} must be {concept.requirement}"
         )
     for name in concept.bases[base]:
         if getattr(target, name) is getattr(base, name):
-            raise InputError(f"{kind} has no {name!r}; {concept.name} must be {concept.wants}")
+            raise InputError(f"{kind} has no {name!r}; {concept.name} must be {concept.requirement}")
 
 
 def _check_settings(target: type[Spec], place: str) -> None:

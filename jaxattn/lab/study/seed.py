@@ -33,7 +33,7 @@ from jaxattn.core.pytrees import get, replaced
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.lab.probes.importance import token_columns
-from jaxattn.lab.probes.wants import wants_scores
+from jaxattn.lab.probes.requirement import require_token_scores
 from jaxattn.lab.study.randomness import HELD_AT, keys
 from jaxattn.lab.study.setting import Setting, numbers_of
 
@@ -152,7 +152,7 @@ def probe_context(setting: Setting, index: int, params: Params, data: Splits) ->
 
 def columns(setting: Setting, index: int, params: Params, data: Splits) -> dict[str, Array]:
     """Return the token table at the end of a phase, or {} if the model has no token scores and values."""
-    if wants_scores(task_of(setting, data)):
+    if require_token_scores(task_of(setting, data)):
         return {}
     return token_columns(probe_context(setting, index, params, data))
 

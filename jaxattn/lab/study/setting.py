@@ -21,7 +21,7 @@ from jaxattn.lab.probes.standard import Probes
 from jaxattn.lab.study import randomness, registry
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.registry import C, Concept, convert, fields_of, keys_of, make, plain
-from jaxattn.lab.study.tree import merge, place_of_thing
+from jaxattn.lab.study.tree import location_of_entry, merge
 
 SettingPath = tuple[str | int, ...]
 # Numeric settings by path, such as ("phases", 0, "step_size"). Each is a scalar, or an array with one value
@@ -93,7 +93,7 @@ def merged_tables(tree: Any, changes: dict[str, Any], names: ImportPaths) -> Any
     """
 
     def keys(path: tuple[str, ...], kind: Any) -> set[str]:
-        place = place_of_thing(path)
+        place = location_of_entry(path)
         if place is None or not isinstance(kind, str):
             return set()
         return keys_of(_CONCEPTS[place], kind, names) | ({"init"} if place == "model" else set())
@@ -223,7 +223,7 @@ def key_of(setting: Setting, path: SettingPath) -> str:
     head, *rest = path
     if head == "phases":
         phase = setting.phases[int(rest[0])]
-        rest = [phase.name, *(part for part in rest[1:] if part != phase.takes_further)]
+        rest = [phase.name, *(part for part in rest[1:] if part != phase.options_field)]
     return ".".join(map(str, (*IN_TABLES.get(head, (head,)), *rest)))
 
 
@@ -258,11 +258,11 @@ def _check(setting: Setting) -> None:
         _ask(phase, place, setting)
     randomness.check_fresh(setting.phases, setting.hold)
     setting.probes.check_phases(setting.phases)
-    gives = setting.data.gives
+    dataset_type = setting.data.dataset_type
     # If `data` declares only a base class of the type that the model takes, the dry run checks the actual
     # type.
-    if gives is not None and not issubclass(setting.model.takes, gives):
-        check_kind(gives, setting.model)
+    if dataset_type is not None and not issubclass(setting.model.takes, dataset_type):
+        check_kind(dataset_type, setting.model)
     if setting.probes.max_margin:
         if (moves := setting.model.linear_in) is None:
             raise InputError(

@@ -121,7 +121,7 @@ def parse(text: str) -> Any:
         return text
 
 
-def place_of_thing(path: _Path) -> str | None:
+def location_of_entry(path: _Path) -> str | None:
     """Return the component to which a path refers, such as "data" or "model.init"; None if there is none."""
     path = path[2:] if path[:1] == ("blocks",) else path
     place = ".".join(path if len(path) == 1 else path[:-1])
@@ -132,7 +132,7 @@ def place_of_thing(path: _Path) -> str | None:
 def _assigned(tree: Any, before: _Path, parts: Sequence[str], value: Any) -> Any:
     part, *rest = parts
     key = ".".join([*before, *parts])
-    if isinstance(tree, str) and place_of_thing(before):
+    if isinstance(tree, str) and location_of_entry(before):
         # A bare name is shorthand for a table with this `kind`.
         tree = {"kind": tree}
     if not isinstance(tree, dict | list):

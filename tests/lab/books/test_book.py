@@ -253,9 +253,9 @@ def test_invalid_measure_is_rejected(tmp_path, old, new, message):
 
 
 def test_remaining_keys_of_a_measure_are_settings():
-    (asked,) = read_book(TINY).item("own").measured
-    assert (asked.kind, asked.studies, asked.basis) == ("mine.py:least", ("study",), "published")
-    assert asked.settings == {"metric": "one_step_error"}
+    (request,) = read_book(TINY).item("own").measured
+    assert (request.kind, request.studies, request.basis) == ("mine.py:least", ("study",), "published")
+    assert request.settings == {"metric": "one_step_error"}
 
 
 @pytest.fixture

@@ -134,7 +134,7 @@ PHASES = [
 
 
 @pytest.fixture(scope="session")
-def lanes(tmp_path_factory, go, study):
+def runs(tmp_path_factory, go, study):
     """Return a run of all kinds of descent over all kinds of numbers, vmapped in one program."""
     axes = {
         "data.vocab_size": [7, 40, 12],

@@ -79,7 +79,7 @@ def looked_at(monkeypatch):
     """Let the holder of a lock renew it whenever another process reads it."""
 
     def held_by(holder):
-        clock = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: holder.beat()})
+        clock = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: holder.send_heartbeat()})
         monkeypatch.setattr(lock, "time", clock)
 
     return held_by
@@ -259,12 +259,12 @@ def test_a_lost_lock_is_never_reacquired(place, elsewhere, soon, tmp_path):
     first.take(print)
     second.take(print)
     with pytest.raises(objects.Changed):
-        first.beat()
+        first.send_heartbeat()
     first._lose()
     assert first.is_lost
     with pytest.raises(objects.Changed, match="taken over by process"):
-        first.beat()
-    second.beat()
+        first.send_heartbeat()
+    second.send_heartbeat()
 
 
 def named(folder):

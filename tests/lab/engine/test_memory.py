@@ -19,9 +19,9 @@ def first(study):
 def test_fit_interpolates_memory_linearly():
     asked = []
 
-    def peak(lanes):
-        asked.append(lanes)
-        return 100 + 10 * lanes
+    def peak(runs):
+        asked.append(runs)
+        return 100 + 10 * runs
 
     assert memory.fit(peak, 50, 1000)[0] == 50
     assert asked == [50]

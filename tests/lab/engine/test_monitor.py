@@ -181,9 +181,9 @@ def test_resources_of_earlier_processes_are_added():
     stopped = {"wall_time_s": 50.0, "peak_memory_mib": None}
     killed = {"wall_time_s": 70.0, "peak_memory_mib": 1e6}
 
-    def spent(*earlier):
-        return RunMonitor(Reporter(quiet=True), lambda entry, series: None, earlier=earlier).spent()
+    def resource_usage(*earlier):
+        return RunMonitor(Reporter(quiet=True), lambda entry, series: None, earlier=earlier).resource_usage()
 
-    assert 70 <= spent(stopped, killed)["wall_time_s"] < 71
-    assert spent(stopped, killed)["peak_memory_mib"] == 1e6
-    assert 50 <= spent(stopped, {})["wall_time_s"] < 51
+    assert 70 <= resource_usage(stopped, killed)["wall_time_s"] < 71
+    assert resource_usage(stopped, killed)["peak_memory_mib"] == 1e6
+    assert 50 <= resource_usage(stopped, {})["wall_time_s"] < 51

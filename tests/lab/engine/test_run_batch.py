@@ -109,7 +109,7 @@ def test_batch_resumes_on_a_different_number_of_devices(tmp_path, monkeypatch, g
     """The run starts with an odd number of cores and resumes with another number."""
     wanted = study(seeds=3)
     with monkeypatch.context() as patch:
-        patch.setattr(run.devices, "pad_to_devices", lambda lanes, shared: [*lanes, lanes[-1]])
+        patch.setattr(run.devices, "pad_to_devices", lambda runs, shared: [*runs, runs[-1]])
         stop(tmp_path / "other", wanted, 4)
     assert run_log.latest(tmp_path / "other")[-1]["phase"] == "query"
     assert not go(tmp_path / "other", wanted)[0].errors

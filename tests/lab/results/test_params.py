@@ -32,7 +32,7 @@ GONE = "cells-00000-00001-seeds-00008-00008"
 HASHES = ["a" * 16, "b" * 16]
 
 
-def lanes(name, shape, phase):
+def runs(name, shape, phase):
     """A folder with five vmapped runs, one of them padded; each number encodes run, name and phase."""
     size = int(np.prod(shape))
     start = 1000 * "Epv".index(name) + 10_000 * phase
@@ -62,8 +62,8 @@ def folder(write, rewrite, tmp_path_factory):
     shapes = {"E": (PADDED, DIM), "p": (DIM,), "v": (DIM,)}
     state = {
         # Restored trees are sorted by name; "embed" and "joint" are already in that order.
-        "embed": {name: lanes(name, s, 0).reshape(5, *s) for name, s in shapes.items()},
-        "joint": {name: lanes(name, shapes[name], 1).reshape(5, *shapes[name]) for name in "p"},
+        "embed": {name: runs(name, s, 0).reshape(5, *s) for name, s in shapes.items()},
+        "joint": {name: runs(name, shapes[name], 1).reshape(5, *shapes[name]) for name in "p"},
     }
     (folder / "parts").mkdir()
     for batch in (BATCH, BEGUN):
@@ -78,7 +78,7 @@ def folder(write, rewrite, tmp_path_factory):
 @pytest.mark.parametrize(("cell", "seed", "lane"), [(0, 2, 0), (0, 3, 1), (1, 2, 2), (1, 3, 3)])
 def test_parameters_are_cut_to_the_vocabulary_of_the_run(folder, cell, seed, lane):
     found = load(folder).params(cell=cell, seed=seed)
-    E, p, v = lanes("E", (PADDED, DIM), 0), lanes("p", (DIM,), 1), lanes("v", (DIM,), 0)
+    E, p, v = runs("E", (PADDED, DIM), 0), runs("p", (DIM,), 1), runs("v", (DIM,), 0)
     np.testing.assert_array_equal(found.E, E[lane].reshape(PADDED, DIM)[: SIZES[cell]])
     np.testing.assert_array_equal(found.p, p[lane])
     np.testing.assert_array_equal(found.v, v[lane])
@@ -87,16 +87,16 @@ def test_parameters_are_cut_to_the_vocabulary_of_the_run(folder, cell, seed, lan
 
 def test_parameters_after_an_earlier_phase_are_restored(folder):
     results = load(folder)
-    np.testing.assert_array_equal(results.params(phase="embed").p, lanes("p", (DIM,), 0)[0])
-    np.testing.assert_array_equal(results.params(phase="joint").p, lanes("p", (DIM,), 1)[0])
-    np.testing.assert_array_equal(results.choose(phases=["joint"]).params().p, lanes("p", (DIM,), 1)[0])
+    np.testing.assert_array_equal(results.params(phase="embed").p, runs("p", (DIM,), 0)[0])
+    np.testing.assert_array_equal(results.params(phase="joint").p, runs("p", (DIM,), 1)[0])
+    np.testing.assert_array_equal(results.choose(phases=["joint"]).params().p, runs("p", (DIM,), 1)[0])
 
 
 def test_phases_are_in_run_order_not_alphabetical(folder, configured):
     results = load(folder)
     turned = configured(results, phases=results.manifest["config"]["phases"][::-1])
     renamed = dataclasses.replace(turned, records=results.records.iloc[::-1])
-    np.testing.assert_array_equal(renamed.params().p, lanes("p", (DIM,), 0)[0])
+    np.testing.assert_array_equal(renamed.params().p, runs("p", (DIM,), 0)[0])
 
 
 def test_parameters_have_the_type_of_the_given_model(folder):
@@ -107,7 +107,7 @@ def test_parameters_have_the_type_of_the_given_model(folder):
     found = load(folder).params(cell=0, seed=3, model=Model())
     assert isinstance(found, ja.models.one_layer.Params)
     assert found.E.shape == (3, DIM)
-    np.testing.assert_array_equal(found.p, lanes("p", (DIM,), 1)[1])
+    np.testing.assert_array_equal(found.p, runs("p", (DIM,), 1)[1])
 
     class Wider(Model):
         def init(self, key, like, *, dtype):

@@ -71,10 +71,10 @@ def test_tables_identify_the_seeds_of_a_batch_without_a_name(folder):
     without_name(folder, ONE)
     state, tables = batch_state.read_with_tables(folder, ONE)
     assert set(tables["records"]["seed"]) == {4, 5}
-    batch_state.check_lanes(folder, ONE, state)
+    batch_state.check_cells_and_seeds(folder, ONE, state)
     renamed(folder, ONE, OTHER)
     state = batch_state.read_state(folder, OTHER)
-    for ask in (batch_state.read_with_tables, lambda *of: batch_state.check_lanes(*of, state)):
+    for ask in (batch_state.read_with_tables, lambda *of: batch_state.check_cells_and_seeds(*of, state)):
         with pytest.raises(Misplaced, match=rf"{OTHER}\.records\..*: is the table of another batch"):
             ask(folder, OTHER)
 
