@@ -41,7 +41,7 @@ from jaxattn.models.one_layer import OneLayer
 from jaxattn.models.two_layer import TwoLayer
 
 # Maximum size of a report file in bytes; a typical one is a few kilobytes.
-MOST_BYTES = 2**24
+MAX_BYTES = 2**24
 # Sizes of the IMDB data set with a vocabulary of words that occur at least 45 times.
 REVIEWS = {"sequences": 25_000, "vocab_size": 7_813}
 
@@ -290,7 +290,7 @@ def read(path: Path) -> Report:
         InputError: the file does not exist, or is not a report.
     """
     try:
-        content = files.read_file(path, None, most=MOST_BYTES)
+        content = files.read_file(path, None, most=MAX_BYTES)
         return msgspec.json.decode(content, type=Report)
     except files.Damaged as error:
         raise InputError(f"{error}; give a file that bench.py --out wrote") from None

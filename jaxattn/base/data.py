@@ -123,16 +123,16 @@ class Splits(Brief):
     validation: Leaf = None
     task_key: Leaf = None
 
-    def sampled(self, most: int | None) -> "Splits":
-        """Return at most `most` evenly spaced examples from each split, or all examples if `most` is None.
+    def sampled(self, maximum: int | None) -> "Splits":
+        """Return at most `maximum` evenly spaced examples per split, or all examples if `maximum` is None.
 
         Token statistics are not recomputed: they still describe all training data.
         """
 
         def some(corpus: Any) -> Any:
-            if corpus is None or most is None or corpus.num_examples <= most:
+            if corpus is None or maximum is None or corpus.num_examples <= maximum:
                 return corpus
-            return corpus.take(jnp.asarray(np.arange(most) * corpus.num_examples // most, jnp.int32))
+            return corpus.take(jnp.asarray(np.arange(maximum) * corpus.num_examples // maximum, jnp.int32))
 
         train, test, validation = map(some, (self.train, self.test, self.validation))
         return dataclasses.replace(self, train=train, test=test, validation=validation)

@@ -9,9 +9,9 @@ import msgspec
 _T = TypeVar("_T")
 
 # All programs use 32-bit integers for sizes and indices.
-MOST = 2**31 - 1
-PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+MAX_INT = 2**31 - 1
+PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]

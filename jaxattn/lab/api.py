@@ -12,7 +12,7 @@ import msgspec
 import pandas as pd
 
 from jaxattn.core.errors import InputError, RunError, counted
-from jaxattn.core.settings import MOST
+from jaxattn.core.settings import MAX_INT
 from jaxattn.data.splits import Splits
 from jaxattn.lab.probes.standard import Probes
 from jaxattn.lab.results.load import Results, load
@@ -242,8 +242,8 @@ class Study(Definition):
 
         if not 0 <= cell < len(self.cells):
             raise InputError(f"cell {cell}: the study has cells 0 to {len(self.cells) - 1}")
-        if not 0 <= seed <= MOST:
-            raise InputError(f"seed {seed}: seeds must be integers from 0 to {MOST:,}")
+        if not 0 <= seed <= MAX_INT:
+            raise InputError(f"seed {seed}: seeds must be integers from 0 to {MAX_INT:,}")
         setting = self.cells[cell].setting
         swept = swept_settings(each.settings for each in self.cells)
         return seed_dataset(setting.data, seed, self.dtype, swept, hold=setting.hold).splits
@@ -342,7 +342,7 @@ def _probes(probes: Any, names: ImportPaths) -> Any:
     return values | {"own": [describe(probe, registry.PROBE, names) for probe in own]}
 
 
-def _listed(things: Any, place: str) -> Sequence[Any]:
-    if not isinstance(things, list | tuple):
-        raise InputError(f"{place}: expected a list, got {things!r:.60}; enclose it in brackets")
-    return things
+def _listed(items: Any, location: str) -> Sequence[Any]:
+    if not isinstance(items, list | tuple):
+        raise InputError(f"{location}: expected a list, got {items!r:.60}; enclose it in brackets")
+    return items

@@ -201,7 +201,7 @@ def certify_max_margin(
         iterations: number of solver iterations, copied to the result.
 
     Returns:
-        The certificate. Its `status` is SOLVED, LOOSE, INFEASIBLE or UNDECIDED, or NOTHING if no pair has a
+        The certificate. Its `status` is SOLVED, LOOSE, INFEASIBLE or UNDECIDED, or NO_PAIRS if no pair has a
         positive required margin.
 
     Raises:

@@ -27,7 +27,7 @@ from jaxattn.theory.normalised import solve_normalised
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 
 # Maximum number of entries of the difference matrix for which the normalised problem is also tried.
-_MOST_NORMALISED = 10_000_000
+_MAX_NORMALISED = 10_000_000
 
 
 class _Problem(NamedTuple):
@@ -55,7 +55,7 @@ class _Problem(NamedTuple):
         found = active_set(self.rows, better, worse, required, **limits)
         solution = _conclude(self, found, tolerance=tolerance)
         decided = solution.status in (Status.SOLVED, Status.INFEASIBLE)
-        if decided or len(required) * self.E.shape[1] > _MOST_NORMALISED:
+        if decided or len(required) * self.E.shape[1] > _MAX_NORMALISED:
             return solution
         other = _conclude(self, *solve_normalised(self.E, self.constraints), tolerance=tolerance)
         is_better = (other.feasible, -other.duality_gap) > (solution.feasible, -solution.duality_gap)

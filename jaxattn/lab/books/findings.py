@@ -147,16 +147,18 @@ def load_measure(measure: Measure, item: Item) -> Callable[..., Measured]:
         UserCodeError: the measure's code raised an exception on import.
     """
     kind = measure.kind
-    place = f"{item.folder / 'item.toml'}: measures"
+    location = f"{item.folder / 'item.toml'}: measures"
     if kind not in _KINDS and ":" not in kind:
-        raise InputError(f"{place}: unknown kind {kind!r}; use one of {', '.join(_KINDS)}, or mine.py:NAME")
+        raise InputError(
+            f"{location}: unknown kind {kind!r}; use one of {', '.join(_KINDS)}, or mine.py:NAME"
+        )
     function = _function(kind, item)
     parameters = inspect.signature(function)
     try:
         parameters.bind(*measure.studies, item, **measure.settings)
     except TypeError as error:
         takes = f"its parameters are {parameters}, with the runs of its studies first"
-        raise InputError(f"{place}: {kind}: {error}; {takes}") from None
+        raise InputError(f"{location}: {kind}: {error}; {takes}") from None
     return lambda *runs: function(*runs, item, **measure.settings)
 
 

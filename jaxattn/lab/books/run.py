@@ -89,21 +89,21 @@ def reproduce(
     wanted = _without_other_books(wanted, request, reporter)
     if request.data_dir is None:
         wanted = _without_data(book, wanted, kept if request.only else {}, reporter)
-    place = Place(out, request.scale, request.overrides)
+    location = Place(out, request.scale, request.overrides)
     for item, measures in wanted:
         for measure in measures:
             load_measure(measure, item)
             check_names(measure, item, _expected(item, measure, request, kept[item.name]))
-    failed = _run(wanted, request, place, command=command, reporter=reporter, max_memory=max_memory)
+    failed = _run(wanted, request, location, command=command, reporter=reporter, max_memory=max_memory)
     if len(failed) == len(wanted) and failed and not any(section.ran for section in kept.values()):
         raise RunError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
-    return page.write_book_page(book, place, failed=failed)
+    return page.write_book_page(book, location, failed=failed)
 
 
 def _run(
     wanted: Wanted,
     request: Request,
-    place: Place,
+    location: Place,
     *,
     command: str,
     reporter: Reporter,
@@ -112,14 +112,14 @@ def _run(
     jobs: dict[Path, list[tuple[Item, str]]] = {}
     for item, measures in wanted:
         for name in dict.fromkeys(name for measure in measures for name in measure.studies):
-            jobs.setdefault(place.run(item, name), []).append((item, name))
+            jobs.setdefault(location.run(item, name), []).append((item, name))
     failed: dict[str, str] = {}
     for number, (folder, users) in enumerate(jobs.items(), 1):
         reporter.note(f"{number} of {len(jobs)}: {folder.name}")
         try:
             study = _study(users, request)
             outcome = engine.run_study(
-                study, inside(folder, place.out), command=command, reporter=reporter, max_memory=max_memory
+                study, inside(folder, location.out), command=command, reporter=reporter, max_memory=max_memory
             )
             reason = outcome.errors[0]["reason"] if outcome.errors else ""
         except (InputError, RunError) as error:

@@ -124,8 +124,8 @@ def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
     count: Counter[tuple[int, str]] = Counter()
     shown = []
     for failure in failures:
-        count[place := (failure["cell"], failure["phase"])] += 1
-        if count[place] <= OF_A_PLACE:
+        count[location := (failure["cell"], failure["phase"])] += 1
+        if count[location] <= OF_A_PLACE:
             shown.append(failure)
     for failure in shown[:_FAILURES]:
         where = "{reason} in cell {cell}, seed {seed}, phase {phase}, step {step}".format(**failure)

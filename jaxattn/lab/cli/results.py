@@ -161,7 +161,7 @@ def diagnose(
     from jaxattn.lab.engine.progress import Reporter
 
     require_local_folder(out)
-    E, p, v = (read_array(place) for place in (embedding, query, head))
+    E, p, v = (read_array(location) for location in (embedding, query, head))
     with Reporter(quiet) as reporter:
         labelled, tokens = diagnosis.read_corpus(
             corpus, overrides=overrides, vocabulary=vocabulary, seed=seed, progress=reporter.loading
@@ -324,7 +324,7 @@ def reproduce(
         if len(lacking):
             print_table("Missing before publication", lacking)
         return int(len(lacking) > 0)
-    if seeds and seeds > 1 and items.promises and (few := reading.too_few(seeds)):
+    if seeds and seeds > 1 and items.has_promised_findings and (few := reading.too_few(seeds)):
         print_line(f"jaxattn: {few}", err=True)
     command = shlex.join(["jaxattn", *sys.argv[1:]])
     with Reporter(quiet) as reporter, stoppable(command):

@@ -91,8 +91,8 @@ def _loss(cell: int, lines: list[dict[str, Any]]) -> str:
     places = [(line["phase"], line["step"]) for line in lines]
     found = [
         loss
-        for line, place in zip(lines, places, strict=True)
-        if place == places[-1]
+        for line, location in zip(lines, places, strict=True)
+        if location == places[-1]
         for loss in line["losses"].get(str(cell), [])
     ]
     return f"{statistics.median(found):.4g}" if found else ""

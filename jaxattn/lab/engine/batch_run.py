@@ -207,7 +207,7 @@ class _BatchRun(NamedTuple):
         if (found := self.folder.restore(self.batch.name, saved, wanted)) is None:
             return None
         runs = jax.tree.leaves(shapes)[0].shape[0]
-        found = devices.repad(found, len(self.batch.runs), runs)
+        found = devices.adjust_padding(found, len(self.batch.runs), runs)
         earlier = [phase.name for phase in self.batch.group.setting.phases[:index]]
         self.kept.update({name: found["state"]["kept"][name] for name in earlier})
         carried = devices.put(found["state"]["carried"], self.loaded.shared)

@@ -16,7 +16,7 @@ from jaxattn.lab.study.groups import CompileGroup, compile_groups
 from jaxattn.lab.study.setting import Cell
 
 # Maximum number of batches; each batch is stored in separate files.
-MOST_BATCHES = 100_000
+MAX_BATCHES = 100_000
 
 
 class Batch(NamedTuple):
@@ -78,7 +78,7 @@ def cut_batches(
     max_memory: int | None,
     shards: int = 1,
     raising: frozenset[int] = frozenset(),
-    progress: Callable[[str, float], None] = lambda description, share: None,
+    progress: Callable[[str, float], None] = lambda description, fraction: None,
 ) -> tuple[list[int], list[Batch]]:
     """Split a study into batches; return the number of runs per batch for each group, and the batches.
 
@@ -147,26 +147,26 @@ def cut(
     """
     batches: list[Batch] = []
     for group, width, old in zip(groups, widths, _existing_batches(groups, known), strict=True):
-        new = itertools.islice(_cut_new(group, old, seeds, width), MOST_BATCHES + 1)
+        new = itertools.islice(_cut_new(group, old, seeds, width), MAX_BATCHES + 1)
         batches += sorted([*old, *new], key=lambda batch: (batch.cells[0].number, batch.seeds.start))
-        if len(batches) > MOST_BATCHES:
+        if len(batches) > MAX_BATCHES:
             raise InputError(
                 f"chunk: {len(group.cells):,} cells × {len(seeds):,} seeds in batches of {width:,} need "
-                f"more than {MOST_BATCHES:,} batches; increase chunk or --max-memory, or sweep fewer "
+                f"more than {MAX_BATCHES:,} batches; increase chunk or --max-memory, or sweep fewer "
                 "settings"
             )
     return batches
 
 
 def _existing_batches(groups: Sequence[CompileGroup], known: Sequence[str]) -> list[list[Batch]]:
-    place = {
+    location = {
         cell.number: (k, index) for k, group in enumerate(groups) for index, cell in enumerate(group.cells)
     }
     old: list[list[Batch]] = [[] for _ in groups]
     for between, seeds in map(spans, known):
         # File names are untrusted and may contain an empty range.
-        if between and seeds and between.start in place:
-            k, index = place[between.start]
+        if between and seeds and between.start in location:
+            k, index = location[between.start]
             end = bisect.bisect_left(groups[k].cells, between.stop, key=lambda cell: cell.number)
             old[k].append(Batch(groups[k], groups[k].cells[index:end], seeds))
     return old

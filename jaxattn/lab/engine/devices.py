@@ -186,7 +186,7 @@ def pad_to_devices(runs: Sequence[Any], shared: bool) -> list[Any]:
     return [*runs, *[runs[-1]] * (used * each - len(runs))]
 
 
-def repad(tree: Any, runs: int, padded: int) -> Any:
+def adjust_padding(tree: Any, runs: int, padded: int) -> Any:
     """Pad vmapped runs for the current devices, replacing the padding for the previous devices.
 
     `runs` is the number of runs without padding, and `padded` the number of runs with padding for the

@@ -31,7 +31,7 @@ _THREADS = 4
 class Program(NamedTuple):
     """Compiled functions for one phase. All arrays except shared corpora have a leading axis of vmapped runs.
 
-    `carried` is the state of the phase; `hyperparameters` are the numeric settings that may differ between runs.
+    `carried` is the state of the phase; `hyperparameters` are the numeric settings that can differ by run.
 
     Attributes:
         phase: the phase.
@@ -68,21 +68,21 @@ class Shaped(NamedTuple):
 
     Attributes:
         phase: index of the phase; None for programs that run before the first phase.
-        place: names of the phase and the program, such as "query.advance"; "draw" or "start" before the first
-            phase.
+        location: names of the phase and the program, such as "query.advance"; "draw" or "start" before
+            the first phase.
         lifted: the lifted function.
         arguments: shapes of its arguments.
     """
 
     phase: int | None
-    place: str
+    location: str
     lifted: Lifted
     arguments: tuple[Any, ...]
 
     @property
     def name(self) -> str:
         """Name of the program within the phase."""
-        return self.place.rpartition(".")[2]
+        return self.location.rpartition(".")[2]
 
 
 class Programs:
@@ -264,7 +264,7 @@ def programs(setting: Setting) -> Programs:
     except _UserCode:
         return Programs(setting)
     if key not in _KNOWN:
-        if len(_KNOWN) == MOST_KNOWN:
+        if len(_KNOWN) == MAX_KNOWN:
             del _KNOWN[next(iter(_KNOWN))]
             # Collect garbage now: programs are part of reference cycles and hold memory maps, and a process
             # is limited to 65,530 maps.
@@ -274,7 +274,7 @@ def programs(setting: Setting) -> Programs:
 
 
 _KNOWN: dict[Hashable, Programs] = {}
-MOST_KNOWN = 8
+MAX_KNOWN = 8
 
 
 class _UserCode(Exception):

@@ -62,14 +62,14 @@ def fitting_width(
     return min(each * used, runs)
 
 
-def fit(peak: Callable[[int], int | float], most: int, budget: int | float) -> tuple[int, float]:
+def fit(peak: Callable[[int], int | float], maximum: int, budget: int | float) -> tuple[int, float]:
     """Return how many vmapped runs fit on a device (0 if none), and the memory of the last program tried.
 
     `peak` compiles for a number of runs and returns the memory in bytes, or infinity if compilation fails.
-    The search starts at `most` runs, halves the number until the runs fit, and then interpolates between the
-    last two results.
+    The search starts at `maximum` runs, halves the number until the runs fit, and then interpolates between
+    the last two results.
     """
-    runs, needed = most, float(peak(most))
+    runs, needed = maximum, float(peak(maximum))
     more, needed_by_more = 0, 0.0
     while needed > budget and runs > 1:
         more, needed_by_more = runs, needed

@@ -42,7 +42,7 @@ def plan_study(
     max_memory: int | None = None,
     *,
     quick: bool = False,
-    progress: Callable[[str, float], None] = lambda description, share: None,
+    progress: Callable[[str, float], None] = lambda description, fraction: None,
 ) -> tuple[list[pd.DataFrame], str]:
     """Plan a study; return tables of its cells and groups, and a sentence with the totals.
 
@@ -135,10 +135,10 @@ def check_metrics(study: Definition, asked: Mapping[str, str]) -> None:
             for name, size in _shapes(*metrics).items():
                 known |= {f"{name}_{k:02d}" for k in range(size[0])} if size else {name}
             known |= set(_named(setting, task, phase, known))
-    for place, metric in asked.items():
+    for location, metric in asked.items():
         if metric not in known and not raising:
             near = nearest(metric, sorted(known))
-            raise InputError(f"{place}: {metric!r} is not measured by the study{near}")
+            raise InputError(f"{location}: {metric!r} is not measured by the study{near}")
 
 
 _Measured = tuple[dict[int, dict[str, Any]], dict[str, Any]]

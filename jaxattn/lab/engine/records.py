@@ -53,8 +53,8 @@ class Records:
         failed_at = np.where((failed_at < 0) & ~np.isfinite(losses), step, failed_at)
         for (cell, seed), at in zip(runs, failed_at, strict=True):
             if at >= 0 and (cell.number, seed) not in before:
-                place = {"cell": cell.number, "seed": seed, "phase": phase.name, "step": int(at)}
-                self.failures.append(place | {"reason": phase.failure})
+                location = {"cell": cell.number, "seed": seed, "phase": phase.name, "step": int(at)}
+                self.failures.append(location | {"reason": phase.failure})
 
     def so_far(self) -> dict[str, pd.DataFrame]:
         """Return the tables of all measurements so far."""

@@ -14,7 +14,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import strays
 from jaxattn.lab.engine.manifest import code_changes, differences
 from jaxattn.lab.storage import batch_state, checkpoints, files, lock, manifest, provenance, run_log
-from jaxattn.lab.storage.batch_state import TABLES, BatchState, Provenance
+from jaxattn.lab.storage.batch_state import TABLES, BatchOrigin, BatchState
 from jaxattn.lab.storage.bucket import OWN, Bucket
 from jaxattn.lab.storage.files import Damaged
 from jaxattn.lab.storage.objects import is_address
@@ -235,8 +235,8 @@ class Store:
             if saved is None or not saved.finished:
                 return False
             for name, sha256 in saved.tables.items():
-                place = batch_state.table_path(self.directory, batch, name, sha256)
-                files.check_file(place, self.directory, sha256)
+                location = batch_state.table_path(self.directory, batch, name, sha256)
+                files.check_file(location, self.directory, sha256)
             if saved.batch is None:
                 batch_state.check_cells_and_seeds(self.directory, batch, saved)
         except Damaged as error:
@@ -308,7 +308,7 @@ class Store:
                 writing = pool.submit(self._write_tables, batch, tables)
                 checkpoint = checkpoints.save(folder, arrays)
                 digests = writing.result()
-            by = Provenance(dict(cells), self._code, provenance.installed())
+            by = BatchOrigin(dict(cells), self._code, provenance.installed())
             saved = BatchState(
                 finished, phase, step, failures, digests, checkpoint, by, batch, resumable, before
             )
@@ -328,8 +328,8 @@ class Store:
         for name, table in tables().items():
             content = _parquet(table)
             digests[name] = files.digest(content)
-            place = batch_state.table_path(self.directory, batch, name, digests[name])
-            files.write_file(place, content, self.directory)
+            location = batch_state.table_path(self.directory, batch, name, digests[name])
+            files.write_file(location, content, self.directory)
         return digests
 
     def _drop_others(self, batch: str, saved: BatchState) -> None:
@@ -415,8 +415,8 @@ class Store:
             ]
             if len(parts) == 1:
                 ((batch, saved),) = found.items()
-                place = batch_state.table_path(self.directory, batch, name, saved.tables[name])
-                content = files.read_file(place, self.directory, saved.tables[name])
+                location = batch_state.table_path(self.directory, batch, name, saved.tables[name])
+                content = files.read_file(location, self.directory, saved.tables[name])
             else:
                 content = _parquet(pd.concat(parts, ignore_index=True))
             path = self.directory / f"{name}.parquet"

@@ -13,8 +13,8 @@ def find_strays(directory: Path, known: Mapping[str, Any] | None, requested: Ite
     """Return the batches in a folder that do not belong to the folder's run, each with the reason.
 
     The manifest lists the batches of the run. An unlisted batch belongs to the run if it is intact, matches
-    its file name, has only seeds from the manifest or from `requested`, and has no (cell, seed) pair in common
-    with another batch. Without a manifest (`known` is None), all seeds and damaged batches
+    its file name, has only seeds from the manifest or from `requested`, and has no (cell, seed) pair in
+    common with another batch. Without a manifest (`known` is None), all seeds and damaged batches
     are accepted.
     """
     cells: dict[str, list[int]] = {}
@@ -26,9 +26,9 @@ def find_strays(directory: Path, known: Mapping[str, Any] | None, requested: Ite
     for batch in batch_state.batches(directory):
         if batch in planned:
             continue
-        place, (between, own) = batch_state.path(directory, batch), batch_state.spans(batch)
+        location, (between, own) = batch_state.path(directory, batch), batch_state.spans(batch)
         if seeds is not None and not seeds.issuperset(own):
-            found[batch] = f"{place}: has seeds that were not requested"
+            found[batch] = f"{location}: has seeds that were not requested"
             continue
         try:
             if (saved := batch_state.read_state(directory, batch)) is None:
@@ -45,6 +45,8 @@ def find_strays(directory: Path, known: Mapping[str, Any] | None, requested: Ite
     while both := batch_state.overlaps(cells):
         for first, second in both:
             stray, other = (second, first) if second not in planned else (first, second)
-            found[stray] = f"{batch_state.path(directory, stray)}: has seeds that are also in {other}"
+            found[stray] = (
+                f"{batch_state.path(directory, stray)}: contains (cell, seed) pairs that are also in {other}"
+            )
             cells.pop(stray, None)
     return found

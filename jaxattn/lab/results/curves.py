@@ -27,7 +27,7 @@ from jaxattn.lab.results.statistics import aggregate, geometric_words
 from jaxattn.lab.results.style import FIGURE_WIDTH, INK, SOFT, colours, legend_below, style
 
 PANELS = ("loss", "accuracy", "p_norm", "log_gradient_norm", "important_mass")
-_MOST_CELLS = 12
+_MAX_CELLS = 12
 
 
 def curves(
@@ -70,7 +70,7 @@ def curves(
     axes = {name: x or _axis(records, name) for name in phases}
     panels = _panels(records, metrics)
     every = [int(cell["cell"]) for cell in results.manifest["cells"]]
-    chosen = evenly_spaced(every, _MOST_CELLS) if cells is None else list(cells)
+    chosen = evenly_spaced(every, _MAX_CELLS) if cells is None else list(cells)
     labels = [settings_label(results.settings(cell))[:LONGEST_LABEL] or f"cell {cell}" for cell in chosen]
     drawn = [metric for panel in panels.values() for metric in panel]
     wanted = (
@@ -180,9 +180,9 @@ def _against(x: str, table: pd.DataFrame, drawn: Sequence[str]) -> pd.DataFrame:
     shown = table[table["metric"].isin(drawn)]
     if x == "step":
         return shown.assign(x=shown["step"])
-    place = [key for key in ("cell", "phase", "seed", "step") if key in table]
-    means = table[(table["metric"] == x) & (table["n"] > 0)].set_index(place)["mean"].rename("x")
-    return shown.join(means, on=place, how="inner")
+    location = [key for key in ("cell", "phase", "seed", "step") if key in table]
+    means = table[(table["metric"] == x) & (table["n"] > 0)].set_index(location)["mean"].rename("x")
+    return shown.join(means, on=location, how="inner")
 
 
 def _of_seeds(records: pd.DataFrame, x: str, drawn: Sequence[str], phase: str) -> pd.DataFrame:

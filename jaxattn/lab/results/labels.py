@@ -166,10 +166,10 @@ def settings_label(settings: Mapping[str, Any]) -> str:
     )
 
 
-def evenly_spaced(things: Sequence[int], most: int) -> list[int]:
-    """Return at most `most` evenly spaced entries, including the first and the last entry."""
-    places = np.linspace(0, len(things) - 1, min(len(things), most)).round().astype(int)
-    return [things[place] for place in places]
+def evenly_spaced(items: Sequence[int], maximum: int) -> list[int]:
+    """Return at most `maximum` evenly spaced entries, including the first and the last entry."""
+    places = np.linspace(0, len(items) - 1, min(len(items), maximum)).round().astype(int)
+    return [items[location] for location in places]
 
 
 NOT_HELD = "no random numbers are held"

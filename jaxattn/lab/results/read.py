@@ -13,7 +13,7 @@ from jaxattn.lab.storage import batch_state, files, manifest
 from jaxattn.lab.storage import tables as parquet
 from jaxattn.lab.storage.batch_state import BatchState
 from jaxattn.lab.storage.files import Damaged
-from jaxattn.lab.storage.manifest import again, fixing
+from jaxattn.lab.storage.manifest import fixing, resume_remedy
 from jaxattn.lab.storage.tables import CELL_AND_SEED
 
 RECORD_COLUMNS = ("cell", "seed", "phase", "step", "metric", "value")
@@ -55,7 +55,7 @@ def read_results(directory: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.Data
             known |= {"status": status, "failures": failures}
         records, tokens = (_joined(tables[name], name, directory, known) for name in _COLUMNS)
     if records.empty:
-        raise InputError(f"{directory}: has no measurements yet; {again(directory)}")
+        raise InputError(f"{directory}: has no measurements yet; {resume_remedy(directory)}")
     return known, _without_failures(records, known), tokens
 
 
@@ -138,8 +138,8 @@ def _without_failures(records: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.
     for failure in manifest["failures"]:
         lane = failure["cell"], failure["seed"]
         if failure["phase"] in order and failure["seed"] in seeds:
-            place = order[failure["phase"]], failure["step"]
-            first[lane] = min(place, first.get(lane, place))
+            location = order[failure["phase"]], failure["step"]
+            first[lane] = min(location, first.get(lane, location))
     if not first:
         return records
     rows = [(*lane, after, float(step)) for lane, (after, step) in first.items()]
@@ -165,7 +165,7 @@ def verify(directory: Path, progress: Callable[[str, float], None] = lambda name
     """
     found: list[str] = []
     known: Mapping[str, Any] | None = None
-    fix = again(directory)
+    fix = resume_remedy(directory)
     try:
         known = manifest.read_manifest(directory)
     except Damaged as error:

@@ -36,14 +36,14 @@ _TRIES = 5
 class Bucket:
     """Results folder in a bucket, with a local copy."""
 
-    def __init__(self, place: str | Path, role: str = "run") -> None:
+    def __init__(self, location: str | Path, role: str = "run") -> None:
         """Store the address. `role` is "run" for a run, or "read" for a reader.
 
         Raises:
             InputError: the address is invalid, obstore is not installed, or there are no credentials.
         """
-        self.objects = Objects(place)
-        self.address, self.folder = self.objects.address, local_path(place, role)
+        self.objects = Objects(location)
+        self.address, self.folder = self.objects.address, local_path(location, role)
         self.listed: dict[str, Entry] = {}
         self._sent_log = 0
         self._broken: RunError | None = None
@@ -263,13 +263,13 @@ class Bucket:
 
     def _clean(self, kept: set[str]) -> None:
         for top in (manifest.MANIFEST, run_log.RUN_LOG, *MERGED, *_PARTS, *REPORT):
-            place = self.folder / top
-            for path in [place, *place.rglob("*")] if place.exists() else []:
+            location = self.folder / top
+            for path in [location, *location.rglob("*")] if location.exists() else []:
                 if path.is_file() and path.relative_to(self.folder).as_posix() not in kept:
                     path.unlink()
-        for place in (self.folder / "checkpoints").glob("*/*"):
-            if not any(path.is_file() for path in place.rglob("*")):
-                shutil.rmtree(place)
+        for location in (self.folder / "checkpoints").glob("*/*"):
+            if not any(path.is_file() for path in location.rglob("*")):
+                shutil.rmtree(location)
 
     def _each(self, function: Callable[[str], Any], names: list[str]) -> list[Any]:
         if len(names) < 2:

@@ -63,7 +63,7 @@ class Concept(Generic[C]):
 
     Attributes:
         name: name with an article, such as "a model".
-        place: key in a sweep file.
+        location: key in a sweep file.
         known: built-in classes by short name.
         bases: base classes, each with the attributes that a derived class must define.
         of_function: function that builds a class from a function and its `kind`; None if only classes are
@@ -74,7 +74,7 @@ class Concept(Generic[C]):
     """
 
     name: str
-    place: str
+    location: str
     known: Mapping[str, type[C]]
     bases: Mapping[type[C], tuple[str, ...]]
     of_function: Callable[..., type[C]] | None = None
@@ -113,13 +113,13 @@ def _call(base: type, name: str) -> str:
     return f"{name}{inspect.Signature(needed)}"
 
 
-def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tuple[C, Table]:
+def make(concept: Concept[C], table: Any, location: str, names: ImportPaths) -> tuple[C, Table]:
     """Create an instance from a table; return it with the complete table, which includes defaults.
 
     Args:
         concept: component type of the table.
         table: table with the kind and settings, or the kind alone.
-        place: key of the table in the sweep file, for messages.
+        location: key of the table in the sweep file, for messages.
         names: resolver for import paths.
 
     Raises:
@@ -127,15 +127,15 @@ def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tup
         UserCodeError: custom code raised an exception.
     """
     if not isinstance(table, str | dict):
-        raise InputError(f"{place}: expected a table or a name, got {table!r:.60}")
+        raise InputError(f"{location}: expected a table or a name, got {table!r:.60}")
     rest = {"kind": table} if isinstance(table, str) else dict(table)
     kind = rest.pop("kind", None) or concept.default(rest)
-    target = _class(concept, kind, place, names)
-    values = convert(target, rest, place)
+    target = _class(concept, kind, location, names)
+    values = convert(target, rest, location)
     full = {"kind": kind, **plain(values, names)}
-    with at(place):
+    with at(location):
         located = {name: _located(mark, values[name], names) for name, mark in _marked(target).items()}
-    return _instance(target, values | located, place), full
+    return _instance(target, values | located, location), full
 
 
 @functools.cache
@@ -151,9 +151,9 @@ def _located(mark: str, value: Any, names: ImportPaths) -> Any:
         return type(value)(_located(mark, x, names) for x in value)
     if not isinstance(value, str):
         return value
-    place, colon, key = value.partition(":")
+    location, colon, key = value.partition(":")
     if mark == FILE:
-        return f"{names.path(place)}{colon}{key}"
+        return f"{names.path(location)}{colon}{key}"
     return Named(value, names.load(value)) if colon else value
 
 
@@ -177,9 +177,9 @@ def describe(thing: Any, concept: Concept[Any], names: ImportPaths) -> Any:
     return {"kind": kind, **plain(values, names)} if values else kind
 
 
-def convert(target: type[Spec], values: Table, place: str) -> Table:
+def convert(target: type[Spec], values: Table, location: str) -> Table:
     """Validate settings against a class's annotations, raising InputError on failure, and add defaults."""
-    fields = fields_of(target, place)
+    fields = fields_of(target, location)
     rest = dict(values)
     if takes := target.options_field:
         own = {field.name for field in fields}
@@ -191,22 +191,22 @@ def convert(target: type[Spec], values: Table, place: str) -> Table:
         known = [field.name for field in fields if field.name != takes]
         choices = {field.name: _literals(field.type) for field in fields}
         required = [field.name for field in fields if field.default is msgspec.NODEFAULT]
-        raise InputError(explain(str(error), place, values, known, choices, required=required)) from None
+        raise InputError(explain(str(error), location, values, known, choices, required=required)) from None
     except TypeError as error:
         raise InputError(
-            f"{place}: {target.__name__} has an annotation that is not supported for settings "
+            f"{location}: {target.__name__} has an annotation that is not supported for settings "
             f"({error}); use numbers, strings, lists or tables"
         ) from None
 
 
-def fields_of(target: type[Spec], place: str = "") -> list[Field]:
+def fields_of(target: type[Spec], location: str = "") -> list[Field]:
     """Return a class's settings in order; raise InputError if an annotation cannot be evaluated."""
     try:
         return _fields(target)
     except NameError as error:
-        raise InputError(f"{place}: an annotation of {target.__name__} cannot be read: {error}") from None
+        raise InputError(f"{location}: an annotation of {target.__name__} cannot be read: {error}") from None
     except TypeError as error:
-        raise InputError(f"{place}: {error}") from None
+        raise InputError(f"{location}: {error}") from None
 
 
 def keys_of(concept: Concept[Any], kind: str, names: ImportPaths) -> set[str]:
@@ -239,19 +239,19 @@ def _struct(target: type[Spec]) -> type[msgspec.Struct]:
     return msgspec.defstruct(target.__name__, fields, kw_only=True, frozen=True, forbid_unknown_fields=True)
 
 
-def _class(concept: Concept[C], kind: Any, place: str, names: ImportPaths) -> type[C]:
+def _class(concept: Concept[C], kind: Any, location: str, names: ImportPaths) -> type[C]:
     if kind is None:
-        raise InputError(f"{place}: missing key 'kind'{nearest('', concept.known)}")
+        raise InputError(f"{location}: missing key 'kind'{nearest('', concept.known)}")
     if not isinstance(kind, str):
-        raise InputError(f"{place}.kind: expected a name, got {kind!r:.60}")
+        raise InputError(f"{location}.kind: expected a name, got {kind!r:.60}")
     if ":" not in kind:
         if kind not in concept.known:
             module, dot, name = kind.rpartition(".")
             path = f"{kind}:NAME" if name == "py" else f"{module}:{name}"
             hint = f"; an import path is written '{path}'" if dot else nearest(kind, concept.known)
-            raise InputError(f"{place}.kind: unknown {kind!r}{hint}")
+            raise InputError(f"{location}.kind: unknown {kind!r}{hint}")
         return concept.known[kind]
-    with at(f"{place}.kind"):
+    with at(f"{location}.kind"):
         target = names.load(kind)
         if not callable(target):
             raise InputError(
@@ -265,9 +265,9 @@ def _class(concept: Concept[C], kind: Any, place: str, names: ImportPaths) -> ty
         found: type[C] = target
     else:
         assert concept.of_function is not None
-        with at(place):
+        with at(location):
             found = concept.of_function(target, kind=kind)
-    _check_settings(found, place)
+    _check_settings(found, location)
     return found
 
 
@@ -286,7 +286,7 @@ def _check_class(concept: Concept[Any], target: type, kind: str) -> None:
             raise InputError(f"{kind} has no {name!r}; {concept.name} must be {concept.requirement}")
 
 
-def _check_settings(target: type[Spec], place: str) -> None:
+def _check_settings(target: type[Spec], location: str) -> None:
     """Raise InputError if a setting has the same name as an existing attribute of a base class."""
     for base in target.__mro__[1:]:
         if not base.__module__.startswith("jaxattn.") or not issubclass(base, Spec):
@@ -296,20 +296,20 @@ def _check_settings(target: type[Spec], place: str) -> None:
             if name in taken:
                 rather = "" if target.kind else "annotate it as a ClassVar, or "
                 raise InputError(
-                    f"{place}: {name!r} of {target.kind or target.__name__} is also an attribute of "
+                    f"{location}: {name!r} of {target.kind or target.__name__} is also an attribute of "
                     f"{base.__name__}; {rather}choose another name for the setting"
                 )
 
 
-def _instance(target: Any, values: Table, place: str) -> Any:
+def _instance(target: Any, values: Table, location: str) -> Any:
     try:
         return target(**values)
     except InputError as error:
-        raise InputError(f"{place}: {error}") from None
+        raise InputError(f"{location}: {error}") from None
     except Exception as error:
         files = frozenset({inspect.getfile(target)})
         raise UserCodeError(
-            f"{place}: {target.__name__} raised an exception on construction", files
+            f"{location}: {target.__name__} raised an exception on construction", files
         ) from error
 
 
@@ -430,7 +430,7 @@ def table() -> str:
             f"`ja.{base}` with {', '.join(f'`{call}`' for call in calls)}"
             for base, calls in concept.classes.items()
         )
-        rows.append([concept.name, concept.place, functions, "; ".join(classes)])
+        rows.append([concept.name, concept.location, functions, "; ".join(classes)])
     optimizer = ["an optimiser", "`optimizer`", "`(step_size, *, settings) -> optax transformation`", ""]
     return markdown_table(["concept", "in a sweep file", "plain function", "class"], [*rows, optimizer])
 

@@ -248,7 +248,7 @@ def check_data(loaded: Loaded) -> None:
 def _check_finite(data: Dataset) -> None:
     for name, x in data.arrays():
         if jnp.issubdtype(x.dtype, jnp.floating) and not (finite := np.isfinite(np.asarray(x))).all():
-            place = tuple(int(k) for k in np.argwhere(~finite)[0])
+            location = tuple(int(k) for k in np.argwhere(~finite)[0])
             raise InputError(
-                f"{name} contains {float(np.asarray(x)[place])} at {place}; remove or replace this example"
+                f"{name} contains {float(np.asarray(x)[location])} at {location}; remove or replace it"
             )

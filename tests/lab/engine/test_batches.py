@@ -89,7 +89,7 @@ def test_too_many_batches_are_rejected(study):
 def begun(directory, *names):
     """Return a folder in which some batches have started."""
     (directory / "parts").mkdir(parents=True)
-    nothing = {}, batch_state.Checkpoint(1, {}, {}), batch_state.Provenance({}, {}, {})
+    nothing = {}, batch_state.Checkpoint(1, {}, {}), batch_state.BatchOrigin({}, {}, {})
     for name in names:
         batch_state.write_state(directory, name, batch_state.BatchState(False, 0, 0, [], *nothing))
     return Store(directory).batches()

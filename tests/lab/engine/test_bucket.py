@@ -301,8 +301,8 @@ def test_uncommitted_objects_are_deleted(
         with pytest.raises(RunError, match=r"taken over by|another run"):
             first.save(batch, arrays, tables, cells={"0": "x"}, phase=0, step=1, failures=[])
     assert there == expected
-    left = {name for name in sent(server, place) if name.startswith("checkpoints/")}
-    assert left == {name for name in there if name.startswith("checkpoints/")}
+    remaining = {name for name in sent(server, place) if name.startswith("checkpoints/")}
+    assert remaining == {name for name in there if name.startswith("checkpoints/")}
     elsewhere()
     assert verify(results_folder(place).fetch(*WHOLE)) == []
 

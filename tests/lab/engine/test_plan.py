@@ -107,8 +107,8 @@ def test_estimated_time_grows_with_the_work(study, tables):
     for steps, seeds in ((20, 4), (200_000, 400)):
         wanted = study(phases=[*phases[:1], phases[1] | {"steps": steps}], seeds=seeds)
         (group,) = compile_groups(wanted.cells)
-        left = [Batch(group, group.cells, range(seeds))]
-        times.append(planning.estimate_runtime(group, programs(group.setting), left))
+        remaining = [Batch(group, group.cells, range(seeds))]
+        times.append(planning.estimate_runtime(group, programs(group.setting), remaining))
     assert 0 < times[0] < times[1] / 20
 
 

@@ -69,7 +69,7 @@ def folder(write, rewrite, tmp_path_factory):
     for batch in (BATCH, BEGUN):
         (folder / "checkpoints" / batch).mkdir(parents=True)
         checkpoint = checkpoints.save(batch_state.checkpoint_path(folder, batch, 3), state)
-        by = batch_state.Provenance(dict(zip("01", HASHES, strict=True)), {}, {})
+        by = batch_state.BatchOrigin(dict(zip("01", HASHES, strict=True)), {}, {})
         mark = batch_state.BatchState(batch == BATCH, 0, 3, [], TABLES, checkpoint, by)
         batch_state.write_state(folder, batch, mark)
     return folder
@@ -138,7 +138,7 @@ def test_missing_checkpoint_raises_a_one_line_error(folder, options, message):
 def test_batch_with_a_different_config_is_rejected(folder, tmp_path):
     copied = shutil.copytree(folder, tmp_path / "run")
     results = load(copied)
-    by = batch_state.Provenance({"0": "c" * 16, "1": HASHES[1]}, {}, {})
+    by = batch_state.BatchOrigin({"0": "c" * 16, "1": HASHES[1]}, {}, {})
     mark = msgspec.structs.replace(batch_state.read_state(copied, BATCH), origin=by)
     batch_state.write_state(copied, BATCH, mark)
     path = batch_state.path(copied, BATCH)

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from jaxattn.lab.storage import batch_state, files
-from jaxattn.lab.storage.batch_state import BatchState, Checkpoint, Misplaced, Provenance
+from jaxattn.lab.storage.batch_state import BatchOrigin, BatchState, Checkpoint, Misplaced
 from jaxattn.lab.storage.files import Damaged
 
 ONE, OTHER = "cells-00000-00002-seeds-00004-00005", "cells-00000-00002-seeds-00006-00007"
@@ -30,7 +30,7 @@ def save(folder, batch, seeds, *, cells=(0, 2), finished=True, known=None):
         content = table.to_parquet(None, index=False)
         sums[name] = files.digest(content)
         batch_state.table_path(folder, batch, name, sums[name]).write_bytes(content)
-    origin = Provenance(dict.fromkeys(known or map(str, cells), ""), {}, {})
+    origin = BatchOrigin(dict.fromkeys(known or map(str, cells), ""), {}, {})
     state = BatchState(finished, 0, 1, [], sums, Checkpoint(1, {}, {}), origin)
     batch_state.write_state(folder, batch, state)
     return state

@@ -42,7 +42,7 @@ BOMBS = {
     "rows without end": lambda: {"cell": np.zeros(40_000_000, np.int8)},
     "bytes": lambda: {"metric": [b"x" * 100]},
     "lists": lambda: {"metric": [["x"] * 100]},
-    "columns without end": lambda: {f"x{k}": [0] for k in range(tables.MOST_COLUMNS + 1)},
+    "columns without end": lambda: {f"x{k}": [0] for k in range(tables.MAX_COLUMNS + 1)},
 }
 
 
