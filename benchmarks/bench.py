@@ -30,7 +30,7 @@ from jaxattn.dynamics import ExactFlow
 from jaxattn.dynamics.descents.descent_phase import Descent
 from jaxattn.lab import cli
 from jaxattn.lab.api import Study
-from jaxattn.lab.cli.console import complain, print_table, say
+from jaxattn.lab.cli.console import complain, print_table, print_line
 from jaxattn.lab.cli.options import check_once, require_local_folder
 from jaxattn.lab.engine import devices, memory
 from jaxattn.lab.engine.lift import ProgramCache, seed_keys
@@ -354,7 +354,7 @@ def run(options: argparse.Namespace) -> None:
                 write(report, options.out)
     print_table(report.title, table(report))
     if options.out is not None:
-        say(options.out)
+        print_line(options.out)
 
 
 def main() -> int:

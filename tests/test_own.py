@@ -71,7 +71,7 @@ def test_custom_study_is_short_and_uses_only_custom_classes():
 def test_cells_that_differ_in_a_custom_float_share_a_compiled_program(own):
     plan = ja.Study.read(own / "study.toml").plan(own / "finished", quick=True)
     assert plan.groups["vmapped"].tolist() == ["seed, loss.power"]
-    assert plan.groups["lanes"].tolist() == [20]
+    assert plan.groups["runs"].tolist() == [20]
     assert plan.cells["done"].tolist() == ["10 of 10", "10 of 10"]
 
 

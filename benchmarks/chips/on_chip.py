@@ -62,12 +62,12 @@ class _Compiler(NamedTuple):
         found: Found = []
         wanted = only or self.only
         for made in self.programs.shaped(self.group, runs):
-            if wanted and made.place not in wanted:
+            if wanted and made.location not in wanted:
                 continue
             if made.lifted.on_host or backend.platform() == "cpu":
                 found.append((made, None))
                 continue
-            self.tell(f"{made.place}, {runs} lanes")
+            self.tell(f"{made.location}, {runs} runs")
             found.append((made, self._compiled(made, runs)))
         return found
 
@@ -77,7 +77,7 @@ class _Compiler(NamedTuple):
         text = lowered.as_text()
         if text in self.known and self.keep is None:
             return self.known[text]._replace(seconds=0.0)
-        name = f"{self.target.name}-{made.place}-{runs}.hlo".replace(":", "-")
+        name = f"{self.target.name}-{made.location}-{runs}.hlo".replace(":", "-")
         path = Path(self.keep) / name if self.keep else None
         self.known[text] = compile_lowered(lowered, self.target, path)
         return self.known[text]
@@ -178,12 +178,12 @@ def _fit(compiler: _Compiler, wanted: int, budget: int) -> _Fitted:
 
 def _peak(found: Found) -> tuple[int, str]:
     """Return the largest memory of a device, and the program that needs it."""
-    return max(((own.held, made.place) for made, own in found if own), default=(0, ""))
+    return max(((own.held, made.location) for made, own in found if own), default=(0, ""))
 
 
 def _row(target: Target, group: CompileGroup, made: Shaped, found: Compiled | None) -> dict[str, Any]:
     """Return the row of a program."""
-    phase = made.place.rpartition(".")[0]
+    phase = made.location.rpartition(".")[0]
     row: dict[str, Any] = {"group": group.number, "phase": phase, "program": made.name}
     if found is None:
         return row | {"where": "host"}
@@ -228,7 +228,7 @@ def _group_row(
     seconds = math.fsum(row["seconds_at_least"] * often(row) for row in rows if "seconds_at_least" in row)
     return {
         "group": group.number,
-        "lanes": runs,
+        "runs": runs,
         "together": fitted.together,
         "fitting": fitted.fitting,
         "batches": batches,

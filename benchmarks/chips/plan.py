@@ -23,7 +23,7 @@ from chips import process
 from chips.targets import read_target
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.api import Study
-from jaxattn.lab.cli.console import complain, print_json, print_table, rows_of, say
+from jaxattn.lab.cli.console import complain, print_json, print_table, rows_of, print_line
 from jaxattn.lab.cli.options import check_once, load_sweep, read_size
 from jaxattn.lab.engine.devices import known_bug
 from jaxattn.lab.engine.progress import Reporter
@@ -200,7 +200,7 @@ def _group(row: ChipGroup) -> dict[str, Any]:
     """Return the display row of a group: how many runs fit, and the minimum time."""
     return {
         "group": row.group,
-        "lanes": row.runs,
+        "runs": row.runs,
         "together": row.together,
         "fitting": f"{row.fitting:,}" if row.held else "on the host",
         "batches": row.batches,
@@ -270,7 +270,7 @@ def show(options: argparse.Namespace) -> int:
     else:
         print_table(title, programs)
         print_table(title_of_groups, groups)
-        say(found.sentence)
+        print_line(found.sentence)
     return int(any(program.error for program in found.programs))
 
 

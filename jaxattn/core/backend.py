@@ -60,7 +60,7 @@ def local_devices() -> Sequence[Any]:
 def mesh_of(devices: tuple[Any, ...]) -> Mesh:
     """Return a one-dimensional mesh of devices."""
     # `jax.make_mesh` would require TPU chips to be arranged in a rectangle.
-    return Mesh(np.array(devices), ("lanes",), axis_types=(AxisType.Auto,))
+    return Mesh(np.array(devices), ("runs",), axis_types=(AxisType.Auto,))
 
 
 def platform() -> str:

@@ -145,7 +145,7 @@ def data_class(function: Callable[..., Any], **attributes: Any) -> type[Any]:
     """
     dataset_type, parameters = hints_of(function).get("return"), inspect.signature(function).parameters
     if isinstance(dataset_type, type) and issubclass(dataset_type, Dataset):
-        attributes["gives"] = dataset_type
+        attributes["dataset_type"] = dataset_type
     location = attributes.get("kind") or function.__name__
     if "used" in parameters and "vocab_size" not in parameters:
         raise InputError(f"{location}: a function that takes 'used' requires a setting 'vocab_size'; add it")

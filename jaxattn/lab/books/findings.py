@@ -52,7 +52,7 @@ class Finding:
         statement: the statement being tested, if the item has several.
         setting: description of the data and sizes.
         certificate: certificate for the reference direction or value, or "-".
-        failure_reason: why some seeds have no value.
+        why: why some seeds have no value.
         old: True if the finding was recorded by an earlier version, which used other intervals.
     """
 
@@ -66,7 +66,7 @@ class Finding:
     statement: str = ""
     setting: str = ""
     certificate: str = "-"
-    failure_reason: str = ""
+    why: str = ""
     old: bool = False
 
     @property
@@ -98,9 +98,9 @@ class Finding:
     def counted(self) -> str:
         """Describe the samples, for example "64 seeds" or "995 of 1000: in 5 the flow met NaN"."""
         seeds, missing = self.estimate.seeds, self.estimate.missing
-        if not (self.failure_reason and missing):
+        if not (self.why and missing):
             return self.over or f"{seeds} seeds"
-        return f"{seeds} of {seeds + missing}: in {missing} {self.failure_reason}"
+        return f"{seeds} of {seeds + missing}: in {missing} {self.why}"
 
 
 class Measured(NamedTuple):

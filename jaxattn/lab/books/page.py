@@ -76,7 +76,7 @@ def _claims(item: Item, finding: Finding) -> dict[str, Any]:
         "promised": finding.basis == "promised",
         "seeds": finding.estimate.seeds,
         "missing": finding.estimate.missing,
-        "why": finding.failure_reason,
+        "why": finding.why,
         "measured": finding.measured,
         **_numbers(finding),
         "tolerance": _criterion(finding),

@@ -49,7 +49,7 @@ class _Finding(msgspec.Struct, omit_defaults=True):
     statement: str = ""
     setting: str = ""
     certificate: str = "-"
-    failure_reason: str = ""
+    why: str = ""
 
     def read(self) -> Finding:
         value, low, high = (math.nan if x is None else x for x in self.estimate)

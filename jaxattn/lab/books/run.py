@@ -200,7 +200,7 @@ def _without_other_books(wanted: Wanted, request: Request, reporter: Reporter) -
         if name in lacking:
             raise InputError(f"--only {name}: {lacking[name]}")
     for reason in dict.fromkeys(lacking.values()):
-        names = ", ".join(name for name, failure_reason in lacking.items() if failure_reason == reason)
+        names = ", ".join(name for name, text in lacking.items() if text == reason)
         reporter.note(f"{names}: not run; {reason}")
     return [(item, measures) for item, measures in wanted if item.name not in lacking]
 

@@ -267,16 +267,14 @@ def _missing_runs(measures: Sequence[Measure], item: Item) -> dict[str, str]:
     return {LEFT_OUT: "; ".join([", ".join(names), *needs])} if names else {}
 
 
-def missing(item: Item, scale: RunScale, failure_reason: str = "") -> Section:
+def missing(item: Item, scale: RunScale, why: str = "") -> Section:
     """Return a section without results, with the reason and the command that runs the item."""
     if item.elsewhere:
         return Section(item, "shown elsewhere", item.elsewhere.command)
     remedy = f"run `{item_command(item, scale)}`"
     if item.data:
         remedy += f", with DIR/{item.data.below}: {item.data.what}"
-    return Section(
-        item, NOT_RUN, item_command(item, scale), f"{failure_reason}; {remedy}" if failure_reason else remedy
-    )
+    return Section(item, NOT_RUN, item_command(item, scale), f"{why}; {remedy}" if why else remedy)
 
 
 def _finished(run: Path, out: Path) -> Run | None:

@@ -107,14 +107,14 @@ def report(
 
     Example: jaxattn report results/quickstart
     """
-    from jaxattn.lab.engine.progress import Reporter, patient
+    from jaxattn.lab.engine.progress import Reporter, delayed
     from jaxattn.lab.results import report as pages
     from jaxattn.lab.storage.folder import results_folder
 
     folder = results_folder(directory)
     here = folder.fetch("tables", "report")
     with Reporter() as reporter:
-        written = pages.write_report(here, progress=patient(reporter.update))
+        written = pages.write_report(here, progress=delayed(reporter.update))
     folder.send_report(written.paths, here)
     print_written(written, every=every)
     print_made_by(written.made_by)

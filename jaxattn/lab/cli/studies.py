@@ -134,7 +134,7 @@ def _combined_results(folders: list[Path]) -> Any:
     return combine.combine([load(folder) for folder in folders])
 
 
-# Descriptions of the columns in a plan's tables. The column `lanes` is printed as "vmapped runs".
+# Descriptions of the columns in a plan's tables. The column `runs` is printed as "vmapped runs".
 LEGEND = {
     "group": "cells that share one compiled program for each phase",
     "done": "finished seeds of the cell",
@@ -187,7 +187,7 @@ def plan(
         tables = {"cells": rows_of(found.cells), "groups": rows_of(found.groups)}
         print_json({**tables, "metrics": list(recording), "summary": found.sentence})
         return 0
-    groups = found.groups.rename(columns={"lanes": "vmapped runs"})
+    groups = found.groups.rename(columns={"runs": "vmapped runs"})
     print_table("Cells", found.cells)
     print_table("Groups", groups)
     print_aligned((name, words) for name, words in LEGEND.items() if name in {*found.cells, *groups})
@@ -327,7 +327,7 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
             with status 1.
     """
     from jaxattn.lab.cli.status import run_status as look
-    from jaxattn.lab.engine.progress import Reporter, patient
+    from jaxattn.lab.engine.progress import Reporter, delayed
     from jaxattn.lab.storage import manifest, provenance
 
     folders, missing = read_folders(directories)
@@ -337,7 +337,7 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
     for directory in folders:
         folder = results_folder(directory)
         with Reporter() as reporter:
-            table, complete = look(directory, patient(reporter.update))
+            table, complete = look(directory, delayed(reporter.update))
         printed.append({"folder": folder.name, "summary": complete, "cells": rows_of(table)})
         if not as_json:
             print_table(f"{folder.name}: {complete}" if len(folders) > 1 else complete, table)

@@ -113,7 +113,7 @@ def vmap_over_devices(
 
 
 def _shard(function: Callable[..., Any], in_axes: Sequence[int | None], shared: bool) -> Callable[..., Any]:
-    specs = tuple(P() if axis is None else P("lanes") for axis in in_axes)
+    specs = tuple(P() if axis is None else P("runs") for axis in in_axes)
 
     def call(*arguments: Any) -> Any:
         runs = jax.tree.leaves(_own(arguments, in_axes))[0].shape[0]
@@ -121,7 +121,7 @@ def _shard(function: Callable[..., Any], in_axes: Sequence[int | None], shared: 
             return function(*arguments)
         # Each device runs its own loops, which differ in length. Nothing is reduced over runs, so replication
         # need not be tracked. With tracking, gradients of inner parameters would be summed over runs.
-        every = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P("lanes"), check_vma=False)
+        every = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P("runs"), check_vma=False)
         return every(*arguments)
 
     return call
@@ -202,7 +202,7 @@ def put(tree: Any, shared: bool) -> Any:
         return tree  # Programs transfer their arguments themselves.
     mesh = _mesh(jax.tree.leaves(tree)[0].shape[0], shared)
     with jax.enable_x64(True):  # Preserve float64 arrays.
-        return jax.device_put(tree, None if mesh is None else NamedSharding(mesh, P("lanes")))
+        return jax.device_put(tree, None if mesh is None else NamedSharding(mesh, P("runs")))
 
 
 def moved(arguments: Sequence[Any], in_axes: Sequence[int | None], shared: bool) -> tuple[Any, ...]:
@@ -261,7 +261,7 @@ def _mesh(runs: int, shared: bool) -> Mesh | None:
 def _place(runs: int, in_axis: int | None, shared: bool) -> Any:
     if (mesh := _mesh(runs, shared)) is None:
         return SingleDeviceSharding(backend.local_devices()[0])
-    return NamedSharding(mesh, P() if in_axis is None else P("lanes"))
+    return NamedSharding(mesh, P() if in_axis is None else P("runs"))
 
 
 def _own(arguments: Sequence[Any], in_axes: Sequence[int | None]) -> tuple[Any, ...]:

@@ -175,7 +175,7 @@ def _check_programs(
                 for shaped in made.shaped(group, 1)
                 if shaped.phase == len(group.setting.phases) - 1
             ]
-            for group, made in ((more, programs), (less, Programs(less.setting, programs.text)))
+            for group, made in ((more, programs), (less, Programs(less.setting, programs.shared_data)))
         ]
         for (name, text), (_, other) in zip(*texts, strict=True):
             if text != other:

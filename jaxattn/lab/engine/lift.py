@@ -90,12 +90,12 @@ class Programs:
 
     Attributes:
         setting: setting shared by the cells of a group.
-        text: data that all vmapped runs share, or their shapes; None if data are sampled for each run.
+        shared_data: data that all vmapped runs share, or their shapes; None if data are sampled for each run.
     """
 
-    def __init__(self, setting: Setting, text: Loaded | None = None) -> None:
+    def __init__(self, setting: Setting, shared_data: Loaded | None = None) -> None:
         """Store the setting and the data without compiling anything."""
-        self.setting, self.text = setting, text
+        self.setting, self.shared_data = setting, shared_data
         self._kept: dict[Hashable, Any] = {}
         self._compiled_for: set[int] = set()
 
@@ -115,8 +115,8 @@ class Programs:
         Raises:
             InputError: the data are unusable.
         """
-        if self.text is not None:
-            return self.text
+        if self.shared_data is not None:
+            return self.shared_data
         loaded = Loaded(self.drawing(keys, hyperparameters), False, seed.drawn(self.setting).tokens)
         seed.check_data(loaded)
         return loaded
@@ -152,7 +152,7 @@ class Programs:
 
         Call this function, and lower the programs, in the study's precision. `runs` includes padding.
         """
-        shared = self.text is not None
+        shared = self.shared_data is not None
         fresh, own = (
             partial(devices.shape_structs, runs=runs, in_axis=0, shared=shared, computed=computed)
             for computed in (False, True)
@@ -185,8 +185,8 @@ class Programs:
 
     def corpora(self, group: CompileGroup, runs: int) -> Loaded:
         """Return the data if all runs share them; otherwise, return their shapes for `runs` vmapped runs."""
-        if self.text is not None:
-            return self.text
+        if self.shared_data is not None:
+            return self.shared_data
         shapes = self.drawing.shapes(_keys(runs), _numbers(group, runs))
         return Loaded(shapes, False, seed.drawn(self.setting).tokens)
 

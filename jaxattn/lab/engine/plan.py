@@ -83,7 +83,7 @@ def plan_study(
             "cells": len(group.cells),
             "coordinates": _coordinates(group.setting),
             "vmapped": ", ".join(["seed", *(group.key(path) for path in group.varying)]),
-            "lanes": sum(batch.width for batch in own),
+            "runs": sum(batch.width for batch in own),
             "together": max(batch.width for batch in own),
             "batches": len(own),
         }

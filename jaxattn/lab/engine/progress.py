@@ -114,7 +114,7 @@ class Reporter:
             self.warn(line.expandtabs())
 
 
-def patient(progress: Callable[[str, float], None], seconds: float = 2.0) -> Callable[[str, float], None]:
+def delayed(progress: Callable[[str, float], None], seconds: float = 2.0) -> Callable[[str, float], None]:
     """Wrap a progress callback so that calls during the first `seconds` seconds are ignored."""
     begin = time.monotonic()
 

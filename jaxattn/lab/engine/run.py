@@ -15,7 +15,7 @@ from jaxattn.lab.engine.batch_run import run_batch
 from jaxattn.lab.engine.batches import Batch, cut_batches, halved, select_shard
 from jaxattn.lab.engine.lift import ProgramCache
 from jaxattn.lab.engine.monitor import Interrupted, Intervals, RunMonitor, forget_peak
-from jaxattn.lab.engine.progress import Reporter, patient
+from jaxattn.lab.engine.progress import Reporter, delayed
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.storage import checkpoints, run_log
 from jaxattn.lab.storage.manifest import find_manifest
@@ -141,7 +141,7 @@ def _plan(
 
 
 def _unfinished(batches: list[Batch], folder: Store, reporter: Reporter) -> list[Batch]:
-    progress, todo = patient(reporter.update), []
+    progress, todo = delayed(reporter.update), []
     for number, batch in enumerate(batches):
         progress(f"comparing {batch.name} with its checksums", number / len(batches))
         if not folder.is_complete(batch.name) or folder.shorter(batch.name, batch.configs):

@@ -14,8 +14,8 @@ from jaxattn.core.mapping import map_on_cores
 from jaxattn.core.settings import NotNegative, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded
+from jaxattn.lab.probes.requirements import require_one_layer_model
 from jaxattn.lab.probes.selection import attended, attended_on_host
-from jaxattn.lab.probes.wants import require_one_layer_model
 from jaxattn.theory import (
     MaxMargin,
     Scores,

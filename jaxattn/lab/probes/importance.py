@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float
 from jaxattn.base import Phase, Probe, Task
 from jaxattn.base.probe import ProbeContext
 from jaxattn.core.settings import Count
-from jaxattn.lab.probes.wants import require_one_layer_model, require_token_scores
+from jaxattn.lab.probes.requirements import require_one_layer_model, require_token_scores
 from jaxattn.theory import one_step_error, predicted_values
 
 # Quantities to correlate with the posterior difference or with its absolute value.

@@ -16,7 +16,7 @@ from jaxattn.base.probe import ProbeContext
 from jaxattn.core.settings import Count, NotNegative, PositiveInt, Share, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.lab.probes.wants import require_bags, require_token_attention
+from jaxattn.lab.probes.requirements import require_bags, require_token_attention
 from jaxattn.theory import Scores, Selection, margin, selection_from_scores, selection_of
 
 

@@ -72,7 +72,7 @@ def _merged(directory: Path, known: Mapping[str, Any]) -> dict[str, list[pd.Data
     planned = {
         (cell, seed) for batch in known["batches"] for cell in batch["cells"] for seed in batch["seeds"]
     }
-    measured = set().union(*map(parquet.lanes, found["records"]))
+    measured = set().union(*map(parquet.cell_seed_pairs, found["records"]))
     if planned and measured != planned:
         raise Damaged(f"{directory}: the cells and seeds of records.parquet differ from the manifest")
     return found

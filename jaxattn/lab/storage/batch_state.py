@@ -244,10 +244,10 @@ def read_batch_table(
     """Read all or selected columns of a batch's table; raise the same errors as `read_with_tables`."""
     location = table_path(directory, batch, name, saved.tables[name])
     table = tables.read_table(location, directory, saved.tables[name], columns)
-    lanes = {(int(cell), seed) for cell in saved.origin.cells for seed in spans(batch)[1]}
-    found = tables.lanes(table)
+    cell_seed_pairs = {(int(cell), seed) for cell in saved.origin.cells for seed in spans(batch)[1]}
+    found = tables.cell_seed_pairs(table)
     # A finished batch has records for every seed of every cell, but may lack token scores.
-    if not found <= lanes or (saved.finished and name == "records" and found != lanes):
+    if not found <= cell_seed_pairs or (saved.finished and name == "records" and found != cell_seed_pairs):
         raise Misplaced(f"{location}: is the table of another batch")
     return table
 

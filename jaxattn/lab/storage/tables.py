@@ -52,7 +52,7 @@ def read_table(
         raise Damaged(f"{location}: damaged ({reason:.200})") from None
 
 
-def lanes(table: pd.DataFrame) -> set[tuple[int, int]]:
+def cell_seed_pairs(table: pd.DataFrame) -> set[tuple[int, int]]:
     """Return the (cell, seed) pairs in a table; the set is empty if the table lacks rows or these columns."""
     if not len(table) or not set(CELL_AND_SEED) <= set(table.columns):
         return set()

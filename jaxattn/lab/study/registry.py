@@ -69,7 +69,7 @@ class Concept(Generic[C]):
         of_function: function that builds a class from a function and its `kind`; None if only classes are
             accepted.
         functions: signatures of the accepted functions.
-        further: base classes for which other calls are listed instead of the required attributes.
+        extra_calls: base classes for which other calls are listed instead of the required attributes.
         default: function that infers the kind of a table from its keys.
     """
 
@@ -79,14 +79,14 @@ class Concept(Generic[C]):
     bases: Mapping[type[C], tuple[str, ...]]
     of_function: Callable[..., type[C]] | None = None
     functions: tuple[str, ...] = ()
-    further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    extra_calls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     default: Callable[[Table], str | None] = lambda table: None
 
     @property
     def classes(self) -> dict[str, list[str]]:
         """Method calls that a derived class must support, by name of the base class."""
         own = {base.__name__: [_call(base, name) for name in names] for base, names in self.bases.items()}
-        return own | {name: list(calls) for name, calls in self.further.items()}
+        return own | {name: list(calls) for name, calls in self.extra_calls.items()}
 
     @property
     def requirement(self) -> str:
@@ -183,8 +183,8 @@ def convert(target: type[Spec], values: Table, location: str) -> Table:
     rest = dict(values)
     if takes := target.options_field:
         own = {field.name for field in fields}
-        further = {key: rest.pop(key) for key in list(rest) if key not in own}
-        rest[takes] = dict(rest.get(takes, {})) | further
+        extra_calls = {key: rest.pop(key) for key in list(rest) if key not in own}
+        rest[takes] = dict(rest.get(takes, {})) | extra_calls
     try:
         return msgspec.structs.asdict(msgspec.convert(rest, _struct(target)))
     except msgspec.ValidationError as error:
@@ -392,7 +392,7 @@ PHASE = Concept[Phase](
     {Phase: ("train", "steps")},
     flow_phase.of_function,
     ("(params, task, *, points, settings) -> RecordedPath",),
-    further={"Phase": ("train", "steps", "step(task, state)")},
+    extra_calls={"Phase": ("train", "steps", "step(task, state)")},
 )
 PROBE = Concept[Measurement](
     "a probe",

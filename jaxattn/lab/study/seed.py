@@ -33,7 +33,7 @@ from jaxattn.core.pytrees import get, replaced
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.lab.probes.importance import token_columns
-from jaxattn.lab.probes.requirement import require_token_scores
+from jaxattn.lab.probes.requirements import require_token_scores
 from jaxattn.lab.study.randomness import HELD_AT, keys
 from jaxattn.lab.study.setting import Setting, numbers_of
 

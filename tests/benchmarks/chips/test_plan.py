@@ -13,7 +13,7 @@ from jaxattn.core.errors import InputError
 
 GROUP = {
     "group": 0,
-    "lanes": 96,
+    "runs": 96,
     "together": 64,
     "fitting": 70,
     "batches": 2,

@@ -165,7 +165,7 @@ def test_failed_flow_yields_no_value_and_does_not_affect_other_findings(made, li
     assert [x.estimate.missing for x in found if "power" not in x.measured] == [1, 0, 1, 1]
     assert "nan" not in " ".join(x.text + x.certificate for x in found)
     (_, held) = judged(SELECTS_WITHOUT, run)
-    assert (held.verdict, held.estimate.seeds, held.failure_reason) == ("measured", 39, reason)
+    assert (held.verdict, held.estimate.seeds, held.why) == ("measured", 39, reason)
     assert held.counted == f"39 of 40: in 1 {reason}"
 
 

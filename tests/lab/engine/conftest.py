@@ -148,7 +148,7 @@ def runs(tmp_path_factory, go, study):
         "phases.log.step_size": [0.2, 0.1],
     }
     wanted = study(dtype="float64", data=INDEPENDENT, phases=PHASES, axes=axes, zip=zipped, seeds=2)
-    folder = tmp_path_factory.mktemp("lanes") / "together"
+    folder = tmp_path_factory.mktemp("runs") / "together"
     assert not go(folder, wanted)[0].failures
     return folder, wanted
 

@@ -16,8 +16,8 @@ from jaxattn.lab.study.groups import compile_groups
 @pytest.mark.parametrize(
     ("case", "lane"),
     [
-        pytest.param("lanes", (-2, 1), marks=pytest.mark.more),
-        pytest.param("lanes", (0, 0), marks=pytest.mark.more),
+        pytest.param("runs", (-2, 1), marks=pytest.mark.more),
+        pytest.param("runs", (0, 0), marks=pytest.mark.more),
         pytest.param("flows", (0, 0), marks=pytest.mark.slow),
         pytest.param("flows", (-2, 1), marks=pytest.mark.slow),
     ],

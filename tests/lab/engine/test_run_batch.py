@@ -123,7 +123,7 @@ def test_stopped_flow_with_expensive_steps_resumes_bitwise(
     tmp_path, monkeypatch, cleared, go, stop, study, assert_same
 ):
     monkeypatch.setattr(stiff, "MANY_DIMS", 0)
-    monkeypatch.setattr(ties, "MOST_TIED", 4)
+    monkeypatch.setattr(ties, "MAX_TIED", 4)
     go(tmp_path / "straight", study("flow"))
     stop(tmp_path / "flow", study("flow"), 8)
     last = run_log.latest(tmp_path / "flow")[-1]
@@ -136,7 +136,7 @@ def test_killed_flow_resumes_from_its_last_row(
     tmp_path, monkeypatch, cleared, go, study, every_step, assert_same
 ):
     monkeypatch.setattr(stiff, "MANY_DIMS", 0)
-    monkeypatch.setattr(ties, "MOST_TIED", 4)
+    monkeypatch.setattr(ties, "MAX_TIED", 4)
     go(tmp_path / "straight", study("flow"))
     measured = []
 

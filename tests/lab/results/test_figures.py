@@ -206,7 +206,7 @@ def test_importance_has_one_row_per_class(results):
 
 
 def test_importance_shows_a_subset_of_many_classes(results, monkeypatch):
-    monkeypatch.setattr("jaxattn.lab.results.token_figures.MOST_CLASSES", 2)
+    monkeypatch.setattr("jaxattn.lab.results.token_figures.MAX_CLASSES", 2)
     drawn = importance(results["classes"])
     assert len(drawn.figure.axes) == 4
     assert "2 of 3 classes are shown; option label draws another" in drawn.caption

@@ -21,8 +21,8 @@ def folder(tmp_path):
 
 def save(folder, batch, seeds, *, cells=(0, 2), finished=True, known=None):
     """Write the tables of a batch, and a commit record that may have any name."""
-    lanes = [(cell, seed) for cell in cells for seed in seeds]
-    table = pd.DataFrame(lanes, columns=["cell", "seed"]).assign(
+    cell_seed_pairs = [(cell, seed) for cell in cells for seed in seeds]
+    table = pd.DataFrame(cell_seed_pairs, columns=["cell", "seed"]).assign(
         phase="query", step=1, metric="loss", value=0.5
     )
     sums = {}

@@ -52,7 +52,7 @@ def test_damaged_line_is_replaced_by_the_previous_line(tmp_path):
 
 @pytest.mark.parametrize("what", ["folder", "large"])
 def test_invalid_log_is_ignored(tmp_path, monkeypatch, what):
-    monkeypatch.setattr(run_log, "MOST_BYTES", 1000)
+    monkeypatch.setattr(run_log, "MAX_BYTES", 1000)
     if what == "folder":
         (tmp_path / run_log.RUN_LOG).mkdir()
     else:
