@@ -30,7 +30,7 @@ from jaxattn.dynamics import ExactFlow
 from jaxattn.dynamics.descents.descent_phase import Descent
 from jaxattn.lab import cli
 from jaxattn.lab.api import Study
-from jaxattn.lab.cli.console import complain, print_table, print_line
+from jaxattn.lab.cli.console import complain, print_line, print_table
 from jaxattn.lab.cli.options import check_once, require_local_folder
 from jaxattn.lab.engine import devices, memory
 from jaxattn.lab.engine.lift import ProgramCache, seed_keys
@@ -290,7 +290,7 @@ def read(path: Path) -> Report:
         InputError: the file does not exist, or is not a report.
     """
     try:
-        content = files.read_file(path, None, most=MAX_BYTES)
+        content = files.read_file(path, None, maximum=MAX_BYTES)
         return msgspec.json.decode(content, type=Report)
     except files.Damaged as error:
         raise InputError(f"{error}; give a file that bench.py --out wrote") from None

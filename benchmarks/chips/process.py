@@ -131,14 +131,14 @@ def call(
             stderr=noise,
             encoding="utf-8",
         ) as process:
-            solution = _talk(process, arguments, progress)
-        if solution is None:
+            reply = _talk(process, arguments, progress)
+        if reply is None:
             noise.seek(0)
             lines = [line.strip() for line in noise if line.strip()] or ["it printed nothing"]
             raise RunError(f"target {target.name}: its compiler ended with {process.returncode}: {lines[-1]}")
-    if "error" in solution:
-        raise InputError(solution["error"])
-    return solution["result"]
+    if "error" in reply:
+        raise InputError(reply["error"])
+    return reply["result"]
 
 
 def _talk(

@@ -43,7 +43,7 @@ class _Gpu(NamedTuple):
     bandwidth: float
     flops: float
     cores: int
-    runs: int
+    lanes: int
     clock_ghz: float
     l2: int
     shared_per_core: int
@@ -109,7 +109,7 @@ gpu_device_info {{
   shared_memory_per_core: {chip.shared_per_core}
   threads_per_core_limit: 2048
   core_count: {chip.cores}
-  fpus_per_core: {chip.runs}
+  fpus_per_core: {chip.lanes}
   block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535

@@ -89,11 +89,11 @@ class Corpus(Dataset):
         number = positions(bags.owner, index, side="right") - first
         longest = math.prod(level.shape[1] for level in bags.tree)
         end = jnp.cumsum(number)
-        location = jnp.arange(min(size * longest, num_rows))
-        owner = positions(end, location, side="right")
+        position = jnp.arange(min(size * longest, num_rows))
+        owner = positions(end, position, side="right")
         own = jnp.minimum(owner, size - 1)
         is_row = owner < size
-        row = jnp.where(is_row, (first + number - end)[own] + location, 0)
+        row = jnp.where(is_row, (first + number - end)[own] + position, 0)
         cut = from_bags(
             jnp.repeat(owner, width),
             bags.index[row].ravel(),

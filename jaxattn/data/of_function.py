@@ -82,9 +82,7 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
     def draw(self, key: Array, used: Array | None = None) -> Splits:
         """Sample the data for one seed. The content of each split does not depend on the other splits."""
         train_key, test_key = jax.random.split(key)
-        validation_key, noise_key, other_noise_key = (
-            jax.random.fold_in(key, location) for location in (2, 3, 4)
-        )
+        validation_key, noise_key, other_noise_key = (jax.random.fold_in(key, k) for k in (2, 3, 4))
         task_key = jax.random.fold_in(key, 5) if self.has_task_key else None
         sample = partial(self._sample, used, task_key)
         train = self._noisy(noise_key, sample(train_key, self._sequences))

@@ -236,9 +236,9 @@ def _second_order(
     sizes = size.T @ weight
     gross = (jnp.einsum("nmc,nkc->mk", jnp.abs(steered), jnp.abs(deviation)) + sizes + sizes.T) / n
     turning = _turning(corpus, entries, number, tokens, tied.lift, loss, (weight, along, steered)) / n
-    solution = turning @ tied.inverse @ turning.T
-    whole = direct - (solution + solution.T) / 2
-    whole = jnp.where(jnp.abs(whole) <= _CANCELS_TWICE * (gross + jnp.abs(solution)), 0, whole)
+    response = turning @ tied.inverse @ turning.T
+    whole = direct - (response + response.T) / 2
+    whole = jnp.where(jnp.abs(whole) <= _CANCELS_TWICE * (gross + jnp.abs(response)), 0, whole)
     own = jnp.diag(gross)
     unknown = (own > 0) & (jnp.abs(jnp.diag(direct)) <= _CANCELS_TWICE * own)
     some = (whole != 0).any(axis=1)

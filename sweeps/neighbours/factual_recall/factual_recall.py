@@ -62,7 +62,7 @@ class Known(ja.Probe):
     def measure(self, seen: ja.probes.ProbeContext) -> dict[str, Array]:
         """Measure one seed on its test data."""
         data = seen.data.test
-        solution = seen.outputs(data).argmax(axis=1)
-        right = {"relation": solution // ANSWERS == data.targets // ANSWERS}
-        right["subject"] = solution % ANSWERS == data.targets % ANSWERS
+        answer = seen.outputs(data).argmax(axis=1)
+        right = {"relation": answer // ANSWERS == data.targets // ANSWERS}
+        right["subject"] = answer % ANSWERS == data.targets % ANSWERS
         return {f"{name}_known": share.mean() for name, share in right.items()}
