@@ -30,7 +30,7 @@ from jaxattn.dynamics import ExactFlow
 from jaxattn.dynamics.descents.descent_phase import Descent
 from jaxattn.lab import cli
 from jaxattn.lab.api import Study
-from jaxattn.lab.cli.console import complain, print_table, say
+from jaxattn.lab.cli.console import complain, print_line, print_table
 from jaxattn.lab.cli.options import check_once, require_local_folder
 from jaxattn.lab.engine import devices, memory
 from jaxattn.lab.engine.lift import ProgramCache, seed_keys
@@ -41,7 +41,7 @@ from jaxattn.models.one_layer import OneLayer
 from jaxattn.models.two_layer import TwoLayer
 
 # Maximum size of a report file in bytes; a typical one is a few kilobytes.
-MOST_BYTES = 2**24
+MAX_BYTES = 2**24
 # Sizes of the IMDB data set with a vocabulary of words that occur at least 45 times.
 REVIEWS = {"sequences": 25_000, "vocab_size": 7_813}
 
@@ -218,9 +218,9 @@ def measure(case: Case, seeds: int, repeats: int) -> Measured:
 def _measure(case: Case, seeds: int, repeats: int) -> Measured:
     (group,) = compile_groups(case.study.cells)
     shared = group.setting.data.shared
-    lanes = devices.pad_to_devices([(group.cells[0], seed) for seed in range(seeds)], shared)
-    data_keys, keys, _ = seed_keys([seed for _, seed in lanes])
-    numbers = group.hyperparameters([cell for cell, _ in lanes])
+    runs = devices.pad_to_devices([(group.cells[0], seed) for seed in range(seeds)], shared)
+    data_keys, keys, _ = seed_keys([seed for _, seed in runs])
+    numbers = group.hyperparameters([cell for cell, _ in runs])
     programs = ProgramCache().of(group)
     loaded = programs.draw(data_keys, numbers)
     params = programs.start(loaded, keys, numbers)
@@ -239,7 +239,7 @@ def _measure(case: Case, seeds: int, repeats: int) -> Measured:
         step_us=1e6 * statistics.median(seconds for seconds, _ in passes) / case.steps / seeds,
         passes=repeats,
         same_bits=all(again == bits for _, again in passes),
-        planned_mib=memory.peak(group, programs, len(lanes)) / 2**20,
+        planned_mib=memory.peak(group, programs, len(runs)) / 2**20,
         peak_mib=_peak(),
     )
 
@@ -290,7 +290,7 @@ def read(path: Path) -> Report:
         InputError: the file does not exist, or is not a report.
     """
     try:
-        content = files.read_file(path, None, most=MOST_BYTES)
+        content = files.read_file(path, None, maximum=MAX_BYTES)
         return msgspec.json.decode(content, type=Report)
     except files.Damaged as error:
         raise InputError(f"{error}; give a file that bench.py --out wrote") from None
@@ -354,7 +354,7 @@ def run(options: argparse.Namespace) -> None:
                 write(report, options.out)
     print_table(report.title, table(report))
     if options.out is not None:
-        say(options.out)
+        print_line(options.out)
 
 
 def main() -> int:

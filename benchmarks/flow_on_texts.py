@@ -130,9 +130,9 @@ def certificate(scores, path):
         "tied tokens beside their leader": len(found.direction.ties),
         "gradient of the tied part": float(found.gradient),
         "its curvature": float(found.curvature),
-        "loose": float(found.loose),
-        "drawn": float(found.drawn),
-        "idle": float(found.idle),
+        "loose": float(found.loose_force),
+        "drawn": float(found.attracting_rate),
+        "idle": float(found.cancelled_rate),
         "reason": found.direction.reason,
         "certificate, s": round(time.perf_counter() - started, 1),
     }

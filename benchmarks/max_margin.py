@@ -46,15 +46,15 @@ def measure_batch(seeds, compare):
     times = []
     for _ in range(2):
         begin = time.perf_counter()
-        answer = ja.theory.max_margin_batch(ja.theory.Scores(E, corpora), chosen)
+        solution = ja.theory.max_margin_batch(ja.theory.Scores(E, corpora), chosen)
         times.append(time.perf_counter() - begin)
     result = {
         "seeds": seeds,
-        "pairs": [int(answer.num_pairs.min()), int(answer.num_pairs.max())],
+        "pairs": [int(solution.num_pairs.min()), int(solution.num_pairs.max())],
         "first_s": times[0],
         "again_s": times[1],
-        "solved": int((answer.status == 0).sum()),
-        "largest_gap": float(answer.duality_gap.max()),
+        "solved": int((solution.status == 0).sum()),
+        "largest_gap": float(solution.duality_gap.max()),
     }
     if compare:
         begin = time.perf_counter()
@@ -67,7 +67,8 @@ def measure_batch(seeds, compare):
         ]
         result["exact_s"] = time.perf_counter() - begin
         result["difference"] = max(
-            float(np.linalg.norm(answer.p[i] - one.p) / np.linalg.norm(one.p)) for i, one in enumerate(exact)
+            float(np.linalg.norm(solution.p[i] - one.p) / np.linalg.norm(one.p))
+            for i, one in enumerate(exact)
         )
     return result
 
@@ -116,19 +117,19 @@ def measure_large(tolerance):
     results = []
     for name, chosen in large_selections(E, p, corpus, rng):
         begin = time.perf_counter()
-        answer = ja.theory.max_margin(ja.theory.Scores(E, corpus), chosen, tolerance=tolerance)
+        solution = ja.theory.max_margin(ja.theory.Scores(E, corpus), chosen, tolerance=tolerance)
         results.append(
             {
                 "selection": name,
                 "selected_tokens": int(np.asarray(chosen.tokens(corpus)).sum()),
-                "pairs": int(answer.num_pairs),
-                "support": int((answer.multipliers > 0).sum()),
+                "pairs": int(solution.num_pairs),
+                "support": int((solution.multipliers > 0).sum()),
                 "seconds": time.perf_counter() - begin,
-                "iterations": int(answer.iterations),
-                "margin": float(answer.margin),
-                "margin_bound": float(answer.margin_bound),
-                "gap": float(answer.duality_gap),
-                "reason": answer.reason,
+                "iterations": int(solution.iterations),
+                "margin": float(solution.margin),
+                "margin_bound": float(solution.margin_bound),
+                "gap": float(solution.duality_gap),
+                "reason": solution.reason,
             }
         )
         print(json.dumps(results[-1], ensure_ascii=False), flush=True)

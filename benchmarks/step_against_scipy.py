@@ -67,11 +67,11 @@ def steps(study, corpora):
         one = lambda *given: seed.advance(setting, 0, *given, number)  # noqa: E731
         return jax.vmap(one)(carried, corpora)
 
-    lanes = jax.tree.map(lambda x: jnp.asarray(x)[None], (initial_state, corpora))
+    runs = jax.tree.map(lambda x: jnp.asarray(x)[None], (initial_state, corpora))
 
     def run(number):
         began = time.perf_counter()
-        jax.block_until_ready(advance(*lanes, jnp.int32(number)))
+        jax.block_until_ready(advance(*runs, jnp.int32(number)))
         return 1e6 * (time.perf_counter() - began) / number
 
     run(1)

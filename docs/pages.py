@@ -226,7 +226,7 @@ def sweep_keys() -> str:
     sections = [KEYS, "## Top level", _key_table(rows)]
     for concept in (concept for concept in CONCEPTS if concept.known):
         known = {kind: target for kind, target in concept.known.items() if kind not in READERS}
-        sections.append(f"## {concept.name.removeprefix('a ').capitalize()}: {concept.place}")
+        sections.append(f"## {concept.name.removeprefix('a ').capitalize()}: {concept.location}")
         tables = {kind: _rows(target) for kind, target in known.items()}
         # Keys that all kinds share are listed once, so that the table of a kind has what is special about it.
         having = [rows for rows in tables.values() if rows]

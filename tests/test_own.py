@@ -63,7 +63,7 @@ def test_custom_study_is_short_and_uses_only_custom_classes():
     assert len([line for line in lines if line.strip()]) <= 120
     study = ja.Study.read(SHIPPED / "study.toml")
     names = ("SignDescent", "Temperature", "attended", "needle", "of_norm", "polynomial", "tokens_attended")
-    assert study.own_kinds == [f"lab.py:{name}" for name in names]
+    assert study.custom_kinds == [f"lab.py:{name}" for name in names]
     assert (len(study.cells), len(study.seeds)) == (2, 10)
 
 
@@ -71,7 +71,7 @@ def test_custom_study_is_short_and_uses_only_custom_classes():
 def test_cells_that_differ_in_a_custom_float_share_a_compiled_program(own):
     plan = ja.Study.read(own / "study.toml").plan(own / "finished", quick=True)
     assert plan.groups["vmapped"].tolist() == ["seed, loss.power"]
-    assert plan.groups["lanes"].tolist() == [20]
+    assert plan.groups["runs"].tolist() == [20]
     assert plan.cells["done"].tolist() == ["10 of 10", "10 of 10"]
 
 
@@ -173,7 +173,7 @@ def test_a_custom_optimiser_limits_its_step_length(own, tmp_path):
     """The gradient exceeds the limit, so one step has the length of the limit times the step size."""
     overrides = ["phases.query.steps=1", "phases.query.step_size=1e3", "seeds=2"]
     study = ja.Study.read(own / "clipped.toml", overrides, ["phases.query.limit=[1e-5, 1e-4]"])
-    assert "lab.py:clipped" in study.own_kinds
+    assert "lab.py:clipped" in study.custom_kinds
     results = study.run(tmp_path / "clipped", quiet=True)
     for cell in results.cells.itertuples(index=False):
         before, after = (results.params(cell=cell[0], seed=1, phase=name) for name in ("embed", "query"))

@@ -49,7 +49,7 @@ def test_the_page_on_sweep_keys_lists_every_key():
     """Return True if a key is in the table of its kind, or of all kinds of its concept."""
     text, texts = pages.sweep_keys(), pages.texts()
     for concept in CONCEPTS:
-        of_concept = text.partition(f": {concept.place}\n")[2].partition("\n## ")[0]
+        of_concept = text.partition(f": {concept.location}\n")[2].partition("\n## ")[0]
         shared, *_ = of_concept.partition("\n### ")
         for kind, target in concept.known.items():
             own = of_concept.partition(f"\n### `{kind}`\n")[2].partition("\n### ")[0]

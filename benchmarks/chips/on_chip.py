@@ -57,27 +57,27 @@ class _Compiler(NamedTuple):
     keep: str | None
     known: dict[str, Compiled]
 
-    def compile(self, lanes: int, only: Collection[str] = ()) -> Found:
+    def compile(self, runs: int, only: Collection[str] = ()) -> Found:
         """Compile programs for a number of vmapped runs; None for a program that runs on the host."""
         found: Found = []
         wanted = only or self.only
-        for made in self.programs.shaped(self.group, lanes):
-            if wanted and made.place not in wanted:
+        for made in self.programs.shaped(self.group, runs):
+            if wanted and made.location not in wanted:
                 continue
             if made.lifted.on_host or backend.platform() == "cpu":
                 found.append((made, None))
                 continue
-            self.tell(f"{made.place}, {lanes} lanes")
-            found.append((made, self._compiled(made, lanes)))
+            self.tell(f"{made.location}, {runs} runs")
+            found.append((made, self._compiled(made, runs)))
         return found
 
-    def _compiled(self, made: Shaped, lanes: int) -> Compiled:
+    def _compiled(self, made: Shaped, runs: int) -> Compiled:
         """Compile a program, or return the stored result."""
         lowered = made.lifted.lower(*made.arguments)
         text = lowered.as_text()
         if text in self.known and self.keep is None:
             return self.known[text]._replace(seconds=0.0)
-        name = f"{self.target.name}-{made.place}-{lanes}.hlo".replace(":", "-")
+        name = f"{self.target.name}-{made.location}-{runs}.hlo".replace(":", "-")
         path = Path(self.keep) / name if self.keep else None
         self.known[text] = compile_lowered(lowered, self.target, path)
         return self.known[text]
@@ -127,14 +127,14 @@ def plan_on(
         def tell(text: str, group: CompileGroup = group) -> None:
             progress(f"compile group {group.number + 1} of {len(every)}: {text}", group.number / len(every))
 
-        lanes = len(group.cells) * len(study.seeds)
+        runs = len(group.cells) * len(study.seeds)
         with backend.precision(group.setting.dtype):
             compiler = _Compiler(target, group, cache.of(group), tell, only, keep, known)
-            fitted = _fit(compiler, min(lanes, study.chunk or lanes), budget)
+            fitted = _fit(compiler, min(runs, study.chunk or runs), budget)
         if fitted.together == 0:
             raise InputError(_too_large(target, read, group, fitted.per_lane, budget))
         own = [_row(target, group, made, found) for made, found in fitted.programs]
-        groups.append(_group_row(target, group, lanes, fitted, own))
+        groups.append(_group_row(target, group, runs, fitted, own))
         programs += own
     return {"groups": groups, "programs": programs}
 
@@ -147,8 +147,8 @@ def _fit(compiler: _Compiler, wanted: int, budget: int) -> _Fitted:
     compiled: dict[int, Found] = {}
 
     def peak(each: int) -> float:
-        lanes = devices.pad_to_devices(range(min(each * used, wanted)), shared)
-        found = compiled[each] = compiler.compile(len(lanes))
+        runs = devices.pad_to_devices(range(min(each * used, wanted)), shared)
+        found = compiled[each] = compiler.compile(len(runs))
         lacking = any(made and _NO_MEMORY in made.error for _, made in found)
         return math.inf if lacking else _peak(found)[0]
 
@@ -178,12 +178,12 @@ def _fit(compiler: _Compiler, wanted: int, budget: int) -> _Fitted:
 
 def _peak(found: Found) -> tuple[int, str]:
     """Return the largest memory of a device, and the program that needs it."""
-    return max(((own.held, made.place) for made, own in found if own), default=(0, ""))
+    return max(((own.held, made.location) for made, own in found if own), default=(0, ""))
 
 
 def _row(target: Target, group: CompileGroup, made: Shaped, found: Compiled | None) -> dict[str, Any]:
     """Return the row of a program."""
-    phase = made.place.rpartition(".")[0]
+    phase = made.location.rpartition(".")[0]
     row: dict[str, Any] = {"group": group.number, "phase": phase, "program": made.name}
     if found is None:
         return row | {"where": "host"}
@@ -211,10 +211,10 @@ def _row(target: Target, group: CompileGroup, made: Shaped, found: Compiled | No
 
 
 def _group_row(
-    target: Target, group: CompileGroup, lanes: int, fitted: _Fitted, rows: Sequence[dict[str, Any]]
+    target: Target, group: CompileGroup, runs: int, fitted: _Fitted, rows: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the row of a group."""
-    batches = math.ceil(lanes / fitted.together)
+    batches = math.ceil(runs / fitted.together)
     steps = {phase.name: group.setting.probes.steps_of(phase) for phase in group.setting.phases}
 
     def often(row: dict[str, Any]) -> int:
@@ -228,7 +228,7 @@ def _group_row(
     seconds = math.fsum(row["seconds_at_least"] * often(row) for row in rows if "seconds_at_least" in row)
     return {
         "group": group.number,
-        "lanes": lanes,
+        "runs": runs,
         "together": fitted.together,
         "fitting": fitted.fitting,
         "batches": batches,

@@ -23,9 +23,9 @@ from chips import process
 from chips.targets import read_target
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.api import Study
-from jaxattn.lab.cli.console import complain, print_json, print_table, rows_of, say
+from jaxattn.lab.cli.console import complain, print_json, print_line, print_table, rows_of
 from jaxattn.lab.cli.options import check_once, load_sweep, read_size
-from jaxattn.lab.engine.devices import trouble
+from jaxattn.lab.engine.devices import known_bug
 from jaxattn.lab.engine.progress import Reporter
 
 # Program features that are slower than their memory traffic suggests.
@@ -107,7 +107,7 @@ class ChipGroup:
 
     Attributes:
         group: its index.
-        lanes: number of runs, cells times seeds.
+        runs: number of runs, cells times seeds.
         together: number of runs in one batch.
         fitting: number of runs that would fit in memory.
         batches: number of consecutive batches.
@@ -118,7 +118,7 @@ class ChipGroup:
     """
 
     group: int
-    lanes: int
+    runs: int
     together: int
     fitting: int
     batches: int
@@ -200,7 +200,7 @@ def _group(row: ChipGroup) -> dict[str, Any]:
     """Return the display row of a group: how many runs fit, and the minimum time."""
     return {
         "group": row.group,
-        "lanes": row.lanes,
+        "runs": row.runs,
         "together": row.together,
         "fitting": f"{row.fitting:,}" if row.held else "on the host",
         "batches": row.batches,
@@ -254,7 +254,7 @@ def show(options: argparse.Namespace) -> int:
     """Print the plan of a sweep file; return 1 if a program does not compile."""
     study = load_sweep(options.sweep, tuple(options.overrides), tuple(options.axes), options.seeds)
     with Reporter(options.quiet) as reporter:
-        if known := trouble(read_target(options.target).platform):
+        if known := known_bug(read_target(options.target).platform):
             reporter.note(known)
         found = plan(
             study,
@@ -270,7 +270,7 @@ def show(options: argparse.Namespace) -> int:
     else:
         print_table(title, programs)
         print_table(title_of_groups, groups)
-        say(found.sentence)
+        print_line(found.sentence)
     return int(any(program.error for program in found.programs))
 
 

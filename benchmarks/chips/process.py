@@ -131,14 +131,14 @@ def call(
             stderr=noise,
             encoding="utf-8",
         ) as process:
-            answer = _talk(process, arguments, progress)
-        if answer is None:
+            reply = _talk(process, arguments, progress)
+        if reply is None:
             noise.seek(0)
             lines = [line.strip() for line in noise if line.strip()] or ["it printed nothing"]
             raise RunError(f"target {target.name}: its compiler ended with {process.returncode}: {lines[-1]}")
-    if "error" in answer:
-        raise InputError(answer["error"])
-    return answer["result"]
+    if "error" in reply:
+        raise InputError(reply["error"])
+    return reply["result"]
 
 
 def _talk(
@@ -172,7 +172,7 @@ def main(name: str, function: str) -> None:
     target, arguments = read_target(name), json.load(sys.stdin)
     module, _, own = function.partition(":")
     try:
-        with backend.made_for(describe(target)):
+        with backend.compile_for(describe(target)):
             found = getattr(importlib.import_module(module), own)(
                 target, lambda text, share: send({"progress": [text, share]}), **arguments
             )

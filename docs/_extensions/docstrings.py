@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from jaxattn.core.settings import MOST, Spec, meanings
+from jaxattn.core.settings import MAX_INT, Spec, meanings
 
 SECTIONS = {"Args:", "Returns:", "Raises:", "Attributes:", "Source:", "Example:", "Yields:", "Note:"}
 WORDS = {"argmin", "argmax", "exp", "log", "max", "min", "softmax", "vec", "diag", "cos", "tanh", "sup"}
@@ -128,7 +128,7 @@ def bounds(annotation: Any) -> str:
                 words += [
                     f"{word} {getattr(meta, name):g}"
                     for name, word in BOUNDS.items()
-                    if getattr(meta, name) not in (None, MOST)
+                    if getattr(meta, name) not in (None, MAX_INT)
                 ]
                 words += ["not empty"] if meta.min_length else []
     return " and ".join(dict.fromkeys(words))

@@ -33,14 +33,14 @@ def first_ceiling(scores: Array) -> Array:
     return spacing * jnp.ceil(scores.max(axis=-1) / spacing)
 
 
-def count(scores: Array, most: int) -> Array:
+def count(scores: Array, maximum: int) -> Array:
     """Return the number of bands from the largest to the smallest score, (S,), for scores (S, V).
 
     The result is at most `most` + 1. Scores that contain NaN count as one band: their results are NaN in
     any case, so they should not slow down the rest of the batch.
     """
     spread = first_ceiling(scores) - scores.min(axis=1)
-    multiples = width(scores.dtype) * jnp.arange(1, most + 1, dtype=scores.dtype)
+    multiples = width(scores.dtype) * jnp.arange(1, maximum + 1, dtype=scores.dtype)
     return 1 + (spread[:, None] >= multiples[None]).sum(axis=1)
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from jaxattn.attention.softmax import occurrence_weights, require_rows
 from jaxattn.data.corpus import Corpus
-from jaxattn.data.ragged import MOST_POSITIONS, Ragged, take
+from jaxattn.data.ragged import MAX_POSITIONS, Ragged, take
 
 # Maximum ratio of matrix size to number of entries at which a dense product is faster than gathering rows.
 DENSE = 16
@@ -75,14 +75,14 @@ _pool.defvjp(_forward, _backward)
 
 def _is_dense(corpus: Corpus) -> bool:
     size = corpus.num_examples * corpus.vocab_size
-    return size <= min(DENSE * corpus.bags.index.size, MOST_POSITIONS)
+    return size <= min(DENSE * corpus.bags.index.size, MAX_POSITIONS)
 
 
 def _matrix(bags: Ragged, weight: Array, num_indices: int) -> Array:
     size = bags.num_segments * num_indices
-    place = bags.owner[:, None] * num_indices + bags.index.astype(jnp.int32)
-    place = jnp.where(bags.count > 0, place, size).ravel()
-    flat = jnp.zeros(size, weight.dtype).at[place].set(weight.ravel(), mode="drop", unique_indices=True)
+    position = bags.owner[:, None] * num_indices + bags.index.astype(jnp.int32)
+    position = jnp.where(bags.count > 0, position, size).ravel()
+    flat = jnp.zeros(size, weight.dtype).at[position].set(weight.ravel(), mode="drop", unique_indices=True)
     return flat.reshape(-1, num_indices)
 
 

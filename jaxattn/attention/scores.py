@@ -113,7 +113,7 @@ def of_vectors(
         vocab_size=n * length,
         num_classes=num_classes,
         longest_bag=length,
-        most_occurrences=1,
+        max_occurrences=1,
     )
     if values is not None:
         values = xp.asarray(values).reshape(n * length, *np.shape(values)[2:])

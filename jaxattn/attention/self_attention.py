@@ -29,7 +29,7 @@ from jaxtyping import Array, Float
 from jaxattn.attention.softmax import attend_entries, require_rows
 from jaxattn.core import backend
 from jaxattn.data.corpus import Corpus
-from jaxattn.data.ragged import MOST_POSITIONS, Ragged, positions, ragged, take
+from jaxattn.data.ragged import MAX_POSITIONS, Ragged, positions, ragged, take
 
 # Ratio of successive maximum numbers of bag rows per sequence in a block. The larger ratio on accelerators
 # means fewer block sizes to compile, but more padding.
@@ -45,14 +45,14 @@ class Block(NamedTuple):
         rows: (B, m) int32; row indices into the bags; R for missing rows.
         tokens: (B, U) int32; token ids, arbitrary for missing entries.
         counts: (B, U); multiplicities, 0 for missing entries.
-        place: () int32; index of the first pair of this block, the total number of pairs in all previous
+        offset: () int32; index of the first pair of this block, the total number of pairs in all previous
             blocks. Each block has B U² pairs.
     """
 
     rows: Array
     tokens: Array
     counts: Array
-    place: Array
+    offset: Array
 
     def take(self, entries: Array) -> Array:
         """Gather per-entry values, (R, W), into (B, U). Values for missing entries are arbitrary."""
@@ -77,7 +77,7 @@ def is_single_block(bags: Ragged, width: int) -> bool:
     return not others and first.together == bags.num_segments
 
 
-def most_pairs(bags: Ragged, width: int) -> int:
+def max_pairs(bags: Ragged, width: int) -> int:
     """Return an upper bound on the total number of pairs in all blocks of `fold`."""
     # The last block of each size may need padding.
     every = [(size, (size.rows * bags.index.shape[1]) ** 2) for size in _sizes(bags, width)]
@@ -108,9 +108,9 @@ def fold(bags: Ragged, width: int, visit: Callable[[Any, Block], Any], carry: An
 
     def step(size: _Size, begin: Array, end: Array, number: Any, carried: Any) -> Any:
         before, carry = carried
-        place = begin + number * size.together + jnp.arange(size.together)
-        sequence = order[jnp.minimum(place, bags.num_segments - 1)]
-        here = jnp.where(place < end, rows_of[sequence], 0)
+        offset = begin + number * size.together + jnp.arange(size.together)
+        sequence = order[jnp.minimum(offset, bags.num_segments - 1)]
+        here = jnp.where(offset < end, rows_of[sequence], 0)
         block = _block(bags, start[sequence], here, size.rows, before)
         return before + block.tokens.size * block.tokens.shape[1], visit(carry, block)
 
@@ -123,7 +123,7 @@ def fold(bags: Ragged, width: int, visit: Callable[[Any, Block], Any], carry: An
     return carried[1]
 
 
-def _block(bags: Ragged, first: Array, present: Array, rows: int, place: Array) -> Block:
+def _block(bags: Ragged, first: Array, present: Array, rows: int, offset: Array) -> Block:
     number = jnp.arange(rows, dtype=jnp.int32)
     is_row = number < present[:, None]
     row = jnp.where(is_row, first[:, None] + number, 0)
@@ -132,7 +132,7 @@ def _block(bags: Ragged, first: Array, present: Array, rows: int, place: Array) 
         rows=jnp.where(is_row, row, len(bags.owner)),
         tokens=bags.index[row].astype(jnp.int32).reshape(shape),
         counts=jnp.where(is_row[:, :, None], bags.count[row], 0).reshape(shape),
-        place=place,
+        offset=offset,
     )
 
 
@@ -246,10 +246,10 @@ def _mixed(corpus: Corpus, queries: Array, keys: Array | None, columns: Any, *, 
         mixed = mixed + values if residual else mixed
         out = tuple(block.put(x, mixed[:, :, k]) for k, x in enumerate(out))
         # Write the products that exceed the storage limit past the end, where they are never read.
-        place = (jnp.minimum(block.place, most),)
-        return out, jax.lax.dynamic_update_slice(kept, gram.ravel(), place) if most else kept
+        offset = (jnp.minimum(block.offset, most),)
+        return out, jax.lax.dynamic_update_slice(kept, gram.ravel(), offset) if most else kept
 
-    most, width = _most_kept(corpus, queries), queries.shape[1]
+    most, width = _max_kept(corpus, queries), queries.shape[1]
     end = 0 if is_single_block(corpus.bags, width) else largest_block(corpus.bags, width)
     start = tuple(jnp.zeros(corpus.bags.index.shape, x.dtype) for x in columns)
     kept = jnp.zeros(most and most + end, queries.dtype)
@@ -266,21 +266,21 @@ def _cotangents(
     *,
     residual: bool,
 ) -> Any:
-    def again(block: Block, q: Array, k: Array) -> Array:
+    def recompute(block: Block, q: Array, k: Array) -> Array:
         shape = (*block.tokens.shape, block.tokens.shape[1])
         if most == 0:
             return _products(q, k)
-        found = partial(jax.lax.dynamic_slice, kept, (block.place,), (math.prod(shape),))
-        if most_pairs(corpus.bags, queries.shape[1]) <= most:
+        found = partial(jax.lax.dynamic_slice, kept, (block.offset,), (math.prod(shape),))
+        if max_pairs(corpus.bags, queries.shape[1]) <= most:
             return found().reshape(shape)
-        is_kept = block.place + math.prod(shape) <= most
+        is_kept = block.offset + math.prod(shape) <= most
         return jax.lax.cond(is_kept, lambda: found().reshape(shape), lambda: _products(q, k))
 
     def visit(carry: Any, block: Block) -> Any:
         present = block.counts[:, :, None] > 0
         d_mixed = jnp.where(present, jnp.stack([block.take(x) for x in cotangents], axis=2), 0)
         q, k = _rows(block, queries, keys)
-        weight, values, mixed = _attention(block, again(block, q, k), columns)
+        weight, values, mixed = _attention(block, recompute(block, q, k), columns)
         d_weight = jnp.einsum("bsk,brk->bsr", d_mixed, values)
         d_gram = weight * (d_weight - (d_mixed * mixed).sum(axis=2, keepdims=True))
         d_values = jnp.einsum("bsr,bsk->brk", weight, d_mixed)
@@ -293,24 +293,24 @@ def _cotangents(
             d_rows = [jnp.einsum("bsr,brd->bsd", d_gram, k), jnp.einsum("bsr,bsd->brd", d_gram, q)]
         return _add_by_token(carry, block, (*d_rows, d_values))
 
-    most = _most_kept(corpus, queries)
+    most = _max_kept(corpus, queries)
     tables = (queries,) if keys is None else (queries, keys)
     start = (*map(jnp.zeros_like, tables), jnp.zeros((corpus.vocab_size, len(columns)), queries.dtype))
     *d_tables, d_columns = fold(corpus.bags, queries.shape[1], visit, start)
     return d_tables[0], d_tables[1] if keys is not None else None, tuple(d_columns.T)
 
 
-def _most_kept(corpus: Corpus, queries: Array) -> int:
+def _max_kept(corpus: Corpus, queries: Array) -> int:
     """Return the number of products G to store for the backward pass.
 
     All are stored if there is a single block. For several blocks, a CPU stores at most 2 `num_pairs`
     products, or none if there are more than KEPT; accelerators store none.
     """
-    most, width = most_pairs(corpus.bags, queries.shape[1]), queries.shape[1]
+    most, width = max_pairs(corpus.bags, queries.shape[1]), queries.shape[1]
     if is_single_block(corpus.bags, width):
         return most
     expected = min(most, 2 * corpus.num_pairs)
-    fits = backend.platform() == "cpu" and expected <= KEPT and most < MOST_POSITIONS
+    fits = backend.platform() == "cpu" and expected <= KEPT and most < MAX_POSITIONS
     return expected if fits else 0
 
 

@@ -123,16 +123,16 @@ class Splits(Brief):
     validation: Leaf = None
     task_key: Leaf = None
 
-    def sampled(self, most: int | None) -> "Splits":
-        """Return at most `most` evenly spaced examples from each split, or all examples if `most` is None.
+    def sampled(self, maximum: int | None) -> "Splits":
+        """Return at most `maximum` evenly spaced examples per split, or all examples if `maximum` is None.
 
         Token statistics are not recomputed: they still describe all training data.
         """
 
         def some(corpus: Any) -> Any:
-            if corpus is None or most is None or corpus.num_examples <= most:
+            if corpus is None or maximum is None or corpus.num_examples <= maximum:
                 return corpus
-            return corpus.take(jnp.asarray(np.arange(most) * corpus.num_examples // most, jnp.int32))
+            return corpus.take(jnp.asarray(np.arange(maximum) * corpus.num_examples // maximum, jnp.int32))
 
         train, test, validation = map(some, (self.train, self.test, self.validation))
         return dataclasses.replace(self, train=train, test=test, validation=validation)
@@ -167,7 +167,7 @@ class CommonData(Spec, frozen=True, kw_only=True):
     Attributes:
         pads_vocabulary: True if cells that differ in V may use the same compiled program.
         inert: names of settings that do not affect results, such as the folder that contains the files.
-        gives: type of the data, or None if it is unknown before sampling.
+        dataset_type: type of the data, or None if it is unknown before sampling.
         draws_batches: True if new batches of any size can be sampled.
         held_out: True if there are validation data.
         vocab_size: vocabulary size V, or None if it is unknown before the data are read.
@@ -180,7 +180,7 @@ class CommonData(Spec, frozen=True, kw_only=True):
     inert: ClassVar[frozenset[str]] = frozenset()
 
     @property
-    def gives(self) -> type[Dataset] | None:
+    def dataset_type(self) -> type[Dataset] | None:
         """Type of the data, or None if it is unknown before sampling."""
         return None
 

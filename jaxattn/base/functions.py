@@ -80,9 +80,9 @@ def model_class(function: Function, **attributes: Any) -> type[Any]:
     """
     for name, p in _parameters(function).items():
         if p.kind is not p.KEYWORD_ONLY:
-            place = attributes.get("kind") or function.__name__
+            location = attributes.get("kind") or function.__name__
             raise InputError(
-                f"{place}: argument {name!r} is not keyword-only; "
+                f"{location}: argument {name!r} is not keyword-only; "
                 "a model function takes only settings, after *, and "
                 "returns a model"
             )
@@ -178,8 +178,8 @@ def settings_class(function: Function, base: type[Any], name: str = "", **attrib
     arguments = tuple(field[0] for field in fields)
     for argument in arguments:
         if argument in base.__struct_fields__:
-            place = attributes.get("kind") or function.__name__
-            raise InputError(f"{place}: {argument!r} is a built-in setting; rename the argument")
+            location = attributes.get("kind") or function.__name__
+            raise InputError(f"{location}: {argument!r} is a built-in setting; rename the argument")
     rule = attributes.get("check_settings")
     for argument, needed in _parameters(rule).items() if rule else ():
         if argument not in arguments and needed.default is needed.empty:

@@ -38,7 +38,7 @@ _CHOSEN: ContextVar[tuple[Any, ...] | None] = ContextVar("devices", default=None
 
 
 @contextmanager
-def made_for(devices: Sequence[Any]) -> Iterator[None]:
+def compile_for(devices: Sequence[Any]) -> Iterator[None]:
     """Compile programs for the given devices, which may be descriptions of an unavailable chip.
 
     Functions that have already been traced keep their devices, so use a separate process to compile for an
@@ -60,7 +60,7 @@ def local_devices() -> Sequence[Any]:
 def mesh_of(devices: tuple[Any, ...]) -> Mesh:
     """Return a one-dimensional mesh of devices."""
     # `jax.make_mesh` would require TPU chips to be arranged in a rectangle.
-    return Mesh(np.array(devices), ("lanes",), axis_types=(AxisType.Auto,))
+    return Mesh(np.array(devices), ("runs",), axis_types=(AxisType.Auto,))
 
 
 def platform() -> str:
@@ -117,7 +117,7 @@ def float64() -> Iterator[None]:
         stack.enter_context(jax.enable_x64(True))
         if platform() in WITHOUT_FLOAT64:
             host = jax.local_devices(backend="cpu")
-            stack.enter_context(made_for(host))
+            stack.enter_context(compile_for(host))
             stack.enter_context(jax.default_device(host[0]))
         yield
 

@@ -46,9 +46,9 @@ class UserCodeError(RunError):
         super().__init__(message)
         self.files = files
 
-    def below(self, place: str) -> "UserCodeError":
+    def below(self, location: str) -> "UserCodeError":
         """Return a copy of the error with a location prepended to its message. The cause is not copied."""
-        return UserCodeError(f"{place}: {self}", self.files)
+        return UserCodeError(f"{location}: {self}", self.files)
 
     @property
     def trace(self) -> str:
@@ -86,7 +86,7 @@ def remedy(error: BaseException) -> str:
     return f"; {words}" if words else ""
 
 
-def in_user_code(error: BaseException, files: frozenset[str], place: str) -> UserCodeError | None:
+def in_user_code(error: BaseException, files: frozenset[str], location: str) -> UserCodeError | None:
     """Return a `UserCodeError` for an exception raised in the user's code, or None for other exceptions."""
     own = [step for step in traceback.walk_tb(error.__traceback__) if step[0].f_code.co_filename in files]
     if not own or isinstance(error, InputError | RunError):
@@ -94,29 +94,29 @@ def in_user_code(error: BaseException, files: frozenset[str], place: str) -> Use
     frame, number = own[-1]
     code = frame.f_code
     line = f"{type(error).__name__} in {code.co_name}, line {number} of {code.co_filename}{remedy(error)}"
-    found = UserCodeError(f"{place}: {line}" if place else line, files)
+    found = UserCodeError(f"{location}: {line}" if location else line, files)
     found.__cause__ = error
     return found
 
 
 @contextmanager
-def from_user_code(files: frozenset[str], place: str) -> Iterator[None]:
+def from_user_code(files: frozenset[str], location: str) -> Iterator[None]:
     """Convert exceptions raised in the user's code to `UserCodeError`; re-raise all others unchanged."""
     try:
         yield
     except Exception as error:
-        if found := in_user_code(error, files, place):
+        if found := in_user_code(error, files, location):
             raise found from error
         raise
 
 
 @contextmanager
-def writing(place: object, remedy: str = "") -> Iterator[None]:
+def writing(location: object, remedy: str = "") -> Iterator[None]:
     """Convert an OSError into a RunError that names the file or folder and states a remedy."""
     try:
         yield
     except OSError as error:
-        reason = f"{place}: cannot be written: {error.strerror or error}"
+        reason = f"{location}: cannot be written: {error.strerror or error}"
         raise RunError(f"{reason}; {remedy}" if remedy else reason) from None
 
 
@@ -128,23 +128,23 @@ def shown(value: object) -> str:
 class at:
     """Context manager that prepends a location to the message of an InputError or UserCodeError."""
 
-    def __init__(self, place: str) -> None:
-        self.place = place
+    def __init__(self, location: str) -> None:
+        self.location = location
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Re-raise the error with its location prepended to the message."""
-        if isinstance(error, InputError) and self.place:
-            raise InputError(f"{self.place}: {error}") from None
-        if isinstance(error, UserCodeError) and self.place:
-            raise error.below(self.place) from error.__cause__
+        if isinstance(error, InputError) and self.location:
+            raise InputError(f"{self.location}: {error}") from None
+        if isinstance(error, UserCodeError) and self.location:
+            raise error.below(self.location) from error.__cause__
 
 
 def explain(
     message: str,
-    place: str,
+    location: str,
     values: Any,
     keys: list[str],
     choices: Mapping[str, list[str]],
@@ -155,7 +155,7 @@ def explain(
 
     Args:
         message: the message from msgspec.
-        place: key of the settings in the sweep file.
+        location: key of the settings in the sweep file.
         values: the settings; the message shows a value that is out of bounds.
         keys: valid keys; the message suggests the closest one for an unknown key.
         choices: valid values of each key that has a fixed set of values.
@@ -181,7 +181,7 @@ def explain(
         text += nearest(value[1], choices.get(inner.partition("[")[0], []))
     elif re.fullmatch(r"expected '\w+' (of length )?[<>=]+ \S+", text):
         text += _given(values, inner)
-    where = ".".join(part for part in (place, inner) if part)
+    where = ".".join(part for part in (location, inner) if part)
     return f"{where}: {text}" if where else text
 
 

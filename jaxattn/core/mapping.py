@@ -15,19 +15,19 @@ from threadpoolctl import ThreadpoolController
 from jaxattn.core import backend
 
 
-def map_in_equal_parts(function: Callable[[Any], Any], items: Any, most: int) -> Any:
-    """Map a function over the leading axis of a pytree, vmapping at most `most` items at a time.
+def map_in_equal_parts(function: Callable[[Any], Any], items: Any, maximum: int) -> Any:
+    """Map a function over the leading axis of a pytree, vmapping at most `maximum` items at a time.
 
     Args:
         function: pure function of one item.
         items: pytree of arrays (S, ...).
-        most: maximum number of items to vmap together, at least 1.
+        maximum: maximum number of items to vmap together, at least 1.
 
     Returns:
         Pytree of arrays (S, ...).
     """
     size = jax.tree.leaves(items)[0].shape[0]
-    parts = math.ceil(size / most)
+    parts = math.ceil(size / maximum)
     each = math.ceil(size / parts)
     # Process some items twice to fill the last chunk: a smaller chunk would require a second compilation.
     again = parts * each - size

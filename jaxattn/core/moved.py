@@ -61,7 +61,7 @@ REMOVED = {"Generator": "write a function (key, *, settings) -> Corpus"}
 ATTRIBUTES = {"may_be_settings": "overridable", "why_not": "skip_reason"}
 
 
-def place_of(module: str) -> str:
+def new_location(module: str) -> str:
     """Return the new name or location of a module, or "" if none is known."""
     for old, new in MODULES.items():
         if module == old or (module.startswith(f"{old}.") and new.startswith("jaxattn.")):
@@ -74,7 +74,7 @@ def hint(package: str, name: str) -> str:
     if remedy := REMOVED.get(name):
         return f"; removed in version 0.3: {remedy}"
     old = NAMES.get(package, {}).get(name) or f"{package}.{name}"
-    new = place_of(old)
+    new = new_location(old)
     return f"; moved to {new} in version 0.3" if new else ""
 
 
@@ -86,7 +86,7 @@ class Finder:
         name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Raise ModuleNotFoundError, with the new name in its message, if the module moved."""
-        if new := place_of(name):
+        if new := new_location(name):
             raise ModuleNotFoundError(f"No module named {name!r}; moved to {new} in version 0.3", name=name)
         return None
 

@@ -9,9 +9,9 @@ import msgspec
 _T = TypeVar("_T")
 
 # All programs use 32-bit integers for sizes and indices.
-MOST = 2**31 - 1
-PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+MAX_INT = 2**31 - 1
+PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -42,12 +42,12 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Attributes:
         overridable: attributes with a default value that a subclass may redefine as settings.
-        takes_further: name of a setting that collects unknown settings, such as optimiser options.
+        options_field: name of a setting that collects unknown settings, such as optimiser options.
         kind: import path of the custom function from which the class is built; "" for other classes.
     """
 
     overridable: ClassVar[frozenset[str]] = frozenset()
-    takes_further: ClassVar[str | None] = None
+    options_field: ClassVar[str | None] = None
     kind: ClassVar[str] = ""
 
     def check(self, *context: Any) -> None:

@@ -13,25 +13,25 @@ from jaxattn.core.errors import InputError, first_line, listed
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
-def read_array(place: str | Path) -> np.ndarray:
+def read_array(location: str | Path) -> np.ndarray:
     """Read a floating-point array from a file.
 
     Args:
-        place: FILE.npy, or FILE.safetensors:KEY. From a safetensors file, only this array is read.
+        location: FILE.npy, or FILE.safetensors:KEY. From a safetensors file, only this array is read.
 
     Raises:
         InputError: the file or key does not exist, the file cannot be read or has the wrong size, or the
             array is not floating-point.
     """
-    place = os.fspath(place)
-    path, separator, key = place.rpartition(".safetensors:")
+    location = os.fspath(location)
+    path, separator, key = location.rpartition(".safetensors:")
     if separator:
         path = f"{path}.safetensors"
-    elif place.endswith((".npy", ".safetensors")):
-        path = place
+    elif location.endswith((".npy", ".safetensors")):
+        path = location
     else:
         raise InputError(
-            f"{place}: expected FILE.npy or FILE.safetensors:KEY; save the array with numpy.save"
+            f"{location}: expected FILE.npy or FILE.safetensors:KEY; save the array with numpy.save"
         )
     try:
         if not Path(path).is_file():

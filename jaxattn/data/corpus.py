@@ -89,11 +89,11 @@ class Corpus(Dataset):
         number = positions(bags.owner, index, side="right") - first
         longest = math.prod(level.shape[1] for level in bags.tree)
         end = jnp.cumsum(number)
-        place = jnp.arange(min(size * longest, num_rows))
-        owner = positions(end, place, side="right")
+        position = jnp.arange(min(size * longest, num_rows))
+        owner = positions(end, position, side="right")
         own = jnp.minimum(owner, size - 1)
         is_row = owner < size
-        row = jnp.where(is_row, (first + number - end)[own] + place, 0)
+        row = jnp.where(is_row, (first + number - end)[own] + position, 0)
         cut = from_bags(
             jnp.repeat(owner, width),
             bags.index[row].ravel(),
@@ -102,7 +102,7 @@ class Corpus(Dataset):
             vocab_size=self.vocab_size,
             num_classes=self.num_classes,
             longest_bag=longest * width,
-            most_occurrences=size,
+            max_occurrences=size,
             class_names=self.class_names,
         )
         mean = math.ceil(self.num_entries * size / self.num_examples)
@@ -155,7 +155,7 @@ def from_bags(
     vocab_size: int,
     num_classes: int,
     longest_bag: int,
-    most_occurrences: int,
+    max_occurrences: int,
     class_names: tuple[str, ...] | None = None,
 ) -> Corpus:
     """Build a corpus from (sequence, token, count) entries without validation.
@@ -169,7 +169,7 @@ def from_bags(
         vocab_size: V.
         num_classes: K, number of classes.
         longest_bag: upper bound on the number of distinct tokens in a sequence.
-        most_occurrences: upper bound on the number of sequences that contain the same token.
+        max_occurrences: upper bound on the number of sequences that contain the same token.
         class_names: see `Corpus`.
 
     Raises:
@@ -188,7 +188,7 @@ def from_bags(
         sequence, token, count, segments=sequences, indices=vocab_size, longest=longest_bag
     )
     occurrences, in_occurrences = ragged(
-        segment, holder, sorted_count, segments=vocab_size, indices=sequences, longest=most_occurrences
+        segment, holder, sorted_count, segments=vocab_size, indices=sequences, longest=max_occurrences
     )
     lengths: Any
     slot: Any
@@ -332,7 +332,7 @@ def from_counted(
         vocab_size=vocab_size,
         num_classes=num_classes,
         longest_bag=int(sizes.max()),
-        most_occurrences=int(np.bincount(distinct).max()),
+        max_occurrences=int(np.bincount(distinct).max()),
         class_names=class_names,
     )
     return jax.tree.map(jnp.asarray, corpus)
@@ -380,7 +380,7 @@ def from_draws(
         vocab_size=vocab_size,
         num_classes=num_classes,
         longest_bag=length,
-        most_occurrences=sequences,
+        max_occurrences=sequences,
     )
 
 

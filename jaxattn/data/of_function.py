@@ -26,9 +26,9 @@ class Numbered(Sequence[str]):
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def __getitem__(self, place: Any) -> Any:
-        found = self._numbers[place]
-        return [str(s) for s in found] if isinstance(place, slice) else str(found)
+    def __getitem__(self, location: Any) -> Any:
+        found = self._numbers[location]
+        return [str(s) for s in found] if isinstance(location, slice) else str(found)
 
 
 class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
     def draw(self, key: Array, used: Array | None = None) -> Splits:
         """Sample the data for one seed. The content of each split does not depend on the other splits."""
         train_key, test_key = jax.random.split(key)
-        validation_key, noise_key, other_noise_key = (jax.random.fold_in(key, place) for place in (2, 3, 4))
+        validation_key, noise_key, other_noise_key = (jax.random.fold_in(key, k) for k in (2, 3, 4))
         task_key = jax.random.fold_in(key, 5) if self.has_task_key else None
         sample = partial(self._sample, used, task_key)
         train = self._noisy(noise_key, sample(train_key, self._sequences))
@@ -141,12 +141,12 @@ def data_class(function: Callable[..., Any], **attributes: Any) -> type[Any]:
     Raises:
         InputError: as in `settings_class`; or an argument requires another argument that is missing.
     """
-    gives, parameters = hints_of(function).get("return"), inspect.signature(function).parameters
-    if isinstance(gives, type) and issubclass(gives, Dataset):
-        attributes["gives"] = gives
-    place = attributes.get("kind") or function.__name__
+    dataset_type, parameters = hints_of(function).get("return"), inspect.signature(function).parameters
+    if isinstance(dataset_type, type) and issubclass(dataset_type, Dataset):
+        attributes["dataset_type"] = dataset_type
+    location = attributes.get("kind") or function.__name__
     if "used" in parameters and "vocab_size" not in parameters:
-        raise InputError(f"{place}: a function that takes 'used' requires a setting 'vocab_size'; add it")
+        raise InputError(f"{location}: a function that takes 'used' requires a setting 'vocab_size'; add it")
     if any(p.kind is not p.KEYWORD_ONLY for p in parameters.values()):
         attributes |= {
             "pads_vocabulary": "used" in parameters,
@@ -156,6 +156,6 @@ def data_class(function: Callable[..., Any], **attributes: Any) -> type[Any]:
         return settings_class(function, DrawnOfFunction, **attributes)
     if "task_key" in parameters:
         raise InputError(
-            f"{place}: a function that takes 'task_key' must also take 'key'; add 'key' as its first argument"
+            f"{location}: a function that takes 'task_key' must also take 'key'; add 'key' as first argument"
         )
     return settings_class(function, SharedOfFunction, **attributes)

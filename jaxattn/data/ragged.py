@@ -21,7 +21,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 
 # Positions are stored as 32-bit integers.
-MOST_POSITIONS = 2**31 - 1
+MAX_POSITIONS = 2**31 - 1
 WIDTH = 32
 
 # Number of entries at or above which a matrix counts as large.
@@ -209,7 +209,7 @@ def _take_from_batch(x: Array, index: Array) -> Array:
 def _rule(size: int, batched: list[bool], x: Any, index: Any) -> tuple[Array, bool]:
     # Gather from the concatenated batch; otherwise XLA would store (batch, index) pairs on a GPU.
     axes = tuple(0 if mapped else None for mapped in batched)
-    if not all(batched) or size * x.shape[1] > MOST_POSITIONS:
+    if not all(batched) or size * x.shape[1] > MAX_POSITIONS:
         return jax.vmap(_take, axes, axis_size=size)(x, index), True
     first = jnp.arange(size, dtype=jnp.int32).reshape(-1, *(1,) * (index.ndim - 1)) * x.shape[1]
     return _take(x.reshape(-1, *x.shape[2:]), index.astype(jnp.int32) + first), True
@@ -284,10 +284,10 @@ def ragged(
 
 def check_positions(name: str, number: int) -> None:
     """Raise InputError if an array has too many entries for 32-bit indices."""
-    if number > MOST_POSITIONS:
+    if number > MAX_POSITIONS:
         raise InputError(
             f"{name}: {number:,} entries exceed the 32-bit index limit of "
-            f"{MOST_POSITIONS:,}; use fewer or shorter sequences, or a smaller vocabulary"
+            f"{MAX_POSITIONS:,}; use fewer or shorter sequences, or a smaller vocabulary"
         )
 
 

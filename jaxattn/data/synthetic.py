@@ -15,7 +15,7 @@ from jax import Array
 
 from jaxattn.base.functions import declare
 from jaxattn.core.errors import InputError
-from jaxattn.core.settings import MOST, PositiveInt, Share
+from jaxattn.core.settings import MAX_INT, PositiveInt, Share
 from jaxattn.data.corpus import Corpus, class_labels, from_draws
 
 Classes = Annotated[int, msgspec.Meta(ge=2)]
@@ -72,10 +72,10 @@ def check_capacity(vocab_size: int, length: int, sequences: int, special: int, h
         special: number of relevant tokens in the vocabulary.
         held: number of relevant tokens per sequence.
     """
-    if (tokens := sequences * length) > MOST:
+    if (tokens := sequences * length) > MAX_INT:
         raise InputError(
             f"length: {sequences:,} sequences of {length:,} tokens total {tokens:,} tokens, more than "
-            f"{MOST:,}; use fewer or shorter sequences"
+            f"{MAX_INT:,}; use fewer or shorter sequences"
         )
     if length < held:
         raise InputError(f"length: {length} is too short for {held} relevant tokens; use at least {held}")

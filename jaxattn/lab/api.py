@@ -12,7 +12,7 @@ import msgspec
 import pandas as pd
 
 from jaxattn.core.errors import InputError, RunError, counted
-from jaxattn.core.settings import MOST
+from jaxattn.core.settings import MAX_INT
 from jaxattn.data.splits import Splits
 from jaxattn.lab.probes.standard import Probes
 from jaxattn.lab.results.load import Results, load
@@ -242,8 +242,8 @@ class Study(Definition):
 
         if not 0 <= cell < len(self.cells):
             raise InputError(f"cell {cell}: the study has cells 0 to {len(self.cells) - 1}")
-        if not 0 <= seed <= MOST:
-            raise InputError(f"seed {seed}: seeds must be integers from 0 to {MOST:,}")
+        if not 0 <= seed <= MAX_INT:
+            raise InputError(f"seed {seed}: seeds must be integers from 0 to {MAX_INT:,}")
         setting = self.cells[cell].setting
         swept = swept_settings(each.settings for each in self.cells)
         return seed_dataset(setting.data, seed, self.dtype, swept, hold=setting.hold).splits
@@ -258,13 +258,13 @@ class Study(Definition):
         return f"<p><b>{self.name}</b>: {plan}</p>{cells.head(20).to_html(index=False, escape=True)}"
 
     @property
-    def own_figures(self) -> dict[str, Callable[..., Any]]:
+    def custom_figures(self) -> dict[str, Callable[..., Any]]:
         """Return the custom figure functions, keyed by import path."""
         kinds = [figure["kind"] for figure in self.figures]
         return {kind: self.names.load(kind) for kind in kinds if ":" in kind}
 
     def _check_names(self, reader: str) -> None:
-        for name in self.own_kinds:
+        for name in self.custom_kinds:
             if name.startswith("__main__:") or "<locals>" in name:
                 raise InputError(
                     f"{name}: cannot be imported by {reader}; move it to a file, such as mine.py"
@@ -328,7 +328,7 @@ def run(
         nothing_new = outcome.already_finished and not outcome.renewed and page.exists()
         if nothing_new or len(outcome.errors) == outcome.batches:
             return Finished(outcome, None)
-        written = report.write_report(outcome.directory, study.own_figures, reporter.update)
+        written = report.write_report(outcome.directory, study.custom_figures, reporter.update)
         results_folder(directory).send_report(written.paths, outcome.directory)
     return Finished(outcome, written)
 
@@ -342,7 +342,7 @@ def _probes(probes: Any, names: ImportPaths) -> Any:
     return values | {"own": [describe(probe, registry.PROBE, names) for probe in own]}
 
 
-def _listed(things: Any, place: str) -> Sequence[Any]:
-    if not isinstance(things, list | tuple):
-        raise InputError(f"{place}: expected a list, got {things!r:.60}; enclose it in brackets")
-    return things
+def _listed(items: Any, location: str) -> Sequence[Any]:
+    if not isinstance(items, list | tuple):
+        raise InputError(f"{location}: expected a list, got {items!r:.60}; enclose it in brackets")
+    return items

@@ -93,7 +93,7 @@ def phase_diagram(
     default = study.folder().with_name(f"{study.name}_phase_diagram")
     measured = _Measured(study, Path(folder or default), metric, phase)
     seeds = len(study.seeds)
-    places = {value: place for place, value in enumerate(values)}
+    places = {value: location for location, value in enumerate(values)}
     points = [(c, values[k]) for c in columns for k in sorted(wanted({}, seeds, len(values), parts))]
     outcomes = pd.DataFrame()
     with Reporter(quiet) as reporter:
@@ -105,9 +105,9 @@ def phase_diagram(
             known = {column: outcomes[outcomes["x"] == column] for column in columns}
             crossed = {column: counts(own, places) for column, own in known.items()}
             points = [
-                (column, values[place])
+                (column, values[location])
                 for column in columns
-                for place in sorted(wanted(crossed[column], seeds, len(values), parts))
+                for location in sorted(wanted(crossed[column], seeds, len(values), parts))
             ]
     rows = [
         {"x": column, **threshold(crossed[column], seeds, values)}
@@ -171,8 +171,10 @@ def bracket(crossed: Mapping[int, int], rank: int, number: int) -> Bracket:
         rank: k.
         number: number of values.
     """
-    above = min((place for place, count in crossed.items() if count >= rank), default=number)
-    below = max((place for place, count in crossed.items() if place < above and count < rank), default=-1)
+    above = min((location for location, count in crossed.items() if count >= rank), default=number)
+    below = max(
+        (location for location, count in crossed.items() if location < above and count < rank), default=-1
+    )
     return Bracket(below, above)
 
 
@@ -190,7 +192,7 @@ def wanted(crossed: Mapping[int, int], seeds: int, number: int, parts: int = 2) 
         return ({0, number - 1} | cuts(0, number - 1)) - crossed.keys()
     found = (bracket(crossed, rank, number) for rank in ranks(seeds) if 0 < rank <= seeds)
     inside = [(low, high) for low, high in found if low >= 0 and high < number]
-    return {place for low, high in inside for place in cuts(low, high)}
+    return {location for low, high in inside for location in cuts(low, high)}
 
 
 def threshold(crossed: Mapping[int, int], seeds: int, values: Sequence[int | float]) -> dict[str, Any]:
@@ -266,7 +268,7 @@ class _Measured:
     def __init__(self, study: Study, folder: Path, metric: str, phase: str | None) -> None:
         self._study, self._folder = study, folder
         self._metric, self._phase = metric, phase
-        self._code = {name: study.names.code_hash(name) for name in study.own_kinds}
+        self._code = {name: study.names.code_hash(name) for name in study.custom_kinds}
         self._values: dict[tuple[str, int], float] = {}
         # Code without a hash may have changed, so its results are not reused.
         known = [] if None in self._code.values() else sorted(folder.glob("round-*/manifest.json"))

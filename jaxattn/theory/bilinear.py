@@ -17,14 +17,14 @@ from jaxattn.theory.selection import require_finite
 Norm = Literal["frobenius", "nuclear"]
 # Maximum number of violated pairs per sequence to add to the working set in each round.
 _ADDED = 2
-_MOST_ROUNDS = 200
+_MAX_ROUNDS = 200
 # Scores, and sums of differences, below this fraction of the lengths involved are treated as rounding error.
 _VANISHES = 1e-14
 # Relative duality gap for the first rounds of the barrier method, and its reduction factor in later rounds.
 _COARSE = 1e-2
 # Factor between successive values of the barrier parameter t, maximum number of values, maximum number of
 # Newton steps per value, and Newton decrement at which these steps stop.
-_FASTER, _MOST_VALUES, _NEWTON_STEPS, _CENTRED = 12.0, 30, 40, 1e-9
+_FASTER, _MAX_VALUES, _NEWTON_STEPS, _CENTRED = 12.0, 30, 40, 1e-9
 # Maximum number of points on the central path from which its end is extrapolated.
 _EXTRAPOLATED = 5
 
@@ -41,7 +41,7 @@ class BilinearMargin(NamedTuple):
         margin: min over pairs of uᵀ W z / ‖W‖; 0 if W does not separate the pairs.
         margin_bound: ‖Y‖* / Σ λ, an upper bound on the margin of every matrix; inf if there are no pairs.
         multipliers: (m,); λ.
-        status: SOLVED, LOOSE (the gap is above the tolerance), NOTHING (no pairs), INFEASIBLE (Y vanishes
+        status: SOLVED, LOOSE (the gap is above the tolerance), NO_PAIRS (no pairs), INFEASIBLE (Y vanishes
             although some multipliers are nonzero) or UNDECIDED.
     """
 
@@ -54,7 +54,7 @@ class BilinearMargin(NamedTuple):
     @property
     def duality_gap(self) -> float:
         """Duality gap 1 - (margin / margin_bound)²; 0 without pairs, 1 if W does not separate the pairs."""
-        if self.status == Status.NOTHING:
+        if self.status == Status.NO_PAIRS:
             return 0.0
         return max(1 - (self.margin / self.margin_bound) ** 2, 0.0) if self.margin > 0 else 1.0
 
@@ -136,7 +136,7 @@ def bilinear_max_margin(
         )
     shape = (u.shape[1], z.shape[1])
     if len(u) == 0:
-        return BilinearMargin(np.zeros(shape), np.inf, np.inf, np.zeros(0), Status.NOTHING)
+        return BilinearMargin(np.zeros(shape), np.inf, np.inf, np.zeros(0), Status.NO_PAIRS)
     vanishing = ~((u != 0).any(axis=1) & (z != 0).any(axis=1)[sequence])
     if vanishing.any():
         return BilinearMargin(np.zeros(shape), 0.0, 0.0, 1.0 * vanishing, Status.INFEASIBLE)
@@ -171,7 +171,7 @@ def _frobenius(pairs: _Pairs, tolerance: float) -> tuple[np.ndarray, np.ndarray]
     """Return W and the multipliers with the smallest gap, from a dual active set with cutting planes."""
     chosen = _shortest(pairs)
     multipliers, best = np.zeros(len(pairs.u)), None
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         u, z = pairs.of(chosen)
         # Rows with the same inner products as the matrices u zᵀ of the chosen pairs. A zero row is appended
         # below, so that each row's difference from it is the row itself.
@@ -264,7 +264,7 @@ def _nuclear(pairs: _Pairs, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
         return W, multipliers
     chosen = np.union1d(_shortest(pairs), np.flatnonzero(multipliers))
     target, best = _COARSE, None
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         inside, W = _central_path(*pairs.of(chosen), target)
         multipliers = np.zeros(len(pairs.u))
         multipliers[chosen] = inside
@@ -296,7 +296,7 @@ def _central_path(u: np.ndarray, z: np.ndarray, target: float) -> tuple[np.ndarr
     t, products = 1 / multipliers[0], (u @ u.T, z @ z.T)
     best: tuple[float, np.ndarray, np.ndarray] = (1.0, multipliers, u.T @ z)
     path: list[tuple[np.ndarray, np.ndarray]] = []
-    for _ in range(_MOST_VALUES):
+    for _ in range(_MAX_VALUES):
         try:
             multipliers, W = _centre(u, z, products, multipliers, t)
         except np.linalg.LinAlgError:  # rounding has made the Hessian indefinite

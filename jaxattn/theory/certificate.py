@@ -35,13 +35,13 @@ class Status(IntEnum):
 
     SOLVED: the duality gap is within the tolerance.
 
-    NOTHING: there are no pairs of tokens to separate, and p = 0.
+    NO_PAIRS: there are no pairs of tokens to separate, and p = 0.
 
     LOOSE: p satisfies all constraints, but its duality gap is above the tolerance.
 
     INFEASIBLE: the multipliers prove that no p satisfies all constraints.
 
-    CIRCLE: the pairs form a cycle in which each token must score higher than the next, which is
+    CYCLE: the pairs form a cycle in which each token must score higher than the next, which is
     infeasible for any keys.
 
     UNDECIDED: the solver found neither a feasible p nor a proof that none exists.
@@ -50,20 +50,20 @@ class Status(IntEnum):
     """
 
     SOLVED = 0
-    NOTHING = 1
+    NO_PAIRS = 1
     LOOSE = 2
     INFEASIBLE = 3
-    CIRCLE = 4
+    CYCLE = 4
     UNDECIDED = 5
     INVALID = 6
 
 
 _REASONS = {
     Status.SOLVED: "solved to the tolerance",
-    Status.NOTHING: "there are no tokens to separate, so p = 0",
+    Status.NO_PAIRS: "there are no tokens to separate, so p = 0",
     Status.LOOSE: "p separates the selection, but its duality gap is above the tolerance",
     Status.INFEASIBLE: "no direction separates the selection: the multipliers sum its differences to zero",
-    Status.CIRCLE: "no scores fit the selection: along its pairs, tokens outrank each other in a cycle",
+    Status.CYCLE: "no scores fit the selection: along its pairs, tokens outrank each other in a cycle",
     Status.UNDECIDED: "undecided: the solver found neither a separating direction nor a proof of none",
     Status.INVALID: "not tried: keys hold NaN or inf, or are beyond 1e140 or all below 1e-140 (rescale "
     "them), or a sequence has no selected token",
@@ -125,12 +125,12 @@ class MaxMargin(Brief):
     @property
     def feasible(self) -> Leaf:
         """Bool or (S,) bool; True if p satisfies all constraints. False does not prove infeasibility."""
-        return self._is(Status.SOLVED, Status.NOTHING, Status.LOOSE)
+        return self._is(Status.SOLVED, Status.NO_PAIRS, Status.LOOSE)
 
     @property
     def infeasible(self) -> Leaf:
         """Bool or (S,) bool; True if the multipliers prove that no p satisfies all constraints."""
-        return self._is(Status.INFEASIBLE, Status.CIRCLE)
+        return self._is(Status.INFEASIBLE, Status.CYCLE)
 
     @property
     def decided(self) -> Leaf:
@@ -202,7 +202,7 @@ def certify_max_margin(
         iterations: number of solver iterations, copied to the result.
 
     Returns:
-        The certificate. Its `status` is SOLVED, LOOSE, INFEASIBLE or UNDECIDED, or NOTHING if no pair has a
+        The certificate. Its `status` is SOLVED, LOOSE, INFEASIBLE or UNDECIDED, or NO_PAIRS if no pair has a
         positive required margin.
 
     Raises:
@@ -216,7 +216,7 @@ def certify_max_margin(
             f"{len(better)} pairs and {len(ties)} ties; pass one multiplier per pair and one per tie"
         )
     if not required.any():
-        return unsolved(Status.NOTHING, E.shape[1], ties=ties)
+        return unsolved(Status.NO_PAIRS, E.shape[1], ties=ties)
     support = np.flatnonzero(multipliers > 0)
     weight, pairs = multipliers[support], np.stack([better[support], worse[support]], axis=1)
     total = weight @ required[support]
@@ -271,7 +271,7 @@ def certify_max_margin(
 
 def unsolved(status: Status, dim: int, *, ties: np.ndarray | None = None) -> MaxMargin:
     """Build the result for a problem without constraints, or for a problem that was not solved."""
-    nothing = status == Status.NOTHING
+    nothing = status == Status.NO_PAIRS
     ties = np.zeros((0, 2), np.int32) if ties is None else ties
     return MaxMargin(
         p=np.full(dim, 0.0 if nothing else np.nan),

@@ -37,7 +37,7 @@ class ExactCertificate(NamedTuple):
     gap: float
 
 
-def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> ExactCertificate:
+def certify_exactly(scores: Scores, selection: Selection, solution: MaxMargin) -> ExactCertificate:
     """Certify, in exact arithmetic, a max-margin direction or the absence of any separating direction.
 
         p·(Φ_s - Φ_t) ≥ 1  for every X, its selected token s and its other tokens t,
@@ -48,23 +48,23 @@ def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> 
     Args:
         scores: the keys Φ (m, D) and bags of the problem.
         selection: the selection, with one distinct token per sequence.
-        answer: the solution, as returned by `max_margin(scores, selection)`.
+        solution: the solution, as returned by `max_margin(scores, selection)`.
 
     Raises:
-        InputError: `answer` is a batch, has no pairs, or is undecided; the selection has ties; p does not
+        InputError: `solution` is a batch, has no pairs, or is undecided; the selection has ties; p does not
             separate the selected tokens exactly; or no exact multipliers are found for an infeasible
             selection with more than 128 pairs.
 
     Source:
         Weak duality and Gordan's theorem.
     """
-    if np.ndim(answer.margin) != 0 or len(answer.pairs) == 0 or np.isnan(answer.decided):
+    if np.ndim(solution.margin) != 0 or len(solution.pairs) == 0 or np.isnan(solution.decided):
         raise InputError(
-            f"answer: is a batch, has no pairs or is undecided ({answer.reason}); "
+            f"solution: is a batch, has no pairs or is undecided ({solution.reason}); "
             "pass a decided result of max_margin "
             "for one problem"
         )
-    if len(answer.ties):
+    if len(solution.ties):
         raise InputError("selection: distinct tokens in a sequence are tied; select one token per sequence")
     keys = np.ascontiguousarray(scores.keys, np.float64)
     sequences = _sequences(scores, selection)
@@ -72,15 +72,15 @@ def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> 
     header = b"MAXMARG1" + np.array([*keys.shape, len(sequences)], "<i8").tobytes()
     data = header + keys.astype("<f8").tobytes() + np.array(entries, "<i4").tobytes()
     claim = {"sha256": hashlib.sha256(data).hexdigest()}
-    if answer.infeasible:
-        return ExactCertificate(claim | {"multipliers": _exact_pairs(keys, answer)}, data, math.nan)
-    p, weights = _integers(np.asarray(answer.p)), _integers(np.asarray(answer.multipliers))
-    pairs = [(int(s), int(t), x) for (s, t), x in zip(answer.pairs, weights, strict=True) if x]
+    if solution.infeasible:
+        return ExactCertificate(claim | {"multipliers": _exact_pairs(keys, solution)}, data, math.nan)
+    p, weights = _integers(np.asarray(solution.p)), _integers(np.asarray(solution.multipliers))
+    pairs = [(int(s), int(t), x) for (s, t), x in zip(solution.pairs, weights, strict=True) if x]
     exact, w, unit = _scores_and_sum(keys, p, pairs)
     scale = min(exact[s] - exact[t] for s, others in sequences for t in others)
     if scale <= 0:
         raise InputError(
-            "answer: p fails to separate the selected tokens in exact arithmetic; "
+            "solution: p fails to separate the selected tokens in exact arithmetic; "
             "lower the tolerance of max_margin"
         )
     total = sum(x for *_, x in pairs)
@@ -90,25 +90,25 @@ def certify_exactly(scores: Scores, selection: Selection, answer: MaxMargin) -> 
 
 
 def write_certificate(
-    path: str | Path, scores: Scores, selection: Selection, answer: MaxMargin
+    path: str | Path, scores: Scores, selection: Selection, solution: MaxMargin
 ) -> ExactCertificate:
     """Write the certificate from `certify_exactly` to a JSON file, and its data to a `.bin` file next to it.
 
     `python jaxattn/theory/check_certificate.py PATH` verifies both files using only Python's standard
     library. The gap in the returned certificate is computed exactly and then rounded, whereas
-    `answer.duality_gap` is computed in floating point.
+    `solution.duality_gap` is computed in floating point.
 
     Args:
         path: the JSON file.
         scores: see `certify_exactly`.
         selection: see `certify_exactly`.
-        answer: see `certify_exactly`.
+        solution: see `certify_exactly`.
 
     Raises:
         InputError: see `certify_exactly`.
         RunError: a file cannot be written.
     """
-    found = certify_exactly(scores, selection, answer)
+    found = certify_exactly(scores, selection, solution)
     save_certificate(path, found)
     return found
 
@@ -122,15 +122,17 @@ def save_certificate(path: str | Path, certificate: ExactCertificate) -> None:
         path.write_text(json.dumps(claim), encoding="utf-8")
 
 
-def _exact_pairs(keys: np.ndarray, answer: MaxMargin) -> list[tuple[int, int, int]]:
-    found = exact_multipliers(keys, np.asarray(answer.pairs), np.asarray(answer.multipliers))
+def _exact_pairs(keys: np.ndarray, solution: MaxMargin) -> list[tuple[int, int, int]]:
+    found = exact_multipliers(keys, np.asarray(solution.pairs), np.asarray(solution.multipliers))
     if found is None:
         raise InputError(
-            "answer: infeasible in floating point, but no exact multipliers were found; lower the "
+            "solution: infeasible in floating point, but no exact multipliers were found; lower the "
             "tolerance of max_margin"
         )
     scale = math.lcm(*(x.denominator for x in found))
-    return [(int(s), int(t), int(x * scale)) for (s, t), x in zip(answer.pairs, found, strict=True) if x > 0]
+    return [
+        (int(s), int(t), int(x * scale)) for (s, t), x in zip(solution.pairs, found, strict=True) if x > 0
+    ]
 
 
 def _sequences(scores: Scores, selection: Selection) -> list[tuple[int, list[int]]]:

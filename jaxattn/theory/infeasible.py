@@ -19,7 +19,7 @@ import numpy as np
 # Fraction of the largest singular value below which singular values may be rounding error.
 _DEPENDENT = 1e-9
 # Maximum number of multipliers computed in rational arithmetic.
-_MOST = 60
+_MAX = 60
 
 
 def proves_infeasible(
@@ -46,11 +46,11 @@ def proves_infeasible(
     rows, weight = differences / size[:, None], np.append(multipliers, tie_multipliers) * size
     if _proved_by_span(rows, weight, len(pairs)):
         return True
-    return len(ends) <= _MOST and _rational_multipliers(E, ends, rows, weight, size, len(pairs)) is not None
+    return len(ends) <= _MAX and _rational_multipliers(E, ends, rows, weight, size, len(pairs)) is not None
 
 
 def exact_multipliers(
-    E: np.ndarray, pairs: np.ndarray, multipliers: np.ndarray, most: int = 128
+    E: np.ndarray, pairs: np.ndarray, multipliers: np.ndarray, maximum: int = 128
 ) -> list[Fraction] | None:
     """Return multipliers near the given ones for which the sum of differences is exactly zero, or None.
 
@@ -60,14 +60,14 @@ def exact_multipliers(
         E: (V, d) float64.
         pairs: (k, 2) int; pairs (s, s').
         multipliers: (k,); λ > 0 for each pair.
-        most: maximum k. Computing 100 multipliers takes about 10 seconds, and the time grows like k⁵.
+        maximum: maximum k. Computing 100 multipliers takes about 10 seconds, and the time grows like k⁵.
     """
     differences = E[pairs[:, 0]] - E[pairs[:, 1]]
     size = np.abs(differences).max(axis=1)
     equal = np.flatnonzero(size == 0)
     if len(equal):
         return [Fraction(int(i == equal[0])) for i in range(len(pairs))]
-    if len(pairs) > most:
+    if len(pairs) > maximum:
         return None
     return _rational_multipliers(E, pairs, differences / size[:, None], multipliers * size, size, len(pairs))
 

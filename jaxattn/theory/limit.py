@@ -70,9 +70,9 @@ class Limit(Brief):
     term is attracting if it pulls the lower token towards the top.
 
     Attributes:
-        direction: solution of the max-margin problem for the limit. Its status is NOTHING if no force
+        direction: solution of the max-margin problem for the limit. Its status is NO_PAIRS if no force
             moves p, so that the limit is finite.
-        away: (); 1 - cos between the score differences at p and at p_*, taken over a_top - a_s for all
+        distance: (); 1 - cos between the score differences at p and at p_*, taken over a_top - a_s for all
             tokens s below the top. Components of p that do not affect score differences are ignored. 0 if
             no force moves p.
         gradient: (); norm of the gradient of the tied part of the loss on 𝒯, the span of the differences
@@ -80,27 +80,28 @@ class Limit(Brief):
         curvature: (); smallest eigenvalue of the Hessian of the tied part on 𝒯, relative to the largest;
             inf if there are no ties. Eigenvalues that are zero relative to the cancelling forces are
             excluded, and their eigenvectors are called loose directions.
-        loose: (); component, along the loose directions, of the force represented by the tie multipliers,
-            relative to ‖p_*‖. It must be zero, because no other force acts on tied tokens in these
-            directions.
-        drawn: (); smallest rate of the attracting terms; inf if there are none.
-        level: (); for attracting terms with rate 1, the largest component of the key difference outside
-            the span of 𝒯 and of the support pairs of `direction`, relative to its length; 0 if there are
+        loose_force: (); component, along the loose directions, of the force represented by the tie
+            multipliers, relative to ‖p_*‖. It must be zero, because no other force acts on tied tokens in
+            these directions.
+        attracting_rate: (); smallest rate of the attracting terms; inf if there are none.
+        attracting_component: (); for attracting terms with rate 1, the largest component of the key
+            difference outside the span of 𝒯 and of the support pairs of `direction`, relative to its length;
+            0 if there are none.
+        cancelled_rate: (); smallest rate of the pairs whose first-order forces cancel; inf if there are none.
+        unknown_rate: (); smallest rate of the pairs whose second-order forces also cancel, even without a
+            response of the tied tokens, so that the order of the remaining force is unknown; inf if there are
             none.
-        idle: (); smallest rate of the pairs whose first-order forces cancel; inf if there are none.
-        unknown: (); smallest rate of the pairs whose second-order forces also cancel, even without a response
-            of the tied tokens, so that the order of the remaining force is unknown; inf if there are none.
     """
 
     direction: MaxMargin
-    away: Leaf
+    distance: Leaf
     gradient: Leaf
     curvature: Leaf
-    loose: Leaf
-    drawn: Leaf
-    level: Leaf
-    idle: Leaf
-    unknown: Leaf
+    loose_force: Leaf
+    attracting_rate: Leaf
+    attracting_component: Leaf
+    cancelled_rate: Leaf
+    unknown_rate: Leaf
 
     @property
     def holds(self) -> bool:
@@ -114,10 +115,10 @@ class Limit(Brief):
 
     def brief(self) -> str:
         """Return a one-line summary of the certificate, or the first condition that fails."""
-        return self.reason or f"certified, 1 - cos {float(self.away):.3g}, {self.direction.brief()}"
+        return self.reason or f"certified, 1 - cos {float(self.distance):.3g}, {self.direction.brief()}"
 
     def _conditions(self) -> list[tuple[Any, str]]:
-        solved = int(self.direction.status) in (Status.SOLVED, Status.NOTHING)
+        solved = int(self.direction.status) in (Status.SOLVED, Status.NO_PAIRS)
         return [
             (solved, f"the max-margin problem of the limit: {self.direction.reason}"),
             (
@@ -125,15 +126,28 @@ class Limit(Brief):
                 f"the forces on tied tokens do not balance, gradient {self.gradient:.3g}",
             ),
             (self.curvature > 0, f"tied tokens are not at a strict minimum, curvature {self.curvature:.3g}"),
-            (self.loose <= _NO_FORCE, f"p_* exerts a force along loose directions, loose {self.loose:.3g}"),
-            (self.idle > _ZERO, f"two tokens whose forces cancel approach each other, idle {self.idle:.3g}"),
-            (self.unknown >= 1 / 3 - _ZERO, f"a force of unknown order matters, unknown {self.unknown:.3g}"),
-            (self.drawn >= 1 - _ZERO, f"two tokens attract each other, drawn {self.drawn:.3g}"),
             (
-                self.level <= _NO_FORCE,
-                f"two attracting tokens at rate 1 are not held apart, level {self.level:.3g}",
+                self.loose_force <= _NO_FORCE,
+                f"p_* exerts a force along loose directions (relative size {self.loose_force:.3g})",
             ),
-            (self.away <= _ON_COURSE, f"p is not on course to p_*, 1 - cos {self.away:.3g}"),
+            (
+                self.cancelled_rate > _ZERO,
+                f"two tokens whose forces cancel approach each other (rate {self.cancelled_rate:.3g})",
+            ),
+            (
+                self.unknown_rate >= 1 / 3 - _ZERO,
+                f"a force of unknown order matters (rate {self.unknown_rate:.3g})",
+            ),
+            (
+                self.attracting_rate >= 1 - _ZERO,
+                f"two tokens attract each other (rate {self.attracting_rate:.3g})",
+            ),
+            (
+                self.attracting_component <= _NO_FORCE,
+                "two attracting tokens at rate 1 are not held apart "
+                f"(component {self.attracting_component:.3g})",
+            ),
+            (self.distance <= _ON_COURSE, f"p is not on course to p_*, 1 - cos {self.distance:.3g}"),
         ]
 
 
@@ -200,21 +214,21 @@ def certify_limit(
     required = np.zeros(np.shape(selection.mask))
     required[np.asarray(corpus.bags.count) > 0] = rate
     direction = max_margin_from_constraints(E, constraints(corpus, selection, required), tolerance=tolerance)
-    drawn, level = _attracting(E, entries, order, direction, tied.normals)
+    slowest, component = _attracting(E, entries, order, direction, tied.normals)
     apart = E @ direction.p
     apart = apart[entries.top] - apart[entries.token]
     cancels = order.group >= 0
     unknown = np.append(order.unknown, False)[order.group]
     return Limit(
         direction=direction,
-        away=_angle(E @ p, E @ direction.p, entries),
+        distance=_angle(E @ p, E @ direction.p, entries),
         gradient=gradient,
         curvature=curvature,
-        loose=_loose_force(E, direction, slack),
-        drawn=drawn,
-        level=level,
-        idle=apart[cancels].min(initial=np.inf),
-        unknown=apart[cancels & unknown].min(initial=np.inf),
+        loose_force=_loose_force(E, direction, slack),
+        attracting_rate=slowest,
+        attracting_component=component,
+        cancelled_rate=apart[cancels].min(initial=np.inf),
+        unknown_rate=apart[cancels & unknown].min(initial=np.inf),
     )
 
 

@@ -27,7 +27,7 @@ from jaxattn.theory.normalised import solve_normalised
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 
 # Maximum number of entries of the difference matrix for which the normalised problem is also tried.
-_MOST_NORMALISED = 10_000_000
+_MAX_NORMALISED = 10_000_000
 
 
 class _Problem(NamedTuple):
@@ -52,14 +52,14 @@ class _Problem(NamedTuple):
         better, worse, _, _, required = self.constraints
         dim = self.rows.shape[1]
         limits = {"tolerance": tolerance, "max_steps": 100 * dim + 1000}
-        solution = active_set(self.rows, better, worse, required, **limits)
-        answer = _conclude(self, solution, tolerance=tolerance)
-        decided = answer.status in (Status.SOLVED, Status.INFEASIBLE)
-        if decided or len(required) * self.E.shape[1] > _MOST_NORMALISED:
-            return answer
+        found = active_set(self.rows, better, worse, required, **limits)
+        solution = _conclude(self, found, tolerance=tolerance)
+        decided = solution.status in (Status.SOLVED, Status.INFEASIBLE)
+        if decided or len(required) * self.E.shape[1] > _MAX_NORMALISED:
+            return solution
         other = _conclude(self, *solve_normalised(self.E, self.constraints), tolerance=tolerance)
-        is_better = (other.feasible, -other.duality_gap) > (answer.feasible, -answer.duality_gap)
-        return other if other.infeasible or is_better else answer
+        is_better = (other.feasible, -other.duality_gap) > (solution.feasible, -solution.duality_gap)
+        return other if other.infeasible or is_better else solution
 
 
 def max_margin(
@@ -180,7 +180,7 @@ def _problem(E: np.ndarray, found: Constraints) -> _Problem | MaxMargin:
     if largest > LARGEST or 0 < largest < SMALLEST:
         return unsolved(Status.INVALID, E.shape[1], ties=ties)
     if not required.any():
-        return unsolved(Status.NOTHING, E.shape[1], ties=ties)
+        return unsolved(Status.NO_PAIRS, E.shape[1], ties=ties)
     same = find_equal_keys(E, found)
     if same is not None:
         alone = 1.0 * (np.arange(len(better)) == same)
@@ -191,8 +191,8 @@ def _problem(E: np.ndarray, found: Constraints) -> _Problem | MaxMargin:
         multipliers[around] = 1
         # Move the weight of each tied token to the first token in its group; the sum then vanishes exactly.
         weight = np.bincount(better[around], minlength=len(E)) - np.bincount(worse[around], minlength=len(E))
-        answer = certify_max_margin(E, found, multipliers, 1.0 * weight[ties[:, 1]], tolerance=0.0)
-        return replace(answer, status=np.int8(Status.CIRCLE))
+        solution = certify_max_margin(E, found, multipliers, 1.0 * weight[ties[:, 1]], tolerance=0.0)
+        return replace(solution, status=np.int8(Status.CYCLE))
     rows = np.asarray(np.linalg.qr(E.T, mode="r")).T if len(E) < E.shape[1] else E
     rows = rows / max(np.sqrt(np.square(rows).sum(axis=1).max()), np.finfo(float).tiny)
     return _Problem(E, found, _project_out(rows, ties))
@@ -236,30 +236,30 @@ def _conclude(
     )
 
 
-def _stack(answers: list[MaxMargin]) -> MaxMargin:
+def _stack(solutions: list[MaxMargin]) -> MaxMargin:
     def pad(x: np.ndarray, size: int) -> np.ndarray:
         return np.concatenate([x, np.zeros((size - len(x), *x.shape[1:]), x.dtype)])
 
-    support = max(len(answer.multipliers) for answer in answers)
-    ties = max(len(answer.tie_multipliers) for answer in answers)
-    answers = [
+    support = max(len(solution.multipliers) for solution in solutions)
+    ties = max(len(solution.tie_multipliers) for solution in solutions)
+    solutions = [
         replace(
-            answer,
-            pairs=pad(answer.pairs, support),
-            multipliers=pad(answer.multipliers, support),
-            ties=pad(answer.ties, ties),
-            tie_multipliers=pad(answer.tie_multipliers, ties),
+            solution,
+            pairs=pad(solution.pairs, support),
+            multipliers=pad(solution.multipliers, support),
+            ties=pad(solution.ties, ties),
+            tie_multipliers=pad(solution.tie_multipliers, ties),
         )
-        for answer in answers
+        for solution in solutions
     ]
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *solutions)
 
 
 # Relative singular value below which normalised differences count as linearly dependent.
 _DEPENDENT = 1e-10
 
 
-def differentiable_direction(E: Float[Array | np.ndarray, "V d"], answer: MaxMargin) -> Float[Array, " d"]:
+def differentiable_direction(E: Float[Array | np.ndarray, "V d"], solution: MaxMargin) -> Float[Array, " d"]:
     """Return p of a solved problem, (d,), as a differentiable function of E. Works under jit, grad and vmap.
 
         p(E) = N⁺ b,   b = (1, ..., 1, 0, ..., 0),
@@ -270,38 +270,42 @@ def differentiable_direction(E: Float[Array | np.ndarray, "V d"], answer: MaxMar
 
         dp = -N⁺ dN p + (1 - N⁺ N) dNᵀ (λ, μ).
 
-    `jax.jacobian(differentiable_direction)(E, answer)` is therefore the derivative of
+    `jax.jacobian(differentiable_direction)(E, solution)` is therefore the derivative of
     `certify_limit(...).direction`, the limit of gradient flow on p, with respect to the embeddings. If an
     active pair has a zero multiplier, the direction is not differentiable, and the result is a one-sided
     derivative.
 
     Args:
         E: (V, d) float64; embeddings, equal or close to those for which the problem was solved.
-        answer: the solution of a single problem in which every pair has required margin 1.
+        solution: the solution of a single problem in which every pair has required margin 1.
 
     Raises:
-        InputError: `answer` is a batch, is not a solution, has required margins other than 1, or has a
+        InputError: `solution` is a batch, is not a solution, has required margins other than 1, or has a
             different number of tokens from E.
 
     Source: Fiacco, Introduction to Sensitivity and Stability Analysis in Nonlinear Programming (1983).
     """
-    if np.ndim(answer.margin) != 0:
-        raise InputError("answer: is a batch; select one seed with jax.tree.map(lambda x: x[seed], answer)")
-    if not answer.feasible or len(answer.pairs) == 0:
-        raise InputError(f"answer: has no direction ({answer.reason}); pass a solution of a feasible problem")
-    # λ·b = ‖p‖² for any required margins b, so the multipliers sum to ‖p‖² if every required margin is 1.
-    if not np.isclose(answer.multipliers.sum(), answer.p @ answer.p, rtol=1e-6):
+    if np.ndim(solution.margin) != 0:
         raise InputError(
-            "answer: the required margin is below 1 for some pairs; pass a solution with a "
+            "solution: is a batch; select one seed with jax.tree.map(lambda x: x[seed], solution)"
+        )
+    if not solution.feasible or len(solution.pairs) == 0:
+        raise InputError(
+            f"solution: has no direction ({solution.reason}); pass a solution of a feasible problem"
+        )
+    # λ·b = ‖p‖² for any required margins b, so the multipliers sum to ‖p‖² if every required margin is 1.
+    if not np.isclose(solution.multipliers.sum(), solution.p @ solution.p, rtol=1e-6):
+        raise InputError(
+            "solution: the required margin is below 1 for some pairs; pass a solution with a "
             "required margin of 1 for every pair"
         )
-    ends = np.concatenate([answer.pairs, answer.ties])
+    ends = np.concatenate([solution.pairs, solution.ties])
     if ends.max() >= E.shape[0]:
         raise InputError(
-            f"E: has {E.shape[0]} rows, but `answer` refers to more tokens; "
-            "pass the E used to compute `answer`"
+            f"E: has {E.shape[0]} rows, but `solution` refers to more tokens; "
+            "pass the E used to compute `solution`"
         )
-    required = np.repeat([1.0, 0.0], [len(answer.pairs), len(answer.ties)])
+    required = np.repeat([1.0, 0.0], [len(solution.pairs), len(solution.ties)])
     E = jnp.asarray(E)
     rows = E[ends[:, 0]] - E[ends[:, 1]]
     # Normalised rows have equal influence on the pseudoinverse. Their norms cancel, so they need no gradient.

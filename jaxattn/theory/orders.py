@@ -195,13 +195,13 @@ def _second_order(
     gross = sum((abs(x).T @ _scaled(h, abs(x))).toarray() for h, x in zip(heavy.T, steered, strict=True))
     gross = gross + sizes + sizes.T
     direct = direct + cross + cross.T
-    answer = np.zeros((m, m))
+    solution = np.zeros((m, m))
     if len(tied.normals):
         own = idle, pair[idle], share
         turning = _response(E, entries, loss, tied, own, (weight, along, steered), heavy, below)
-        answer = turning @ np.linalg.solve(tied.hessian, turning.T)
-    second = direct - answer
-    second[np.abs(second) <= _CANCELS_TWICE * (gross + np.abs(answer))] = 0
+        solution = turning @ np.linalg.solve(tied.hessian, turning.T)
+    second = direct - solution
+    second[np.abs(second) <= _CANCELS_TWICE * (gross + np.abs(solution))] = 0
     squares = np.diag(gross)
     unknown = (squares > 0) & (np.abs(np.diag(direct)) <= _CANCELS_TWICE * squares)
     return second, unknown

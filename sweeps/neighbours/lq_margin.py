@@ -61,7 +61,7 @@ def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: 
         raise ja.InputError(f"q: {q}; give a norm from 1 to inf")
     E, found = np.asarray(scores.keys, np.float64), constraints(scores.corpus, selection)
     euclidean = max_margin_from_constraints(E, found, tolerance=tolerance)
-    if q == 2 or not euclidean.feasible or euclidean.status == Status.NOTHING:
+    if q == 2 or not euclidean.feasible or euclidean.status == Status.NO_PAIRS:
         return euclidean
     if q in (1, math.inf):
         return _linear_program(E, found, q, tolerance=tolerance)
@@ -100,7 +100,7 @@ def _reweighted(
             break
     if not answers:
         return end(_of_pairs(euclidean, found, len(E)), euclidean.tie_multipliers, p=p)
-    return min(answers, key=lambda answer: answer.duality_gap)
+    return min(answers, key=lambda solution: solution.duality_gap)
 
 
 def _norm(x: np.ndarray, q: float) -> float:
@@ -109,13 +109,13 @@ def _norm(x: np.ndarray, q: float) -> float:
     return float(largest * np.linalg.norm(x / largest, q))
 
 
-def _of_pairs(answer: MaxMargin, found: Constraints, tokens: int) -> np.ndarray:
+def _of_pairs(solution: MaxMargin, found: Constraints, tokens: int) -> np.ndarray:
     """Return the multipliers of an answer in the order of the pairs of its problem, (m,)."""
     key = found.better.astype(np.int64) * tokens + found.worse
     order = np.argsort(key)
-    place = order[np.searchsorted(key[order], answer.pairs @ np.array([tokens, 1]))]
+    place = order[np.searchsorted(key[order], solution.pairs @ np.array([tokens, 1]))]
     multipliers = np.zeros(len(key))
-    multipliers[place] = answer.multipliers
+    multipliers[place] = solution.multipliers
     return multipliers
 
 

@@ -24,8 +24,8 @@ def test_importing_a_moved_module_reports_its_new_location(old, new):
 
 
 def test_importing_a_moved_submodule_reports_its_new_location():
-    assert moved.place_of("jaxattn.results.judge") == "jaxattn.lab.results.judge"
-    assert moved.place_of("jaxattn.resultant") == ""
+    assert moved.new_location("jaxattn.results.judge") == "jaxattn.lab.results.judge"
+    assert moved.new_location("jaxattn.resultant") == ""
     with pytest.raises(ModuleNotFoundError, match=r"moved to jaxattn\.lab\.results in"):
         importlib.import_module("jaxattn.results.judge")
 

@@ -65,7 +65,7 @@ def test_derivatives_match_plain_gathers(rng, on_gpu, x64):
 
 
 def test_batches_exceeding_the_32_bit_index_limit_are_not_concatenated(on_gpu, monkeypatch, flat):
-    monkeypatch.setattr(ragged, "MOST_POSITIONS", 27)
+    monkeypatch.setattr(ragged, "MAX_POSITIONS", 27)
     jax.vmap(ragged.take)(jnp.zeros((4, 7)), jnp.zeros((4, 2), jnp.int32))
     assert (28,) not in flat
 

@@ -103,7 +103,7 @@ def ran(mine, tmp_path_factory):
 
 def test_custom_objects_are_stored_by_import_path(mine):
     wanted = own(mine)
-    assert {name for name in wanted.own_kinds if name.startswith("code_of_users:")} == {
+    assert {name for name in wanted.custom_kinds if name.startswith("code_of_users:")} == {
         f"code_of_users:{name}"
         for name in ("Turned", "clipped", "Wander", "spread", "Travelled", "Longest", "last_losses")
     }
@@ -203,7 +203,7 @@ def test_a_plan_lists_remaining_and_finished_work(tmp_path):
     wanted = small(axes={"model.dim": [8, 16]})
     cells, groups, sentence, _ = wanted.plan(tmp_path, quick=True)
     assert cells["model.dim"].tolist() == [8, 16]
-    assert groups["lanes"].tolist() == [2, 2]
+    assert groups["runs"].tolist() == [2, 2]
     assert sentence.startswith("small: 2 cells in 2 groups, 2 batches, 0 of them done")
     assert wanted.folder() == Path("results/small")
     assert "2 cells × 2 seeds" in wanted._repr_html_()

@@ -188,7 +188,7 @@ def test_the_interval_covers_the_median_of_any_distribution(rng, law):
     }[law]
     values = np.linspace(-4, 4, 65).tolist()
     found = [search(own, values)[0] for own in draws]
-    covered = np.mean([answer["low"] <= median <= answer["high"] for answer in found])
+    covered = np.mean([solution["low"] <= median <= solution["high"] for solution in found])
     assert covered > 0.92
 
 

@@ -107,9 +107,9 @@ def test_a_minibatch_matches_the_reference(
     monkeypatch.setattr(two_layer_weights, "ROWS", 16)
     monkeypatch.setattr(self_attention, "NUMBERS", 1 << 12)
     if kept is not None:
-        monkeypatch.setattr(self_attention, "_most_kept", lambda corpus, queries: kept)
+        monkeypatch.setattr(self_attention, "_max_kept", lambda corpus, queries: kept)
     batch = jax.jit(Corpus.take)(corpus, jnp.array(own))
-    assert self_attention._most_kept(batch, jnp.zeros((81, 7))) > 0
+    assert self_attention._max_kept(batch, jnp.zeros((81, 7))) > 0
     ids, mask = map(np.asarray, reference.padded_sequences(corpus))
     alone = ja.data.from_sequences(
         [ids[k][mask[k]].tolist() for k in own],

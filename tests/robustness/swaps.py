@@ -31,7 +31,7 @@ from jaxattn.lab.engine.monitor import Interrupted
 from jaxattn.lab.results.read import verify
 from jaxattn.lab.storage import batch_state, files
 
-LANES = [(cell, seed) for cell in (0, 1) for seed in (0, 1)]
+TRIAL_RUNS = [(cell, seed) for cell in (0, 1) for seed in (0, 1)]
 # Name of a batch that no run here has.
 BESIDE = ("cells-00000-00000-seeds-00002-00002", "cells-00001-00001-seeds-00005-00005")
 WHAT = (("mark", "tables", "checkpoint"), ("mark", "tables"), ("mark",), ("tables",), ("checkpoint",))
@@ -213,7 +213,7 @@ def _tables(folder: Path) -> Found:
 
 def _params(folder: Path) -> Found:
     results = ja.load(folder)
-    every = tuple(results.params(cell=cell, seed=seed) for cell, seed in LANES)
+    every = tuple(results.params(cell=cell, seed=seed) for cell, seed in TRIAL_RUNS)
     return Found(results.records[:0], results.tokens[:0], every)
 
 

@@ -59,24 +59,24 @@ def nuclear_by_clarabel(u, z, sequence):
 )
 def test_matrix_matches_an_independent_solver(norm, other, seed):
     given = problem(seed)
-    answer, expected = bilinear_max_margin(*given, norm=norm), other(*given)
-    assert 1 / matrix_norm(expected, norm) == pytest.approx(answer.margin, rel=1e-6)
-    np.testing.assert_allclose(answer.matrix, expected, atol=1e-4 * np.abs(expected).max())
+    solution, expected = bilinear_max_margin(*given, norm=norm), other(*given)
+    assert 1 / matrix_norm(expected, norm) == pytest.approx(solution.margin, rel=1e-6)
+    np.testing.assert_allclose(solution.matrix, expected, atol=1e-4 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("norm", ["frobenius", "nuclear"])
 def test_certificate_can_be_verified_with_numpy(norm):
     u, z, sequence = problem(7, n=20, tokens=9)
-    answer = bilinear_max_margin(u, z, sequence, norm=norm)
-    values = np.array([x @ answer.matrix @ z[i] for x, i in zip(u, sequence, strict=True)])
+    solution = bilinear_max_margin(u, z, sequence, norm=norm)
+    values = np.array([x @ solution.matrix @ z[i] for x, i in zip(u, sequence, strict=True)])
     assert values.min() == pytest.approx(1, abs=1e-9)
-    assert 1 / matrix_norm(answer.matrix, norm) == pytest.approx(answer.margin, rel=1e-12)
-    Y = sum(w * np.outer(x, z[i]) for w, x, i in zip(answer.multipliers, u, sequence, strict=True))
+    assert 1 / matrix_norm(solution.matrix, norm) == pytest.approx(solution.margin, rel=1e-12)
+    Y = sum(w * np.outer(x, z[i]) for w, x, i in zip(solution.multipliers, u, sequence, strict=True))
     dual = np.linalg.norm(Y, "fro" if norm == "frobenius" else 2)
-    assert dual / answer.multipliers.sum() == pytest.approx(answer.margin_bound, rel=1e-9)
-    assert (answer.multipliers >= 0).all()
-    assert answer.margin <= answer.margin_bound * (1 + 1e-12)
-    assert answer.duality_gap < (1e-9 if norm == "frobenius" else 1e-6)
+    assert dual / solution.multipliers.sum() == pytest.approx(solution.margin_bound, rel=1e-9)
+    assert (solution.multipliers >= 0).all()
+    assert solution.margin <= solution.margin_bound * (1 + 1e-12)
+    assert solution.duality_gap < (1e-9 if norm == "frobenius" else 1e-6)
 
 
 def test_single_query_gives_the_same_matrix_for_both_norms():
@@ -93,9 +93,9 @@ def test_diagonal_example_matches_the_closed_form():
     """Pairs e_k, e_k force W_kk ≥ 1: the identity is shortest, of length √k and k."""
     u = z = np.eye(3)
     for norm, length in (("frobenius", np.sqrt(3)), ("nuclear", 3.0)):
-        answer = bilinear_max_margin(u, z, np.arange(3), norm=norm)
-        np.testing.assert_allclose(answer.matrix, np.eye(3), atol=1e-6)
-        assert answer.margin == pytest.approx(1 / length, rel=1e-7)
+        solution = bilinear_max_margin(u, z, np.arange(3), norm=norm)
+        np.testing.assert_allclose(solution.matrix, np.eye(3), atol=1e-6)
+        assert solution.margin == pytest.approx(1 / length, rel=1e-7)
 
 
 @pytest.mark.parametrize("norm", ["frobenius", "nuclear"])
@@ -120,8 +120,8 @@ def test_rotations_leave_the_margin_unchanged():
 @pytest.mark.parametrize("norm", ["frobenius", "nuclear"])
 def test_contradictory_pairs_are_proven_infeasible(norm):
     u, z = np.array([[1.0, 2.0], [-1.0, -2.0]]), np.array([[1.0, 0.5]])
-    answer = bilinear_max_margin(u, z, np.zeros(2, int), norm=norm)
-    assert (answer.status, answer.margin, answer.duality_gap) == (Status.INFEASIBLE, 0.0, 1.0)
+    solution = bilinear_max_margin(u, z, np.zeros(2, int), norm=norm)
+    assert (solution.status, solution.margin, solution.duality_gap) == (Status.INFEASIBLE, 0.0, 1.0)
     u = np.array([[1.0, 2.0], [0.0, 0.0]])  # equal tokens
     assert bilinear_max_margin(u, z, np.zeros(2, int), norm=norm).status == Status.INFEASIBLE
 
@@ -130,11 +130,13 @@ def test_contradictory_pairs_are_proven_infeasible(norm):
 def test_very_different_norms_are_not_reported_as_infeasible(norm):
     """The margin of e_1 and δ e_2 with one query is that of p = (1, 1/δ): δ / √(1 + δ²)."""
     for small in (1e-3, 1e-9, 1e-17):
-        answer = bilinear_max_margin(np.diag([1.0, small]), np.ones((1, 1)), np.zeros(2, int), norm=norm)
-        assert answer.status != Status.INFEASIBLE
-        if answer.margin > 0:
+        solution = bilinear_max_margin(np.diag([1.0, small]), np.ones((1, 1)), np.zeros(2, int), norm=norm)
+        assert solution.status != Status.INFEASIBLE
+        if solution.margin > 0:
             assert (
-                answer.margin <= small / np.hypot(1, small) * (1 + 1e-9) <= answer.margin_bound * (1 + 1e-6)
+                solution.margin
+                <= small / np.hypot(1, small) * (1 + 1e-9)
+                <= solution.margin_bound * (1 + 1e-6)
             )
     assert (
         bilinear_max_margin(np.diag([1.0, 1e-3]), np.ones((1, 1)), np.zeros(2, int)).status == Status.SOLVED
@@ -142,9 +144,9 @@ def test_very_different_norms_are_not_reported_as_infeasible(norm):
 
 
 def test_problem_without_pairs_has_an_infinite_margin():
-    answer = bilinear_max_margin(np.zeros((0, 3)), np.ones((2, 4)), np.zeros(0, int))
-    assert answer.status == Status.NOTHING
-    assert answer.margin == np.inf
+    solution = bilinear_max_margin(np.zeros((0, 3)), np.ones((2, 4)), np.zeros(0, int))
+    assert solution.status == Status.NO_PAIRS
+    assert solution.margin == np.inf
 
 
 def test_unknown_sequences_and_nan_raise_one_line_errors():

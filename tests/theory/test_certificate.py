@@ -54,16 +54,16 @@ def test_any_multipliers_bound_the_margin_and_the_distance_to_the_solution(feasi
         # Multipliers from a pseudoinverse have errors of its condition number times rounding.
         for size, least, most in [(0.0, 0.0, 1e-12), (1e-6, 1e-9, 0.01), (1e-4, 1e-7, 0.9)]:
             off = multipliers + size * noise
-            answer = certify_max_margin(E, found, off, keep_ties(E, found, off), tolerance=1e-10)
-            assert answer.status == (Status.LOOSE if size else Status.SOLVED)
-            assert least <= answer.duality_gap <= most
-            assert answer.margin <= exact.margin * (1 + 1e-12)
-            assert answer.margin_bound >= exact.margin * (1 - 1e-12)
-            expected = 1 - (answer.margin / answer.margin_bound) ** 2
-            np.testing.assert_allclose(answer.duality_gap, expected, rtol=1e-12, atol=1e-14)
-            distance = np.linalg.norm(answer.p - exact.p) / np.linalg.norm(answer.p)
-            assert distance**2 <= answer.duality_gap + 1e-14
-            assert answer.primal_residual < 1e-12
+            solution = certify_max_margin(E, found, off, keep_ties(E, found, off), tolerance=1e-10)
+            assert solution.status == (Status.LOOSE if size else Status.SOLVED)
+            assert least <= solution.duality_gap <= most
+            assert solution.margin <= exact.margin * (1 + 1e-12)
+            assert solution.margin_bound >= exact.margin * (1 - 1e-12)
+            expected = 1 - (solution.margin / solution.margin_bound) ** 2
+            np.testing.assert_allclose(solution.duality_gap, expected, rtol=1e-12, atol=1e-14)
+            distance = np.linalg.norm(solution.p - exact.p) / np.linalg.norm(solution.p)
+            assert distance**2 <= solution.duality_gap + 1e-14
+            assert solution.primal_residual < 1e-12
             generous = certify_max_margin(E, found, off, keep_ties(E, found, off), tolerance=most)
             assert generous.status == Status.SOLVED
 
@@ -73,9 +73,9 @@ def test_solutions_with_violated_ties_are_not_feasible(feasible):
     for E, found, multipliers, exact in feasible:
         if len(found.ties):
             off = exact.tie_multipliers * (1 + 1e-4)
-            answer = certify_max_margin(E, found, multipliers, off, tolerance=1e-10)
-            assert answer.status == Status.UNDECIDED
-            assert np.isnan(answer.p).all()
+            solution = certify_max_margin(E, found, multipliers, off, tolerance=1e-10)
+            assert solution.status == Status.UNDECIDED
+            assert np.isnan(solution.p).all()
             count += 1
     assert count > 5
 
@@ -85,16 +85,16 @@ def test_invalid_infeasibility_proofs_are_rejected(infeasible, feasible, rng):
         assert exact.status == Status.INFEASIBLE
         off = multipliers.copy()
         off[multipliers.argmax()] *= 1 + 1e-6
-        answer = certify_max_margin(E, found, off, exact.tie_multipliers, tolerance=1e-10)
-        assert answer.status == Status.UNDECIDED
-        assert not answer.feasible
-        assert not answer.infeasible
-        assert answer.duality_gap == 1
+        solution = certify_max_margin(E, found, off, exact.tie_multipliers, tolerance=1e-10)
+        assert solution.status == Status.UNDECIDED
+        assert not solution.feasible
+        assert not solution.infeasible
+        assert solution.duality_gap == 1
     for E, found, _, _ in feasible:
         for _ in range(5):
             random = rng.exponential(size=len(found.better))
-            answer = certify_max_margin(E, found, random, keep_ties(E, found, random), tolerance=1e-10)
-            assert answer.status != Status.INFEASIBLE
+            solution = certify_max_margin(E, found, random, keep_ties(E, found, random), tolerance=1e-10)
+            assert solution.status != Status.INFEASIBLE
 
 
 def test_negative_multipliers_and_the_scale_of_multipliers_are_ignored(feasible):
@@ -121,11 +121,11 @@ def test_bounds_contain_the_margin_of_two_orthogonal_differences():
 
 
 def test_each_seed_in_a_batch_has_a_reason():
-    nothing, invalid = (unsolved(status, 3) for status in (Status.NOTHING, Status.INVALID))
+    nothing, invalid = (unsolved(status, 3) for status in (Status.NO_PAIRS, Status.INVALID))
     assert nothing.feasible is True
     assert invalid.feasible is False
     assert "no tokens to separate" in nothing.reason
-    both = replace(nothing, status=np.array([Status.NOTHING, Status.INVALID], np.int8))
+    both = replace(nothing, status=np.array([Status.NO_PAIRS, Status.INVALID], np.int8))
     assert isinstance(both, MaxMargin)
     assert both.feasible.tolist() == [True, False]
     assert both.infeasible.tolist() == [False, False]
@@ -148,9 +148,9 @@ def test_rounded_multipliers_prove_the_margin_for_nearly_opposite_differences():
         required=np.ones(2),
     )
     E = np.array([[1.0, 0.01], [-1.0, 0.01], [0.0, 0.0]])
-    answer = certify_max_margin(E, found, np.array([1.0, 1 + 1e-10]), np.zeros(0), tolerance=1e-10)
-    assert answer.status == Status.SOLVED
-    np.testing.assert_allclose(answer.margin, 0.01, rtol=1e-13)
+    solution = certify_max_margin(E, found, np.array([1.0, 1 + 1e-10]), np.zeros(0), tolerance=1e-10)
+    assert solution.status == Status.SOLVED
+    np.testing.assert_allclose(solution.margin, 0.01, rtol=1e-13)
 
 
 def test_a_wrong_number_of_multipliers_is_rejected(feasible):

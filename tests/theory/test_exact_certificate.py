@@ -35,9 +35,9 @@ def separable(instances):
     """Feasible problems without ties, with their answers."""
     found = []
     for corpus, E, _, chosen in instances:
-        answer = ja.theory.max_margin(ja.theory.Scores(E, corpus), chosen)
-        if answer.feasible and not len(answer.ties):
-            found.append((ja.theory.Scores(E, corpus), chosen, answer))
+        solution = ja.theory.max_margin(ja.theory.Scores(E, corpus), chosen)
+        if solution.feasible and not len(solution.ties):
+            found.append((ja.theory.Scores(E, corpus), chosen, solution))
     assert len(found) >= 8
     return found
 
@@ -63,9 +63,9 @@ def pairs_of(scores, bags):
 def test_claims_in_certificates_hold_in_rational_arithmetic(instances, separable, loops, tmp_path):
     bags, _ = loops
     scores_of = {id(E): scores for _, E, scores, _ in instances}
-    for number, (scores, chosen, answer) in enumerate(separable):
+    for number, (scores, chosen, solution) in enumerate(separable):
         path = tmp_path / f"{number}.json"
-        gap = ja.theory.write_certificate(path, scores, chosen, answer).gap
+        gap = ja.theory.write_certificate(path, scores, chosen, solution).gap
         claim = json.loads(path.read_text())
         p = [Fraction(x) / Fraction(claim["scale"]) for x in claim["p"]]
         E = scores.keys
@@ -81,7 +81,7 @@ def test_claims_in_certificates_hold_in_rational_arithmetic(instances, separable
         assert float(proven) == gap
         assert proven <= Fraction(claim["gap"]) <= proven * Fraction(1002, 1000)
         # The gap is a few units in the last place, so its floating-point value is rounded.
-        assert 0 <= gap < 1e-12 + 2 * answer.duality_gap
+        assert 0 <= gap < 1e-12 + 2 * solution.duality_gap
         assert check(path) == ""
 
 
@@ -271,14 +271,14 @@ def test_problems_without_an_exact_certificate_are_rejected(instances, separable
     scores = ja.theory.Scores(E, corpus)
     with pytest.raises(InputError, match="tie"):
         ja.theory.write_certificate(path, scores, chosen, ja.theory.max_margin(scores, chosen))
-    scores, chosen, answer = separable[0]
-    batch = jax.tree.map(lambda x: np.stack([x, x]), answer)
+    scores, chosen, solution = separable[0]
+    batch = jax.tree.map(lambda x: np.stack([x, x]), solution)
     with pytest.raises(InputError, match="is a batch, has no pairs or is undecided"):
         ja.theory.write_certificate(path, scores, chosen, batch)
     with pytest.raises(InputError, match="fails to separate the selected tokens in exact arithmetic"):
-        ja.theory.write_certificate(path, scores, chosen, answer.replace(p=-answer.p))
+        ja.theory.write_certificate(path, scores, chosen, solution.replace(p=-solution.p))
     with pytest.raises(RunError, match="cannot be written"):
-        ja.theory.write_certificate(tmp_path / "missing" / "a.json", scores, chosen, answer)
+        ja.theory.write_certificate(tmp_path / "missing" / "a.json", scores, chosen, solution)
     assert not path.exists()
 
 
@@ -303,9 +303,9 @@ def infeasible(rng, dim, cycles):
 def test_infeasibility_certificates_sum_to_exactly_zero(dim, cycles, rng, tmp_path):
     path = tmp_path / "a.json"
     scores, chosen = infeasible(rng, dim, cycles)
-    answer = ja.theory.max_margin(scores, chosen)
-    assert answer.infeasible
-    assert np.isnan(ja.theory.write_certificate(path, scores, chosen, answer).gap)
+    solution = ja.theory.max_margin(scores, chosen)
+    assert solution.infeasible
+    assert np.isnan(ja.theory.write_certificate(path, scores, chosen, solution).gap)
     claim = json.loads(path.read_text())
     w = [Fraction(0)] * dim
     for s, t, weight in claim["multipliers"]:
@@ -360,17 +360,17 @@ def test_equal_keys_of_selected_and_unselected_tokens_are_infeasible(tmp_path):
     corpus = ja.data.from_sequences([[0, 1], [1, 2]], [1, -1], vocab_size=3)
     scores = ja.theory.Scores(np.array([[1.0, 0.3], [1.0, 0.3], [0.0, 1.0]]), corpus)
     chosen = ja.theory.selection_of(jax.numpy.asarray([True, False, True]), corpus)
-    answer = ja.theory.max_margin(scores, chosen)
-    assert answer.infeasible
-    ja.theory.write_certificate(tmp_path / "a.json", scores, chosen, answer)
+    solution = ja.theory.max_margin(scores, chosen)
+    assert solution.infeasible
+    ja.theory.write_certificate(tmp_path / "a.json", scores, chosen, solution)
     assert check(tmp_path / "a.json") == ""
     assert json.loads((tmp_path / "a.json").read_text())["multipliers"] == [[0, 1, 1]]
 
 
 def test_inexact_infeasibility_multipliers_are_rejected(rng, tmp_path):
     scores, chosen = infeasible(rng, 5, cycles=False)
-    answer = ja.theory.max_margin(scores, chosen)
-    wrong = answer.replace(pairs=answer.pairs[:-1], multipliers=answer.multipliers[:-1])
+    solution = ja.theory.max_margin(scores, chosen)
+    wrong = solution.replace(pairs=solution.pairs[:-1], multipliers=solution.multipliers[:-1])
     with pytest.raises(InputError, match="no exact multipliers were found"):
         ja.theory.write_certificate(tmp_path / "a.json", scores, chosen, wrong)
 

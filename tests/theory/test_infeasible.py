@@ -42,15 +42,15 @@ def test_rows_whose_convex_hull_contains_zero_are_infeasible(rng, dim, scale):
 
 def test_opposite_rows_of_any_norm_are_infeasible(rng):
     row = rng.normal(size=7)
-    answer = solve(np.stack([row, -0.25 * row, rng.normal(size=7)]))
-    assert answer.status == Status.INFEASIBLE
+    solution = solve(np.stack([row, -0.25 * row, rng.normal(size=7)]))
+    assert solution.status == Status.INFEASIBLE
 
 
 def test_keys_whose_squares_overflow_or_underflow_are_invalid():
     for scale in (1e200, 1e-200):
-        answer = solve(scale * np.eye(3))
-        assert answer.status == Status.INVALID
-        assert "rescale" in answer.reason
+        solution = solve(scale * np.eye(3))
+        assert solution.status == Status.INVALID
+        assert "rescale" in solution.reason
 
 
 def test_multipliers_with_the_wrong_sign_do_not_prove_infeasibility():

@@ -96,7 +96,7 @@ def test_direction_matches_an_independent_solver(seed, dim, loops, shortest):
     if certificate.direction.feasible:
         np.testing.assert_allclose(certificate.direction.p, p, atol=1e-5 * max(1, np.abs(p).max()))
         drawn = [p @ (params.E[s] - params.E[t]) for (s, t), pull in net.items() if pull < -1e-7]
-        np.testing.assert_allclose(certificate.drawn, min(drawn, default=np.inf), atol=1e-4)
+        np.testing.assert_allclose(certificate.attracting_rate, min(drawn, default=np.inf), atol=1e-4)
     if ties and not any(top == below for top, below in net):
         apart = np.array([params.E[s] - params.E[t] for s, t in ties])
         basis = np.linalg.svd(apart, full_matrices=False)[2]
@@ -127,7 +127,7 @@ def test_a_limit_matches_a_manual_calculation():
     np.testing.assert_allclose(certificate.direction.p, np.array([1, 1, -2]) / 3, atol=1e-12)
     assert certificate.gradient <= 1e-15
     assert certificate.curvature == 1.0
-    assert certificate.drawn == certificate.idle == np.inf
+    assert certificate.attracting_rate == certificate.cancelled_rate == np.inf
 
 
 def test_violated_conditions_are_reported():
@@ -152,7 +152,7 @@ def test_a_pair_with_an_attracting_force_must_be_separated_by_other_pairs():
         one_layer(params, corpus), params.p, ja.theory.selection(params.p, ja.theory.Scores(params.E, corpus))
     )
     assert certificate.direction.feasible
-    assert certificate.drawn == pytest.approx(0, abs=1e-12)
+    assert certificate.attracting_rate == pytest.approx(0, abs=1e-12)
     assert not certificate.holds
 
 
@@ -172,7 +172,7 @@ def test_sequences_with_underflowing_weights_still_exert_force(value):
     chosen = ja.theory.selection(params.p, ja.theory.Scores(E, corpus))
     certificate = certify_limit(one_layer(params, corpus), params.p, chosen)
     assert certificate.holds
-    assert certificate.idle == np.inf
+    assert certificate.cancelled_rate == np.inf
     np.testing.assert_allclose(
         certificate.direction.p, ja.theory.max_margin(ja.theory.Scores(E, corpus), chosen).p, rtol=1e-9
     )
@@ -197,7 +197,7 @@ def test_tied_tokens_with_equal_embeddings_are_always_balanced():
     params, corpus, both = by_hand([20, 20, -40])
     E = np.array([[1.0, 0, 0], [1, 0, 0], [0, 0, 1]])
     certificate = certify_limit(one_layer(params.replace(E=E), corpus), np.array([20.0, 0, -40]), both)
-    assert (certificate.gradient, certificate.curvature, certificate.loose) == (0.0, np.inf, 0.0)
+    assert (certificate.gradient, certificate.curvature, certificate.loose_force) == (0.0, np.inf, 0.0)
     assert certificate.direction.feasible
 
 
@@ -207,7 +207,7 @@ def test_a_finite_limit_on_a_curve_of_equilibria_has_no_force():
     params = ja.models.one_layer.Params(E=np.eye(3), p=np.zeros(3), v=np.array([1.0, -1.0, 0.0]))
     every = Selection(np.asarray(corpus.bags.count) > 0)
     certificate = certify_limit(one_layer(params, corpus), params.p, every)
-    assert certificate.loose == 0.0
+    assert certificate.loose_force == 0.0
     assert certificate.holds
 
 
@@ -229,7 +229,7 @@ def test_a_second_order_pair_requires_a_rate_of_one_half():
     limit = certify_limit(scores, path.p[-1], path.selection)
     assert limit.holds, limit.reason
     np.testing.assert_allclose(limit.direction.p, [1, 0.1], atol=1e-9)
-    assert limit.away < 1e-9
+    assert limit.distance < 1e-9
 
 
 def test_an_unstable_point_has_no_certificate():

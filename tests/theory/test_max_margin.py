@@ -33,40 +33,40 @@ def constraints_by_loop(instance, bags):
     return sorted(pairs), sorted(ties)
 
 
-def combine(E, answer):
+def combine(E, solution):
     """Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')."""
-    (s, t), (x, y) = answer.pairs.T, answer.ties.T
-    return answer.multipliers @ (E[s] - E[t]) + answer.tie_multipliers @ (E[x] - E[y])
+    (s, t), (x, y) = solution.pairs.T, solution.ties.T
+    return solution.multipliers @ (E[s] - E[t]) + solution.tie_multipliers @ (E[x] - E[y])
 
 
-def check(instance, answer, bags, shortest):
+def check(instance, solution, bags, shortest):
     """Check an answer against its problem and the independent solver."""
     E = instance.E
     pairs, ties = constraints_by_loop(instance, bags)
     expected = shortest([E[s] - E[t] for s, t in pairs], np.ones(len(pairs)), [E[s] - E[t] for s, t in ties])
-    assert answer.feasible == (expected is not None)
-    real = answer.multipliers != 0
-    assert (answer.multipliers >= 0).all()
-    assert set(map(tuple, answer.pairs[real].tolist())) <= set(pairs)
-    if not answer.feasible:
+    assert solution.feasible == (expected is not None)
+    real = solution.multipliers != 0
+    assert (solution.multipliers >= 0).all()
+    assert set(map(tuple, solution.pairs[real].tolist())) <= set(pairs)
+    if not solution.feasible:
         # A non-negative combination of the differences is zero, so they cannot all be positive.
-        assert answer.status == Status.INFEASIBLE
-        np.testing.assert_allclose(answer.multipliers.sum(), 1, rtol=1e-14)
-        np.testing.assert_allclose(combine(E, answer), 0, atol=1e-13 * np.abs(E).max())
-        assert np.isnan(answer.p).all()
-        assert answer.margin == 0
+        assert solution.status == Status.INFEASIBLE
+        np.testing.assert_allclose(solution.multipliers.sum(), 1, rtol=1e-14)
+        np.testing.assert_allclose(combine(E, solution), 0, atol=1e-13 * np.abs(E).max())
+        assert np.isnan(solution.p).all()
+        assert solution.margin == 0
         return
-    assert answer.status == Status.SOLVED
+    assert solution.status == Status.SOLVED
     # The independent solution has an error of up to 3e-11.
-    assert length(answer.p - expected) < 1e-8 * length(expected)
-    assert min((E[s] - E[t]) @ answer.p for s, t in pairs) > 1 - 1e-12
-    assert all(abs((E[s] - E[t]) @ answer.p) < 1e-11 for s, t in ties)
-    np.testing.assert_allclose(combine(E, answer), answer.p, atol=1e-12 * length(answer.p))
-    np.testing.assert_allclose(answer.margin, 1 / length(answer.p), rtol=1e-13)
-    np.testing.assert_allclose(answer.margin_bound, answer.margin, rtol=1e-12)
-    assert answer.duality_gap < 1e-12
-    assert answer.primal_residual < 1e-12
-    assert answer.dual_residual < 1e-12
+    assert length(solution.p - expected) < 1e-8 * length(expected)
+    assert min((E[s] - E[t]) @ solution.p for s, t in pairs) > 1 - 1e-12
+    assert all(abs((E[s] - E[t]) @ solution.p) < 1e-11 for s, t in ties)
+    np.testing.assert_allclose(combine(E, solution), solution.p, atol=1e-12 * length(solution.p))
+    np.testing.assert_allclose(solution.margin, 1 / length(solution.p), rtol=1e-13)
+    np.testing.assert_allclose(solution.margin_bound, solution.margin, rtol=1e-12)
+    assert solution.duality_gap < 1e-12
+    assert solution.primal_residual < 1e-12
+    assert solution.dual_residual < 1e-12
 
 
 @pytest.mark.usefixtures("pricing")
@@ -74,9 +74,9 @@ def test_the_solver_matches_an_independent_solver(instances, loops, shortest):
     bags, _ = loops
     count = 0
     for instance in instances:
-        answer = max_margin(Scores(instance.E, instance.corpus), instance.selection)
-        check(instance, answer, bags, shortest)
-        count += answer.feasible
+        solution = max_margin(Scores(instance.E, instance.corpus), instance.selection)
+        check(instance, solution, bags, shortest)
+        count += solution.feasible
     assert 5 < count < len(instances) - 3
 
 
@@ -100,12 +100,12 @@ def test_batch_matches_individually_solved_problems(instances, loops, shortest, 
     assert batch.p.shape == (len(group), group[0].E.shape[1])
     assert len(batch.reason) == len(group)
     for seed, instance in enumerate(group):
-        answer = jax.tree.map(lambda x: x[seed], batch)  # noqa: B023
-        check(instance, answer, bags, shortest)
+        solution = jax.tree.map(lambda x: x[seed], batch)  # noqa: B023
+        check(instance, solution, bags, shortest)
         alone = max_margin(Scores(instance.E, instance.corpus), instance.selection)
         assert batch.reason[seed] == alone.reason
         if alone.feasible:
-            assert length(answer.p - alone.p) < 1e-10 * length(alone.p)
+            assert length(solution.p - alone.p) < 1e-10 * length(alone.p)
 
 
 def test_failed_seeds_do_not_affect_other_seeds(instances):
@@ -122,7 +122,7 @@ def test_failed_seeds_do_not_affect_other_seeds(instances):
     mask[everything] = True
     batch = max_margin_batch(Scores(E, corpora), Selection(mask))
     assert batch.status[nan] == batch.status[without] == Status.INVALID
-    assert batch.status[everything] == Status.NOTHING
+    assert batch.status[everything] == Status.NO_PAIRS
     assert batch.feasible[[nan, without, everything]].tolist() == [False, False, True]
     assert np.isnan(batch.p[[nan, without]]).all()
     assert (batch.p[everything] == 0).all()
@@ -146,7 +146,7 @@ def test_problems_without_pairs_are_accepted_in_a_batch(instances):
     everything = np.asarray(corpus.bags.count) > 0
     mask = np.stack([everything, np.zeros_like(everything)])
     batch = max_margin_batch(Scores(np.stack([E, E]), corpus), Selection(mask))
-    assert batch.status.tolist() == [Status.NOTHING, Status.INVALID]
+    assert batch.status.tolist() == [Status.NO_PAIRS, Status.INVALID]
     with pytest.raises(InputError, match="one of each per seed"):
         max_margin_batch(Scores(np.zeros((0, *E.shape)), corpus), Selection(mask[:0]))
 
@@ -159,14 +159,14 @@ def test_orthogonal_embeddings_match_a_manual_calculation():
     """
     corpus = ja.data.from_sequences([[0, 1], [0, 2], [2, 0, 0]], [1, 1, -1], vocab_size=3)
     E, w = np.diag([2.0, 1.0, 3.0]), np.array([1 / 4, 1, 1 / 9])
-    answer = max_margin(Scores(E, corpus), selection_of(np.array([True, False, False]), corpus))
+    solution = max_margin(Scores(E, corpus), selection_of(np.array([True, False, False]), corpus))
     top = (w[1] + w[2]) / w.sum()
     scores = np.array([top, top - 1, top - 1])
-    np.testing.assert_allclose(answer.p, scores / np.diag(E), rtol=1e-13)
-    np.testing.assert_allclose(answer.margin, 1 / np.sqrt((w * scores**2).sum()), rtol=1e-13)
-    assert answer.pairs.tolist() == [[0, 1], [0, 2]]
-    np.testing.assert_allclose(answer.multipliers, -w[1:] * scores[1:], rtol=1e-13)
-    assert answer.num_pairs == 2
+    np.testing.assert_allclose(solution.p, scores / np.diag(E), rtol=1e-13)
+    np.testing.assert_allclose(solution.margin, 1 / np.sqrt((w * scores**2).sum()), rtol=1e-13)
+    assert solution.pairs.tolist() == [[0, 1], [0, 2]]
+    np.testing.assert_allclose(solution.multipliers, -w[1:] * scores[1:], rtol=1e-13)
+    assert solution.num_pairs == 2
 
 
 @pytest.mark.usefixtures("pricing")
@@ -174,13 +174,13 @@ def test_problem_with_a_tie_matches_a_manual_calculation():
     """Tokens 0 and 1 tie above token 2: a_0 = a_1 = 1 + a_2, so a_0 = w_2 / (w_0 + w_1 + w_2)."""
     corpus = ja.data.from_sequences([[0, 1, 2]], [1], vocab_size=3)
     E, w = np.diag([2.0, 1.0, 3.0]), np.array([1 / 4, 1, 1 / 9])
-    answer = max_margin(Scores(E, corpus), selection_of(np.array([True, True, False]), corpus))
+    solution = max_margin(Scores(E, corpus), selection_of(np.array([True, True, False]), corpus))
     top = w[2] / w.sum()
-    np.testing.assert_allclose(answer.p, np.array([top, top, top - 1]) / np.diag(E), rtol=1e-13)
-    assert answer.pairs.tolist() == [[0, 2]]
-    assert answer.ties.tolist() == [[0, 1]]
-    np.testing.assert_allclose(answer.multipliers, (w[0] + w[1]) * top, rtol=1e-13)
-    np.testing.assert_allclose(answer.tie_multipliers, -w[1] * top, rtol=1e-13)
+    np.testing.assert_allclose(solution.p, np.array([top, top, top - 1]) / np.diag(E), rtol=1e-13)
+    assert solution.pairs.tolist() == [[0, 2]]
+    assert solution.ties.tolist() == [[0, 1]]
+    np.testing.assert_allclose(solution.multipliers, (w[0] + w[1]) * top, rtol=1e-13)
+    np.testing.assert_allclose(solution.tie_multipliers, -w[1] * top, rtol=1e-13)
 
 
 @pytest.mark.usefixtures("pricing")
@@ -188,11 +188,11 @@ def test_pair_implied_by_other_pairs_has_no_multiplier():
     """Tokens 0, 1, 2 on a line: the pair (0, 2) is implied, and p = 1/2 by the closest pair."""
     corpus = ja.data.from_sequences([[0, 1], [1, 2], [0, 2]], [1, 1, 1], vocab_size=3)
     first = Selection(np.asarray(corpus.bags.index) == np.array([[0], [1], [0]]))
-    answer = max_margin(Scores(np.array([[7.0], [3.0], [1.0]]), corpus), first)
-    np.testing.assert_allclose(answer.p, [0.5], rtol=1e-14)
-    assert answer.pairs.tolist() == [[1, 2]]
-    assert answer.num_pairs == 3
-    np.testing.assert_allclose(answer.multipliers, [0.25], rtol=1e-14)
+    solution = max_margin(Scores(np.array([[7.0], [3.0], [1.0]]), corpus), first)
+    np.testing.assert_allclose(solution.p, [0.5], rtol=1e-14)
+    assert solution.pairs.tolist() == [[1, 2]]
+    assert solution.num_pairs == 3
+    np.testing.assert_allclose(solution.multipliers, [0.25], rtol=1e-14)
 
 
 @pytest.mark.usefixtures("pricing")
@@ -200,13 +200,13 @@ def test_selecting_a_token_between_two_others_is_infeasible():
     """E_2 = (E_0 + 3 E_1) / 4: with weights 1/4 and 3/4 the differences sum to zero."""
     corpus = ja.data.from_sequences([[0, 2], [1, 2]], [1, -1], vocab_size=3)
     E = np.array([[1.0, 0.0, 2.0], [0.0, -1.0, 1.0], [1 / 4, -3 / 4, 5 / 4]])
-    answer = max_margin(Scores(E, corpus), selection_of(np.array([False, False, True]), corpus))
-    assert answer.status == Status.INFEASIBLE
-    assert "no direction separates" in answer.reason
-    assert answer.pairs.tolist() == [[2, 0], [2, 1]]
-    np.testing.assert_allclose(answer.multipliers, [1 / 4, 3 / 4], rtol=1e-12)
-    assert answer.dual_residual < 1e-14
-    assert np.isnan(answer.p).all()
+    solution = max_margin(Scores(E, corpus), selection_of(np.array([False, False, True]), corpus))
+    assert solution.status == Status.INFEASIBLE
+    assert "no direction separates" in solution.reason
+    assert solution.pairs.tolist() == [[2, 0], [2, 1]]
+    np.testing.assert_allclose(solution.multipliers, [1 / 4, 3 / 4], rtol=1e-12)
+    assert solution.dual_residual < 1e-14
+    assert np.isnan(solution.p).all()
 
 
 def test_constraints_that_form_a_cycle_are_infeasible_for_any_embeddings(rng):
@@ -216,12 +216,12 @@ def test_constraints_that_form_a_cycle_are_infeasible_for_any_embeddings(rng):
     mask = np.array(
         [np.isin(row, best) for row, best in zip(index, [[0], [1, 2], [2], [3], [4]], strict=True)]
     )
-    answer = max_margin(Scores(rng.normal(size=(6, 9)), corpus), Selection(mask))
-    assert answer.status == Status.CIRCLE
-    assert "in a cycle" in answer.reason
-    assert answer.infeasible
-    assert not answer.feasible
-    assert sorted(answer.pairs.tolist()) == [[0, 1], [2, 3], [3, 0]]
+    solution = max_margin(Scores(rng.normal(size=(6, 9)), corpus), Selection(mask))
+    assert solution.status == Status.CYCLE
+    assert "in a cycle" in solution.reason
+    assert solution.infeasible
+    assert not solution.feasible
+    assert sorted(solution.pairs.tolist()) == [[0, 1], [2, 3], [3, 0]]
     for E in (rng.normal(size=(6, 9)), rng.normal(size=(6, 2))):
         again = max_margin(Scores(E, corpus), Selection(mask))
         assert (again.multipliers > 0).all()
@@ -232,15 +232,15 @@ def test_identical_embeddings_are_infeasible(rng, instances):
     """If all are equal, any p selects every token, and any other selection is infeasible."""
     corpus, E, scores, chosen = instances[0]
     same = np.tile(E[:1], (12, 1))
-    answer = max_margin(Scores(same, corpus), selection(rng.normal(size=16), Scores(same, corpus)))
-    assert answer.status == Status.NOTHING
+    solution = max_margin(Scores(same, corpus), selection(rng.normal(size=16), Scores(same, corpus)))
+    assert solution.status == Status.NO_PAIRS
     better, worse = max_margin(Scores(E, corpus), chosen).pairs[0]
     twins = E.copy()
     twins[worse] = twins[better]
     for alike in (same, twins):
-        answer = max_margin(Scores(alike, corpus), chosen)
-        assert answer.status == Status.INFEASIBLE
-        np.testing.assert_allclose(combine(alike, answer), 0, atol=1e-13)
+        solution = max_margin(Scores(alike, corpus), chosen)
+        assert solution.status == Status.INFEASIBLE
+        np.testing.assert_allclose(combine(alike, solution), 0, atol=1e-13)
     # The two lowest tokens need not be separated.
     lowest = E.copy()
     lowest[np.argsort(scores)[:2]] = 5.0 * (np.arange(16) == 3)
@@ -255,13 +255,13 @@ def test_identical_embeddings_are_infeasible(rng, instances):
 @pytest.mark.usefixtures("pricing")
 def test_selecting_every_token_leaves_no_pairs(instances):
     corpus, E, _, _ = instances[0]
-    answer = max_margin(Scores(E, corpus), selection(np.zeros(16), Scores(E, corpus)))
-    assert answer.feasible
-    assert answer.status == Status.NOTHING
-    assert answer.margin == np.inf
-    np.testing.assert_array_equal(answer.p, 0)
-    assert answer.num_pairs == len(answer.multipliers) == 0
-    assert answer.duality_gap == answer.primal_residual == 0
+    solution = max_margin(Scores(E, corpus), selection(np.zeros(16), Scores(E, corpus)))
+    assert solution.feasible
+    assert solution.status == Status.NO_PAIRS
+    assert solution.margin == np.inf
+    np.testing.assert_array_equal(solution.p, 0)
+    assert solution.num_pairs == len(solution.multipliers) == 0
+    assert solution.duality_gap == solution.primal_residual == 0
 
 
 def test_repeating_sequences_and_tokens_does_not_change_the_solution(rng):
@@ -280,10 +280,10 @@ def test_repeating_sequences_and_tokens_does_not_change_the_solution(rng):
 def test_scaling_the_embeddings_does_not_change_the_direction(instances, scale):
     for corpus, E, _, chosen in instances[::4]:
         expected = max_margin(Scores(E, corpus), chosen)
-        answer = max_margin(Scores(scale * E, corpus), chosen)
-        assert answer.status == expected.status
-        np.testing.assert_allclose(scale * answer.p, expected.p, rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(answer.margin / scale, expected.margin, rtol=1e-12)
+        solution = max_margin(Scores(scale * E, corpus), chosen)
+        assert solution.status == expected.status
+        np.testing.assert_allclose(scale * solution.p, expected.p, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(solution.margin / scale, expected.margin, rtol=1e-12)
 
 
 def test_solution_for_a_larger_tolerance_is_certified(instances):
@@ -304,9 +304,9 @@ def test_float32_and_jax_arrays_are_accepted(instances):
     single = E.astype(np.float32)
     expected = max_margin(Scores(single.astype(np.float64), corpus), chosen)
     for given in (single, jnp.asarray(single)):
-        answer = max_margin(Scores(given, corpus), chosen)
-        assert answer.p.dtype == np.float64
-        np.testing.assert_array_equal(answer.p, expected.p)
+        solution = max_margin(Scores(given, corpus), chosen)
+        assert solution.p.dtype == np.float64
+        np.testing.assert_array_equal(solution.p, expected.p)
 
 
 def test_invalid_input_is_rejected(instances):

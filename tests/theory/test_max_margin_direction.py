@@ -19,8 +19,8 @@ from jaxattn.theory import (
 pytestmark = pytest.mark.usefixtures("x64")
 
 
-def jvp(E, moved, answer):
-    return jax.jvp(lambda E: differentiable_direction(E, answer), (jnp.asarray(E),), (jnp.asarray(moved),))
+def jvp(E, moved, solution):
+    return jax.jvp(lambda E: differentiable_direction(E, solution), (jnp.asarray(E),), (jnp.asarray(moved),))
 
 
 def problem(rng, dim, tied=False):
@@ -51,14 +51,14 @@ def problem(rng, dim, tied=False):
 )
 def test_derivative_matches_finite_differences_of_recomputed_solutions(rng, dim, tied):
     E, corpus, chosen = problem(rng, dim, tied)
-    answer = max_margin(Scores(E, corpus), chosen)
-    assert answer.feasible
-    assert (len(answer.ties) > 0) == tied
-    np.testing.assert_allclose(differentiable_direction(E, answer), answer.p, rtol=1e-9, atol=1e-9)
+    solution = max_margin(Scores(E, corpus), chosen)
+    assert solution.feasible
+    assert (len(solution.ties) > 0) == tied
+    np.testing.assert_allclose(differentiable_direction(E, solution), solution.p, rtol=1e-9, atol=1e-9)
     for _ in range(3):
         moved = rng.normal(size=E.shape)
         _, found = jax.jvp(
-            lambda E: differentiable_direction(E, answer), (jnp.asarray(E),), (jnp.asarray(moved),)
+            lambda E: differentiable_direction(E, solution), (jnp.asarray(E),), (jnp.asarray(moved),)
         )
         h = 1e-6
         there, back = (max_margin(Scores(E + sign * h * moved, corpus), chosen) for sign in (1, -1))
@@ -72,14 +72,14 @@ def test_linearly_dependent_pairs_are_supported(rng):
     E = np.eye(4, 6) + 0.05 * rng.normal(size=(4, 6))
     corpus = ja.data.from_sequences([[0, 2], [0, 3], [1, 2], [1, 3]], [1, -1, 1, -1], vocab_size=4)
     chosen = Selection(np.asarray(corpus.bags.index) < 2)
-    answer = max_margin(Scores(E, corpus), chosen)
+    solution = max_margin(Scores(E, corpus), chosen)
     every = np.array([[0, 2], [0, 3], [1, 2], [1, 3]])
-    np.testing.assert_allclose((E[every[:, 0]] - E[every[:, 1]]) @ answer.p, 1)
-    answer = answer.replace(pairs=every, multipliers=np.full(4, answer.p @ answer.p / 4))
-    np.testing.assert_allclose(differentiable_direction(E, answer), answer.p, rtol=1e-9)
+    np.testing.assert_allclose((E[every[:, 0]] - E[every[:, 1]]) @ solution.p, 1)
+    solution = solution.replace(pairs=every, multipliers=np.full(4, solution.p @ solution.p / 4))
+    np.testing.assert_allclose(differentiable_direction(E, solution), solution.p, rtol=1e-9)
     moved = np.zeros_like(E)
     moved[0, 1] = 1.0
-    found = jvp(E, moved, answer)[1]
+    found = jvp(E, moved, solution)[1]
     there, back = (max_margin(Scores(E + h * moved, corpus), chosen) for h in (1e-6, -1e-6))
     np.testing.assert_allclose(found, (there.p - back.p) / 2e-6, rtol=1e-5, atol=1e-7)
 
@@ -94,27 +94,27 @@ def test_the_derivative_composes_with_a_gradient_step():
     def embeddings(step_size):
         return ja.dynamics.one_step(params, corpus, step_size=step_size).E
 
-    answer = max_margin(Scores(embeddings(100.0), corpus), chosen)
-    found = jax.jacobian(lambda x: differentiable_direction(embeddings(x), answer))(100.0)
+    solution = max_margin(Scores(embeddings(100.0), corpus), chosen)
+    found = jax.jacobian(lambda x: differentiable_direction(embeddings(x), solution))(100.0)
     there, back = (max_margin(Scores(embeddings(x), corpus), chosen).p for x in (100.001, 99.999))
     np.testing.assert_allclose(found, (there - back) / 0.002, rtol=1e-5, atol=1e-9)
 
 
 def test_invalid_solutions_are_rejected(rng):
     E, corpus, chosen = problem(rng, 30)
-    answer = max_margin(Scores(E, corpus), chosen)
+    solution = max_margin(Scores(E, corpus), chosen)
     batch = max_margin_batch(
         Scores(E[None], jax.tree.map(lambda x: np.asarray(x)[None], corpus)),
         jax.tree.map(lambda x: np.asarray(x)[None], chosen),
     )
-    with pytest.raises(InputError, match="answer: is a batch"):
+    with pytest.raises(InputError, match="solution: is a batch"):
         differentiable_direction(E, batch)
     with pytest.raises(InputError, match="E: has 3 rows"):
-        differentiable_direction(E[:3], answer)
-    weaker = answer.replace(multipliers=answer.multipliers * 2)
+        differentiable_direction(E[:3], solution)
+    weaker = solution.replace(multipliers=solution.multipliers * 2)
     with pytest.raises(InputError, match="required margin is below 1"):
         differentiable_direction(E, weaker)
     apart = E.copy()
     apart[:4] = apart[4:8]
-    with pytest.raises(InputError, match="answer: has no direction"):
+    with pytest.raises(InputError, match="solution: has no direction"):
         differentiable_direction(apart, max_margin(Scores(apart, corpus), chosen))

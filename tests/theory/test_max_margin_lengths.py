@@ -62,37 +62,37 @@ def norm(exact):
     return math.sqrt(sum(float(x) ** 2 for x in exact))
 
 
-def check(E, answer, required):
+def check(E, solution, required):
     """Check a feasible answer by p, and an infeasible one by its multipliers."""
     exact = [[Fraction(float(x)) for x in row] for row in E]
 
     def difference(pair):
         return [x - y for x, y in zip(exact[pair[0]], exact[pair[1]], strict=True)]
 
-    top = len(answer.ties) + 1
-    assert not (answer.feasible and answer.infeasible)
-    if answer.feasible:
-        p = [Fraction(float(x)) for x in answer.p]
-        assert math.isclose(norm(p) * answer.margin, 1, rel_tol=1e-12)
+    top = len(solution.ties) + 1
+    assert not (solution.feasible and solution.infeasible)
+    if solution.feasible:
+        p = [Fraction(float(x)) for x in solution.p]
+        assert math.isclose(norm(p) * solution.margin, 1, rel_tol=1e-12)
         for lower in range(top, len(E)):
             value = sum(x * y for x, y in zip(difference((0, lower)), p, strict=True))
-            assert value >= required[lower] - max(1e-12, float(answer.primal_residual))
+            assert value >= required[lower] - max(1e-12, float(solution.primal_residual))
             assert value > 0 or not required[lower]
         for tied in range(1, top):
             value = sum(x * y for x, y in zip(difference((0, tied)), p, strict=True))
             assert abs(value) <= 1e-8 * (1 + 1e-9)
-    assert (answer.multipliers >= 0).all()
-    pairs, ties = (x.tolist() for x in (answer.pairs, answer.ties))
-    weights = [Fraction(float(x)) for x in (*answer.multipliers, *answer.tie_multipliers)]
+    assert (solution.multipliers >= 0).all()
+    pairs, ties = (x.tolist() for x in (solution.pairs, solution.ties))
+    weights = [Fraction(float(x)) for x in (*solution.multipliers, *solution.tie_multipliers)]
     parts = [[x * y for y in difference(ends)] for x, ends in zip(weights, pairs + ties, strict=True)]
     summed = [sum(column) for column in zip(*parts, strict=True)]
-    if answer.infeasible:
+    if solution.infeasible:
         share = sum(norm(part) for part, (_, t) in zip(parts, pairs, strict=False) if required[t])
         assert any(weights[: len(pairs)])
-        assert norm(summed) <= answer.dual_residual * share <= 1e-14 * share
-    if answer.feasible:
+        assert norm(summed) <= solution.dual_residual * share <= 1e-14 * share
+    if solution.feasible:
         total = sum(x * Fraction(required[t]) for x, (_, t) in zip(weights, pairs, strict=False))
-        assert answer.margin_bound >= norm(summed) / float(total) * (1 - 1e-12)
+        assert solution.margin_bound >= norm(summed) / float(total) * (1 - 1e-12)
 
 
 def draw(rng):
@@ -128,17 +128,17 @@ def test_solutions_are_correct_for_differences_of_any_norm(way, dtype):
         rows, ties, separable = draw(rng)
         scores, chosen = posed(rows, ties)
         E = scores.keys.astype(dtype)
-        answer, required = solve(Scores(E, scores.corpus), chosen, way, rng)
-        check(E, answer, required)
+        solution, required = solve(Scores(E, scores.corpus), chosen, way, rng)
+        check(E, solution, required)
         # Rounding to float32 changes the problem.
         if dtype == np.float64 and not len(ties):
             if separable:
-                assert not answer.infeasible
+                assert not solution.infeasible
             if separable is False and (way != "required" or required[1] or required[len(E) - 1]):
-                assert not answer.feasible
+                assert not solution.feasible
             if way != "required":
-                assert answer.feasible or answer.infeasible
-        settled += answer.feasible or answer.infeasible
+                assert solution.feasible or solution.infeasible
+        settled += solution.feasible or solution.infeasible
     assert settled > 0.85 * count
 
 
@@ -150,9 +150,9 @@ def test_the_normalised_problem_matches_an_independent_solver(rng):
         # The largest t with Â p ≥ t for p in a box.
         cost = np.append(np.zeros(dim), -1.0)
         best = -linprog(cost, np.c_[-rows, np.ones(m)], np.zeros(m), bounds=[(-1, 1)] * dim + [(0, None)]).fun
-        answer = max_margin(*posed(10.0 ** rng.uniform(-12, 12, (m, 1)) * rows))
-        assert answer.feasible == (best > 1e-9)
-        assert answer.infeasible == (best <= 1e-9)
+        solution = max_margin(*posed(10.0 ** rng.uniform(-12, 12, (m, 1)) * rows))
+        assert solution.feasible == (best > 1e-9)
+        assert solution.infeasible == (best <= 1e-9)
         count[best > 1e-9] += 1
     assert min(count) > 10
 
@@ -161,14 +161,16 @@ def test_the_normalised_problem_matches_an_independent_solver(rng):
 def test_orthogonal_differences_of_very_different_norms_are_solved(way, rng):
     """a_1 = 1e8 p_1 ≥ 1 and a_2 = 1e-3 p_2 ≥ 1."""
     problem = posed(np.diag([1e8, 1e-3]))
-    answer, _ = solve(*problem, way, rng)
-    assert answer.status == Status.SOLVED
-    assert answer.duality_gap < 1e-12
+    solution, _ = solve(*problem, way, rng)
+    assert solution.status == Status.SOLVED
+    assert solution.duality_gap < 1e-12
     # The gap does not bound the first entry, which does not affect the length of p.
-    assert np.linalg.norm(answer.p - [1e-8, 1e3]) <= np.sqrt(answer.duality_gap + 1e-14) * 1e3
-    np.testing.assert_allclose(answer.margin, 1e-3, rtol=1e-12)
-    if len(answer.pairs) == 2:
-        np.testing.assert_allclose(differentiable_direction(problem[0].keys, answer), [1e-8, 1e3], rtol=1e-6)
+    assert np.linalg.norm(solution.p - [1e-8, 1e3]) <= np.sqrt(solution.duality_gap + 1e-14) * 1e3
+    np.testing.assert_allclose(solution.margin, 1e-3, rtol=1e-12)
+    if len(solution.pairs) == 2:
+        np.testing.assert_allclose(
+            differentiable_direction(problem[0].keys, solution), [1e-8, 1e3], rtol=1e-6
+        )
 
 
 @pytest.mark.parametrize("way", WAYS[:2])
@@ -176,15 +178,15 @@ def test_orthogonal_differences_of_very_different_norms_are_solved(way, rng):
 def test_small_margin_is_accurate_up_to_float64_rounding(way, small, rng):
     """Differences ±e + ε f have the solution p = f/ε, with rounding errors of 1e-16 / ε."""
     e, f = np.linalg.qr(rng.normal(size=(10, 10)))[0][:2]
-    answer, _ = solve(*posed(np.stack([e + small * f, small * f - e])), way, rng)
-    assert answer.feasible
-    assert answer.duality_gap < 1e-10 + 1e-14 / small
-    np.testing.assert_allclose(answer.margin, small, rtol=1e-14 / small)
+    solution, _ = solve(*posed(np.stack([e + small * f, small * f - e])), way, rng)
+    assert solution.feasible
+    assert solution.duality_gap < 1e-10 + 1e-14 / small
+    np.testing.assert_allclose(solution.margin, small, rtol=1e-14 / small)
 
 
 def test_a_pair_in_the_span_of_the_ties_is_infeasible():
     """Two equal embeddings next to a tie, and a difference that is a multiple of that of the tie."""
     for rows in ([[0.0, 0.0, 0.0], [1e-9, 0.0, 0.0]], [[1e-9, 0.0, 0.0], [3e9, -6e9, 9e9]]):
-        answer = max_margin(*posed(np.array(rows), [[1.0, -2.0, 3.0]]))
-        assert answer.status == Status.INFEASIBLE
-        assert answer.dual_residual <= 1e-14
+        solution = max_margin(*posed(np.array(rows), [[1.0, -2.0, 3.0]]))
+        assert solution.status == Status.INFEASIBLE
+        assert solution.dual_residual <= 1e-14

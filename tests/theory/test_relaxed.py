@@ -47,25 +47,25 @@ def test_problems_for_p_and_v_match_an_independent_solver(rng, shortest, dim):
     relaxed = 0
     for _ in range(12):
         E, lists, labels = draw(rng, dim, 14)
-        answer = relaxed_max_margin(*posed(E, *selecting_first(lists, labels, 12)))
+        solution = relaxed_max_margin(*posed(E, *selecting_first(lists, labels, 12)))
         v, p = by_loop(shortest, E, lists, labels)
-        assert answer.feasible == (p is not None)
-        np.testing.assert_allclose(answer.v, v, rtol=0, atol=1e-7 * np.linalg.norm(v))
+        assert solution.feasible == (p is not None)
+        np.testing.assert_allclose(solution.v, v, rtol=0, atol=1e-7 * np.linalg.norm(v))
         if p is None:
-            assert answer.query.status == Status.INFEASIBLE
+            assert solution.query.status == Status.INFEASIBLE
             continue
-        assert answer.duality_gap < 1e-11
-        assert answer.query.primal_residual < 1e-11
-        np.testing.assert_allclose(answer.p, p, rtol=0, atol=1e-7 * np.linalg.norm(p))
+        assert solution.duality_gap < 1e-11
+        assert solution.query.primal_residual < 1e-11
+        np.testing.assert_allclose(solution.p, p, rtol=0, atol=1e-7 * np.linalg.norm(p))
         # p is the sum over its pairs, and v the sum over its tokens.
-        s, t = answer.query.pairs.T
-        np.testing.assert_allclose(answer.multipliers @ (E[s] - E[t]), answer.p, atol=1e-10)
-        margins = np.array(labels) * (E[[s[0] for s in lists]] @ answer.v)
-        np.testing.assert_array_equal(answer.support, margins < 1 + 1e-7)
-        if not answer.support.all():
-            np.testing.assert_allclose(answer.clearance, margins[~answer.support].min() - 1, rtol=1e-9)
+        s, t = solution.query.pairs.T
+        np.testing.assert_allclose(solution.multipliers @ (E[s] - E[t]), solution.p, atol=1e-10)
+        margins = np.array(labels) * (E[[s[0] for s in lists]] @ solution.v)
+        np.testing.assert_array_equal(solution.support, margins < 1 + 1e-7)
+        if not solution.support.all():
+            np.testing.assert_allclose(solution.clearance, margins[~solution.support].min() - 1, rtol=1e-9)
         full = max_margin(*posed(E, *selecting_first(lists, labels, 12)))
-        relaxed += not full.feasible or np.linalg.norm(answer.p) < 0.99 * np.linalg.norm(full.p)
+        relaxed += not full.feasible or np.linalg.norm(solution.p) < 0.99 * np.linalg.norm(full.p)
     assert relaxed > 5
 
 
@@ -76,25 +76,25 @@ def test_directions_of_p_and_v_match_a_manual_calculation():
     """
     E = np.array([[1.0, 0.0, 0.0], [3.0, 0.0, 1.0], [1.0, -1.0, 0.0], [3.0, 2.0, 0.0]])
     problem = selecting_first([[0, 2], [1, 3]], [1, 1], 4)
-    answer = relaxed_max_margin(Scores(E, problem[0]), problem[1])
-    np.testing.assert_allclose(answer.v, [1, 0, 0], atol=1e-15)
-    assert answer.support.tolist() == [True, False]
-    assert answer.clearance == 2
-    assert answer.head.pairs.tolist() == [[0, 4]]
-    np.testing.assert_allclose(answer.p, [0, 1, 2], atol=1e-14)
-    assert answer.query.pairs.tolist() == [[0, 2], [1, 3]]
-    np.testing.assert_allclose(answer.multipliers, [5, 2], rtol=1e-13)
-    np.testing.assert_allclose(answer.query.margin, 1 / np.sqrt(5))
+    solution = relaxed_max_margin(Scores(E, problem[0]), problem[1])
+    np.testing.assert_allclose(solution.v, [1, 0, 0], atol=1e-15)
+    assert solution.support.tolist() == [True, False]
+    assert solution.clearance == 2
+    assert solution.head.pairs.tolist() == [[0, 4]]
+    np.testing.assert_allclose(solution.p, [0, 1, 2], atol=1e-14)
+    assert solution.query.pairs.tolist() == [[0, 2], [1, 3]]
+    np.testing.assert_allclose(solution.multipliers, [5, 2], rtol=1e-13)
+    np.testing.assert_allclose(solution.query.margin, 1 / np.sqrt(5))
 
 
 def test_full_support_recovers_the_max_margin_problem(rng):
     E, lists, labels = draw(rng, 20, 8)
     E[:5] = np.linalg.qr(E[:5].T)[0].T
     problem = selecting_first(lists, labels, 12)
-    answer = relaxed_max_margin(Scores(E, problem[0]), problem[1])
-    assert answer.support.all()
-    assert answer.clearance == np.inf
-    np.testing.assert_array_equal(answer.p, max_margin(Scores(E, problem[0]), problem[1]).p)
+    solution = relaxed_max_margin(Scores(E, problem[0]), problem[1])
+    assert solution.support.all()
+    assert solution.clearance == np.inf
+    np.testing.assert_array_equal(solution.p, max_margin(Scores(E, problem[0]), problem[1]).p)
 
 
 def test_tied_sets_the_required_margin_of_pairs_with_both_tokens_on_the_margin(shortest):
@@ -103,54 +103,54 @@ def test_tied_sets_the_required_margin_of_pairs_with_both_tokens_on_the_margin(s
     lists, labels = [[0, 1], [1, 2], [0, 2]], [1, 1, 1]
     problem = selecting_first(lists, labels, 3)
     for tied in (1.0, 0.5):
-        answer = relaxed_max_margin(Scores(E, problem[0]), problem[1], tied=tied)
-        np.testing.assert_allclose(answer.p, by_loop(shortest, E, lists, labels, tied)[1], atol=1e-8)
-        assert answer.query.pairs.tolist()[0] == [0, 1]
-        np.testing.assert_allclose((E[0] - E[1]) @ answer.p, tied, rtol=1e-12)
+        solution = relaxed_max_margin(Scores(E, problem[0]), problem[1], tied=tied)
+        np.testing.assert_allclose(solution.p, by_loop(shortest, E, lists, labels, tied)[1], atol=1e-8)
+        assert solution.query.pairs.tolist()[0] == [0, 1]
+        np.testing.assert_allclose((E[0] - E[1]) @ solution.p, tied, rtol=1e-12)
 
 
 def test_p_is_zero_if_no_pairs_must_be_separated():
     """Only the second sequence has another token, and the margin of v is not tight there."""
     E = np.array([[1.0, 0.0], [4.0, 1.0], [0.0, 1.0]])
-    answer = relaxed_max_margin(*posed(E, *selecting_first([[0], [1, 2]], [1, 1], 3)))
-    assert answer.feasible
-    assert answer.query.status == Status.NOTHING
-    np.testing.assert_array_equal(answer.p, 0)
-    assert answer.support.tolist() == [True, False]
+    solution = relaxed_max_margin(*posed(E, *selecting_first([[0], [1, 2]], [1, 1], 3)))
+    assert solution.feasible
+    assert solution.query.status == Status.NO_PAIRS
+    np.testing.assert_array_equal(solution.p, 0)
+    assert solution.support.tolist() == [True, False]
 
 
 def test_cycle_is_infeasible_if_it_requires_a_margin_and_otherwise_ties_its_tokens(shortest):
     lists, labels = [[0, 1], [1, 0], [2, 3]], [1, 1, 1]
     far = np.array([[3.0, 1.0, 0.0], [4.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.5, 0.0, 1.0]])
-    answer = relaxed_max_margin(*posed(far, *selecting_first(lists, labels, 4)))
-    assert answer.support.tolist() == [False, False, True]
-    np.testing.assert_allclose((far[0] - far[1]) @ answer.p, 0, atol=1e-12)
-    np.testing.assert_allclose(answer.p, by_loop(shortest, far, lists, labels)[1], atol=1e-7)
+    solution = relaxed_max_margin(*posed(far, *selecting_first(lists, labels, 4)))
+    assert solution.support.tolist() == [False, False, True]
+    np.testing.assert_allclose((far[0] - far[1]) @ solution.p, 0, atol=1e-12)
+    np.testing.assert_allclose(solution.p, by_loop(shortest, far, lists, labels)[1], atol=1e-7)
     near = far / np.array([[3.0], [4.0], [1.0], [1.0]])
-    answer = relaxed_max_margin(*posed(near, *selecting_first(lists, labels, 4)))
-    assert answer.query.status == Status.CIRCLE
-    assert not answer.feasible
-    assert answer.reason.startswith("v: solved")
-    assert "in a cycle" in answer.reason
+    solution = relaxed_max_margin(*posed(near, *selecting_first(lists, labels, 4)))
+    assert solution.query.status == Status.CYCLE
+    assert not solution.feasible
+    assert solution.reason.startswith("v: solved")
+    assert "in a cycle" in solution.reason
 
 
 def test_infeasible_max_margin_problem_for_v_is_reported():
     """The same token with both labels, and points that are not separable."""
     E = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
     for lists, labels, status in (
-        ([[0, 2], [0, 1]], [1, -1], Status.CIRCLE),
+        ([[0, 2], [0, 1]], [1, -1], Status.CYCLE),
         ([[0, 2], [1, 2]], [1, 1], Status.INFEASIBLE),
     ):
-        answer = relaxed_max_margin(*posed(E, *selecting_first(lists, labels, 3)))
-        assert answer.head.status == status
-        assert answer.infeasible
-        assert answer.decided == 0
-        assert not answer.feasible
-        assert answer.duality_gap == 1
-        assert np.isnan(answer.p).all()
-        assert np.isnan(answer.v).all()
-        assert not answer.support.any()
-        assert answer.reason == f"v: {answer.head.reason}"
+        solution = relaxed_max_margin(*posed(E, *selecting_first(lists, labels, 3)))
+        assert solution.head.status == status
+        assert solution.infeasible
+        assert solution.decided == 0
+        assert not solution.feasible
+        assert solution.duality_gap == 1
+        assert np.isnan(solution.p).all()
+        assert np.isnan(solution.v).all()
+        assert not solution.support.any()
+        assert solution.reason == f"v: {solution.head.reason}"
 
 
 def test_invalid_input_is_rejected(rng):
@@ -177,6 +177,8 @@ def test_jax_arrays_are_accepted(rng):
     E, lists, labels = draw(rng, 20, 8)
     corpus, chosen = selecting_first(lists, labels, 12)
     E = E.astype(np.float32)
-    answer = relaxed_max_margin(Scores(jax.numpy.asarray(E), corpus), selection_of(np.arange(12) < 5, corpus))
-    assert answer.p.dtype == np.float64
-    np.testing.assert_array_equal(answer.p, relaxed_max_margin(Scores(E.astype(float), corpus), chosen).p)
+    solution = relaxed_max_margin(
+        Scores(jax.numpy.asarray(E), corpus), selection_of(np.arange(12) < 5, corpus)
+    )
+    assert solution.p.dtype == np.float64
+    np.testing.assert_array_equal(solution.p, relaxed_max_margin(Scores(E.astype(float), corpus), chosen).p)

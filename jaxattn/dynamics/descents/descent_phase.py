@@ -46,7 +46,7 @@ class Descent(Phase, frozen=True, kw_only=True):
         check_every: number of steps between checks of the validation loss.
     """
 
-    takes_further: ClassVar[str] = "options"
+    options_field: ClassVar[str] = "options"
 
     train: Names
     optimizer: ImportPath
@@ -86,8 +86,8 @@ class Descent(Phase, frozen=True, kw_only=True):
                 "optimizer: expected a name or a function of the step size, such as `def custom(step_size): "
                 f"return optax.adam(step_size)`, got {got}"
             )
-        beside = set(self.__struct_fields__) - {self.takes_further}
-        check_options(_target(self.optimizer), self.options, beside)
+        suggestions = set(self.__struct_fields__) - {self.options_field}
+        check_options(_target(self.optimizer), self.options, suggestions)
         if self.fresh and self.batch_size:
             raise InputError("fresh: cannot be combined with batch_size; remove one of them")
         for setting in context:
@@ -236,14 +236,14 @@ def optimizer(
     return made
 
 
-def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[str] = ()) -> None:
+def check_options(name: str | Factory, options: Iterable[str], suggestions: Iterable[str] = ()) -> None:
     """Raise InputError, with the closest valid name, unless the optimiser exists and accepts the options.
 
     Args:
         name: name of the optimiser, or a function.
         options: names of the options, or a mapping from names to values. In a mapping, an option with a
             numeric default must have a numeric value.
-        beside: further names to suggest for a misspelt option.
+        suggestions: further names to suggest for a misspelt option.
     """
     factory = _factory(name)
     # A grid calls this function in every cell for the same few optimisers, so cache their signatures.
@@ -259,7 +259,9 @@ def check_options(name: str | Factory, options: Iterable[str], beside: Iterable[
                 f"{option}: not accepted as an option of {called}; set the phase's step_size instead"
             )
         if option not in allowed and not takes_any:
-            raise InputError(f"{option}: not an option of {called}; {_nearest(option, {*allowed, *beside})}")
+            raise InputError(
+                f"{option}: not an option of {called}; {_nearest(option, {*allowed, *suggestions})}"
+            )
         value = options[option] if isinstance(options, Mapping) else None
         like = known.get(_optax_name(option, known))
         if (

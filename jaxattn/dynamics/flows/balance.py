@@ -67,7 +67,7 @@ class Balance(NamedTuple):
     undecided: Array
 
 
-def no_balance(E: Array, p: Array, values: Array, corpus: Corpus) -> Balance:
+def initial_balance(E: Array, p: Array, values: Array, corpus: Corpus) -> Balance:
     """Return a `Balance` that is not settled and has no ties."""
     return Balance(no_ties(E, values, corpus), p, jnp.asarray(False), jnp.asarray(False))
 
@@ -141,16 +141,16 @@ def find_ties(
         found = _ties_of(E, p, values, corpus, leader, normals)
         known = ~back & (found.settled | found.undecided)
         p = jnp.where(back, found.p, p)
-        nothing = no_balance(E, p, values, corpus)
+        nothing = initial_balance(E, p, values, corpus)
         return tried + 1, p, jax.tree.map(partial(jnp.where, known), found, nothing)
 
-    def open_yet(state: tuple[Array, Array, Balance]) -> Array:
+    def unresolved(state: tuple[Array, Array, Balance]) -> Array:
         tried, _, found = state
         return (tried < 0) | (wanted & (tried < gaps) & ~found.settled & ~found.undecided)
 
     gaps = min(_MAX_GAPS, corpus.bags.index.size)
     first = jnp.where(slides, -1, 0).astype(jnp.int32)
-    _, p, found = jax.lax.while_loop(open_yet, attempt, (first, p, no_balance(E, p, values, corpus)))
+    _, p, found = jax.lax.while_loop(unresolved, attempt, (first, p, initial_balance(E, p, values, corpus)))
     return p, found
 
 

@@ -33,11 +33,11 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows.conditions import nonzero
 from jaxattn.dynamics.flows.force import LOGISTIC, dense, residual
-from jaxattn.dynamics.flows.pairs import MOST_PAIRS, Pairs
+from jaxattn.dynamics.flows.pairs import MAX_PAIRS, Pairs
 from jaxattn.dynamics.flows.ties import first_of
 
 # Maximum number of idle pairs for which second-order terms are computed.
-_MOST_IDLE = 32
+_MAX_CANCELLED = 32
 # Relative tolerances at first and second order: a sum counts as zero if cancellation leaves less than this
 # fraction.
 _CANCELS, _CANCELS_TWICE = 1e-9, 1e-8
@@ -198,13 +198,13 @@ def _numbered(idle: Array, entries: _Entries) -> tuple[Array, tuple[Array, Array
     group = entries.group.ravel()
     first = jnp.full(size, size, jnp.int32).at[group].min(jnp.where(idle.ravel(), number, size))
     own = idle.ravel() & (first[group] == number)
-    chosen = jnp.pad(first_of(own, min(_MOST_IDLE, size)), (0, max(0, _MOST_IDLE - size)))
-    used = own[chosen] & (jnp.arange(_MOST_IDLE) < size)
-    table = jnp.full(size, _MOST_IDLE, jnp.int32)
-    place = jnp.where(used, group[chosen], size)
-    table = table.at[place].set(jnp.arange(_MOST_IDLE, dtype=jnp.int32), mode="drop")
+    chosen = jnp.pad(first_of(own, min(_MAX_CANCELLED, size)), (0, max(0, _MAX_CANCELLED - size)))
+    used = own[chosen] & (jnp.arange(_MAX_CANCELLED) < size)
+    table = jnp.full(size, _MAX_CANCELLED, jnp.int32)
+    position = jnp.where(used, group[chosen], size)
+    table = table.at[position].set(jnp.arange(_MAX_CANCELLED, dtype=jnp.int32), mode="drop")
     top, low = (jnp.where(used, x.ravel()[chosen], 0) for x in (entries.top, entries.low))
-    return jnp.where(idle, table[entries.group], _MOST_IDLE), (top, low), own.sum() > _MOST_IDLE
+    return jnp.where(idle, table[entries.group], _MAX_CANCELLED), (top, low), own.sum() > _MAX_CANCELLED
 
 
 def _second_order(
@@ -223,7 +223,7 @@ def _second_order(
     owner = jnp.broadcast_to(jnp.minimum(bags.owner, n - 1)[:, None], number.shape)
 
     def by_pair(x: Array) -> Array:
-        empty = jnp.zeros((n, _MOST_IDLE, *x.shape[2:]), x.dtype)
+        empty = jnp.zeros((n, _MAX_CANCELLED, *x.shape[2:]), x.dtype)
         return empty.at[owner, number].add(x, mode="drop")
 
     weight = by_pair(entries.weight)
@@ -236,17 +236,17 @@ def _second_order(
     sizes = size.T @ weight
     gross = (jnp.einsum("nmc,nkc->mk", jnp.abs(steered), jnp.abs(deviation)) + sizes + sizes.T) / n
     turning = _turning(corpus, entries, number, tokens, tied.lift, loss, (weight, along, steered)) / n
-    answer = turning @ tied.inverse @ turning.T
-    whole = direct - (answer + answer.T) / 2
-    whole = jnp.where(jnp.abs(whole) <= _CANCELS_TWICE * (gross + jnp.abs(answer)), 0, whole)
+    response = turning @ tied.inverse @ turning.T
+    whole = direct - (response + response.T) / 2
+    whole = jnp.where(jnp.abs(whole) <= _CANCELS_TWICE * (gross + jnp.abs(response)), 0, whole)
     own = jnp.diag(gross)
     unknown = (own > 0) & (jnp.abs(jnp.diag(direct)) <= _CANCELS_TWICE * own)
     some = (whole != 0).any(axis=1)
-    kept = first_of(some, MOST_PAIRS)
+    kept = first_of(some, MAX_PAIRS)
     top, low = (x[kept] for x in tokens)
     whole = whole[kept][:, kept]
     log_size = jnp.where(whole == 0, -jnp.inf, jnp.log(jnp.abs(jnp.where(whole == 0, 1, whole))))
-    return Pairs(top, low, log_size, jnp.sign(whole)), unknown.any() | (some.sum() > MOST_PAIRS)
+    return Pairs(top, low, log_size, jnp.sign(whole)), unknown.any() | (some.sum() > MAX_PAIRS)
 
 
 def _turning(

@@ -38,7 +38,7 @@ from jaxattn.dynamics.flows.arc_length import (
     integrate,
     restart,
 )
-from jaxattn.dynamics.flows.balance import find_ties, no_balance
+from jaxattn.dynamics.flows.balance import find_ties, initial_balance
 from jaxattn.dynamics.flows.conditions import cond_under_vmap
 from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.seeds import (
@@ -351,7 +351,7 @@ def _next_stage(
     looks = balances & (~before.tied | slides)
     end = after.p[-1]
     given = E, end, values, corpus, ties, slides, looks
-    otherwise = end, no_balance(E, end, values, corpus)
+    otherwise = end, initial_balance(E, end, values, corpus)
     p, found = cond_under_vmap(slides | looks, lambda _, *given: find_ties(*given), otherwise, *given)
     # If no step was accepted, the next stage would end at the same point.
     stuck = balances & before.tied & (integration.accepted == before.accepted_before)

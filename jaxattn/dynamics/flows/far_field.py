@@ -161,9 +161,9 @@ def _head(here: Coordinates, values: Array, spread: Array) -> Head:
         size, vectors = jnp.linalg.eigh(here.lift)
         rows = vectors * jnp.sqrt(jnp.maximum(size, 0))
     # Replace unused tokens by a used token, because shapes are static.
-    place = jnp.where(used, jnp.arange(vocab), token[0])
-    multipliers, _ = nearest_point((jnp.sign(sign)[:, None] * rows * here.unit)[place])
-    coefficients = jnp.zeros(vocab).at[place].add(multipliers) * jnp.sign(sign)
+    position = jnp.where(used, jnp.arange(vocab), token[0])
+    multipliers, _ = nearest_point((jnp.sign(sign)[:, None] * rows * here.unit)[position])
+    coefficients = jnp.zeros(vocab).at[position].add(multipliers) * jnp.sign(sign)
     found = rows @ (coefficients @ rows)
     lowest = jnp.where(used, jnp.sign(sign) * found, jnp.inf).min()
     scale = jnp.where((unanimous | ~used).all() & (lowest > 0), lowest, jnp.nan)

@@ -157,7 +157,7 @@ def score_force(
 
 
 def token_curvature(
-    corpus: Corpus, force: Force, place: Int[Array, " V"] | None = None, size: int = 0
+    corpus: Corpus, force: Force, position: Int[Array, " V"] | None = None, size: int = 0
 ) -> Float[Array, "k k"]:
     """Compute the derivative of the force, H = ∂(-∂L/∂a)/∂a, in units of exp(force.log_scale).
 
@@ -168,26 +168,26 @@ def token_curvature(
 
         -(1/n) Σ_X Σ_j π_j m_j m_jᵀ,   m_j = q (e_j - π)·(γ - f),
 
-    with a sum over classes j. With `place`, the result has `size` rows and columns: token s is at index
+    with a sum over classes j. With `position`, the result has `size` rows and columns: token s is at index
     place_s, and is omitted if place_s ≥ `size`. Allocates two temporary arrays of shape (n, V), or (n,
-    size) with `place`.
+    size) with `position`.
 
     Returns:
-        A symmetric matrix, (V, V), whose rows sum to zero; with `place`, its entries for the chosen
+        A symmetric matrix, (V, V), whose rows sum to zero; with `position`, its entries for the chosen
         tokens, (size, size).
     """
     # Compute cross terms and square in a single product: H = diag - M - Mᵀ, M = Σ_X (w c)(q - k c/2)ᵀ.
-    spread = partial(dense, corpus, place=place, size=size)
+    spread = partial(dense, corpus, position=position, size=size)
     product = sum_of_outer_products(spread(force.pull), spread(force.turn))
     own = force.force
-    if place is not None:
-        own = jnp.zeros(size, own.dtype).at[place].set(own, mode="drop", unique_indices=True)
+    if position is not None:
+        own = jnp.zeros(size, own.dtype).at[position].set(own, mode="drop", unique_indices=True)
     curvature = jnp.diag(own) - product - product.T
     for mode in _each(force.modes):
         curvature -= sum_of_outer_products(spread(mode), spread(mode))
     if force.pairs is None:
         return curvature
-    return force.pairs.add_curvature(curvature, jnp.arange(len(curvature)) if place is None else place)
+    return force.pairs.add_curvature(curvature, jnp.arange(len(curvature)) if position is None else position)
 
 
 def curvature_product(corpus: Corpus, force: Force, x: Float[Array, " V"]) -> Float[Array, " V"]:
@@ -255,16 +255,16 @@ def _gathered(corpus: Corpus, entries: Array) -> Array:
 
 
 def dense(
-    corpus: Corpus, entries: Float[Array, "R W"], place: Int[Array, " V"] | None = None, size: int = 0
+    corpus: Corpus, entries: Float[Array, "R W"], position: Int[Array, " V"] | None = None, size: int = 0
 ) -> Float[Array, "n k"]:
     """Scatter the bag entries into a dense array, (n, V).
 
-    With `place` and `size`, as in `token_curvature`, the result has shape (n, size).
+    With `position` and `size`, as in `token_curvature`, the result has shape (n, size).
     """
     bags = corpus.bags
     index, columns = bags.index.astype(jnp.int32), corpus.vocab_size
-    if place is not None:
-        index, columns = take(place, index), size
+    if position is not None:
+        index, columns = take(position, index), size
     column = jnp.where(bags.count > 0, index, columns)
     empty = jnp.zeros((corpus.num_examples, columns), entries.dtype)
     return empty.at[bags.owner[:, None], column].set(entries, mode="drop", unique_indices=True)

@@ -19,7 +19,7 @@ from jaxattn.core.pytrees import Leaf
 from jaxattn.dynamics.flows.force import Force
 
 # Maximum number of pairs in a flow. This many terms are computed at every point, even for fewer pairs.
-MOST_PAIRS = 8
+MAX_PAIRS = 8
 
 
 @struct.dataclass
@@ -40,11 +40,13 @@ class PairForce:
         """Compute the force on the scores, (V,)."""
         return self._spread(-self.terms.sum(axis=1), vocab)
 
-    def add_curvature(self, curvature: Float[Array, "k k"], place: Int[Array, " V"]) -> Float[Array, "k k"]:
-        """Add the derivative of the force to a (k, k) matrix over the tokens with `place` below k."""
+    def add_curvature(
+        self, curvature: Float[Array, "k k"], position: Int[Array, " V"]
+    ) -> Float[Array, "k k"]:
+        """Add the derivative of the force to a (k, k) matrix over the tokens with `position` below k."""
 
         numbers = jnp.arange(len(curvature))
-        apart = 1.0 * (place[self.low][:, None] == numbers) - (place[self.top][:, None] == numbers)
+        apart = 1.0 * (position[self.low][:, None] == numbers) - (position[self.top][:, None] == numbers)
         return curvature + apart.T @ self._derivative @ apart
 
     def product(self, x: Float[Array, " V"]) -> Float[Array, " V"]:
@@ -101,5 +103,5 @@ class Pairs:
 
 def no_pairs(dtype: Any) -> Pairs:
     """Return an empty `Pairs`."""
-    token, shape = jnp.zeros(MOST_PAIRS, jnp.int32), (MOST_PAIRS, MOST_PAIRS)
+    token, shape = jnp.zeros(MAX_PAIRS, jnp.int32), (MAX_PAIRS, MAX_PAIRS)
     return Pairs(token, token, jnp.full(shape, -jnp.inf, dtype), jnp.zeros(shape, dtype))

@@ -123,7 +123,7 @@ SIZES = (64, 128, 256, 512)
 # five matrix-vector products per solve suffice.
 _STIFF = 1.0
 # Relative residual tolerance of a linear solve, and maximum number of matrix-vector products per step.
-_TOLERANCE, _MOST = 1e-8, 60
+_TOLERANCE, _MAX = 1e-8, 60
 
 
 @runtime_checkable
@@ -238,8 +238,8 @@ def _factor(
     This uses L_S (1 - u mᵀ) R_S = E_S E_Sᵀ - (L u)_S (L u)_Sᵀ.
     """
     tokens = order[:size]
-    place = jnp.full(len(order), size, jnp.int32).at[tokens].set(jnp.arange(size, dtype=jnp.int32))
-    curvature = token_curvature(space.corpus, at.force, place, size)
+    position = jnp.full(len(order), size, jnp.int32).at[tokens].set(jnp.arange(size, dtype=jnp.int32))
+    curvature = token_curvature(space.corpus, at.force, position, size)
     rows = space.lift[tokens]
     moved = rows @ at.velocity
     inner = space.gram(tokens, rows) - jnp.outer(moved, moved)
@@ -290,7 +290,7 @@ class Directions:
 
 def no_directions(size: int, dtype: Any) -> Directions:
     """Return empty `Directions` with capacity for the maximum number of directions."""
-    room = jnp.zeros((_MOST, size), dtype)
+    room = jnp.zeros((_MAX, size), dtype)
     return Directions(room, room, jnp.zeros((), jnp.int32))
 
 
@@ -318,7 +318,7 @@ def conjugate_residuals(
 
     def going(state: tuple[Array, Array, Directions]) -> Array:
         _, left, known = state
-        return (jnp.linalg.norm(left) > goal) & (known.count < _MOST)
+        return (jnp.linalg.norm(left) > goal) & (known.count < _MAX)
 
     def improve(state: tuple[Array, Array, Directions]) -> tuple[Array, Array, Directions]:
         x, left, known = state

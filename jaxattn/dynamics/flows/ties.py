@@ -31,7 +31,7 @@ from jaxattn.dynamics.flows.coordinates import Coordinates, Watch, coordinates
 from jaxattn.dynamics.flows.pairs import Pairs, no_pairs
 
 # Maximum number of tied tokens for large vocabularies, fixed because all arrays have static shapes.
-MOST_TIED = 256
+MAX_TIED = 256
 # Two scores count as equal if they differ by at most this multiple of the rounding error.
 _LEVEL = 16
 
@@ -73,14 +73,14 @@ def room(E: Float[Array, "V d"]) -> int:
 
     It is min(V, d), or MOST_TIED if min(V, d) exceeds MANY_DIMS.
     """
-    return min(E.shape) if min(E.shape) <= stiff.MANY_DIMS else MOST_TIED
+    return min(E.shape) if min(E.shape) <= stiff.MANY_DIMS else MAX_TIED
 
 
 def first_of(holds: Bool[Array, " V"], count: int) -> Int[Array, " k"]:
     """Return `count` token ids, starting with those for which `holds` is True."""
     token, holders = jnp.arange(len(holds), dtype=jnp.int32), jnp.cumsum(holds, dtype=jnp.int32)
-    place = jnp.where(holds, holders - 1, holders[-1] + token - holders)
-    return jnp.zeros_like(token).at[place].set(token, unique_indices=True)[:count]
+    position = jnp.where(holds, holders - 1, holders[-1] + token - holders)
+    return jnp.zeros_like(token).at[position].set(token, unique_indices=True)[:count]
 
 
 def placed(tokens: Int[Array, " k"], vocab: int) -> Int[Array, " V"]:
@@ -159,24 +159,24 @@ def class_values(
     leader: Int[Array, " V"],
     counts: Float[Array, "R W"],
     values: Float[Array, " V *K"],
-    most: int,
+    maximum: int,
 ) -> Float[Array, "R W *K"]:
     """Compute Γ, the mean value of the tied tokens in a group, for each bag entry.
 
-    All entries of a group in a sequence have the same Γ. If `most` is less than V, at most `most` groups may
-    contain more than one token.
+    All entries of a group in a sequence have the same Γ. If `maximum` is less than V, at most `maximum`
+    groups may contain more than one token.
     """
     if values.ndim > 1:
-        each = [class_values(corpus, leader, counts, column, most) for column in values.T]
+        each = [class_values(corpus, leader, counts, column, maximum) for column in values.T]
         return jnp.stack(each, axis=-1)
     bags, vocab = corpus.bags, corpus.vocab_size
     index = bags.index.astype(jnp.int32)
     owner = jnp.minimum(bags.owner, corpus.num_examples - 1)[:, None]
     column, value = take(leader, index), take(values, index)
-    if few := most < vocab:
+    if few := maximum < vocab:
         several = sharing(leader) & (leader == jnp.arange(vocab, dtype=jnp.int32))
-        column = take(placed(first_of(several, most), vocab), column)
-    empty = jnp.zeros((corpus.num_examples, most + few), values.dtype)
+        column = take(placed(first_of(several, maximum), vocab), column)
+    empty = jnp.zeros((corpus.num_examples, maximum + few), values.dtype)
     weight = empty.at[owner, column].add(counts)
     moment = empty.at[owner, column].add(counts * value)
     mean = (moment / nonzero(weight))[owner, column]

@@ -5,7 +5,7 @@ from jaxattn.lab.books.cells import Cell, cells, round_up, worst
 from jaxattn.lab.books.checks import problems
 from jaxattn.lab.books.findings import Finding, Measured, declare_names, mean, share
 from jaxattn.lab.books.new import create
-from jaxattn.lab.books.run import look, reproduce
+from jaxattn.lab.books.run import list_findings, reproduce
 from jaxattn.lab.results.judge import around, at_least, within_factor
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "cells",
     "create",
     "declare_names",
-    "look",
+    "list_findings",
     "mean",
     "problems",
     "read_book",

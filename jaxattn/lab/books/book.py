@@ -116,10 +116,10 @@ class Item(About, frozen=True, kw_only=True):
         Raises:
             InputError: neither the item nor the book contains the study.
         """
-        other, separator, place = name.rpartition(":")
+        other, separator, location = name.rpartition(":")
         if separator:
-            path = self.book.other(other) / f"{place}.toml"
-            return _Source(path, f"{other}.{place.replace('/', '.')}", False)
+            path = self.book.other(other) / f"{location}.toml"
+            return _Source(path, f"{other}.{location.replace('/', '.')}", False)
         here, shared = self.folder / f"{name}.toml", self.book.folder / f"{name}.toml"
         if here.is_file():
             return _Source(here, self.folder.name + ("" if name == "study" else f".{name}"), True)
@@ -194,12 +194,12 @@ class Book:
 
     Attributes:
         folder: the folder.
-        place: display name of the folder, the same on every machine.
+        location: display name of the folder, the same on every machine.
         shared: contents of book.toml.
     """
 
     folder: Path
-    place: str
+    location: str
     shared: Shared
 
     @property
@@ -208,7 +208,7 @@ class Book:
         return self.folder.name
 
     @property
-    def promises(self) -> bool:
+    def has_promised_findings(self) -> bool:
         """Return True if the theory guarantees at least one of the book's findings."""
         return any(measure.basis == "promised" for item in self.items for measure in item.measured)
 

@@ -95,11 +95,11 @@ class Cell:
             span = low if low == high else f"{low} to {high}"
             texts.append(f"{before.size} of {total} end at ‖p‖ = {span}")
         if lost := int(np.isnan(norm).sum()):
-            texts.append(f"{lost} of {total} have no end: {self.why}")
+            texts.append(f"{lost} of {total} have no end: {self.failure_reason}")
         return ", ".join(texts)
 
     @property
-    def why(self) -> str:
+    def failure_reason(self) -> str:
         """Return why seeds failed, or "" if none failed."""
         failed = self.run.failures
         return " or ".join(failed["reason"][failed["cell"] == self.cell].unique())

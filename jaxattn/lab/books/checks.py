@@ -8,7 +8,7 @@ import pandas as pd
 from jaxattn.lab.books.book import CHECKOUT, PACKAGED, Book, Item
 from jaxattn.lab.books.public_names import private_uses
 from jaxattn.lab.books.record import criteria_date, read_record
-from jaxattn.lab.books.run import Asked, requested
+from jaxattn.lab.books.run import Request, requested
 from jaxattn.lab.books.section import Section
 
 # Marker of open questions in the files of an item.
@@ -18,23 +18,23 @@ OPEN = "TODO"
 SEEDS = 10
 
 
-def problems(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
+def problems(book: Book, request: Request | None = None, *, out: Path) -> pd.DataFrame:
     """List what has to be fixed before items can be published, without running anything.
 
     Books in the package are skipped, because the package's tests check them.
 
     Args:
         book: the book that contains the items.
-        asked: the items to check, and the scale.
+        request: the items to check, and the scale.
         out: results folder; its records show whether criteria were changed after results were recorded.
 
     Returns:
         A table with columns item and problem.
     """
-    asked = asked or Asked()
+    request = request or Request()
     rows = []
-    for item in requested(book, asked) if book.folder.parent != PACKAGED else ():
-        kept = read_record(item, asked.scale, out)
+    for item in requested(book, request) if book.folder.parent != PACKAGED else ():
+        kept = read_record(item, request.scale, out)
         for found in (_open_questions, _files, _prose, _seeds, _private):
             rows += [(item.name, problem) for problem in found(item)]
         rows += [(item.name, problem) for problem in _results(item, kept, out)]

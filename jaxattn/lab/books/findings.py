@@ -147,16 +147,18 @@ def load_measure(measure: Measure, item: Item) -> Callable[..., Measured]:
         UserCodeError: the measure's code raised an exception on import.
     """
     kind = measure.kind
-    place = f"{item.folder / 'item.toml'}: measures"
+    location = f"{item.folder / 'item.toml'}: measures"
     if kind not in _KINDS and ":" not in kind:
-        raise InputError(f"{place}: unknown kind {kind!r}; use one of {', '.join(_KINDS)}, or mine.py:NAME")
+        raise InputError(
+            f"{location}: unknown kind {kind!r}; use one of {', '.join(_KINDS)}, or mine.py:NAME"
+        )
     function = _function(kind, item)
     parameters = inspect.signature(function)
     try:
         parameters.bind(*measure.studies, item, **measure.settings)
     except TypeError as error:
         takes = f"its parameters are {parameters}, with the runs of its studies first"
-        raise InputError(f"{place}: {kind}: {error}; {takes}") from None
+        raise InputError(f"{location}: {kind}: {error}; {takes}") from None
     return lambda *runs: function(*runs, item, **measure.settings)
 
 
@@ -169,37 +171,37 @@ def _function(kind: str, item: Item) -> Any:
     return ImportPaths(item.folder).load(kind)
 
 
-def measure_item(runs: Sequence[Run], asked: Measure, item: Item) -> Measured:
+def measure_item(runs: Sequence[Run], request: Measure, item: Item) -> Measured:
     """Measure runs, and add the item's criteria to the findings.
 
     Raises:
         InputError: a criterion that is not optional matches no finding; a finding has a name that the
             measure does not declare; or as in `load_measure`.
     """
-    found = load_measure(asked, item)(*runs)
+    found = load_measure(request, item)(*runs)
     names = [finding.name for finding in found.findings]
-    declared = declared_names(asked.kind, item)
+    declared = declared_names(request.kind, item)
     for name in names if declared else ():
         if not any(fnmatchcase(name, pattern) for pattern in declared):
             raise InputError(
-                f"{asked.kind}: no declared name matches the finding {name!r}; add it to @declare_names"
+                f"{request.kind}: no declared name matches the finding {name!r}; add it to @declare_names"
             )
-    for pattern, expected in asked.criteria.items():
+    for pattern, expected in request.criteria.items():
         if not expected.optional and not any(fnmatchcase(name, pattern) for name in names):
             raise InputError(f"criteria: no finding matches {pattern!r}; choose from {', '.join(names)}")
-    return Measured(with_criteria(found.findings, asked), found.tables)
+    return Measured(with_criteria(found.findings, request), found.tables)
 
 
-def with_criteria(findings: Sequence[Finding], asked: Measure) -> list[Finding]:
+def with_criteria(findings: Sequence[Finding], request: Measure) -> list[Finding]:
     """Add to each finding the first criterion that matches its name, if there is one."""
     held = []
     for finding in findings:
-        fits = [x for pattern, x in asked.criteria.items() if fnmatchcase(finding.name, pattern)]
-        own = replace(finding, basis=finding.basis or asked.basis)
+        fits = [x for pattern, x in request.criteria.items() if fnmatchcase(finding.name, pattern)]
+        own = replace(finding, basis=finding.basis or request.basis)
         if fits:
             first = fits[0]
             own = replace(
-                own, criterion=first.criterion, published=first.published, basis=first.basis or asked.basis
+                own, criterion=first.criterion, published=first.published, basis=first.basis or request.basis
             )
         held.append(own)
     return held

@@ -94,7 +94,7 @@ def check_names(measure: Measure, item: Item, known: Sequence[str] | None) -> No
     """
     for pattern, expected in measure.criteria.items() if known is not None else ():
         if not expected.optional and not any(fits_name(name, pattern) for name in known or ()):
-            place = item.folder / "item.toml"
+            location = item.folder / "item.toml"
             raise InputError(
-                f"{place}: criteria: no finding matches {pattern!r}; choose from {', '.join(known or ())}"
+                f"{location}: criteria: no finding matches {pattern!r}; choose from {', '.join(known or ())}"
             )

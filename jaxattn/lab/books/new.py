@@ -40,11 +40,11 @@ def create(book: str | Path, name: str) -> list[Path]:
         contents[folder / "book.toml"] = _BOOK.format(folder.name.replace("_", " ").capitalize())
     else:
         folder = _extensible(read_book(book), name).folder
-    place = f"sweeps/{folder.name}" if folder.parent.name == "sweeps" else folder.as_posix()
+    location = f"sweeps/{folder.name}" if folder.parent.name == "sweeps" else folder.as_posix()
     for path in sorted(TEMPLATE.glob("*.*")):
         text = path.read_text(encoding="utf-8").replace(TEMPLATE.name, name)
         text = text.replace("reproduce neighbours", f"reproduce {shlex.quote(str(book))}")
-        text = text.replace("sweeps/neighbours", place)
+        text = text.replace("sweeps/neighbours", location)
         contents[folder / name / path.name.replace(TEMPLATE.name, name)] = text
     with writing(folder, "choose another folder"):
         (folder / name).mkdir(parents=True)

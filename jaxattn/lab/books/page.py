@@ -97,7 +97,7 @@ def _criterion(finding: Finding) -> str:
 _TABLES = {"agreement.csv": _agreement, "claims.csv": _claims}
 
 
-def write_book_page(book: Book, place: Place, *, failed: Mapping[str, str] = MappingProxyType({})) -> Page:
+def write_book_page(book: Book, location: Place, *, failed: Mapping[str, str] = MappingProxyType({})) -> Page:
     """Write index.md, index.html, the table of all findings, and a record and figures for every item.
 
     An item without runs is shown from its record file, if the folder contains one. A page can therefore
@@ -111,33 +111,33 @@ def write_book_page(book: Book, place: Place, *, failed: Mapping[str, str] = Map
         RunError: a file cannot be written.
     """
     fresh = {
-        item.name: found and record.with_recorded(found, place.scale, place.out)
+        item.name: found and record.with_recorded(found, location.scale, location.out)
         for item in book.items
-        for found in [measured(item, place)]
+        for found in [measured(item, location)]
     }
     sections = tuple(
         fresh[item.name]
         or (
-            missing(item, place.scale, "the run failed")
+            missing(item, location.scale, "the run failed")
             if item.name in failed
-            else record.read_record(item, place.scale, place.out)
+            else record.read_record(item, location.scale, location.out)
         )
         for item in book.items
     )
     contents = {
-        "index.md": as_markdown(book, sections, place).encode(),
-        "index.html": as_html(book, sections, place).encode(),
+        "index.md": as_markdown(book, sections, location).encode(),
+        "index.html": as_html(book, sections, location).encode(),
         book.shared.table: page_table(book, sections).to_csv(index=False, lineterminator="\n").encode(),
     }
     for each in fresh.values():
         if each and each.ran:
-            contents |= record.files(each, place.scale)
+            contents |= record.files(each, location.scale)
     unreadable = {each.item.name: each.remedy for each in fresh.values() if each and each.unreadable}
-    with writing(place.out, "choose another folder with --out"):
+    with writing(location.out, "choose another folder with --out"):
         for name, content in contents.items():
-            inside((place.out / name).parent, place.out).mkdir(parents=True, exist_ok=True)
-            write_file(place.out / name, content, place.out)
-    return Page(sections, tuple(place.out / name for name in contents), {**unreadable, **failed})
+            inside((location.out / name).parent, location.out).mkdir(parents=True, exist_ok=True)
+            write_file(location.out / name, content, location.out)
+    return Page(sections, tuple(location.out / name for name in contents), {**unreadable, **failed})
 
 
 def page_summary(sections: tuple[Section, ...]) -> pd.DataFrame:
@@ -164,10 +164,10 @@ def page_table(book: Book, sections: tuple[Section, ...]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(columns))
 
 
-def as_markdown(book: Book, sections: tuple[Section, ...], place: Place) -> str:
+def as_markdown(book: Book, sections: tuple[Section, ...], location: Place) -> str:
     """Return the page as Markdown."""
     lines = [f"# {book.shared.title}", f"**{verdict_summary(sections)}**"]
-    lines += [marked(text) for text in _introduction(book, sections, place)]
+    lines += [marked(text) for text in _introduction(book, sections, location)]
     for title, own in parts(book, sections).items():
         lines += [f"## {title}"] if title else []
         lines += [_table(page_summary(tuple(own)).drop(columns="item"))]
@@ -218,16 +218,16 @@ def _sentence(text: str) -> str:
     return f"{_capitalised(text.strip()).removesuffix('.')}."
 
 
-def as_html(book: Book, sections: tuple[Section, ...], place: Place) -> str:
+def as_html(book: Book, sections: tuple[Section, ...], location: Place) -> str:
     """Return the page as HTML, with figures in separate files."""
     return fill(
         _TEMPLATE,
         title=book.shared.title,
         parts=parts(book, sections),
-        introduction=_introduction(book, sections, place),
+        introduction=_introduction(book, sections, location),
         verdict=verdict_summary(sections),
         texts=layout.texts,
-        place=record.place,
+        location=record.location,
         capitalised=_capitalised,
         sentence=_sentence,
         table=book.shared.table,
@@ -250,8 +250,8 @@ def parts(book: Book, sections: tuple[Section, ...]) -> dict[str, list[Section]]
     return {title: own for title, own in found.items() if own}
 
 
-def _introduction(book: Book, sections: tuple[Section, ...], place: Place) -> list[str]:
-    files = f"the sweep files of `{book.place}`"
+def _introduction(book: Book, sections: tuple[Section, ...], location: Place) -> list[str]:
+    files = f"the sweep files of `{book.location}`"
     reduced = any(item.laptop for item in book.items)
     sizes = {
         "laptop": "The runs on this page have reduced sizes, which are set by the overrides of each item. "
@@ -260,16 +260,16 @@ def _introduction(book: Book, sections: tuple[Section, ...], place: Place) -> li
     }
     return [
         book.shared.introduction.strip(),
-        sizes[place.scale] if reduced else f"The runs on this page use {files} without overrides.",
-        *([_cost(book, ran, place)] if (ran := [each for each in sections if each.seconds]) else []),
+        sizes[location.scale] if reduced else f"The runs on this page use {files} without overrides.",
+        *([_cost(book, ran, location)] if (ran := [each for each in sections if each.seconds]) else []),
         *reading.rules([finding for each in sections for finding in each.findings]),
     ]
 
 
-def _cost(book: Book, ran: list[Section], place: Place) -> str:
+def _cost(book: Book, ran: list[Section], location: Place) -> str:
     minutes = sum(each.seconds for each in ran) / 60
     machines = " and ".join(sorted({each.machine for each in ran}))
-    words = ["jaxattn", "reproduce", book.name, *(["--scale", "full"] if place.scale == "full" else [])]
+    words = ["jaxattn", "reproduce", book.name, *(["--scale", "full"] if location.scale == "full" else [])]
     words += ["--data-dir", "DIR"] if book.shared.data else []
     took = f"The runs of the {len(ran)} items shown took" if len(ran) > 1 else "The run shown took"
     return f"{took} {minutes:,.0f} minutes in total on {machines}. Command: `{shlex.join(words)}`."

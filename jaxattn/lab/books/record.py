@@ -108,7 +108,7 @@ class Record(msgspec.Struct, omit_defaults=True):
     criteria: CriteriaDate | None = None
 
 
-def place(item: Item) -> str:
+def location(item: Item) -> str:
     """Return the path of an item's record, relative to the results folder."""
     return f"items/{item.folder.name}.json"
 
@@ -130,7 +130,7 @@ def files(section: Section, scale: RunScale) -> dict[str, bytes]:
         section.criteria,
     )
     text = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
-    return {place(section.item): text} | {each.file: each.data for each in section.pictures}
+    return {location(section.item): text} | {each.file: each.data for each in section.pictures}
 
 
 def read_record(item: Item, scale: RunScale, folder: Path) -> Section:
@@ -143,7 +143,7 @@ def read_record(item: Item, scale: RunScale, folder: Path) -> Section:
     Raises:
         InputError: the record has a different scale, or the record or one of its figures is damaged.
     """
-    path, remedy = folder / place(item), f"run `{item_command(item, scale)}`"
+    path, remedy = folder / location(item), f"run `{item_command(item, scale)}`"
     if not path.exists() or item.absent:
         return missing(item, scale, item.absent)
     try:
@@ -151,7 +151,7 @@ def read_record(item: Item, scale: RunScale, folder: Path) -> Section:
         if strange := [x.file for x in record.pictures if not storage.is_below(x.file)]:
             raise ValueError(f"invalid figure path {strange[0]!r:.60}")
         pictures = [
-            storage.read_file(folder / x.file, folder, most=storage.MOST_JSON) for x in record.pictures
+            storage.read_file(folder / x.file, folder, maximum=storage.MAX_JSON) for x in record.pictures
         ]
         section = _section(item, scale, record, pictures)
     except storage.Damaged as error:
@@ -175,7 +175,7 @@ def _read(path: Path, folder: Path) -> Record:
 
 def criteria_date(item: Item, folder: Path) -> CriteriaDate | None:
     """Return the date on which an item's criteria were fixed, or None if it was not recorded."""
-    path = folder / place(item)
+    path = folder / location(item)
     try:
         return _read(path, folder).criteria if path.exists() else None
     except (storage.Damaged, ValueError):  # `read_record` reports the damage.

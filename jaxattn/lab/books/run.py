@@ -25,7 +25,7 @@ Wanted = list[tuple[Item, tuple[Measure, ...]]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """Options for the reproduction of a book.
 
     Attributes:
@@ -52,7 +52,7 @@ class Asked:
 
 def reproduce(
     book: Book,
-    asked: Asked | None = None,
+    request: Request | None = None,
     *,
     out: Path,
     command: str,
@@ -66,7 +66,7 @@ def reproduce(
 
     Args:
         book: the book that contains the items.
-        asked: the items to run, and the run options.
+        request: the items to run, and the run options.
         out: the results folder.
         command: the command line, which is stored in the manifests.
         reporter: receives progress messages.
@@ -79,31 +79,31 @@ def reproduce(
         UserCodeError: the book's code raised an exception on import.
         Interrupted: SIGINT or SIGTERM was received; repeat the command to resume.
     """
-    asked = asked or Asked()
-    if asked.data_dir is not None and not asked.data_dir.is_dir():
-        raise InputError(f"--data-dir {asked.data_dir}: the folder does not exist; check the path")
-    if asked.seeds is not None and asked.seeds < 2:
-        raise InputError(f"seeds: an interval over seeds requires at least 2, got {asked.seeds}")
-    wanted, kept = _wanted(book, out, asked)
-    _check_overrides(book, asked)
-    wanted = _without_other_books(wanted, asked, reporter)
-    if asked.data_dir is None:
-        wanted = _without_data(book, wanted, kept if asked.only else {}, reporter)
-    place = Place(out, asked.scale, asked.overrides)
+    request = request or Request()
+    if request.data_dir is not None and not request.data_dir.is_dir():
+        raise InputError(f"--data-dir {request.data_dir}: the folder does not exist; check the path")
+    if request.seeds is not None and request.seeds < 2:
+        raise InputError(f"seeds: an interval over seeds requires at least 2, got {request.seeds}")
+    wanted, kept = _wanted(book, out, request)
+    _check_overrides(book, request)
+    wanted = _without_other_books(wanted, request, reporter)
+    if request.data_dir is None:
+        wanted = _without_data(book, wanted, kept if request.only else {}, reporter)
+    location = Place(out, request.scale, request.overrides)
     for item, measures in wanted:
         for measure in measures:
             load_measure(measure, item)
-            check_names(measure, item, _expected(item, measure, asked, kept[item.name]))
-    failed = _run(wanted, asked, place, command=command, reporter=reporter, max_memory=max_memory)
+            check_names(measure, item, _expected(item, measure, request, kept[item.name]))
+    failed = _run(wanted, request, location, command=command, reporter=reporter, max_memory=max_memory)
     if len(failed) == len(wanted) and failed and not any(section.ran for section in kept.values()):
         raise RunError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
-    return page.write_book_page(book, place, failed=failed)
+    return page.write_book_page(book, location, failed=failed)
 
 
 def _run(
     wanted: Wanted,
-    asked: Asked,
-    place: Place,
+    request: Request,
+    location: Place,
     *,
     command: str,
     reporter: Reporter,
@@ -112,14 +112,14 @@ def _run(
     jobs: dict[Path, list[tuple[Item, str]]] = {}
     for item, measures in wanted:
         for name in dict.fromkeys(name for measure in measures for name in measure.studies):
-            jobs.setdefault(place.run(item, name), []).append((item, name))
+            jobs.setdefault(location.run(item, name), []).append((item, name))
     failed: dict[str, str] = {}
     for number, (folder, users) in enumerate(jobs.items(), 1):
         reporter.note(f"{number} of {len(jobs)}: {folder.name}")
         try:
-            study = _study(users, asked)
+            study = _study(users, request)
             outcome = engine.run_study(
-                study, inside(folder, place.out), command=command, reporter=reporter, max_memory=max_memory
+                study, inside(folder, location.out), command=command, reporter=reporter, max_memory=max_memory
             )
             reason = outcome.errors[0]["reason"] if outcome.errors else ""
         except (InputError, RunError) as error:
@@ -130,12 +130,12 @@ def _run(
     return failed
 
 
-def _study(users: Sequence[tuple[Item, str]], asked: Asked) -> Study:
-    studies = [asked.study(item, name) for item, name in users]
+def _study(users: Sequence[tuple[Item, str]], request: Request) -> Study:
+    studies = [request.study(item, name) for item, name in users]
     return max(studies, key=lambda study: len(study.seeds))
 
 
-def look(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
+def list_findings(book: Book, request: Request | None = None, *, out: Path) -> pd.DataFrame:
     """List the findings that `reproduce` would measure, and check their criteria, without running anything.
 
     Returns:
@@ -146,8 +146,8 @@ def look(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
     Raises:
         InputError: see `reproduce`.
     """
-    asked = asked or Asked()
-    wanted, kept = _wanted(book, out, asked)
+    request = request or Request()
+    wanted, kept = _wanted(book, out, request)
     rows = []
     for item, measures in wanted:
         if item.absent:
@@ -155,7 +155,7 @@ def look(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
             continue
         for measure in measures:
             load_measure(measure, item)
-            known = _expected(item, measure, asked, kept[item.name])
+            known = _expected(item, measure, request, kept[item.name])
             check_names(measure, item, known)
             for name, criterion in _criteria(measure, known):
                 text = criterion.text if criterion else "-"
@@ -163,49 +163,51 @@ def look(book: Book, asked: Asked | None = None, *, out: Path) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["item", "finding", "criterion"])
 
 
-def _wanted(book: Book, out: Path, asked: Asked) -> tuple[Wanted, dict[str, Section]]:
-    items = requested(book, asked)
-    kept = {item.name: record.read_record(item, asked.scale, out) for item in book.items}
+def _wanted(book: Book, out: Path, request: Request) -> tuple[Wanted, dict[str, Section]]:
+    items = requested(book, request)
+    kept = {item.name: record.read_record(item, request.scale, out) for item in book.items}
     return [(item, item.measured) for item in items if item.measured], kept
 
 
-def requested(book: Book, asked: Asked) -> list[Item]:
+def requested(book: Book, request: Request) -> list[Item]:
     """Return the requested items of a book, or all items if none is requested by name."""
     with at("--only"):
-        return [book.item(name) for name in asked.only] or list(book.items)
+        return [book.item(name) for name in request.only] or list(book.items)
 
 
 def _criteria(measure: Measure, known: list[str] | None) -> list[tuple[str, Criterion | None]]:
-    asked = measure.criteria
+    request = measure.criteria
     if known is None:
-        return [(name, x.criterion) for name, x in asked.items()] or [("known after the first run", None)]
-    fits = {name: [x.criterion for pattern, x in asked.items() if fits_name(name, pattern)] for name in known}
+        return [(name, x.criterion) for name, x in request.items()] or [("known after the first run", None)]
+    fits = {
+        name: [x.criterion for pattern, x in request.items() if fits_name(name, pattern)] for name in known
+    }
     return [(name, found[0] if found else None) for name, found in fits.items()]
 
 
-def _check_overrides(book: Book, asked: Asked) -> None:
+def _check_overrides(book: Book, request: Request) -> None:
     measures = [measure for item in book.items for measure in item.measured]
     known = dict.fromkeys(name for measure in measures for name in measure.studies)
-    for name in asked.overrides:
+    for name in request.overrides:
         if name not in known:
             raise InputError(f"overrides: no item has a study {name!r}{nearest(name, known)}")
 
 
-def _without_other_books(wanted: Wanted, asked: Asked, reporter: Reporter) -> Wanted:
+def _without_other_books(wanted: Wanted, request: Request, reporter: Reporter) -> Wanted:
     """Drop items whose studies are in a missing book; raise InputError if such an item was requested."""
     lacking = {item.name: item.absent for item, _ in wanted if item.absent}
-    for name in asked.only:
+    for name in request.only:
         if name in lacking:
             raise InputError(f"--only {name}: {lacking[name]}")
     for reason in dict.fromkeys(lacking.values()):
-        names = ", ".join(name for name, why in lacking.items() if why == reason)
+        names = ", ".join(name for name, text in lacking.items() if text == reason)
         reporter.note(f"{names}: not run; {reason}")
     return [(item, measures) for item, measures in wanted if item.name not in lacking]
 
 
-def _expected(item: Item, measure: Measure, asked: Asked, kept: Section) -> list[str] | None:
+def _expected(item: Item, measure: Measure, request: Request, kept: Section) -> list[str] | None:
     """Return the expected finding names for a measure, or None if they cannot be predicted before a run."""
-    known = known_names(measure, item, asked.study(item, measure.studies[0]))
+    known = known_names(measure, item, request.study(item, measure.studies[0]))
     if known is not None or not kept.ran or len(item.measured) > 1:
         return known
     return [finding.name for finding in kept.findings]

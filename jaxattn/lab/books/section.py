@@ -201,7 +201,7 @@ class Place:
         return item.study(self.scale, name, overrides=self.overrides.get(name, ()))
 
 
-def measured(item: Item, place: Place) -> Section | None:
+def measured(item: Item, location: Place) -> Section | None:
     """Measure the runs of an item; return None if every measure lacks a run.
 
     The study and the code of the measure are taken from the item. Nothing is imported from the results
@@ -210,24 +210,26 @@ def measured(item: Item, place: Place) -> Section | None:
     if item.absent:
         return None
     runs: dict[str, Run] = {}
-    for name in dict.fromkeys(name for asked in item.measured for name in asked.studies):
-        if (run := _finished(place.run(item, name), place.out)) is None:
+    for name in dict.fromkeys(name for request in item.measured for name in request.studies):
+        if (run := _finished(location.run(item, name), location.out)) is None:
             continue
-        if not _matches(run, place.study(item, name)):
+        if not _matches(run, location.study(item, name)):
             return missing(
-                item, place.scale, f"{place.run(item, name)} holds a run of other settings; delete it"
+                item, location.scale, f"{location.run(item, name)} holds a run of other settings; delete it"
             )
         runs[name] = run
-    there = [asked for asked in item.measured if all(name in runs for name in asked.studies)]
+    there = [request for request in item.measured if all(name in runs for name in request.studies)]
     if not there:
         return None
     try:
-        return _section(item, there, runs, place)
+        return _section(item, there, runs, location)
     # Reading untrusted tables can raise almost any exception.
     except Exception as error:
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         reason = " ".join(reason.split())
-        return Section(item, UNREADABLE, item_command(item, place.scale), f"the run cannot be read: {reason}")
+        return Section(
+            item, UNREADABLE, item_command(item, location.scale), f"the run cannot be read: {reason}"
+        )
 
 
 def _matches(run: Run, study: Study) -> bool:
@@ -236,21 +238,21 @@ def _matches(run: Run, study: Study) -> bool:
     return same and not differences(dict(run.manifest["config"]), study.config)
 
 
-def _section(item: Item, there: Sequence[Measure], runs: Mapping[str, Run], place: Place) -> Section:
+def _section(item: Item, there: Sequence[Measure], runs: Mapping[str, Run], location: Place) -> Section:
     findings: list[Finding] = []
     tables: dict[str, pd.DataFrame] = {}
-    for asked in there:
-        found = measure_item([runs[name] for name in asked.studies], asked, item)
+    for request in there:
+        found = measure_item([runs[name] for name in request.studies], request, item)
         findings += found.findings
-        studies = ", ".join(asked.studies)
+        studies = ", ".join(request.studies)
         tables |= {(f"{x}, {studies}" if x in tables else x): table for x, table in found.tables.items()}
-    used = [runs[name] for name in dict.fromkeys(name for asked in there for name in asked.studies)]
-    left_out = [asked for asked in item.measured if asked not in there]
+    used = [runs[name] for name in dict.fromkeys(name for request in there for name in request.studies)]
+    left_out = [request for request in item.measured if request not in there]
     return Section(
         item,
         item_verdict(findings),
-        item_command(item, place.scale),
-        facts=_facts(used, item, place) | _missing_runs(left_out, item),
+        item_command(item, location.scale),
+        facts=_facts(used, item, location) | _missing_runs(left_out, item),
         findings=tuple(findings),
         tables={title: texts(table) for title, table in tables.items()},
         pictures=_pictures(used[0], item),
@@ -260,8 +262,8 @@ def _section(item: Item, there: Sequence[Measure], runs: Mapping[str, Run], plac
 
 
 def _missing_runs(measures: Sequence[Measure], item: Item) -> dict[str, str]:
-    names = dict.fromkeys(name for asked in measures for name in asked.studies)
-    needs = dict.fromkeys(item.book.shared.data[asked.needs].what for asked in measures if asked.needs)
+    names = dict.fromkeys(name for request in measures for name in request.studies)
+    needs = dict.fromkeys(item.book.shared.data[request.needs].what for request in measures if request.needs)
     return {LEFT_OUT: "; ".join([", ".join(names), *needs])} if names else {}
 
 
@@ -289,16 +291,16 @@ def _machine(loaded: Run) -> str:
     return f"{device.get('count', 1)} {kind}"
 
 
-def _facts(runs: Sequence[Run], item: Item, place: Place) -> dict[str, str]:
-    names = dict.fromkeys(name for asked in item.measured for name in asked.studies)
+def _facts(runs: Sequence[Run], item: Item, location: Place) -> dict[str, str]:
+    names = dict.fromkeys(name for request in item.measured for name in request.studies)
     files = [_sweep_file(item, name) for name in names]
     manifests = [run.manifest for run in runs]
     memory = [known for each in manifests if (known := each.get("peak_memory_mib")) is not None]
     sizes = [f"{len(each['cells'])} × {len(each['seeds'])}" for each in manifests]
-    study = place.study(item, next(iter(names)))
+    study = location.study(item, next(iter(names)))
     facts = {
         f"sweep file{'s' if len(files) > 1 else ''}": ", ".join(files),
-        "overrides": ", ".join(item.laptop) if place.scale == "laptop" and item.laptop else "none",
+        "overrides": ", ".join(item.laptop) if location.scale == "laptop" and item.laptop else "none",
         "model": models(study),
         "cells × seeds": ", ".join(sizes),
         "run time": f"{sum(each['wall_time_s'] for each in manifests):.0f} s",
@@ -311,7 +313,7 @@ def _facts(runs: Sequence[Run], item: Item, place: Place) -> dict[str, str]:
 def _sweep_file(item: Item, name: str) -> str:
     source = item.source(name)
     folder = f"{item.folder.name}/" if source.own else ""
-    return name if ":" in name else f"{item.book.place}/{folder}{name}.toml"
+    return name if ":" in name else f"{item.book.location}/{folder}{name}.toml"
 
 
 def _last_values(run: Run) -> dict[str, str]:

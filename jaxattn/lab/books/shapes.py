@@ -19,7 +19,7 @@ from jaxattn.lab.books.tables import Curve
 from jaxattn.lab.results.correlations import axis, bin_numbers, spearman
 from jaxattn.lab.results.judge import Estimate, jackknifed, share
 from jaxattn.lab.results.run import Run
-from jaxattn.lab.results.tokens import at_end
+from jaxattn.lab.results.tokens import final_tokens
 
 _Rows = NDArray[np.float64]
 
@@ -60,11 +60,11 @@ def binned(
     edges = np.asarray(edges, float)
     bins = len(edges) - 1
     at, y = tokens[x].to_numpy(float), tokens[quantity].to_numpy(float)
-    place = bin_numbers(at, edges)
-    inside = (place >= 0) & np.isfinite(y)
-    place, y = place[inside], y[inside]
+    location = bin_numbers(at, edges)
+    inside = (location >= 0) & np.isfinite(y)
+    location, y = location[inside], y[inside]
     seeds, lane = np.unique(tokens["seed"].to_numpy()[inside], return_inverse=True)
-    cell, weights = lane * bins + place, 1 - np.eye(1 + len(seeds), len(seeds), -1)
+    cell, weights = lane * bins + location, 1 - np.eye(1 + len(seeds), len(seeds), -1)
     weights = weights if len(seeds) > 1 else weights[:1]
     n, first, second = (
         weights @ np.bincount(cell, y**power, len(seeds) * bins).reshape(len(seeds), bins)
@@ -73,7 +73,7 @@ def binned(
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = first / n
         sd = np.sqrt(np.maximum(second / n - mean**2, 0))
-    counts = np.bincount(place, minlength=bins) / max(len(seeds), 1)
+    counts = np.bincount(location, minlength=bins) / max(len(seeds), 1)
     return _Binned((edges[1:] + edges[:-1]) / 2, counts, mean, sd)
 
 
@@ -277,7 +277,7 @@ def classes(results: Run, item: Item) -> Measured:
             Finding(f"{name}: Spearman with the published rows, the same bins",
                     _ranks(by_alpha.mean, curve), by_alpha.over),
         ]  # fmt: skip
-        class_name = at_end(results, phase=last_phase(results, 0)).name(label)
+        class_name = final_tokens(results, phase=last_phase(results, 0)).name(label)
         tables[f"Class {class_name}, the published {name}"] = pd.DataFrame(
             {
                 "posterior difference": [f"{x:.4f}" for x in centres],
@@ -307,7 +307,7 @@ def _longest(own: _Binned) -> Finding:
 
 
 def _tokens(results: Run, cell: int = 0, label: int | None = None) -> pd.DataFrame:
-    tokens = at_end(results, cell=cell, average=False, phase=last_phase(results, cell)).table
+    tokens = final_tokens(results, cell=cell, average=False, phase=last_phase(results, cell)).table
     return tokens if label is None else tokens[tokens["class"] == label]
 
 

@@ -34,7 +34,7 @@ def main() -> None:
         print(f"jaxattn {provenance.version('jaxattn')}")
         return
     from jaxattn.core.errors import InputError, RunError
-    from jaxattn.lab.cli.console import complain, say
+    from jaxattn.lab.cli.console import complain, print_line
 
     code = 0
     try:
@@ -45,7 +45,7 @@ def main() -> None:
 
         check_moved(words)
         if (text := usage.help_of(words, command_groups())) is not None:
-            say(text)
+            print_line(text)
         else:
             usage.check_words(words, commands())
             check_once(words)

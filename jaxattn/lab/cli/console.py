@@ -27,22 +27,22 @@ _WORD = re.compile(
 )
 
 
-def say(text: object = "", *, err: bool = False) -> None:
+def print_line(text: object = "", *, err: bool = False) -> None:
     """Print text to stdout, or to stderr if `err` is True, with control characters escaped by `plain`."""
     for line in str(text).split("\n"):
         print(plain(line.expandtabs()), file=sys.stderr if err else sys.stdout)
 
 
-def say_wrapped(text: object, indent: int = 0) -> None:
+def print_wrapped(text: object, indent: int = 0) -> None:
     """Print a paragraph to stdout, wrapped to the terminal width, or on one line if stdout is a pipe."""
-    say(filled(plain(str(text)), text_width(), indent))
+    print_line(filled(plain(str(text)), text_width(), indent))
 
 
-def say_aligned(rows: Iterable[tuple[str, str]]) -> None:
+def print_aligned(rows: Iterable[tuple[str, str]]) -> None:
     """Print terms and their explanations in two columns, wrapped to the terminal width."""
     rows = list(rows)
     for line in aligned(rows, 2 + max(len(term) for term, _ in rows), text_width()):
-        say(line)
+        print_line(line)
 
 
 def filled(text: str, width: int, indent: int = 0) -> str:
@@ -84,9 +84,9 @@ def text_width() -> int:
 
 def complain(error: Exception, status: int) -> int:
     """Print an error on one line and return `status`."""
-    say(f"jaxattn: {error}", err=True)
+    print_line(f"jaxattn: {error}", err=True)
     if trace := getattr(error, "trace", ""):
-        say(trace, err=True)
+        print_line(trace, err=True)
     return status
 
 
@@ -101,7 +101,7 @@ def stoppable(command: str) -> Iterator[None]:
     try:
         yield
     except Interrupted:
-        say(f"stopped; nothing is lost, resume with: {command}", err=True)
+        print_line(f"stopped; nothing is lost, resume with: {command}", err=True)
         sys.exit(130)
 
 
@@ -112,11 +112,11 @@ def print_written(written: Any, *, every: bool = False) -> None:
     """
     others = [path for path in written.paths if path != written.page]
     for path in [*(others if every else []), written.page]:
-        say(path)
+        print_line(path)
     for problem in written.problems:
-        say(f"jaxattn: {problem.line}", err=True)
+        print_line(f"jaxattn: {problem.line}", err=True)
         if problem.trace:
-            say(problem.trace, err=True)
+            print_line(problem.trace, err=True)
 
 
 def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
@@ -124,19 +124,19 @@ def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
     count: Counter[tuple[int, str]] = Counter()
     shown = []
     for failure in failures:
-        count[place := (failure["cell"], failure["phase"])] += 1
-        if count[place] <= OF_A_PLACE:
+        count[location := (failure["cell"], failure["phase"])] += 1
+        if count[location] <= OF_A_PLACE:
             shown.append(failure)
     for failure in shown[:_FAILURES]:
         where = "{reason} in cell {cell}, seed {seed}, phase {phase}, step {step}".format(**failure)
-        say(f"jaxattn: failed: {where}", err=True)
+        print_line(f"jaxattn: failed: {where}", err=True)
     if failures:
         left = len(failures) - len(shown[:_FAILURES])
         more = f"and {left:,} more: see {folder}/manifest.json, or run `jaxattn status {folder}`; "
         remedy = "try a smaller step_size in that phase, or --set dtype=float64"
         if all(failure["step"] == 0 for failure in failures):
             remedy = "no step was taken: check the outputs of the model and the loss before the phase"
-        say(f"jaxattn: {more if left else ''}{remedy}", err=True)
+        print_line(f"jaxattn: {more if left else ''}{remedy}", err=True)
 
 
 def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **options: Any) -> None:
@@ -156,9 +156,9 @@ def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **o
     for title, table in _split_to_fit(rows, [*results.axes, "phase"]):
         print_table(title, table)
     for line in caveats(shown):
-        say_wrapped(line)
+        print_wrapped(line)
     if left:
-        say(f"{left} more metrics with {rest}")
+        print_line(f"{left} more metrics with {rest}")
     print_made_by(results.made_by)
 
 
@@ -168,7 +168,7 @@ def print_json(values: Any, indent: int = 1) -> None:
 
     is_unicode = str(sys.stdout.encoding).lower().startswith("utf")
     text = json.dumps(values, ensure_ascii=not is_unicode, indent=indent)
-    say("".join(x if x.isprintable() or x == "\n" else json.dumps(x)[1:-1] for x in text))
+    print_line("".join(x if x.isprintable() or x == "\n" else json.dumps(x)[1:-1] for x in text))
 
 
 def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:
@@ -186,8 +186,8 @@ def print_learned(results: Any) -> None:
     from jaxattn.lab.results.headline import sentences
 
     for sentence in sentences(results):
-        say_wrapped(sentence)
-    say()
+        print_wrapped(sentence)
+    print_line()
 
 
 def _split_to_fit(rows: "pd.DataFrame", keys: list[str]) -> Iterator[tuple[str, "pd.DataFrame"]]:
@@ -207,7 +207,7 @@ def _split_to_fit(rows: "pd.DataFrame", keys: list[str]) -> Iterator[tuple[str, 
 def print_made_by(made_by: str) -> None:
     """Print the provenance warning `made_by` to stderr, unless it is empty."""
     if made_by:
-        say(f"jaxattn: {plain(made_by)}", err=True)
+        print_line(f"jaxattn: {plain(made_by)}", err=True)
 
 
 def print_title(title: str) -> None:
@@ -242,7 +242,7 @@ def print_table(title: str, frame: "pd.DataFrame") -> None:
         piece = piece.iloc[:, [k for k, one in enumerate(same) if not one]]
         for name, values in common.items():
             if value := _cell_text(values.iloc[0]):
-                say_wrapped(f"{name}: {value} in all rows")
+                print_wrapped(f"{name}: {value} in all rows")
     widths = _widths(piece)
     if widths is None:
         _print_records(piece)
@@ -256,16 +256,16 @@ def print_table(title: str, frame: "pd.DataFrame") -> None:
             table.add_row(*(Text(_cell_text(x)) for x in row))
         # Names chosen by users must not be parsed as markup.
         Console(width=_width(), highlight=False).print(table)
-    say()
+    print_line()
     if len(frame) > _ROWS:
-        say(f"... and {len(frame) - _ROWS:,} more rows")
+        print_line(f"... and {len(frame) - _ROWS:,} more rows")
 
 
 def _print_records(frame: "pd.DataFrame") -> None:
     for row in frame.itertuples(index=False):
         for name, x in zip(frame.columns, row, strict=True):
-            say_wrapped(f"{name}: {_cell_text(x)}", indent=2)
-        say()
+            print_wrapped(f"{name}: {_cell_text(x)}", indent=2)
+        print_line()
 
 
 def _widths(frame: "pd.DataFrame") -> list[int] | None:

@@ -38,7 +38,7 @@ def describe_data(study: Definition, number: int, progress: Progress) -> list[tu
         length quantiles, a recommended step size for one step on E, and the `number` most and least
         important tokens.
     """
-    with from_user_code(study.names.files(study.own_kinds), "data"):
+    with from_user_code(study.names.files(study.custom_kinds), "data"):
         loaded = seed_dataset(study.base.data, 0, study.dtype, progress=progress)
     held = loaded.splits
     with backend.precision(study.dtype):

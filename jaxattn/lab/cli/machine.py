@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.cli.console import print_table, say_wrapped
+from jaxattn.lab.cli.console import print_table, print_wrapped
 from jaxattn.lab.cli.options import compiled_folder
 from jaxattn.lab.storage.files import cache_folder
 
@@ -27,7 +27,7 @@ def doctor() -> int:
 
     findings = examine(compiled_folder())
     print_table("Doctor", pd.DataFrame(findings))
-    say_wrapped("To time this machine, run `python benchmarks/bench.py` in a checkout of the repository.")
+    print_wrapped("To time this machine, run `python benchmarks/bench.py` in a checkout of the repository.")
     return int(any(finding.state == "broken" for finding in findings))
 
 
@@ -122,9 +122,9 @@ def _float64() -> tuple[str, str]:
 def _jaxlib() -> tuple[str, str]:
     import jax
 
-    from jaxattn.lab.engine.devices import trouble
+    from jaxattn.lab.engine.devices import known_bug
 
-    found = trouble(jax.default_backend())
+    found = known_bug(jax.default_backend())
     return ("note", found) if found else ("ok", "no known problem with this version on this machine")
 
 

@@ -149,10 +149,10 @@ _APPENDED = ("--set", "--axis", "--option", "--where")
 def check_moved(arguments: Sequence[str]) -> None:
     """Raise InputError if a command or option moved in version 0.3; the message gives its new location."""
     words = [word.partition("=")[0] for word in arguments]
-    for name, place in COMMANDS.items():
+    for name, location in COMMANDS.items():
         command, *options = name.split()
         if words[:1] == [command] and set(options) <= set(words):
-            raise InputError(f"{name}: replaced in version 0.3 by {place}")
+            raise InputError(f"{name}: replaced in version 0.3 by {location}")
 
 
 def check_once(arguments: Sequence[str]) -> None:
@@ -232,8 +232,8 @@ def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]
 
 def require_local_folder(folder: Path | str) -> None:
     """Raise InputError if `folder` is a bucket address, for commands that can write only to local folders."""
-    if (place := results_folder(folder)).is_remote:
-        raise InputError(f"{place.name}: this command cannot write to a bucket; use a local folder")
+    if (location := results_folder(folder)).is_remote:
+        raise InputError(f"{location.name}: this command cannot write to a bucket; use a local folder")
 
 
 def compiled_folder() -> Path:

@@ -9,13 +9,13 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxattn.lab.cli.console import (
     print_json,
+    print_line,
     print_made_by,
     print_summary,
     print_table,
+    print_wrapped,
     print_written,
     rows_of,
-    say,
-    say_wrapped,
     stoppable,
 )
 from jaxattn.lab.cli.options import (
@@ -73,7 +73,7 @@ def aggregate(
     folders, missing = read_folders(directories)
     loaded = combine.combine([load(folder) for folder in folders])
     if not loaded.finished or missing:
-        say("jaxattn: the run is not finished; the results so far are shown", err=True)
+        print_line("jaxattn: the run is not finished; the results so far are shown", err=True)
     print_made_by(loaded.made_by)
     wanted = dict(read_pair("--where", text, "model.dim=512") for text in where)
     loaded = combine.choose(loaded, where=wanted, metrics=metrics, phases=phases)
@@ -89,7 +89,7 @@ def aggregate(
     if out is not None:
         lay_out = statistics.aggregate if out.suffix in (".csv", ".parquet") else statistics.summary_table
         layout.write_page(lay_out(loaded, **options), out)
-        say(out, err=as_json)
+        print_line(out, err=as_json)
     return 0
 
 
@@ -107,14 +107,14 @@ def report(
 
     Example: jaxattn report results/quickstart
     """
-    from jaxattn.lab.engine.progress import Reporter, patient
+    from jaxattn.lab.engine.progress import Reporter, delayed
     from jaxattn.lab.results import report as pages
     from jaxattn.lab.storage.folder import results_folder
 
     folder = results_folder(directory)
     here = folder.fetch("tables", "report")
     with Reporter() as reporter:
-        written = pages.write_report(here, progress=patient(reporter.update))
+        written = pages.write_report(here, progress=delayed(reporter.update))
     folder.send_report(written.paths, here)
     print_written(written, every=every)
     print_made_by(written.made_by)
@@ -161,7 +161,7 @@ def diagnose(
     from jaxattn.lab.engine.progress import Reporter
 
     require_local_folder(out)
-    E, p, v = (read_array(place) for place in (embedding, query, head))
+    E, p, v = (read_array(location) for location in (embedding, query, head))
     with Reporter(quiet) as reporter:
         labelled, tokens = diagnosis.read_corpus(
             corpus, overrides=overrides, vocabulary=vocabulary, seed=seed, progress=reporter.loading
@@ -172,9 +172,9 @@ def diagnose(
     for title, table in found.tables(number):
         print_table(title, table)
     for verdict in found.verdicts:
-        say_wrapped(verdict)
+        print_wrapped(verdict)
     for path in found.write(out, number):
-        say(path)
+        print_line(path)
     return 0
 
 
@@ -235,9 +235,9 @@ def heads(
             progress=reporter.note,
         )
     for line in found.summary():
-        say_wrapped(line)
+        print_wrapped(line)
     for path in found.write(out):
-        say(path)
+        print_line(path)
     return 0
 
 
@@ -304,28 +304,28 @@ def reproduce(
     """
     from jaxattn.lab import books
     from jaxattn.lab.books import reading
-    from jaxattn.lab.books.run import Asked
+    from jaxattn.lab.books.run import Request
     from jaxattn.lab.engine import devices
     from jaxattn.lab.engine.progress import Reporter
 
     if new is not None:
         for path in books.create(book or "neighbours", new):
-            say(path)
+            print_line(path)
         return 0
     memory, items = read_size(max_memory), books.read_book(book or "paper")
     folder = out or Path("results") / items.name
     require_local_folder(folder)
     keep_compiled()
     devices.use_all_cores()
-    asked = Asked(tuple(only), scale, seeds, data_dir)
+    asked = Request(tuple(only), scale, seeds, data_dir)
     if check:
-        print_table(items.shared.title, books.look(items, asked, out=folder))
+        print_table(items.shared.title, books.list_findings(items, asked, out=folder))
         lacking = books.problems(items, asked, out=folder)
         if len(lacking):
             print_table("Missing before publication", lacking)
         return int(len(lacking) > 0)
-    if seeds and seeds > 1 and items.promises and (few := reading.too_few(seeds)):
-        say(f"jaxattn: {few}", err=True)
+    if seeds and seeds > 1 and items.has_promised_findings and (few := reading.too_few(seeds)):
+        print_line(f"jaxattn: {few}", err=True)
     command = shlex.join(["jaxattn", *sys.argv[1:]])
     with Reporter(quiet) as reporter, stoppable(command):
         written = books.reproduce(
@@ -333,7 +333,7 @@ def reproduce(
         )
     print_table(items.shared.title, written.summary[["item", "verdict", "run time"]])
     for path in written.paths:
-        say(path)
+        print_line(path)
     for name, reason in sorted(written.failed.items()):
-        say(f"jaxattn: failed: {name}: {reason}", err=True)
+        print_line(f"jaxattn: failed: {name}: {reason}", err=True)
     return written.status

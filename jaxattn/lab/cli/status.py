@@ -56,8 +56,8 @@ def _status(
         started = [latest[name] for name in own if name in latest]
         now = started[-1] if started else None
         parts = [
-            1.0 if whole else latest.get(name, {}).get("share", 0.0)
-            for name, whole in zip(own, done, strict=True)
+            1.0 if complete else latest.get(name, {}).get("share", 0.0)
+            for name, complete in zip(own, done, strict=True)
         ]
         shares += parts
         rows.append(
@@ -73,10 +73,10 @@ def _status(
             }
         )
     share = sum(shares) / len(shares)
-    whole = f"{manifest['name']}: {100 * share:.0f} % done, " + (
+    complete = f"{manifest['name']}: {100 * share:.0f} % done, " + (
         "finished" if share == 1 else f"running{_left(lines[-1]) if lines else ''}" if running else "stopped"
     )
-    return pd.DataFrame(rows), whole
+    return pd.DataFrame(rows), complete
 
 
 def _by_cell(batches: list[dict[str, Any]]) -> dict[int, list[str]]:
@@ -91,8 +91,8 @@ def _loss(cell: int, lines: list[dict[str, Any]]) -> str:
     places = [(line["phase"], line["step"]) for line in lines]
     found = [
         loss
-        for line, place in zip(lines, places, strict=True)
-        if place == places[-1]
+        for line, location in zip(lines, places, strict=True)
+        if location == places[-1]
         for loss in line["losses"].get(str(cell), [])
     ]
     return f"{statistics.median(found):.4g}" if found else ""

@@ -9,18 +9,18 @@ from tyro.conf import UseAppendAction, arg
 
 from jaxattn.core.errors import InputError, RunError, at, counted
 from jaxattn.lab.cli.console import (
+    print_aligned,
     print_failures,
     print_json,
     print_learned,
+    print_line,
     print_made_by,
     print_summary,
     print_table,
     print_title,
+    print_wrapped,
     print_written,
     rows_of,
-    say,
-    say_aligned,
-    say_wrapped,
     stoppable,
 )
 from jaxattn.lab.cli.options import (
@@ -74,8 +74,8 @@ def run(
     which, memory = read_shard(machine.shard), read_size(machine.max_memory)
     if machine.distributed is not None:
         which = read_process(machine.distributed)
-    whole = study.folder(machine.out)
-    directory = shard_folder(whole, which)
+    complete = study.folder(machine.out)
+    directory = shard_folder(complete, which)
     command = shlex.join(["jaxattn", *sys.argv[1:]])
     with Reporter(output.quiet) as reporter, stoppable(command):
         outcome, report = run_study(
@@ -95,7 +95,7 @@ def run(
             reporter.note(f"{name}: already finished, nothing to run{_other_seeds(outcome, study)}")
         folders = [outcome.directory]
         if machine.distributed is not None:
-            shards = wait(study, whole, which[1], machine.distributed_timeout, reporter.note)
+            shards = wait(study, complete, which[1], machine.distributed_timeout, reporter.note)
             folders = shards if which[0] == 1 else folders
     return _show(outcome, report, folders, output.every)
 
@@ -112,16 +112,16 @@ def _other_seeds(outcome: Any, study: Any) -> str:
 
 def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
     for error in outcome.errors:
-        say(f"jaxattn: failed: {error['batch']}: {error['reason']}", err=True)
+        print_line(f"jaxattn: failed: {error['batch']}: {error['reason']}", err=True)
     if len(outcome.errors) == outcome.batches:
         return 1
     together = _combined_results(folders)
     print_learned(together)
     print_summary(together, every=every)
     if address := copies.address_of(outcome.directory):
-        say(f"{address}: all results; the report and its figures are also on this machine:")
+        print_line(f"{address}: all results; the report and its figures are also on this machine:")
     if report is None:
-        say(outcome.directory / "report.html")
+        print_line(outcome.directory / "report.html")
     else:
         print_written(report, every=every)
     print_failures(outcome.failures, address or str(outcome.directory))
@@ -134,7 +134,7 @@ def _combined_results(folders: list[Path]) -> Any:
     return combine.combine([load(folder) for folder in folders])
 
 
-# Descriptions of the columns in a plan's tables. The column `lanes` is printed as "vmapped runs".
+# Descriptions of the columns in a plan's tables. The column `runs` is printed as "vmapped runs".
 LEGEND = {
     "group": "cells that share one compiled program for each phase",
     "done": "finished seeds of the cell",
@@ -187,16 +187,16 @@ def plan(
         tables = {"cells": rows_of(found.cells), "groups": rows_of(found.groups)}
         print_json({**tables, "metrics": list(recording), "summary": found.sentence})
         return 0
-    groups = found.groups.rename(columns={"lanes": "vmapped runs"})
+    groups = found.groups.rename(columns={"runs": "vmapped runs"})
     print_table("Cells", found.cells)
     print_table("Groups", groups)
-    say_aligned((name, words) for name, words in LEGEND.items() if name in {*found.cells, *groups})
-    say()
+    print_aligned((name, words) for name, words in LEGEND.items() if name in {*found.cells, *groups})
+    print_line()
     print_title("Metrics")
     for line in recording:
-        say_wrapped(line, indent=2)
-    say()
-    say_wrapped(found.sentence)
+        print_wrapped(line, indent=2)
+    print_line()
+    print_wrapped(found.sentence)
     return 0
 
 
@@ -237,9 +237,9 @@ def launch(
         raise InputError(f"--shards {shards}: must be at least 1")
     with at("--shards"):
         check_shards(study, shards)
-    whole = results_folder(directory)
-    scripts = (Path("results") / study.name if whole.is_remote else directory) / "jobs"
-    words = ["run", str(sweep.resolve()), "--out", whole.absolute, "--quiet"]
+    complete = results_folder(directory)
+    scripts = (Path("results") / study.name if complete.is_remote else directory) / "jobs"
+    words = ["run", str(sweep.resolve()), "--out", complete.absolute, "--quiet"]
     words += [word for text in overrides for word in ("--set", text)]
     words += [word for text in axes for word in ("--axis", text)]
     words += ["--seeds", seeds] if seeds else []
@@ -249,17 +249,17 @@ def launch(
     submitted = submit(commands, scripts, executor, minutes, given)
     folders = [shard_folder(directory, (number, shards)) for number in range(1, shards + 1)]
     for job, folder in zip(submitted, folders, strict=True):
-        say(f"job {job.job_id}: {results_folder(folder).name}")
+        print_line(f"job {job.job_id}: {results_folder(folder).name}")
     if not wait:
-        say(f"progress: jaxattn status {whole.name}")
-        say(f"results:  jaxattn aggregate {whole.name}")
+        print_line(f"progress: jaxattn status {complete.name}")
+        print_line(f"results:  jaxattn aggregate {complete.name}")
         return 0
     failed = [job.job_id for job in submitted if job.result() != 0]
     if failed:
         raise RunError(f"launch: jobs {', '.join(failed)} failed; see the logs in {scripts}")
     together = _combined_results(folders)
     print_learned(together)
-    print_summary(together, rest=f"jaxattn aggregate {whole.name} --all")
+    print_summary(together, rest=f"jaxattn aggregate {complete.name} --all")
     return 0
 
 
@@ -327,7 +327,7 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
             with status 1.
     """
     from jaxattn.lab.cli.status import run_status as look
-    from jaxattn.lab.engine.progress import Reporter, patient
+    from jaxattn.lab.engine.progress import Reporter, delayed
     from jaxattn.lab.storage import manifest, provenance
 
     folders, missing = read_folders(directories)
@@ -337,19 +337,21 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
     for directory in folders:
         folder = results_folder(directory)
         with Reporter() as reporter:
-            table, whole = look(directory, patient(reporter.update))
-        printed.append({"folder": folder.name, "summary": whole, "cells": rows_of(table)})
+            table, complete = look(directory, delayed(reporter.update))
+        printed.append({"folder": folder.name, "summary": complete, "cells": rows_of(table)})
         if not as_json:
-            print_table(f"{folder.name}: {whole}" if len(folders) > 1 else whole, table)
-        print_made_by(provenance.differs(provenance.makers(manifest.read_manifest(folder.local))))
+            print_table(f"{folder.name}: {complete}" if len(folders) > 1 else complete, table)
+        print_made_by(
+            provenance.version_warning(provenance.package_versions(manifest.read_manifest(folder.local)))
+        )
     not_started = [results_folder(folder).name for folder in missing]
     if as_json:
         print_json(printed + [{"folder": name, "summary": "not started"} for name in not_started])
         return 0
     for name in not_started:
-        say(f"{name}: not started")
+        print_line(f"{name}: not started")
     if verify:
-        say("all files match their checksums")
+        print_line("all files match their checksums")
     return 0
 
 
@@ -364,7 +366,7 @@ def _damage(folders: list[Path]) -> bool:
                 reporter.update(f"fetching {folder.name}")
             damaged += read.verify(folder.fetch("tables", "log", "report", "checkpoints"), reporter.update)
     for line in damaged:
-        say(f"jaxattn: {copies.renamed(line)}", err=True)
+        print_line(f"jaxattn: {copies.renamed(line)}", err=True)
     return bool(damaged)
 
 

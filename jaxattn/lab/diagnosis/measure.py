@@ -24,7 +24,7 @@ from jaxattn.lab.results.correlations import (
     correlations,
     quantile_edges,
 )
-from jaxattn.lab.results.intervals import TAILS, accelerated, clopper_pearson, resamples
+from jaxattn.lab.results.intervals import TAILS, bca, clopper_pearson, resamples
 from jaxattn.models import one_layer
 from jaxattn.theory import Scores, selection
 
@@ -283,7 +283,7 @@ def _bootstrap(ground: _Ground, scores: Floats, values: Floats, settings: Settin
     groups = rng.permutation(points) % min(points, GROUPS)
     left_out = correlated((groups != np.arange(groups.max() + 1)[:, None]).astype(float))
     point = correlated(np.ones((1, points)))[:, 0]
-    low, high = accelerated(point, draws.T, left_out.T)
+    low, high = bca(point, draws.T, left_out.T)
     over_tokens = np.array([name.endswith("tokens") for _ in _PAIRS for name in CORRELATIONS])
     # A correlation of 1 is the same in every resample, and therefore has no interval.
     moves = np.ptp(draws, axis=1) > 1e-9

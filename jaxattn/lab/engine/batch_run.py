@@ -35,7 +35,7 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMoni
         RunError: the folder cannot be written.
     """
     group, phases = batch.group, batch.group.setting.phases
-    lanes = devices.pad_to_devices(batch.lanes, group.setting.data.shared)
+    runs = devices.pad_to_devices(batch.runs, group.setting.data.shared)
     saved, tables = folder.resume(batch.name)
     if saved and saved.finished:
         saved, tables = extension.reopened(batch, saved, tables)
@@ -44,15 +44,15 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMoni
 
     monitor.set_status("compiling")
     programs = cache.of(group)
-    programs.compile(group, len(lanes), first, resumed=saved is not None)
+    programs.compile(group, len(runs), first, resumed=saved is not None)
 
     monitor.set_status("drawing")
-    keys = seed_keys([seed for _, seed in lanes], group.setting.hold)
-    numbers = group.hyperparameters([cell for cell, _ in lanes])
-    loaded = programs.draw(keys.data, numbers)
-    params = programs.start(loaded, keys.start, numbers)
+    keys = seed_keys([seed for _, seed in runs], group.setting.hold)
+    hyperparameters = group.hyperparameters([cell for cell, _ in runs])
+    loaded = programs.draw(keys.data, hyperparameters)
+    params = programs.start(loaded, keys.start, hyperparameters)
 
-    here = _BatchRun(batch, loaded, numbers, records, folder, monitor, {}, saved and saved.before)
+    here = _BatchRun(batch, loaded, hyperparameters, records, folder, monitor, {}, saved and saved.before)
     state: _State | None = None
     for index in range(first, len(phases)):
         program = programs.phase(index, loaded)
@@ -90,7 +90,7 @@ class _BatchRun(NamedTuple):
 
     batch: Batch
     loaded: Loaded
-    numbers: Hyperparameters
+    hyperparameters: Hyperparameters
     records: Records
     folder: Store
     monitor: RunMonitor
@@ -116,28 +116,28 @@ class _BatchRun(NamedTuple):
         """
         monitor, last_measured = self.monitor, state.step if measured else -1
         for step in (step for step in program.probe_steps if step > last_measured):
-            while state.step < step and not monitor.is_stopped:
+            while state.step < step and not monitor.stop_requested:
                 taken = monitor.block(step - state.step)
                 with monitor.stepping(taken):
-                    arguments = self.loaded.splits, self.numbers, np.int32(taken)
+                    arguments = self.loaded.splits, self.hyperparameters, np.int32(taken)
                     state.carried = jax.block_until_ready(program.advance(state.carried, *arguments))
                 state.step += taken
                 if monitor.is_time_to_save and state.step < step:
                     self.save_so_far(state)
             if state.step == step:
                 self.measure(program, state)
-            if monitor.is_stopped or (monitor.is_time_to_save and step < program.probe_steps[-1]):
+            if monitor.stop_requested or (monitor.is_time_to_save and step < program.probe_steps[-1]):
                 self.save_so_far(state)
-            if monitor.is_stopped:
+            if monitor.stop_requested:
                 raise Interrupted
 
     def measure(self, program: Program, state: _State) -> None:
         batch, step, carried = self.batch, state.step, state.carried
-        by_probe = program.measure(carried, self.loaded.splits, self.numbers)
+        by_probe = program.measure(carried, self.loaded.splits, self.hyperparameters)
         found = merged_metrics(batch.group.setting, by_probe, step) | program.state_metrics(carried)
         for values, (_, observe) in zip(state.history.values(), program.observe, strict=True):
             values[:, program.probe_steps.index(step)] = observe(carried)
-        measured = {name: np.asarray(x)[: len(batch.lanes)] for name, x in found.items()}
+        measured = {name: np.asarray(x)[: len(batch.runs)] for name, x in found.items()}
         self.records.add(program.phase.name, step, measured)
         self.records.note_failures(program.phase, step, carried.state.failed_at, measured["loss"])
         entry = log_entry(measured, batch, self.records.failures)
@@ -152,7 +152,7 @@ class _BatchRun(NamedTuple):
             for row, step in enumerate(steps):
                 self.records.add(name, step, {metric: x[:, row] for metric, x in on_the_way.items()})
             self.records.add(name, steps[-1], at_the_end)
-        columns = jax.device_get(program.tokens(params, self.loaded.splits, self.numbers))
+        columns = jax.device_get(program.tokens(params, self.loaded.splits, self.hyperparameters))
         self.records.add_tokens(name, columns, self.loaded)
         self.kept[name] = {moved: get(params, moved) for moved in _moved(params, program.phase, state.index)}
 
@@ -189,14 +189,14 @@ class _BatchRun(NamedTuple):
         )
 
     def initial_state(self, program: Program, index: int, params: Any, keys: Any) -> _State:
-        carried = program.begin(params, self.loaded.splits, self.numbers, keys)
+        carried = program.begin(params, self.loaded.splits, self.hyperparameters, keys)
         return _State(index, 0, carried, program.histories(carried))
 
     def restored_state(
         self, program: Program, index: int, params: Any, keys: Any, saved: BatchState
     ) -> _State | None:
         """Restore the state of a phase from a checkpoint, or return None if the checkpoint is damaged."""
-        like = program.begin.shapes(params, self.loaded.splits, self.numbers, keys)
+        like = program.begin.shapes(params, self.loaded.splits, self.hyperparameters, keys)
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
         kept = {
             phase.name: {name: get(shapes, name) for name in _moved(params, phase, number)}
@@ -206,8 +206,8 @@ class _BatchRun(NamedTuple):
         wanted = {"state": {"carried": like, "kept": kept}, "history": history}
         if (found := self.folder.restore(self.batch.name, saved, wanted)) is None:
             return None
-        lanes = jax.tree.leaves(shapes)[0].shape[0]
-        found = devices.repad(found, len(self.batch.lanes), lanes)
+        runs = jax.tree.leaves(shapes)[0].shape[0]
+        found = devices.adjust_padding(found, len(self.batch.runs), runs)
         earlier = [phase.name for phase in self.batch.group.setting.phases[:index]]
         self.kept.update({name: found["state"]["kept"][name] for name in earlier})
         carried = devices.put(found["state"]["carried"], self.loaded.shared)

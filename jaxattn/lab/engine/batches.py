@@ -16,7 +16,7 @@ from jaxattn.lab.study.groups import CompileGroup, compile_groups
 from jaxattn.lab.study.setting import Cell
 
 # Maximum number of batches; each batch is stored in separate files.
-MOST_BATCHES = 100_000
+MAX_BATCHES = 100_000
 
 
 class Batch(NamedTuple):
@@ -43,7 +43,7 @@ class Batch(NamedTuple):
         return len(self.cells) * len(self.seeds)
 
     @property
-    def lanes(self) -> list[tuple[Cell, int]]:
+    def runs(self) -> list[tuple[Cell, int]]:
         """Cell and seed of each vmapped run, ordered by cell."""
         return [(cell, seed) for cell in self.cells for seed in self.seeds]
 
@@ -78,7 +78,7 @@ def cut_batches(
     max_memory: int | None,
     shards: int = 1,
     raising: frozenset[int] = frozenset(),
-    progress: Callable[[str, float], None] = lambda description, share: None,
+    progress: Callable[[str, float], None] = lambda description, fraction: None,
 ) -> tuple[list[int], list[Batch]]:
     """Split a study into batches; return the number of runs per batch for each group, and the batches.
 
@@ -94,7 +94,7 @@ def cut_batches(
     if existing and not planned:
         # The manifest was lost, so infer each group's batch size from its largest batch.
         old = cut(groups, (), existing, [1] * len(groups))
-        kept = [max((len(b.lanes) for b in old if b.group is group), default=0) for group in groups]
+        kept = [max((len(b.runs) for b in old if b.group is group), default=0) for group in groups]
     if len(kept) != len(groups) or not all(kept):
         budget = max_memory or memory.default_budget()
         kept = _widths(study, groups, cache, budget, shards, raising, progress)
@@ -120,14 +120,14 @@ def _widths(
 
     widths = []
     for group in groups:
-        lanes = len(group.cells) * len(study.seeds)
+        runs = len(group.cells) * len(study.seeds)
         if study.chunk:
             fitting = study.chunk
         elif group.number in raising:
-            fitting = lanes
+            fitting = runs
         else:
-            fitting = memory.fitting_width(group, cache.of(group), lanes, budget, note)
-        widths.append(min(fitting, math.ceil(lanes / shards)))
+            fitting = memory.fitting_width(group, cache.of(group), runs, budget, note)
+        widths.append(min(fitting, math.ceil(runs / shards)))
     return widths
 
 
@@ -147,26 +147,26 @@ def cut(
     """
     batches: list[Batch] = []
     for group, width, old in zip(groups, widths, _existing_batches(groups, known), strict=True):
-        new = itertools.islice(_cut_new(group, old, seeds, width), MOST_BATCHES + 1)
+        new = itertools.islice(_cut_new(group, old, seeds, width), MAX_BATCHES + 1)
         batches += sorted([*old, *new], key=lambda batch: (batch.cells[0].number, batch.seeds.start))
-        if len(batches) > MOST_BATCHES:
+        if len(batches) > MAX_BATCHES:
             raise InputError(
                 f"chunk: {len(group.cells):,} cells × {len(seeds):,} seeds in batches of {width:,} need "
-                f"more than {MOST_BATCHES:,} batches; increase chunk or --max-memory, or sweep fewer "
+                f"more than {MAX_BATCHES:,} batches; increase chunk or --max-memory, or sweep fewer "
                 "settings"
             )
     return batches
 
 
 def _existing_batches(groups: Sequence[CompileGroup], known: Sequence[str]) -> list[list[Batch]]:
-    place = {
+    location = {
         cell.number: (k, index) for k, group in enumerate(groups) for index, cell in enumerate(group.cells)
     }
     old: list[list[Batch]] = [[] for _ in groups]
     for between, seeds in map(spans, known):
         # File names are untrusted and may contain an empty range.
-        if between and seeds and between.start in place:
-            k, index = place[between.start]
+        if between and seeds and between.start in location:
+            k, index = location[between.start]
             end = bisect.bisect_left(groups[k].cells, between.stop, key=lambda cell: cell.number)
             old[k].append(Batch(groups[k], groups[k].cells[index:end], seeds))
     return old
@@ -207,8 +207,8 @@ def select_shard(batches: list[Batch], shard: tuple[int, int]) -> list[Batch]:
 def check_shards(study: Definition, shards: int) -> None:
     """Raise InputError if a shard would be empty even with the smallest possible batches."""
     groups = compile_groups(study.cells)
-    lanes = [len(group.cells) * len(study.seeds) for group in groups]
-    widths = [min(study.chunk or 1, math.ceil(number / shards)) for number in lanes]
+    runs = [len(group.cells) * len(study.seeds) for group in groups]
+    widths = [min(study.chunk or 1, math.ceil(number / shards)) for number in runs]
     if (most := len(cut(groups, study.seeds, (), widths))) < shards:
         raise _too_few(f"{shards}/{shards}", most)
 

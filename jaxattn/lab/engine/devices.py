@@ -50,7 +50,7 @@ def describe_devices() -> dict[str, Any]:
     return {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()}
 
 
-def trouble(platform: str, jaxlib: str = "") -> str:
+def known_bug(platform: str, jaxlib: str = "") -> str:
     """Return a one-line warning about known JAX bugs on a platform, or "" if there are none.
 
     Args:
@@ -96,13 +96,13 @@ def vmap_over_devices(
         if (shared and per_core is None) or backend.platform() != "cpu":
             return every(*arguments)
         own = _own(arguments, in_axes)
-        lanes = jax.tree.leaves(own)[0].shape[0]
-        few = per_core or max(1, CACHE // max(size_of(own) // lanes, 1))
-        if few >= lanes:
+        runs = jax.tree.leaves(own)[0].shape[0]
+        few = per_core or max(1, CACHE // max(size_of(own) // runs, 1))
+        if few >= runs:
             return every(*arguments)
 
-        def one(lane: tuple[Any, ...]) -> Any:
-            each = iter(lane)
+        def one(run: tuple[Any, ...]) -> Any:
+            each = iter(run)
             return function(
                 *(x if axis is None else next(each) for x, axis in zip(arguments, in_axes, strict=True))
             )
@@ -113,15 +113,15 @@ def vmap_over_devices(
 
 
 def _shard(function: Callable[..., Any], in_axes: Sequence[int | None], shared: bool) -> Callable[..., Any]:
-    specs = tuple(P() if axis is None else P("lanes") for axis in in_axes)
+    specs = tuple(P() if axis is None else P("runs") for axis in in_axes)
 
     def call(*arguments: Any) -> Any:
-        lanes = jax.tree.leaves(_own(arguments, in_axes))[0].shape[0]
-        if (mesh := _mesh(lanes, shared)) is None:
+        runs = jax.tree.leaves(_own(arguments, in_axes))[0].shape[0]
+        if (mesh := _mesh(runs, shared)) is None:
             return function(*arguments)
         # Each device runs its own loops, which differ in length. Nothing is reduced over runs, so replication
         # need not be tracked. With tracking, gradients of inner parameters would be summed over runs.
-        every = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P("lanes"), check_vma=False)
+        every = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P("runs"), check_vma=False)
         return every(*arguments)
 
     return call
@@ -180,20 +180,20 @@ class Lifted:
         return backend.float64() if self._double else nullcontext()
 
 
-def pad_to_devices(lanes: Sequence[Any], shared: bool) -> list[Any]:
+def pad_to_devices(runs: Sequence[Any], shared: bool) -> list[Any]:
     """Repeat the last run until all devices in use have the same number of vmapped runs."""
-    used, each = _shape(len(lanes), shared)
-    return [*lanes, *[lanes[-1]] * (used * each - len(lanes))]
+    used, each = _shape(len(runs), shared)
+    return [*runs, *[runs[-1]] * (used * each - len(runs))]
 
 
-def repad(tree: Any, lanes: int, padded: int) -> Any:
+def adjust_padding(tree: Any, runs: int, padded: int) -> Any:
     """Pad vmapped runs for the current devices, replacing the padding for the previous devices.
 
-    `lanes` is the number of runs without padding, and `padded` the number of runs with padding for the
+    `runs` is the number of runs without padding, and `padded` the number of runs with padding for the
     current devices.
     """
-    lane = np.minimum(np.arange(padded), lanes - 1)
-    return jax.tree.map(lambda x: x if len(x) == padded else np.asarray(x)[lane], tree)
+    run = np.minimum(np.arange(padded), runs - 1)
+    return jax.tree.map(lambda x: x if len(x) == padded else np.asarray(x)[run], tree)
 
 
 def put(tree: Any, shared: bool) -> Any:
@@ -202,18 +202,18 @@ def put(tree: Any, shared: bool) -> Any:
         return tree  # Programs transfer their arguments themselves.
     mesh = _mesh(jax.tree.leaves(tree)[0].shape[0], shared)
     with jax.enable_x64(True):  # Preserve float64 arrays.
-        return jax.device_put(tree, None if mesh is None else NamedSharding(mesh, P("lanes")))
+        return jax.device_put(tree, None if mesh is None else NamedSharding(mesh, P("runs")))
 
 
 def moved(arguments: Sequence[Any], in_axes: Sequence[int | None], shared: bool) -> tuple[Any, ...]:
     """Transfer the arguments of a lifted function to the devices for which it is compiled."""
-    lanes = jax.tree.leaves(_own(arguments, in_axes))[0].shape[0]
-    places = [_place(lanes, axis, shared) for axis in in_axes]
+    runs = jax.tree.leaves(_own(arguments, in_axes))[0].shape[0]
+    places = [_place(runs, axis, shared) for axis in in_axes]
     with jax.enable_x64(True):  # Preserve float64 arrays.
         return tuple(jax.device_put(x, to) for x, to in zip(arguments, places, strict=True))
 
 
-def shape_structs(tree: Any, lanes: int, in_axis: int | None, shared: bool, computed: bool = False) -> Any:
+def shape_structs(tree: Any, runs: int, in_axis: int | None, shared: bool, computed: bool = False) -> Any:
     """Convert an argument, given as arrays or shapes, to shapes for compiling a program.
 
     `in_axis` is 0 if the argument has a leading axis of runs, None if all runs share it. `shared` is True if
@@ -222,8 +222,8 @@ def shape_structs(tree: Any, lanes: int, in_axis: int | None, shared: bool, comp
     call, and always when compiling for a chip that is not present.
     """
     sharding = None
-    if backend.are_described() or backend.has_host() or (computed and _mesh(lanes, shared) is not None):
-        sharding = _place(lanes, in_axis, shared)
+    if backend.are_described() or backend.has_host() or (computed and _mesh(runs, shared) is not None):
+        sharding = _place(runs, in_axis, shared)
 
     def shape(x: Any) -> Any:
         weak = getattr(x, "weak_type", False)
@@ -240,28 +240,28 @@ def device_count(shared: bool) -> int:
     return 1 if shared and backend.platform() == "cpu" else len(backend.local_devices())
 
 
-def _shape(lanes: int, shared: bool) -> tuple[int, int]:
-    each = math.ceil(lanes / device_count(shared))
-    return math.ceil(lanes / each), each
+def _shape(runs: int, shared: bool) -> tuple[int, int]:
+    each = math.ceil(runs / device_count(shared))
+    return math.ceil(runs / each), each
 
 
-def _mesh(lanes: int, shared: bool) -> Mesh | None:
-    used, each = _shape(lanes, shared)
-    if used * each != lanes and backend.is_host():
+def _mesh(runs: int, shared: bool) -> Mesh | None:
+    used, each = _shape(runs, shared)
+    if used * each != runs and backend.is_host():
         # The number of runs was padded for the accelerator; on the host, use the largest number of devices
         # that divides it evenly.
-        used = max(k for k in range(1, used + 1) if lanes % k == 0)
-    elif used * each != lanes:
+        used = max(k for k in range(1, used + 1) if runs % k == 0)
+    elif used * each != runs:
         raise ValueError(
-            f"{lanes} runs cannot be divided evenly among {used} devices; pad them with pad_to_devices"
+            f"{runs} runs cannot be divided evenly among {used} devices; pad them with pad_to_devices"
         )
     return None if used == 1 else backend.mesh_of(tuple(backend.local_devices()[:used]))
 
 
-def _place(lanes: int, in_axis: int | None, shared: bool) -> Any:
-    if (mesh := _mesh(lanes, shared)) is None:
+def _place(runs: int, in_axis: int | None, shared: bool) -> Any:
+    if (mesh := _mesh(runs, shared)) is None:
         return SingleDeviceSharding(backend.local_devices()[0])
-    return NamedSharding(mesh, P() if in_axis is None else P("lanes"))
+    return NamedSharding(mesh, P() if in_axis is None else P("runs"))
 
 
 def _own(arguments: Sequence[Any], in_axes: Sequence[int | None]) -> tuple[Any, ...]:

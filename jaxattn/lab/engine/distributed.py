@@ -74,10 +74,10 @@ def wait(
     widths = set()
     while at_work:
         for folder in list(at_work):
-            place = results_folder(folder)
-            before, now = traces.get(folder), place.trace()
+            location = results_folder(folder)
+            before, now = traces.get(folder), location.trace()
             traces[folder], is_locked = now, now[0]
-            known = None if is_locked or now == before else _manifest(place, described)
+            known = None if is_locked or now == before else _manifest(location, described)
             if known and known["status"] == "finished" and seeds <= set(known["seeds"]):
                 widths.add(tuple(known["widths"]))
                 del at_work[folder]
@@ -85,12 +85,12 @@ def wait(
                 at_work[folder] = time.monotonic()
             elif time.monotonic() - at_work[folder] > limit:
                 raise RunError(
-                    f"{place.name}: not finished, and no process has worked on it for {limit:.0f} s; run the "
-                    "same command again (hosts that share neither a folder nor a bucket need --shard I/N "
+                    f"{location.name}: not finished, and no process has worked on it for {limit:.0f} s; run "
+                    "the same command again (hosts that share neither a folder nor a bucket need --shard I/N "
                     "instead)"
                 )
             if folder in at_work and before is None:
-                note(f"{place.name}: waiting for this shard to finish")
+                note(f"{location.name}: waiting for this shard to finish")
         if at_work:
             time.sleep(whole.look_s)
     if len(widths) > 1:

@@ -63,9 +63,9 @@ def extended_cells(
             for entry in described["cells"]
         ], ""
     key, old = steps
-    place = f"{folder.directory}: {key}: {old:,} -> {study.base.phases[-1].steps:,}"
+    location = f"{folder.directory}: {key}: {old:,} -> {study.base.phases[-1].steps:,}"
     if known["status"] != "finished":
-        raise InputError(f"{place}: the {old:,}-step run is not finished; finish it before extending it")
+        raise InputError(f"{location}: the {old:,}-step run is not finished; finish it before extending it")
     tree = assign(study.tree, f"phases.{len(study.base.phases) - 1}.steps", old)
     shorter = Definition(tree, study.names)
     cells = []
@@ -73,13 +73,13 @@ def extended_cells(
         cells.append(entry)
         if cell.config_hash == less.config_hash:
             continue
-        _check_rows(place, less.setting, cell.setting)
+        _check_rows(location, less.setting, cell.setting)
         earlier = before.get(cell.number, {})
         if earlier.get("config_hash") == less.config_hash:
             cells[-1] = entry | _extends(earlier.get("extends", {}) | {less.config_hash: old})
-    _check_states(place, folder, cells)
-    if study.own_kinds:
-        _check_programs(place, study.cells, shorter.cells, cache)
+    _check_states(location, folder, cells)
+    if study.custom_kinds:
+        _check_programs(location, study.cells, shorter.cells, cache)
     return cells, key
 
 
@@ -114,24 +114,24 @@ def _steps(
 
     Return None unless the number of steps is the only setting that changed, and it increased.
     """
-    phase, place = study.base.phases[-1], f"phases.{study.base.phases[-1].name}"
+    phase, location = study.base.phases[-1], f"phases.{study.base.phases[-1].name}"
     changed = differences(known["config"], described["config"])
     keys = [line.partition(": ")[0] for line in changed]
     ends = ("steps", "points", phase.end_key)
-    if not keys or any(key not in {f"{place}.{name}" for name in ends} for key in keys):
+    if not keys or any(key not in {f"{location}.{name}" for name in ends} for key in keys):
         return None
     if phase.end_key:
         raise InputError(
             f"{'; '.join(changed)}: the phase cannot be extended, because its steps depend on "
-            f"{place}.{phase.end_key}; choose another folder with --out"
+            f"{location}.{phase.end_key}; choose another folder with --out"
         )
     old = known["config"]["phases"][-1].get("steps")
-    if keys != [f"{place}.steps"] or not isinstance(old, int) or old >= phase.steps:
+    if keys != [f"{location}.steps"] or not isinstance(old, int) or old >= phase.steps:
         return None
     return keys[0], old
 
 
-def _check_rows(place: str, shorter: Setting, longer: Setting) -> None:
+def _check_rows(location: str, shorter: Setting, longer: Setting) -> None:
     """Raise InputError unless the longer phase's measured steps begin with those of the shorter phase."""
     less, more = shorter.phases[-1], longer.phases[-1]
     old, new = shorter.probes.steps_of(less), longer.probes.steps_of(more)
@@ -147,38 +147,40 @@ def _check_rows(place: str, shorter: Setting, longer: Setting) -> None:
     near = sorted(sorted(set(fitting), key=lambda steps: abs(steps - more.steps))[:2])
     hint = f"use {' or '.join(f'{steps:,}' for steps in near)} steps, or " if near else ""
     raise InputError(
-        f"{place}: a run of {more.steps:,} steps would not be measured at the steps of the existing run; "
+        f"{location}: a run of {more.steps:,} steps would not be measured at the steps of the existing run; "
         f"{hint}choose another folder with --out; with probes.every = K, extend runs to multiples of K"
     )
 
 
-def _check_states(place: str, folder: Store, cells: Sequence[Mapping[str, Any]]) -> None:
+def _check_states(location: str, folder: Store, cells: Sequence[Mapping[str, Any]]) -> None:
     for batch, saved in folder.states().items():
         extends = {str(cell["cell"]): cell.get("extends", {}) for cell in cells}
         shorter = [cell for cell, made in saved.origin.cells.items() if made in extends.get(cell, {})]
         if shorter and not saved.resumable:
             raise InputError(
-                f"{place}: {batch} was finished by another version, "
+                f"{location}: {batch} was finished by another version, "
                 "so there is no state to resume from; choose "
                 "another folder with --out"
             )
 
 
-def _check_programs(place: str, longer: Sequence[Cell], shorter: Sequence[Cell], cache: ProgramCache) -> None:
+def _check_programs(
+    location: str, longer: Sequence[Cell], shorter: Sequence[Cell], cache: ProgramCache
+) -> None:
     """Raise InputError if custom code in the last phase depends on the phase's number of steps."""
     for more, less in zip(compile_groups(longer), compile_groups(shorter), strict=True):
         programs = cache.of(more)
         texts = [
             [
-                (shaped.place, shaped.lifted.lower(*shaped.arguments).as_text())
+                (shaped.location, shaped.lifted.lower(*shaped.arguments).as_text())
                 for shaped in made.shaped(group, 1)
                 if shaped.phase == len(group.setting.phases) - 1
             ]
-            for group, made in ((more, programs), (less, Programs(less.setting, programs.text)))
+            for group, made in ((more, programs), (less, Programs(less.setting, programs.shared_data)))
         ]
         for (name, text), (_, other) in zip(*texts, strict=True):
             if text != other:
                 raise InputError(
-                    f"{place}: {name} depends on the number of steps and cannot be extended; "
+                    f"{location}: {name} depends on the number of steps and cannot be extended; "
                     "choose another folder with --out"
                 )

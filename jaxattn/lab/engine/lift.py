@@ -31,7 +31,7 @@ _THREADS = 4
 class Program(NamedTuple):
     """Compiled functions for one phase. All arrays except shared corpora have a leading axis of vmapped runs.
 
-    `carried` is the state of the phase; `numbers` are the numeric settings that may differ between runs.
+    `carried` is the state of the phase; `hyperparameters` are the numeric settings that can differ by run.
 
     Attributes:
         phase: the phase.
@@ -68,21 +68,21 @@ class Shaped(NamedTuple):
 
     Attributes:
         phase: index of the phase; None for programs that run before the first phase.
-        place: names of the phase and the program, such as "query.advance"; "draw" or "start" before the first
-            phase.
+        location: names of the phase and the program, such as "query.advance"; "draw" or "start" before
+            the first phase.
         lifted: the lifted function.
         arguments: shapes of its arguments.
     """
 
     phase: int | None
-    place: str
+    location: str
     lifted: Lifted
     arguments: tuple[Any, ...]
 
     @property
     def name(self) -> str:
         """Name of the program within the phase."""
-        return self.place.rpartition(".")[2]
+        return self.location.rpartition(".")[2]
 
 
 class Programs:
@@ -90,12 +90,12 @@ class Programs:
 
     Attributes:
         setting: setting shared by the cells of a group.
-        text: data that all vmapped runs share, or their shapes; None if data are sampled for each run.
+        shared_data: data that all vmapped runs share, or their shapes; None if data are sampled for each run.
     """
 
-    def __init__(self, setting: Setting, text: Loaded | None = None) -> None:
+    def __init__(self, setting: Setting, shared_data: Loaded | None = None) -> None:
         """Store the setting and the data without compiling anything."""
-        self.setting, self.text = setting, text
+        self.setting, self.shared_data = setting, shared_data
         self._kept: dict[Hashable, Any] = {}
         self._compiled_for: set[int] = set()
 
@@ -103,30 +103,30 @@ class Programs:
     def drawing(self) -> Lifted:
         """The lifted function (keys, numbers) -> data sampled for each run."""
 
-        def draw(key: Array, numbers: Hyperparameters) -> Splits:
-            return seed.draw_data(with_hyperparameters(self.setting, numbers), key)
+        def draw(key: Array, hyperparameters: Hyperparameters) -> Splits:
+            return seed.draw_data(with_hyperparameters(self.setting, hyperparameters), key)
 
         # Sample one run at a time on a CPU: batched sorts take twice as long to compile and are not faster.
         return Lifted(draw, (0, 0), per_core=1)
 
-    def draw(self, keys: Array, numbers: Hyperparameters) -> Loaded:
+    def draw(self, keys: Array, hyperparameters: Hyperparameters) -> Loaded:
         """Sample data for each run, or return the data shared by all runs.
 
         Raises:
             InputError: the data are unusable.
         """
-        if self.text is not None:
-            return self.text
-        loaded = Loaded(self.drawing(keys, numbers), False, seed.drawn(self.setting).tokens)
+        if self.shared_data is not None:
+            return self.shared_data
+        loaded = Loaded(self.drawing(keys, hyperparameters), False, seed.drawn(self.setting).tokens)
         seed.check_data(loaded)
         return loaded
 
     def starting(self, loaded: Loaded) -> Lifted:
         """Return the lifted function (keys, numbers) -> initial parameters of each run."""
 
-        def draw(key: Array, numbers: Hyperparameters, splits: Splits) -> Any:
+        def draw(key: Array, hyperparameters: Hyperparameters, splits: Splits) -> Any:
             return seed.initial_params(
-                with_hyperparameters(self.setting, numbers), splits, key, loaded.tokens
+                with_hyperparameters(self.setting, hyperparameters), splits, key, loaded.tokens
             )
 
         def make() -> Lifted:
@@ -139,71 +139,71 @@ class Programs:
 
         return self._keep("start", make)
 
-    def start(self, loaded: Loaded, keys: Array, numbers: Hyperparameters) -> Any:
+    def start(self, loaded: Loaded, keys: Array, hyperparameters: Hyperparameters) -> Any:
         """Compute the initial parameters of each run."""
-        return self.starting(loaded)(keys, numbers)
+        return self.starting(loaded)(keys, hyperparameters)
 
     def phase(self, index: int, loaded: Loaded) -> Program:
         """Return the compiled functions for a phase."""
         return self._keep(index, lambda: _program(self.setting, index, loaded))
 
-    def shaped(self, group: CompileGroup, lanes: int) -> Iterator[Shaped]:
+    def shaped(self, group: CompileGroup, runs: int) -> Iterator[Shaped]:
         """Yield the programs for a batch in the order in which they are first called.
 
-        Call this function, and lower the programs, in the study's precision. `lanes` includes padding.
+        Call this function, and lower the programs, in the study's precision. `runs` includes padding.
         """
-        shared = self.text is not None
+        shared = self.shared_data is not None
         fresh, own = (
-            partial(devices.shape_structs, lanes=lanes, in_axis=0, shared=shared, computed=computed)
+            partial(devices.shape_structs, runs=runs, in_axis=0, shared=shared, computed=computed)
             for computed in (False, True)
         )
-        seeds, numbers = fresh(_keys(lanes)), fresh(_numbers(group, lanes))
+        seeds, hyperparameters = fresh(_keys(runs)), fresh(_numbers(group, runs))
         if not shared:
-            yield Shaped(None, "draw", self.drawing, (seeds, numbers))
-        loaded = self.corpora(group, lanes)
+            yield Shaped(None, "draw", self.drawing, (seeds, hyperparameters))
+        loaded = self.corpora(group, runs)
         splits = devices.shape_structs(
-            loaded.splits, lanes, None if shared else 0, shared, computed=not shared
+            loaded.splits, runs, None if shared else 0, shared, computed=not shared
         )
         starting = self.starting(loaded)
-        yield Shaped(None, "start", starting, (seeds, numbers))
-        params = own(starting.shapes(seeds, numbers))
-        steps = devices.shape_structs(jax.ShapeDtypeStruct((), jnp.int32), lanes, None, shared)
+        yield Shaped(None, "start", starting, (seeds, hyperparameters))
+        params = own(starting.shapes(seeds, hyperparameters))
+        steps = devices.shape_structs(jax.ShapeDtypeStruct((), jnp.int32), runs, None, shared)
         for index, phase in enumerate(self.setting.phases):
             made = self.phase(index, loaded)
-            carried = own(made.begin.shapes(params, splits, numbers, seeds))
+            carried = own(made.begin.shapes(params, splits, hyperparameters, seeds))
             functions: list[tuple[str, Lifted, tuple[Any, ...]]] = [
-                ("begin", made.begin, (params, splits, numbers, seeds)),
-                ("measure", made.measure, (carried, splits, numbers)),
+                ("begin", made.begin, (params, splits, hyperparameters, seeds)),
+                ("measure", made.measure, (carried, splits, hyperparameters)),
                 ("state_metrics", made.state_metrics, (carried,)),
                 *(("observe", observe, (carried,)) for _, observe in made.observe),
-                ("advance", made.advance, (carried, splits, numbers, steps)),
-                ("tokens", made.tokens, (carried.state.params, splits, numbers)),
+                ("advance", made.advance, (carried, splits, hyperparameters, steps)),
+                ("tokens", made.tokens, (carried.state.params, splits, hyperparameters)),
             ]
             for name, lifted, arguments in functions:
                 yield Shaped(index, f"{phase.name}.{name}", lifted, arguments)
             params = carried.state.params
 
-    def corpora(self, group: CompileGroup, lanes: int) -> Loaded:
-        """Return the data if all runs share them; otherwise, return their shapes for `lanes` vmapped runs."""
-        if self.text is not None:
-            return self.text
-        shapes = self.drawing.shapes(_keys(lanes), _numbers(group, lanes))
+    def corpora(self, group: CompileGroup, runs: int) -> Loaded:
+        """Return the data if all runs share them; otherwise, return their shapes for `runs` vmapped runs."""
+        if self.shared_data is not None:
+            return self.shared_data
+        shapes = self.drawing.shapes(_keys(runs), _numbers(group, runs))
         return Loaded(shapes, False, seed.drawn(self.setting).tokens)
 
-    def params(self, group: CompileGroup, lanes: int) -> Any:
-        """Return the shapes of the parameters for `lanes` vmapped runs."""
-        return self.starting(self.corpora(group, lanes)).shapes(_keys(lanes), _numbers(group, lanes))
+    def params(self, group: CompileGroup, runs: int) -> Any:
+        """Return the shapes of the parameters for `runs` vmapped runs."""
+        return self.starting(self.corpora(group, runs)).shapes(_keys(runs), _numbers(group, runs))
 
-    def compile(self, group: CompileGroup, lanes: int, phase: int = 0, resumed: bool = False) -> None:
+    def compile(self, group: CompileGroup, runs: int, phase: int = 0, resumed: bool = False) -> None:
         """Compile all remaining programs in parallel threads, before they are called.
 
         `phase` is the first phase to run, and `resumed` is True if it resumes from a checkpoint.
         """
-        if lanes in self._compiled_for:
+        if runs in self._compiled_for:
             return
         with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "compile") as pool:
             compiling = []
-            for each in self.shaped(group, lanes):
+            for each in self.shaped(group, runs):
                 is_done = each.phase is not None and (
                     each.phase < phase or (resumed and each.phase == phase and each.name == "begin")
                 )
@@ -213,7 +213,7 @@ class Programs:
         for each_done in compiling:
             each_done.result()
         if not resumed:
-            self._compiled_for.add(lanes)
+            self._compiled_for.add(runs)
 
     def _keep(self, name: Hashable, make: Callable[[], Any]) -> Any:
         if name not in self._kept:
@@ -264,7 +264,7 @@ def programs(setting: Setting) -> Programs:
     except _UserCode:
         return Programs(setting)
     if key not in _KNOWN:
-        if len(_KNOWN) == MOST_KNOWN:
+        if len(_KNOWN) == MAX_KNOWN:
             del _KNOWN[next(iter(_KNOWN))]
             # Collect garbage now: programs are part of reference cycles and hold memory maps, and a process
             # is limited to 65,530 maps.
@@ -274,7 +274,7 @@ def programs(setting: Setting) -> Programs:
 
 
 _KNOWN: dict[Hashable, Programs] = {}
-MOST_KNOWN = 8
+MAX_KNOWN = 8
 
 
 class _UserCode(Exception):
@@ -308,12 +308,12 @@ def _make_keys(seeds: Array, hold: tuple[str, ...] = ()) -> Keys:
     return jax.vmap(partial(keys, hold=hold), axis_size=len(seeds))(seeds)
 
 
-def _keys(lanes: int) -> Any:
-    return jax.eval_shape(_make_keys, jax.ShapeDtypeStruct((lanes,), jnp.uint32)).data
+def _keys(runs: int) -> Any:
+    return jax.eval_shape(_make_keys, jax.ShapeDtypeStruct((runs,), jnp.uint32)).data
 
 
-def _numbers(group: CompileGroup, lanes: int) -> Any:
-    return {path: jax.ShapeDtypeStruct((lanes,), dtype) for path, dtype in group.dtypes().items()}
+def _numbers(group: CompileGroup, runs: int) -> Any:
+    return {path: jax.ShapeDtypeStruct((runs,), dtype) for path, dtype in group.dtypes().items()}
 
 
 def _compile(lowered: Any, lifted: Lifted, dtype: str) -> None:
@@ -335,17 +335,17 @@ def _program(setting: Setting, index: int, loaded: Loaded) -> Program:
     moving = partial(lifted, per_core=phase.seeds_per_core, dtype=phase.dtype)
     of_state = partial(lifted, in_axes=(0,), per_core=EVERY, dtype=phase.dtype)
 
-    def begin(params: Any, splits: Splits, numbers: Hyperparameters, key: Array) -> Carried:
-        return seed.begin_phase(with_hyperparameters(setting, numbers), index, params, splits, key)
+    def begin(params: Any, splits: Splits, hyperparameters: Hyperparameters, key: Array) -> Carried:
+        return seed.begin_phase(with_hyperparameters(setting, hyperparameters), index, params, splits, key)
 
-    def advance(carried: Carried, splits: Splits, numbers: Hyperparameters, steps: Array) -> Carried:
-        return seed.advance(with_hyperparameters(setting, numbers), index, carried, splits, steps)
+    def advance(carried: Carried, splits: Splits, hyperparameters: Hyperparameters, steps: Array) -> Carried:
+        return seed.advance(with_hyperparameters(setting, hyperparameters), index, carried, splits, steps)
 
-    def measure(carried: Carried, splits: Splits, numbers: Hyperparameters) -> seed.ProbeMetrics:
-        return seed.measure_probes(with_hyperparameters(setting, numbers), index, carried, splits)
+    def measure(carried: Carried, splits: Splits, hyperparameters: Hyperparameters) -> seed.ProbeMetrics:
+        return seed.measure_probes(with_hyperparameters(setting, hyperparameters), index, carried, splits)
 
-    def tokens(params: Any, splits: Splits, numbers: Hyperparameters) -> dict[str, Array]:
-        return seed.columns(with_hyperparameters(setting, numbers), index, params, splits)
+    def tokens(params: Any, splits: Splits, hyperparameters: Hyperparameters) -> dict[str, Array]:
+        return seed.columns(with_hyperparameters(setting, hyperparameters), index, params, splits)
 
     def view(carried: Carried) -> Carried:
         return carried._replace(state=_Parameters(carried.state.params))

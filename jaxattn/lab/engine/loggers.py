@@ -94,8 +94,8 @@ def _scalars(entry: dict[str, Any], series: dict[str, dict[str, float]]) -> list
     of_phase = {f"{entry['batch']}/{entry['phase']}": entry["metrics"]}
     of_phase |= {f"seeds/{lane}/{entry['phase']}": metrics for lane, metrics in series.items()}
     return [
-        (f"{place}/{metric}", value)
-        for place, metrics in of_phase.items()
+        (f"{location}/{metric}", value)
+        for location, metrics in of_phase.items()
         for metric, value in metrics.items()
         if value is not None
     ]

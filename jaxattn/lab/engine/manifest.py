@@ -46,7 +46,7 @@ def new_manifest(study: Definition, command: str, shard: tuple[int, int] = (1, 1
         "elsewhere": [],
         "labels": labels(study),
         "scales": scales(study),
-        "code": {name: study.names.code_hash(name) for name in study.own_kinds},
+        "code": {name: study.names.code_hash(name) for name in study.custom_kinds},
         "versions": {name: provenance.version(name) for name in PACKAGES},
         "git_commit": source["commit"],
         "made_by": [source],

@@ -27,11 +27,11 @@ ADDRESS_SPACE = 4 * 2**30
 def fitting_width(
     group: CompileGroup,
     programs: Programs,
-    lanes: int,
+    runs: int,
     budget: int,
     note: Callable[[CompileGroup], None] = lambda group: None,
 ) -> int:
-    """Return how many of a group's runs to vmap together, at most `lanes`.
+    """Return how many of a group's runs to vmap together, at most `runs`.
 
     Programs are compiled, after a call to `note`, only if the sizes of the parameters and data alone do not
     determine the number. `budget` is the memory limit in bytes per device.
@@ -40,7 +40,7 @@ def fitting_width(
         InputError: a single run does not fit in memory, or the arrays are too large to compile.
     """
     used = devices.device_count(group.setting.data.shared)
-    each = math.ceil(lanes / used)
+    each = math.ceil(runs / used)
     try:
         common, own = program_sizes(group, programs, each * used)
     except OverflowError as error:
@@ -50,7 +50,7 @@ def fitting_width(
             "model.dim, or use fewer sequences"
         ) from None
     if common + AMPLE * own * each <= budget:
-        return lanes
+        return runs
     each, needed = min(each, (budget - common) // max(own, 1)), float(common + own)
     if each > 0:
         note(group)
@@ -60,34 +60,34 @@ def fitting_width(
             f"cell {group.cells[0].number}: one seed needs {needed / 2**20:,.0f} MiB, but the "
             f"limit is {budget / 2**20:,.0f} MiB; reduce model.dim, use less data, or raise --max-memory"
         )
-    return min(each * used, lanes)
+    return min(each * used, runs)
 
 
-def fit(peak: Callable[[int], int | float], most: int, budget: int | float) -> tuple[int, float]:
+def fit(peak: Callable[[int], int | float], maximum: int, budget: int | float) -> tuple[int, float]:
     """Return how many vmapped runs fit on a device (0 if none), and the memory of the last program tried.
 
     `peak` compiles for a number of runs and returns the memory in bytes, or infinity if compilation fails.
-    The search starts at `most` runs, halves the number until the runs fit, and then interpolates between the
-    last two results.
+    The search starts at `maximum` runs, halves the number until the runs fit, and then interpolates between
+    the last two results.
     """
-    lanes, needed = most, float(peak(most))
+    runs, needed = maximum, float(peak(maximum))
     more, needed_by_more = 0, 0.0
-    while needed > budget and lanes > 1:
-        more, needed_by_more = lanes, needed
-        lanes //= 2
-        needed = float(peak(lanes))
+    while needed > budget and runs > 1:
+        more, needed_by_more = runs, needed
+        runs //= 2
+        needed = float(peak(runs))
     if needed > budget:
         return 0, needed
-    per_lane = (needed_by_more - needed) / (more - lanes) if more else 0.0
-    return lanes + (math.floor((budget - needed) / per_lane) if per_lane > 0 else 0), needed
+    per_lane = (needed_by_more - needed) / (more - runs) if more else 0.0
+    return runs + (math.floor((budget - needed) / per_lane) if per_lane > 0 else 0), needed
 
 
-def peak(group: CompileGroup, programs: Programs, lanes: int) -> int:
-    """Compile each phase for `lanes` vmapped runs, and return the peak memory per device in bytes."""
+def peak(group: CompileGroup, programs: Programs, runs: int) -> int:
+    """Compile each phase for `runs` vmapped runs, and return the peak memory per device in bytes."""
     with backend.precision(group.setting.dtype):
         # The programs that need the most memory in a phase. In minibatch training, this is the measurement on
         # all data.
-        heavy = [x for x in programs.shaped(group, lanes) if x.name in ("begin", "advance", "measure")]
+        heavy = [x for x in programs.shaped(group, runs) if x.name in ("begin", "advance", "measure")]
         own = [x for x in heavy if not x.lifted.on_host]
         return max((held_bytes(x.lifted.lower(*x.arguments).compile()) for x in own), default=0)
 
@@ -140,10 +140,10 @@ def _of_control_groups(
     return [int(text) for text in texts if text.isdecimal()]
 
 
-def program_sizes(group: CompileGroup, programs: Programs, lanes: int) -> tuple[int, int]:
+def program_sizes(group: CompileGroup, programs: Programs, runs: int) -> tuple[int, int]:
     """Return the size in bytes of the data shared by all runs, and of the parameters and data of each run."""
     with backend.precision(group.setting.dtype):
-        loaded = programs.corpora(group, lanes)
-        own = devices.size_of(programs.params(group, lanes)) // lanes
+        loaded = programs.corpora(group, runs)
+        own = devices.size_of(programs.params(group, runs)) // runs
     corpora = devices.size_of(loaded.splits)
-    return (corpora, own) if loaded.shared else (0, own + corpora // lanes)
+    return (corpora, own) if loaded.shared else (0, own + corpora // runs)

@@ -74,7 +74,7 @@ class RunMonitor:
         self._waiting: Counter[tuple[int, int]] = Counter()
         self._per_step: float | None = None
 
-    def spent(self) -> dict[str, float | None]:
+    def resource_usage(self) -> dict[str, float | None]:
         """Total time in seconds and peak memory in MiB over all processes; the peak is None if unknown."""
         seconds = self._earlier_s + time.monotonic() - self._started
         peak = max(self._earlier_mib, peak_mib() or 0.0)
@@ -83,7 +83,7 @@ class RunMonitor:
     # Stop requests and checkpoint times.
 
     @property
-    def is_stopped(self) -> bool:
+    def stop_requested(self) -> bool:
         """True if the run has been asked to save and stop."""
         return self._stop.is_set()
 
@@ -94,13 +94,13 @@ class RunMonitor:
             yield
             return
 
-        def ask(number: int, frame: Any) -> None:
+        def request_stop(number: int, frame: Any) -> None:
             self._stop.set()
             restore()
             if not self._reporter.quiet:
-                os.write(2, b"stopping after the current step; interrupt again to stop at once\n")
+                os.write(2, b"stopping after the current block of steps; interrupt again to stop at once\n")
 
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, request_stop) for number in (signal.SIGINT, signal.SIGTERM)}
 
         def restore() -> None:
             for number, handler in before.items():
@@ -141,15 +141,15 @@ class RunMonitor:
         self._phase, self._step, self._probes = 0, 0, [0]
         self._metrics: dict[str, float | None] = {}
 
-    def set_status(self, status: str, left: float | None = None) -> None:
+    def set_status(self, status: str, remaining: float | None = None) -> None:
         """Show the status of an operation that has no steps.
 
-        If `left`, the time left in seconds, is given, the finished fraction is also shown.
+        If `remaining`, the time left in seconds, is given, the finished fraction is also shown.
         """
-        share = None if left is None else self._overall()
-        self._reporter.update(f"{describe_batch(self._batch)}{status}", share, left=left)
+        fraction = None if remaining is None else self._overall()
+        self._reporter.update(f"{describe_batch(self._batch)}{status}", fraction, remaining=remaining)
         nothing: dict[str, Any] = {"metrics": {}, "losses": {}, "failures": []}
-        self._write(self._entry(left) | nothing | {"doing": status}, {})
+        self._write(self._entry(remaining) | nothing | {"doing": status}, {})
 
     def begin_phase(self, number: int, probes: Sequence[int], step: int) -> None:
         """Record that a phase starts or resumes at `step`, and the steps at which it is measured."""
@@ -158,7 +158,7 @@ class RunMonitor:
         self._blocks, self._measured, self._measuring_s, self._saving_s = 0, 0, 0.0, 0.0
         self._phase_began = self._since = time.monotonic()
         begins = f"runs until {goal.label} = {goal.value:g}" if (goal := self._goal) else "begins"
-        self.set_status(f"{self._phases[number].name} {'resumes' if step else begins}", self.left())
+        self.set_status(f"{self._phases[number].name} {'resumes' if step else begins}", self.remaining())
 
     def block(self, remaining: int) -> int:
         """Return the number of steps to take in the next block, at most `remaining`."""
@@ -180,7 +180,7 @@ class RunMonitor:
         self._measuring_s += time.monotonic() - self._since
         self._measured += 1
         self._metrics = measured["metrics"]
-        self._write(self._entry(self.left()) | measured, series)
+        self._write(self._entry(self.remaining()) | measured, series)
         self._show()
 
     def end_phase(self) -> None:
@@ -188,14 +188,14 @@ class RunMonitor:
         if self._is_whole:
             self._costs[self._batch.group.number, self._phase] = self._in_phase() / self._batch.width
 
-    def left(self) -> float | None:
+    def remaining(self) -> float | None:
         """Estimate the time left in seconds; return None if it is unknown, as before all phases are timed."""
         later = _runs(self._batch, self._phase + 1)
         wanted = self._waiting + Counter(later)  # also drops zero counts
         here = self._left_of_phase()
         if here is None or wanted.keys() - self._costs.keys():
             return None
-        return here + sum(self._costs[place] * runs for place, runs in wanted.items())
+        return here + sum(self._costs[location] * runs for location, runs in wanted.items())
 
     def _left_of_phase(self) -> float | None:
         last = self._probes[-1]
@@ -208,8 +208,9 @@ class RunMonitor:
         cost = self._costs.get((self._batch.group.number, self._phase))
         if cost is None or not self._is_whole:
             return None
-        left = cost * self._batch.width - self._in_phase()
-        return left if left > 0 else None  # The phase has already taken longer than in earlier batches.
+        remaining = cost * self._batch.width - self._in_phase()
+        # None: the phase has already taken longer than in earlier batches.
+        return remaining if remaining > 0 else None
 
     def _in_phase(self) -> float:
         return time.monotonic() - self._phase_began - self._saving_s
@@ -219,25 +220,25 @@ class RunMonitor:
         goal = self._phases[self._phase].goal
         return goal if isinstance(goal, Goal) else None  # Custom phases may reuse this name.
 
-    def _share(self) -> float:
+    def _batch_fraction(self) -> float:
         steps = [max(phase.steps, 1) for phase in self._phases]
         here = steps[self._phase] * self._step / max(self._probes[-1], 1)
         return (sum(steps[: self._phase]) + here) / sum(steps)
 
     def _overall(self) -> float:
-        return (self._number + self._share()) / self._whole
+        return (self._number + self._batch_fraction()) / self._whole
 
     def _show(self) -> None:
         phase, loss = self._phases[self._phase], self._metrics.get("loss")
-        place = f"step {self._step:,} of {self._probes[-1]:,}"
+        location = f"step {self._step:,} of {self._probes[-1]:,}"
         if (goal := self._goal) and (reached := self._metrics.get(goal.metric)) is not None:
-            place = f"{goal.label} = {reached:.3g} of {goal.value:g}"
+            location = f"{goal.label} = {reached:.3g} of {goal.value:g}"
         state = "" if loss is None else f"loss {loss:.4g}"
-        text = f"{describe_batch(self._batch)}{phase.name} {place}"
-        self._reporter.update(text, self._overall(), state, self.left())
+        text = f"{describe_batch(self._batch)}{phase.name} {location}"
+        self._reporter.update(text, self._overall(), state, self.remaining())
         self._since = time.monotonic()
 
-    def _entry(self, left: float | None) -> dict[str, Any]:
+    def _entry(self, remaining: float | None) -> dict[str, Any]:
         return {
             "time": time.time(),
             "start": self._start_time,
@@ -245,10 +246,10 @@ class RunMonitor:
             "phase": self._phases[self._phase].name,
             "step": self._step,
             "steps": self._probes[-1],
-            "share": self._share(),
+            "share": self._batch_fraction(),
             "overall": self._overall(),
-            **self.spent(),
-            "left": left,
+            **self.resource_usage(),
+            "left": remaining,
         }
 
 

@@ -32,7 +32,7 @@ from jaxattn.lab.study.setting import Setting
 
 # Number of vmapped runs in a timing trial, and the number of seconds of timed steps after which the trial
 # ends.
-LANES = 4
+TRIAL_RUNS = 4
 TRIAL_S = 0.3
 
 
@@ -42,7 +42,7 @@ def plan_study(
     max_memory: int | None = None,
     *,
     quick: bool = False,
-    progress: Callable[[str, float], None] = lambda description, share: None,
+    progress: Callable[[str, float], None] = lambda description, fraction: None,
 ) -> tuple[list[pd.DataFrame], str]:
     """Plan a study; return tables of its cells and groups, and a sentence with the totals.
 
@@ -83,7 +83,7 @@ def plan_study(
             "cells": len(group.cells),
             "coordinates": _coordinates(group.setting),
             "vmapped": ", ".join(["seed", *(group.key(path) for path in group.varying)]),
-            "lanes": sum(batch.width for batch in own),
+            "runs": sum(batch.width for batch in own),
             "together": max(batch.width for batch in own),
             "batches": len(own),
         }
@@ -102,8 +102,8 @@ def plan_study(
     number = f"{len(finished)} of them" if len(cut) > 1 else len(finished)
     counts = "{} in {}, {}, {} done".format(*sizes, number)
     left_over = "" if quick else f", about {duration(seconds)} left"
-    trouble = devices.trouble(backend.platform())
-    sentence = f"{study.name}: {counts}{left_over}" + f"; {trouble}" * bool(trouble)
+    known_bug = devices.known_bug(backend.platform())
+    sentence = f"{study.name}: {counts}{left_over}" + f"; {known_bug}" * bool(known_bug)
     return [cells, pd.DataFrame(rows)], sentence
 
 
@@ -135,10 +135,10 @@ def check_metrics(study: Definition, asked: Mapping[str, str]) -> None:
             for name, size in _shapes(*metrics).items():
                 known |= {f"{name}_{k:02d}" for k in range(size[0])} if size else {name}
             known |= set(_named(setting, task, phase, known))
-    for place, metric in asked.items():
+    for location, metric in asked.items():
         if metric not in known and not raising:
             near = nearest(metric, sorted(known))
-            raise InputError(f"{place}: {metric!r} is not measured by the study{near}")
+            raise InputError(f"{location}: {metric!r} is not measured by the study{near}")
 
 
 _Measured = tuple[dict[int, dict[str, Any]], dict[str, Any]]
@@ -237,30 +237,32 @@ def estimate_runtime(group: CompileGroup, programs: Programs, left: Sequence[bat
     setting = group.setting
     compiling, running = 0.0, 0.0
     with backend.precision(setting.dtype):
-        lanes = [(group.cells[0], seed) for seed in left[0].seeds[:LANES]]
-        some = devices.pad_to_devices(lanes, setting.data.shared)
+        runs = [(group.cells[0], seed) for seed in left[0].seeds[:TRIAL_RUNS]]
+        some = devices.pad_to_devices(runs, setting.data.shared)
         of_seeds = seed_keys([seed for _, seed in some], setting.hold)
-        numbers = group.hyperparameters([cell for cell, _ in some])
-        loaded = programs.draw(of_seeds.data, numbers)
-        params = programs.start(loaded, of_seeds.start, numbers)
+        hyperparameters = group.hyperparameters([cell for cell, _ in some])
+        loaded = programs.draw(of_seeds.data, hyperparameters)
+        params = programs.start(loaded, of_seeds.start, hyperparameters)
         for index in range(len(setting.phases)):
             made = programs.phase(index, loaded)
             steps = made.probe_steps[-1]
             first, again, state = _twice(
-                partial(made.begin, params, loaded.splits, numbers, of_seeds.batches)
+                partial(made.begin, params, loaded.splits, hyperparameters, of_seeds.batches)
             )
             compiling, running = compiling + first - again, running + again
             begin = time.perf_counter()
-            state = jax.block_until_ready(made.advance(state, loaded.splits, numbers, jnp.int32(1)))
+            state = jax.block_until_ready(made.advance(state, loaded.splits, hyperparameters, jnp.int32(1)))
             compiling += time.perf_counter() - begin
             taken, spent = 0, 0.0
             while taken + 1 < steps and spent < TRIAL_S:
                 block = min(max(1, taken), steps - 1 - taken)
                 begin = time.perf_counter()
-                state = jax.block_until_ready(made.advance(state, loaded.splits, numbers, jnp.int32(block)))
+                state = jax.block_until_ready(
+                    made.advance(state, loaded.splits, hyperparameters, jnp.int32(block))
+                )
                 spent, taken = spent + time.perf_counter() - begin, taken + block
             running += spent / taken * steps if taken else 0.0
-            first, again, _ = _twice(partial(made.measure, state, loaded.splits, numbers))
+            first, again, _ = _twice(partial(made.measure, state, loaded.splits, hyperparameters))
             compiling, running = compiling + first - again, running + again * len(made.probe_steps)
             params = state.state.params
     # If the last batch is smaller than the others, it is compiled separately.

@@ -51,27 +51,27 @@ class Reporter:
             self._bar = None
 
     def update(
-        self, description: str, share: float | None = None, state: str = "", left: float | None = None
+        self, description: str, fraction: float | None = None, state: str = "", remaining: float | None = None
     ) -> None:
         """Show progress.
 
         Args:
             description: current operation.
-            share: finished fraction of the work; None if unknown.
+            fraction: finished fraction of the work; None if unknown.
             state: additional information, such as the loss.
-            left: time left in seconds; None if unknown.
+            remaining: time left in seconds; None if unknown.
         """
         description, state = plain(description), plain(state)
         if self._bar is not None:
-            end = None if left is None else time.monotonic() + left
+            end = None if remaining is None else time.monotonic() + remaining
             # If the total is unknown, show an indeterminate bar.
-            self._bar.tasks[0].total = None if share is None else 1.0
+            self._bar.tasks[0].total = None if fraction is None else 1.0
             known: dict[str, Any] = {"description": description, "state": state, "end": end}
-            self._bar.update(self._task, completed=share or 0.0, **known)
+            self._bar.update(self._task, completed=fraction or 0.0, **known)
         elif (now := time.monotonic()) - self._last_line > (0.5 if self._line else 10):
             self._last_line = now
-            percent = "" if share is None else f"{100 * share:5.1f} %"
-            eta = "" if left is None else f"{duration(left)} left"
+            percent = "" if fraction is None else f"{100 * fraction:5.1f} %"
+            eta = "" if remaining is None else f"{duration(remaining)} left"
             line = f"{percent:7}  {description}  {', '.join(filter(None, (state, eta)))}".rstrip()
             if not self._show(line):
                 self.note(line)
@@ -107,22 +107,22 @@ class Reporter:
             self._line.update({"text/plain": line}, raw=True)
         return self._line is not None
 
-    def trace(self, place: str, error: UserCodeError) -> None:
+    def trace(self, location: str, error: UserCodeError) -> None:
         """Print an error in user code with its traceback, even if the reporter is quiet."""
-        self.warn(f"jaxattn: {place}: {error}")
+        self.warn(f"jaxattn: {location}: {error}")
         for line in error.trace.splitlines():
             self.warn(line.expandtabs())
 
 
-def patient(progress: Callable[[str, float], None], seconds: float = 2.0) -> Callable[[str, float], None]:
+def delayed(progress: Callable[[str, float], None], seconds: float = 2.0) -> Callable[[str, float], None]:
     """Wrap a progress callback so that calls during the first `seconds` seconds are ignored."""
     begin = time.monotonic()
 
-    def tell(what: str, share: float) -> None:
+    def report(what: str, fraction: float) -> None:
         if time.monotonic() - begin > seconds:
-            progress(what, share)
+            progress(what, fraction)
 
-    return tell
+    return report
 
 
 class _Console(Console):
@@ -135,8 +135,8 @@ class _Console(Console):
 class _Left(bars.ProgressColumn):
     def render(self, task: bars.Task) -> Text:
         end = task.fields["end"]
-        left = 0.0 if end is None else end - time.monotonic()
-        return Text(f"{duration(left)} left" if left > 0 else "")
+        remaining = 0.0 if end is None else end - time.monotonic()
+        return Text(f"{duration(remaining)} left" if remaining > 0 else "")
 
 
 def duration(seconds: float) -> str:

@@ -48,13 +48,13 @@ class Records:
     ) -> None:
         """Record the runs whose state has failed, and those whose loss at `step` is not finite."""
         before = {(failure["cell"], failure["seed"]) for failure in self.failures}
-        lanes = self._batch.lanes
-        failed_at = np.asarray(failed_at)[: len(lanes)]
+        runs = self._batch.runs
+        failed_at = np.asarray(failed_at)[: len(runs)]
         failed_at = np.where((failed_at < 0) & ~np.isfinite(losses), step, failed_at)
-        for (cell, seed), at in zip(lanes, failed_at, strict=True):
+        for (cell, seed), at in zip(runs, failed_at, strict=True):
             if at >= 0 and (cell.number, seed) not in before:
-                place = {"cell": cell.number, "seed": seed, "phase": phase.name, "step": int(at)}
-                self.failures.append(place | {"reason": phase.failure})
+                location = {"cell": cell.number, "seed": seed, "phase": phase.name, "step": int(at)}
+                self.failures.append(location | {"reason": phase.failure})
 
     def so_far(self) -> dict[str, pd.DataFrame]:
         """Return the tables of all measurements so far."""
@@ -74,9 +74,9 @@ class Records:
 
 def rows(measured: Mapping[str, np.ndarray], batch: Batch, phase: str, step: int) -> pd.DataFrame:
     """Convert metrics to long form. Each array is (L,) or (L, bins) for L runs."""
-    lanes = batch.lanes
+    runs = batch.runs
     columns = {}
-    for name, values in ((name, values[: len(lanes)]) for name, values in measured.items()):
+    for name, values in ((name, values[: len(runs)]) for name, values in measured.items()):
         if np.iscomplexobj(values):
             raise InputError(f"probes: {name!r} is complex; {NOT_REAL}")
         if values.ndim == 1:
@@ -86,11 +86,11 @@ def rows(measured: Mapping[str, np.ndarray], batch: Batch, phase: str, step: int
     metrics = len(columns)
     return pd.DataFrame(
         {
-            "cell": np.repeat(np.array([cell.number for cell, _ in lanes], np.int32), metrics),
-            "seed": np.repeat(np.array([seed for _, seed in lanes], np.int32), metrics),
+            "cell": np.repeat(np.array([cell.number for cell, _ in runs], np.int32), metrics),
+            "seed": np.repeat(np.array([seed for _, seed in runs], np.int32), metrics),
             "phase": phase,
-            "step": np.full(metrics * len(lanes), step, np.int64),
-            "metric": pd.Index(list(columns)).take(np.tile(np.arange(metrics), len(lanes))),
+            "step": np.full(metrics * len(runs), step, np.int64),
+            "metric": pd.Index(list(columns)).take(np.tile(np.arange(metrics), len(runs))),
             # A probe may return no metrics at a step, but np.stack requires at least one array.
             "value": np.stack(list(columns.values()), axis=1).astype(np.float64).ravel() if columns else [],
         }
@@ -129,24 +129,24 @@ def token_rows(columns: dict[str, np.ndarray], batch: Batch, phase: str, loaded:
     """
     if not columns:
         return pd.DataFrame()
-    lanes = batch.lanes
+    runs = batch.runs
     _, vocab_size, classes = columns["Ev"].shape
-    shape = (len(lanes), vocab_size, classes)
+    shape = (len(runs), vocab_size, classes)
     ids = np.arange(vocab_size, dtype=np.int32)[None, :, None]
     # Only a padded vocabulary contains unused tokens.
-    sizes = [cell.setting.data.pads_vocabulary and cell.setting.data.vocab_size for cell, _ in lanes]
+    sizes = [cell.setting.data.pads_vocabulary and cell.setting.data.vocab_size for cell, _ in runs]
     used = np.array([size or vocab_size for size in sizes])
     own = np.broadcast_to(ids < used[:, None, None], shape)
 
     def spread(x: np.ndarray) -> np.ndarray:
         x = x[..., None] if x.ndim < 3 else x
-        return np.broadcast_to(x[: len(lanes)], shape)[own]
+        return np.broadcast_to(x[: len(runs)], shape)[own]
 
     first_class = 1 if classes == 1 else 0
     return pd.DataFrame(
         {
-            "cell": spread(np.array([cell.number for cell, _ in lanes], np.int32)[:, None, None]),
-            "seed": spread(np.array([seed for _, seed in lanes], np.int32)[:, None, None]),
+            "cell": spread(np.array([cell.number for cell, _ in runs], np.int32)[:, None, None]),
+            "seed": spread(np.array([seed for _, seed in runs], np.int32)[:, None, None]),
             "phase": phase,
             "id": spread(ids),
             "token": np.array(loaded.tokens or Numbered(vocab_size), object)[spread(ids)],
@@ -167,9 +167,9 @@ def seed_series(measured: Mapping[str, np.ndarray], batch: Batch) -> dict[str, d
     """
     return {
         f"cell {cell.number}/seed {seed}": {
-            name: float(x[lane]) for name, x in measured.items() if x.ndim == 1 and np.isfinite(x[lane])
+            name: float(x[run]) for name, x in measured.items() if x.ndim == 1 and np.isfinite(x[run])
         }
-        for lane, (cell, seed) in enumerate(batch.lanes[:SERIES])
+        for run, (cell, seed) in enumerate(batch.runs[:SERIES])
     }
 
 
@@ -186,7 +186,7 @@ def log_entry(measured: Mapping[str, np.ndarray], batch: Batch, failures: Sequen
 
     scalars = {name: median(x) for name, x in measured.items() if x.ndim == 1}
     losses: dict[str, list[float]] = {str(cell.number): [] for cell in batch.cells}
-    for (cell, _), loss in zip(batch.lanes, measured["loss"], strict=True):
+    for (cell, _), loss in zip(batch.runs, measured["loss"], strict=True):
         if np.isfinite(loss):
             # Round to keep the log small; the values are only displayed.
             losses[str(cell.number)].append(float(f"{loss:.6g}"))

@@ -15,7 +15,7 @@ from jaxattn.lab.engine.batch_run import run_batch
 from jaxattn.lab.engine.batches import Batch, cut_batches, halved, select_shard
 from jaxattn.lab.engine.lift import ProgramCache
 from jaxattn.lab.engine.monitor import Interrupted, Intervals, RunMonitor, forget_peak
-from jaxattn.lab.engine.progress import Reporter, patient
+from jaxattn.lab.engine.progress import Reporter, delayed
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.storage import checkpoints, run_log
 from jaxattn.lab.storage.manifest import find_manifest
@@ -107,8 +107,8 @@ def run_study(
 def _check_machine(reporter: Reporter) -> None:
     forget_peak()
     memory.check_address_space(reporter.note)
-    if trouble := devices.trouble(backend.platform()):
-        reporter.note(trouble)
+    if known_bug := devices.known_bug(backend.platform()):
+        reporter.note(known_bug)
     checkpoints.check_handles()
 
 
@@ -141,10 +141,10 @@ def _plan(
 
 
 def _unfinished(batches: list[Batch], folder: Store, reporter: Reporter) -> list[Batch]:
-    progress, todo = patient(reporter.update), []
+    progress, todo = delayed(reporter.update), []
     for number, batch in enumerate(batches):
         progress(f"comparing {batch.name} with its checksums", number / len(batches))
-        if not folder.is_whole(batch.name) or folder.shorter(batch.name, batch.configs):
+        if not folder.is_complete(batch.name) or folder.shorter(batch.name, batch.configs):
             todo.append(batch)
     return todo
 
@@ -172,7 +172,7 @@ class _Queue(NamedTuple):
             known |= folder.merge([batch.name for batch in self.batches if folder.is_finished(batch.name)])
             known["status"] = "failed" if self.errors else "finished"
         finally:
-            folder.write_manifest(known | {"errors": self.errors} | self.monitor.spent())
+            folder.write_manifest(known | {"errors": self.errors} | self.monitor.resource_usage())
 
     def run(self, waiting: deque[Batch]) -> None:
         """Run the waiting batches.
@@ -209,12 +209,12 @@ class _Queue(NamedTuple):
                     f"{batch.name}: {reason or failed[0]['reason']}; the run was stopped, and finished "
                     "batches were kept; use --on-failure continue to run the remaining batches"
                 )
-            if self.monitor.is_stopped:
+            if self.monitor.stop_requested:
                 raise Interrupted
 
     def reason(self, batch: Batch, error: Exception) -> str:
         """Return why a batch failed, on one line, or "" if the error must stop the run."""
-        files = self.study.names.files(self.study.own_kinds)
+        files = self.study.names.files(self.study.custom_kinds)
         if isinstance(error, jax.errors.JaxRuntimeError | MemoryError):
             lines = str(error).strip().split("\n")
             if any(file in str(error) for file in files):
@@ -233,8 +233,8 @@ class _Queue(NamedTuple):
         text = " and ".join(half.name for half in halves)
         self.reporter.note(f"{batch.name}: out of memory; running {text} instead")
         self.folder.forget(batch.name, batch.configs)
-        place = self.batches.index(batch)
-        self.batches[place : place + 1] = halves
+        location = self.batches.index(batch)
+        self.batches[location : location + 1] = halves
         # Write the manifest now: if the run stops here, it must find the new batches when it resumes.
         self.known["batches"] = manifest.batch_entries(self.batches)
         self.folder.write_manifest(self.known)

@@ -14,7 +14,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import strays
 from jaxattn.lab.engine.manifest import code_changes, differences
 from jaxattn.lab.storage import batch_state, checkpoints, files, lock, manifest, provenance, run_log
-from jaxattn.lab.storage.batch_state import TABLES, BatchState, Provenance
+from jaxattn.lab.storage.batch_state import TABLES, BatchOrigin, BatchState
 from jaxattn.lab.storage.bucket import OWN, Bucket
 from jaxattn.lab.storage.files import Damaged
 from jaxattn.lab.storage.objects import is_address
@@ -143,9 +143,9 @@ class Store:
         if batches:
             self._check_same(changed, described, batches)
             codes = [known["code"]] if known else [saved.origin.code for saved in self._whole_states(batches)]
-            if not accept_code and (trouble := code_changes(codes, described["code"])):
+            if not accept_code and (change := code_changes(codes, described["code"])):
                 raise InputError(
-                    f"{self.directory}: {trouble}; choose another folder with --out, or resume with "
+                    f"{self.directory}: {change}; choose another folder with --out, or resume with "
                     "accept_code=True (command line: --accept-code)"
                 )
         elif changed:
@@ -228,17 +228,17 @@ class Store:
         """Return the commit records of the run's batches by name, skipping damaged records."""
         return {saved.batch or "": saved for saved in self._whole_states(self.batches())}
 
-    def is_whole(self, batch: str) -> bool:
+    def is_complete(self, batch: str) -> bool:
         """Return True if a batch is finished and its tables are intact. A damaged batch is moved aside."""
         try:
             saved = batch_state.read_state(self.directory, batch)
             if saved is None or not saved.finished:
                 return False
             for name, sha256 in saved.tables.items():
-                place = batch_state.table_path(self.directory, batch, name, sha256)
-                files.check_file(place, self.directory, sha256)
+                location = batch_state.table_path(self.directory, batch, name, sha256)
+                files.check_file(location, self.directory, sha256)
             if saved.batch is None:
-                batch_state.check_lanes(self.directory, batch, saved)
+                batch_state.check_cells_and_seeds(self.directory, batch, saved)
         except Damaged as error:
             self.set_aside(batch, error)
             return False
@@ -308,7 +308,7 @@ class Store:
                 writing = pool.submit(self._write_tables, batch, tables)
                 checkpoint = checkpoints.save(folder, arrays)
                 digests = writing.result()
-            by = Provenance(dict(cells), self._code, provenance.installed())
+            by = BatchOrigin(dict(cells), self._code, provenance.installed())
             saved = BatchState(
                 finished, phase, step, failures, digests, checkpoint, by, batch, resumable, before
             )
@@ -328,8 +328,8 @@ class Store:
         for name, table in tables().items():
             content = _parquet(table)
             digests[name] = files.digest(content)
-            place = batch_state.table_path(self.directory, batch, name, digests[name])
-            files.write_file(place, content, self.directory)
+            location = batch_state.table_path(self.directory, batch, name, digests[name])
+            files.write_file(location, content, self.directory)
         return digests
 
     def _drop_others(self, batch: str, saved: BatchState) -> None:
@@ -410,13 +410,13 @@ class Store:
         sums = {}
         for name in TABLES:
             parts = [
-                batch_state.read_own_table(self.directory, batch, saved, name)
+                batch_state.read_batch_table(self.directory, batch, saved, name)
                 for batch, saved in found.items()
             ]
             if len(parts) == 1:
                 ((batch, saved),) = found.items()
-                place = batch_state.table_path(self.directory, batch, name, saved.tables[name])
-                content = files.read_file(place, self.directory, saved.tables[name])
+                location = batch_state.table_path(self.directory, batch, name, saved.tables[name])
+                content = files.read_file(location, self.directory, saved.tables[name])
             else:
                 content = _parquet(pd.concat(parts, ignore_index=True))
             path = self.directory / f"{name}.parquet"
@@ -427,10 +427,14 @@ class Store:
             sums[name] = files.digest(content)
         if self.bucket:
             self.bucket.delete_uncommitted()
-        makers = [saved.origin.made_by for saved in found.values()]
+        package_versions = [saved.origin.made_by for saved in found.values()]
         return {
             "failures": [failure for saved in found.values() for failure in saved.failures],
-            "made_by": [maker for number, maker in enumerate(makers) if maker not in makers[:number]],
+            "made_by": [
+                maker
+                for number, maker in enumerate(package_versions)
+                if maker not in package_versions[:number]
+            ],
             "sha256": sums,
         }
 

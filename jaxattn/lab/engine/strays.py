@@ -9,32 +9,32 @@ from jaxattn.lab.storage.batch_state import Misplaced
 from jaxattn.lab.storage.files import Damaged
 
 
-def find_strays(directory: Path, known: Mapping[str, Any] | None, asked: Iterable[int]) -> dict[str, str]:
+def find_strays(directory: Path, known: Mapping[str, Any] | None, requested: Iterable[int]) -> dict[str, str]:
     """Return the batches in a folder that do not belong to the folder's run, each with the reason.
 
     The manifest lists the batches of the run. An unlisted batch belongs to the run if it is intact, matches
-    its file name, has only seeds from the manifest or from `asked`, and has no (cell, seed) pair in common
-    with another batch. Without a manifest (`known` is None), a batch may have any seeds, and may be damaged
-    unless its files belong to another batch.
+    its file name, has only seeds from the manifest or from `requested`, and has no (cell, seed) pair in
+    common with another batch. Without a manifest (`known` is None), a batch may have any seeds, and may be
+    damaged unless its files belong to another batch.
     """
     cells: dict[str, list[int]] = {}
     seeds, planned = None, set()
     if known is not None:
         cells = {batch["name"]: batch["cells"] for batch in known["batches"]}
-        seeds, planned = {*asked, *known["seeds"]}, {*cells, *known["elsewhere"]}
+        seeds, planned = {*requested, *known["seeds"]}, {*cells, *known["elsewhere"]}
     found = {}
     for batch in batch_state.batches(directory):
         if batch in planned:
             continue
-        place, (between, own) = batch_state.path(directory, batch), batch_state.spans(batch)
+        location, (between, own) = batch_state.path(directory, batch), batch_state.spans(batch)
         if seeds is not None and not seeds.issuperset(own):
-            found[batch] = f"{place}: has seeds that were not requested"
+            found[batch] = f"{location}: has seeds that were not requested"
             continue
         try:
             if (saved := batch_state.read_state(directory, batch)) is None:
                 continue
             if saved.batch is None:
-                batch_state.check_lanes(directory, batch, saved)
+                batch_state.check_cells_and_seeds(directory, batch, saved)
             cells[batch] = [int(cell) for cell in saved.origin.cells]
         except Damaged as error:
             if seeds is not None or isinstance(error, Misplaced):
@@ -45,6 +45,8 @@ def find_strays(directory: Path, known: Mapping[str, Any] | None, asked: Iterabl
     while both := batch_state.overlaps(cells):
         for first, second in both:
             stray, other = (second, first) if second not in planned else (first, second)
-            found[stray] = f"{batch_state.path(directory, stray)}: has seeds that are also in {other}"
+            found[stray] = (
+                f"{batch_state.path(directory, stray)}: contains (cell, seed) pairs that are also in {other}"
+            )
             cells.pop(stray, None)
     return found

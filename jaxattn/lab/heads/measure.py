@@ -71,9 +71,9 @@ def measure_layer(
     found = map_on_cores(
         lambda head: _measure_head(layer, untrained, texts, (number, head), settings), range(layer.num_heads)
     )
-    place = {"layer": number}
-    heads = pd.DataFrame([place | row for row, _ in found])
-    margins = pd.DataFrame([place | row for _, rows in found for row in rows], columns=MARGIN_COLUMNS)
+    location = {"layer": number}
+    heads = pd.DataFrame([location | row for row, _ in found])
+    margins = pd.DataFrame([location | row for _, rows in found for row in rows], columns=MARGIN_COLUMNS)
     return heads, margins
 
 
@@ -81,10 +81,10 @@ def _measure_head(
     layer: Layer,
     untrained: Layer | None,
     texts: TokenisedTexts,
-    place: tuple[int, int],
+    location: tuple[int, int],
     settings: HeadSettings,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    head = place[1]
+    head = location[1]
     keys = layer.keys(head)
     scores = layer.scores(head, keys)
     chosen = selecting_sequences(layer, scores, settings.share)
@@ -93,7 +93,7 @@ def _measure_head(
     row["has_selection"] = (
         row["selecting"] >= settings.selecting and len(chosen.rows) >= FEWEST_GROUPS * settings.group
     )
-    ratios = _ratios(layer, untrained, chosen, keys, place, settings) if row["has_selection"] else []
+    ratios = _ratios(layer, untrained, chosen, keys, location, settings) if row["has_selection"] else []
     return row, [{"head": head, **at, **_row(ratio)} for at, ratio in ratios]
 
 
@@ -109,10 +109,10 @@ def _ratios(
     untrained: Layer | None,
     chosen: SelectingSequences,
     keys: Floats,
-    place: tuple[int, int],
+    location: tuple[int, int],
     settings: HeadSettings,
 ) -> Sequence[tuple[dict[str, Any], Ratio]]:
-    head = place[1]
+    head = location[1]
     found: list[tuple[dict[str, Any], Ratio]] = []
 
     def add(
@@ -131,7 +131,7 @@ def _ratios(
         if space != "nuclear":
             whole = margin_ratio(layer, head, chosen, space, keys)
             found.append(({"space": space, "null": "none", "draw": 0, "group": -1}, whole))
-    rng = np.random.default_rng([settings.seed, *place])
+    rng = np.random.default_rng([settings.seed, *location])
     number = len(chosen.rows)
     for null in NULLS:
         for draw, other in enumerate(null_selections(layer, head, keys, number, null, settings.draws, rng)):

@@ -379,11 +379,11 @@ def _projections(attention: Any, names: tuple[str, ...], heads: int) -> tuple[_P
     return query, key
 
 
-def _check(layer: Layer, weights: Floats, place: str) -> None:
+def _check(layer: Layer, weights: Floats, location: str) -> None:
     """Raise InputError unless the recomputed attention weights match those of the model, (n, H, T)."""
     remedy = "its scores are not bilinear in its inputs, so margins are not defined"
     if weights.shape[1] != layer.num_heads:
-        raise InputError(f"{place}: the layer returns no attention weights; {remedy}")
+        raise InputError(f"{location}: the layer returns no attention weights; {remedy}")
     worst = 0.0
     for head in range(layer.num_heads):
         scores = layer.scores(head)
@@ -392,5 +392,5 @@ def _check(layer: Layer, weights: Floats, place: str) -> None:
         worst = max(worst, float(np.abs(recomputed - weights[:, head]).max()))
     if not worst <= _AGREES:
         raise InputError(
-            f"{place}: attention weights differ from softmax(kᵀq/√c) by up to {worst:.2g}; {remedy}"
+            f"{location}: attention weights differ from softmax(kᵀq/√c) by up to {worst:.2g}; {remedy}"
         )

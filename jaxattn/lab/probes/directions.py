@@ -14,8 +14,8 @@ from jaxattn.core.mapping import map_on_cores
 from jaxattn.core.settings import NotNegative, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded
+from jaxattn.lab.probes.requirements import require_one_layer_model
 from jaxattn.lab.probes.selection import attended, attended_on_host
-from jaxattn.lab.probes.wants import wants_one_layer
 from jaxattn.theory import (
     MaxMargin,
     Scores,
@@ -213,7 +213,7 @@ class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
 
         The probe requires a phase that trains p and v of the one-layer model with the logistic loss.
         """
-        return wants_one_layer(task, phase, ("p", "v"))
+        return require_one_layer_model(task, phase, ("p", "v"))
 
     def observe(self, phase: Phase, state: Any) -> Any:
         """Return p and v for one seed, (2, d)."""
@@ -304,7 +304,7 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
 
         The probe requires a phase that trains p of the one-layer model with the logistic loss.
         """
-        return wants_one_layer(task, phase, ("p",))
+        return require_one_layer_model(task, phase, ("p",))
 
     def observe(self, phase: Phase, state: Any) -> Any:
         """Return p for one seed, (d,)."""

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float
 from jaxattn.base import Phase, Probe, Task
 from jaxattn.base.probe import ProbeContext
 from jaxattn.core.settings import Count
-from jaxattn.lab.probes.wants import wants_one_layer, wants_scores
+from jaxattn.lab.probes.requirements import require_one_layer_model, require_token_scores
 from jaxattn.theory import one_step_error, predicted_values
 
 # Quantities to correlate with the posterior difference or with its absolute value.
@@ -55,7 +55,7 @@ class Importance(Probe, frozen=True, kw_only=True):
 
         The probe requires bags of tokens, and a model that defines token scores and values.
         """
-        return wants_scores(task)
+        return require_token_scores(task)
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Compute the metrics for one seed."""
@@ -170,7 +170,11 @@ class OneStepError(Probe, frozen=True, kw_only=True):
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return why the one-step law does not apply, or None if it does."""
-        return wants_one_layer(task, phase, ("E",)) if phase.one_step else "requires a phase of one full step"
+        return (
+            require_one_layer_model(task, phase, ("E",))
+            if phase.one_step
+            else "requires a phase of one full step"
+        )
 
     def remember(self, params: Any) -> Array:
         """Return E·v at the start of the phase."""

@@ -16,7 +16,7 @@ from jaxattn.base.probe import ProbeContext
 from jaxattn.core.settings import Count, NotNegative, PositiveInt, Share, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.lab.probes.wants import wants_attention, wants_bags
+from jaxattn.lab.probes.requirements import require_bags, require_token_attention
 from jaxattn.theory import Scores, Selection, margin, selection_from_scores, selection_of
 
 
@@ -47,7 +47,7 @@ class Selected(Probe, frozen=True, kw_only=True):
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return why the probe is skipped, or None if attention is a softmax over token scores in a bag."""
-        return wants_attention(task)
+        return require_token_attention(task)
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Compute the metrics for one seed."""
@@ -83,7 +83,7 @@ class HeadsSelected(Selected, frozen=True, kw_only=True):
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return why the probe is skipped, or None if the data are bags and the model has several heads."""
-        return wants_bags(task) if task.model.has_heads else "requires a model with head_scores"
+        return require_bags(task) if task.model.has_heads else "requires a model with head_scores"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Compute the metrics for one seed: vectors (H,), one value per head, and scalars over all heads."""
@@ -156,7 +156,7 @@ class RelevantTokens(Probe, frozen=True, kw_only=True):
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return why the probe is skipped, or None if the model is the one-layer model on bags of tokens."""
-        return wants_bags(task) if task.model.is_one_layer else "requires the one-layer model"
+        return require_bags(task) if task.model.is_one_layer else "requires the one-layer model"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Compute the metrics for one seed."""
@@ -203,7 +203,7 @@ class AttentionEntropy(Probe, frozen=True, kw_only=True):
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return why the probe is skipped, or None if attention is a softmax over token scores in a bag."""
-        return wants_attention(task)
+        return require_token_attention(task)
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Compute attention entropy and the effective number of attended tokens on the training corpus."""
@@ -273,7 +273,7 @@ class Cover(Probe, frozen=True, kw_only=True):
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return why the probe is skipped, or None for the one-layer model on bags with two classes."""
-        if (missing := wants_bags(task)) is not None:
+        if (missing := require_bags(task)) is not None:
             return missing
         if not task.model.is_one_layer:
             return "requires the one-layer model"

@@ -62,7 +62,7 @@ def combine(folders: Sequence[AnyRun]) -> AnyRun:
         "failures": failures,
         "status": "finished" if all(folder.finished for folder in folders) else "running",
         "batches": [],
-        "made_by": [maker for folder in folders for maker in provenance.makers(folder.manifest)],
+        "made_by": [maker for folder in folders for maker in provenance.package_versions(folder.manifest)],
     }
     joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
     # Drop the study, because its cell numbers do not match the renumbered cells.

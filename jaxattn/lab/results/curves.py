@@ -14,13 +14,20 @@ from matplotlib.lines import Line2D
 from jaxattn.core.errors import InputError
 from jaxattn.lab.results import turns
 from jaxattn.lab.results.drawn import RenderedFigure
-from jaxattn.lab.results.labels import evenly, file_name, literal, seed_words, settings_label, unknown_metric
+from jaxattn.lab.results.labels import (
+    evenly_spaced,
+    file_name,
+    literal,
+    seed_words,
+    settings_label,
+    unknown_metric,
+)
 from jaxattn.lab.results.run import LONGEST_LABEL, Run
 from jaxattn.lab.results.statistics import aggregate, geometric_words
 from jaxattn.lab.results.style import FIGURE_WIDTH, INK, SOFT, colours, legend_below, style
 
 PANELS = ("loss", "accuracy", "p_norm", "log_gradient_norm", "important_mass")
-_MOST_CELLS = 12
+_MAX_CELLS = 12
 
 
 def curves(
@@ -63,7 +70,7 @@ def curves(
     axes = {name: x or _axis(records, name) for name in phases}
     panels = _panels(records, metrics)
     every = [int(cell["cell"]) for cell in results.manifest["cells"]]
-    chosen = evenly(every, _MOST_CELLS) if cells is None else list(cells)
+    chosen = evenly_spaced(every, _MAX_CELLS) if cells is None else list(cells)
     labels = [settings_label(results.settings(cell))[:LONGEST_LABEL] or f"cell {cell}" for cell in chosen]
     drawn = [metric for panel in panels.values() for metric in panel]
     wanted = (
@@ -176,9 +183,9 @@ def _against(x: str, table: pd.DataFrame, drawn: Sequence[str]) -> pd.DataFrame:
     shown = table[table["metric"].isin(drawn)]
     if x == "step":
         return shown.assign(x=shown["step"])
-    place = [key for key in ("cell", "phase", "seed", "step") if key in table]
-    means = table[(table["metric"] == x) & (table["n"] > 0)].set_index(place)["mean"].rename("x")
-    return shown.join(means, on=place, how="inner")
+    location = [key for key in ("cell", "phase", "seed", "step") if key in table]
+    means = table[(table["metric"] == x) & (table["n"] > 0)].set_index(location)["mean"].rename("x")
+    return shown.join(means, on=location, how="inner")
 
 
 def _of_seeds(records: pd.DataFrame, x: str, drawn: Sequence[str], phase: str) -> pd.DataFrame:
@@ -250,9 +257,9 @@ def _columns(panels: int) -> int:
 def _line(
     ax: matplotlib.axes.Axes, rows: pd.DataFrame, colour: str, *, dashed: bool, thin: bool = False
 ) -> None:
-    look: dict[str, Any] = {"linestyle": (0, (3, 1.5)), "linewidth": 1.0} if dashed else {}
-    look |= {"linewidth": 0.6} if thin else {}
-    ax.plot(rows["x"], rows["mean"], color=colour, **look)
+    appearance: dict[str, Any] = {"linestyle": (0, (3, 1.5)), "linewidth": 1.0} if dashed else {}
+    appearance |= {"linewidth": 0.6} if thin else {}
+    ax.plot(rows["x"], rows["mean"], color=colour, **appearance)
     ax.fill_between(rows["x"], rows["mean_low"], rows["mean_high"], color=colour, alpha=0.18, linewidth=0)
 
 

@@ -16,7 +16,7 @@ from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import (
     axis_label,
     axis_sort_key,
-    evenly,
+    evenly_spaced,
     file_name,
     format_number,
     formula,
@@ -32,7 +32,7 @@ from jaxattn.lab.results.statistics import aggregate, metric_at_end
 from jaxattn.lab.results.style import BLUE, FIGURE_WIDTH, GREY, RED, SOFT, style
 
 # Maximum number of ticks on a readable axis, and maximum number of tiles in which values are printed.
-_MOST_TICKS, _MOST_NUMBERS = 40, 400
+_MAX_TICKS, _MAX_NUMBERS = 40, 400
 
 
 def diagram(
@@ -75,16 +75,16 @@ def diagram(
             figsize=(min(FIGURE_WIDTH, 1.8 + 0.62 * columns), 1.1 + 0.36 * rows), layout="constrained"
         )
         ax = figure.subplots()
-        look: Any = {"cmap": "viridis", "norm": _scale(values), "edgecolors": "white", "linewidth": 1.5}
-        mesh = ax.pcolormesh(values, **look)
-        across, up = evenly(range(columns), _MOST_TICKS), evenly(range(rows), _MOST_TICKS)
+        appearance: Any = {"cmap": "viridis", "norm": _scale(values), "edgecolors": "white", "linewidth": 1.5}
+        mesh = ax.pcolormesh(values, **appearance)
+        across, up = evenly_spaced(range(columns), _MAX_TICKS), evenly_spaced(range(rows), _MAX_TICKS)
         ax.set_xticks(np.array(across) + 0.5, [tick_label(fields.columns[k]) for k in across])
         ax.set_yticks(np.array(up) + 0.5, [tick_label(fields.index[k]) for k in up])
         ax.tick_params(length=0)
         ax.grid(False)
         ax.spines[:].set_visible(False)
         shade = np.asarray(mesh.norm(values))
-        for (row, column), value in np.ndenumerate(values) if values.size <= _MOST_NUMBERS else ():
+        for (row, column), value in np.ndenumerate(values) if values.size <= _MAX_NUMBERS else ():
             dark = shade[row, column] < 0.6
             text = minus(format_number(value))
             at: Any = {"ha": "center", "va": "center", "color": "white" if dark else "black"}
@@ -224,8 +224,10 @@ class _Horizontal(NamedTuple):
                     f"theory: x = {unknown[0]!r} is not plotted; "
                     f"choose from {', '.join(map(setting, self.values))}"
                 )
-            shown = [(place, x) for place, x in zip(self.places, self.values, strict=True) if x in theory]
-            return [place for place, _ in shown], [float(theory[x]) for _, x in shown]
+            shown = [
+                (location, x) for location, x in zip(self.places, self.values, strict=True) if x in theory
+            ]
+            return [location for location, _ in shown], [float(theory[x]) for _, x in shown]
         if not self.numbers:
             raise InputError("theory: the values of x are not numbers; pass a mapping instead of a function")
         finite = [x for x in self.numbers if x < math.inf]
@@ -244,10 +246,10 @@ class _Horizontal(NamedTuple):
 
 
 def _points(ax: matplotlib.axes.Axes, diagram: PhaseDiagram, horizontal: _Horizontal) -> None:
-    place = dict(zip(horizontal.values, horizontal.places, strict=True))
+    location = dict(zip(horizontal.values, horizontal.places, strict=True))
     shares = diagram.outcomes.groupby(["x", "y"], sort=False)["crossed"].mean().reset_index()
     ax.scatter(
-        shares["x"].map(place),
+        shares["x"].map(location),
         shares["y"],
         c=shares["crossed"],
         cmap="Greys",

@@ -46,18 +46,18 @@ class Problem(NamedTuple):
     trace: str
 
 
-def function(kind: Any, place: str = "figure") -> Callable[..., RenderedFigure]:
+def function(kind: Any, location: str = "figure") -> Callable[..., RenderedFigure]:
     """Import the function (results, **options) -> RenderedFigure that draws figures of a given kind.
 
     Args:
         kind: one of `KINDS`.
-        place: location of the kind in the sweep file, for the error message.
+        location: location of the kind in the sweep file, for the error message.
 
     Raises:
         InputError: the kind is unknown.
     """
     if kind not in KINDS:
-        raise InputError(f"{place}.kind: unknown {kind!r}; {_hint(kind, list(KINDS))}")
+        raise InputError(f"{location}.kind: unknown {kind!r}; {_hint(kind, list(KINDS))}")
     module, _, name = KINDS[kind].partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -82,17 +82,17 @@ def check_figures(
             requested for a cell without token scores and values.
     """
     for index, spec in specs.items():
-        place = f"figures[{index}]"
-        _bind(spec, place)
+        location = f"figures[{index}]"
+        _bind(spec, location)
         if spec["kind"] in TOKEN_FIGURES and spec.get("cell", 0) in without_tokens:
             raise InputError(
-                f"{place}: {spec['kind']} requires token scores and values, which the model does not "
+                f"{location}: {spec['kind']} requires token scores and values, which the model does not "
                 "provide; remove the figure, or define scores_and_values(params) in the model"
             )
         for option, allowed in (("phase", phases), ("axis", axes), ("x_axis", axes), ("y_axis", axes)):
             if spec.get(option) is not None and spec[option] not in allowed:
                 raise InputError(
-                    f"{place}.{option}: unknown {spec[option]!r}; {_hint(spec[option], allowed)}"
+                    f"{location}.{option}: unknown {spec[option]!r}; {_hint(spec[option], allowed)}"
                 )
 
 
@@ -104,9 +104,9 @@ def metrics_of(specs: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
             named = spec.get(option) or ()
             several = not isinstance(named, str)
             for k, metric in enumerate(named if several else (named,)):
-                place = f"figures[{number}].{option}{f'[{k}]' if several else ''}"
-                found[place] = SOURCE_METRICS.get(metric, metric)
-    return {place: metric for place, metric in found.items() if metric != "step"}
+                location = f"figures[{number}].{option}{f'[{k}]' if several else ''}"
+                found[location] = SOURCE_METRICS.get(metric, metric)
+    return {location: metric for location, metric in found.items() if metric != "step"}
 
 
 def draw_figure(results: Run, spec: Mapping[str, Any]) -> RenderedFigure:
@@ -119,7 +119,9 @@ def draw_figure(results: Run, spec: Mapping[str, Any]) -> RenderedFigure:
     return drawing(results, **options)
 
 
-def draw_own(results: Run, drawing: Callable[..., Any], options: Mapping[str, Any]) -> RenderedFigure:
+def draw_custom_figure(
+    results: Run, drawing: Callable[..., Any], options: Mapping[str, Any]
+) -> RenderedFigure:
     """Draw a figure with a user-defined function or class, in the common style.
 
     Args:
@@ -176,15 +178,17 @@ def draw_all(
     problems: list[Problem] = []
     for number, spec in enumerate(specs):
         kind = str(spec.get("kind"))
-        place = f"figures[{number}] ({kind})"
-        progress(f"drawing {place}", number / len(specs))
+        location = f"figures[{number}] ({kind})"
+        progress(f"drawing {location}", number / len(specs))
         drawn: RenderedFigure | Picture
         try:
             if ":" not in kind:
                 drawn = _draw_guarded(partial(draw_figure, results, spec))
             elif kind in own:
                 options = {key: value for key, value in spec.items() if key != "kind" and value is not None}
-                drawn = _draw_guarded(partial(draw_own, results, own[kind], options), _files(own[kind]))
+                drawn = _draw_guarded(
+                    partial(draw_custom_figure, results, own[kind], options), _files(own[kind])
+                )
             elif number in before:
                 drawn = before[number]
             else:
@@ -194,7 +198,7 @@ def draw_all(
                 )
         except (InputError, UserCodeError) as error:
             trace = error.trace if isinstance(error, UserCodeError) else ""
-            problems.append(Problem(f"{place} could not be drawn: {error}", trace))
+            problems.append(Problem(f"{location} could not be drawn: {error}", trace))
             continue
         same = sum(drawn.name == other.name or other.name.startswith(f"{drawn.name}-") for other in found)
         name = f"{drawn.name}-{same + 1}" if same else drawn.name
@@ -239,37 +243,37 @@ def _stored_figures(results: Run) -> dict[int, Picture]:
             name = file_name(each.name)
             path = f"figures/{name}.png"
             content = files.read_file(
-                results.directory / path, results.directory, drawn.sha256.get(path, "none"), files.MOST_JSON
+                results.directory / path, results.directory, drawn.sha256.get(path, "none"), files.MAX_JSON
             )
             caption = each.caption.removesuffix(STORED_FIGURE_NOTE) + STORED_FIGURE_NOTE
             found[each.index] = Picture(name, each.title, caption, content, each.index)
     return found
 
 
-def _bind(spec: Mapping[str, Any], place: str) -> tuple[Callable[..., RenderedFigure], dict[str, Any]]:
+def _bind(spec: Mapping[str, Any], location: str) -> tuple[Callable[..., RenderedFigure], dict[str, Any]]:
     kind = spec.get("kind")
-    drawing = function(kind, place)
+    drawing = function(kind, location)
     options = {key: value for key, value in spec.items() if key != "kind" and value is not None}
     parameters = list(inspect.signature(drawing).parameters.values())[1:]
     names = [parameter.name for parameter in parameters]
     for key in options:
         if key not in names:
-            raise InputError(f"{place}: {kind} has no option {key!r}; {_hint(key, names)}")
+            raise InputError(f"{location}: {kind} has no option {key!r}; {_hint(key, names)}")
     missing = [p.name for p in parameters if p.default is p.empty and p.name not in options]
     if missing:
-        raise InputError(f"{place}: {kind} requires {' and '.join(map(repr, missing))}")
+        raise InputError(f"{location}: {kind} requires {' and '.join(map(repr, missing))}")
     types = get_type_hints(drawing, include_extras=True)
-    return drawing, {key: _typed(value, types[key], f"{place}.{key}") for key, value in options.items()}
+    return drawing, {key: _typed(value, types[key], f"{location}.{key}") for key, value in options.items()}
 
 
-def _typed(value: Any, kind: Any, place: str) -> Any:
+def _typed(value: Any, kind: Any, location: str) -> Any:
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, list | tuple):
         value = [x.item() if hasattr(x, "item") else x for x in value]
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise InputError(f"{place}: {error}; change the value") from None
+        raise InputError(f"{location}: {error}; change the value") from None
 
 
 def _hint(given: Any, allowed: Sequence[str]) -> str:

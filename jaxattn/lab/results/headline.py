@@ -11,7 +11,7 @@ from jaxattn.lab.results.labels import format_number, setting
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import estimates, last_steps
 
-_MOST = 6
+_MAX = 6
 ACCURACIES = ("test_accuracy", "validation_accuracy", "accuracy", "train_accuracy")
 _LOSSES = ("loss", "log_loss", "test_loss")
 _VALUES = ("spearman_Ev_tokens", "spearman_Ev_bins", "correlation_Ev_alpha")
@@ -57,7 +57,7 @@ def metrics(results: Run) -> list[str]:
     first = [_first(group, names) for group in (ACCURACIES, _LOSSES)]
     others = [name for name in STANDARD if name in names]
     order = dict.fromkeys([*filter(None, first), *asked[:2], *others, *asked])
-    return list(order)[:_MOST]
+    return list(order)[:_MAX]
 
 
 def sentences(results: Run) -> tuple[str, str]:

@@ -100,9 +100,7 @@ def jackknife(value: Any, left_out: Any) -> tuple[Any, Any]:
     return _around(value, np.where(matters, _quantile_of_t(n - 1, LEVEL) * error, np.nan))
 
 
-def accelerated(
-    value: Any, draws: Any, left_out: Any, *, confidence: float = LEVEL
-) -> tuple[_Floats, _Floats]:
+def bca(value: Any, draws: Any, left_out: Any, *, confidence: float = LEVEL) -> tuple[_Floats, _Floats]:
     """Compute bias-corrected and accelerated (BCa) bootstrap intervals.
 
     The percentiles are Φ(z0 + (z0 + z)/(1 - a (z0 + z))), where z is plus or minus the normal quantile.
@@ -157,8 +155,8 @@ def _quantile_of_t(freedom: int, confidence: float) -> float:
 
 def _quantiles(draws: _Floats, share: Any) -> Any:
     ordered = np.sort(draws, axis=0)
-    place = np.asarray(np.nan_to_num(share) * (len(draws) - 1))
-    first = place.astype(int)
+    location = np.asarray(np.nan_to_num(share) * (len(draws) - 1))
+    first = location.astype(int)
     last = np.minimum(first + 1, len(draws) - 1)
     below, above = (np.take_along_axis(ordered, x[None], axis=0)[0] for x in (first, last))
-    return below + (place - first) * (above - below)
+    return below + (location - first) * (above - below)

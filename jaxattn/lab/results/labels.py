@@ -168,16 +168,16 @@ def settings_label(settings: Mapping[str, Any]) -> str:
     )
 
 
-def evenly(things: Sequence[int], most: int) -> list[int]:
-    """Return at most `most` evenly spaced entries, including the first and the last entry."""
-    places = np.linspace(0, len(things) - 1, min(len(things), most)).round().astype(int)
-    return [things[place] for place in places]
+def evenly_spaced(items: Sequence[int], maximum: int) -> list[int]:
+    """Return at most `maximum` evenly spaced entries, including the first and the last entry."""
+    places = np.linspace(0, len(items) - 1, min(len(items), maximum)).round().astype(int)
+    return [items[location] for location in places]
 
 
 NOT_HELD = "no random numbers are held"
 
 
-def held_words(hold: Sequence[str], varies: Sequence[str]) -> str:
+def held_text(hold: Sequence[str], varies: Sequence[str]) -> str:
     """Describe which random numbers are fixed at those of seed 0 and which vary; "" if none are fixed."""
     if not hold:
         return ""

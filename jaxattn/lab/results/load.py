@@ -104,7 +104,7 @@ class Results(Run):
         self, *, phase: str | None = None, cell: int = 0, number: int = 20, min_count: int = 1
     ) -> pd.DataFrame:
         """Return the tokens with the largest E·p after a phase, by default the last; see `tokens.top`."""
-        ends = tokens.at_end(self, phase=phase, cell=cell)
+        ends = tokens.final_tokens(self, phase=phase, cell=cell)
         return tokens.with_classes(tokens.top(ends, count=number, min_count=min_count), ends.names)
 
     def figure(self, kind: str | Callable[..., Any], **options: Any) -> RenderedFigure:
@@ -119,7 +119,7 @@ class Results(Run):
             InputError: a kind or option is unknown, or the run lacks the required data.
         """
         if callable(kind):
-            return figures.draw_own(self, kind, options)
+            return figures.draw_custom_figure(self, kind, options)
         return figures.draw_figure(self, {"kind": kind, **options})
 
     def params(

@@ -22,7 +22,7 @@ from jaxattn.lab.storage import batch_state, checkpoints, copies
 from jaxattn.lab.storage.batch_state import BatchState
 from jaxattn.lab.storage.files import Damaged, memory
 from jaxattn.lab.storage.folder import fetch_batch
-from jaxattn.lab.storage.manifest import again, fixing
+from jaxattn.lab.storage.manifest import fixing, resume_remedy
 from jaxattn.lab.study.randomness import keys
 from jaxattn.lab.study.seed import seed_dataset as of_seed
 from jaxattn.lab.study.seed import swept_settings
@@ -96,13 +96,13 @@ def params_of(
     results.settings(cell)
     if step not in (None, 0):
         raise InputError(f"step {step}: not stored; use step 0, or omit step for the end of the phase")
-    batch, place, seed = _place(results, cell, seed)
+    batch, location, seed = _place(results, cell, seed)
     with copies.naming():
         state = _restore(results, cell, batch)
     phases = _until(state, phase, before=step == 0)
-    arrays = {name: x[place] for name, x in _after(state, phases).items()}
+    arrays = {name: x[location] for name, x in _after(state, phases).items()}
     if not phases:
-        trained = {name: x[place] for name, x in _after(state, list(state)).items()}
+        trained = {name: x[location] for name, x in _after(state, list(state)).items()}
         arrays = initial_arrays(results, cell, seed, trained)
     try:
         vocab_size = msgspec.convert(results.lookup(cell, "data.vocab_size"), PositiveInt)
@@ -145,8 +145,10 @@ def _place(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
     seed = seeds[0] if seed is None else seed
     for batch in batches:
         if seed in batch["seeds"]:
-            place = list(batch["cells"]).index(cell) * len(batch["seeds"]) + list(batch["seeds"]).index(seed)
-            return batch["name"], place, seed
+            location = list(batch["cells"]).index(cell) * len(batch["seeds"]) + list(batch["seeds"]).index(
+                seed
+            )
+            return batch["name"], location, seed
     raise InputError(f"seed {seed}: {results.directory} has only seeds {ranges_text(seeds)} for cell {cell}")
 
 
@@ -158,15 +160,15 @@ def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
             _check_origin(results, cell, batch, saved)
             fetch_batch(results.directory, batch, saved)
             if saved.batch is None:
-                batch_state.check_lanes(directory, batch, saved)
+                batch_state.check_cells_and_seeds(directory, batch, saved)
     if saved is None or not saved.finished:
-        raise InputError(f"{directory}: {batch} is not finished; {again(directory)}")
+        raise InputError(f"{directory}: {batch} is not finished; {resume_remedy(directory)}")
     folder = batch_state.checkpoint_path(directory, batch, saved.checkpoint.number)
     try:
         state = checkpoints.restore(folder, saved.checkpoint, directory)
     except Damaged as error:
         state_path = batch_state.path(directory, batch)
-        raise InputError(f"{error}; delete {state_path} and {again(directory)}") from None
+        raise InputError(f"{error}; delete {state_path} and {resume_remedy(directory)}") from None
     if saved.resumable and isinstance(state, dict):
         state = state.get("state", {}).get("kept")
     runs = len(saved.origin.cells) * len(batch_state.spans(batch)[1])
@@ -181,8 +183,8 @@ def _check_origin(results: Run, cell: int, batch: str, saved: BatchState) -> Non
     entries = [entry for entry in results.manifest["cells"] if entry["cell"] == cell]
     same = saved.origin.cells.keys() == {str(number) for number in listed_cells}
     if not same or str(cell) in batch_state.cells_of_other_configs(saved, entries):
-        place = batch_state.path(results.directory, batch)
-        raise Damaged(f"{place}: the config of cell {cell} differs from the manifest; delete it")
+        location = batch_state.path(results.directory, batch)
+        raise Damaged(f"{location}: the config of cell {cell} differs from the manifest; delete it")
 
 
 def _has_runs(arrays: Arrays, runs: int) -> bool:

@@ -13,8 +13,8 @@ from jaxattn.lab.storage import batch_state, files, manifest
 from jaxattn.lab.storage import tables as parquet
 from jaxattn.lab.storage.batch_state import BatchState
 from jaxattn.lab.storage.files import Damaged
-from jaxattn.lab.storage.manifest import again, fixing
-from jaxattn.lab.storage.tables import LANE
+from jaxattn.lab.storage.manifest import fixing, resume_remedy
+from jaxattn.lab.storage.tables import CELL_AND_SEED
 
 RECORD_COLUMNS = ("cell", "seed", "phase", "step", "metric", "value")
 TOKEN_COLUMNS = (
@@ -55,7 +55,7 @@ def read_results(directory: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.Data
             known |= {"status": status, "failures": failures}
         records, tokens = (_joined(tables[name], name, directory, known) for name in _COLUMNS)
     if records.empty:
-        raise InputError(f"{directory}: has no measurements yet; {again(directory)}")
+        raise InputError(f"{directory}: has no measurements yet; {resume_remedy(directory)}")
     return known, _without_failures(records, known), tokens
 
 
@@ -72,7 +72,7 @@ def _merged(directory: Path, known: Mapping[str, Any]) -> dict[str, list[pd.Data
     planned = {
         (cell, seed) for batch in known["batches"] for cell in batch["cells"] for seed in batch["seeds"]
     }
-    measured = set().union(*map(parquet.lanes, found["records"]))
+    measured = set().union(*map(parquet.cell_seed_pairs, found["records"]))
     if planned and measured != planned:
         raise Damaged(f"{directory}: the cells and seeds of records.parquet differ from the manifest")
     return found
@@ -82,8 +82,8 @@ def _parts(directory: Path, known: Mapping[str, Any]) -> list[tuple[BatchState, 
     found, cells = [], {}
     for batch in batch_state.batches(directory):
         if read := batch_state.read_with_tables(directory, batch, batch_state.read_shown):
-            if fault := batch_state.fault(directory, batch, read[0], known):
-                raise Damaged(fault)
+            if mismatch := batch_state.mismatch(directory, batch, read[0], known):
+                raise Damaged(mismatch)
             found.append(read)
             cells[batch] = map(int, read[0].origin.cells)
     for first, second in batch_state.overlaps(cells):
@@ -138,13 +138,13 @@ def _without_failures(records: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.
     for failure in manifest["failures"]:
         lane = failure["cell"], failure["seed"]
         if failure["phase"] in order and failure["seed"] in seeds:
-            place = order[failure["phase"]], failure["step"]
-            first[lane] = min(place, first.get(lane, place))
+            location = order[failure["phase"]], failure["step"]
+            first[lane] = min(location, first.get(lane, location))
     if not first:
         return records
     rows = [(*lane, after, float(step)) for lane, (after, step) in first.items()]
-    table = pd.DataFrame(rows, columns=[*LANE, "after", "from"])
-    found = records[list(LANE)].merge(table, how="left", on=list(LANE))
+    table = pd.DataFrame(rows, columns=[*CELL_AND_SEED, "after", "from"])
+    found = records[list(CELL_AND_SEED)].merge(table, how="left", on=list(CELL_AND_SEED))
     after, start = found["after"].to_numpy(float), found["from"].to_numpy(float)
     failed = (phase > after) | ((phase == after) & (records["step"].to_numpy() >= start))
     return records.assign(value=records["value"].mask(failed))
@@ -165,7 +165,7 @@ def verify(directory: Path, progress: Callable[[str, float], None] = lambda name
     """
     found: list[str] = []
     known: Mapping[str, Any] | None = None
-    fix = again(directory)
+    fix = resume_remedy(directory)
     try:
         known = manifest.read_manifest(directory)
     except Damaged as error:
@@ -174,7 +174,7 @@ def verify(directory: Path, progress: Callable[[str, float], None] = lambda name
     for number, batch in enumerate(batches):
         progress(batch, number / len(batches))
         faults, saved = _batch(Path(os.path.abspath(directory)), batch, known)
-        found += [f"{fault}; {fix}" for fault in faults]
+        found += [f"{mismatch}; {fix}" for mismatch in faults]
         if saved:
             cells[batch] = map(int, saved.origin.cells)
     for first, second in batch_state.overlaps(cells):
@@ -207,15 +207,15 @@ def _batch(
 def _of_state(directory: Path, batch: str, saved: BatchState, known: Mapping[str, Any] | None) -> list[str]:
     from jaxattn.lab.storage import checkpoints  # imports JAX, which tables do not need
 
-    fault = batch_state.fault(directory, batch, saved, known) if known else ""
+    mismatch = batch_state.mismatch(directory, batch, saved, known) if known else ""
     tables = {
         batch_state.table_path(directory, batch, table, sha256): sha256
         for table, sha256 in saved.tables.items()
     }
-    found = [fault] * bool(fault) + [str(error) for error in _damaged(directory, tables)]
+    found = [mismatch] * bool(mismatch) + [str(error) for error in _damaged(directory, tables)]
     try:
         if not found:
-            batch_state.check_lanes(directory, batch, saved)
+            batch_state.check_cells_and_seeds(directory, batch, saved)
     except Damaged as error:
         return [str(error)]
     try:

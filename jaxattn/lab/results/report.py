@@ -20,7 +20,7 @@ from jaxattn.lab.results.labels import format_number, setting
 from jaxattn.lab.results.load import load
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import aggregate, last_steps, summary_table, summary_words
-from jaxattn.lab.results.tokens import at_end, named_tokens, top, with_classes
+from jaxattn.lab.results.tokens import final_tokens, named_tokens, top, with_classes
 from jaxattn.lab.storage import files
 
 _TEMPLATE = Path(__file__).with_name("report.html")
@@ -113,8 +113,10 @@ def _rendered(
                 vectors[each.name] = style.pdf(each.figure)
         except Exception as error:
             reason = " ".join(str(error).split())
-            place = f"figures[{each.number}] ({each.name})"
-            problems.append(Problem(f"{place} could not be drawn: {type(error).__name__}: {reason:.200}", ""))
+            location = f"figures[{each.number}] ({each.name})"
+            problems.append(
+                Problem(f"{location} could not be drawn: {type(error).__name__}: {reason:.200}", "")
+            )
         else:
             images[each.name] = image
     return images, vectors, problems
@@ -180,7 +182,7 @@ def _tops(results: Run) -> list[dict[str, Any]]:
     tops = []
     for phase in results.tokens["phase"].unique() if named_tokens(results) else []:
         with suppress(InputError):
-            tokens = at_end(results, phase=phase, cell=int(results.manifest["cells"][0]["cell"]))
+            tokens = final_tokens(results, phase=phase, cell=int(results.manifest["cells"][0]["cell"]))
             best = with_classes(top(tokens, count=TOP), tokens.names)
             shown = pd.DataFrame({"token": best["token"].astype(str)})
             if len(tokens.classes) > 1 or tokens.names:

@@ -15,7 +15,7 @@ from jaxattn.lab.results.labels import (
     NOT_HELD,
     SCORES,
     VALUES,
-    held_words,
+    held_text,
     metric_label,
     ranges_text,
     setting,
@@ -138,7 +138,7 @@ class Run:
         """Describe which random numbers all seeds share and which vary, or return "" if none are shared."""
         cells: dict[str, list[int]] = {}
         for cell in self.manifest["cells"]:
-            words = held_words(cell.get("hold", ()), cell.get("varies", ()))
+            words = held_text(cell.get("hold", ()), cell.get("varies", ()))
             cells.setdefault(words, []).append(cell["cell"])
         if len(cells) == 1:
             return next(iter(cells))
@@ -176,7 +176,7 @@ class Run:
     @property
     def made_by(self) -> str:
         """Return a note if the run was produced by code other than the installed version, else ""."""
-        return provenance.differs(provenance.makers(self.manifest))
+        return provenance.version_warning(provenance.package_versions(self.manifest))
 
     def config(self, cell: int) -> Mapping[str, Any]:
         """Return the config of a cell without its axis values."""

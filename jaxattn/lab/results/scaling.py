@@ -364,13 +364,13 @@ def _draw_course(ax: matplotlib.axes.Axes, course: Course, colour: str, fits: bo
 
 
 def _guide(ax: matplotlib.axes.Axes, courses: list[Course], expected: float) -> Line2D:
-    look: Any = {"color": INK, **GUIDE}
+    appearance: Any = {"color": INK, **GUIDE}
     for course in courses:
         if np.isfinite(course.law.slope):
             ends = np.array([np.nanmin(course.x), np.nanmax(course.x)])
             ends[0] = max(ends[0], ends[1] * 1e-4)
             middle = np.sqrt(ends.prod())
             height = 3 * np.exp(course.law.intercept) * middle**course.law.slope
-            ax.plot(ends, height * (ends / middle) ** expected, **look)
+            ax.plot(ends, height * (ends / middle) ** expected, **appearance)
             break
-    return Line2D([], [], label=minus(f"expected power {expected:g}"), **look)
+    return Line2D([], [], label=minus(f"expected power {expected:g}"), **appearance)

@@ -15,7 +15,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.scales import Scale
 from jaxattn.lab.results.intervals import (
     BOOTSTRAP_SEEDS,
-    accelerated,
+    bca,
     clopper_pearson,
     geometric,
     student_t,
@@ -325,7 +325,7 @@ def _middles(series: _Floats, *, seed: int, resamples: int, confidence: float) -
         for first in range(0, len(series), step):
             block = series[first : first + step].T
             of_draws, of_others = resampled @ block, left_out @ block
-            bounds[:, first : first + step] = accelerated(
+            bounds[:, first : first + step] = bca(
                 iqm[first : first + step], of_draws, of_others, confidence=confidence
             )
     return [np.median(series, axis=1), iqm, *bounds]

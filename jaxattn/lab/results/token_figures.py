@@ -13,13 +13,13 @@ from matplotlib.ticker import MaxNLocator
 from jaxattn.core.errors import InputError
 from jaxattn.lab.results.correlations import axis, bin_means, bin_numbers, spearman
 from jaxattn.lab.results.drawn import RenderedFigure
-from jaxattn.lab.results.labels import VALUES, evenly, file_name, format_number, minus, short_name
+from jaxattn.lab.results.labels import VALUES, evenly_spaced, file_name, format_number, minus, short_name
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.style import BLUE, FIGURE_WIDTH, GREY, INK, RED, SOFT, colours, legend_below, style
-from jaxattn.lab.results.tokens import Tokens, at_end, top
+from jaxattn.lab.results.tokens import Tokens, final_tokens, top
 
-MOST_POINTS = 100_000
-MOST_CLASSES = 6
+MAX_POINTS = 100_000
+MAX_CLASSES = 6
 BAND = " The band reaches from the lowest to the highest mean of a seed."
 
 
@@ -45,10 +45,12 @@ def importance(
     Source:
         Figures 1-3 of arXiv 2505.17282.
     """
-    tokens = at_end(results, phase=phase, cell=cell)
-    of_seeds = at_end(results, phase=phase, cell=cell, average=False).table if tokens.seeds > 1 else None
+    tokens = final_tokens(results, phase=phase, cell=cell)
+    of_seeds = (
+        final_tokens(results, phase=phase, cell=cell, average=False).table if tokens.seeds > 1 else None
+    )
     bins = axis(results, cell)
-    labels = _labels(tokens, label, MOST_CLASSES)
+    labels = _labels(tokens, label, MAX_CLASSES)
     several = len(tokens.classes) > 1
     scores, label_of_scores = results.score_names(cell)
     names = VALUES | {"Ep": label_of_scores}
@@ -124,7 +126,7 @@ def one_step_law(
             )
         phase = steps[0]
     # Averaging over seeds would understate the deviation from the law.
-    tokens = at_end(results, phase=phase, cell=cell, average=False)
+    tokens = final_tokens(results, phase=phase, cell=cell, average=False)
     labels = _labels(tokens, label)
     several = len(tokens.classes) > 1
     eta = _step_size(results, phase, cell) if step_size is None else step_size
@@ -160,10 +162,10 @@ def one_step_law(
     )
 
 
-def _labels(tokens: Tokens, label: int | str | None, most: int | None = None) -> list[int]:
+def _labels(tokens: Tokens, label: int | str | None, maximum: int | None = None) -> list[int]:
     every = tokens.classes
     if label is None:
-        return evenly(every, most or len(every))
+        return evenly_spaced(every, maximum or len(every))
     found = [k for k in every if label in ((tokens.name(k),) if isinstance(label, str) else (k,))]
     if not found:
         known = [f"{k} ({tokens.name(k)})" if tokens.names else str(k) for k in every]
@@ -189,8 +191,8 @@ def _step_size(results: Run, phase: str, cell: int) -> float:
 def _scatter(
     ax: matplotlib.axes.Axes, x: np.ndarray, y: np.ndarray, colour: str, *, size: float = 7.0
 ) -> None:
-    if len(x) > MOST_POINTS:
-        kept = np.random.default_rng(0).choice(len(x), MOST_POINTS, replace=False)
+    if len(x) > MAX_POINTS:
+        kept = np.random.default_rng(0).choice(len(x), MAX_POINTS, replace=False)
         x, y = x[kept], y[kept]
     # Opacity decreases with local density, so that dense regions remain distinguishable and isolated tokens
     # visible.
@@ -256,7 +258,7 @@ def _cell_part(results: Run, cell: int) -> list[str]:
 
 
 # Maximum number of tokens in a figure with one line per token.
-_MOST = 500
+_MAX = 500
 
 
 def top_tokens(
@@ -264,7 +266,7 @@ def top_tokens(
     *,
     phase: str | None = None,
     cell: int = 0,
-    number: Annotated[int, msgspec.Meta(ge=1, le=_MOST)] = 20,
+    number: Annotated[int, msgspec.Meta(ge=1, le=_MAX)] = 20,
     min_count: int = 1,
 ) -> RenderedFigure:
     """Plot the tokens with the largest E·p as bars, coloured by the sign of α, or by class if K > 2.
@@ -279,7 +281,7 @@ def top_tokens(
     Raises:
         InputError: the phase or cell is unknown, or there are no tokens.
     """
-    tokens = at_end(results, phase=phase, cell=cell)
+    tokens = final_tokens(results, phase=phase, cell=cell)
     best = top(tokens, count=number, min_count=min_count)
     shade, legend = _shades(tokens, best)
     scores, label_of_scores = results.score_names(cell)
@@ -304,10 +306,10 @@ def top_tokens(
         texts.set_axis_off()
         texts.set_xlim(0, len(columns))
         for column, (head, cells) in enumerate(columns.items()):
-            look = {"ha": "right", "va": "center"}
-            texts.text(column + 0.9, -0.9, head, color=INK, **(look | {"va": "bottom"}))
+            appearance = {"ha": "right", "va": "center"}
+            texts.text(column + 0.9, -0.9, head, color=INK, **(appearance | {"va": "bottom"}))
             for row, text in enumerate(cells):
-                texts.text(column + 0.9, row, minus(text), color=SOFT, **look)
+                texts.text(column + 0.9, row, minus(text), color=SOFT, **appearance)
         handles = [Patch(color=colour, label=name) for name, colour in legend.items()]
         legend_below(figure, handles)
     whose = "class with the largest α" if len(tokens.classes) > 1 else "sign of α"

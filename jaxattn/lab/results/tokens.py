@@ -53,7 +53,7 @@ class Tokens:
         return f"averaged over {self.seeds} seeds" if self.averaged else f"{self.seeds} seeds pooled"
 
 
-def at_end(results: Run, *, phase: str | None = None, cell: int = 0, average: bool = True) -> Tokens:
+def final_tokens(results: Run, *, phase: str | None = None, cell: int = 0, average: bool = True) -> Tokens:
     """Return the tokens of one cell at the end of one phase.
 
     Args:
@@ -112,9 +112,9 @@ def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
     """
     table = tokens.table[tokens.table["count"] >= min_count]
     if table.empty:
-        most = tokens.table["count"].max()
+        maximum = tokens.table["count"].max()
         raise InputError(
-            f"min_count = {min_count}: no token occurs more than {most} times; use a smaller value"
+            f"min_count = {min_count}: no token occurs more than {maximum} times; use a smaller value"
         )
     if tokens.seeds > 1 and not tokens.averaged:
         table = table[table["seed"] == table["seed"].min()]

@@ -87,9 +87,9 @@ def rise(x: NDArray[np.float64], y: NDArray[np.float64], names: tuple[str, str])
     k = int(y.argmin())
     if min(y[0], y[-1]) < _FACTOR * y[k]:
         return ""
-    least, place, last, end = (format_number(z) for z in (y[k], x[k], y[-1], x[-1]))
+    least, location, last, end = (format_number(z) for z in (y[k], x[k], y[-1], x[-1]))
     at, what = names
-    return f"{what} falls to {least} at {at} = {place} and then rises to {last} at {at} = {end}"
+    return f"{what} falls to {least} at {at} = {location} and then rises to {last} at {at} = {end}"
 
 
 def turning_sentences(

@@ -43,7 +43,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     files: dict[str, tuple[int, str | None]]
 
 
-class Provenance(msgspec.Struct, frozen=True):
+class BatchOrigin(msgspec.Struct, frozen=True):
     """Origin of a batch: config hashes keyed by cell number, hashes of user code, and the package source."""
 
     cells: dict[str, str]
@@ -79,7 +79,7 @@ class BatchState(msgspec.Struct, frozen=True):
     failures: list[dict[str, Any]]
     tables: dict[str, str]
     checkpoint: Checkpoint
-    origin: Provenance
+    origin: BatchOrigin
     batch: str | None = None
     resumable: bool = False
     before: "BatchState | None" = None
@@ -163,11 +163,11 @@ def read_state(directory: Path, batch: str) -> BatchState | None:
         Damaged: the content differs from what was written.
         InputError: the record cannot be read.
     """
-    place = path(directory, batch)
+    location = path(directory, batch)
     try:
-        content = files.read_sealed(place, directory)
+        content = files.read_sealed(location, directory)
     except Damaged:
-        if place.exists():
+        if location.exists():
             raise
         return None
     try:
@@ -176,15 +176,15 @@ def read_state(directory: Path, batch: str) -> BatchState | None:
         for each in each_state:
             msgspec.convert(each.failures, list[Failure])
     except (msgspec.ValidationError, UnicodeError) as error:
-        raise Damaged(f"{place}: damaged ({error})") from None
+        raise Damaged(f"{location}: damaged ({error})") from None
     for each in each_state:
         if set(each.tables) != set(TABLES):
-            raise Damaged(f"{place}: damaged (its tables are not {' and '.join(TABLES)})")
+            raise Damaged(f"{location}: damaged (its tables are not {' and '.join(TABLES)})")
         cells = spans(batch)[0]
         if each.batch not in (None, batch) or not _lies_between(each.origin.cells, cells):
-            raise Misplaced(f"{place}: is the commit record of another batch")
+            raise Misplaced(f"{location}: is the commit record of another batch")
         if strange := [name for name in each.checkpoint.files if not files.is_below(name)]:
-            raise Damaged(f"{place}: damaged (its checkpoint has a file {strange[0]!r:.60})")
+            raise Damaged(f"{location}: damaged (its checkpoint has a file {strange[0]!r:.60})")
     return saved
 
 
@@ -207,13 +207,13 @@ def cells_of_other_configs(saved: BatchState, cells: Iterable[Mapping[str, Any]]
     return [cell for cell, own in made if not {own, None} & set(hashes.get(cell, ["none"]))]
 
 
-def fault(directory: Path, batch: str, saved: BatchState, known: Mapping[str, Any]) -> str:
+def mismatch(directory: Path, batch: str, saved: BatchState, known: Mapping[str, Any]) -> str:
     """Return why a batch does not belong to the run described by a manifest, or "" if it does."""
-    place = path(directory, batch)
+    location = path(directory, batch)
     if other := cells_of_other_configs(saved, known["cells"]):
-        return f"{place}: cell {other[0]} has another config than in the manifest; delete this file"
+        return f"{location}: cell {other[0]} has another config than in the manifest; delete this file"
     if not set(spans(batch)[1]).issubset(known["seeds"]):
-        return f"{place}: has seeds that are not in the manifest"
+        return f"{location}: has seeds that are not in the manifest"
     return ""
 
 
@@ -231,7 +231,7 @@ def read_with_tables(
     """
     while (saved := read(directory, batch)) is not None:
         try:
-            return saved, {name: read_own_table(directory, batch, saved, name) for name in saved.tables}
+            return saved, {name: read_batch_table(directory, batch, saved, name) for name in saved.tables}
         except Damaged:
             # A running process may have replaced the tables since the commit record was read.
             if read(directory, batch) == saved:
@@ -239,24 +239,24 @@ def read_with_tables(
     return None
 
 
-def read_own_table(
+def read_batch_table(
     directory: Path, batch: str, saved: BatchState, name: str, columns: Sequence[str] | None = None
 ) -> pd.DataFrame:
     """Read all or selected columns of a batch's table; raise the same errors as `read_with_tables`."""
-    place = table_path(directory, batch, name, saved.tables[name])
-    table = tables.read_table(place, directory, saved.tables[name], columns)
-    lanes = {(int(cell), seed) for cell in saved.origin.cells for seed in spans(batch)[1]}
-    found = tables.lanes(table)
+    location = table_path(directory, batch, name, saved.tables[name])
+    table = tables.read_table(location, directory, saved.tables[name], columns)
+    cell_seed_pairs = {(int(cell), seed) for cell in saved.origin.cells for seed in spans(batch)[1]}
+    found = tables.cell_seed_pairs(table)
     # A finished batch has records for every seed of every cell, but may lack token scores.
-    if not found <= lanes or (saved.finished and name == "records" and found != lanes):
-        raise Misplaced(f"{place}: is the table of another batch")
+    if not found <= cell_seed_pairs or (saved.finished and name == "records" and found != cell_seed_pairs):
+        raise Misplaced(f"{location}: is the table of another batch")
     return table
 
 
-def check_lanes(directory: Path, batch: str, saved: BatchState) -> None:
+def check_cells_and_seeds(directory: Path, batch: str, saved: BatchState) -> None:
     """Check that a batch's tables contain only its cells and seeds, and all of them if it is finished.
 
     The errors are the same as for `read_with_tables`.
     """
     for name in saved.tables:
-        read_own_table(directory, batch, saved, name, tables.LANE)
+        read_batch_table(directory, batch, saved, name, tables.CELL_AND_SEED)

@@ -36,14 +36,14 @@ _TRIES = 5
 class Bucket:
     """Results folder in a bucket, with a local copy."""
 
-    def __init__(self, place: str | Path, role: str = "run") -> None:
+    def __init__(self, location: str | Path, role: str = "run") -> None:
         """Store the address. `role` is "run" for a run, or "read" for a reader.
 
         Raises:
             InputError: the address is invalid, obstore is not installed, or there are no credentials.
         """
-        self.objects = Objects(place)
-        self.address, self.folder = self.objects.address, local_path(place, role)
+        self.objects = Objects(location)
+        self.address, self.folder = self.objects.address, local_path(location, role)
         self.listed: dict[str, Entry] = {}
         self._sent_log = 0
         self._broken: RunError | None = None
@@ -65,16 +65,16 @@ class Bucket:
             )
         self.lock = lock.Lock(self.objects, self.folder / OWN[0])
         self.lock.take(warn)
-        with self.lock.beating(self._send_log, lambda: self._broken is None):
+        with self.lock.heartbeat(self._send_log, lambda: self._broken is None):
             self.listed = self.objects.entries()
             self._clean(set())  # A run trusts the bucket, not the local copy.
             self._fetch({"tables", "log", "unfinished"})
             yield
 
-    def refresh(self, asked: Set[str], fresh: bool = False) -> None:
+    def refresh(self, requested: Set[str], fresh: bool = False) -> None:
         """Fetch the files that a reader needs, in a consistent state.
 
-        `asked` names the kinds of files. If `fresh` is True, the local copy is discarded first.
+        `requested` names the kinds of files. If `fresh` is True, the local copy is discarded first.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / OWN[1], "w") as file:
@@ -84,7 +84,7 @@ class Bucket:
                 self._clean(set())
             for _ in range(_TRIES):
                 self.listed = self.objects.entries()
-                self._fetch(asked)
+                self._fetch(requested)
                 before, now = (
                     {
                         name: entry
@@ -101,24 +101,24 @@ class Bucket:
         self.listed = self.objects.entries()
         self.download(_tables(batch, saved) | _checkpoint(batch, saved))
 
-    def _fetch(self, asked: Set[str]) -> None:
+    def _fetch(self, requested: Set[str]) -> None:
         records = [name for name in self.listed if name == manifest.MANIFEST or _is_record(name)]
         for name, content in zip(records, self._each(self.objects.read, records), strict=True):
             if content is not None:
                 (self.folder / name).parent.mkdir(exist_ok=True)
                 files.replace(self.folder / name, content)
         self._clean({*records, *self._referenced({"tables", "checkpoints"})} & self.listed.keys())
-        self.download(self._referenced(asked))
-        loose = {run_log.RUN_LOG} if "log" in asked else set()
-        if "report" in asked:
+        self.download(self._referenced(requested))
+        loose = {run_log.RUN_LOG} if "log" in requested else set()
+        if "report" in requested:
             loose |= {name for name in self.listed if _is_of_report(name)}
         for name in loose:
             self._path(name).unlink(missing_ok=True)
         self.download(dict.fromkeys(loose))
 
-    def _referenced(self, asked: Set[str]) -> dict[str, str | None]:
-        merged = {} if "unfinished" in asked else self._merged()
-        found = dict(merged) if "tables" in asked else {}
+    def _referenced(self, requested: Set[str]) -> dict[str, str | None]:
+        merged = {} if "unfinished" in requested else self._merged()
+        found = dict(merged) if "tables" in requested else {}
         for batch in batch_state.batches(self.folder):
             try:
                 saved = batch_state.read_state(self.folder, batch)
@@ -126,9 +126,9 @@ class Bucket:
                 continue  # Reading this batch later raises the error.
             if saved is None:
                 continue
-            if "checkpoints" in asked or ("tables" in asked and not merged):
+            if "checkpoints" in requested or ("tables" in requested and not merged):
                 found |= _tables(batch, saved)
-            if "checkpoints" in asked or ("unfinished" in asked and not saved.finished):
+            if "checkpoints" in requested or ("unfinished" in requested and not saved.finished):
                 found |= _checkpoint(batch, saved)
         return found
 
@@ -265,13 +265,13 @@ class Bucket:
 
     def _clean(self, kept: set[str]) -> None:
         for top in (manifest.MANIFEST, run_log.RUN_LOG, *MERGED, *_PARTS, *REPORT):
-            place = self.folder / top
-            for path in [place, *place.rglob("*")] if place.exists() else []:
+            location = self.folder / top
+            for path in [location, *location.rglob("*")] if location.exists() else []:
                 if path.is_file() and path.relative_to(self.folder).as_posix() not in kept:
                     path.unlink()
-        for place in (self.folder / "checkpoints").glob("*/*"):
-            if not any(path.is_file() for path in place.rglob("*")):
-                shutil.rmtree(place)
+        for location in (self.folder / "checkpoints").glob("*/*"):
+            if not any(path.is_file() for path in location.rglob("*")):
+                shutil.rmtree(location)
 
     def _each(self, function: Callable[[str], Any], names: list[str]) -> list[Any]:
         if len(names) < 2:

@@ -16,11 +16,11 @@ def root(role: str) -> Path:
     return Path(os.path.abspath(files.cache_folder() / "buckets" / role))
 
 
-def local_path(place: str | Path, role: str = "read") -> Path:
+def local_path(location: str | Path, role: str = "read") -> Path:
     """Return the local path of a folder. A folder that is not in a bucket is returned unchanged."""
-    if not is_address(place):
-        return Path(place)
-    return root(role) / address_text(place).replace("://", "/")
+    if not is_address(location):
+        return Path(location)
+    return root(role) / address_text(location).replace("://", "/")
 
 
 def address_of(folder: Path) -> str | None:

@@ -16,14 +16,14 @@ from jaxattn.core.errors import InputError, RunError
 
 SEAL = "seal"
 # Size limit for JSON files in bytes. A manifest for a million seeds uses a fifth of this size.
-MOST_JSON = 2**28
+MAX_JSON = 2**28
 # Maximum length of a file name in bytes. File systems allow 255; temporary names, which are longer, need the
 # difference.
 LONGEST_NAME = 200
 TEMPORARY = re.compile(r"\..+\.(\d+)")
 # Maximum nesting depth of JSON files. This package uses fewer than ten levels; Python's parser fails at
 # several hundred.
-MOST_NESTED = 100
+MAX_NESTED = 100
 
 
 class Damaged(InputError):
@@ -61,8 +61,8 @@ def check_links(folder: Path, *below: str) -> None:
     first = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
     if first.is_file():
         raise InputError(f"{first}: is a file, not a folder; choose another results folder with --out")
-    for place in (folder, *(folder / name for name in below)):
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(inside(place, folder)) as entries:
+    for location in (folder, *(folder / name for name in below)):
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(inside(location, folder)) as entries:
             for entry in entries:
                 if entry.is_symlink():
                     inside(Path(entry.path), folder)
@@ -80,12 +80,12 @@ def write_file(path: Path, content: bytes, folder: Path) -> None:
 
 
 def append_bytes(path: Path, content: bytes) -> None:
-    """Append bytes to a file; raise the same errors as `open_own`."""
-    with open(path, "ab", opener=open_own) as file:
+    """Append bytes to a file; raise the same errors as `open_owned`."""
+    with open(path, "ab", opener=open_owned) as file:
         file.write(content)
 
 
-def open_own(path: str, mode: int) -> int:
+def open_owned(path: str, mode: int) -> int:
     """Open a file for writing in place, creating it if necessary. Pass this function to `open` as `opener`.
 
     Raises:
@@ -129,11 +129,11 @@ def temporary_path(path: Path) -> Path:
 
 def remove_temporary(folder: Path, *below: str) -> None:
     """Delete temporary files that killed processes left behind in a folder and in the given subfolders."""
-    for place in (folder, *(folder / name for name in below)):
-        for name in file_names(place, folder):
+    for location in (folder, *(folder / name for name in below)):
+        for name in file_names(location, folder):
             if (found := TEMPORARY.fullmatch(name)) and not _is_alive(int(found[1])):
                 with suppress(FileNotFoundError, IsADirectoryError, PermissionError):
-                    (place / name).unlink()
+                    (location / name).unlink()
 
 
 def _is_alive(process: int) -> bool:
@@ -148,7 +148,9 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-def read_file(path: Path, folder: Path | None, sha256: str | None = None, most: int | None = None) -> bytes:
+def read_file(
+    path: Path, folder: Path | None, sha256: str | None = None, maximum: int | None = None
+) -> bytes:
     """Read a file.
 
     Args:
@@ -156,14 +158,14 @@ def read_file(path: Path, folder: Path | None, sha256: str | None = None, most: 
         folder: folder that must contain the file once all links are resolved; None for a file specified by
             the user.
         sha256: expected checksum; not checked if None.
-        most: maximum size in bytes; defaults to a quarter of the machine's memory.
+        maximum: maximum size in bytes; defaults to a quarter of the machine's memory.
 
     Raises:
         Damaged: the file is missing, too large, not a regular file, or outside the folder, or its content
             does not match the checksum.
         InputError: the file cannot be read.
     """
-    with open_file(path, folder, most) as file:
+    with open_file(path, folder, maximum) as file:
         content = file.read()
     _compare(path, digest(content), sha256)
     return content
@@ -192,16 +194,16 @@ def memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def file_names(place: Path, folder: Path) -> list[str]:
+def file_names(location: Path, folder: Path) -> list[str]:
     """Return the sorted file names in a directory, or [] if it is missing.
 
     Raises:
         InputError: the directory is unreadable.
     """
-    inside(place, folder)
+    inside(location, folder)
     try:
-        with _reading(place):
-            return sorted(os.listdir(place))
+        with _reading(location):
+            return sorted(os.listdir(location))
     except Damaged:
         return []
 
@@ -229,7 +231,7 @@ def unsealed(content: Any) -> dict[str, Any]:
 
 def read_json(path: Path, folder: Path) -> Any:
     """Read a JSON file; raise the same errors as `read_file`."""
-    text = read_file(path, folder, most=MOST_JSON)
+    text = read_file(path, folder, maximum=MAX_JSON)
     try:
         return parse_json(text)
     except ValueError as error:
@@ -252,7 +254,7 @@ def parse_json(text: bytes) -> Any:
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     level = [content]
-    for _ in range(MOST_NESTED):
+    for _ in range(MAX_NESTED):
         inner = (x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list))
         level = [x for each in inner for x in each if isinstance(x, dict | list)]
         if not level:
@@ -271,7 +273,7 @@ def _compare(path: Path, found: str, wanted: str | None) -> None:
 
 
 @contextmanager
-def open_file(path: Path, folder: Path | None, most: int | None = None) -> Iterator[BufferedReader]:
+def open_file(path: Path, folder: Path | None, maximum: int | None = None) -> Iterator[BufferedReader]:
     """Open a file for reading; raise the same errors as `read_file`."""
     if folder is not None:
         inside(path, folder)
@@ -283,9 +285,9 @@ def open_file(path: Path, folder: Path | None, most: int | None = None) -> Itera
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise Damaged(f"{path}: not a regular file{'' if folder is None else '; remove it'}")
-        most = memory() // 4 if most is None else most
-        if found.st_size > most:
-            raise Damaged(f"{path}: has {found.st_size:,} bytes; at most {most:,} bytes are read")
+        maximum = memory() // 4 if maximum is None else maximum
+        if found.st_size > maximum:
+            raise Damaged(f"{path}: has {found.st_size:,} bytes; at most {maximum:,} bytes are read")
         yield file
 
 

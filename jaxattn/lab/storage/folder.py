@@ -29,9 +29,9 @@ class ResultsFolder:
 
     is_remote, look_s = False, 0.5
 
-    def __init__(self, place: str | Path) -> None:
+    def __init__(self, location: str | Path) -> None:
         """Store the path or the address; raise InputError if the address is invalid."""
-        self.name, self.absolute, self.local = str(place), os.path.abspath(place), Path(place)
+        self.name, self.absolute, self.local = str(location), os.path.abspath(location), Path(location)
 
     def fetch(self, *kinds: Kind) -> Path:
         """Fetch the manifest, the commit records and files of the given kinds, and return the local path.
@@ -61,9 +61,9 @@ class ResultsFolder:
 class _BucketFolder(ResultsFolder):
     is_remote, look_s = True, 5.0
 
-    def __init__(self, place: str | Path) -> None:
-        self.name = self.absolute = address_text(place)
-        self.local = local_path(place)
+    def __init__(self, location: str | Path) -> None:
+        self.name = self.absolute = address_text(location)
+        self.local = local_path(location)
 
     def fetch(self, *kinds: Kind) -> Path:
         Bucket(self.name, "read").refresh(set(kinds), fresh="checkpoints" in kinds)
@@ -97,6 +97,6 @@ def fetch_batch(directory: Path, batch: str, saved: BatchState) -> None:
         Bucket(address, role).fetch_batch(batch, saved)
 
 
-def results_folder(place: str | Path) -> ResultsFolder:
+def results_folder(location: str | Path) -> ResultsFolder:
     """Return the results folder at a path or an address."""
-    return _BucketFolder(place) if is_address(place) else ResultsFolder(place)
+    return _BucketFolder(location) if is_address(location) else ResultsFolder(location)

@@ -50,7 +50,7 @@ def locked(directory: Path, warn: Callable[[str], None] = lambda line: None) -> 
     """
     path = directory / FILE
     while True:
-        with open(path, "r+", encoding="utf-8", errors="replace", opener=files.open_own) as file:
+        with open(path, "r+", encoding="utf-8", errors="replace", opener=files.open_owned) as file:
             _lock(file, directory, warn)
             # The previous holder may have deleted the folder's last files, including this lock file, so check
             # that it still exists.
@@ -129,7 +129,7 @@ class Lock:
             self._watch(found, held, warn)
         files.replace(self._local, self._run.encode())
         try:
-            self.beat()
+            self.send_heartbeat()
         except Changed:
             raise self._in_use(_parsed(self._objects.read(OBJECT))) from None
 
@@ -143,7 +143,7 @@ class Lock:
         elif now["holder"]:
             raise self._in_use(now)
 
-    def beat(self, holder: str | None = None, callback: Callable[[], None] = lambda: None) -> None:
+    def send_heartbeat(self, holder: str | None = None, callback: Callable[[], None] = lambda: None) -> None:
         """Replace the lock object to renew the lock, then call `callback`.
 
         A process that stops calling this function loses the lock.
@@ -169,7 +169,7 @@ class Lock:
         """Raise RunError if another process has taken over the lock."""
         if not self._lost and time.monotonic() - self._last > GONE_S / 2:
             try:
-                self.beat()
+                self.send_heartbeat()
             except Changed:
                 self._lose()
         if self._lost:
@@ -193,24 +193,24 @@ class Lock:
                 )
 
     @contextmanager
-    def beating(self, callback: Callable[[], None], may_end: Callable[[], bool]) -> Iterator[None]:
+    def heartbeat(self, callback: Callable[[], None], may_end: Callable[[], bool]) -> Iterator[None]:
         """Renew the lock regularly inside the `with` block, calling `callback` each time.
 
         At the end, `callback` is called once more if `may_end()` returns True.
         """
         stopping = threading.Event()
 
-        def beats() -> None:
+        def send_heartbeats() -> None:
             while not stopping.wait(BEAT_S):
                 try:
-                    self.beat(callback=callback)
+                    self.send_heartbeat(callback=callback)
                 except Changed:
                     self._lose()
                     return
                 except RunError:
                     continue  # The connection failed; `check` retries before each commit.
 
-        thread = threading.Thread(target=beats, daemon=True)
+        thread = threading.Thread(target=send_heartbeats, daemon=True)
         thread.start()
         try:
             yield
@@ -220,7 +220,7 @@ class Lock:
             with suppress(RunError):
                 if not self._lost and may_end():
                     callback()
-                    self.beat(holder="")
+                    self.send_heartbeat(holder="")
 
     def _in_use(self, held: dict[str, Any]) -> RunError:
         return RunError(

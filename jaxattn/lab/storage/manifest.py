@@ -15,7 +15,7 @@ from jaxattn.lab.storage.batch_state import Failure
 from jaxattn.lab.storage.files import Damaged
 
 MANIFEST = "manifest.json"
-MOST_BINS = 10_000
+MAX_BINS = 10_000
 # Version of the file format. Increase it when the contents of results folders change.
 FORMAT = 5
 REBUILD = "run the same sweep again in this folder to rebuild it from its batches"
@@ -61,7 +61,7 @@ class _Phase(msgspec.Struct):
 class _Probes(msgspec.Struct):
     """Probe settings used by figures and caveats."""
 
-    bins: Annotated[int, msgspec.Meta(ge=0, le=MOST_BINS)] | None = None
+    bins: Annotated[int, msgspec.Meta(ge=0, le=MAX_BINS)] | None = None
     low: float | None = None
     high: float | None = None
     min_count: Count | None = None
@@ -136,7 +136,7 @@ def find_manifest(directory: Path) -> dict[str, Any] | None:
     """
     path = directory / MANIFEST
     try:
-        text = files.read_file(path, directory, most=files.MOST_JSON)
+        text = files.read_file(path, directory, maximum=files.MAX_JSON)
     except Damaged as error:
         if not path.exists() and not batch_state.batches(directory):
             return None
@@ -197,7 +197,7 @@ def run_command(manifest: Mapping[str, Any]) -> str:
     return given if isinstance(given, str) else shlex.join(given)
 
 
-def again(directory: Path) -> str:
+def resume_remedy(directory: Path) -> str:
     """Return an instruction for repairing or resuming a run, without quoting any file in the folder."""
     return f"run the same sweep again into {directory}"
 
@@ -208,4 +208,4 @@ def fixing(directory: Path) -> Iterator[None]:
     try:
         yield
     except Damaged as error:
-        raise InputError(f"{error}; {again(directory)}") from None
+        raise InputError(f"{error}; {resume_remedy(directory)}") from None

@@ -39,38 +39,38 @@ class Changed(RunError):
     """Raised if an object was not replaced because another process has changed it."""
 
 
-def is_address(place: str | Path) -> bool:
+def is_address(location: str | Path) -> bool:
     """Return True for an address s3://BUCKET/NAME or gs://BUCKET/NAME.
 
     There may be one or two slashes after the colon.
     """
-    return str(place).startswith(("s3:/", "gs:/"))
+    return str(location).startswith(("s3:/", "gs:/"))
 
 
-def address_text(place: str | Path) -> str:
+def address_text(location: str | Path) -> str:
     """Return a path or address as the user wrote it, restoring the slash that `pathlib` drops.
 
     Raises:
         InputError: the address lacks a bucket or a name.
     """
-    if not is_address(place):
-        return str(place)
-    found = ADDRESS.fullmatch(str(place))
+    if not is_address(location):
+        return str(location)
+    found = ADDRESS.fullmatch(str(location))
     if found is None or {".", "..", ""} & set(found[3].split("/")):
-        raise InputError(f"{place}: not a folder address; use s3://BUCKET/NAME or gs://BUCKET/NAME")
+        raise InputError(f"{location}: not a folder address; use s3://BUCKET/NAME or gs://BUCKET/NAME")
     return f"{found[1]}://{found[2]}/{found[3]}"
 
 
 class Objects:
     """Objects under an address, identified by names relative to the address."""
 
-    def __init__(self, place: str | Path) -> None:
+    def __init__(self, location: str | Path) -> None:
         """Store the address without making a request.
 
         Raises:
             InputError: the address is invalid, obstore is not installed, or there are no credentials.
         """
-        self.address = address_text(place)
+        self.address = address_text(location)
         self._store = _opened(self.address)
         self._versions: dict[str, Any] = {}
 

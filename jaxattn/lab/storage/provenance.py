@@ -34,7 +34,7 @@ def version(name: str) -> str | None:
         return None
 
 
-def makers(manifest: Mapping[str, Any]) -> list[dict[str, str | None]]:
+def package_versions(manifest: Mapping[str, Any]) -> list[dict[str, str | None]]:
     """Return the versions of the package that produced a run, in the format of `installed`.
 
     Old manifests lack the hash of all modules.
@@ -43,15 +43,15 @@ def makers(manifest: Mapping[str, Any]) -> list[dict[str, str | None]]:
     return list(manifest.get("made_by") or [old])
 
 
-def differs(made_by: Sequence[Mapping[str, str | None]]) -> str:
+def version_warning(made_by: Sequence[Mapping[str, str | None]]) -> str:
     """Return a note if the results were produced by code other than the installed version, or "" if not."""
     now = installed()
     keys = [("source",) if one.get("source") else ("version", "commit") for one in made_by]
     if all(one.get(key) == now[key] for one, own in zip(made_by, keys, strict=True) for key in own):
         return ""
-    makers = ", then ".join(dict.fromkeys(map(_words, made_by)))
-    changed = ", with changes since" if makers == _words(now) else ""
-    return f"made by {makers}; this is {_words(now)}{changed}"
+    package_versions = ", then ".join(dict.fromkeys(map(_words, made_by)))
+    changed = ", with changes since" if package_versions == _words(now) else ""
+    return f"made by {package_versions}; this is {_words(now)}{changed}"
 
 
 def _words(one: Mapping[str, str | None]) -> str:

@@ -14,7 +14,7 @@ from jaxattn.lab.storage.batch_state import Failure
 from jaxattn.lab.storage.files import Damaged
 
 RUN_LOG = "metrics.jsonl"
-MOST_BYTES = 2**31
+MAX_BYTES = 2**31
 # Number of most recent lines to try per batch until one of them is intact.
 _TRIES = 3
 BATCH = re.compile(rb'(?<!\\)"batch": "(%s)"' % batch_state.BATCH_NAME.pattern.encode())
@@ -55,7 +55,7 @@ def latest(directory: Path) -> list[dict[str, Any]]:
     lines.
     """
     newest: dict[tuple[bytes, bytes | None], list[tuple[int, bytes]]] = {}
-    with suppress(Damaged), files.open_file(directory / RUN_LOG, directory, MOST_BYTES) as file:
+    with suppress(Damaged), files.open_file(directory / RUN_LOG, directory, MAX_BYTES) as file:
         for number, line in enumerate(file):
             if found := BATCH.search(line):
                 for lacking in (None, *WITHOUT):

@@ -12,23 +12,23 @@ from jaxattn.lab.storage import files
 from jaxattn.lab.storage.files import Damaged
 
 # Columns that identify a run: one seed of one cell.
-LANE = ("cell", "seed")
+CELL_AND_SEED = ("cell", "seed")
 # Columns that identify a row, by table.
 TABLE_KEYS = {
-    "records": (*LANE, "phase", "step", "metric"),
-    "tokens": (*LANE, "phase", "id", "class"),
+    "records": (*CELL_AND_SEED, "phase", "step", "metric"),
+    "tokens": (*CELL_AND_SEED, "phase", "id", "class"),
 }
 # A table may use FREE bytes of memory, or GROWTH times its file size if that is more. Actual tables are 5 to
 # 50 times larger in memory than on disk, because every row contains a measured value.
 FREE = 2**28
 _GROWTH = 500
-MOST_COLUMNS = 100
+MAX_COLUMNS = 100
 # Minimum memory use of a string in bytes, not counting its characters.
 OF_A_TEXT = 8
 
 
 def read_table(
-    place: Path, directory: Path, sha256: str | None, columns: Sequence[str] | None = None
+    location: Path, directory: Path, sha256: str | None, columns: Sequence[str] | None = None
 ) -> pd.DataFrame:
     """Read a Parquet table from a results folder.
 
@@ -40,7 +40,7 @@ def read_table(
     """
     from pyarrow.parquet import ParquetFile  # slow to import
 
-    content = files.read_file(place, directory, sha256)
+    content = files.read_file(location, directory, sha256)
     # Without a checksum to detect damage, pyarrow and pandas can raise almost any exception.
     try:
         _check_size(content)
@@ -49,14 +49,14 @@ def read_table(
         return pd.read_parquet(io.BytesIO(content), columns=chosen)
     except Exception as error:
         reason = str(error).partition("\n")[0].rstrip(".")
-        raise Damaged(f"{place}: damaged ({reason:.200})") from None
+        raise Damaged(f"{location}: damaged ({reason:.200})") from None
 
 
-def lanes(table: pd.DataFrame) -> set[tuple[int, int]]:
+def cell_seed_pairs(table: pd.DataFrame) -> set[tuple[int, int]]:
     """Return the (cell, seed) pairs in a table; the set is empty if the table lacks rows or these columns."""
-    if not len(table) or not set(LANE) <= set(table.columns):
+    if not len(table) or not set(CELL_AND_SEED) <= set(table.columns):
         return set()
-    pairs = table[list(LANE)].drop_duplicates()
+    pairs = table[list(CELL_AND_SEED)].drop_duplicates()
     if not all(pd.api.types.is_integer_dtype(kind) for kind in pairs.dtypes):
         return {(-1, -1)}
     return set(zip(pairs["cell"].tolist(), pairs["seed"].tolist(), strict=True))
@@ -77,10 +77,10 @@ def _check_size(content: bytes) -> None:
     from pyarrow.parquet import ParquetFile, read_metadata
 
     known = read_metadata(io.BytesIO(content))
-    most = min(max(FREE, _GROWTH * len(content)), files.memory() // 2)
+    maximum = min(max(FREE, _GROWTH * len(content)), files.memory() // 2)
     groups = (known.row_group(number) for number in range(known.num_row_groups))
     unpacked = sum(group.total_byte_size for group in groups)
-    if known.num_columns > MOST_COLUMNS:
+    if known.num_columns > MAX_COLUMNS:
         raise ValueError(f"too many columns ({known.num_columns:,})")
     schema = known.schema.to_arrow_schema()
     widths, texts = 0, []
@@ -93,11 +93,11 @@ def _check_size(content: bytes) -> None:
             widths += 8
         else:
             raise ValueError(f"column {field.name!r:.60} has unexpected type {kind!s:.60}")
-    if unpacked > most or known.num_rows * widths > most:
+    if unpacked > maximum or known.num_rows * widths > maximum:
         raise ValueError(f"too many rows ({known.num_rows:,}) for a file of this size")
     if texts:
         held = ParquetFile(io.BytesIO(content), read_dictionary=texts).read(columns=texts)
-        if known.num_rows * widths + sum(map(_characters, held.columns)) > most:
+        if known.num_rows * widths + sum(map(_characters, held.columns)) > maximum:
             raise ValueError("the strings are too long for a file of this size")
 
 

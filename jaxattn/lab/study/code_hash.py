@@ -85,8 +85,8 @@ class _Code:
             content = x.encode() if isinstance(x, str) else x
             self.state.update(f"{len(content)}\0".encode() + content)
 
-    def visit(self, x: Any, place: str) -> None:
-        """Hash an object on which the code depends. `place` names the object in error messages."""
+    def visit(self, x: Any, location: str) -> None:
+        """Hash an object on which the code depends. `location` names the object in error messages."""
         if isinstance(x, PLAIN):
             self.add(type(x).__qualname__, repr(x))
             return
@@ -94,28 +94,28 @@ class _Code:
             self.add(f"seen {self.seen[id(x)][0]}")
             return
         self.seen[id(x)] = len(self.seen), x
-        self.hash(x, place)
+        self.hash(x, location)
         if not isinstance(x, DEFINITIONS):
             # Remove the value: whether two equal values are the same object can differ between processes.
             del self.seen[id(x)]
 
-    def hash(self, x: Any, place: str) -> None:
+    def hash(self, x: Any, location: str) -> None:
         if isinstance(x, types.ModuleType):
             self.module(x)
         elif name := _installed_name(x):
             self.add(name)
         elif isinstance(x, type):
-            self.class_(x, place)
+            self.class_(x, location)
         elif isinstance(x, types.FunctionType):
-            self.function(x, place)
+            self.function(x, location)
         elif (parts := _parts(x)) is not None:
             self.add(type(x).__qualname__)
             for number, part in enumerate(parts):
-                self.visit(part, f"{place}[{number}]")
+                self.visit(part, f"{location}[{number}]")
         else:
-            self.value(x, place)
+            self.value(x, location)
 
-    def value(self, x: Any, place: str) -> None:
+    def value(self, x: Any, location: str) -> None:
         """Hash an array, an object of a custom class, a C function, or a picklable object."""
         kind = type(x)
         if callable(x) and hasattr(x, "__name__"):
@@ -130,8 +130,8 @@ class _Code:
             own = _is_loose(kind) or is_local(_file_of(kind))
             reduced = x.__reduce_ex__(4)[:3] if own else pickle.dumps(x, protocol=4)
         except Exception:  # Pickling may raise any exception.
-            raise Unhashable(f"{place} ({kind.__qualname__})") from None
-        self.visit(reduced, place)
+            raise Unhashable(f"{location} ({kind.__qualname__})") from None
+        self.visit(reduced, location)
 
     def module(self, module: types.ModuleType | None) -> None:
         """Hash the source of a local module, or only the name of any other module."""
@@ -156,7 +156,7 @@ class _Code:
                     is_package = Path(found).name == "__init__.py"
                     self.file(found, name if is_package else name.rpartition(".")[0])
 
-    def class_(self, kind: type, place: str) -> None:
+    def class_(self, kind: type, location: str) -> None:
         loose, module = _is_loose(kind), _module_of(kind)
         if not loose and not is_local(_file_of(kind)):
             self.add(f"{kind.__module__}.{kind.__qualname__}")
@@ -166,13 +166,13 @@ class _Code:
             is_code = isinstance(x, FUNCTIONS) or (loose and not name.startswith("__"))
             if is_code and name not in NO_CODE and not isinstance(x, DESCRIPTORS):
                 self.add(name)
-                self.visit(x, f"{place}.{name}")
+                self.visit(x, f"{location}.{name}")
         if not loose:
             self.module(module)
         for base in kind.__bases__:
             self.visit(base, base.__qualname__)
 
-    def function(self, function: types.FunctionType, place: str) -> None:
+    def function(self, function: types.FunctionType, location: str) -> None:
         """Hash a function: its code or the file that defines it, and the values that the function reads."""
         loose, local = _is_loose(function), is_local(_file_of(function))
         self.add(function.__qualname__)
@@ -181,9 +181,9 @@ class _Code:
         else:
             self.module(_module_of(function))
         if loose or local:
-            self.visit([function.__defaults__, function.__kwdefaults__], place)
+            self.visit([function.__defaults__, function.__kwdefaults__], location)
         if declared := vars(function).get("declared"):
-            self.visit(declared, place)
+            self.visit(declared, location)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with suppress(ValueError):  # The closure cell is empty.
                 self.visit(cell.cell_contents, name)
@@ -254,16 +254,16 @@ def _installed_name(x: Any) -> str:
 
     The object may be decorated.
     """
-    place, name = getattr(x, "__module__", None), getattr(x, "__qualname__", None)
-    if not (isinstance(place, str) and isinstance(name, str) and place in sys.modules):
+    location, name = getattr(x, "__module__", None), getattr(x, "__qualname__", None)
+    if not (isinstance(location, str) and isinstance(name, str) and location in sys.modules):
         return ""
-    file = getattr(sys.modules[place], "__file__", None)
-    if place == "__main__" or file is None or is_local(file):
+    file = getattr(sys.modules[location], "__file__", None)
+    if location == "__main__" or file is None or is_local(file):
         return ""
-    found: Any = sys.modules[place]
+    found: Any = sys.modules[location]
     for part in name.split("."):
         found = getattr(found, part, None)
-    return f"{place}.{name}" if found is x else ""
+    return f"{location}.{name}" if found is x else ""
 
 
 def _is_loose(x: Any) -> bool:

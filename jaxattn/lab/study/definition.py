@@ -14,7 +14,7 @@ from jaxattn.lab.study.randomness import PARTS, Part
 from jaxattn.lab.study.setting import Cell, Reader, Setting
 from jaxattn.lab.study.tree import check_keys, check_values
 
-MOST_SEEDS = 1_000_000
+MAX_SEEDS = 1_000_000
 
 
 class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,7 +33,7 @@ class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     loss: dict[str, Any] | str = "classification"
     description: str = ""
     seeds: (
-        Annotated[int, msgspec.Meta(ge=1, le=MOST_SEEDS)]
+        Annotated[int, msgspec.Meta(ge=1, le=MAX_SEEDS)]
         | Annotated[str, msgspec.Meta(pattern=r"^\d{1,9}:\d{1,9}$")]
         | tuple[Count, ...]
     ) = 1
@@ -97,8 +97,8 @@ class Definition:
         given = self._tables.seeds
         if isinstance(given, str):
             first, end = map(int, given.split(":"))
-            if end - first > MOST_SEEDS:
-                raise InputError(f"seeds: {given} has more than {MOST_SEEDS:,} seeds; use a shorter range")
+            if end - first > MAX_SEEDS:
+                raise InputError(f"seeds: {given} has more than {MAX_SEEDS:,} seeds; use a shorter range")
             if first >= end:
                 raise InputError(
                     f"seeds: {given} is an empty range; write the first seed and the last seed plus one, "
@@ -140,7 +140,7 @@ class Definition:
         return self._base.config_hash
 
     @property
-    def own_kinds(self) -> list[str]:
+    def custom_kinds(self) -> list[str]:
         """Import paths of the custom code in all cells."""
         every = [self.config, *(cell.tables for cell in self.cells)]
         # Cells with equal tables share one object; visit each object only once.
@@ -188,9 +188,9 @@ def _paths(tree: Any) -> Sequence[str]:
 
 
 def _is_code(text: str) -> bool:
-    place, colon, name = text.partition(":")
+    location, colon, name = text.partition(":")
     return (
         bool(colon)
         and name.isidentifier()
-        and (place.endswith(".py") or place.replace(".", "").isidentifier())
+        and (location.endswith(".py") or location.replace(".", "").isidentifier())
     )

@@ -67,9 +67,9 @@ def rehearse(
                 raise
             guilty = [path for path, x in numbers.items() if rehearsal.fails({path: x})]
             keys = " and ".join(key_of(setting, path) for path in guilty)
-            place = str(error).removesuffix(remedy(error.__cause__))
+            location = str(error).removesuffix(remedy(error.__cause__))
             raise InputError(
-                f"{keys}: cells with different values share a program, but {place} depends on the value; "
+                f"{keys}: cells with different values share a program, but {location} depends on the value; "
                 "annotate the setting as jaxattn.Static[float], or use jax.numpy.where"
             ) from None
         rehearsal.minibatches(train)
@@ -185,16 +185,16 @@ class _Rehearsal:
         )
 
     def phase(self, setting: Setting, index: int, params: Any, data: Splits, key: Array) -> Any:
-        phase, place = setting.phases[index], f"phases[{index}]"
+        phase, location = setting.phases[index], f"phases[{index}]"
         name = _name(phase)
-        with at(f"{place}.train"):
+        with at(f"{location}.train"):
             trained = selected(params, phase.train)
         for parameter, x in trained.items():
             if not jnp.issubdtype(x.dtype, jnp.floating):
                 raise InputError(
-                    f"{place}.train: {parameter!r} is {shown(x)}; only float parameters can be trained"
+                    f"{location}.train: {parameter!r} is {shown(x)}; only float parameters can be trained"
                 )
-        with jax.enable_x64(_is_double(setting, phase)), self.at(place, registry.PHASE):
+        with jax.enable_x64(_is_double(setting, phase)), self.at(location, registry.PHASE):
             setting.probes.steps_of(phase)
             carried = seed.begin_phase(setting, index, params, data, key)
             state = carried.state
@@ -223,8 +223,8 @@ class _Rehearsal:
         own = {id(probe): f"probes.own[{k}]" for k, probe in enumerate(setting.probes.own)}
         every: list[Probe | PhaseProbe] = [*setting.probes.at_steps, *setting.probes.of_phases]
         for number, probe in enumerate(every):
-            place = own.get(id(probe), "probes")
-            with self.at(place, _wanted(probe)):
+            location = own.get(id(probe), "probes")
+            with self.at(location, _wanted(probe)):
                 if probe.skip_reason(task, phase):
                     continue
                 if isinstance(probe, PhaseProbe):
@@ -237,27 +237,27 @@ class _Rehearsal:
                     found = list(probe.metrics)
                 else:
                     measured = probe.measure(context.with_memory(carried.memory.get(number)))
-                    refined = phase.refines if place == "probes" else ()
+                    refined = phase.refines if location == "probes" else ()
                     found = [x for x in metric_names(_name(probe), measured, 1) if x not in refined]
                 for name in found:
-                    if owner.setdefault(name, place) != place:
+                    if owner.setdefault(name, location) != location:
                         by = owner[name] if owner[name] != "probes" else "a standard probe"
                         raise InputError(f"{name!r} is also a metric of {by}; choose another name")
 
     @contextmanager
-    def at(self, place: str, concept: Concept[Any] | str) -> Iterator[None]:
+    def at(self, location: str, concept: Concept[Any] | str) -> Iterator[None]:
         """Inside the `with` block, add the location to exceptions, and whether custom code caused them."""
         try:
-            with at(place):
+            with at(location):
                 yield
         except (InputError, RunError):
             raise
         except Exception as error:
-            if found := in_user_code(error, self.files, place):
+            if found := in_user_code(error, self.files, location):
                 raise found from error
             reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
-            wanted = concept if isinstance(concept, str) else f"{concept.name} must be {concept.wants}"
-            raise InputError(f"{place}: {reason}; {wanted}") from error
+            wanted = concept if isinstance(concept, str) else f"{concept.name} must be {concept.requirement}"
+            raise InputError(f"{location}: {reason}; {wanted}") from error
 
 
 def _is_double(setting: Setting, phase: Phase) -> bool:

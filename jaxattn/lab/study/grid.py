@@ -19,7 +19,7 @@ GRID = ("axes", "zip", "halton", "cells", "exclude")
 # Settings of the study and its grid that individual cells do not contain.
 PRESENTATION = ("name", "description", "figures", "seeds", "blocks", *GRID)
 # Maximum number of cells; creating and checking this many cells takes a few seconds.
-_MOST_CELLS = 100_000
+_MAX_CELLS = 100_000
 _OF_ALL_CELLS = frozenset(PRESENTATION) - {"name"}
 
 Axes = dict[str, Annotated[tuple[int | float | str | bool, ...], msgspec.Meta(min_length=1)]]
@@ -65,9 +65,9 @@ def grid_cells(
                     raise InputError(f"{key} cannot differ between blocks; set it outside the blocks")
             own = merged_tables({key: x for key, x in tree.items() if key != "blocks"}, block, names)
             for settings in points(tables_of(own)):
-                if len(result) == _MOST_CELLS:
+                if len(result) == _MAX_CELLS:
                     raise InputError(
-                        f"the blocks have more than {_MOST_CELLS:,} cells in total; use fewer values"
+                        f"the blocks have more than {_MAX_CELLS:,} cells in total; use fewer values"
                     )
                 result.append(_cell(len(result), own, name, settings, tables_of, read))
     return result
@@ -119,9 +119,9 @@ def _check_different(axes: Mapping[str, tuple[Any, ...]]) -> None:
 def _check_size(grid: Any) -> None:
     lengths = [len(grid.cells), *(len(values) for values in grid.axes.values())]
     lengths += [max(map(len, grid.zip.values()), default=1), grid.halton.points if grid.halton else 1]
-    if (size := math.prod(length or 1 for length in lengths)) > _MOST_CELLS:
+    if (size := math.prod(length or 1 for length in lengths)) > _MAX_CELLS:
         raise InputError(
-            f"axes: {size:,} cells, but at most {_MOST_CELLS:,} are allowed; use fewer values, or [halton] "
+            f"axes: {size:,} cells, but at most {_MAX_CELLS:,} are allowed; use fewer values, or [halton] "
             "points instead of a full grid"
         )
 
@@ -202,8 +202,8 @@ def _cell(
 ) -> Cell:
     own: Any = {key: value for key, value in tree.items() if key not in _OF_ALL_CELLS}
     named = {"block": block} if block else {}
-    place = ", ".join(f"{key} = {value!r}" for key, value in (named | settings).items())
-    with at(f"axes: cell {number} ({place})" if settings else ""):
+    location = ", ".join(f"{key} = {value!r}" for key, value in (named | settings).items())
+    with at(f"axes: cell {number} ({location})" if settings else ""):
         for key, value in settings.items():
             if key.partition(".")[0] in PRESENTATION:
                 raise InputError(f"{key} cannot be swept; set it outside the axes")

@@ -87,8 +87,8 @@ def rehearse_groups(
         UserCodeError: custom code raised an exception; with `keep_going`, it did so in every group.
     """
     raised: dict[int, UserCodeError] = {}
-    files = study.names.files(study.own_kinds)
-    for group in groups if study.own_kinds else ():
+    files = study.names.files(study.custom_kinds)
+    for group in groups if study.custom_kinds else ():
         try:
             rehearse(group.setting, group.dtypes(), files, progress)
         except UserCodeError as error:

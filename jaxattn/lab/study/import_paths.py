@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from jaxattn.core.errors import InputError, UserCodeError
-from jaxattn.core.moved import place_of
+from jaxattn.core.moved import new_location
 from jaxattn.lab.study.code_hash import Unhashable, code_hash, is_local, search_folders
 
 
@@ -42,15 +42,15 @@ class ImportPaths:
         """
         if name in self.given:
             return self.given[name]
-        place, _, attribute = name.partition(":")
-        if not place.strip(".") or not attribute:
+        location, _, attribute = name.partition(":")
+        if not location.strip(".") or not attribute:
             raise InputError(f"{name!r}: expected package.module:Name, or a file such as mine.py:Name")
-        found: Any = self._file(place) if place.endswith(".py") else self._module(place)
+        found: Any = self._file(location) if location.endswith(".py") else self._module(location)
         for part in attribute.split("."):
             if not part or not hasattr(found, part):
                 near = difflib.get_close_matches(part, dir(found), 1)
-                hint = f"; did you mean {place}:{near[0]}?" if near else ""
-                raise InputError(f"{name}: {part!r} does not exist in {place}{hint}")
+                hint = f"; did you mean {location}:{near[0]}?" if near else ""
+                raise InputError(f"{name}: {part!r} does not exist in {location}{hint}")
             found = getattr(found, part)
         return found
 
@@ -87,8 +87,8 @@ class ImportPaths:
             found |= {file} if (file := getattr(module, "__file__", None)) else set()
         return frozenset(found)
 
-    def _file(self, place: str) -> ModuleType:
-        path = self.path(place)
+    def _file(self, location: str) -> ModuleType:
+        path = self.path(location)
         try:
             path = path.resolve()
             is_file = path.is_file()
@@ -100,7 +100,7 @@ class ImportPaths:
             hint = (
                 f"; did you mean {near[0]}?" if near else f"; paths are relative to {self.folder.resolve()}"
             )
-            raise InputError(f"{place}: no such file{hint}")
+            raise InputError(f"{location}: no such file{hint}")
         # Import each file only once, even if several of its names are used or other files import it.
         name = _module_name(path)
         imported = sys.modules.get(path.stem)
@@ -110,39 +110,39 @@ class ImportPaths:
             return sys.modules[name]
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
-            raise InputError(f"{place}: cannot be imported; use a Python file")
-        with _own_files_first(path, place):
+            raise InputError(f"{location}: cannot be imported; use a Python file")
+        with _local_files_first(path, location):
             module = sys.modules[name] = importlib.util.module_from_spec(spec)
             try:
                 spec.loader.exec_module(module)
             except Exception as error:
                 del sys.modules[name]
                 raise UserCodeError(
-                    f"{place} raised an exception on import", frozenset({str(path)})
+                    f"{location} raised an exception on import", frozenset({str(path)})
                 ) from error
         return module
 
-    def _module(self, place: str) -> ModuleType:
+    def _module(self, location: str) -> ModuleType:
         before = list(sys.path)
         sys.path += [str(self.folder.resolve()), str(Path.cwd())]
         try:
-            return importlib.import_module(place)
+            return importlib.import_module(location)
         except Exception as error:
-            missing = isinstance(error, ModuleNotFoundError) and place.startswith(error.name or "?")
+            missing = isinstance(error, ModuleNotFoundError) and location.startswith(error.name or "?")
             if missing:
                 remedy = "install it, or give a file such as mine.py:Name"
-                if new := place_of(place):
+                if new := new_location(location):
                     remedy = f"moved to {new} in version 0.3"
-                raise InputError(f"{place}: no such module; {remedy}") from None
+                raise InputError(f"{location}: no such module; {remedy}") from None
             every = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
             files = frozenset(file for file in every if file != __file__ and "importlib" not in file)
-            raise UserCodeError(f"{place} raised an exception on import", files) from error
+            raise UserCodeError(f"{location} raised an exception on import", files) from error
         finally:
             sys.path[:] = before
 
 
 @contextmanager
-def _own_files_first(path: Path, place: str) -> Iterator[None]:
+def _local_files_first(path: Path, location: str) -> Iterator[None]:
     """Inside the `with` block, let a file import other files only from its search folders.
 
     A process has only one module per name. If the file imports a module whose name a file in another folder
@@ -172,7 +172,7 @@ def _own_files_first(path: Path, place: str) -> Iterator[None]:
         sys.modules.update(taken)
     for name in clashes:
         raise InputError(
-            f"{place}: imports {name}, but {_source(taken[name])} is already imported under this name; "
+            f"{location}: imports {name}, but {_source(taken[name])} is already imported under this name; "
             "rename one of the two files"
         )
 
@@ -183,8 +183,8 @@ def _module_name(path: Path) -> str:
 
 def _is_taken(name: str, file: Path) -> bool:
     module = sys.modules.get(name)
-    place = module and _source(module)
-    return bool(place) and is_local(str(place)) and place != file
+    location = module and _source(module)
+    return bool(location) and is_local(str(location)) and location != file
 
 
 def _source(module: ModuleType) -> Path | None:

@@ -63,34 +63,34 @@ class Concept(Generic[C]):
 
     Attributes:
         name: name with an article, such as "a model".
-        place: key in a sweep file.
+        location: key in a sweep file.
         known: built-in classes by short name.
         bases: base classes, each with the attributes that a derived class must define.
         of_function: function that builds a class from a function and its `kind`; None if only classes are
             accepted.
         functions: signatures of the accepted functions.
-        further: calls that derived classes must support, by name of the base class; these take precedence
+        extra_calls: calls that derived classes must support, by name of the base class; these take precedence
             over `bases`.
         default: function that infers the kind of a table from its keys.
     """
 
     name: str
-    place: str
+    location: str
     known: Mapping[str, type[C]]
     bases: Mapping[type[C], tuple[str, ...]]
     of_function: Callable[..., type[C]] | None = None
     functions: tuple[str, ...] = ()
-    further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    extra_calls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     default: Callable[[Table], str | None] = lambda table: None
 
     @property
     def classes(self) -> dict[str, list[str]]:
         """Method calls that a derived class must support, by name of the base class."""
         own = {base.__name__: [_call(base, name) for name in names] for base, names in self.bases.items()}
-        return own | {name: list(calls) for name, calls in self.further.items()}
+        return own | {name: list(calls) for name, calls in self.extra_calls.items()}
 
     @property
-    def wants(self) -> str:
+    def requirement(self) -> str:
         """Description of the classes and functions accepted as this component, for error messages."""
         (name, calls), *_ = self.classes.items()
         written = f"a class derived from jaxattn.{name} with {' and '.join(calls)}"
@@ -114,13 +114,13 @@ def _call(base: type, name: str) -> str:
     return f"{name}{inspect.Signature(needed)}"
 
 
-def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tuple[C, Table]:
+def make(concept: Concept[C], table: Any, location: str, names: ImportPaths) -> tuple[C, Table]:
     """Create an instance from a table; return it with the complete table, which includes defaults.
 
     Args:
         concept: component type of the table.
         table: table with the kind and settings, or the kind alone.
-        place: key of the table in the sweep file, for messages.
+        location: key of the table in the sweep file, for messages.
         names: resolver for import paths.
 
     Raises:
@@ -128,15 +128,15 @@ def make(concept: Concept[C], table: Any, place: str, names: ImportPaths) -> tup
         UserCodeError: custom code raised an exception.
     """
     if not isinstance(table, str | dict):
-        raise InputError(f"{place}: expected a table or a name, got {table!r:.60}")
+        raise InputError(f"{location}: expected a table or a name, got {table!r:.60}")
     rest = {"kind": table} if isinstance(table, str) else dict(table)
     kind = rest.pop("kind", None) or concept.default(rest)
-    target = _class(concept, kind, place, names)
-    values = convert(target, rest, place)
+    target = _class(concept, kind, location, names)
+    values = convert(target, rest, location)
     full = {"kind": kind, **plain(values, names)}
-    with at(place):
+    with at(location):
         located = {name: _located(mark, values[name], names) for name, mark in _marked(target).items()}
-    return _instance(target, values | located, place), full
+    return _instance(target, values | located, location), full
 
 
 @functools.cache
@@ -152,9 +152,9 @@ def _located(mark: str, value: Any, names: ImportPaths) -> Any:
         return type(value)(_located(mark, x, names) for x in value)
     if not isinstance(value, str):
         return value
-    place, colon, key = value.partition(":")
+    location, colon, key = value.partition(":")
     if mark == FILE:
-        return f"{names.path(place)}{colon}{key}"
+        return f"{names.path(location)}{colon}{key}"
     return Named(value, names.load(value)) if colon else value
 
 
@@ -178,38 +178,38 @@ def describe(thing: Any, concept: Concept[Any], names: ImportPaths) -> Any:
     return {"kind": kind, **plain(values, names)} if values else kind
 
 
-def convert(target: type[Spec], values: Table, place: str) -> Table:
+def convert(target: type[Spec], values: Table, location: str) -> Table:
     """Validate settings against a class's annotations, raising InputError on failure, and add defaults."""
-    fields = fields_of(target, place)
+    fields = fields_of(target, location)
     rest = dict(values)
-    if takes := target.takes_further:
+    if takes := target.options_field:
         own = {field.name for field in fields}
-        further = {key: rest.pop(key) for key in list(rest) if key not in own}
-        rest[takes] = dict(rest.get(takes, {})) | further
+        extra_calls = {key: rest.pop(key) for key in list(rest) if key not in own}
+        rest[takes] = dict(rest.get(takes, {})) | extra_calls
     try:
         return msgspec.structs.asdict(msgspec.convert(rest, _struct(target)))
     except msgspec.ValidationError as error:
         known = [field.name for field in fields if field.name != takes]
         choices = {field.name: _literals(field.type) for field in fields}
         required = [field.name for field in fields if field.default is msgspec.NODEFAULT]
-        raise InputError(explain(str(error), place, values, known, choices, required=required)) from None
+        raise InputError(explain(str(error), location, values, known, choices, required=required)) from None
     except TypeError as error:
         raise InputError(
-            f"{place}: {target.__name__} has an annotation that is not supported for settings "
+            f"{location}: {target.__name__} has an annotation that is not supported for settings "
             f"({error}); use numbers, strings, lists or tables"
         ) from None
 
 
-def fields_of(target: type[Spec], place: str = "") -> list[Field]:
+def fields_of(target: type[Spec], location: str = "") -> list[Field]:
     """Return a class's settings in order; raise InputError if an annotation cannot be evaluated."""
     try:
         return _fields(target)
     except NameError as error:
         raise InputError(
-            f"{place}: an annotation of {target.__name__} cannot be evaluated: {error}"
+            f"{location}: an annotation of {target.__name__} cannot be evaluated: {error}"
         ) from None
     except TypeError as error:
-        raise InputError(f"{place}: {error}") from None
+        raise InputError(f"{location}: {error}") from None
 
 
 def keys_of(concept: Concept[Any], kind: str, names: ImportPaths) -> set[str]:
@@ -242,35 +242,35 @@ def _struct(target: type[Spec]) -> type[msgspec.Struct]:
     return msgspec.defstruct(target.__name__, fields, kw_only=True, frozen=True, forbid_unknown_fields=True)
 
 
-def _class(concept: Concept[C], kind: Any, place: str, names: ImportPaths) -> type[C]:
+def _class(concept: Concept[C], kind: Any, location: str, names: ImportPaths) -> type[C]:
     if kind is None:
-        raise InputError(f"{place}: missing key 'kind'{nearest('', concept.known)}")
+        raise InputError(f"{location}: missing key 'kind'{nearest('', concept.known)}")
     if not isinstance(kind, str):
-        raise InputError(f"{place}.kind: expected a name, got {kind!r:.60}")
+        raise InputError(f"{location}.kind: expected a name, got {kind!r:.60}")
     if ":" not in kind:
         if kind not in concept.known:
             module, dot, name = kind.rpartition(".")
             path = f"{kind}:NAME" if name == "py" else f"{module}:{name}"
             hint = f"; an import path is written '{path}'" if dot else nearest(kind, concept.known)
-            raise InputError(f"{place}.kind: unknown {kind!r}{hint}")
+            raise InputError(f"{location}.kind: unknown {kind!r}{hint}")
         return concept.known[kind]
-    with at(f"{place}.kind"):
+    with at(f"{location}.kind"):
         target = names.load(kind)
         if not callable(target):
             raise InputError(
-                f"{kind} is neither a class nor a function; {concept.name} must be {concept.wants}"
+                f"{kind} is neither a class nor a function; {concept.name} must be {concept.requirement}"
             )
         if isinstance(target, type):
             _check_class(concept, target, kind)
         elif concept.of_function is None:
-            raise InputError(f"{kind} is a function; {concept.name} must be {concept.wants}")
+            raise InputError(f"{kind} is a function; {concept.name} must be {concept.requirement}")
     if isinstance(target, type):
         found: type[C] = target
     else:
         assert concept.of_function is not None
-        with at(place):
+        with at(location):
             found = concept.of_function(target, kind=kind)
-    _check_settings(found, place)
+    _check_settings(found, location)
     return found
 
 
@@ -282,14 +282,14 @@ def _check_class(concept: Concept[Any], target: type, kind: str) -> None:
     if base is None:
         raise InputError(
             f"{kind} does not derive from {' or '.join(f'jaxattn.{x.__name__}' for x in concept.bases)}; "
-            f"{concept.name} must be {concept.wants}"
+            f"{concept.name} must be {concept.requirement}"
         )
     for name in concept.bases[base]:
         if getattr(target, name) is getattr(base, name):
-            raise InputError(f"{kind} does not define {name!r}; {concept.name} must be {concept.wants}")
+            raise InputError(f"{kind} does not define {name!r}; {concept.name} must be {concept.requirement}")
 
 
-def _check_settings(target: type[Spec], place: str) -> None:
+def _check_settings(target: type[Spec], location: str) -> None:
     """Raise InputError if a setting has the same name as an existing attribute of a base class."""
     for base in target.__mro__[1:]:
         if not base.__module__.startswith("jaxattn.") or not issubclass(base, Spec):
@@ -299,20 +299,20 @@ def _check_settings(target: type[Spec], place: str) -> None:
             if name in taken:
                 rather = "" if target.kind else "annotate it as a ClassVar, or "
                 raise InputError(
-                    f"{place}: setting {name!r} of {target.kind or target.__name__} is also an attribute of "
-                    f"{base.__name__}; {rather}choose another name for the setting"
+                    f"{location}: setting {name!r} of {target.kind or target.__name__} is also an attribute "
+                    f"of {base.__name__}; {rather}choose another name for the setting"
                 )
 
 
-def _instance(target: Any, values: Table, place: str) -> Any:
+def _instance(target: Any, values: Table, location: str) -> Any:
     try:
         return target(**values)
     except InputError as error:
-        raise InputError(f"{place}: {error}") from None
+        raise InputError(f"{location}: {error}") from None
     except Exception as error:
         files = frozenset({inspect.getfile(target)})
         raise UserCodeError(
-            f"{place}: {target.__name__} raised an exception on construction", files
+            f"{location}: {target.__name__} raised an exception on construction", files
         ) from error
 
 
@@ -395,7 +395,7 @@ PHASE = Concept[Phase](
     {Phase: ("train", "steps")},
     flow_phase.of_function,
     ("(params, task, *, points, settings) -> RecordedPath",),
-    further={"Phase": ("train", "steps", "step(task, state)")},
+    extra_calls={"Phase": ("train", "steps", "step(task, state)")},
 )
 PROBE = Concept[Measurement](
     "a probe",
@@ -433,7 +433,7 @@ def table() -> str:
             f"`ja.{base}` with {', '.join(f'`{call}`' for call in calls)}"
             for base, calls in concept.classes.items()
         )
-        rows.append([concept.name, concept.place, functions, "; ".join(classes)])
+        rows.append([concept.name, concept.location, functions, "; ".join(classes)])
     optimizer = ["an optimiser", "`optimizer`", "`(step_size, *, settings) -> optax transformation`", ""]
     return markdown_table(["concept", "in a sweep file", "plain function", "class"], [*rows, optimizer])
 

@@ -115,8 +115,8 @@ def couples(loss: PerSequence, sequences: int, classes: int) -> bool:
         outputs = 2 * rng.standard_normal((2, n) if classes == 2 else (2, n, classes))
         labels = class_labels(rng.integers(0, classes, (2, n)), classes)
         compute = jax.jit(lambda f, y: loss(f.astype(jnp.result_type(float)), y.astype(jnp.int32)))
-        before, place = np.asarray(compute(outputs[0], labels[0])), np.arange(n)
-        for others in (place % 2 == 0, place % 2 == 1, place < n // 2, place >= n // 2):
+        before, location = np.asarray(compute(outputs[0], labels[0])), np.arange(n)
+        for others in (location % 2 == 0, location % 2 == 1, location < n // 2, location >= n // 2):
             mixed = [
                 np.where(others.reshape(-1, *(1,) * (x.ndim - 2)), x[1], x[0]) for x in (outputs, labels)
             ]

@@ -131,5 +131,5 @@ def _table(target: type[Spec], first: Schema, definitions: Schema) -> Schema:
         "description": first_line(target),
         "properties": properties,
         "required": required,
-        "additionalProperties": bool(target.takes_further),
+        "additionalProperties": bool(target.options_field),
     }

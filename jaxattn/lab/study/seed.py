@@ -33,7 +33,7 @@ from jaxattn.core.pytrees import get, replaced
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.lab.probes.importance import token_columns
-from jaxattn.lab.probes.wants import wants_scores
+from jaxattn.lab.probes.requirements import require_token_scores
 from jaxattn.lab.study.randomness import HELD_AT, keys
 from jaxattn.lab.study.setting import Setting, numbers_of
 
@@ -152,7 +152,7 @@ def probe_context(setting: Setting, index: int, params: Params, data: Splits) ->
 
 def columns(setting: Setting, index: int, params: Params, data: Splits) -> dict[str, Array]:
     """Return the token table at the end of a phase, or {} if the model lacks token scores and values."""
-    if wants_scores(task_of(setting, data)):
+    if require_token_scores(task_of(setting, data)):
         return {}
     return token_columns(probe_context(setting, index, params, data))
 
@@ -248,7 +248,7 @@ def check_data(loaded: Loaded) -> None:
 def _check_finite(data: Dataset) -> None:
     for name, x in data.arrays():
         if jnp.issubdtype(x.dtype, jnp.floating) and not (finite := np.isfinite(np.asarray(x))).all():
-            place = tuple(int(k) for k in np.argwhere(~finite)[0])
+            location = tuple(int(k) for k in np.argwhere(~finite)[0])
             raise InputError(
-                f"{name} contains {float(np.asarray(x)[place])} at {place}; remove or replace this example"
+                f"{name} contains {float(np.asarray(x)[location])} at {location}; remove or replace it"
             )

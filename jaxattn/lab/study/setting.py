@@ -21,7 +21,7 @@ from jaxattn.lab.probes.standard import Probes
 from jaxattn.lab.study import randomness, registry
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.registry import C, Concept, convert, fields_of, keys_of, make, plain
-from jaxattn.lab.study.tree import merge, place_of_thing
+from jaxattn.lab.study.tree import location_of_entry, merge
 
 SettingPath = tuple[str | int, ...]
 # Numeric settings by path, such as ("phases", 0, "step_size"). Each is a scalar, or an array with one value
@@ -93,10 +93,10 @@ def merged_tables(tree: Any, changes: dict[str, Any], names: ImportPaths) -> Any
     """
 
     def keys(path: tuple[str, ...], kind: Any) -> set[str]:
-        place = place_of_thing(path)
-        if place is None or not isinstance(kind, str):
+        location = location_of_entry(path)
+        if location is None or not isinstance(kind, str):
             return set()
-        return keys_of(_CONCEPTS[place], kind, names) | ({"init"} if place == "model" else set())
+        return keys_of(_CONCEPTS[location], kind, names) | ({"init"} if location == "model" else set())
 
     return merge(tree, changes, keys)
 
@@ -160,12 +160,12 @@ class Reader:
             tables["hold"] = list(setting.hold)
         return Cell(number, dict(settings), setting_in_span(setting), tables, _config_hash(setting, tables))
 
-    def _thing(self, concept: Concept[C], table: Any, place: str) -> tuple[C, Any]:
-        key = place, repr(table)
+    def _thing(self, concept: Concept[C], table: Any, location: str) -> tuple[C, Any]:
+        key = location, repr(table)
         if key not in self._known:
-            thing, full = make(concept, table, place, self._names)
+            thing, full = make(concept, table, location, self._names)
             if isinstance(thing, Data | Model):
-                _ask(thing, place)
+                _ask(thing, location)
             self._known[key] = thing, full
         return self._known[key]
 
@@ -223,7 +223,7 @@ def key_of(setting: Setting, path: SettingPath) -> str:
     head, *rest = path
     if head == "phases":
         phase = setting.phases[int(rest[0])]
-        rest = [phase.name, *(part for part in rest[1:] if part != phase.takes_further)]
+        rest = [phase.name, *(part for part in rest[1:] if part != phase.options_field)]
     return ".".join(map(str, (*IN_TABLES.get(head, (head,)), *rest)))
 
 
@@ -249,20 +249,20 @@ def _check(setting: Setting) -> None:
                 f"model.init: the model has no parameter {name!r}; choose one of {', '.join(known)}"
             )
     for index, phase in enumerate(setting.phases):
-        place = f"phases[{index}]"
+        location = f"phases[{index}]"
         if names.count(phase.name) > 1:
             raise InputError(f"phases: two phases are named {phase.name!r}; rename one of them")
         if known:
-            with at(f"{place}.train"):
+            with at(f"{location}.train"):
                 selected(dict.fromkeys(known, 0.0), phase.train)
-        _ask(phase, place, setting)
+        _ask(phase, location, setting)
     randomness.check_fresh(setting.phases, setting.hold)
     setting.probes.check_phases(setting.phases)
-    gives = setting.data.gives
+    dataset_type = setting.data.dataset_type
     # If `data` declares only a base class of the type that the model takes, the dry run checks the actual
     # type.
-    if gives is not None and not issubclass(setting.model.takes, gives):
-        check_kind(gives, setting.model)
+    if dataset_type is not None and not issubclass(setting.model.takes, dataset_type):
+        check_kind(dataset_type, setting.model)
     if setting.probes.max_margin:
         if (moves := setting.model.linear_in) is None:
             raise InputError(
@@ -298,12 +298,12 @@ def setting_in_span(setting: Setting) -> Setting:
     Raises:
         InputError: d is infinite, but a component depends on the axes.
     """
-    things: dict[str, Start | Phase | Measurement] = {
+    items: dict[str, Start | Phase | Measurement] = {
         **{f"model.init.{name}": start for name, start in setting.starts.items()},
         **{f"phases.{phase.name}": phase for phase in setting.phases},
         **{f"probes.own[{k}]": probe for k, probe in enumerate(setting.probes.own)},
     }
-    seeing = [place for place, thing in things.items() if not thing.rotation_invariant]
+    seeing = [location for location, thing in items.items() if not thing.rotation_invariant]
     if not seeing:
         return setting._replace(model=setting.model.in_span())
     if setting.model.dim == "inf":
@@ -314,9 +314,9 @@ def setting_in_span(setting: Setting) -> Setting:
     return setting
 
 
-def _ask(thing: Spec, place: str, *context: Any) -> None:
+def _ask(thing: Spec, location: str, *context: Any) -> None:
     # Errors raised by probes already contain their location.
-    with at("" if place == "probes" else place):
+    with at("" if location == "probes" else location):
         thing.check(*context)
 
 

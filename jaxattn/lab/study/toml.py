@@ -61,8 +61,8 @@ def _placed(message: str, path: str, overrides: Sequence[str], axes: Sequence[st
     for option, given, prefix in (("--set", overrides, ""), ("--axis", axes, "axes.")):
         for text in given:
             key = text.partition("=")[0].strip()
-            if message.startswith(place := f"{prefix}{key}: "):
-                return f"{option} {key}: {message.removeprefix(place)}"
+            if message.startswith(location := f"{prefix}{key}: "):
+                return f"{option} {key}: {message.removeprefix(location)}"
     return f"{path}: {message}"
 
 

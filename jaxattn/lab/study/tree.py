@@ -42,18 +42,18 @@ def numbered(tree: Any, key: str) -> str:
     return ".".join(parts)
 
 
-def check_values(tree: Any, place: str = "", depth: int = 0) -> None:
+def check_values(tree: Any, location: str = "", depth: int = 0) -> None:
     """Raise InputError, with the location, if a number is not finite or tables are nested too deeply."""
     if isinstance(tree, float) and not math.isfinite(tree):
-        raise InputError(f"{place}: {tree} is not allowed here; use a finite number")
+        raise InputError(f"{location}: {tree} is not allowed here; use a finite number")
     if depth > DEEPEST:
-        raise InputError(f"{place:.60}...: nested more than {DEEPEST} levels deep; remove some levels")
+        raise InputError(f"{location:.60}...: nested more than {DEEPEST} levels deep; remove some levels")
     if isinstance(tree, dict):
         for key, x in tree.items():
-            check_values(x, f"{place}.{key}" if place else str(key), depth + 1)
+            check_values(x, f"{location}.{key}" if location else str(key), depth + 1)
     elif isinstance(tree, list | tuple):
         for number, x in enumerate(tree):
-            check_values(x, f"{place}[{number}]", depth + 1)
+            check_values(x, f"{location}[{number}]", depth + 1)
 
 
 def check_keys(tree: Mapping[str, Any], known: Collection[str]) -> None:
@@ -87,9 +87,9 @@ def merge(tree: Any, changes: dict[str, Any], keys: Keys = lambda path, kind: ()
     """
     merged = copy.copy(tree)
     for key, value in changes.items():
-        place: Any = _position(merged, key, key) if isinstance(merged, list) else key
-        old = merged[place] if isinstance(merged, list) else merged.get(place)
-        merged[place] = _changed(old, value, keys, (*path, key))
+        location: Any = _position(merged, key, key) if isinstance(merged, list) else key
+        old = merged[location] if isinstance(merged, list) else merged.get(location)
+        merged[location] = _changed(old, value, keys, (*path, key))
     return merged
 
 
@@ -124,18 +124,18 @@ def parse(text: str) -> Any:
         return text
 
 
-def place_of_thing(path: _Path) -> str | None:
+def location_of_entry(path: _Path) -> str | None:
     """Return the component to which a path refers, such as "data" or "model.init"; None if there is none."""
     path = path[2:] if path[:1] == ("blocks",) else path
-    place = ".".join(path if len(path) == 1 else path[:-1])
+    location = ".".join(path if len(path) == 1 else path[:-1])
     known = ("data", "model", "loss") if len(path) == 1 else ("phases", "probes.own", "model.init")
-    return place if place in known else None
+    return location if location in known else None
 
 
 def _assigned(tree: Any, before: _Path, parts: Sequence[str], value: Any) -> Any:
     part, *rest = parts
     key = ".".join([*before, *parts])
-    if isinstance(tree, str) and place_of_thing(before):
+    if isinstance(tree, str) and location_of_entry(before):
         # A bare name is shorthand for a table with this `kind`.
         tree = {"kind": tree}
     if not isinstance(tree, dict | list):
@@ -144,17 +144,17 @@ def _assigned(tree: Any, before: _Path, parts: Sequence[str], value: Any) -> Any
             if rest
             else f"{key}: {before[-1]!r} is a plain value, not a table"
         )
-    place: Any = _position(tree, part, key) if isinstance(tree, list) else part
+    location: Any = _position(tree, part, key) if isinstance(tree, list) else part
     changed = copy.copy(tree)
     if rest:
-        inner = changed.get(place, {}) if isinstance(changed, dict) else changed[place]
+        inner = changed.get(location, {}) if isinstance(changed, dict) else changed[location]
         value = _assigned(inner, (*before, part), rest, value)
     if value is not None:
-        changed[place] = value
-    elif isinstance(changed, dict) and place not in changed:
+        changed[location] = value
+    elif isinstance(changed, dict) and location not in changed:
         raise InputError(f"{key}: not set, so there is nothing to remove; omit this option")
     else:
-        del changed[place]
+        del changed[location]
     return changed
 
 

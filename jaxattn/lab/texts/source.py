@@ -105,7 +105,7 @@ class Source(SharedData, frozen=True, kw_only=True):
         return None
 
     @property
-    def gives(self) -> type[Dataset]:
+    def dataset_type(self) -> type[Dataset]:
         """Return the type of dataset that the source loads."""
         return Sequences if self.order == "kept" else Corpus
 

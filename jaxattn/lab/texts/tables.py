@@ -58,13 +58,13 @@ class Files(Source, frozen=True, kw_only=True):
     def _found(self, setting: str) -> list[str]:
         if not (given := getattr(self, setting)):
             return []
-        place = os.path.expanduser(given)
-        if os.path.isfile(place):
-            return [place]
-        if found := sorted(filter(os.path.isfile, glob.glob(place, recursive=True))):
+        location = os.path.expanduser(given)
+        if os.path.isfile(location):
+            return [location]
+        if found := sorted(filter(os.path.isfile, glob.glob(location, recursive=True))):
             return found
-        where = os.path.abspath(place)
-        folder = f'; it is a folder: list its files, such as "{where}/*"' if os.path.isdir(place) else ""
+        where = os.path.abspath(location)
+        folder = f'; it is a folder: list its files, such as "{where}/*"' if os.path.isdir(location) else ""
         raise InputError(f"data.{setting}: no file {where}{folder}")
 
     def read(self, split: str) -> TextRows:
@@ -81,9 +81,9 @@ class Files(Source, frozen=True, kw_only=True):
         raise NotImplementedError
 
 
-def place_in(paths: Sequence[str], path: str, place: str) -> str:
+def place_in(paths: Sequence[str], path: str, location: str) -> str:
     """Return the location of a row for messages; it includes the file name if there are several files."""
-    return place if len(paths) == 1 else f"{place} of {os.path.basename(path)}"
+    return location if len(paths) == 1 else f"{location} of {os.path.basename(path)}"
 
 
 class _Table(Files, frozen=True, kw_only=True):
@@ -115,11 +115,11 @@ class _Table(Files, frozen=True, kw_only=True):
         values = wanted.split("+")
         number = len(column_names(self.text))
         for path in paths:
-            for place, *fields in self._records(path):
+            for location, *fields in self._records(path):
                 texts, (label, *split) = fields[:number], fields[number:]
                 seen.update(map(str, split))
                 if not split or str(split[0]) in values:
-                    yield row_of(place_in(paths, path, place), texts, label, path)
+                    yield row_of(place_in(paths, path, location), texts, label, path)
         for value in values if self.split_column else ():
             if value not in seen:
                 raise InputError(
@@ -200,8 +200,8 @@ class Csv(_Table, frozen=True, kw_only=True):
 
     def _row_test(self, header: Sequence[str]) -> Callable[[Sequence[str]], bool]:
         known = {None, *class_numbers(self.labels, self.ignore_labels)}
-        place = header.index(self.label) if self.label in header else 0
-        return lambda fields: len(fields) == len(header) and plain_text(fields[place]) in known
+        location = header.index(self.label) if self.label in header else 0
+        return lambda fields: len(fields) == len(header) and plain_text(fields[location]) in known
 
     def _parsed(self, lines: Any, path: str) -> Iterator[Any]:
         header: Sequence[str] = self.columns or next(lines, [])
@@ -280,6 +280,6 @@ def table_fields(source: Any, have: Sequence[str], where: str, hint: str = "") -
     return [name for _, name in named]
 
 
-def row_of(place: str, texts: Sequence[Any], label: Any, where: str) -> TextRow:
+def row_of(location: str, texts: Sequence[Any], label: Any, where: str) -> TextRow:
     """Build a row from its fields; several text fields are joined with line breaks."""
-    return place, "\n".join(as_text(value, f"{place} of {where}") for value in texts), label
+    return location, "\n".join(as_text(value, f"{location} of {where}") for value in texts), label

@@ -291,15 +291,15 @@ def _read(source: Any, split: str, words: defaultdict[str, int], progress: Progr
         total, rows = source.read(split)
         done = 0
         progress(f"reading {split}", done, total)
-        for done, (place, text, label) in enumerate(rows, 1):
+        for done, (location, text, label) in enumerate(rows, 1):
             if done % _STRIDE == 0:
                 progress(f"reading {split}", done, total)
-            number = _class_of(source, split, place, label, numbers)
+            number = _class_of(source, split, location, label, numbers)
             if number is None:
                 unlabelled += 1
             elif number != IGNORED:
                 classes.append(number)
-                places.append(place)
+                places.append(location)
                 if unescape and has_escaped_breaks(text):
                     unescaped += 1
                     text = text.replace("\\n", "\n")
@@ -320,7 +320,7 @@ def _read(source: Any, split: str, words: defaultdict[str, int], progress: Progr
     return Labelled(numbered, np.array(classes), places)
 
 
-def _class_of(source: Any, split: str, place: str, label: Any, numbers: Mapping[Any, int]) -> int | None:
+def _class_of(source: Any, split: str, location: str, label: Any, numbers: Mapping[Any, int]) -> int | None:
     """Return the class index of a row, IGNORED, or None if the row has no label and may be dropped."""
     name = plain_text(label)
     # A list or table cannot be a label, and is not hashable.
@@ -332,7 +332,8 @@ def _class_of(source: Any, split: str, place: str, label: Any, numbers: Mapping[
             else "add it to data.labels or data.ignore_labels"
         )
         raise InputError(
-            f"data: {split} split, {place}: label {label!r:.60} is not one of {list(source.labels)}; {remedy}"
+            f"data: {split} split, {location}: label {label!r:.60} is not one of {list(source.labels)}; "
+            f"{remedy}"
         )
     return number
 

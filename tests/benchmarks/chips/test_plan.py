@@ -13,7 +13,7 @@ from jaxattn.core.errors import InputError
 
 GROUP = {
     "group": 0,
-    "lanes": 96,
+    "runs": 96,
     "together": 64,
     "fitting": 70,
     "batches": 2,
@@ -89,7 +89,7 @@ def test_plan_prints_tables(answered, study):
 def test_invalid_targets_and_unimportable_code_raise_one_line_errors(answered, study, monkeypatch):
     with pytest.raises(InputError, match="target: 'h300' is unknown; use a100"):
         plan(study(), "h300")
-    monkeypatch.setattr(type(study()), "own_kinds", ["__main__:Mine"])
+    monkeypatch.setattr(type(study()), "custom_kinds", ["__main__:Mine"])
     with pytest.raises(
         InputError, match="__main__:Mine: cannot be imported by another process; move it to a file"
     ):

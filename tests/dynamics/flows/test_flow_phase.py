@@ -50,7 +50,7 @@ def test_path_with_expensive_steps_is_computed_incrementally(monkeypatch, cleare
     """The path has ties: a row is not computed before its step, and no row is computed twice."""
     monkeypatch.setattr(stiff, "MANY_DIMS", 0)
     monkeypatch.setattr(stiff, "SIZES", (4, 8))
-    monkeypatch.setattr(ties, "MOST_TIED", 12)
+    monkeypatch.setattr(ties, "MAX_TIED", 12)
     data = ja.data.Independent(vocab_size=24, relevant=8, length=5, sequences=40)
     train = data.draw(jax.random.key(3)).train
     start = ja.models.one_layer.init(jax.random.key(4), vocab_size=24, dim=32, dtype=jnp.float64)
@@ -85,7 +85,7 @@ def test_path_with_expensive_steps_is_computed_incrementally(monkeypatch, cleare
 def test_vmapped_paths_can_end_at_different_rows(classes, monkeypatch, cleared, x64):
     monkeypatch.setattr(stiff, "MANY_DIMS", 0)
     monkeypatch.setattr(stiff, "SIZES", (4, 8))
-    monkeypatch.setattr(ties, "MOST_TIED", 12)
+    monkeypatch.setattr(ties, "MAX_TIED", 12)
     data = ja.data.Independent(vocab_size=12, relevant=6, length=4, sequences=24, num_classes=classes)
     model = ja.models.OneLayer(dim=16)
     phase = ExactFlow(name="flow", points=12, until_norm=1e3, max_steps=100)

@@ -198,7 +198,7 @@ def test_empty_rows_and_sequences_change_only_the_mean(rng):
             vocab_size=44,
             num_classes=2,
             longest_bag=40,
-            most_occurrences=4,
+            max_occurrences=4,
         )
 
     with_padding = padded(jnp.asarray(np.insert(tokens, 1, 0, axis=0)), jnp.asarray(np.insert(labels, 1, 1)))

@@ -125,7 +125,7 @@ def large(monkeypatch, cleared):
     """Treat a small number of coordinates as large."""
     monkeypatch.setattr(stiff, "MANY_DIMS", 0)
     monkeypatch.setattr(stiff, "SIZES", (4, 16))
-    monkeypatch.setattr(ties, "MOST_TIED", 8)
+    monkeypatch.setattr(ties, "MAX_TIED", 8)
 
 
 curvature_of = jax.jit(token_curvature, static_argnums=3)
@@ -244,7 +244,7 @@ def test_path_matches_the_path_with_the_full_jacobian(kind, dim, monkeypatch, cl
     jax.clear_caches()
     monkeypatch.setattr(stiff, "MANY_DIMS", 0)
     monkeypatch.setattr(stiff, "SIZES", (4, 8))
-    monkeypatch.setattr(ties, "MOST_TIED", 12)
+    monkeypatch.setattr(ties, "MAX_TIED", 12)
     parts = follow()
     assert whole.stop == parts.stop == "norm"
     np.testing.assert_array_equal(whole.selection.mask, parts.selection.mask)

@@ -114,7 +114,7 @@ def test_tokens_tied_by_contradictory_labels_exert_no_force_on_lower_tokens():
     certificate = certify_limit(ja.theory.scores.one_layer(params, corpus), path.p[-1], path.selection)
     assert certificate.holds
     # Every other pair has a margin of 1; half of it is required where there is no force.
-    np.testing.assert_allclose(certificate.idle, 0.5, atol=1e-12)
+    np.testing.assert_allclose(certificate.cancelled_rate, 0.5, atol=1e-12)
 
 
 @pytest.mark.parametrize("depth", [30.0, 100.0, 200.0])
@@ -164,7 +164,7 @@ def test_tied_tokens_stay_fixed_on_a_curve_of_equilibria():
     assert distance(p, [0, 0, 0, 1, -1, 0]) < 1e-10
     certificate = certify_limit(ja.theory.scores.one_layer(params, corpus), p, path.selection)
     assert certificate.holds
-    assert certificate.loose < 1e-12
+    assert certificate.loose_force < 1e-12
     assert certificate.curvature == 1.0
 
 

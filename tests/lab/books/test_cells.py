@@ -47,8 +47,8 @@ def test_failure_reasons_are_listed_for_each_cell_separately(run):
             (1, 0, "other"),
         )
     ]
-    assert Cell(run, 0).why == "it met NaN or no step"
-    assert Cell(run, 1).why == "other"
+    assert Cell(run, 0).failure_reason == "it met NaN or no step"
+    assert Cell(run, 1).failure_reason == "other"
 
 
 def test_bounds_are_rounded_up_to_one_significant_digit():

@@ -6,7 +6,7 @@ import pytest
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.books import create, problems, read_book, record
-from jaxattn.lab.books.run import Asked
+from jaxattn.lab.books.run import Request
 from jaxattn.lab.books.section import CriteriaDate
 
 ROOT = Path(__file__).parents[3]
@@ -156,7 +156,7 @@ def test_criteria_date_states_whether_the_criteria_changed():
 def test_shipped_items_have_no_problems(name):
     book = read_book(ROOT / "sweeps" / name if name in ("neighbours", "findings") else name)
     out = ROOT / "results" / "published" / name
-    shown = problems(book, Asked(scale="laptop" if name == "claims" else "full"), out=out)
+    shown = problems(book, Request(scale="laptop" if name == "claims" else "full"), out=out)
     assert shown.empty, shown.to_string()
 
 
@@ -165,5 +165,5 @@ def test_only_requested_items_are_checked(item):
     change(item.parent / "other" / "item.toml", 'chosen = "All sizes are chosen here."', "")
     change(item.parent / "other" / "item.toml", 'kind = "my_paper.py:', 'kind = "my_paper.py:')
     book = read_book(item.parent)
-    assert problems(book, Asked(("my_paper",)), out=Path("out")).empty
-    assert list(problems(book, Asked(("other",)), out=Path("out"))["item"]) == ["other"]
+    assert problems(book, Request(("my_paper",)), out=Path("out")).empty
+    assert list(problems(book, Request(("other",)), out=Path("out"))["item"]) == ["other"]

@@ -12,7 +12,7 @@ import pytest
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.books import book as books_module
 from jaxattn.lab.books import read_book, reproduce
-from jaxattn.lab.books.run import Asked
+from jaxattn.lab.books.run import Request
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results import judge, layout, load
 from jaxattn.lab.results.judge import VERDICTS, Estimate
@@ -36,9 +36,9 @@ def claims(plan, folder):
     def run(*only, book=CLAIMS, out=folder, seeds=SEEDS, quiet=True, **options):
         named = {x for item in book.items for measure in item.measured for x in measure.studies}
         overrides = {name: changes for name, changes in plan.items() if name in named}
-        asked = Asked(only, **{"seeds": seeds, "overrides": overrides} | options)
+        request = Request(only, **{"seeds": seeds, "overrides": overrides} | options)
         with Reporter(quiet) as reporter:
-            return reproduce(book, asked, out=out, command="jaxattn reproduce claims", reporter=reporter)
+            return reproduce(book, request, out=out, command="jaxattn reproduce claims", reporter=reporter)
 
     return run
 

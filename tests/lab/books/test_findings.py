@@ -132,11 +132,11 @@ def asking(**criteria):
 
 
 def test_first_matching_criterion_is_used():
-    (asked,) = BOOK.item("own").measured
-    held, other = findings.with_criteria(NUMBERS, asked)
+    (request,) = BOOK.item("own").measured
+    held, other = findings.with_criteria(NUMBERS, request)
     assert (held.verdict, held.published) == ("agrees", "≥ 0")
     assert (other.verdict, other.published) == ("measured", "-")
-    first, last = asked.criteria["least one_step_error"], Expected(at_least=0.9)
+    first, last = request.criteria["least one_step_error"], Expected(at_least=0.9)
     for criteria, verdicts in (
         ({"*": first}, ["agrees", "agrees"]),
         ({"least *": first, "*": last}, ["agrees", "differs"]),
@@ -148,15 +148,15 @@ def test_first_matching_criterion_is_used():
 
 def test_basis_is_taken_from_the_criterion_the_finding_or_the_measure():
     own = [NUMBERS[0], replace(NUMBERS[1], basis="expected", criterion=at_least(0.3))]
-    asked = msgspec.structs.replace(asking(), basis="promised")
-    assert [(x.basis, x.verdict) for x in findings.with_criteria(own, asked)] == [
+    request = msgspec.structs.replace(asking(), basis="promised")
+    assert [(x.basis, x.verdict) for x in findings.with_criteria(own, request)] == [
         ("promised", "undecided"), ("expected", "holds")
     ]  # fmt: skip
     # A criterion of the item replaces one of the measure, with its basis.
-    asked = msgspec.structs.replace(
-        asked, criteria={"least *": Expected(basis="beyond"), "*": Expected(at_least=0.9)}
+    request = msgspec.structs.replace(
+        request, criteria={"least *": Expected(basis="beyond"), "*": Expected(at_least=0.9)}
     )
-    assert [(x.basis, x.verdict) for x in findings.with_criteria(own, asked)] == [
+    assert [(x.basis, x.verdict) for x in findings.with_criteria(own, request)] == [
         ("beyond", "measured"), ("promised", "fails")
     ]  # fmt: skip
 
@@ -172,13 +172,13 @@ def test_unmatched_criterion_is_rejected_unless_optional(results):
     texts = BOOK.item("texts")
     (plain,) = texts.measured
     (criterion,) = BOOK.item("own").measured[0].criteria.values()
-    asked = msgspec.structs.replace(plain, criteria={"x: *": criterion})
+    request = msgspec.structs.replace(plain, criteria={"x: *": criterion})
     with pytest.raises(
         InputError, match=r"criteria: no finding matches 'x: .'; choose from a, model.dim = 4: train accuracy"
     ):
-        findings.measure_item([results], asked, texts)
-    asked = msgspec.structs.replace(
+        findings.measure_item([results], request, texts)
+    request = msgspec.structs.replace(
         plain, criteria={"x: *": msgspec.structs.replace(criterion, optional=True)}
     )
-    assert len(findings.measure_item([results], asked, texts).findings) == 2
+    assert len(findings.measure_item([results], request, texts).findings) == 2
     assert len(findings.measure_item([results], plain, texts).findings) == 2

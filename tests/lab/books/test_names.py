@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.books import look, read_book
+from jaxattn.lab.books import list_findings, read_book
 from jaxattn.lab.books.names import MEASURED_NAMES, check_names, known_names
-from jaxattn.lab.books.run import Asked
+from jaxattn.lab.books.run import Request
 
 PAPER = read_book("paper")
 RECORDS = Path(__file__).parents[3] / "results" / "published" / "paper" / "items"
@@ -71,8 +71,8 @@ def test_check_prints_findings_and_criteria(call, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_look_lists_the_findings_of_all_measures_of_an_item(tmp_path):
-    found = look(read_book("claims"), Asked(("L4.2", "label", "MR")), out=tmp_path)
+def test_list_findings_covers_the_findings_of_all_measures_of_an_item(tmp_path):
+    found = list_findings(read_book("claims"), Request(("L4.2", "label", "MR")), out=tmp_path)
     assert found["item"].tolist() == [*["L4.2"] * 7, "label", *["MR"] * 2]
     assert found["finding"][0] == "margin · t ‖∂L/∂p‖ at the end between *"
     assert found["criterion"].tolist() == [

@@ -10,7 +10,7 @@ import pytest
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.books import read_book, reproduce, run
 from jaxattn.lab.books.page import write_book_page
-from jaxattn.lab.books.run import Asked
+from jaxattn.lab.books.run import Request
 from jaxattn.lab.books.section import Place
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results import load, report
@@ -37,11 +37,11 @@ def again(tmp_path_factory):
     """Run some items at tiny sizes."""
 
     def run(*only, out=None, max_memory=None, **options):
-        asked = Asked(only, **{"overrides": TINY} | options)
+        request = Request(only, **{"overrides": TINY} | options)
         with Reporter(quiet=True) as reporter:
             return reproduce(
                 PAPER,
-                asked,
+                request,
                 out=out or folder,
                 command="jaxattn reproduce",
                 reporter=reporter,
@@ -104,8 +104,8 @@ def tiny():
 
 def of_tiny(tiny, out, *only, quiet=True, **options):
     with Reporter(quiet=quiet) as reporter:
-        asked = Asked(only, **options)
-        return reproduce(tiny, asked, out=out, command="jaxattn reproduce", reporter=reporter)
+        request = Request(only, **options)
+        return reproduce(tiny, request, out=out, command="jaxattn reproduce", reporter=reporter)
 
 
 @pytest.mark.more

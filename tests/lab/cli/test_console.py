@@ -42,8 +42,8 @@ def test_control_characters_are_escaped(lines):
 
 def test_output_has_no_terminal_escape_codes(lines, capsys):
     told = "a\tb é\x1b[2J\x9b1m\u202ec\r"
-    assert lines(console.say, f"{told}\nsecond") == [r"a       b é\x1b[2J\x9b1m\u202ec\r", "second"]
-    console.say(told, err=True)
+    assert lines(console.print_line, f"{told}\nsecond") == [r"a       b é\x1b[2J\x9b1m\u202ec\r", "second"]
+    console.print_line(told, err=True)
     assert capsys.readouterr().err == "a       b é\\x1b[2J\\x9b1m\\u202ec\\r\n"
     printed = "\n".join(lines(console.print_json, {"é": told}))
     assert json.loads(printed) == {"é": told}
@@ -174,18 +174,18 @@ def test_headings_break_only_after_dots(lines):
 def test_text_is_wrapped_in_a_terminal_but_not_in_a_pipe(lines, monkeypatch, capsys):
     text = "embed records " + ", ".join(f"metric_{k}" for k in range(30)) + ", Ep_bin_00 .. 19, x [0.1, 0.2]"
     for width in range(20, 90):
-        found = lines(console.say_wrapped, text, indent=2, width=width)
+        found = lines(console.print_wrapped, text, indent=2, width=width)
         assert max(map(len, found)) <= width
         assert all(line.startswith("  ") for line in found[1:])
         assert " ".join(" ".join(found).split()) == text
         assert any("Ep_bin_00 .. 19" in line for line in found)
         assert any("[0.1, 0.2]" in line for line in found)
-    assert lines(console.say_wrapped, "see results/one/long-path/report.html", width=20) == [
+    assert lines(console.print_wrapped, "see results/one/long-path/report.html", width=20) == [
         "see",
         "results/one/long-path/report.html",
     ]
     monkeypatch.delenv("COLUMNS")
-    console.say_wrapped(text)
+    console.print_wrapped(text)
     assert capsys.readouterr().out == text + "\n"
 
 

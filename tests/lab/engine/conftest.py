@@ -28,7 +28,7 @@ class Lines(Reporter):
     def warn(self, line):
         self.lines.append(line)
 
-    def update(self, description, share=None, state="", left=None):
+    def update(self, description, share=None, state="", remaining=None):
         self.calls += share is not None
         if self.calls == self.stop_after:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -134,7 +134,7 @@ PHASES = [
 
 
 @pytest.fixture(scope="session")
-def lanes(tmp_path_factory, go, study):
+def runs(tmp_path_factory, go, study):
     """Return a run of all kinds of descent over all kinds of numbers, vmapped in one program."""
     axes = {
         "data.vocab_size": [7, 40, 12],
@@ -148,7 +148,7 @@ def lanes(tmp_path_factory, go, study):
         "phases.log.step_size": [0.2, 0.1],
     }
     wanted = study(dtype="float64", data=INDEPENDENT, phases=PHASES, axes=axes, zip=zipped, seeds=2)
-    folder = tmp_path_factory.mktemp("lanes") / "together"
+    folder = tmp_path_factory.mktemp("runs") / "together"
     assert not go(folder, wanted)[0].failures
     return folder, wanted
 

@@ -58,8 +58,8 @@ def test_batches_contain_every_cell_and_seed_exactly_once(study):
     axes = {"model.dim": [8, 16], "phases.query.step_size": [0.1, 0.2, 0.3]}
     for chunk in (1, 2, 4, 100):
         wanted = study(seeds=3, axes=axes, chunk=chunk)
-        lanes = [(cell.number, seed) for batch in cut(wanted) for cell, seed in batch.lanes]
-        assert sorted(lanes) == [(cell, seed) for cell in range(6) for seed in range(3)]
+        runs = [(cell.number, seed) for batch in cut(wanted) for cell, seed in batch.runs]
+        assert sorted(runs) == [(cell, seed) for cell in range(6) for seed in range(3)]
         assert len({batch.name for batch in cut(wanted)}) == len(cut(wanted))
 
 
@@ -74,8 +74,8 @@ def test_batch_description_contains_its_settings_or_cell_count(study):
 def test_existing_batches_with_several_cells_are_kept(study):
     wanted = study(seeds=4, axes={"phases.query.step_size": [0.1, 0.2, 0.3, 0.4]}, chunk=4)
     known = ["cells-00001-00002-seeds-00001-00002", "cells-00009-00009-seeds-00000-00003"]
-    lanes = [(cell.number, seed) for batch in cut(wanted, known) for cell, seed in batch.lanes]
-    assert sorted(lanes) == [(cell, seed) for cell in range(4) for seed in range(4)]
+    runs = [(cell.number, seed) for batch in cut(wanted, known) for cell, seed in batch.runs]
+    assert sorted(runs) == [(cell, seed) for cell in range(4) for seed in range(4)]
     assert known[0] in [batch.name for batch in cut(wanted, known)]
 
 
@@ -89,7 +89,7 @@ def test_too_many_batches_are_rejected(study):
 def begun(directory, *names):
     """Return a folder in which some batches have started."""
     (directory / "parts").mkdir(parents=True)
-    nothing = {}, batch_state.Checkpoint(1, {}, {}), batch_state.Provenance({}, {}, {})
+    nothing = {}, batch_state.Checkpoint(1, {}, {}), batch_state.BatchOrigin({}, {}, {})
     for name in names:
         batch_state.write_state(directory, name, batch_state.BatchState(False, 0, 0, [], *nothing))
     return Store(directory).batches()

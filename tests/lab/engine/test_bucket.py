@@ -79,7 +79,7 @@ def looked_at(monkeypatch):
     """Let the holder of a lock renew it whenever another process reads it."""
 
     def held_by(holder):
-        clock = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: holder.beat()})
+        clock = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: holder.send_heartbeat()})
         monkeypatch.setattr(lock, "time", clock)
 
     return held_by
@@ -259,12 +259,12 @@ def test_a_lost_lock_is_never_reacquired(place, elsewhere, soon, tmp_path):
     first.take(print)
     second.take(print)
     with pytest.raises(objects.Changed):
-        first.beat()
+        first.send_heartbeat()
     first._lose()
     assert first.is_lost
     with pytest.raises(objects.Changed, match="taken over by process"):
-        first.beat()
-    second.beat()
+        first.send_heartbeat()
+    second.send_heartbeat()
 
 
 def named(folder):
@@ -301,8 +301,8 @@ def test_uncommitted_objects_are_deleted(
         with pytest.raises(RunError, match=r"taken over by|another run"):
             first.save(batch, arrays, tables, cells={"0": "x"}, phase=0, step=1, failures=[])
     assert there == expected
-    left = {name for name in sent(server, place) if name.startswith("checkpoints/")}
-    assert left == {name for name in there if name.startswith("checkpoints/")}
+    remaining = {name for name in sent(server, place) if name.startswith("checkpoints/")}
+    assert remaining == {name for name in there if name.startswith("checkpoints/")}
     elsewhere()
     assert verify(results_folder(place).fetch(*WHOLE)) == []
 

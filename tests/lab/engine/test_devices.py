@@ -44,7 +44,7 @@ def test_resuming_on_the_same_devices_is_not_reported(two_batches, study, go, tm
     ],
 )
 def test_known_jax_bugs_are_reported_on_one_line(platform, jaxlib, words):
-    found = devices.trouble(platform, jaxlib)
+    found = devices.known_bug(platform, jaxlib)
     assert all(word in found for word in words)
     assert bool(found) == bool(words)
     assert "\n" not in found

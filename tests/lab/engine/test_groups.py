@@ -16,8 +16,8 @@ from jaxattn.lab.study.groups import compile_groups
 @pytest.mark.parametrize(
     ("case", "lane"),
     [
-        pytest.param("lanes", (-2, 1), marks=pytest.mark.more),
-        pytest.param("lanes", (0, 0), marks=pytest.mark.more),
+        pytest.param("runs", (-2, 1), marks=pytest.mark.more),
+        pytest.param("runs", (0, 0), marks=pytest.mark.more),
         pytest.param("flows", (0, 0), marks=pytest.mark.slow),
         pytest.param("flows", (-2, 1), marks=pytest.mark.slow),
     ],
@@ -124,9 +124,9 @@ for number in range(1, len(sys.argv), 2):
 
 
 @pytest.mark.slow
-def test_four_devices_match_one_device_and_use_no_collectives(lanes, flows, tmp_path, read):
+def test_four_devices_match_one_device_and_use_no_collectives(runs, flows, tmp_path, read):
     words = []
-    for number, (_, wanted) in enumerate((lanes, flows)):
+    for number, (_, wanted) in enumerate((runs, flows)):
         words += [str(wanted.write(tmp_path / f"{number}.toml")), str(tmp_path / f"four-{number}")]
     flags = {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
@@ -137,7 +137,7 @@ def test_four_devices_match_one_device_and_use_no_collectives(lanes, flows, tmp_
     done = subprocess.run(command, env=os.environ | flags, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     keys = ["cell", "seed", "phase", "step", "metric"]
-    for number, (folder, _) in enumerate((lanes, flows)):
+    for number, (folder, _) in enumerate((runs, flows)):
         four, four_tokens = read(tmp_path / f"four-{number}", ordered=True)
         one, one_tokens = read(folder, ordered=True)
         pd.testing.assert_frame_equal(four[keys], one[keys])

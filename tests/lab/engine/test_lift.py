@@ -125,7 +125,7 @@ def test_compilation_error_is_raised(study, monkeypatch):
 def test_programs_discarded_from_the_cache_are_freed(monkeypatch, study):
     """Every program maps memory, and a process may have a limited number of mappings."""
     monkeypatch.setattr(lift, "_KNOWN", {})
-    monkeypatch.setattr(lift, "MOST_KNOWN", 2)
+    monkeypatch.setattr(lift, "MAX_KNOWN", 2)
     gc.disable()
     try:
         settings = [study(model={"kind": "one_layer", "dim": dim}).base for dim in (2, 3, 4)]

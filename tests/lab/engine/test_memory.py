@@ -19,9 +19,9 @@ def first(study):
 def test_number_of_runs_that_fit_is_found_by_linear_interpolation():
     asked = []
 
-    def peak(lanes):
-        asked.append(lanes)
-        return 100 + 10 * lanes
+    def peak(runs):
+        asked.append(runs)
+        return 100 + 10 * runs
 
     assert memory.fit(peak, 50, 1000)[0] == 50
     assert asked == [50]

@@ -19,8 +19,8 @@ class Shown(Reporter):
         super().__init__(quiet=True)
         self.lines = []
 
-    def update(self, description, share=None, state="", left=None):
-        self.lines.append((description, share, left))
+    def update(self, description, share=None, state="", remaining=None):
+        self.lines.append((description, share, remaining))
 
 
 class Run:
@@ -63,13 +63,13 @@ def run(monkeypatch, study):
 def test_time_left_is_known_once_every_phase_is_timed(run):
     run.monitor.begin_batch(run.batches[0], 0, 3)
     run.embed()
-    assert run.monitor.left() is None  # The phase query has not been timed.
+    assert run.monitor.remaining() is None  # The phase query has not been timed.
     run.monitor.begin_phase(1, [0, 100, 200], 0)
     run.measure(2.0)
     run.step(1, 7.0)  # The first call includes compilation.
     run.step(99, 9.9)
     # The phase query has not been timed yet, and other batches still require it.
-    assert run.monitor.left() is None
+    assert run.monitor.remaining() is None
     run.measure(2.0)
     run.step(100, 10.0)
     run.measure(2.0)
@@ -77,16 +77,16 @@ def test_time_left_is_known_once_every_phase_is_timed(run):
     first = 6.0 + 32.9
     run.monitor.begin_batch(run.batches[1], 1, 3)
     run.embed()
-    assert run.monitor.left() == pytest.approx(first - 6.0 + first)
+    assert run.monitor.remaining() == pytest.approx(first - 6.0 + first)
     run.monitor.begin_phase(1, [0, 100, 200], 0)
     # Before the phase has a measured speed, that of the previous batch is used.
-    assert run.monitor.left() == pytest.approx(first - 6.0 + first)
+    assert run.monitor.remaining() == pytest.approx(first - 6.0 + first)
     run.measure(1.0)
     run.step(1, 5.0)
-    assert run.monitor.left() == pytest.approx(first - 6.0 - 6.0 + first)
+    assert run.monitor.remaining() == pytest.approx(first - 6.0 - 6.0 + first)
     run.step(49, 4.9)
     # 150 steps, two measurements and one batch are left.
-    assert run.monitor.left() == pytest.approx(15.0 + 2 * 1.0 + first)
+    assert run.monitor.remaining() == pytest.approx(15.0 + 2 * 1.0 + first)
 
 
 def test_status_without_a_step_shows_no_fraction_and_no_time_left(run):
@@ -118,7 +118,7 @@ def test_flow_shows_the_progress_of_its_path(monkeypatch, study):
     shown += ["query ‖p‖ = 123 of 10000"] * 2
     assert [what for what, _, _ in run.reporter.lines] == shown
     # Its rows take between no time and minutes.
-    assert run.monitor.left() is None
+    assert run.monitor.remaining() is None
     assert run.monitor.block(9) == 1
 
 
@@ -134,14 +134,14 @@ def test_time_left_in_a_flow_is_estimated_from_earlier_flows(monkeypatch, study)
     for number, expected in ((0, None), (1, pytest.approx(2 * 30.0 + 6.0)), (2, pytest.approx(30.0))):
         run.monitor.begin_batch(run.batches[number], number, 3)
         run.embed()
-        what, share, left = follow(29.0)
-        assert (what, left) == ("query runs until ‖p‖ = 10000", expected)
-        assert (share is None) == (left is None)
-        assert run.entries[-1]["left"] == left
+        what, share, remaining = follow(29.0)
+        assert (what, remaining) == ("query runs until ‖p‖ = 10000", expected)
+        assert (share is None) == (remaining is None)
+        assert run.entries[-1]["left"] == remaining
         run.step(1, 1.0)
         run.monitor.end_phase()
     follow(31.0)
-    assert run.monitor.left() is None  # This is longer than any earlier flow.
+    assert run.monitor.remaining() is None  # This is longer than any earlier flow.
 
 
 def test_block_and_checkpoint_intervals_are_respected(monkeypatch, study):
@@ -181,9 +181,9 @@ def test_time_and_peak_memory_of_earlier_processes_are_included():
     stopped = {"wall_time_s": 50.0, "peak_memory_mib": None}
     killed = {"wall_time_s": 70.0, "peak_memory_mib": 1e6}
 
-    def spent(*earlier):
-        return RunMonitor(Reporter(quiet=True), lambda entry, series: None, earlier=earlier).spent()
+    def resource_usage(*earlier):
+        return RunMonitor(Reporter(quiet=True), lambda entry, series: None, earlier=earlier).resource_usage()
 
-    assert 70 <= spent(stopped, killed)["wall_time_s"] < 71
-    assert spent(stopped, killed)["peak_memory_mib"] == 1e6
-    assert 50 <= spent(stopped, {})["wall_time_s"] < 51
+    assert 70 <= resource_usage(stopped, killed)["wall_time_s"] < 71
+    assert resource_usage(stopped, killed)["peak_memory_mib"] == 1e6
+    assert 50 <= resource_usage(stopped, {})["wall_time_s"] < 51

@@ -20,7 +20,7 @@ def test_plan_lists_the_groups(tmp_path, study):
     assert cells["group"].tolist() == [0, 0, 0, 1, 1, 1]
     assert cells["done"].tolist() == ["0 of 5"] * 6
     assert table["vmapped"].tolist() == ["seed, phases.embed.step_size"] * 2
-    assert table[["cells", "lanes", "together", "batches"]].to_numpy().tolist() == [[3, 15, 3, 6]] * 2
+    assert table[["cells", "runs", "together", "batches"]].to_numpy().tolist() == [[3, 15, 3, 6]] * 2
     assert whole.startswith("small: 6 cells in 2 groups, 12 batches, 0 of them done")
 
 
@@ -59,7 +59,7 @@ def test_quick_plan_does_not_compile(tmp_path, monkeypatch, study):
     monkeypatch.setattr(memory, "peak", refuse)
     monkeypatch.setattr(planning, "estimate_runtime", refuse)
     tables, whole = plan_study(study(), tmp_path, quick=True)
-    assert list(tables[1]) == ["group", "cells", "coordinates", "vmapped", "lanes", "together", "batches"]
+    assert list(tables[1]) == ["group", "cells", "coordinates", "vmapped", "runs", "together", "batches"]
     assert "left" not in whole
     with pytest.raises(AssertionError, match="compiles"):
         plan_study(study(), tmp_path)
@@ -107,8 +107,8 @@ def test_estimated_time_grows_with_the_number_of_steps_and_seeds(study, tables):
     for steps, seeds in ((20, 4), (200_000, 400)):
         wanted = study(phases=[*phases[:1], phases[1] | {"steps": steps}], seeds=seeds)
         (group,) = compile_groups(wanted.cells)
-        left = [Batch(group, group.cells, range(seeds))]
-        times.append(planning.estimate_runtime(group, programs(group.setting), left))
+        remaining = [Batch(group, group.cells, range(seeds))]
+        times.append(planning.estimate_runtime(group, programs(group.setting), remaining))
     assert 0 < times[0] < times[1] / 20
 
 

@@ -71,7 +71,7 @@ def test_errors_on_writing_to_stderr_are_ignored(monkeypatch, error):
 def test_delayed_progress_is_not_shown_for_short_tasks(monkeypatch):
     now, said = [100.0], []
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    tell = progress.patient(lambda what, share: said.append((what, share)))
+    tell = progress.delayed(lambda what, share: said.append((what, share)))
     tell("early", 0.1)
     now[0] += 3
     tell("late", 0.5)

@@ -24,9 +24,9 @@ def test_probe_without_metrics_has_no_rows(study):
 
 
 def test_best_test_accuracy_is_selected_on_test_or_validation_data(rng):
-    lanes = [(cell, seed, phase) for cell in (0, 1) for seed in (0, 3) for phase in ("b", "a")]
+    runs = [(cell, seed, phase) for cell in (0, 1) for seed in (0, 3) for phase in ("b", "a")]
     rows, expected = [], {}
-    for lane in lanes:
+    for lane in runs:
         # Coarse accuracies tie; the first of equal steps is selected.
         names = ("test_accuracy", "validation_accuracy", "loss")
         curves = {name: rng.integers(0, 4, 9) / 4 for name in names}
@@ -42,4 +42,4 @@ def test_best_test_accuracy_is_selected_on_test_or_validation_data(rng):
     assert found[len(records) :].set_index(keys)["value"].to_dict() == expected
     only = with_best(records[records["metric"] != "validation_accuracy"])
     assert set(only["metric"]) == {"test_accuracy", "loss", "test_accuracy_best_on_test"}
-    assert len(with_best(records[records["metric"] == "loss"])) == len(lanes) * 9
+    assert len(with_best(records[records["metric"] == "loss"])) == len(runs) * 9

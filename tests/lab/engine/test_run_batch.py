@@ -109,7 +109,7 @@ def test_batch_resumes_on_a_different_number_of_devices(tmp_path, monkeypatch, g
     """The run starts with an odd number of cores and resumes with another number."""
     wanted = study(seeds=3)
     with monkeypatch.context() as patch:
-        patch.setattr(run.devices, "pad_to_devices", lambda lanes, shared: [*lanes, lanes[-1]])
+        patch.setattr(run.devices, "pad_to_devices", lambda runs, shared: [*runs, runs[-1]])
         stop(tmp_path / "other", wanted, 4)
     assert run_log.latest(tmp_path / "other")[-1]["phase"] == "query"
     assert not go(tmp_path / "other", wanted)[0].errors
@@ -123,7 +123,7 @@ def test_stopped_flow_with_expensive_steps_resumes_bitwise_identically(
     tmp_path, monkeypatch, cleared, go, stop, study, assert_same
 ):
     monkeypatch.setattr(stiff, "MANY_DIMS", 0)
-    monkeypatch.setattr(ties, "MOST_TIED", 4)
+    monkeypatch.setattr(ties, "MAX_TIED", 4)
     go(tmp_path / "straight", study("flow"))
     stop(tmp_path / "flow", study("flow"), 8)
     last = run_log.latest(tmp_path / "flow")[-1]
@@ -136,7 +136,7 @@ def test_killed_flow_resumes_from_its_last_row(
     tmp_path, monkeypatch, cleared, go, study, every_step, assert_same
 ):
     monkeypatch.setattr(stiff, "MANY_DIMS", 0)
-    monkeypatch.setattr(ties, "MOST_TIED", 4)
+    monkeypatch.setattr(ties, "MAX_TIED", 4)
     go(tmp_path / "straight", study("flow"))
     measured = []
 

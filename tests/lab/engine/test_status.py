@@ -90,8 +90,8 @@ def test_log_has_one_line_per_measurement_and_tolerates_damage(stopped):
 def test_status_subtracts_elapsed_time_from_the_time_left(tmp_path, stopped, monkeypatch):
     folder = shutil.copytree(stopped, tmp_path / "small")
     *_, line = run_log.latest(folder)
-    for left, ago, said in ((100.0, 20.0, ", about 80 s left"), (100.0, 200.0, ""), (None, 1.0, "")):
-        last = line | {"time": 1_000.0 - ago, "left": left}
+    for remaining, ago, said in ((100.0, 20.0, ", about 80 s left"), (100.0, 200.0, ""), (None, 1.0, "")):
+        last = line | {"time": 1_000.0 - ago, "left": remaining}
         (folder / "metrics.jsonl").write_bytes(files.sealed(last))
         monkeypatch.setattr(cli_status, "time", SimpleNamespace(time=lambda: 1_000.0))
         with Store(folder).locked():

@@ -375,11 +375,11 @@ def test_temporary_files_of_killed_runs_are_removed(copy, go, study):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     (copy / "figures").mkdir(exist_ok=True)
-    left = [copy / name / f".manifest.json.{ended.pid}" for name in ("", "parts", "figures")]
-    for path in left:
+    remaining = [copy / name / f".manifest.json.{ended.pid}" for name in ("", "parts", "figures")]
+    for path in remaining:
         path.write_text("{")
     assert go(copy, study(chunk=1))[0].already_finished
-    assert not any(path.exists() for path in left)
+    assert not any(path.exists() for path in remaining)
 
 
 def test_unknown_log_lines_are_ignored(copy):

@@ -32,7 +32,7 @@ def test_certified_distance_is_an_upper_bound():
 
 
 def test_undecided_separability_is_recorded_as_nan():
-    answers = [unsolved(status, 3) for status in (Status.NOTHING, Status.INFEASIBLE, Status.UNDECIDED)]
+    answers = [unsolved(status, 3) for status in (Status.NO_PAIRS, Status.INFEASIBLE, Status.UNDECIDED)]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
     _, feasible, *_ = _facts(stacked, np.zeros(3))
     np.testing.assert_array_equal(feasible, [1, 0, np.nan])

@@ -18,7 +18,7 @@ from jaxattn.lab.results.figures import KINDS, check_figures, draw_all, draw_fig
 from jaxattn.lab.results.fits import PowerLaw
 from jaxattn.lab.results.scaling import collect, scaling, sentence
 from jaxattn.lab.results.token_figures import importance, one_step_law, top_tokens
-from jaxattn.lab.results.tokens import at_end
+from jaxattn.lab.results.tokens import final_tokens
 
 SCALING = {"kind": "scaling", "axis": "model.dim", "expected": -0.5, "tolerance": 0.05}
 
@@ -156,7 +156,7 @@ def test_curves_show_a_subset_of_many_cells(results):
 
 def test_importance_shows_bin_means_and_counts_points_out_of_range(results):
     drawn = importance(results["text"], phase="joint")
-    table = at_end(results["text"], phase="joint").table
+    table = final_tokens(results["text"], phase="joint").table
     for ax, column in zip(drawn.figure.axes, ("Ev", "Ep"), strict=True):
         means = bin_means(table["posterior_difference"], table[column]).dropna()
         (line,) = (line for line in ax.get_lines() if line.get_marker() == "o")
@@ -169,7 +169,7 @@ def test_importance_shows_bin_means_and_counts_points_out_of_range(results):
 
 def test_importance_band_spans_the_range_of_seed_means(results):
     drawn = importance(results["text"], phase="joint")
-    table = at_end(results["text"], phase="joint", average=False).table
+    table = final_tokens(results["text"], phase="joint", average=False).table
     assert table["seed"].nunique() > 1
     for ax, column in zip(drawn.figure.axes, ("Ev", "Ep"), strict=True):
         means = [
@@ -206,7 +206,7 @@ def test_importance_has_one_row_per_class(results):
 
 
 def test_importance_shows_a_subset_of_many_classes(results, monkeypatch):
-    monkeypatch.setattr("jaxattn.lab.results.token_figures.MOST_CLASSES", 2)
+    monkeypatch.setattr("jaxattn.lab.results.token_figures.MAX_CLASSES", 2)
     drawn = importance(results["classes"])
     assert len(drawn.figure.axes) == 4
     assert "2 of 3 classes are shown; option label draws another" in drawn.caption
@@ -242,7 +242,7 @@ def test_one_step_law_draws_the_predicted_line(results, name, slope):
     drawn = one_step_law(results[name])
     (line,) = drawn.figure.axes[0].get_lines()
     np.testing.assert_allclose(np.asarray(line.get_ydata()), slope * np.asarray(line.get_xdata()))
-    table = at_end(results[name], phase="embed", average=False).table
+    table = final_tokens(results[name], phase="embed", average=False).table
     correlation = np.corrcoef(table["alpha"], table["Ev"])[0, 1]
     assert f"The correlation is {correlation:.4f}." in drawn.caption
 

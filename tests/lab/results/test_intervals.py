@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from jaxattn.lab.results.intervals import (
-    accelerated,
+    bca,
     clopper_pearson,
     geometric,
     jackknife,
@@ -86,14 +86,14 @@ def test_accelerated_bootstrap_matches_scipy(rng):
     samples = rng.exponential(size=25)
     found = stats.bootstrap((samples,), np.mean, method="BCa", n_resamples=999, rng=np.random.default_rng(3))
     left_out = [np.delete(samples, i).mean() for i in range(25)]
-    own = accelerated(samples.mean(), found.bootstrap_distribution, left_out)
+    own = bca(samples.mean(), found.bootstrap_distribution, left_out)
     np.testing.assert_allclose(own, found.confidence_interval, rtol=1e-12)
 
 
 def test_accelerated_bootstrap_contains_the_value_or_is_nan(rng):
     draws = rng.uniform(size=(500, 4))
     value = np.array([0.5, 0.98, 1.5, np.nan])
-    low, high = accelerated(value, draws, rng.normal(size=(30, 4)))
+    low, high = bca(value, draws, rng.normal(size=(30, 4)))
     assert (low[:2] <= value[:2]).all()
     assert (value[:2] <= high[:2]).all()
     assert np.isnan([low[2:], high[2:]]).all()

@@ -9,7 +9,7 @@ import pytest
 from jaxattn.core.errors import InputError
 from jaxattn.lab.results import aggregate, summary_table
 from jaxattn.lab.results.load import Results
-from jaxattn.lab.results.tokens import at_end, top
+from jaxattn.lab.results.tokens import final_tokens, top
 
 
 def test_aggregate_selects_rows_and_averages_over_cells(results):
@@ -43,7 +43,7 @@ def test_pair_subtracts_seed_by_seed(results):
 def test_methods_of_results_match_the_functions(results):
     run = results["text"]
     pd.testing.assert_frame_equal(run.summary(), summary_table(run))
-    pd.testing.assert_frame_equal(run.top_tokens(number=3), top(at_end(run), count=3))
+    pd.testing.assert_frame_equal(run.top_tokens(number=3), top(final_tokens(run), count=3))
     assert run.finished
     assert run.failures.empty
     chosen = run.choose(metrics=["loss"])

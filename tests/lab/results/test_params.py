@@ -32,7 +32,7 @@ GONE = "cells-00000-00001-seeds-00008-00008"
 HASHES = ["a" * 16, "b" * 16]
 
 
-def lanes(name, shape, phase):
+def runs(name, shape, phase):
     """A folder with five vmapped runs, one of them padded; each number encodes run, name and phase."""
     size = int(np.prod(shape))
     start = 1000 * "Epv".index(name) + 10_000 * phase
@@ -62,14 +62,14 @@ def folder(write, rewrite, tmp_path_factory):
     shapes = {"E": (PADDED, DIM), "p": (DIM,), "v": (DIM,)}
     state = {
         # Restored trees are sorted by name; "embed" and "joint" are already in that order.
-        "embed": {name: lanes(name, s, 0).reshape(5, *s) for name, s in shapes.items()},
-        "joint": {name: lanes(name, shapes[name], 1).reshape(5, *shapes[name]) for name in "p"},
+        "embed": {name: runs(name, s, 0).reshape(5, *s) for name, s in shapes.items()},
+        "joint": {name: runs(name, shapes[name], 1).reshape(5, *shapes[name]) for name in "p"},
     }
     (folder / "parts").mkdir()
     for batch in (BATCH, BEGUN):
         (folder / "checkpoints" / batch).mkdir(parents=True)
         checkpoint = checkpoints.save(batch_state.checkpoint_path(folder, batch, 3), state)
-        by = batch_state.Provenance(dict(zip("01", HASHES, strict=True)), {}, {})
+        by = batch_state.BatchOrigin(dict(zip("01", HASHES, strict=True)), {}, {})
         mark = batch_state.BatchState(batch == BATCH, 0, 3, [], TABLES, checkpoint, by)
         batch_state.write_state(folder, batch, mark)
     return folder
@@ -78,7 +78,7 @@ def folder(write, rewrite, tmp_path_factory):
 @pytest.mark.parametrize(("cell", "seed", "lane"), [(0, 2, 0), (0, 3, 1), (1, 2, 2), (1, 3, 3)])
 def test_padding_rows_are_removed_from_restored_parameters(folder, cell, seed, lane):
     found = load(folder).params(cell=cell, seed=seed)
-    E, p, v = lanes("E", (PADDED, DIM), 0), lanes("p", (DIM,), 1), lanes("v", (DIM,), 0)
+    E, p, v = runs("E", (PADDED, DIM), 0), runs("p", (DIM,), 1), runs("v", (DIM,), 0)
     np.testing.assert_array_equal(found.E, E[lane].reshape(PADDED, DIM)[: SIZES[cell]])
     np.testing.assert_array_equal(found.p, p[lane])
     np.testing.assert_array_equal(found.v, v[lane])
@@ -87,16 +87,16 @@ def test_padding_rows_are_removed_from_restored_parameters(folder, cell, seed, l
 
 def test_parameters_at_the_end_of_an_earlier_phase_can_be_restored(folder):
     results = load(folder)
-    np.testing.assert_array_equal(results.params(phase="embed").p, lanes("p", (DIM,), 0)[0])
-    np.testing.assert_array_equal(results.params(phase="joint").p, lanes("p", (DIM,), 1)[0])
-    np.testing.assert_array_equal(results.choose(phases=["joint"]).params().p, lanes("p", (DIM,), 1)[0])
+    np.testing.assert_array_equal(results.params(phase="embed").p, runs("p", (DIM,), 0)[0])
+    np.testing.assert_array_equal(results.params(phase="joint").p, runs("p", (DIM,), 1)[0])
+    np.testing.assert_array_equal(results.choose(phases=["joint"]).params().p, runs("p", (DIM,), 1)[0])
 
 
 def test_phases_are_ordered_by_run_and_not_alphabetically(folder, configured):
     results = load(folder)
     turned = configured(results, phases=results.manifest["config"]["phases"][::-1])
     renamed = dataclasses.replace(turned, records=results.records.iloc[::-1])
-    np.testing.assert_array_equal(renamed.params().p, lanes("p", (DIM,), 0)[0])
+    np.testing.assert_array_equal(renamed.params().p, runs("p", (DIM,), 0)[0])
 
 
 def test_parameters_have_the_type_of_the_given_model(folder):
@@ -107,7 +107,7 @@ def test_parameters_have_the_type_of_the_given_model(folder):
     found = load(folder).params(cell=0, seed=3, model=Model())
     assert isinstance(found, ja.models.one_layer.Params)
     assert found.E.shape == (3, DIM)
-    np.testing.assert_array_equal(found.p, lanes("p", (DIM,), 1)[1])
+    np.testing.assert_array_equal(found.p, runs("p", (DIM,), 1)[1])
 
     class Wider(Model):
         def init(self, key, like, *, dtype):
@@ -138,7 +138,7 @@ def test_missing_checkpoint_raises_a_one_line_error(folder, options, message):
 def test_batch_with_a_different_config_is_rejected(folder, tmp_path):
     copied = shutil.copytree(folder, tmp_path / "run")
     results = load(copied)
-    by = batch_state.Provenance({"0": "c" * 16, "1": HASHES[1]}, {}, {})
+    by = batch_state.BatchOrigin({"0": "c" * 16, "1": HASHES[1]}, {}, {})
     mark = msgspec.structs.replace(batch_state.read_state(copied, BATCH), origin=by)
     batch_state.write_state(copied, BATCH, mark)
     path = batch_state.path(copied, BATCH)

@@ -46,7 +46,7 @@ def save(folder, batch, tables, failures, finished=True):
         content = table.to_parquet(None)
         sums[name] = digest(content)
         batch_state.table_path(folder, batch, name, sums[name]).write_bytes(content)
-    nothing = batch_state.Checkpoint(1, {}, {}), batch_state.Provenance({"0": "", "1": ""}, {}, {})
+    nothing = batch_state.Checkpoint(1, {}, {}), batch_state.BatchOrigin({"0": "", "1": ""}, {}, {})
     batch_state.write_state(folder, batch, batch_state.BatchState(finished, 1, 40, failures, sums, *nothing))
 
 
@@ -98,7 +98,7 @@ def test_batch_with_a_different_config_raises_a_one_line_error(running):
     batch_state.write_state(
         running,
         WHOLE,
-        msgspec.structs.replace(mark, origin=batch_state.Provenance({"0": "f" * 16, "1": ""}, {}, {})),
+        msgspec.structs.replace(mark, origin=batch_state.BatchOrigin({"0": "f" * 16, "1": ""}, {}, {})),
     )
     with pytest.raises(
         InputError, match=rf"{WHOLE}\.json: cell 0 has another config than in the manifest; delete this file"
@@ -225,7 +225,7 @@ def made(write, tmp_path_factory):
     for name, sha256 in sums.items():
         shutil.copy(folder / f"{name}.parquet", batch_state.table_path(folder, BATCH, name, sha256))
     checkpoint = checkpoints.save(batch_state.checkpoint_path(folder, BATCH, 1), {"embed": {"E": [1.0]}})
-    by = batch_state.Provenance({"0": "0123456789abcdef"}, {}, {})
+    by = batch_state.BatchOrigin({"0": "0123456789abcdef"}, {}, {})
     batch_state.write_state(folder, BATCH, batch_state.BatchState(True, 2, 0, [], sums, checkpoint, by))
     (folder / "figures").mkdir()
     (folder / "summary.csv").write_text("a,b\n")

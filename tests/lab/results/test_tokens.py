@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.results.tokens import at_end, named_tokens, top, with_classes
+from jaxattn.lab.results.tokens import final_tokens, named_tokens, top, with_classes
 
 
 def test_seeds_that_share_a_corpus_are_averaged(results):
     run = results["text"]
-    tokens = at_end(run, phase="joint")
+    tokens = final_tokens(run, phase="joint")
     assert tokens.averaged
     assert tokens.over_seeds == "averaged over 4 seeds"
     assert len(tokens.table) == run.tokens["id"].nunique()
@@ -17,56 +17,56 @@ def test_seeds_that_share_a_corpus_are_averaged(results):
     found = tokens.table.set_index("id").loc[17]
     assert found["Ep"] == pytest.approx(rows["Ep"].mean())
     assert found["alpha"] == rows["alpha"].iloc[0]
-    assert not at_end(run, phase="joint", average=False).averaged
+    assert not final_tokens(run, phase="joint", average=False).averaged
 
 
 def test_seeds_with_different_corpora_are_pooled(results):
-    tokens = at_end(results["dims"], cell=2)
+    tokens = final_tokens(results["dims"], cell=2)
     assert tokens.over_seeds == "6 seeds pooled"
     assert len(tokens.table) == 6 * 60
 
 
 def test_failed_seeds_and_nonfinite_tokens_are_dropped(results):
-    assert at_end(results["failed"], cell=2, phase="joint").seeds == 2
-    assert at_end(results["failed"], cell=2, phase="embed").seeds == 4
+    assert final_tokens(results["failed"], cell=2, phase="joint").seeds == 2
+    assert final_tokens(results["failed"], cell=2, phase="embed").seeds == 4
     run = results["one_seed"]
     gaps = run.tokens.assign(
         posterior_difference=run.tokens["posterior_difference"].where(run.tokens["id"] != 3)
     )
-    assert 3 not in set(at_end(dataclasses.replace(run, tokens=gaps)).table["id"])
+    assert 3 not in set(final_tokens(dataclasses.replace(run, tokens=gaps)).table["id"])
 
 
 def test_missing_token_table_raises(results):
     run = results["one_seed"]
     with pytest.raises(InputError, match="no token table, because no phase has ended or the model has no"):
-        at_end(dataclasses.replace(run, tokens=run.tokens.head(0)))
+        final_tokens(dataclasses.replace(run, tokens=run.tokens.head(0)))
     with pytest.raises(InputError, match="phase 'none': token tables exist only for embed, joint"):
-        at_end(run, phase="none")
+        final_tokens(run, phase="none")
     with pytest.raises(InputError, match="every seed failed"):
-        at_end(dataclasses.replace(run, tokens=run.tokens.assign(Ep=np.nan)))
+        final_tokens(dataclasses.replace(run, tokens=run.tokens.assign(Ep=np.nan)))
 
 
 def test_top_tokens_have_the_largest_scores(results):
-    tokens = at_end(results["text"], phase="joint")
+    tokens = final_tokens(results["text"], phase="joint")
     best = top(tokens, count=5)
     assert best["Ep"].tolist() == sorted(tokens.table["Ep"], reverse=True)[:5]
 
 
 def test_top_tokens_list_each_token_once(results):
-    best = top(at_end(results["classes"], phase="joint"), count=10)
+    best = top(final_tokens(results["classes"], phase="joint"), count=10)
     assert best["id"].is_unique
-    tokens = at_end(results["classes"], phase="joint").table
+    tokens = final_tokens(results["classes"], phase="joint").table
     for row in best.itertuples():
         assert row.alpha == tokens.loc[tokens["id"] == row.id, "alpha"].max()
 
 
 def test_top_tokens_of_different_corpora_are_those_of_the_first_seed(results):
-    best = top(at_end(results["dims"]), count=10)
+    best = top(final_tokens(results["dims"]), count=10)
     assert set(best["seed"]) == {0}
 
 
 def test_top_tokens_respect_min_count(results):
-    tokens = at_end(results["text"], phase="joint")
+    tokens = final_tokens(results["text"], phase="joint")
     best = top(tokens, count=5, min_count=500)
     often = tokens.table[tokens.table["count"] >= 500]
     assert best["Ep"].tolist() == sorted(often["Ep"], reverse=True)[:5]

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from jaxattn.lab.storage import batch_state, files
-from jaxattn.lab.storage.batch_state import BatchState, Checkpoint, Misplaced, Provenance
+from jaxattn.lab.storage.batch_state import BatchOrigin, BatchState, Checkpoint, Misplaced
 from jaxattn.lab.storage.files import Damaged
 
 ONE, OTHER = "cells-00000-00002-seeds-00004-00005", "cells-00000-00002-seeds-00006-00007"
@@ -21,8 +21,8 @@ def folder(tmp_path):
 
 def save(folder, batch, seeds, *, cells=(0, 2), finished=True, known=None):
     """Write the tables of a batch, and a commit record that may have any name."""
-    lanes = [(cell, seed) for cell in cells for seed in seeds]
-    table = pd.DataFrame(lanes, columns=["cell", "seed"]).assign(
+    cell_seed_pairs = [(cell, seed) for cell in cells for seed in seeds]
+    table = pd.DataFrame(cell_seed_pairs, columns=["cell", "seed"]).assign(
         phase="query", step=1, metric="loss", value=0.5
     )
     sums = {}
@@ -30,7 +30,7 @@ def save(folder, batch, seeds, *, cells=(0, 2), finished=True, known=None):
         content = table.to_parquet(None, index=False)
         sums[name] = files.digest(content)
         batch_state.table_path(folder, batch, name, sums[name]).write_bytes(content)
-    origin = Provenance(dict.fromkeys(known or map(str, cells), ""), {}, {})
+    origin = BatchOrigin(dict.fromkeys(known or map(str, cells), ""), {}, {})
     state = BatchState(finished, 0, 1, [], sums, Checkpoint(1, {}, {}), origin)
     batch_state.write_state(folder, batch, state)
     return state
@@ -71,10 +71,10 @@ def test_tables_identify_the_seeds_of_a_batch_whose_record_has_no_name(folder):
     without_name(folder, ONE)
     state, tables = batch_state.read_with_tables(folder, ONE)
     assert set(tables["records"]["seed"]) == {4, 5}
-    batch_state.check_lanes(folder, ONE, state)
+    batch_state.check_cells_and_seeds(folder, ONE, state)
     renamed(folder, ONE, OTHER)
     state = batch_state.read_state(folder, OTHER)
-    for ask in (batch_state.read_with_tables, lambda *of: batch_state.check_lanes(*of, state)):
+    for ask in (batch_state.read_with_tables, lambda *of: batch_state.check_cells_and_seeds(*of, state)):
         with pytest.raises(Misplaced, match=rf"{OTHER}\.records\..*: is the table of another batch"):
             ask(folder, OTHER)
 

@@ -52,7 +52,7 @@ def test_previous_line_is_returned_if_a_line_is_damaged(tmp_path):
 
 @pytest.mark.parametrize("what", ["folder", "large"])
 def test_invalid_log_is_ignored(tmp_path, monkeypatch, what):
-    monkeypatch.setattr(run_log, "MOST_BYTES", 1000)
+    monkeypatch.setattr(run_log, "MAX_BYTES", 1000)
     if what == "folder":
         (tmp_path / run_log.RUN_LOG).mkdir()
     else:

@@ -42,7 +42,7 @@ BOMBS = {
     "rows without end": lambda: {"cell": np.zeros(40_000_000, np.int8)},
     "bytes": lambda: {"metric": [b"x" * 100]},
     "lists": lambda: {"metric": [["x"] * 100]},
-    "columns without end": lambda: {f"x{k}": [0] for k in range(tables.MOST_COLUMNS + 1)},
+    "columns without end": lambda: {f"x{k}": [0] for k in range(tables.MAX_COLUMNS + 1)},
 }
 
 
@@ -80,10 +80,14 @@ def test_memory_limit_grows_with_the_file_size(tmp_path, monkeypatch):
         tables.read_table(path, tmp_path, None)
 
 
-def test_lanes_returns_cell_and_seed_pairs():
-    assert tables.lanes(table()) == {(cell, seed) for cell in range(3) for seed in range(2)}
-    assert tables.lanes(pd.DataFrame()) == tables.lanes(table().drop(columns="seed")) == set()
-    assert tables.lanes(table().assign(seed="x")) == {(-1, -1)}
+def test_cell_seed_pairs_returns_each_pair_once():
+    assert tables.cell_seed_pairs(table()) == {(cell, seed) for cell in range(3) for seed in range(2)}
+    assert (
+        tables.cell_seed_pairs(pd.DataFrame())
+        == tables.cell_seed_pairs(table().drop(columns="seed"))
+        == set()
+    )
+    assert tables.cell_seed_pairs(table().assign(seed="x")) == {(-1, -1)}
 
 
 def test_repeated_rows_are_detected():

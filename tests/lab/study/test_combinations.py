@@ -84,7 +84,7 @@ def test_built_in_phases_can_be_planned_with_custom_components(kind, thing, tmp_
         assert str(raised.value) == f"phases[0]: {LINEAR if linear else REFUSED[thing]}"
         return
     plan = study(kind, **THINGS[thing]).plan(tmp_path / "out", quick=True)
-    assert plan.groups["lanes"].tolist() == [2]
+    assert plan.groups["runs"].tolist() == [2]
 
 
 @pytest.mark.parametrize(

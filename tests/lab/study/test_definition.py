@@ -163,17 +163,17 @@ def test_config_recreates_the_study(study):
 
 
 def test_custom_code_is_listed(study):
-    assert study("own").own_kinds == sorted(
+    assert study("own").custom_kinds == sorted(
         f"mine.py:{name}"
         for name in (
             *("pairs", "Turned", "constant", "softened", "clipped", "Wander", "spread", "Travelled"),
             *("Longest", "last_losses"),
         )
     )
-    assert study().own_kinds == []
+    assert study().custom_kinds == []
     # Only one cell uses it.
     axes = {"loss.kind": ["logistic", "mine.py:broken"]}
-    assert study(axes=axes).own_kinds == ["mine.py:broken"]
+    assert study(axes=axes).custom_kinds == ["mine.py:broken"]
 
 
 def test_reading_results_imports_no_code(tmp_path, tables):

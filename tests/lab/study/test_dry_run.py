@@ -753,7 +753,7 @@ def test_nan_in_the_data_raises(sweep, tmp_path, monkeypatch, capsys):
     changes = {"data": {"kind": "runs.py:holed", "at": 2}, "model": "runs.py:Mean", "loss": "squared_error"}
     assert command(monkeypatch, "run", sweep(**changes), "--out", tmp_path / "out", "--quiet") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("data: train: X contains nan at (4, 2, 1); remove or replace this example")
+    assert line.endswith("data: train: X contains nan at (4, 2, 1); remove or replace it")
 
 
 @pytest.mark.more

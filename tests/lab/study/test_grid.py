@@ -93,7 +93,7 @@ def test_too_large_grids_raise_before_cells_are_created(settings, monkeypatch, g
 
 
 def test_cells_in_all_blocks_count_towards_the_limit(tables, monkeypatch):
-    monkeypatch.setattr("jaxattn.lab.study.grid._MOST_CELLS", 5)
+    monkeypatch.setattr("jaxattn.lab.study.grid._MAX_CELLS", 5)
     blocks = {name: {"axes": {"model.dim": [1, 2]}} for name in "abc"}
     with pytest.raises(InputError, match=r"blocks.c: the blocks have more than 5 cells in total"):
         Definition(tables(blocks=blocks))

@@ -311,7 +311,7 @@ def test_reading_a_sweep_file_does_not_import_unreferenced_code(tmp_path):
     (tmp_path / "bomb.py").write_text("raise SystemExit('imported')\n")
     text = SMALL.replace('name = "small"', 'name = "small"\ndescription = "bomb.py:Bomb and bomb:Bomb"')
     (tmp_path / "small.toml").write_text(text)
-    assert Study.read(tmp_path / "small.toml").own_kinds == []
+    assert Study.read(tmp_path / "small.toml").custom_kinds == []
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

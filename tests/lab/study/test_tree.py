@@ -3,7 +3,7 @@ import functools
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.study.tree import assign, check_values, flatten, merge, numbered, parse, place_of_thing
+from jaxattn.lab.study.tree import assign, check_values, flatten, location_of_entry, merge, numbered, parse
 
 
 def test_dotted_keys_address_entries_of_tables_and_lists():
@@ -54,7 +54,7 @@ def test_merge_keeps_settings_common_to_both_kinds():
     asked = []
 
     def keys(path, kind):
-        asked.append((place_of_thing(path), kind))
+        asked.append((location_of_entry(path), kind))
         return {"length", "dim"}
 
     base = {"data": {"kind": "a", "length": 3, "width": 2}, "model": {"kind": "m", "dim": 4}}

@@ -85,7 +85,9 @@ def unbounded(results: Run, item: Item) -> Measured:
     measured, there = "margin · t ‖∂L/∂p‖ at the end", cell.reached
     between = f"{measured} between {low:g} and {high:g}"
     found = [
-        share(between, satisfied, known=np.isfinite(rate), certificate=cell.ends, why=cell.why, **of),
+        share(
+            between, satisfied, known=np.isfinite(rate), certificate=cell.ends, why=cell.failure_reason, **of
+        ),
     ]
     if there.sum() > 1:
         # For seeds that do not reach this norm, ‖∂L/∂p‖ may be mere rounding error, because the forces
@@ -130,7 +132,7 @@ def converges(results: Run, item: Item) -> Measured:
     low, high = FITTED
     power = powers(norm, np.where((norm >= low) & (norm <= high), along, np.nan))
     measured = f"power of ‖p‖ in 1 - cos, ‖p‖ from {brief(low)} to {brief(high)}"
-    of: dict[str, Any] = {"statement": _DIRECTION, "setting": cell.setting, "why": cell.why}
+    of: dict[str, Any] = {"statement": _DIRECTION, "setting": cell.setting, "why": cell.failure_reason}
     return Measured(
         [_is_close(cell, _DIRECTION, CLOSE), mean(measured, power, certificate=cell.certificate(), **of)], {}
     )
@@ -164,7 +166,9 @@ def direction_elsewhere(results: Run, item: Item) -> Measured:
         away, there = cell.last("certified_distance"), cell.reached
         if not there.any():
             text = f"{cell.ends}; {cell.certificate()}"
-            found.append(mean("1 - cos where the flow ends", away, certificate=text, why=cell.why, **of))
+            found.append(
+                mean("1 - cos where the flow ends", away, certificate=text, why=cell.failure_reason, **of)
+            )
             continue
         text = f"{worst(away[there])}{cell.certificate()}"
         if not there.all():
@@ -192,7 +196,7 @@ def with_ties(results: Run, item: Item) -> Measured:
         text = f"{worst(away[cell.reached])}{proof}; {cell.ends}"
         measured = f"1 - cos ≤ {brief(CLOSE_ELSEWHERE)} at ‖p‖ = {brief(cell.until_norm)}, or a finite limit"
         known = np.isfinite(cell.last("limit_feasible"))
-        of: dict[str, Any] = {"statement": statement, "setting": cell.setting, "why": cell.why}
+        of: dict[str, Any] = {"statement": statement, "setting": cell.setting, "why": cell.failure_reason}
         ties = "share of sequences with tied tokens"
         found += [
             share(measured, satisfied, known=known, certificate=text, **of),
@@ -221,7 +225,7 @@ def selects(results: Run, item: Item, *, shares: bool = False) -> Measured:
         only_one = cell["data.kind"] == "assumption1"
         which = "the important token" if only_one else "a relevant token, where there is one,"
         statement = "every important token is selected once t is large"
-        of: dict[str, Any] = {"statement": statement, "setting": cell.setting, "why": cell.why}
+        of: dict[str, Any] = {"statement": statement, "setting": cell.setting, "why": cell.failure_reason}
         found.append(share(f"{which} selected in every sequence", held == 1, known=np.isfinite(held), **of))
         if shares:
             found.append(mean(f"share of sequences with {which} selected", held, between=(0.0, 1.0), **of))
@@ -240,7 +244,7 @@ def several(results: Run, item: Item) -> Measured:
     found = []
     for cell in cells(results):
         held, all_held = (cell.last(f"{x}relevant_selected") for x in ("", "only_"))
-        of: dict[str, Any] = {"setting": cell.setting, "why": cell.why, "known": np.isfinite(held)}
+        of: dict[str, Any] = {"setting": cell.setting, "why": cell.failure_reason, "known": np.isfinite(held)}
         one = "at least one relevant token is selected in every sequence"
         every = "all relevant tokens are selected"
         found += [
@@ -274,7 +278,7 @@ def jointly(alone: Run, together: Run, item: Item) -> Measured:
     # its sign.
     margins = before.last("relevant_margin"), cell.last("relevant_margin", "together")
     same, norm = (margins[0] > 0) & (margins[1] > 0), cell.last("p_norm", "together")
-    there, why = norm >= until * (1 - 1e-9), cell.why or before.why
+    there, why = norm >= until * (1 - 1e-9), cell.failure_reason or before.failure_reason
     relaxed, apart, head = (
         cell.last(name, "together")
         for name in ("relaxed_certified_distance", "unrelaxed_one_minus_cosine", "head_one_minus_cosine")
@@ -326,5 +330,5 @@ def _is_close(cell: Cell, statement: str, close: float) -> Finding:
         statement=statement,
         setting=cell.setting,
         certificate=text,
-        why=cell.why,
+        why=cell.failure_reason,
     )

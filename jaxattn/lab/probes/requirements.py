@@ -6,29 +6,29 @@ from jaxattn.base import Phase, Task
 from jaxattn.data.corpus import Corpus
 
 
-def wants_bags(task: Task) -> str | None:
+def require_bags(task: Task) -> str | None:
     """Return the unmet requirement, or None if the data are bags of tokens with class labels."""
     return None if isinstance(task.data.train, Corpus) else "requires bags of tokens with classes"
 
 
-def wants_scores(task: Task) -> str | None:
+def require_token_scores(task: Task) -> str | None:
     """Return the unmet requirement, or None.
 
     The requirements are bags of tokens, and a model that defines token scores and values.
     """
     if not task.model.has_scores:
         return "requires a model with scores_and_values"
-    return wants_bags(task)
+    return require_bags(task)
 
 
-def wants_attention(task: Task) -> str | None:
+def require_token_attention(task: Task) -> str | None:
     """Return the unmet requirement, or None if attention is a softmax over the token scores in a bag."""
     if not task.model.attends_to_tokens:
         return "requires a model with attends_to_tokens = True"
-    return wants_scores(task)
+    return require_token_scores(task)
 
 
-def wants_one_layer(task: Task, phase: Phase, train: Sequence[str]) -> str | None:
+def require_one_layer_model(task: Task, phase: Phase, train: Sequence[str]) -> str | None:
     """Return the unmet requirement, or None if the phase trains exactly the parameters `train`.
 
     The phase must also use the one-layer model, the logistic loss and bags of tokens.
@@ -39,4 +39,4 @@ def wants_one_layer(task: Task, phase: Phase, train: Sequence[str]) -> str | Non
         return "requires the logistic loss"
     if set(phase.train) != set(train):
         return f"requires a phase that trains {' and '.join(train)} alone"
-    return wants_bags(task)
+    return require_bags(task)
