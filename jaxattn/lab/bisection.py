@@ -93,7 +93,7 @@ def phase_diagram(
     default = study.folder().with_name(f"{study.name}_phase_diagram")
     measured = _Measured(study, Path(folder or default), metric, phase)
     seeds = len(study.seeds)
-    places = {value: location for location, value in enumerate(values)}
+    places = {value: index for index, value in enumerate(values)}
     points = [(c, values[k]) for c in columns for k in sorted(wanted({}, seeds, len(values), parts))]
     outcomes = pd.DataFrame()
     with Reporter(quiet) as reporter:
@@ -105,9 +105,9 @@ def phase_diagram(
             known = {column: outcomes[outcomes["x"] == column] for column in columns}
             crossed = {column: counts(own, places) for column, own in known.items()}
             points = [
-                (column, values[location])
+                (column, values[index])
                 for column in columns
-                for location in sorted(wanted(crossed[column], seeds, len(values), parts))
+                for index in sorted(wanted(crossed[column], seeds, len(values), parts))
             ]
     rows = [
         {"x": column, **threshold(crossed[column], seeds, values)}
@@ -171,10 +171,8 @@ def bracket(crossed: Mapping[int, int], rank: int, number: int) -> Bracket:
         rank: k.
         number: number of values.
     """
-    above = min((location for location, count in crossed.items() if count >= rank), default=number)
-    below = max(
-        (location for location, count in crossed.items() if location < above and count < rank), default=-1
-    )
+    above = min((index for index, count in crossed.items() if count >= rank), default=number)
+    below = max((index for index, count in crossed.items() if index < above and count < rank), default=-1)
     return Bracket(below, above)
 
 
@@ -192,7 +190,7 @@ def wanted(crossed: Mapping[int, int], seeds: int, number: int, parts: int = 2) 
         return ({0, number - 1} | cuts(0, number - 1)) - crossed.keys()
     found = (bracket(crossed, rank, number) for rank in ranks(seeds) if 0 < rank <= seeds)
     inside = [(low, high) for low, high in found if low >= 0 and high < number]
-    return {location for low, high in inside for location in cuts(low, high)}
+    return {index for low, high in inside for index in cuts(low, high)}
 
 
 def threshold(crossed: Mapping[int, int], seeds: int, values: Sequence[int | float]) -> dict[str, Any]:

@@ -159,14 +159,14 @@ def cut(
 
 
 def _existing_batches(groups: Sequence[CompileGroup], known: Sequence[str]) -> list[list[Batch]]:
-    location = {
+    positions = {
         cell.number: (k, index) for k, group in enumerate(groups) for index, cell in enumerate(group.cells)
     }
     old: list[list[Batch]] = [[] for _ in groups]
     for between, seeds in map(spans, known):
         # File names are untrusted and may contain an empty range.
-        if between and seeds and between.start in location:
-            k, index = location[between.start]
+        if between and seeds and between.start in positions:
+            k, index = positions[between.start]
             end = bisect.bisect_left(groups[k].cells, between.stop, key=lambda cell: cell.number)
             old[k].append(Batch(groups[k], groups[k].cells[index:end], seeds))
     return old

@@ -233,8 +233,8 @@ class _Queue(NamedTuple):
         text = " and ".join(half.name for half in halves)
         self.reporter.note(f"{batch.name}: out of memory; running {text} instead")
         self.folder.forget(batch.name, batch.configs)
-        location = self.batches.index(batch)
-        self.batches[location : location + 1] = halves
+        index = self.batches.index(batch)
+        self.batches[index : index + 1] = halves
         # Write the manifest now: if the run stops here, it must find the new batches when it resumes.
         self.known["batches"] = manifest.batch_entries(self.batches)
         self.folder.write_manifest(self.known)

@@ -176,9 +176,9 @@ def weighted_ranks(values: Floats, weights: Floats) -> Floats:
         (R, N): for each point, the mean rank 1, 2, ... of its copies among all copies. A point with weight 0
         has the rank at which it would be inserted.
     """
-    distinct, location = np.unique(values, return_inverse=True)
-    order = np.argsort(location, kind="stable")
-    start = np.searchsorted(location[order], np.arange(len(distinct)))
+    distinct, inverse = np.unique(values, return_inverse=True)
+    order = np.argsort(inverse, kind="stable")
+    start = np.searchsorted(inverse[order], np.arange(len(distinct)))
     size = np.add.reduceat(weights[:, order], start, axis=1)
     below = np.cumsum(size, axis=1) - size
-    return (below + (size + 1) / 2)[:, location]
+    return (below + (size + 1) / 2)[:, inverse]

@@ -225,9 +225,9 @@ class _Horizontal(NamedTuple):
                     f"choose from {', '.join(map(setting, self.values))}"
                 )
             shown = [
-                (location, x) for location, x in zip(self.places, self.values, strict=True) if x in theory
+                (position, x) for position, x in zip(self.places, self.values, strict=True) if x in theory
             ]
-            return [location for location, _ in shown], [float(theory[x]) for _, x in shown]
+            return [position for position, _ in shown], [float(theory[x]) for _, x in shown]
         if not self.numbers:
             raise InputError("theory: the values of x are not numbers; pass a mapping instead of a function")
         finite = [x for x in self.numbers if x < math.inf]
@@ -246,10 +246,10 @@ class _Horizontal(NamedTuple):
 
 
 def _points(ax: matplotlib.axes.Axes, diagram: PhaseDiagram, horizontal: _Horizontal) -> None:
-    location = dict(zip(horizontal.values, horizontal.places, strict=True))
+    position = dict(zip(horizontal.values, horizontal.places, strict=True))
     shares = diagram.outcomes.groupby(["x", "y"], sort=False)["crossed"].mean().reset_index()
     ax.scatter(
-        shares["x"].map(location),
+        shares["x"].map(position),
         shares["y"],
         c=shares["crossed"],
         cmap="Greys",

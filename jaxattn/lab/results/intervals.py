@@ -155,8 +155,8 @@ def _quantile_of_t(freedom: int, confidence: float) -> float:
 
 def _quantiles(draws: _Floats, share: Any) -> Any:
     ordered = np.sort(draws, axis=0)
-    location = np.asarray(np.nan_to_num(share) * (len(draws) - 1))
-    first = location.astype(int)
+    position = np.asarray(np.nan_to_num(share) * (len(draws) - 1))
+    first = position.astype(int)
     last = np.minimum(first + 1, len(draws) - 1)
     below, above = (np.take_along_axis(ordered, x[None], axis=0)[0] for x in (first, last))
-    return below + (location - first) * (above - below)
+    return below + (position - first) * (above - below)

@@ -96,13 +96,13 @@ def params_of(
     results.settings(cell)
     if step not in (None, 0):
         raise InputError(f"step {step}: not stored; use step 0, or omit step for the end of the phase")
-    batch, location, seed = _place(results, cell, seed)
+    batch, index, seed = _locate(results, cell, seed)
     with copies.naming():
         state = _restore(results, cell, batch)
     phases = _until(state, phase, before=step == 0)
-    arrays = {name: x[location] for name, x in _after(state, phases).items()}
+    arrays = {name: x[index] for name, x in _after(state, phases).items()}
     if not phases:
-        trained = {name: x[location] for name, x in _after(state, list(state)).items()}
+        trained = {name: x[index] for name, x in _after(state, list(state)).items()}
         arrays = initial_arrays(results, cell, seed, trained)
     try:
         vocab_size = msgspec.convert(results.lookup(cell, "data.vocab_size"), PositiveInt)
@@ -134,7 +134,7 @@ def _built_in(results: Run, cell: int) -> Any:
         ) from None
 
 
-def _place(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
+def _locate(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
     batches = [batch for batch in results.manifest.get("batches", []) if cell in batch["cells"]]
     if not batches:
         raise InputError(
@@ -145,10 +145,8 @@ def _place(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
     seed = seeds[0] if seed is None else seed
     for batch in batches:
         if seed in batch["seeds"]:
-            location = list(batch["cells"]).index(cell) * len(batch["seeds"]) + list(batch["seeds"]).index(
-                seed
-            )
-            return batch["name"], location, seed
+            index = list(batch["cells"]).index(cell) * len(batch["seeds"]) + list(batch["seeds"]).index(seed)
+            return batch["name"], index, seed
     raise InputError(f"seed {seed}: {results.directory} has only seeds {ranges_text(seeds)} for cell {cell}")
 
 

@@ -44,5 +44,5 @@ def _kept(cell: Cell, lower: float, upper: float) -> Finding:
         statement="a label is lost where label_window says so, and only there",
         setting=cell.setting,
         certificate=f"predicted: lost {there}",
-        why=cell.why,
+        why=cell.failure_reason,
     )

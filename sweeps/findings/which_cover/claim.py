@@ -42,7 +42,7 @@ def cover(results: Any, item: Item) -> Measured:
                 statement=law,
                 setting=where,
                 certificate=ends,
-                why=cell.why,
+                why=cell.failure_reason,
             ),
             share(
                 "all sequences in that order, the label that of S",
@@ -50,7 +50,7 @@ def cover(results: Any, item: Item) -> Measured:
                 known=known,
                 statement=order,
                 setting=where,
-                why=cell.why,
+                why=cell.failure_reason,
             ),
             share(
                 "a shortest cover",
@@ -58,7 +58,7 @@ def cover(results: Any, item: Item) -> Measured:
                 known=known,
                 statement="a small start leads to a shortest cover",
                 setting=where,
-                why=cell.why,
+                why=cell.failure_reason,
             ),
         ]
     return Measured(found, {})

@@ -32,7 +32,7 @@ def mixture(results: Any, item: Item) -> Measured:
                 certified,
                 known=np.isfinite(holds),
                 certificate=bound,
-                why=cell.why,
+                why=cell.failure_reason,
                 **of,
             ),
             share(

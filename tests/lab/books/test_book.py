@@ -102,12 +102,12 @@ def test_book_is_found_by_name_or_folder(tmp_path, monkeypatch):
     shutil.copytree(TINY, tmp_path / "sweeps" / "small")
     monkeypatch.chdir(tmp_path)
     by_name, by_folder = read_book("small"), read_book(tmp_path / "sweeps" / "small")
-    assert (by_name.name, by_name.place) == ("small", "sweeps/small")
-    assert by_folder.place == "sweeps/small"
+    assert (by_name.name, by_name.location) == ("small", "sweeps/small")
+    assert by_folder.location == "sweeps/small"
     assert read_book(tmp_path / "sweeps" / "small").items == by_folder.items
-    assert read_book(TINY).place == "tiny"
+    assert read_book(TINY).location == "tiny"
     assert [item.name for item in by_name.items] == ["step", "own", "texts", "elsewhere"]
-    assert PAPER.place == "jaxattn/lab/books/paper"
+    assert PAPER.location == "jaxattn/lab/books/paper"
 
 
 def test_book_without_an_item_list_contains_all_items(tmp_path):

@@ -103,7 +103,7 @@ def test_results_at_a_different_scale_are_not_overwritten(folder):
 
 
 def test_record_with_different_settings_is_not_shown(folder):
-    path = folder / record.place(ITEM)
+    path = folder / record.location(ITEM)
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"settings": "of before"}))
     shown = record.read_record(ITEM, "laptop", folder)
@@ -119,7 +119,7 @@ def test_digest_depends_on_scale_but_not_on_data_folder():
 
 @pytest.mark.parametrize("damage", ["[]", "{", '{"scale": "laptop"}'])
 def test_damaged_record_raises_an_error_with_a_remedy(folder, damage):
-    (folder / record.place(ITEM)).write_text(damage)
+    (folder / record.location(ITEM)).write_text(damage)
     with pytest.raises(InputError, match=r"fig2_synthetic.json: damaged.*; remove it and run `jaxattn"):
         record.read_record(ITEM, "laptop", folder)
 
@@ -189,7 +189,7 @@ def test_record_cannot_refer_to_files_outside_its_folder(folder, tmp_path, way):
     file = {"dots": "../secret.png", "absolute": str(tmp_path / "secret.png"), "link": "figures/link.png"}[
         way
     ]
-    path = out / record.place(ITEM)
+    path = out / record.location(ITEM)
     content = json.loads(path.read_text())
     content["pictures"][0]["file"] = file
     path.write_text(json.dumps(content))

@@ -29,6 +29,6 @@ def test_device_is_not_initialised_if_that_would_crash_the_process(tmp_path, mon
 
 
 def test_known_jaxlib_problem_is_reported_as_a_note(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices, "trouble", lambda platform: f"trouble on a {platform}")
+    monkeypatch.setattr(devices, "known_bug", lambda platform: f"trouble on a {platform}")
     findings = {finding.name: finding for finding in machine.examine(tmp_path)}
     assert findings["jaxlib"] == ("jaxlib", "note", "trouble on a cpu")

@@ -52,6 +52,6 @@ def test_known_jax_bugs_are_reported_on_one_line(platform, jaxlib, words):
 
 
 def test_run_and_plan_warn_about_known_jax_bugs(monkeypatch, go, study, tmp_path):
-    monkeypatch.setattr(devices, "trouble", lambda platform: f"trouble on a {platform}")
+    monkeypatch.setattr(devices, "known_bug", lambda platform: f"trouble on a {platform}")
     assert "trouble on a cpu" in go(tmp_path / "run", study(seeds=1))[1]
     assert study(seeds=1).plan(tmp_path / "other", quick=True).sentence.endswith("; trouble on a cpu")

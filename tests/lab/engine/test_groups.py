@@ -119,7 +119,7 @@ for number in range(1, len(sys.argv), 2):
             text = made.lifted.lower(*made.arguments).compile().as_text()
             assert "num_partitions=4" in text
             for word in COLLECTIVES:
-                assert word not in text, (made.place, word)
+                assert word not in text, (made.location, word)
 """
 
 
