@@ -15,6 +15,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.lab.results import turns
 from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import (
+    LONGEST_LABEL,
     evenly_spaced,
     file_name,
     literal,
@@ -22,7 +23,7 @@ from jaxattn.lab.results.labels import (
     settings_label,
     unknown_metric,
 )
-from jaxattn.lab.results.run import LONGEST_LABEL, Run
+from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import aggregate, geometric_words
 from jaxattn.lab.results.style import FIGURE_WIDTH, INK, SOFT, colours, legend_below, style
 

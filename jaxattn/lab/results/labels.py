@@ -98,6 +98,8 @@ SCORES = MappingProxyType(
         "multi_head": ("E·p, averaged over heads,", r"$E_s^\top \bar p$"),
     }
 )
+# Maximum label length in characters; matplotlib takes minutes to parse and lay out longer labels.
+LONGEST_LABEL = 200
 CUSTOM_SCORES = "the score", "score of token $s$"
 VALUES = MappingProxyType({"Ev": r"$E_s^\top v$", "Ep": r"$E_s^\top p$"})
 
@@ -108,9 +110,9 @@ def literal(text: str) -> str:
 
 
 def formula(text: str) -> str:
-    """Return a user-defined label for a figure; if its formula is invalid, escape the label."""
-    if "$" not in text:
-        return text
+    """Return a user-defined label for a figure. Invalid formulas are escaped, and long labels shortened."""
+    if "$" not in text or len(text) > LONGEST_LABEL:
+        return short_name(text, LONGEST_LABEL)
     from matplotlib.mathtext import MathTextParser  # slow to import
 
     try:
@@ -127,8 +129,8 @@ def metric_label(metric: str, labels: Mapping[str, str]) -> str:
     if metric in PHASE_LABELS:
         return PHASE_LABELS[metric]
     if found := re.fullmatch(r"spearman_Ev_(\w+)", metric):
-        return f"Spearman of {VALUES['Ev']}, {found[1]}"
-    return literal(metric.replace("_", " "))
+        return f"Spearman of {VALUES['Ev']}, {short_name(found[1], LONGEST_LABEL)}"
+    return short_name(metric.replace("_", " "), LONGEST_LABEL)
 
 
 def unknown_metric(metric: str, recorded: Iterable[Any]) -> InputError:

@@ -19,13 +19,10 @@ from jaxattn.lab.results.labels import (
     metric_label,
     ranges_text,
     setting,
-    short_name,
 )
 from jaxattn.lab.storage import provenance
 from jaxattn.lab.storage.manifest import run_command
 
-# Maximum label length in characters; matplotlib takes minutes to lay out longer labels.
-LONGEST_LABEL = 200
 _FAILURES = ("cell", "seed", "phase", "step", "reason")
 
 
@@ -117,9 +114,8 @@ class Run:
         return tuple(map(class_name, names)) if isinstance(names, list | tuple) else ()
 
     def label(self, metric: str) -> str:
-        """Return the figure label for a metric; see `labels.metric_label`. Long labels are shortened."""
-        text = metric_label(metric, self.manifest["labels"]).replace(VALUES["Ep"], self._scores)
-        return text if len(text) <= LONGEST_LABEL else short_name(text, LONGEST_LABEL)
+        """Return the figure label for a metric; see `labels.metric_label`."""
+        return metric_label(metric, self.manifest["labels"]).replace(VALUES["Ep"], self._scores)
 
     @cached_property
     def _scores(self) -> str:

@@ -4,6 +4,7 @@ from matplotlib.figure import Figure
 
 from jaxattn.lab.results import style
 from jaxattn.lab.results.labels import (
+    LONGEST_LABEL,
     axis_label,
     brief,
     format_number,
@@ -82,6 +83,14 @@ def test_literal_escapes_dollar_signs(name):
         formula(name) if name == "x^$2^$" else short_name(name),
     ):
         assert drawn(text) == plain
+
+
+@pytest.mark.parametrize("label", ["$x$ " * 10**4, "$" * 10**5, "x" * 10**5])
+def test_long_labels_are_shortened_without_parsing_their_formulas(label, monkeypatch):
+    monkeypatch.setattr("matplotlib.mathtext.MathTextParser.parse", None)
+    shown = metric_label("a", {"a": label})
+    assert shown.replace("\\$", "$") == label[: LONGEST_LABEL - 1] + "…"
+    assert metric_label(label, {}).replace("\\$", "$") == label[: LONGEST_LABEL - 1] + "…"
 
 
 def test_invalid_formulas_in_labels_are_escaped():
