@@ -168,7 +168,7 @@ def compile_lowered(lowered: Any, target: Target, keep: Path | None = None) -> C
     """
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        # Only the compiled kernels show how additions to shared addresses are implemented.
+        # Only the compiled kernels show whether scatter-adds with repeated indices use atomics.
         options = {"xla_dump_to": folder} if target.platform == "gpu" else {}
         try:
             made = lowered.compile(compiler_options=options)

@@ -65,7 +65,7 @@ class Block(NamedTuple):
 
 
 class _Size(NamedTuple):
-    """Block size: maximum number of bag rows per sequence, and number of sequences."""
+    """Size of a block: maximum number of rows of the bag layout per sequence, and number of sequences."""
 
     rows: int
     together: int
@@ -92,12 +92,13 @@ def largest_block(bags: Ragged, width: int) -> int:
 
 
 def fold(bags: Ragged, width: int, visit: Callable[[Any, Block], Any], carry: Any) -> Any:
-    """Fold over all sequences block by block, carry = visit(carry, block), and return the final carry.
+    """Fold `visit` over all sequences, one block at a time, and return the final carry.
 
     Args:
         bags: n sequences.
-        width: number of values stored per entry in addition to the pairs; limits the block size.
-        visit: function (carry, block) -> carry. Some sequences in the block may have missing entries.
+        width: number of values stored per bag entry, in addition to those per pair of entries. A larger width
+            gives smaller blocks.
+        visit: function (carry, block) -> carry. Shorter sequences in a block are padded.
         carry: initial carry.
     """
     sizes = _sizes(bags, width)
@@ -155,7 +156,7 @@ def _sizes(bags: Ragged, width: int) -> list[_Size]:
 # Maximum number of pair products that a CPU stores for the backward pass of several blocks; accelerators
 # recompute all of these. The products of a single block are always stored.
 KEPT = 1 << 25
-# Row width of the layout for sums over each token. Most tokens occur in only a few sequences in a block.
+# Row width of the layout for per-token sums. Most tokens occur in only a few sequences in a block.
 _WIDTH = 8
 
 
@@ -301,10 +302,10 @@ def _cotangents(
 
 
 def _max_kept(corpus: Corpus, queries: Array) -> int:
-    """Return the number of products G to store for the backward pass.
+    """Return how many of the products G of queries and keys to store for the backward pass.
 
-    All are stored if there is a single block. For several blocks, a CPU stores at most 2 `num_pairs`
-    products, or none if there are more than KEPT; accelerators store none.
+    If there is a single block, all are stored. If there are several, accelerators store none; a CPU stores at
+    most 2 · num_pairs, or none if that would exceed KEPT.
     """
     most, width = max_pairs(corpus.bags, queries.shape[1]), queries.shape[1]
     if is_single_block(corpus.bags, width):

@@ -160,7 +160,10 @@ class Phase(Spec, frozen=True, kw_only=True):
         raise NotImplementedError(f"{type(self).__name__}.step")
 
     def advance(self, task: Task, state: Any, steps: int | Array) -> Any:
-        """Take `steps` steps, possibly a traced number. Taking k and then l steps must equal taking k + l."""
+        """Take `steps` steps; `steps` may be traced.
+
+        Taking k steps and then l steps must be equivalent to taking k + l steps.
+        """
         return jax.lax.fori_loop(0, steps, lambda _, here: self.step(task, here), state)
 
     def parameter(self, state: Any, name: str) -> Array:

@@ -157,7 +157,7 @@ class Study(Definition):
             max_memory: memory limit in bytes per device; defaults to the device memory.
             quick: True to skip the memory and time estimates, which require compiling and running every
                 group.
-            progress: progress callback (description of the compile group, finished fraction).
+            progress: callback that receives a description of the compile group and the finished fraction.
 
         Raises:
             InputError: a cell does not fit in memory, or the folder contains results for a different config.

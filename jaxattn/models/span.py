@@ -88,10 +88,10 @@ def in_span(rows: Rows) -> Rows:
 def basis(
     key: Array, *, vocab_size: int, dim: int, num_classes: int, dtype: DTypeLike
 ) -> Float[Array, "d m"]:
-    """Return Q, which maps the parameters from `start`, before or after training, to R^d: x = Q x_m.
+    """Return the isometry Q: R^m -> R^d that maps the parameters of `start`, trained or not, to R^d.
 
-    The arguments are those of `start`, with d > m. For d < 16,384, Q maps the initial parameters to the
-    vectors from `embeddings_query_head`. For larger d, Q is a random isometry.
+    A vector x_m in R^m becomes x = Q x_m. The arguments are those of `start`, with d > m. For d < 16,384, Q
+    maps the initial parameters to the vectors from `embeddings_query_head`. For larger d, Q is random.
     """
     sizes: dict[str, Any] = {"vocab_size": vocab_size, "dim": dim, "num_classes": num_classes, "dtype": dtype}
     Q, R = jnp.linalg.qr(_together(Rows(*embeddings_query_head(key, **sizes))).T)

@@ -120,8 +120,8 @@ def orders(E: np.ndarray, entries: Entries, loss: Residual, tied: TiedPart) -> O
     below = np.where(np.abs(below) <= _EQUAL * size, 0, below)
     flat = E - E @ tied.normals.T @ tied.normals
     group = _groups(flat[entries.token] - flat[entries.top])
-    # Within a group, scores differ only by the finite score differences of tied tokens. Evaluate U with x = 1
-    # for the highest-scoring member.
+    # Within a group, score differences stay bounded, because they are those of tied tokens. Evaluate U with
+    # x = 1 for the highest-scoring member.
     rest = ~entries.chosen
     log_share = entries.log_weight - _largest(group, entries.log_weight, rest)[group]
     log_share = np.where(rest, log_share - entries.log_total[entries.sequence], -np.inf)
@@ -131,8 +131,8 @@ def orders(E: np.ndarray, entries: Entries, loss: Residual, tied: TiedPart) -> O
     parts = np.exp(np.where(rest, log_share + log_own, -np.inf))[:, None]
     parts = parts * loss.direction[entries.sequence] * below
     pull, gross = parts.sum(axis=1), np.abs(parts).sum(axis=1)
-    # Terms that cancel within a sequence leave rounding error. Set it to zero, even if other forces are
-    # small.
+    # Terms that cancel within a sequence leave rounding error. Set it to zero, because it could dominate
+    # other forces if these are small.
     pull[np.abs(pull) <= _EQUAL * gross] = 0
     net, gross = np.bincount(group, pull)[group], np.bincount(group, gross)[group]
     first = np.where(rest & (np.abs(net) > _CANCELS * gross), -np.sign(net), 0).astype(int)

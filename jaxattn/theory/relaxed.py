@@ -49,7 +49,7 @@ class RelaxedMaxMargin(Brief):
 
     @property
     def v(self) -> Leaf:
-        """Minimum-norm v, (e,), with y x·v ≥ 1 for the selected token x of each sequence, or NaN."""
+        """Minimum-norm v, (e,), with y x·v ≥ 1 for each sequence's selected token x; NaN if infeasible."""
         return self.head.p
 
     @property

@@ -163,7 +163,7 @@ def test_label_window_shrinks_with_d_and_vanishes_without_noise():
     assert [lost(1330.0, dim) for dim in dims] == [True, False, False]
 
 
-def test_a_label_is_lost_if_the_leading_label_has_the_rarest_token():
+def test_flow_ends_without_one_label_if_the_other_label_leads_and_has_the_rarest_token():
     """At d = ∞, without noise, for the same initial pull."""
     even = [10] * 10
     uneven = [4, 9, 9, 9, 9, 9, 9, 14, 14, 14]  # the label with these is ahead

@@ -154,7 +154,7 @@ def test_rounding_does_not_push_cosines_out_of_range(rng):
     assert cosine(a, 3 * a).max() == 1
 
 
-def test_rows_of_vectors_are_broadcast(rng):
+def test_leading_axes_are_broadcast(rng):
     a, b = rng.normal(size=(4, 3)), rng.normal(size=3)
     expected = a @ b / (np.linalg.norm(a, axis=1) * np.linalg.norm(b))
     np.testing.assert_allclose(cosine(a, b), expected, rtol=1e-14)

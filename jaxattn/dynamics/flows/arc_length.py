@@ -111,11 +111,11 @@ class FlowPath(Brief):
 
 @runtime_checkable
 class Flow(Protocol):
-    """Flow dz/ds = u(z) with unit speed, starting at z = 0.
+    """Unit-speed flow dz/ds = u(z) from z = 0.
 
     Attributes:
-        zero: (r,); the initial point, 0.
-        unit: (); length scale on which the flow may change completely.
+        zero: (r,); the initial point, all zeros.
+        unit: (); arc length over which the direction u may change by O(1).
     """
 
     @property
@@ -152,7 +152,7 @@ class Flow(Protocol):
         ...
 
     def ended(self, z: Array, until_norm: Array) -> Array:
-        """Return True if the norm of the point has reached `until_norm`, () bool."""
+        """Return whether the norm of the point has reached `until_norm`, as a boolean scalar."""
         ...
 
     def to_end(self, z: Array, velocity: Array, until_norm: Array) -> Array:
@@ -254,7 +254,7 @@ def begin(
 
 
 def first_step(unit: Array, ends: Ends, reach: Array) -> Array:
-    """Return the length of the first step that moves the point, (), after the initial step of length 0."""
+    """Return the length of the first nonzero step, (); the step before it has length 0."""
     return jnp.minimum(unit, reach) * ends.rtol ** (1 / stiff.ORDER)
 
 

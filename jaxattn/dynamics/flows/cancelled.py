@@ -142,7 +142,7 @@ def _entries(corpus: Corpus, values: Array, tied: Tied) -> _Entries:
     below = value - bags.spread(f)
     below = jnp.where(jnp.abs(below) <= _EQUAL * (jnp.abs(value) + bags.spread(size)), 0, below)
     group, first = _groups(take(tied.embeddings, low) - take(tied.embeddings, top), present)
-    # Within a group, scores differ only by the finite score differences of tied tokens.
+    # Within a group, score differences stay bounded, because they are those of tied tokens.
     share = jnp.where(present, bags.count * jnp.exp(apart - apart.ravel()[first]), 0)
     return _Entries(
         low=low,
@@ -176,8 +176,8 @@ def _idle(corpus: Corpus, entries: _Entries, attended: Array) -> Bool[Array, "R 
     r = corpus.bags.spread(_loss(corpus, entries.f).r)
     terms = entries.weight[..., None] * r * entries.below
     product, size = terms.sum(axis=-1), jnp.abs(terms).sum(axis=-1)
-    # Terms that cancel within a sequence leave rounding error. Set it to zero, even if other forces are
-    # small.
+    # Terms that cancel within a sequence leave rounding error. Set it to zero, because it could dominate
+    # other forces if these are small.
     product = jnp.where(jnp.abs(product) <= _EQUAL * size, 0, product)
     rest = (corpus.bags.count > 0) & ~attended
     empty = jnp.zeros(rest.size, product.dtype)

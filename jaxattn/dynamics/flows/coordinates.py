@@ -35,7 +35,8 @@ from jaxattn.dynamics.flows.stiff import Solver, by_factors
 # Rounding changes scores by ε ‖a‖, and forces by the same relative amount. The flow stops when forces cancel
 # so strongly that the relative rounding error in their sum exceeds this value.
 RESOLUTION = 1e-3
-# Score gap to the top below which an idle token would receive more than e^-7 of its sequence's attention.
+# A token whose forces cancel is near the top if its score gap to the top is below this value: its weight
+# relative to the top token then exceeds e^-7.
 NEAR = 7.0
 # Score gap to the top beyond which a token is no longer tied with the top tokens.
 LEFT = 10.0
@@ -220,12 +221,12 @@ class Coordinates:
         """
         tenth = 0.1 * (self.norm(end - start) + rtol * self.unit)
         relative = self.norm(error) / jnp.minimum(rtol * (self.norm(end, 1.0) + self.unit), tenth)
-        # A step may overshoot the end of a straight segment of balanced points, but not by far.
+        # A step may overshoot the end of a straight segment of balanced points, but not by much.
         far = jnp.maximum(self._slid(end) / 2, self._leapt(start, end))
         return jnp.maximum(relative, far)
 
     def ended(self, z: Float[Array, " r"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
-        """Return True if ‖p‖ has reached `until_norm`, () bool."""
+        """Return whether ‖p‖ has reached `until_norm`, as a boolean scalar."""
         return self.norm(z, 1.0) >= until_norm
 
     def to_end(

@@ -136,7 +136,7 @@ def doubled(tree: _T) -> _T:
 
 def jacobian_columns(keys: Array) -> Array:
     """Return the number of Jacobian columns, (). Each column costs one gradient evaluation per step."""
-    # Zero rows are vocabulary padding.
+    # All-zero rows are vocabulary padding.
     return jnp.minimum((keys != 0).any(axis=1).sum(), keys.shape[1])
 
 

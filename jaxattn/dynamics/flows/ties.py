@@ -10,8 +10,9 @@ Within a sequence, tied tokens have the same Q E_s. They therefore act on Q p as
 value Γ = Σ q_s γ_s / Σ q_s, summed over the tied tokens in the sequence. (1 - Q) p determines Γ and the
 total weight of the tied tokens, and the balancing forces are eliminated without subtraction.
 
-Alternatively, a group may be balanced along a curve on which the outputs f_X of its sequences are constant.
-Its tokens then slide along the curve with value f_X, and it contributes to 𝒯 only the span of the ∂f_X/∂p.
+Alternatively, the forces on a group of tied tokens may balance at every point of a curve along which the
+outputs f_X of the group's sequences are constant. The tokens of the group then move along this curve with the
+common value f_X, and the group contributes only the span of the ∂f_X/∂p to 𝒯.
 See docs/notes/exact_flow_ties.md for the derivation.
 """
 

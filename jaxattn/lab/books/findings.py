@@ -104,7 +104,7 @@ class Finding:
 
 
 class Measured(NamedTuple):
-    """Output of a measure.
+    """Return value of a measure function.
 
     Attributes:
         findings: the findings.

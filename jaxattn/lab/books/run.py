@@ -73,8 +73,9 @@ def reproduce(
         max_memory: memory limit in bytes per device; the default depends on the device.
 
     Raises:
-        InputError: an item does not exist or its data are missing; a measure or override does not match;
-            there are fewer than two seeds; or records in the folder are damaged or have a different scale.
+        InputError: an item does not exist or its data are missing; a measure or override does not match
+            any study; fewer than two seeds are requested; or the folder contains damaged records, or records
+            of a different scale.
         RunError: the page cannot be written, or every item failed and there are no records to show.
         UserCodeError: the book's code raised an exception on import.
         Interrupted: SIGINT or SIGTERM was received; repeat the command to resume.

@@ -192,7 +192,7 @@ def directions(results: Run, item: Item) -> Measured:
 
 
 def beside(results: Run, item: Item) -> Measured:
-    """Compare bin means of E·v and E·p with the published curves: rank order, minimum, and rising range."""
+    """Compare bin means of E·v and E·p with the published curves: order, minimum, and range of increase."""
     ev, ep = _bins(results, "Ev"), _bins(results, "Ep")
     curves = item.published("Ev"), item.published("Ep")
     findings = [

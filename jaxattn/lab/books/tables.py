@@ -118,7 +118,10 @@ class Expected(BookTable, frozen=True):
     optional: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless there is exactly one complete range, or a basis without a range."""
+        """Raise ValueError unless the criterion is `at_least`, or `around` with `within` or `factor`.
+
+        A measure with a `basis` may also have no criterion.
+        """
         given = tuple(x is not None for x in (self.at_least, self.around, self.within, self.factor))
         forms = {(True, False, False, False), (False, True, True, False), (False, True, False, True)}
         if given not in forms and (any(given) or self.basis is None):

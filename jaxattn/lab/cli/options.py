@@ -253,7 +253,7 @@ def keep_compiled() -> None:
 def load_sweep(
     sweep: Path, overrides: tuple[str, ...], axes: tuple[str, ...] = (), seeds: str | None = None
 ) -> "Study":
-    """Read a sweep file with overrides applied, check its figures, and return the study."""
+    """Return the study in a sweep file with overrides applied; its figures are validated."""
     from jaxattn.lab.api import Study
 
     try:

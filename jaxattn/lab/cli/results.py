@@ -196,8 +196,8 @@ def heads(
 ) -> int:
     """Measure the attention heads of a trained transformer.
 
-    Measures which tokens each head selects at one query position. Compares the head's margin and direction
-    with the certified max-margin matrix for the same tokens, and with random queries as null baselines.
+    For one query position, find the tokens that each head selects. Compare the direction and margin of the
+    head with those of the certified max-margin matrix for these tokens, and of random queries as baselines.
     Several models are treated as checkpoints of one training run. An interrupted run resumes after the last
     completed layer.
 
@@ -207,8 +207,8 @@ def heads(
         models: Folders in Hugging Face format, with weights and tokenizer. Nothing is downloaded.
         texts: UTF-8 file with one text per line.
         position: Query position; by default the first token for an encoder and the last for a decoder.
-        length: Truncate texts to this number of tokens.
-        most: Use at most this number of texts.
+        length: Truncate texts to this many tokens.
+        most: Use at most this many texts.
         layers: Measure only these layers.
         share: Minimum fraction of attention for a token to count as selected; with 0, the token with the most
             attention is selected.

@@ -121,7 +121,9 @@ def _of_cluster() -> tuple[int, int]:
     texts = [os.environ[name] for name in given[:3]]
     if not all(text.isdecimal() for text in texts):
         named = ", ".join(f"{name}={text}" for name, text in zip(given, texts, strict=False))
-        raise InputError(f"--distributed auto: expected integers, got {named}; use N,I instead")
+        raise InputError(
+            f"--distributed auto: expected integers, got {named}; pass --distributed N,I instead"
+        )
     processes, process, local = map(int, texts)
     for platform in ("cuda", "rocm"):
         jax.config.update(f"jax_{platform}_visible_devices", str(local))

@@ -90,7 +90,7 @@ class Conservation(Probe, frozen=True, kw_only=True):
         return rows if len(rows) < rows.shape[1] else _quantity(rows, signs)
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Compute the metric conservation_drift."""
+        """Compute the `conservation_drift` metric."""
         rows, signs = _rows(context.params)
         return {"conservation_drift": _drift(rows, signs, context.memory)}
 
@@ -170,7 +170,7 @@ class Sharpness(Probe, frozen=True, kw_only=True):
     labels: ClassVar[dict[str, str]] = {"sharpness": "sharpness"}
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Compute the metric sharpness."""
+        """Compute the `sharpness` metric."""
         trained = {name: get(context.params, name) for name in context.train}
         flat, unravel = ravel_pytree(trained)
 

@@ -1,4 +1,4 @@
-"""Verdicts: compare estimates and their 95 % intervals over seeds with criteria, by a single rule.
+"""Verdicts: a single rule that compares estimates and their 95 % intervals over seeds with criteria.
 
 The basis of a criterion states where it comes from. The rule is the same for every basis, but the wording
 of the verdict differs:
@@ -7,12 +7,12 @@ of the verdict differs:
     predicted by the theory             holds               fails               undecided     undecided
     beyond the theory's predictions     holds there too     does not hold       undecided     measured
     published numbers and shapes        agrees              differs             cannot tell   measured
-    expected by the user of a figure    holds               does not hold       undecided     measured
+    expectation given for a figure      holds               does not hold       undecided     measured
 
-The interval is Student's for a mean, a jackknife interval for a statistic over all seeds, and a
-Clopper-Pearson interval for a fraction. If there are at least six seeds and all have the same value,
-this value is compared with the criterion. With the basis "beyond", a fraction above zero but below its
-criterion "holds for some". A prediction without a criterion concerns a limit that no finite run
+Means have a Student t interval, statistics over all seeds a jackknife interval, and fractions a
+Clopper-Pearson interval. If there are at least six seeds and all have the same value, this value is
+compared with the criterion. Beyond the theory's predictions, a fraction above zero but below its
+criterion "holds for some". A prediction has no criterion if it concerns a limit that no finite run
 reaches.
 
 Tables contain the words above; pages show the wording returned by `verdict_text`.

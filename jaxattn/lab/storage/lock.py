@@ -109,7 +109,11 @@ class Lock:
     """Lock of a bucket folder."""
 
     def __init__(self, objects: Objects, local: Path) -> None:
-        """Store the bucket folder, and the local file that records the last holder on this machine."""
+        """Create a lock that is not yet held.
+
+        `objects` is the folder in the bucket. `local` is a file that records which process on this machine
+        last held the lock.
+        """
         self._objects, self._local = objects, local
         self._run = secrets.token_hex(8)
         self._since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

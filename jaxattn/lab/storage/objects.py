@@ -57,7 +57,9 @@ def address_text(location: str | Path) -> str:
         return str(location)
     found = ADDRESS.fullmatch(str(location))
     if found is None or {".", "..", ""} & set(found[3].split("/")):
-        raise InputError(f"{location}: not a folder address; use s3://BUCKET/NAME or gs://BUCKET/NAME")
+        raise InputError(
+            f"{location}: not the URL of a bucket folder; use s3://BUCKET/NAME or gs://BUCKET/NAME"
+        )
     return f"{found[1]}://{found[2]}/{found[3]}"
 
 

@@ -160,8 +160,8 @@ class _Rehearsal:
             why = "for all examples together" if coupled else "one for every example"
             if not coupled and not jnp.ndim(each):
                 raise InputError(
-                    f"{name} returns {shown(each)}; return ({n},) floats, one per example, or subclass "
-                    "jaxattn.Loss with coupled = True"
+                    f"{name} returns {shown(each)}; return floats of shape ({n},), one per example, or "
+                    "subclass jaxattn.Loss and set coupled = True"
                 )
             check_floats(name, each, {() if coupled else (n,)}, why)
 

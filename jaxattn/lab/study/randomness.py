@@ -61,7 +61,7 @@ def varying(data: Data, phases: Collection[Phase], hold: Collection[str]) -> lis
 
 
 def check_fresh(phases: Collection[Phase], hold: Collection[str]) -> None:
-    """Raise InputError if data are held at seed 0, but a phase samples new examples with keys that vary."""
+    """Raise InputError if `hold` fixes the data, but a phase samples new examples with keys of each seed."""
     for phase in phases:
         if "data" in hold and "batches" not in hold and getattr(phase, "fresh", None):
             raise InputError(

@@ -49,7 +49,7 @@ class Carried(NamedTuple):
 
 
 def drawn(setting: Setting) -> DrawnData:
-    """Return the data settings of a study that samples data per seed."""
+    """Return the data settings of `setting`, which must sample its data separately for each seed."""
     assert isinstance(setting.data, DrawnData)
     return setting.data
 

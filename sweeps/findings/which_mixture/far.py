@@ -130,7 +130,7 @@ def follow(far, p, log_r, until, tolerance=1e-6, steps=20_000):
     """Integrate the flow from p at log r; return log r (k,), p (k, m), and whether it finished."""
     far.begin(log_r, p)
     speed = float(np.linalg.norm(far(log_r, p)))
-    if not np.isfinite(speed):  # the weights have no solution, or p is far outside the constraints
+    if not np.isfinite(speed):  # there is no solution for the weights, or p is far from feasible
         return np.array([log_r]), p[None], False
     # Scores need absolute accuracy rather than accuracy relative to ‖p‖: too long a step would change the top
     # token.

@@ -171,8 +171,8 @@ def _kinds(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries) -> tup
     if not agreement.min() > np.exp(_LONG):
         raise NotCertified("v is not large yet, or no v separates the labels")
     half = np.log(agreement.min()) / 2
-    # For ‖v‖ above about e^36, the rounding error of y f exceeds its differences among the sequences of
-    # largest weight.
+    # For ‖v‖ above about e^36, the rounding error in y f exceeds the differences in y f between the sequences
+    # with the largest weights.
     rounding = _ROUNDING * np.abs(E @ v).max()
     heavy = agreement < agreement.min() + max(half, rounding)
     return heavy, heavy[entries.sequence] & (log_q > -half)

@@ -53,7 +53,7 @@ def test_finding_counts_seeds_without_a_value(basis, expected):
     assert mean("x", [1.0, 2.0], **of).counted == "2 seeds"
 
 
-def test_identical_seeds_have_no_interval():
+def test_identical_values_of_all_seeds_have_no_interval():
     of = {"basis": "promised", "criterion": around(0.0, 0.1)}
     found = mean("x", np.zeros(7), **of)
     assert (found.verdict, found.text) == ("holds", "0 (no spread over 7 seeds)")

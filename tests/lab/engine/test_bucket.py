@@ -401,9 +401,9 @@ def test_invalid_addresses_raise(study, place, elsewhere, server, monkeypatch, i
     run = study().run
     with pytest.raises(InputError, match=r"s3://nosuch/x: cannot be read: no such bucket; create it"):
         run("s3://nosuch/x", quiet=True)
-    with pytest.raises(InputError, match="not a folder address; use s3://BUCKET/NAME"):
+    with pytest.raises(InputError, match="not the URL of a bucket folder; use s3://BUCKET/NAME"):
         run("s3://bucket", quiet=True)
-    with pytest.raises(InputError, match="not a folder address"):
+    with pytest.raises(InputError, match="not the URL of a bucket folder"):
         run("s3://bucket/a/../b", quiet=True)
     with pytest.raises(InputError, match=r"s3://.*: no manifest.json, so not a results folder"):
         ja.load(place)

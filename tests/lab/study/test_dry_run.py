@@ -431,7 +431,7 @@ WRONG = {
     ),
     "mean loss": (
         {"loss": "mine.py:mean_loss"},
-        "loss: mine.py:mean_loss returns float32[]; return (10,) floats, one per example",
+        "loss: mine.py:mean_loss returns float32[]; return floats of shape (10,), one per example",
     ),
     "whole loss": (
         {"loss": "mine.py:count_loss"},

@@ -496,7 +496,7 @@ class TestJsonl:
         path.write_text('{"text": "a", "label": 0}\n' + line + "\n")
         assert f"line 2 of {path} is not a JSON object" in message(lambda: rows(Jsonl(path=str(path))))
 
-    def test_line_without_a_field_is_rejected(self, tmp_path):
+    def test_line_with_a_missing_field_is_rejected(self, tmp_path):
         path = tmp_path / "x"
         path.write_text('{"text": "a", "label": 0}\n{"body": "a", "label": 0}\n')
         said = message(lambda: rows(Jsonl(path=str(path))))
