@@ -33,7 +33,7 @@ SERVER = Path(__file__).parents[1] / "tests" / "robustness"
 class Half(Reporter):
     """Interrupt a run when half of it is done."""
 
-    def update(self, description, share=None, state="", left=None):
+    def update(self, description, fraction=None, state="", remaining=None):
         if share is not None and share > 0.5:
             raise Interrupted
 

@@ -55,8 +55,8 @@ def split(scores: Array) -> tuple[Array, Array]:
         1.
     """
     w, fixed, first = width(scores.dtype), jax.lax.stop_gradient(scores), first_ceiling(scores)
-    # Offset the band index, so that ceilings near 0 are computed without subtracting large numbers, which
-    # would round.
+    # Offset the band index, so that ceilings near 0 do not lose precision by subtracting large
+    # numbers.
     offset = first - w * jnp.floor(first / w)
     ceiling = offset + w * jnp.ceil((fixed - offset) / w)
     ceiling = jnp.where(ceiling < fixed, ceiling + w, ceiling)

@@ -67,7 +67,7 @@ class Words(Reporter):
         self.longest, self.last = max(self.longest, now - self.last), now
 
     def update(
-        self, description: str, share: float | None = None, state: str = "", left: float | None = None
+        self, description: str, fraction: float | None = None, state: str = "", remaining: float | None = None
     ) -> None:
         self.warn("")
         self.steps -= share is not None

@@ -44,7 +44,7 @@ class Telling(Reporter):
         self.told = told
 
     def update(
-        self, description: str, share: float | None = None, state: str = "", left: float | None = None
+        self, description: str, fraction: float | None = None, state: str = "", remaining: float | None = None
     ) -> None:
         if share is not None:
             self.told.send("step")

@@ -28,7 +28,7 @@ class Lines(Reporter):
     def warn(self, line):
         self.lines.append(line)
 
-    def update(self, description, share=None, state="", remaining=None):
+    def update(self, description, fraction=None, state="", remaining=None):
         self.calls += share is not None
         if self.calls == self.stop_after:
             os.kill(os.getpid(), signal.SIGTERM)

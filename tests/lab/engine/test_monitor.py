@@ -19,7 +19,7 @@ class Shown(Reporter):
         super().__init__(quiet=True)
         self.lines = []
 
-    def update(self, description, share=None, state="", remaining=None):
+    def update(self, description, fraction=None, state="", remaining=None):
         self.lines.append((description, share, remaining))
 
 
