@@ -34,7 +34,7 @@ class Half(Reporter):
     """Interrupt a run when half of it is done."""
 
     def update(self, description, fraction=None, state="", remaining=None):
-        if share is not None and share > 0.5:
+        if fraction is not None and fraction > 0.5:
             raise Interrupted
 
 

@@ -70,7 +70,7 @@ class Words(Reporter):
         self, description: str, fraction: float | None = None, state: str = "", remaining: float | None = None
     ) -> None:
         self.warn("")
-        self.steps -= share is not None
+        self.steps -= fraction is not None
         if self.steps == 0:
             raise Interrupted
 

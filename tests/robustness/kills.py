@@ -46,7 +46,7 @@ class Telling(Reporter):
     def update(
         self, description: str, fraction: float | None = None, state: str = "", remaining: float | None = None
     ) -> None:
-        if share is not None:
+        if fraction is not None:
             self.told.send("step")
 
 

@@ -29,7 +29,7 @@ class Lines(Reporter):
         self.lines.append(line)
 
     def update(self, description, fraction=None, state="", remaining=None):
-        self.calls += share is not None
+        self.calls += fraction is not None
         if self.calls == self.stop_after:
             os.kill(os.getpid(), signal.SIGTERM)
 

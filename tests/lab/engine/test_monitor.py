@@ -20,7 +20,7 @@ class Shown(Reporter):
         self.lines = []
 
     def update(self, description, fraction=None, state="", remaining=None):
-        self.lines.append((description, share, remaining))
+        self.lines.append((description, fraction, remaining))
 
 
 class Run:
@@ -134,9 +134,9 @@ def test_time_left_in_a_flow_is_estimated_from_earlier_flows(monkeypatch, study)
     for number, expected in ((0, None), (1, pytest.approx(2 * 30.0 + 6.0)), (2, pytest.approx(30.0))):
         run.monitor.begin_batch(run.batches[number], number, 3)
         run.embed()
-        what, share, remaining = follow(29.0)
+        what, fraction, remaining = follow(29.0)
         assert (what, remaining) == ("query runs until ‖p‖ = 10000", expected)
-        assert (share is None) == (remaining is None)
+        assert (fraction is None) == (remaining is None)
         assert run.entries[-1]["left"] == remaining
         run.step(1, 1.0)
         run.monitor.end_phase()
