@@ -36,7 +36,7 @@ def first_ceiling(scores: Array) -> Array:
 def count(scores: Array, maximum: int) -> Array:
     """Return the number of bands from the largest to the smallest score, (S,), for scores (S, V).
 
-    The result is at most `most` + 1. Scores that contain NaN count as one band: their results are NaN in
+    The result is at most `maximum` + 1. Scores that contain NaN count as one band: their results are NaN in
     any case, so they should not slow down the rest of the batch.
     """
     spread = first_ceiling(scores) - scores.min(axis=1)

@@ -221,7 +221,7 @@ def _batch_of_one(function: Callable[..., Any], *arrays: Array) -> Any:
 def _plan_bands(scores: Array) -> tuple[Array, Array]:
     """Return the number of bands, (), and a mask of the batch members to compute separately, (S,) bool."""
     size = len(scores)
-    # Cost of processing one band for the whole batch, relative to the cost for a single member.
+    # Cost of one band for the whole batch, relative to the cost of computing one member separately.
     price = (1 + size / 16) / 2
     most = int(size / price)
     needed = bands.count(scores, most)

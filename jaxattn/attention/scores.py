@@ -201,7 +201,7 @@ def linear(
 
 def _require_linear(at: Callable[[Array], Array], keys: np.ndarray, size: int) -> None:
     rng = np.random.default_rng(0)
-    remedy = "pass scores of the form a = Φ p, or train by descent"
+    remedy = "pass scores of the form a = Φ p, or use gradient descent"
     if (offset := float(jnp.abs(at(jnp.zeros(size))).max())) != 0:
         raise InputError(
             f"scores: not linear (up to {offset:.3g} in absolute value at p = 0, expected 0); {remedy}"

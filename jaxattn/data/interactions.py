@@ -24,7 +24,7 @@ def check_xor(vocab_size: int, length: int, sequences: int, pairs: int = 1) -> N
 
 def check_negation(vocab_size: int, relevant: int, length: int, sequences: int) -> None:
     """Raise InputError, with a remedy, if `negation` cannot generate a corpus with these sizes."""
-    check_multiple("relevant", relevant, 2, "2, the classes")
+    check_multiple("relevant", relevant, 2, "2, the number of classes")
     check_multiple("sequences", sequences, 4, "4, for both classes with and without negation")
     check_capacity(vocab_size, length, sequences, special=relevant + 1, held=2)
     # Sequences without a negation token contain an irrelevant token instead.

@@ -65,8 +65,8 @@ class Limit(Brief):
     All arrays are float64 NumPy arrays. The top tokens of a sequence are those that attention selects in
     the limit. The tied part of the loss is the loss if only the top tokens receive attention. The rate of a
     pair is p_*·(E_s - E_s') for a top token s of a sequence and a token s' below the top. The force between
-    the two tokens decays like e^(-rate · ‖p‖/‖p_*‖). If these first-order forces cancel for several pairs, a
-    second-order term can remain for every two of them, and its rate is the sum of the rates of both pairs. A
+    the two tokens decays like e^(-rate · ‖p‖/‖p_*‖). If these first-order forces cancel for two pairs (or one
+    pair, counted twice), a second-order term can remain, and its rate is the sum of the rates of both. A
     term is attracting if it pulls the lower token towards the top.
 
     Attributes:

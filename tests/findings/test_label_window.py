@@ -83,7 +83,7 @@ def test_balanced_loss_interpolates_mean_and_maximum(mine):
 
 
 @pytest.mark.more
-def test_label_loss_is_measured_in_a_short_run(tmp_path):
+def test_lost_labels_are_measured_in_a_short_run(tmp_path):
     item = books.read_book(FOLDER.parent).item("label_window")
     axes = 'axes={"phases.step.step_size"=[200.0, 800.0]}'
     results = item.study("full", overrides=["seeds=2", axes]).run(tmp_path / "run", quiet=True)

@@ -232,7 +232,7 @@ class Coordinates:
     def to_end(
         self, z: Float[Array, " r"], velocity: Float[Array, " r"], until_norm: Float[Array, ""]
     ) -> Float[Array, ""]:
-        """Return how far p must move along `velocity`, of any length, until ‖p‖ = until_norm."""
+        """Return the s with ‖p + s · velocity‖ = until_norm; `velocity` may have any length."""
         norm, ahead = self.norm(z, 1.0), self.ahead(z, velocity)
         # With an infinite radius, the quotient below would be NaN.
         radius = jnp.minimum(until_norm, 1e150)

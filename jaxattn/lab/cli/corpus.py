@@ -35,8 +35,8 @@ def describe_data(study: Definition, number: int, progress: Progress) -> list[tu
 
     Returns:
         Pairs of a title and a table. The first table shows sizes. For bags of tokens, it is followed by
-        length quantiles, a recommended step size for one step on E, and the `number` most and least
-        important tokens.
+        length quantiles, a recommended step size for one step on E, and the `number` tokens of highest
+        and of lowest average signed frequency.
     """
     with from_user_code(study.names.files(study.custom_kinds), "data"):
         loaded = seed_dataset(study.base.data, 0, study.dtype, progress=progress)

@@ -215,7 +215,7 @@ def check_shards(study: Definition, shards: int) -> None:
 
 def _too_few(shard: str, number: int) -> InputError:
     return InputError(
-        f"shard {shard}: there are only {counted(number, 'batch')}; use at most {counted(number, 'shard')}, "
+        f"shard {shard}: too few batches ({number}); use at most {counted(number, 'shard')}, "
         "or create more batches with a smaller chunk (--set chunk=...)"
     )
 

@@ -80,7 +80,7 @@ def batch_entries(batches: list[Batch]) -> list[dict[str, Any]]:
 
 
 def devices_since(known: Mapping[str, Any], note: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return the devices on which a run was resumed; if the current device is new, append and report it.
+    """Return the devices on which a run was resumed; append and report the current one if it changed.
 
     The result is the manifest's `continued_on` list, which excludes the device on which the run started.
     """

@@ -63,9 +63,8 @@ def bin_means(
     """Average y within equal-width bins of x; x and y are (N,).
 
     Returns:
-        One row per bin, with columns center, n, mean and sd (NaN for an empty bin). Points outside [low,
-        high]
-        are dropped.
+        One row per bin, with columns center, n, mean and sd (NaN for an empty bin). Points outside
+        [low, high] are dropped.
     """
     edges = np.linspace(low, high, bins + 1)
     number = bin_numbers(x, edges)

@@ -59,7 +59,7 @@ def check_values(tree: Any, location: str = "", depth: int = 0) -> None:
 def check_keys(tree: Mapping[str, Any], known: Collection[str]) -> None:
     """Raise InputError for an unknown top-level key that exists in one to three inner tables.
 
-    The error message suggests the keys of these tables.
+    The error message suggests the full keys, such as `model.dim`.
     """
     for key in tree:
         places = [] if key in known else [*_places(tree, key)]

@@ -124,7 +124,7 @@ def test_vmapped_paths_can_end_at_different_rows(classes, monkeypatch, cleared, 
         ({"until_norm": np.inf, "until_arc_length": 7.0}, ("arc_length", "arc length", 7.0)),
     ],
 )
-def test_goal_is_the_first_finite_stopping_condition(ends, goal):
+def test_goal_is_the_stopping_condition_with_the_smallest_value(ends, goal):
     phase = ExactFlow(name="flow", **ends)
     assert phase.goal == goal
 

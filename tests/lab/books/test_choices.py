@@ -101,7 +101,7 @@ def test_share_of_settings_that_produce_each_shape_matches_a_loop(run, measured)
 
 
 @pytest.mark.more
-def test_settings_of_the_published_run_are_ranked_among_random_settings(run, measured):
+def test_settings_of_the_shown_run_are_ranked_among_random_settings(run, measured):
     results, _ = run
     table = measured.tables["What it depends on"]
     assert set(table["optimizer"]) == {"Adam", "SGD"}

@@ -335,7 +335,7 @@ def test_option_names_may_contain_underscores(call):
         (["aggregate", "nosuch"], "nosuch"),
         (
             ["launch", STUDY, "--shards", "3", "--executor", "local"],
-            "shard 3/3: there are only 2 batches; use at most 2 shards, or create more batches with a "
+            "shard 3/3: too few batches (2); use at most 2 shards, or create more batches with a "
             "smaller chunk (--set",
         ),
         (

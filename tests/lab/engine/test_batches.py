@@ -23,11 +23,11 @@ def cut(study, known=()):
 
 def test_too_many_shards_are_rejected_before_the_run(study):
     batches.check_shards(study(seeds=3), 3)
-    with pytest.raises(InputError, match=r"^shard 4/4: there are only 3 batches; use at most 3 shards"):
+    with pytest.raises(InputError, match=r"^shard 4/4: too few batches \(3\); use at most 3 shards"):
         batches.check_shards(study(seeds=3), 4)
     # Without a chunk, each of 4 shards of 6 seeds has one or two seeds, depending on memory.
     batches.check_shards(study(seeds=6, chunk=None), 4)
-    with pytest.raises(InputError, match=r"^shard 4/4: there are only 3 batches"):
+    with pytest.raises(InputError, match=r"^shard 4/4: too few batches \(3\)"):
         batches.check_shards(study(seeds=6, chunk=2), 4)
 
 

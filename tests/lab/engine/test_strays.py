@@ -103,7 +103,7 @@ def test_overlapping_batches_of_the_same_study_are_moved_aside(
     assert verify(folder) == []
 
 
-def test_without_a_manifest_a_damaged_batch_is_identified_by_its_name(folder):
+def test_damaged_batch_is_rejected_only_if_the_manifest_does_not_list_it(folder):
     place = batch_state.path(folder, SECOND)
     place.write_bytes(b"{}")
     known = manifest.read_manifest(folder)

@@ -131,7 +131,7 @@ def test_declared_attributes_change_the_hash(wrap):
     assert declared("check=lambda: 1") != declared("check=lambda: 2")
 
 
-def test_editing_a_wrapped_function_changes_its_hash():
+def test_editing_a_wrapped_function_changes_the_hash_of_the_wrapper():
     def wrapped(wrap, text):
         return code_hash(wrap(notebook(f"def f(x):\n    return x {text} 2.0").f))
 
