@@ -27,7 +27,7 @@ from jaxattn.models.adapters import Adapted
 PAGE = Path(__file__).resolve().parent.parent / "docs/howto/modules.md"
 SIZES = {"how-to": {"sequences": 64, "width": 16}, "large": {"sequences": 4096, "width": 256}}
 SEEDS = 4
-# Names of the parameters W, b, w and c (hidden layer and head), and True if matrices have one row per output.
+# Names of the parameters W, b, w and c (hidden layer and head), and whether matrices have one row per output.
 NAMES = {
     "with_linen": (("Dense_0.kernel", "Dense_0.bias", "head.kernel", "head.bias"), False),
     "with_nnx": (("hidden.kernel", "hidden.bias", "head.kernel", "head.bias"), False),

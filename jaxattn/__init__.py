@@ -1,6 +1,4 @@
-"""Theory of gradient training for softmax attention: pure functions, and a runner for studies that
-use them.
-"""
+"""Pure functions for the theory of gradient-based training of softmax attention, and a study runner."""
 
 from typing import TYPE_CHECKING
 

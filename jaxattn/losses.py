@@ -1,18 +1,19 @@
 """Loss functions, which return one number per example, and their settings classes.
 
-Two classes have one logit f and labels y = ±1; K classes have logits f_k and labels 0 to K-1:
+Two classes have one logit f and labels y = ±1; K classes have logits f_k and labels y = 0 to K-1. Let
+m = y f, and let e_y be the unit vector for y:
 
-    loss            (n,), m = y f       (n, K)
+    loss            two classes         K classes
     logistic        log(1 + e^(-m))
     cross_entropy                       logsumexp_k f_k - f_y
     exponential     e^(-m)              Σ_{j≠y} e^(f_j - f_y)
-    squared         (1 - m)²/2          ½ ‖f - e_y‖², e_y the unit vector for y
+    squared         (1 - m)²/2          ½ ‖f - e_y‖²
     hinge           max(0, 1 - m)       max(0, 1 + max_{j≠y} f_j - f_y)
 
 `squared_error` is ½ ‖f - y‖² for targets that are numbers or vectors.
 
-Label smoothing ε replaces the label y by the distribution (1 - ε) δ_y + ε/K over classes, and the loss by its
-expectation.
+With label smoothing ε, the loss is its expectation for a label from the distribution (1 - ε) δ_y + ε/K over
+classes.
 """
 
 from collections.abc import Callable
@@ -73,7 +74,7 @@ def _is_zero(smoothing: _Smoothing) -> bool:
 
 
 def _is_logistic(settings: Any) -> bool:
-    """Return True if there is no label smoothing."""
+    """Return whether label smoothing is off."""
     return _is_zero(settings.smoothing)
 
 

@@ -274,8 +274,7 @@ def _bytes(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]
     if line.op == "copy-start":
         return _size(line.types[:2])
     if line.op == "slice-start":
-        # Only the slice of the source is read. `types` contains the types of the source, the slice and a
-        # flag.
+        # Only a slice of the source is read. `types` contains the types of the source, the slice and a flag.
         return line.types[1].bytes + _size(line.types[1:2])
     if line.op in _SLICES:
         return _size(line.types) + min(_size(given[0]), _size(line.types)) + sum(map(_size, given[1:]))

@@ -131,7 +131,7 @@ device_description_str: "{chip.description}"
     return Target(name, "gpu", f"1x1x{devices}", *speeds, config)
 
 
-# Loop that implements float addition on chips that lack an atomic instruction for it.
+# Compare-and-swap loop, which implements atomic float addition on chips without an instruction for it.
 _COMPARE_AND_SWAP = re.compile(r"\batom\.[\w.:]*cas\b")
 
 

@@ -1,10 +1,10 @@
-"""Split scores into bands within which exponentials neither overflow nor underflow.
+"""Split scores a into bands within which exponentials neither overflow nor underflow.
 
-Bands of width w have the ceilings
+Bands have width w. The ceiling (upper end) of band b is
 
     h_b = h - b w,    h = max a, rounded up,    b = 0, 1, ...
 
-Each sequence shifts its scores by h_b, the ceiling of the band that contains its largest score. Ceilings are
+In each sequence, scores are shifted by the ceiling of the band that contains its largest score. Ceilings are
 exact: w is a power of two, and h is a multiple of the spacing of floats at max |a|.
 """
 
@@ -18,8 +18,8 @@ from jax import Array
 def width(dtype: jnp.dtype) -> float:
     """Return the band width w: 64 in float32, 512 in float64.
 
-    Tokens are neglected only if their scores are at least about log(max) - w (24 in float32) below the
-    largest score in their sequence, where max is the largest float.
+    A token is neglected only if its score is at least about log(max) - w (24 in float32) below the largest
+    score in its sequence, where max is the largest finite float.
     """
     return 2.0 ** math.floor(math.log2(math.log(jnp.finfo(dtype).max)))
 
@@ -27,17 +27,20 @@ def width(dtype: jnp.dtype) -> float:
 def first_ceiling(scores: Array) -> Array:
     """Return the ceiling h of the first band, (...,), for scores (..., V). No gradient flows through h."""
     scores = jax.lax.stop_gradient(scores)
-    # If all |a| are far below 1, the spacing of floats at max |a| could underflow.
+    # Use at least the spacing at 1, because the spacing of floats at max |a| could underflow if all |a| are
+    # far below 1.
     largest = jnp.maximum(jnp.abs(scores).max(axis=-1), 1)
     spacing = largest - jnp.nextafter(largest, jnp.zeros_like(largest))
     return spacing * jnp.ceil(scores.max(axis=-1) / spacing)
 
 
 def count(scores: Array, maximum: int) -> Array:
-    """Return the number of bands from the largest to the smallest score, (S,), for scores (S, V).
+    """Return the number of bands from the largest to the smallest score of each batch member, (S,).
 
-    The result is at most `maximum` + 1. Scores that contain NaN count as one band: their results are NaN in
-    any case, so they should not slow down the rest of the batch.
+    Args:
+        scores: (S, V). Members with NaN count as one band: their results are NaN in any case, so they should
+            not slow down the rest of the batch.
+        maximum: the result is at most `maximum` + 1.
     """
     spread = first_ceiling(scores) - scores.min(axis=1)
     multiples = width(scores.dtype) * jnp.arange(1, maximum + 1, dtype=scores.dtype)
@@ -65,7 +68,7 @@ def split(scores: Array) -> tuple[Array, Array]:
 
 
 def factor(ceiling: Array, of_sequence: Array) -> Array:
-    """Return exp(h_b - h_X): 1 in the band of the largest score of sequence X, e^-w in the next, else 0.
+    """Return exp(h_b - h_X): 1 if h_b = h_X, e^-w if h_b is the next lower ceiling, and 0 otherwise.
 
     Args:
         ceiling: h_b, the ceiling of each token's band.
@@ -77,7 +80,10 @@ def factor(ceiling: Array, of_sequence: Array) -> Array:
 
 
 def divide(sums: Array, normaliser: Array) -> Array:
-    """Divide sums by a normaliser ≥ exp(-w), avoiding the square of the normaliser, which may underflow."""
+    """Divide sums by a normaliser ≥ e^-w, where w is the band width.
+
+    The derivative does not contain the square of the normaliser, which may underflow.
+    """
     scale = jax.lax.stop_gradient(normaliser)
     # Do not divide by normaliser / scale: XLA would merge the two divisions and form a square, which may
     # underflow.

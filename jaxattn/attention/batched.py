@@ -1,16 +1,18 @@
-"""Attention on a large corpus, for one score vector or for a batch of them, such as one per seed.
+"""Attention on a large corpus, for one score vector or for a batch of vectors, such as one per seed.
 
-Scores are split into bands, as in `bands`: h_b is the ceiling (upper end) of band b. For one vector, sums are
-computed by gathers from the corpus, which is stored by sequence and by token. Exponentials are computed once
-per token rather than once per corpus entry: token s stores exp(a_s - h_b) for its band b. In each sequence X,
-only tokens in the band of the largest score, with ceiling h_X, and in the next band have nonzero weight.
+Scores are split into bands, as in `bands`: h_b is the ceiling (upper end) of band b. For one vector,
+sums are computed by gathers from the corpus, which is stored by sequence and by token. Exponentials
+are computed once per token rather than once per corpus entry: token s stores exp(a_s - h_b) for its
+band b. In each sequence X, only tokens in the band of the largest score, with ceiling h_X, and in the
+next band have nonzero weight.
 
-For a batch, one pass over the corpus takes about as long for sixteen members as for one. All members are
-therefore computed together, as products of the count matrix with exp(a - h). With a single ceiling h, this
-would underflow for a sequence whose scores are all far below h. There is therefore one product per band, with
-weights exp(a_s - h_b) if a_s ≤ h_b and 0 otherwise. Each sequence uses the sums from the first band in which
-its tokens have nonzero weight. This is the band of its largest score, where the softmax is exact up to
-rounding. Members whose scores occupy too many bands are computed separately.
+For a batch, one pass over the corpus takes about as long for sixteen score vectors (members) as for
+one. All members are therefore computed together, as products of the count matrix with exp(a - h).
+With a single ceiling h, this would underflow for a sequence whose scores are all far below h. There
+is therefore one product per band, with weights exp(a_s - h_b) if a_s ≤ h_b and 0 otherwise. Each
+sequence uses the sums from the first band in which its tokens have nonzero weight. This is the band
+of its largest score, where the softmax is exact up to rounding. Members whose scores occupy too many
+bands are computed separately.
 
 Shapes for one vector; a batch adds a leading axis S:
 
@@ -61,9 +63,9 @@ def forward_one(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, A
 def backward_one(
     corpus: Corpus, scores: Array, columns: Array, averages: Array, shift: Array, d_sums: Array
 ) -> tuple[Array, Array]:
-    """Return ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X), (V,), and ∂L/∂γ_s = Σ_X q_s ḡ_X, (K, V), with ḡ = ∂L/∂f.
+    """Return the derivatives of the loss L for one score vector, with attention q and ḡ = ∂L/∂f.
 
-    Here q is the attention.
+    ∂L/∂a_s = Σ_X q_s ḡ_X (γ_s - f_X), (V,),   ∂L/∂γ_s = Σ_X q_s ḡ_X, (K, V)
     """
     ceiling, below = bands.split(scores)
     delta = (d_sums * averages).sum(axis=0)
@@ -80,7 +82,7 @@ def backward_one(
 
 
 def split(scores: Array, columns: Array) -> tuple[Array, Array]:
-    """Return the ceilings h_b, (V,), and exp(a - h_b) multiplied by 1 and by each column of γ, (1 + K, V)."""
+    """Return the ceilings h_b, (V,), and the rows exp(a - h_b) and exp(a - h_b) γ, (1 + K, V)."""
     ceiling, below = bands.split(scores)
     return ceiling, jnp.concatenate([below[None], below * columns])
 
@@ -120,15 +122,15 @@ def backward_in_bands(
 
 
 def _difference(value: Array, average: Array) -> Array:
-    """Return value - average, or 0 if it is only rounding error, which would otherwise accumulate."""
+    """Return value - average, or 0 if this difference is only rounding error, which would accumulate."""
     difference = value - average
     rounding = 2 * float(jnp.finfo(value.dtype).eps) * jnp.abs(value)
     noise = jnp.where(jnp.abs(difference) <= rounding, difference, 0)
     return difference - jax.lax.stop_gradient(noise)
 
 
-# Maximum number of columns for which a product fits in the cache. Dense products, which are used on a TPU,
-# allow more.
+# Maximum number of columns for which a product fits in the cache, and maximum number for dense products,
+# which are used on a TPU.
 COLUMNS, COLUMNS_OF_DENSE = 64, 256
 
 
@@ -219,7 +221,10 @@ def _batch_of_one(function: Callable[..., Any], *arrays: Array) -> Any:
 
 
 def _plan_bands(scores: Array) -> tuple[Array, Array]:
-    """Return the number of bands, (), and a mask of the batch members to compute separately, (S,) bool."""
+    """Return the number of bands to compute for the whole batch, a scalar, and a mask, (S,) bool.
+
+    The mask is True for members with scores in more bands, which are computed separately.
+    """
     size = len(scores)
     # Cost of one band for the whole batch, relative to the cost of computing one member separately.
     price = (1 + size / 16) / 2
@@ -251,8 +256,8 @@ def banded_forward(
     The outputs are wrong if the scores occupy more than `num_bands` bands.
     """
     top, tokens, values = bands.first_ceiling(scores)[None], scores.T, columns.transpose(2, 1, 0)
-    # A token in a band has at least this weight, even after rounding, so a sequence with less weight is below
-    # the next ceiling.
+    # A token in a band has at least this weight, even after rounding. A sequence with less total weight
+    # therefore has no token in the band.
     present = math.exp(-bands.width(scores.dtype) - 1)
 
     def band(b: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -282,9 +287,9 @@ def banded_backward(
 ) -> tuple[Array, Array, Array]:
     """Compute the outputs of `backward` with one product for each of `num_bands` bands.
 
-    Also return a mask, (S,) bool, of the batch members for which cancellation lost a third of the digits
-    in ∂L/∂a. This happens if almost every sequence attends to a single token: Σ_X q_s ḡ_X γ_s and Σ_X q_s
-    ḡ_X f_X, with ḡ = ∂L/∂f, are then nearly equal.
+    Also return a mask, (S,) bool, of the batch members for which cancellation removed a third of the
+    digits of ∂L/∂a. This happens if almost every sequence attends to a single token: Σ_X q_s ḡ_X γ_s and
+    Σ_X q_s ḡ_X f_X, with ḡ = ∂L/∂f, are then nearly equal.
     """
     top, tokens, values = bands.first_ceiling(scores)[None], scores.T, columns.transpose(2, 1, 0)
     own_shift, d_sums_by_sequence = shift.T, d_sums.transpose(2, 1, 0)

@@ -1,4 +1,4 @@
-"""Softmax attention over the rows of a table with many columns, h_X = Σ_s q_s(X) M_s."""
+"""Softmax attention over the rows M_s of a table with many columns: h_X = Σ_s q_s(X) M_s."""
 
 from typing import Any
 
@@ -87,18 +87,20 @@ def _matrix(bags: Ragged, weight: Array, num_indices: int) -> Array:
 
 
 def _attention(bags: Ragged, scores: Array) -> tuple[Array, Array, Array]:
-    """Return the shift and normaliser of each sequence, (n,), and the attention q of each entry, (R, W)."""
+    """Return the shift and normaliser of each sequence, (n,) each, and the attention q of each entry, (R, W)."""
     _, top, normaliser, weight = bags.softmax(take(scores, bags.index.astype(jnp.int32)))
     return top, normaliser, weight / bags.spread(normaliser)
 
 
 @jax.jit
 def weighted_sums(layout: Ragged, weight: Array, table: Float[Array, "I m"]) -> Float[Array, "S m"]:
-    """Compute weighted sums of table rows for each segment, Σ_e weight_e M[index_e], (S, m), block by block.
+    """Compute the weighted sum of table rows in each segment, (S, m), block by block.
+
+        Σ_e weight_e M[index_e], summed over the entries e of the segment
 
     Args:
         layout: S segments, with entries that index the I rows of the table.
-        weight: (R, W).
+        weight: (R, W); weight of each entry.
         table: M, (I, m).
     """
     columns = table.shape[1]

@@ -1,18 +1,19 @@
 """Self-attention before the read-out, computed only for pairs of tokens in the same sequence.
 
-A block of sequences gathers the rows Q_X and K_X and computes one matrix product G_X = Q_X K_Xᵀ for each
-sequence. Attention with weights w_X = Softmax(G_X) averages scalars x instead of embedding rows, x' = w x.
-The backward pass recomputes G_X unless it was stored, and
+The sequences are processed in blocks. For each sequence X, the rows Q_X and K_X of its queries and keys are
+gathered, and their matrix product G_X = Q_X K_Xᵀ is computed. The attention weights w_X = Softmax(G_X)
+average scalars x instead of embedding rows, x' = w x. The backward pass recomputes G_X unless it was stored.
+The derivatives are also matrix products, whose rows are then summed by token:
 
-    ∂L/∂Q_X = D K_X,   ∂L/∂K_X = Dᵀ Q_X,   D_sr = w_sr Σ_x x̄'_s (x_r - x'_s),   x̄' = ∂L/∂x',
+    ∂L/∂Q_X = D K_X,   ∂L/∂K_X = Dᵀ Q_X,   D_sr = w_sr Σ_x x̄'_s (x_r - x'_s),   x̄' = ∂L/∂x'.
 
-are also matrix products, whose rows are then summed by token. No array with V² entries, or with an entry for
-every pair in a large corpus, is ever formed, and no scatter-add runs on accelerators.
+No array with V² entries, or with an entry for every pair in a large corpus, is ever formed, and no
+scatter-add runs on accelerators.
 
-Sequences are sorted by their number of bag rows, so that a block contains sequences of similar size. Sizes
-are rounded up to one of a few values, each with its own compiled program. The number of blocks of each size
-is known only at run time. The cost therefore depends on the actual sequence lengths rather than on the
-longest possible one.
+A bag of tokens occupies one or more rows of fixed width. Sequences are sorted by their number of rows, so
+that a block contains sequences of similar size. Sizes are rounded up to one of a few values, each with its
+own compiled program. The number of blocks of each size is known only at run time. The cost therefore depends
+on the actual sequence lengths rather than on the longest possible one.
 """
 
 import math
@@ -39,14 +40,13 @@ NUMBERS, NUMBERS_ON_ACCELERATORS = 1 << 19, 1 << 26
 
 
 class Block(NamedTuple):
-    """Block of B sequences, with m bag rows and U entries each.
+    """Block of B sequences, each padded to m rows of the bag layout, with U entries in total.
 
     Attributes:
-        rows: (B, m) int32; row indices into the bags; R for missing rows.
-        tokens: (B, U) int32; token ids, arbitrary for missing entries.
-        counts: (B, U); multiplicities, 0 for missing entries.
-        offset: () int32; index of the first pair of this block, the total number of pairs in all previous
-            blocks. Each block has B U² pairs.
+        rows: (B, m) int32; row indices into the bags; R, the number of rows in the bags, for padding.
+        tokens: (B, U) int32; token ids, arbitrary for padding.
+        counts: (B, U); multiplicities, 0 for padding.
+        offset: () int32; total number of pairs in all previous blocks. Each block has B U² pairs.
     """
 
     rows: Array
@@ -55,7 +55,7 @@ class Block(NamedTuple):
     offset: Array
 
     def take(self, entries: Array) -> Array:
-        """Gather per-entry values, (R, W), into (B, U). Values for missing entries are arbitrary."""
+        """Return this block's part of a per-entry array, (R, W), as (B, U). Values at padding are arbitrary."""
         return entries[jnp.minimum(self.rows, len(entries) - 1)].reshape(self.tokens.shape)
 
     def put(self, into: Array, entries: Array) -> Array:
@@ -72,7 +72,7 @@ class _Size(NamedTuple):
 
 
 def is_single_block(bags: Ragged, width: int) -> bool:
-    """Return True if `fold` visits all sequences in a single block."""
+    """Return whether `fold` visits all sequences in a single block."""
     (first, *others) = _sizes(bags, width)
     return not others and first.together == bags.num_segments
 
@@ -153,8 +153,8 @@ def _sizes(bags: Ragged, width: int) -> list[_Size]:
     return found
 
 
-# Maximum number of pair products that a CPU stores for the backward pass of several blocks; accelerators
-# recompute all of these. The products of a single block are always stored.
+# Maximum number of query-key products that a CPU stores for the backward pass if there are several blocks;
+# accelerators then recompute all of them. The products of a single block are always stored.
 KEPT = 1 << 25
 # Row width of the layout for per-token sums. Most tokens occur in only a few sequences in a block.
 _WIDTH = 8
@@ -233,12 +233,12 @@ attend_within.defvjp(_forward, _backward)
 def _one_by_one_if_many_blocks(
     function: Callable[..., Any], corpus: Corpus, queries: Array
 ) -> Callable[..., Any]:
-    # Under vmap, every batch member would run as many loop iterations as the longest one.
+    # Under vmap, every batch member would run as many loop iterations as the member with the most iterations.
     return function if is_single_block(corpus.bags, queries.shape[1]) else sequential_vmap(function)
 
 
 def _mixed(corpus: Corpus, queries: Array, keys: Array | None, columns: Any, *, residual: bool) -> Any:
-    """Compute x' for each column, and concatenate, over all blocks, the products G that are to be stored."""
+    """Return x' for each column, and the products G to store for the backward pass, concatenated over blocks."""
 
     def visit(carry: Any, block: Block) -> Any:
         out, kept = carry
@@ -325,10 +325,10 @@ def _products(q: Array, k: Array) -> Array:
 
 
 def _attention(block: Block, gram: Array, columns: tuple[Array, ...]) -> tuple[Array, Array, Array]:
-    """Compute the attention w, (B, U, U), and the C columns x and their averages x', (B, U, C) each."""
+    """Return the attention w, (B, U, U), the C columns x by entry, and their averages x', (B, U, C) each."""
     count = block.counts[:, None, :].astype(gram.dtype)
     logit = jnp.where(count > 0, gram, -jnp.inf)
-    # A padding sequence has no logits, so its maximum needs a finite lower bound.
+    # All logits of a padding sequence are -inf, so bound their maximum from below by a finite number.
     top = jnp.maximum(logit.max(axis=2, keepdims=True), jnp.finfo(gram.dtype).min)
     weight = optimization_barrier(count * jnp.exp(logit - top))
     normaliser = weight.sum(axis=2, keepdims=True)

@@ -24,7 +24,7 @@ from jaxattn.data.ragged import Ragged, take
 def attend(corpus: Corpus, scores: Float[Array, " V"], values: Array) -> Array:
     """Average token values over each sequence with softmax attention, f = Σ_s q_s γ_s.
 
-    For second derivatives on a large corpus, use forward-over-reverse mode.
+    To compute second derivatives on a large corpus, use forward-over-reverse mode.
 
     Args:
         corpus: n sequences over V tokens.
@@ -105,7 +105,10 @@ def _backward_small(
 
 
 def occurrence_weights(corpus: Corpus, scores: Array, top: Array) -> Array:
-    """Compute the weight of each occurrence of a token, count · e^(a - top), as in `Ragged.softmax`."""
+    """Compute the unnormalised attention of each occurrence of a token, count · e^(a - top).
+
+    `top` is the largest score in each sequence, as in `Ragged.softmax`.
+    """
     layout = corpus.occurrences
     score = layout.spread(scores) - take(top, layout.index.astype(jnp.int32))
     return layout.count.astype(scores.dtype) * jnp.exp(jnp.where(layout.count > 0, score, -jnp.inf))
@@ -156,9 +159,9 @@ def _forward_entries(bags: Ragged, score: Array, columns: tuple[Array, ...]) -> 
 
 
 def _backward_entries(residuals: Any, cotangents: Any) -> tuple[Any, ...]:
-    """Compute the cotangents of `attend_entries`, with ḡ = ∂L/∂f for each column.
+    """Compute the cotangents of `attend_entries`, with attention q and ḡ = ∂L/∂f for each column γ.
 
-    ∂L/∂γ_e = q_e ḡ,   ∂L/∂a_e = Σ q_e ḡ (γ_e - f), summed over columns
+    ∂L/∂γ_e = q_e ḡ,   ∂L/∂a_e = Σ_γ q_e ḡ (γ_e - f), summed over columns γ
     """
     bags, columns, averages, normaliser, weight = residuals
     d_columns = tuple(weight * bags.spread(g / normaliser) for g in cotangents)

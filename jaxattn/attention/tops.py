@@ -1,8 +1,9 @@
-"""Highest-scoring tokens of each sequence, and accurate softmax averages relative to their values.
+"""Top (highest-scoring) tokens of each sequence, and softmax averages relative to reference values.
 
-For large ‖p‖, a sequence may attend to its highest-scoring (top) token with weight 1 - e^(-3000), so direct
-subtraction would round f - γ_top to zero. The functions in this module first subtract a reference from the
-values and then factor out the largest remaining exponential.
+For large ‖p‖, a sequence may attend to its top token with weight 1 - e^(-3000). The difference between the
+average f and the value γ_top of this token would then be rounded to zero if it were computed by subtraction.
+The functions in this module first subtract a reference value from all token values, and then factor out the
+largest remaining exponential.
 """
 
 from collections.abc import Sequence
@@ -46,16 +47,16 @@ def first_tokens(corpus: Corpus, chosen: Bool[Array, "R W"], tokens: Int[Array, 
 
 
 class Averages(NamedTuple):
-    """Softmax averages of C columns relative to a reference value per sequence: f - reference = e^gap mean.
+    """Softmax averages f of C columns, relative to a reference value r per sequence: f - r = e^gap · mean.
 
     Attributes:
-        gap: (n,); highest score, relative to the top, among entries whose value differs from the reference;
-            0 if there are no such entries.
+        gap: (n,); highest score, relative to the top score, among entries whose value differs from the
+            reference; 0 if there are no such entries.
         idle: (n,) bool; True if no entry differs from the reference.
         mean: C arrays of shape (n,).
         attention: (R, W); q of each entry, not valid for entries with zero count.
-        deviation: C arrays of shape (R, W); q (γ - f) e^(-gap) of each entry, not valid for entries with
-            zero count.
+        deviation: C arrays of shape (R, W); q (γ - f) e^(-gap) of each entry with value γ, not valid for
+            entries with zero count.
         normaliser: (n,); Σ_s count_s e^(a_s - top), 0 for an empty sequence.
     """
 
@@ -83,7 +84,8 @@ def averages(bags: Ragged, relative: Float[Array, "R W"], below: Sequence[Float[
     gap = bags.max(jnp.where(differs, relative, -jnp.inf))
     idle = gap == -jnp.inf
     gap = jnp.where(idle, 0, gap)
-    # One formula covers both cases: entries that differ are scaled by e^(-gap), and all others by 1.
+    # One formula covers both cases: entries that differ from the reference are scaled by e^(-gap), and all
+    # others by 1.
     scaled = bags.count * jnp.exp(relative - jnp.where(differs, bags.spread(gap), 0))
     weight = jnp.where(differs, scaled * bags.spread(jnp.exp(gap)), scaled)
     moments = [column * scaled for column in below]

@@ -1,13 +1,15 @@
 """Base classes for the components of a study: data, models, losses, starts, phases, probes and figures.
 
-Built-in and custom classes derive from the same base classes. To use a custom class, give its import path in
-a sweep file, or pass an instance to `Study`. The annotated fields of the class are its settings. Attributes
-with a default declare optional features; override those that the class supports. All methods are pure, and
-methods that take arrays are traced. Float settings may also be traced, unless they are annotated as
-`jaxattn.Static[float]`.
+A start sets the initial value of a parameter.
 
-Instead of a class with a single method, you can pass a plain function. Its keyword-only arguments become the
-settings:
+Built-in and custom classes derive from the same base classes. To use a custom class, give its import
+path in a sweep file, or pass an instance to `Study`. The annotated fields of the class are its
+settings. Attributes with a default declare optional features; override those that the class supports.
+All methods are pure, and methods that take arrays are traced. Float settings may also be traced,
+unless they are annotated as `jaxattn.Static[float]`.
+
+Instead of a class with a single method, you can pass a plain function. Its keyword-only arguments
+become the settings:
 
     data sampled per seed     (key, *, settings) -> Dataset
     data shared by all seeds  (*, settings) -> Dataset

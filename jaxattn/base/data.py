@@ -113,8 +113,8 @@ class Splits(Brief):
         tokens: token statistics of the training data, or None if the data are not bags of tokens.
         test: test data, or None.
         validation: validation data, or None.
-        task_key: (2,) uint32; key data for randomness that all samples for a seed share, such as a planted
-            teacher. Passed to `CommonData.batch`. None if there is no shared randomness.
+        task_key: (2,) uint32; key data for randomness that all samples for a seed share, such as a
+            planted teacher; passed to `CommonData.batch`. None if there is no such randomness.
     """
 
     train: Leaf

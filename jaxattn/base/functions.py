@@ -1,8 +1,8 @@
-"""Settings classes built from functions, for losses, starts, probes, figures and other components.
+"""Settings classes built from functions, for losses, initial values, probes, figures and other components.
 
-The keyword-only arguments of a function are its settings, and their annotations define types and ranges.
-`settings_class` builds the class from the signature of a built-in or custom function. `declare` sets class
-attributes that a signature cannot express.
+The keyword-only arguments of a function are its settings, and their annotations define types and
+ranges. `settings_class` builds the class from the signature of a built-in or custom function.
+`declare` sets class attributes that a signature cannot express.
 """
 
 import functools
@@ -33,7 +33,8 @@ class OfFunction(Spec, frozen=True, kw_only=True):
     Attributes:
         function: the function.
         arguments: names of the settings.
-        not_settings: names of arguments that are not settings because the class supplies them.
+        not_settings: names of arguments that are not settings: the class supplies them, or their defaults
+            apply.
         check_settings: function that takes some of the settings by name and raises InputError if they are
             incompatible.
     """
@@ -60,7 +61,7 @@ class OfFunction(Spec, frozen=True, kw_only=True):
 
 
 class ModelOfFunction(OfFunction, Model[Any], frozen=True, kw_only=True):
-    """Model built from a function `(*, settings) -> model`. The model has methods `init` and `outputs`."""
+    """Model built from a function `(*, settings) -> model`. This model has the methods `init` and `outputs`."""
 
     def init(self, key: Array, like: Any, *, dtype: Any) -> Params:
         """Sample the parameters for one seed."""
@@ -118,7 +119,7 @@ class ProbeOfFunction(OfFunction, Probe, frozen=True, kw_only=True):
     name: str = ""
 
     def measure(self, context: ProbeContext) -> Mapping[str, Any]:
-        """Measure one seed on its training data."""
+        """Compute the metric, or several metrics by name, on the training data of one seed."""
         found = self._call(context.params, context.data.train)
         return found if isinstance(found, dict) else {self.name or type(self).__name__: found}
 
@@ -141,8 +142,8 @@ def declare(*, check: Function | None = None, **attributes: Any) -> Callable[[F]
         check: function that takes some of the settings by name and raises InputError if they are
             incompatible. A study calls `check` before the run. If the function samples data and has a
             setting `sequences`, `check` is called with the number of examples in each split.
-        attributes: attributes of the base class, such as `coupled` for a loss. If the value is a
-            function, it becomes a method, and its first argument is the settings object.
+        attributes: attributes of the base class, such as `coupled` for a loss. A function becomes a
+            method whose first argument is the settings object.
     """
 
     def decorate(function: F) -> F:
@@ -158,7 +159,7 @@ def declare(*, check: Function | None = None, **attributes: Any) -> Callable[[F]
 def settings_class(function: Function, base: type[Any], name: str = "", **attributes: Any) -> type[Any]:
     """Return the settings class for a function: the settings of a base class plus the keyword-only arguments.
 
-    Repeated calls return the same class.
+    Repeated calls with the same arguments return the same class.
 
     Args:
         function: the function.
@@ -255,6 +256,6 @@ def _is_array(annotation: Any) -> bool:
 
 
 def as_default(value: Any) -> Any:
-    """Return a default value in the form that msgspec requires: for a mutable value, a factory of copies."""
+    """Return a default value as msgspec requires it: a mutable value becomes a factory that copies it."""
     mutable = isinstance(value, list | dict | set) and value
     return msgspec.field(default_factory=lambda: type(value)(value)) if mutable else value

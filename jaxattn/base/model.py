@@ -123,13 +123,15 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
             data: n examples.
 
         Returns:
-            (n, ..., T): the attention for one query, or for several heads and queries. Positions that are not
-            queries, such as padding, have rows of NaN.
+            (n, ..., T): the attention for one query, or for several heads and queries. The rows of positions
+            that are not queries, such as padding, are NaN.
         """
         raise NotImplementedError(f"{type(self).__name__}.attention")
 
     def scores(self, params: Params, data: D) -> LinearScores:
-        """Return scores a = Φ p, where p is the flattened parameter `linear_in`. This method is optional.
+        """Return scores a = Φ p, where p is a flattened parameter. This method is optional.
+
+        `linear_in` is the name of this parameter.
 
         Args:
             params: parameters, as returned by `init`.
@@ -141,7 +143,7 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
         raise NotImplementedError(f"{type(self).__name__}.scores")
 
     def in_span(self) -> "Model[D]":
-        """Return the model with its parameters in span coordinates, or the model itself if unsupported."""
+        """Return the model with parameters in coordinates of their span, or the model itself if unsupported."""
         return self
 
 
@@ -181,8 +183,8 @@ class Start(Spec, frozen=True, kw_only=True):
     """Initial value of one parameter, used instead of the value sampled by the model.
 
     Attributes:
-        rotation_invariant: True if the function commutes with rotations of R^d, so that it may run in span
-            coordinates.
+        rotation_invariant: True if the function commutes with rotations of R^d, so that it may run in
+            coordinates of the span of the parameters.
     """
 
     rotation_invariant: ClassVar[bool] = False

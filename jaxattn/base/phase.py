@@ -23,7 +23,8 @@ class Task(NamedTuple):
         model: the model.
         loss: per-example loss, (outputs, targets) -> (n,), or a loss for the whole batch.
         data: training, validation and test data for one seed.
-        fresh: function (key, examples) that samples new training data, or None.
+        fresh: function (key, examples) that samples this number of new training examples; None if the
+            data source cannot.
     """
 
     model: Model[Any]
@@ -40,8 +41,9 @@ class State:
         params: the model's parameters.
         optimizer: optax state.
         step: () int32; number of steps taken.
-        failed_at: () int32; first step with a non-finite loss or gradient, or -1. Gradients of matrices are
-            not checked, because a non-finite entry would make the next step's loss non-finite.
+        failed_at: () int32; first step with a non-finite loss or gradient, or -1. Gradients of matrices
+            are checked only if no vector is trained; otherwise, a non-finite entry makes the next step's
+            loss non-finite.
         key: (2,) uint32; key data for sampling minibatches; None for full-batch training.
     """
 
@@ -69,26 +71,27 @@ class Goal(NamedTuple):
 class Phase(Spec, frozen=True, kw_only=True):
     """Base class for training phases: pure functions for one seed.
 
-    Subclasses define `train`, `steps`, and either `step`, which `advance` repeats, or `init` and `advance`. A
-    state is a pytree, such as `State`, with at least `params`, `step` and `failed_at`.
+    Subclasses define `train`, `steps`, and either `step`, which `advance` repeats, or `init` and
+    `advance`. A state is a pytree, such as `State`, with at least `params`, `step` and `failed_at`.
 
     Attributes:
         name: name of the phase in tables and figures.
-        train: names or patterns of the trained parameters, such as `head.*`, or names of submodules, such as
-            `head`.
+        train: names or patterns of the trained parameters, such as `head.*`, or names of submodules, such
+            as `head`.
         steps: number of steps.
         failure: reason recorded for a failed seed.
         dtype: dtype of the state in every study; None for the dtype of the study.
         seeds_per_core: number of seeds that a CPU core computes at a time; None for as many as fit in its
             cache.
         refines: metrics of standard probes that the phase replaces with more precise metrics of its own.
-        one_step: True for a single full gradient step of size `step_size`, as described by the one-step law.
+        one_step: True for a single full gradient step of size `step_size`, as described by the one-step
+            law.
         batch_size: number of examples per step; None for all.
-        end_key: name of the setting that makes steps depend on where the phase ends, so that a finished
-            phase cannot be extended; "" if there is none.
+        end_key: name of the setting, such as a schedule, that makes earlier steps depend on the end of
+            the phase. A finished phase then cannot be extended. "" if there is no such setting.
         is_random: True if the phase uses random numbers, for example to sample minibatches.
-        rotation_invariant: True if the phase commutes with rotations of R^d, so that it can run in span
-            coordinates.
+        rotation_invariant: True if the phase commutes with rotations of R^d, so that it can run in
+            coordinates of the span of the parameters.
     """
 
     overridable: ClassVar[frozenset[str]] = frozenset({"train", "steps", "batch_size", "step_size"})
@@ -122,7 +125,7 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     @property
     def end_key(self) -> str:
-        """Name of the setting that makes steps depend on where the phase ends; "" if there is none."""
+        """Name of the setting that makes earlier steps depend on the end of the phase; "" if there is none."""
         return ""
 
     @property
@@ -132,16 +135,19 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     @property
     def rotation_invariant(self) -> bool:
-        """True if the phase can run in span coordinates."""
+        """True if the phase can run in coordinates of the span of the parameters."""
         return False
 
     @property
     def goal(self) -> Goal | None:
-        """Target of a phase whose end cannot be predicted in steps; None for other phases."""
+        """Target of a phase whose progress is not measured in steps; None for other phases."""
         return None
 
     def probe_steps(self, per_decade: int) -> list[int]:
-        """Return the steps at which to measure, in ascending order, including step 0 and the last step."""
+        """Return the steps at which to measure, in ascending order, including step 0 and the last step.
+
+        By default, there are about `per_decade` steps per factor of 10.
+        """
         return log_spaced(self.steps, per_decade)
 
     def init(self, task: Task, params: Any, key: Array) -> Any:
@@ -177,7 +183,7 @@ class Phase(Spec, frozen=True, kw_only=True):
 
 
 def log_spaced(steps: int, per_decade: int) -> list[int]:
-    """Return log-spaced steps at which to measure, including 0 and the last step."""
+    """Return log-spaced steps, about `per_decade` per factor of 10, including 0 and the last step."""
     count = int(np.ceil(np.log10(max(steps, 1)) * per_decade)) + 1
     spaced = np.unique(np.rint(np.geomspace(1, steps, count)).astype(int))
     return sorted({0, *spaced.tolist(), steps})

@@ -73,7 +73,7 @@ class ProbeContext:
 
     @cached_property
     def sampled(self) -> Splits:
-        """Splits used for losses, accuracies and gradients, with at most `sample` examples each."""
+        """Data splits with at most `sample` examples each, for losses, accuracies and gradients."""
         return self.data.sampled(self.sample)
 
     @cached_property
@@ -93,7 +93,7 @@ class ProbeContext:
         return self._outputs[id(data)]
 
     def with_memory(self, memory: Any) -> "ProbeContext":
-        """Return a copy of the context with a different memory. The copy reuses all cached values."""
+        """Return a copy of the context with a different `memory`. The copy reuses all cached values."""
         other = object.__new__(ProbeContext)
         other.__dict__ = self.__dict__ | {"memory": memory}
         return other
@@ -105,7 +105,7 @@ class Measurement(Spec, frozen=True, kw_only=True):
     Attributes:
         labels: printed name of each metric.
         scales: scale of each metric; linear and unbounded by default.
-        rotation_invariant: True if the metrics are the same in span coordinates.
+        rotation_invariant: True if the metrics are the same in coordinates of the span of the parameters.
     """
 
     labels: ClassVar[Mapping[str, str]] = {}
@@ -140,7 +140,7 @@ class Probe(Measurement, frozen=True, kw_only=True):
         return None
 
     def measure(self, context: ProbeContext) -> Mapping[str, Array]:
-        """Measure one seed.
+        """Compute the metrics for one seed.
 
         Args:
             context: a `jaxattn.lab.probes.ProbeContext`: parameters, model, loss, data, phase, and derived
@@ -165,7 +165,7 @@ class PhaseProbe(Measurement, frozen=True, kw_only=True):
         raise NotImplementedError(f"{type(self).__name__}.metrics")
 
     def observe(self, phase: Phase, state: Any) -> Array:
-        """Return an array computed from one seed's state at a probe step; its shape must not vary."""
+        """Return an array, of the same shape at all probe steps, computed from the state of one seed."""
         raise NotImplementedError(f"{type(self).__name__}.observe")
 
     def conclude(

@@ -39,7 +39,7 @@ _CHOSEN: ContextVar[tuple[Any, ...] | None] = ContextVar("devices", default=None
 
 @contextmanager
 def compile_for(devices: Sequence[Any]) -> Iterator[None]:
-    """Compile programs for the given devices, which may be descriptions of an unavailable chip.
+    """Context manager: compile for the given devices, which may only describe an unavailable chip.
 
     Functions that have already been traced keep their devices, so use a separate process to compile for an
     unavailable chip.
@@ -58,7 +58,7 @@ def local_devices() -> Sequence[Any]:
 
 @cache
 def mesh_of(devices: tuple[Any, ...]) -> Mesh:
-    """Return a one-dimensional mesh of devices."""
+    """Return a one-dimensional mesh of the given devices."""
     # `jax.make_mesh` would require TPU chips to be arranged in a rectangle.
     return Mesh(np.array(devices), ("runs",), axis_types=(AxisType.Auto,))
 
@@ -70,24 +70,24 @@ def platform() -> str:
 
 
 def are_described() -> bool:
-    """Return True if the devices are only descriptions, so that programs can be compiled but not run."""
+    """Return whether the devices are only descriptions, so that programs can be compiled but not run."""
     chosen = _CHOSEN.get()
     return chosen is not None and chosen[0].client.runtime_type == "compile_only_runtime"
 
 
 def has_host() -> bool:
-    """Return True if float64 runs on the host's CPU because the devices do not support it."""
+    """Return whether float64 runs on the host's CPU because the devices do not support it."""
     return jax.default_backend() in WITHOUT_FLOAT64
 
 
 def is_host() -> bool:
-    """Return True if programs are compiled for the host's CPU although the process has an accelerator."""
+    """Return whether programs are compiled for the host's CPU because the accelerator lacks float64."""
     return has_host() and platform() == "cpu"
 
 
 @contextmanager
 def pinned() -> Iterator[None]:
-    """Pin the JAX options to `PINNED`, regardless of the environment and of the caller's options."""
+    """Context manager: set the JAX options in `PINNED`, whatever the environment or the caller has set."""
     with ExitStack() as stack:
         for name, value in PINNED.items():
             stack.enter_context(_option(name, value))
@@ -111,7 +111,7 @@ def _updated(name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def float64() -> Iterator[None]:
-    """Compute in float64 with the options in `PINNED`, on the host's CPU if the devices lack float64."""
+    """Context manager: use float64 and the options in `PINNED`, on the host's CPU if devices lack float64."""
     with ExitStack() as stack:
         stack.enter_context(pinned())
         stack.enter_context(jax.enable_x64(True))
@@ -124,7 +124,7 @@ def float64() -> Iterator[None]:
 
 @contextmanager
 def precision(dtype: str) -> Iterator[None]:
-    """Compute in the study's dtype, with full-precision matrix products and the options in `PINNED`."""
+    """Context manager: use the study's dtype, full-precision matrix products and the options in `PINNED`."""
     double = dtype == "float64"
     with pinned(), float64() if double else jax.enable_x64(False), jax.default_matmul_precision("highest"):
         yield

@@ -69,7 +69,7 @@ class UserCodeError(RunError):
         return "".join([*lines, *summary]).partition("\nThe error occurred")[0]
 
 
-# Remedies for code that JAX cannot trace, by exception name.
+# Remedies for code that JAX cannot trace, by the name of the exception.
 _REMEDIES = {
     "TracerArrayConversionError": "use jax.numpy in place of numpy",
     "TracerBoolConversionError": "use jax.numpy.where in place of if",
@@ -79,7 +79,7 @@ _REMEDIES = {
 
 
 def remedy(error: BaseException) -> str:
-    """Return "; " and a remedy for a JAX tracing error or a misspelt setting, or "" for other errors."""
+    """Return "; REMEDY" for a JAX tracing error or a misspelt setting, and "" for any other error."""
     if misspelt := re.fullmatch(r"Unexpected keyword argument ('\w+')", str(error)):
         return f"; there is no setting {misspelt[1]}, check its spelling"
     words = _REMEDIES.get(type(error).__name__)
@@ -87,7 +87,7 @@ def remedy(error: BaseException) -> str:
 
 
 def in_user_code(error: BaseException, files: frozenset[str], location: str) -> UserCodeError | None:
-    """Return a `UserCodeError` for an exception raised in the user's code, or None for other exceptions."""
+    """Return a `UserCodeError` if an exception was raised in the user's code, and None otherwise."""
     own = [step for step in traceback.walk_tb(error.__traceback__) if step[0].f_code.co_filename in files]
     if not own or isinstance(error, InputError | RunError):
         return None
@@ -112,7 +112,7 @@ def from_user_code(files: frozenset[str], location: str) -> Iterator[None]:
 
 @contextmanager
 def writing(location: object, remedy: str = "") -> Iterator[None]:
-    """Convert an OSError into a RunError that names the file or folder and states a remedy."""
+    """Context manager that converts an OSError into a RunError with the location and a remedy."""
     try:
         yield
     except OSError as error:
@@ -186,9 +186,9 @@ def explain(
 
 
 def nearest(given: str, known: Iterable[str]) -> str:
-    """Return "; did you mean ..." if a known name is similar, otherwise "; known: ..." with all known names.
+    """Return "; did you mean ..." with a similar known name, or else "; known: ..." with all of them.
 
-    Return "" if no names are known.
+    Return "" if `known` is empty.
     """
     known = list(known)
     near = difflib.get_close_matches(given, known, 1, cutoff=0.4)
@@ -213,7 +213,7 @@ def _given(values: Any, inner: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Join the first twenty names with commas, adding "..." if there are more; "none" if there are none."""
+    """Join at most twenty names with commas, and add "..." if there are more. Return "none" for no names."""
     first = [f"{name:.40}" for name in itertools.islice(names, 21)]
     first[20:] = ["..."] * len(first[20:])
     return " ".join(", ".join(first).split()) or "none"

@@ -62,7 +62,7 @@ ATTRIBUTES = {"may_be_settings": "overridable", "why_not": "skip_reason"}
 
 
 def new_location(module: str) -> str:
-    """Return the new name or location of a module, or "" if none is known."""
+    """Return the new name or location of a module, or "" if the module did not move."""
     for old, new in MODULES.items():
         if module == old or (module.startswith(f"{old}.") and new.startswith("jaxattn.")):
             return new + module.removeprefix(old)
@@ -70,7 +70,7 @@ def new_location(module: str) -> str:
 
 
 def hint(package: str, name: str) -> str:
-    """Return the suffix of an error message that states where a name moved, or "" if it did not move."""
+    """Return "; moved to ..." or "; removed ..." for a name that version 0.3 moved or removed, else ""."""
     if remedy := REMOVED.get(name):
         return f"; removed in version 0.3: {remedy}"
     old = NAMES.get(package, {}).get(name) or f"{package}.{name}"

@@ -49,7 +49,7 @@ def leaves(params: Any) -> dict[str, Any]:
 
 
 def names(params: Any) -> tuple[str, ...]:
-    """Return the parameter names, as in `leaves`."""
+    """Return the names of the parameters, as in `leaves`."""
     return tuple(leaves(params))
 
 
@@ -140,7 +140,7 @@ class Brief:
 
 
 def is_concrete(x: Any) -> bool:
-    """Return True if an array has concrete values, False if it is traced."""
+    """Return whether an array has concrete values, that is, whether it is not traced."""
     return isinstance(x, np.ndarray | np.generic | jax.Array) and not isinstance(x, jax.core.Tracer)
 
 

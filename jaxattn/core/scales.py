@@ -9,7 +9,8 @@ class Scale(NamedTuple):
 
     Attributes:
         kind: "linear"; "log" for positive values that span decades; "yes/no" for values 0 and 1.
-        low, high: smallest and largest possible values; intervals are clipped to this range.
+        low, high: smallest and largest possible values of the metric; intervals are clipped to this
+            range.
     """
 
     kind: Literal["linear", "log", "yes/no"] = "linear"

@@ -23,7 +23,7 @@ STATIC = "static"
 # Other floats may be traced; a function that accepts both annotates them as `float | jax.Array`.
 Static = Annotated[_T, STATIC]
 FILE = "file"
-# Path relative to the folder of the sweep file. A suffix after a colon is kept, as in FILE:KEY.
+# Path relative to the folder of the sweep file. A suffix after a colon, as in FILE:KEY, is preserved.
 FilePath = Annotated[str, FILE]
 IMPORT_PATH = "import path"
 # A built-in name, or the import path of a function. Import paths are converted to `Named`.
@@ -31,7 +31,7 @@ ImportPath = Annotated[Any, IMPORT_PATH]
 
 
 def has_mark(annotation: Any, mark: str) -> bool:
-    """Return True if a type annotation, or any component of it, contains a marker such as `STATIC`."""
+    """Return whether a type annotation, or any component of it, contains a marker such as `STATIC`."""
     if mark in getattr(annotation, "__metadata__", ()):
         return True
     return any(has_mark(part, mark) for part in get_args(annotation) if not isinstance(part, str))
@@ -71,7 +71,7 @@ class Named(NamedTuple):
 
 
 def class_name(label: Any) -> str:
-    """Return the default class name for a raw label. Several raw labels are joined by "+"."""
+    """Return the default name of a class with one raw label, or with several, which are joined by "+"."""
     return "+".join(map(str, label)) if isinstance(label, list | tuple) else str(label)
 
 
@@ -81,7 +81,7 @@ def first_line(target: Any) -> str:
 
 
 def meanings(target: Any) -> dict[str, str]:
-    """Parse the descriptions of settings from the docstring of a class or function, each as one line.
+    """Parse the descriptions of settings from the docstring of a class or function into one line each.
 
     Descriptions in a class take precedence over those in its base classes.
     """

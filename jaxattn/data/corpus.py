@@ -23,8 +23,8 @@ class Corpus(Dataset):
         targets: (n,) int32; labels -1 or +1 for two classes, 0 to K-1 for K > 2.
         bags: count[X, s] stored by sequence, for sums over the tokens in a sequence.
         occurrences: the same counts stored by token, for sums over the sequences that contain a token.
-        occurrence_to_bag: int32, with the shape of the entries of `occurrences`; index of each entry in
-            the flattened entries of `bags`, 0 for padding.
+        occurrence_to_bag: int32, with the shape of `occurrences.index`; index of each entry in the
+            flattened entries of `bags`, 0 for padding.
         lengths: (n,) int32; number of tokens T(X) in each sequence.
         vocab_size: V (static).
         num_classes: K ≥ 2 (static).
@@ -64,12 +64,12 @@ class Corpus(Dataset):
 
     @property
     def num_entries(self) -> int:
-        """Number of bag entries, including some padding; for a minibatch, the mean number."""
+        """Number of bag entries, including some padding; for a minibatch, the mean over minibatches."""
         return self.bags.index.size if self.mean_entries is None else self.mean_entries
 
     @property
     def num_pairs(self) -> int:
-        """Approximate number of pairs of entries within sequences, as if all sequences had equal size."""
+        """Approximate number of pairs of entries in the same sequence, as if all sequences had equal size."""
         return math.ceil(self.num_entries**2 / self.num_examples)
 
     @property
@@ -142,7 +142,7 @@ def class_labels(index: Any, num_classes: int) -> Any:
 
 
 def class_index(labels: Any, num_classes: int) -> Any:
-    """Convert labels to class indices 0 to K-1, the inverse of `class_labels`."""
+    """Convert labels to class indices 0 to K-1. This is the inverse of `class_labels`."""
     return (labels + 1) // 2 if num_classes == 2 else labels
 
 

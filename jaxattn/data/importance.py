@@ -1,4 +1,4 @@
-"""Importance of tokens for the label: the statistics that one gradient step on E adds to E·v."""
+"""Token importance, such as the average signed frequency that one gradient step on E adds to E·v."""
 
 import jax
 import jax.numpy as jnp

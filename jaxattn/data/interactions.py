@@ -42,7 +42,7 @@ def xor(
     pairs: PositiveInt = 1,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample sequences labelled by the XOR of two tokens, so that α_s = 0 for every token.
+    """Sample sequences labelled by the XOR of two tokens; every average signed frequency α_s is 0.
 
     In the j-th XOR problem, tokens 4j and 4j+1 are a_0 and a_1, and tokens 4j+2 and 4j+3 are b_0 and b_1.
     A sequence contains one a and one b from the same problem; all its other tokens are irrelevant:
@@ -97,11 +97,11 @@ def negation(
         y = sign(relevant token) · (-1)^[the sequence contains the negation token].
 
     Sequences come in pairs, one with a negative and one with a positive token. Either both or neither are
-    negated, and all their other tokens are the same, so α_s = 0 holds exactly for the negation token and
-    every irrelevant token. Two consecutive pairs have the same relevant tokens. If `negated` is 1/2, one
-    of the two pairs is negated, and α_s = 0 holds exactly for the relevant tokens, too. For other values,
-    their α is (1 - 2 negated) times its value without negation, up to rounding of the number of negated
-    pairs.
+    negated, and all their other tokens are the same, so the average signed frequency α_s is exactly 0 for
+    the negation token and every irrelevant token. Two consecutive pairs have the same relevant tokens. If
+    `negated` is 1/2, one of the two pairs is negated, and α_s is exactly 0 for the relevant tokens, too.
+    For other values of `negated`, α_s of a relevant token is (1 - 2 negated) times its value without
+    negation, up to rounding of the number of negated pairs.
 
     Args:
         key: PRNG key.

@@ -135,7 +135,8 @@ def data_class(function: Callable[..., Any], **attributes: Any) -> type[Any]:
     Data are sampled per seed if the function takes a key, and otherwise shared by all seeds.
 
     Args:
-        function: the function. If its return annotation is a dataset class, this is the type of the data.
+        function: the function. If its return annotation is a dataset class, that class is the type of the
+            data.
         attributes: as in `settings_class`.
 
     Raises:

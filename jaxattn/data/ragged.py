@@ -20,13 +20,13 @@ from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 
-# Positions are stored as 32-bit integers.
+# Indices are stored as 32-bit integers.
 MAX_POSITIONS = 2**31 - 1
 WIDTH = 32
 
 # Number of entries at or above which a matrix counts as large.
 LARGE = 1 << 18
-# The same threshold for a matrix without factors on an accelerator, where it does not overflow a cache. Seeds
+# The same threshold on an accelerator, for a matrix without factors: there is no cache to overflow, and seeds
 # with separate corpora are vmapped as long as their arrays fit in memory.
 LARGE_ON_ACCELERATORS = 1 << 24
 
@@ -34,7 +34,7 @@ LARGE_ON_ACCELERATORS = 1 << 24
 # factor and in the factors that add partial sums.
 RUN, FAN = 256, 16
 
-# Number of pairs below which comparing all pairs is faster than bisection on an accelerator.
+# Number of (entry, value) pairs up to which comparing all pairs is faster than bisection on an accelerator.
 COMPARED = 1 << 29
 
 # Maximum size of a dense matrix on a TPU, in bytes, and the maximum count that it may contain; bfloat16
@@ -80,12 +80,12 @@ class Ragged(Brief):
         return self.index.size >= (LARGE_ON_ACCELERATORS if own else LARGE)
 
     def dot(self, *columns: Array) -> tuple[Array, ...]:
-        """Multiply the matrix by vectors (num_indices,) in one pass. Return one (S,) per vector."""
+        """Multiply the matrix by vectors (num_indices,) in one pass. Return one product, (S,), per vector."""
         index, count = self.index.astype(jnp.int32), self.count.astype(columns[0].dtype)
         return self.sum(*(count * take(x, index) for x in columns))
 
     def matmul(self, dense: Array) -> Array:
-        """Multiply the matrix by a dense matrix, (num_indices, C). Return (S, C)."""
+        """Return the product of the matrix and a dense matrix, (num_indices, C), of shape (S, C)."""
         if self.factors is None:
             return jnp.stack(self.dot(*dense.T), axis=1)
         return jax.lax.platform_dependent(
@@ -137,14 +137,17 @@ class Ragged(Brief):
         return self._climb(rows, 0.0, jnp.sum)
 
     def sum(self, *entries: Array) -> tuple[Array, ...]:
-        """Sum per-entry values, (R, W) per input, over segments. Return one vector (S,) per input."""
+        """Sum per-entry values, (R, W), within each segment. Return one vector of sums, (S,), per input."""
         zeros = tuple(jnp.zeros((), x.dtype) for x in entries)
         # A single variadic reduction, unlike separate sums, reads index and count only once for all columns.
         rows = jax.lax.reduce(entries, zeros, _add, (1,))
         return tuple(self._climb(x, 0.0, jnp.sum) for x in rows)
 
     def max(self, entries: Array) -> Array:
-        """Compute the maximum of the entries (R, W) per segment, (S,), ignoring NaN; -inf if empty."""
+        """Return the maximum of per-entry values, (R, W), in each segment, (S,), ignoring NaN.
+
+        The maximum of an empty segment is -inf.
+        """
         rows = jax.lax.reduce(entries, jnp.array(-jnp.inf, entries.dtype), _larger, (1,))
         return self._climb(rows, -jnp.inf, jnp.max)
 
@@ -156,10 +159,10 @@ class Ragged(Brief):
             columns: values to average, (R, W) each.
 
         Returns:
-            One (S,) average per column; the largest score in each segment, (S,); the sum of the weights
-            relative to that score, (S,); and the weights, (R, W). The largest score and the sum are not
-            combined into a logsumexp, because for scores around 1e4 in float32 it would round away small
-            differences.
+            One (S,) average per column; the largest score in each segment, (S,); the sum of the weights in
+            units of exp(this score), (S,); and the weights in the same units, (R, W). The largest score and
+            the sum are not combined into a logsumexp, because for scores around 1e4 in float32 it would round
+            away small differences.
         """
         score = jnp.where(self.count > 0, score, -jnp.inf)
         top = self.max(score)
@@ -170,7 +173,7 @@ class Ragged(Brief):
         return tuple(x / normaliser for x in sums), top, normaliser, weight
 
     def spread(self, per_segment: Array) -> Array:
-        """Repeat per-segment values (S,) for each row of the segment, (R, 1)."""
+        """Return per-segment values, (S,), repeated for each row of the segment, (R, 1)."""
         return take(per_segment, jnp.minimum(self.owner, self.num_segments - 1))[:, None]
 
     def _climb(self, rows: Array, padding: float, reduce: Callable[..., Array]) -> Array:

@@ -153,7 +153,7 @@ class Vectors(Dataset):
         return jnp.einsum("ntd,nd->nt", self.X, u)
 
     def masked(self, scores: Leaf) -> Leaf:
-        """Replace the scores at padding positions by -inf, (n, T)."""
+        """Return the scores, (n, T), with -inf at padding positions."""
         return scores if self.mask is None else jnp.where(self.mask, scores, -jnp.inf)
 
     def check(self) -> None:

@@ -14,7 +14,7 @@ from jaxattn.data.importance import average_signed_frequency, posterior_differen
 
 
 def flip_labels(key: Array, data: D, label_noise: float | Array) -> D:
-    """With a given probability, replace each label by another class chosen uniformly.
+    """Replace each label, with a given probability, by another class chosen uniformly at random.
 
         P(ỹ = y) = 1 - label_noise,  P(ỹ = k) = label_noise / (K-1) for every k ≠ y.
 

@@ -170,8 +170,8 @@ def topics(
     A topic word s comes from the topic of the sequence with probability π_s, called its purity, and from
     any topic otherwise. In expectation, the posterior difference of a topic word is its purity; for two
     classes it is ±π_s. The purities of the words in a topic are evenly spaced from `min_purity` to
-    `max_purity`. Common words are uniform and independent of the label, so α_s = 0 holds for them only in
-    expectation. Topics are balanced.
+    `max_purity`. Common words are uniform and independent of the label, so their average signed frequency
+    α_s is 0 only in expectation. Topics are balanced.
 
     Args:
         key: PRNG key.
@@ -207,7 +207,7 @@ def topics(
 
 
 def _invert(cumulative: Array, uniform: Array) -> Array:
-    """Evaluate one quantile function per row, given cumulative weights (n, M), at values (n, N) in [0, 1)."""
+    """Return quantiles of n distributions with cumulative weights (n, M), at levels (n, N) in [0, 1)."""
     position = uniform * cumulative[:, -1:]
     picked = jax.vmap(lambda row, x: jnp.searchsorted(row, x, side="right"))(cumulative, position)
     return jnp.minimum(picked, cumulative.shape[1] - 1)
@@ -228,9 +228,9 @@ def multi_relevant(
 ) -> Corpus:
     """Sample sequences that each contain r distinct relevant tokens from their class.
 
-    All other tokens are irrelevant. Sequences come in groups of K, one per class, with the same irrelevant
-    tokens. Thus α_s = 0 holds exactly for every irrelevant token, and each relevant token occurs with only
-    one label.
+    All other tokens are irrelevant. Sequences come in groups of K, one per class, with the same
+    irrelevant tokens. Thus the average signed frequency α_s of every irrelevant token is exactly 0, and
+    each relevant token occurs with only one label.
 
     Args:
         key: PRNG key.
@@ -271,7 +271,8 @@ def assumption1(
 ) -> Corpus:
     """Sample sequences with one relevant token each, so that Assumption 1 of the paper holds exactly.
 
-    Each relevant token occurs with only one label. All other tokens are irrelevant, with α_s = 0 exactly.
+    Each relevant token occurs with only one label. All other tokens are irrelevant: their average signed
+    frequency α_s is exactly 0.
 
     Args:
         key: PRNG key.

@@ -42,8 +42,8 @@ class Plan(NamedTuple):
         groups: one row per compile group, with the number of vmapped runs, the number of batches, and the
             estimated memory and time.
         sentence: one-sentence summary.
-        metrics: one line per phase of the first cell, with its metrics, the skipped probes and why they are
-            skipped; empty for a quick plan.
+        metrics: one line per phase of the first cell, which lists its metrics, and the skipped probes with
+            reasons; empty for a quick plan.
     """
 
     cells: pd.DataFrame
@@ -153,11 +153,11 @@ class Study(Definition):
         """Plan the study: list its cells and compile groups, and the seeds already finished in the folder.
 
         Args:
-            directory: the results folder, or its bucket address; defaults to results/NAME.
+            directory: the results folder, or its bucket URL; defaults to results/NAME.
             max_memory: memory limit in bytes per device; defaults to the device memory.
             quick: True to skip the memory and time estimates, which require compiling and running every
                 group.
-            progress: callback that receives a description of the compile group and the finished fraction.
+            progress: callback that receives a description of the compile group and the fraction completed.
 
         Raises:
             InputError: a cell does not fit in memory, or the folder contains results for a different config.
@@ -186,15 +186,15 @@ class Study(Definition):
         """Run or resume the study, write its report, and return the results.
 
         Args:
-            directory: the results folder, or a bucket address, s3://BUCKET/NAME or gs://BUCKET/NAME;
-                results/NAME by default.
+            directory: the results folder, or a bucket URL, s3://BUCKET/NAME or gs://BUCKET/NAME; defaults to
+                results/NAME.
             quiet: True to hide the progress display.
             shard: (I, N) to run shard I of N in a separate folder.
             max_memory: memory limit in bytes per device; defaults to the device memory.
             on_failure: what to do if a batch produces NaN or raises an error: "stop" the run, "continue" with
                 the next batch, or "retry" the batch from its start, at most twice, and then continue.
             accept_code: True to resume even if custom code has changed since the run started.
-            profile: True to write a JAX trace of the run, for TensorBoard or Perfetto, to the folder.
+            profile: True to write a JAX trace of the run to the folder, for TensorBoard or Perfetto.
             log: dashboards that also receive every measurement: "tensorboard" or "wandb" (offline).
 
         Returns:
@@ -233,7 +233,7 @@ class Study(Definition):
 
         Returns:
             Training, test and validation data (each may be None), and statistics of the training tokens. If a
-            sweep pads vocabularies to a common size, only this cell's tokens are included.
+            sweep pads vocabularies to a common size, the padding tokens are not included.
 
         Raises:
             InputError: the cell or seed does not exist, or the data cannot be read.
@@ -249,7 +249,7 @@ class Study(Definition):
         return seed_dataset(setting.data, seed, self.dtype, swept, hold=setting.hold).splits
 
     def folder(self, directory: str | Path | None = None) -> Path:
-        """Return the path of the results folder."""
+        """Return `directory` as a path, or the default results folder if it is None."""
         return Path(directory) if directory is not None else Path("results") / self.name
 
     def _repr_html_(self) -> str:

@@ -1,14 +1,14 @@
 """Phase diagrams by bisection: for each x, find the median over seeds of the threshold in y.
 
-A seed uses the same random numbers at every y. It has crossed if a metric has reached a given level,
-which is the case for y ≥ T, where T is the threshold of the seed. At a given y, k(y) of the n
+A seed uses the same random numbers at every y. It has crossed at y if a metric reaches a given level. This
+is assumed to happen exactly for y ≥ T, where T is the threshold of the seed. At a given y, k(y) of the n
 independent seeds have crossed. The confidence interval for the median of T consists of all y for which
 
     the Clopper-Pearson interval for k(y) out of n contains 1/2.
 
 This inverts the sign test, so its coverage is at least that of the Clopper-Pearson interval, whatever
-the distribution of T. Because k(y) is known only at the values that were run, the ends of the interval
-are rounded outwards to the nearest of these values.
+the distribution of T. Because k(y) is known only at the values of y that were run, the ends of the
+interval are rounded outwards to the nearest of these values.
 """
 
 import hashlib
@@ -56,10 +56,10 @@ def phase_diagram(
 
     A seed has crossed if its metric is at least `level` at the end of a phase (with `falls`: if it is below
     `level` or not finite). The method assumes that a seed that has crossed at y also crosses at every
-    larger y; `thresholds["turned_back"]` counts the seeds that violate this. All seeds are run at both ends
-    of the y range and at points in between, and then near the median threshold and near both ends of its
-    confidence interval, until each of these three is bracketed by neighbouring values of y. The module
-    docstring of `jaxattn.lab.bisection` defines the interval, which requires at least six seeds.
+    larger y; `thresholds["turned_back"]` counts the seeds that violate this. All seeds are first run at both
+    ends of the y range and at points in between. Further points are added near the median threshold and near
+    both ends of its confidence interval, until neighbouring values of y bracket each of these three. The
+    module docstring of `jaxattn.lab.bisection` defines the interval, which requires at least six seeds.
 
     Each round of points is a study in a separate folder. Points and seeds from earlier rounds with the same
     settings and code are not run again. A call with more seeds, or with a different x, y, level or metric,
@@ -73,7 +73,7 @@ def phase_diagram(
         metric: name of the metric.
         level: value of the metric at which a seed crosses.
         falls: True if the metric falls below the level as y grows, as at the upper end of a window.
-        parts: number of parts into which each round divides an interval. 2 requires the fewest points; larger
+        parts: number of parts into which each round divides an interval. 2 requires the fewest points. Larger
             numbers require fewer rounds, each of which is compiled separately.
         phase: name of the phase; defaults to the last one that records the metric.
         folder: folder for the rounds; defaults to results/NAME_phase_diagram.
@@ -120,12 +120,12 @@ def phase_diagram(
 
 
 class Ranks(NamedTuple):
-    """Counts of crossed seeds that locate the median threshold and the ends of its 95 % confidence interval.
+    """Numbers k of crossed seeds at which y reaches the median threshold and the ends of its 95 % interval.
 
     Attributes:
-        low: count at the lower end; 0 if there are too few seeds for an interval.
-        middle: count at the median.
-        high: count at the upper end; n + 1 if there are too few of the n seeds for an interval.
+        low: k at the lower end; 0 if there are too few seeds for an interval.
+        middle: k at the median.
+        high: k at the upper end; n + 1 if there are too few of the n seeds for an interval.
     """
 
     low: int
@@ -134,7 +134,7 @@ class Ranks(NamedTuple):
 
 
 class Bracket(NamedTuple):
-    """Neighbouring values between which the number of crossed seeds reaches a given k.
+    """Neighbouring values of y, among those run, between which the number of crossed seeds reaches k.
 
     Attributes:
         below: index of the largest value at which fewer than k seeds have crossed; -1 if there is none.
@@ -148,7 +148,7 @@ class Bracket(NamedTuple):
 
 @lru_cache(maxsize=64)
 def ranks(seeds: int) -> Ranks:
-    """Return the counts of crossed seeds at the median threshold and at the ends of its 95 % interval.
+    """Return the numbers of crossed seeds that mark the median threshold and the ends of its 95 % interval.
 
     Args:
         seeds: number of seeds n.
@@ -164,12 +164,12 @@ def ranks(seeds: int) -> Ranks:
 
 
 def bracket(crossed: Mapping[int, int], rank: int, number: int) -> Bracket:
-    """Find the neighbouring values between which the number of crossed seeds reaches k.
+    """Find the neighbouring values of y between which the number of crossed seeds reaches `rank`.
 
     Args:
         crossed: number of crossed seeds for each value that was run, keyed by the index of the value.
-        rank: k.
-        number: number of values.
+        rank: the number of crossed seeds to reach.
+        number: number of values of y, including those not yet run.
     """
     above = min((index for index, count in crossed.items() if count >= rank), default=number)
     below = max((index for index, count in crossed.items() if index < above and count < rank), default=-1)
@@ -179,8 +179,8 @@ def bracket(crossed: Mapping[int, int], rank: int, number: int) -> Bracket:
 def wanted(crossed: Mapping[int, int], seeds: int, number: int, parts: int = 2) -> set[int]:
     """Return the indices of the values to run next: both ends, then points that divide each bracket evenly.
 
-    The result is empty once all thresholds are bracketed. `crossed` is as in `bracket`, and `parts` is the
-    number of parts into which a bracket is divided.
+    The result is empty once neighbouring values bracket all thresholds. `crossed` is as in `bracket`, and
+    `parts` is the number of parts into which a bracket is divided.
     """
 
     def cuts(low: int, high: int) -> set[int]:
@@ -202,10 +202,10 @@ def threshold(crossed: Mapping[int, int], seeds: int, values: Sequence[int | flo
         values: ascending values, linearly or geometrically spaced.
 
     Returns:
-        A dictionary. `threshold` is the (geometric) midpoint of the bracket, or NaN if the threshold is
-        outside the range of the values. `above` and `at_most` are the ends of the bracket. `low` and `high`
-        are the ends of the interval: infinite if they are outside the range of the values, and NaN if there
-        are too few seeds.
+        A dictionary. `threshold` is the midpoint of the bracket, or the geometric midpoint if the values are
+        geometrically spaced; it is NaN if the threshold is outside the range of the values. `above` and
+        `at_most` are the ends of the bracket. `low` and `high` are the ends of the interval: infinite if they
+        are outside the range of the values, and NaN if there are too few seeds.
     """
     ends = [-np.inf, *map(float, values), np.inf]
     low, middle, high = (bracket(crossed, rank, len(values)) for rank in ranks(seeds))
@@ -226,7 +226,7 @@ def counts(outcomes: pd.DataFrame, places: Mapping[Any, int]) -> dict[int, int]:
     """Count the crossed seeds at each value of y.
 
     Args:
-        outcomes: table with one row per seed and columns y and crossed.
+        outcomes: table with columns y and crossed, and one row per seed and value of y.
         places: index of each value of y.
 
     Returns:
@@ -261,7 +261,7 @@ def _axis(name: str, given: Values) -> tuple[str, list[Any]]:
 
 
 class _Measured:
-    """Metric values from new and earlier rounds, keyed by seed and by the hash of the settings."""
+    """Metric values from new and earlier rounds, keyed by the hash of a cell's settings and by seed."""
 
     def __init__(self, study: Study, folder: Path, metric: str, phase: str | None) -> None:
         self._study, self._folder = study, folder
@@ -275,7 +275,7 @@ class _Measured:
                 self._read(manifest.parent)
 
     def outcomes(self, cells: list[dict[str, Any]], reporter: Reporter) -> pd.DataFrame:
-        """Run the seeds that have no value yet; return one row per cell and seed, with settings and value."""
+        """Run the seeds whose value is missing; return one row per cell and seed, with settings and value."""
         made = self._with(cells, self._study.seeds).cells
         missing: dict[tuple[int, ...], list[dict[str, Any]]] = {}
         for cell in made:

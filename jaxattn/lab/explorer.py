@@ -80,9 +80,9 @@ def explore(
     A slider moves along the path. The page shows
 
         1 - cos(p, p_mm) against log t and against ‖p‖
-        p = a p_mm/‖p_mm‖ + b: a, and the component along the principal direction of b
-        q = softmax(Φ p) for some sequences
-        p·(Φ_s - Φ_s') ‖p_mm‖/‖p‖ for the support pairs, which is 1 for p_mm
+        the component of p along p_mm, and that of the remainder along its principal direction
+        the attention softmax(Φ p) in some sequences
+        the margins p·(Φ_s - Φ_s') ‖p_mm‖/‖p‖ of the support pairs (s, s'), which are 1 for p = p_mm
 
     Args:
         scores: the keys Φ (m, D) and the bags used for the path.
@@ -162,7 +162,7 @@ def _curves(path: FlowPath, p: NDArray[np.float64], direction: NDArray[np.float6
     along = p[kept] @ unit
     moved = p[kept] - along[:, None] * unit
     moved = moved - moved[0]
-    # Principal direction of the deviation of p from its limiting ray, over the whole path.
+    # Principal direction in which p deviates from its limiting ray, over the whole path.
     _, _, axes = np.linalg.svd(moved, full_matrices=False)
     off = moved @ axes[0]
     off = off * (1 if off[np.argmax(np.abs(off))] >= 0 else -1)

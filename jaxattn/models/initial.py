@@ -54,7 +54,7 @@ def sizes(like: Corpus) -> dict[str, int]:
 
 
 def square_matrix(key: Array, dim: int, dtype: DTypeLike, weights: SquareInit = "normal") -> Array:
-    """Return a (d, d) matrix: the identity, or entries from N(0, 1/d), which preserve norms on average.
+    """Return the (d, d) identity, or a matrix with entries from N(0, 1/d), which preserves norms on average.
 
     Raises:
         InputError: `weights` is neither "identity" nor "normal".

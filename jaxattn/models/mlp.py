@@ -72,7 +72,8 @@ def outputs(params: Params, data: Corpus) -> Array:
         The activation is not published; this library uses ReLU.
     """
     scores = params.E @ params.p
-    # If a minibatch contains fewer sequences than the vocabulary has tokens, multiply the averages by W.
+    # If a minibatch contains fewer sequences than the vocabulary has tokens, multiply the averages by W
+    # instead of E.
     few = data.num_examples < data.vocab_size
     hidden = pool(data, scores, params.E) @ params.W if few else pool(data, scores, params.E @ params.W)
     return jax.nn.relu(hidden + params.b) @ params.v

@@ -54,7 +54,7 @@ def init(
         raise InputError(f"heads: must be at least 1, got {heads}")
     draw = partial(embeddings_query_head, dim=dim, num_classes=num_classes, dtype=dtype)
     E, p, v = draw(key, vocab_size=vocab_size)
-    # The samples for the other heads are needed only for p and v.
+    # Only p and v of the other heads are used, so sample them with a single row of E.
     others = [draw(jax.random.fold_in(key, h), vocab_size=1) for h in range(1, heads)]
     queries, readouts = [p, *(x[1] for x in others)], [v, *(x[2] for x in others)]
     return Params(E=E, p=jnp.stack(queries), v=jnp.stack(readouts))

@@ -24,9 +24,10 @@ from jaxattn.models.span import Dim, infinite_by_name
 
 
 def project(E: Array | np.ndarray, p: Array | np.ndarray, v: Array | np.ndarray) -> tuple[Array, Array]:
-    """Return E p, (V,), and E v, (V,) for one read-out vector v, (d,), or (V, K) for K vectors, (d, K).
+    """Compute the scores E p, (V,), and the values E v.
 
-    For second derivatives, use forward-over-reverse mode.
+    E v has shape (V,) for one read-out vector v, (d,), and (V, K) for K vectors, (d, K). For second
+    derivatives, use forward-over-reverse mode.
     """
     if backend.platform() != "cpu":
         # On accelerators, the compiler fuses the two products with the operations that read them.
@@ -119,7 +120,9 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
 
 
 def outputs(params: Params, data: Corpus) -> Array:
-    """Return f(X) = Σ_i q_i (E_{x_i}·v) with q = softmax(E_X p) for each sequence, (n,) or (n, K).
+    """Compute f(X) = Σ_i q_i (E_{x_i}·v), with q = softmax(E_X p), for each sequence X = (x_1, x_2, ...).
+
+    The rows of E_X are the embeddings E_{x_i}. The result is (n,) for two classes and (n, K) for K > 2.
 
     Source:
         Model of arXiv 2505.17282, without positional encodings, 1/√d scaling, or key and query matrices.
@@ -165,12 +168,14 @@ class OneLayer(Model[Corpus], frozen=True, kw_only=True):
 
     def in_span(self) -> "OneLayer":
         """Return the model with its parameters expressed in coordinates of their span; see `models.span`."""
-        # A subclass may not be invariant under rotations of R^d.
+        # A subclass is not necessarily invariant under rotations of R^d.
         return OneLayerInSpan(dim=self.dim) if type(self) is OneLayer else self
 
 
 class OneLayerInSpan(OneLayer, frozen=True, kw_only=True):
-    """`OneLayer` in coordinates of the span of E, p and v, for a span of fewer than d dimensions."""
+    """`OneLayer` with parameters in coordinates of the span of E, p and v, if that has fewer than d
+    dimensions.
+    """
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Sample the parameters; see `span.start`."""

@@ -15,7 +15,7 @@ from jaxattn.models import one_layer, two_layer_weights
 def padded_sequences(
     corpus: Corpus, longest: int | None = None
 ) -> tuple[Int[Array, "n T"], Bool[Array, "n T"]]:
-    """Return padded token ids, (n, T), with 0 for padding, and a mask of the actual tokens, (n, T).
+    """Return token ids padded with 0, and a mask that is True for tokens and False for padding; (n, T) each.
 
     The order of tokens is not preserved: repeated tokens are adjacent.
 
@@ -70,9 +70,9 @@ def two_layer_outputs(
     *,
     residual: bool = False,
 ) -> Float[Array, " n *K"]:
-    """Compute H = Softmax(E[x] W1 E[x]ᵀ) E[x] (+ E[x]), then the outputs with W2 p and v.
+    """Compute `two_layer.outputs` or `two_layer_weights.outputs` with explicit sums, position by position.
 
-    All sums are explicit, position by position.
+        H = Softmax(E[x] W1 E[x]ᵀ) E[x] (+ E[x] if `residual`),   q = softmax(H W2 p),   f = Σ_i q_i (H_i·v)
 
     Args:
         params: as in `two_layer.outputs`, where W1 and W2 are the identity, or

@@ -1,8 +1,8 @@
-"""Coordinates of the span of E, p and v, for training with any d at a cost that depends only on V.
+"""Coordinates in the span of E, p and v, in which the cost of training does not grow with d.
 
 A loss that depends only on E p and E v depends on E, p and v only through their inner products, and its
-gradients stay in the span of the initial rows. Training is therefore equivalent in the m = V + 1 + K
-coordinates of this span (K = 1 for two classes), which an isometry Q maps to R^d:
+gradients stay in the span of the initial p, v and rows of E. This span has m = V + 1 + K dimensions (K = 1
+for two classes). Training in m coordinates is therefore equivalent, and an isometry Q maps them to R^d:
 
     [p; v; E] = L Qᵀ,   L (m, m) lower triangular,   Q (d, m) with orthonormal columns.
 
@@ -29,7 +29,7 @@ LARGE = 16_384
 
 
 class Rows(NamedTuple):
-    """Parameters E (V, d), p (d,) and v, (d,) or (d, K), in any coordinates."""
+    """Embeddings E, (V, d), query p, (d,), and read-out v, (d,) or (d, K), in any coordinate system."""
 
     E: Array
     p: Array
@@ -42,23 +42,23 @@ def coordinates(vocab_size: int, num_classes: int) -> int:
 
 
 def dimensions(dim: Dim, vocab_size: int, num_classes: int) -> int:
-    """Return the number of coordinates that `start` uses, min(d, m)."""
+    """Return the number of coordinates that `start` uses: min(d, m), where m is the dimension of the span."""
     m = coordinates(vocab_size, num_classes)
     return m if dim == "inf" else min(dim, m)
 
 
 def infinite_by_name(model: Any) -> None:
-    """Replace an infinite float `dim` of a new model with "inf", the form used in sweep files."""
+    """If `model.dim` is a float infinity, replace it with "inf", the value used in sweep files."""
     if isinstance(model.dim, float) and math.isinf(model.dim):
         msgspec.structs.force_setattr(model, "dim", "inf")
 
 
 def start(key: Array, *, vocab_size: int, dim: Dim, num_classes: int, dtype: DTypeLike) -> Rows:
-    """Sample E, p and v as in `embeddings_query_head`, in coordinates of their span if d exceeds m.
+    """Sample E, p and v as in `embeddings_query_head`. If d > m, return their coordinates in their span.
 
-    For d < 16,384, the result is a rotation of the vectors from `embeddings_query_head`. For larger d, no
-    array of size d is created: the result has the same distribution, but different values for the same key.
-    For d = ∞, it is deterministic.
+    Here m = V + 1 + K (K = 1 for two classes). For d < 16,384, the result is a rotation of the vectors from
+    `embeddings_query_head`. For larger d, no array of size d is created: the result has the same
+    distribution, but different values for the same key. For d = ∞, it is deterministic.
 
     Args:
         key: PRNG key.
@@ -68,7 +68,7 @@ def start(key: Array, *, vocab_size: int, dim: Dim, num_classes: int, dtype: DTy
         dtype: dtype of the parameters.
 
     Returns:
-        E (V, m), p (m,) and v, (m,) or (m, K); if d ≤ m, with d coordinates instead of m.
+        E (V, r), p (r,) and v, (r,) or (r, K), with r = min(d, m).
     """
     m = coordinates(vocab_size, num_classes)
     if dim == "inf":
@@ -88,10 +88,11 @@ def in_span(rows: Rows) -> Rows:
 def basis(
     key: Array, *, vocab_size: int, dim: int, num_classes: int, dtype: DTypeLike
 ) -> Float[Array, "d m"]:
-    """Return the isometry Q: R^m -> R^d that maps the parameters of `start`, trained or not, to R^d.
+    """Return the isometry Q that maps span coordinates from `start` to vectors in R^d: x = Q x_m.
 
-    A vector x_m in R^m becomes x = Q x_m. The arguments are those of `start`, with d > m. For d < 16,384, Q
-    maps the initial parameters to the vectors from `embeddings_query_head`. For larger d, Q is random.
+    Q applies to initial and trained parameters alike. The arguments are those of `start`, with d > m. For
+    d < 16,384, Q maps the initial parameters to the vectors from `embeddings_query_head`. For larger d, Q is
+    random.
     """
     sizes: dict[str, Any] = {"vocab_size": vocab_size, "dim": dim, "num_classes": num_classes, "dtype": dtype}
     Q, R = jnp.linalg.qr(_together(Rows(*embeddings_query_head(key, **sizes))).T)
@@ -125,7 +126,10 @@ def _apart(rows: Float[Array, "m k"], num_classes: int) -> Rows:
 
 
 def _bartlett(key: Array, m: int, dim: int, num_classes: int, dtype: DTypeLike) -> Float[Array, "m m"]:
-    """Sample L for rows from N(0, I/d): √d L has χ_d, χ_(d-1), ... on the diagonal, N(0, 1) entries below."""
+    """Sample the factor L of rows from N(0, I/d), and normalise the rows for v.
+
+    By Bartlett's decomposition, √d L has χ_d, χ_(d-1), ... on the diagonal and N(0, 1) entries below it.
+    """
 
     def row(i: Array) -> Array:
         below, diagonal = jax.random.split(jax.random.fold_in(key, i))

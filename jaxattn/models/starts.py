@@ -38,18 +38,19 @@ def from_file(
 ) -> Array:
     """Read the initial value from a file: `FILE.npy` or `FILE.safetensors:KEY`.
 
-    If `vocabulary` is given, row k of the array belongs to the token in line k + 1 of that file. Tokens of
-    the corpus that are not listed keep the value sampled by the model.
+    If `vocabulary` is given, row k of the array belongs to the token in line k + 1 of that file. Corpus
+    tokens that are not in the file keep the value sampled by the model.
 
     Args:
         key: PRNG key (unused).
         drawn: the value sampled by the model.
         tokens: names of the V tokens.
         file: path of the file, relative to the sweep file.
-        vocabulary: text file with one token per line; by default, rows follow the corpus vocabulary.
+        vocabulary: text file with one token per line; by default, the rows are in the order of `tokens`.
 
     Raises:
-        InputError: a file cannot be read, or its shape or tokens do not match the model and corpus.
+        InputError: a file cannot be read, the array has the wrong shape, or `vocabulary` contains none of the
+            tokens.
     """
     rows = read_array(file)
     if vocabulary is None:

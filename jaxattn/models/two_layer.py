@@ -18,9 +18,11 @@ __all__ = ["Params", "TwoLayer", "init", "outputs", "scores_and_values"]
 
 
 def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
-    """Return f(X) = Σ_i q_i (H_i·v), q = softmax(H p), H = Softmax(E_X E_Xᵀ) E_X (+ E_X if `residual`).
+    """Compute the outputs of the two-layer model, (n,) for two classes and (n, K) for K > 2.
 
-    The shape is (n,) for two classes and (n, K) for K > 2.
+        f(X) = Σ_i q_i (H_i·v),   q = softmax(H p),   H = Softmax(E_X E_Xᵀ) E_X (+ E_X if `residual`)
+
+    The rows of E_X are the embeddings of the tokens in sequence X.
 
     Source:
         Two-layer experiment of arXiv 2505.17282, which does not specify whether there is a residual
@@ -60,12 +62,14 @@ class TwoLayer(Model[Corpus], frozen=True, kw_only=True):
 
     def in_span(self) -> "TwoLayer":
         """Return the model with its parameters expressed in coordinates of their span; see `models.span`."""
-        # A subclass may not be invariant under rotations of R^d.
+        # A subclass is not necessarily invariant under rotations of R^d.
         return TwoLayerInSpan(dim=self.dim, residual=self.residual) if type(self) is TwoLayer else self
 
 
 class TwoLayerInSpan(TwoLayer, frozen=True, kw_only=True):
-    """`TwoLayer` in coordinates of the span of E, p and v, for a span of fewer than d dimensions."""
+    """`TwoLayer` with parameters in coordinates of the span of E, p and v, if that has fewer than d
+    dimensions.
+    """
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Sample the parameters; see `span.start`."""

@@ -1,4 +1,4 @@
-"""Two-layer model with trained attention weights: H = Softmax(E_X W1 E_Xᵀ) E_X and the query W2 p."""
+"""Two-layer model in which both attention layers have trained key-query matrices, W1 and W2."""
 
 from functools import partial
 from typing import Any, ClassVar
@@ -46,9 +46,10 @@ def init(
     dtype: DTypeLike = jnp.float32,
     weights: SquareInit = "identity",
 ) -> Params:
-    """Sample E, p and v as in `one_layer.init`. W1 and W2 are the identity, or have entries from N(0, 1/d).
+    """Sample E, p and v as in `one_layer.init`, and initialise W1 and W2.
 
-    With `weights="identity"`, the model is initially equivalent to the two-layer model without weights.
+    If `weights` is "identity", W1 and W2 are the identity, and the model is initially equivalent to the
+    two-layer model without weights. If it is "normal", their entries are sampled from N(0, 1/d).
 
     Raises:
         InputError: as in `one_layer.init`, or `weights` is neither "identity" nor "normal".
@@ -67,9 +68,11 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
 
 
 def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
-    """Return f(X) = Σ_i q_i (H_i·v), q = softmax(H W2 p), H = Softmax(E_X W1 E_Xᵀ) E_X (+ E_X if `residual`).
+    """Compute the outputs of the two-layer model with weights, (n,) for two classes and (n, K) for K > 2.
 
-    The shape is (n,) for two classes and (n, K) for K > 2.
+        f(X) = Σ_i q_i (H_i·v),   q = softmax(H W2 p),   H = Softmax(E_X W1 E_Xᵀ) E_X (+ E_X if `residual`)
+
+    The rows of E_X are the embeddings of the tokens in sequence X.
 
     Source:
         Two-layer experiment with weight matrices in the public review of arXiv 2505.17282.
@@ -114,7 +117,7 @@ def _embedding_product(
 ) -> Float[Array, "V m"]:
     """Compute E W, (V, m), with E = `table` and W = `matrix`.
 
-    For a minibatch, rows for tokens that do not occur in it are zero, unless the table is small.
+    For a minibatch and a large table, only the rows of tokens that occur are computed; all others are zero.
     """
     if corpus.mean_entries is None or len(table) <= ROWS:
         return table @ matrix

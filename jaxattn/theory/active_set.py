@@ -16,7 +16,7 @@ _DEPENDENT = 1e-11
 
 
 class _Factor:
-    """QR factors of the active differences, N = Q R with N (r, k), updated when columns change."""
+    """QR factors N = Q R of the matrix of active differences, (r, k), updated when columns change."""
 
     def __init__(self, dim: int) -> None:
         self._q = np.zeros((dim, dim + 1), order="F")
@@ -32,7 +32,7 @@ class _Factor:
         return self._r[: len(self.active), : len(self.active)]
 
     def split(self, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Decompose n = N x + z, where z is orthogonal to the columns of N. Return Qᵀ n and z."""
+        """Return Qᵀ n and the component z of n that is orthogonal to the columns of Q."""
         inside = self.q.T @ n
         z = n - self.q @ inside
         # If most of n cancels, a second pass keeps Q orthogonal up to rounding.
@@ -76,13 +76,13 @@ def active_set(
     max_steps: int,
     start: np.ndarray | None = None,
 ) -> Solution:
-    """Solve min ½ ‖p‖² s.t. p·(L_s - L_s') ≥ b for all pairs (s, s'), without forming all differences.
+    """Solve min ½ ‖p‖² s.t. p·(L_s - L_s') ≥ b for all pairs (s, s').
 
     The method keeps p optimal for a set of active pairs. It scans all pairs using the scores L p, adds a
     violated pair, and drops active pairs whose multipliers would become negative. ‖p‖ only increases, so
     1 / ‖p‖ is an upper bound on the margin. If a violated difference is a combination of active
     differences with coefficients ≤ 0, the coefficients prove that no direction separates the selected
-    tokens.
+    tokens. The full difference matrix is formed only for small problems.
 
     A scan costs O(V r + m) and a step O(r k), with k ≤ r active pairs. Memory is O(V r + r² + m).
 
@@ -92,9 +92,9 @@ def active_set(
         worse: (m,) int; the unselected token s' in each pair.
         required: b ≥ 0, not all zero; (m,) or a scalar.
         tolerance: relative duality gap at which the method stops. Rounding may stop it earlier.
-        max_steps: maximum number of pairs to add or drop.
-        start: (k,) int; pairs to start from, such as those with positive multipliers in the solution of a
-            problem with fewer pairs.
+        max_steps: maximum number of steps, each of which adds or drops one pair.
+        start: (k,) int; indices of initial active pairs, such as those with positive multipliers in the
+            solution of a problem with fewer pairs.
 
     Returns:
         The multipliers. If the problem is infeasible, the multipliers prove this.
@@ -157,8 +157,8 @@ def _add_pair(
 ) -> tuple[np.ndarray, np.ndarray, int, bool]:
     """Add a violated pair with difference n, and drop pairs whose multipliers would become negative.
 
-    Return p, the multipliers, the number of steps, and True if the pair was added. If it was not added, no
-    direction separates the selected tokens, and the multipliers, with 1 for the new pair, prove this.
+    Return p, the multipliers, the number of steps, and whether the pair was added. If it was not, no
+    direction separates the selected tokens: the multipliers, together with 1 for the new pair, prove this.
     """
     own, steps = 0.0, 0
     while True:
@@ -190,7 +190,7 @@ def _solve_active(factor: _Factor, required: np.ndarray) -> tuple[np.ndarray, np
 
 
 def _most_violated(violation: np.ndarray, worse: np.ndarray, slack: float) -> np.ndarray:
-    """Return up to _POOL violated pairs, worst first, each with a different unselected token."""
+    """Return up to _POOL pairs violated by more than `slack`, worst first, one per unselected token."""
     pairs = np.flatnonzero(violation > slack)
     keep = 50 * _POOL
     if len(pairs) > keep:

@@ -32,13 +32,14 @@ _EXTRAPOLATED = 5
 class BilinearMargin(NamedTuple):
     """Max-margin matrix and its certificate, in float64.
 
-    For multipliers λ ≥ 0 and Y = Σ λ u zᵀ, summed over pairs (u, z) of a token difference and a query, every
-    matrix V has a margin of at most ‖Y‖* / Σ λ, where the margin of V is min uᵀ V z / ‖V‖. Here ‖·‖* is the
-    dual norm: the Frobenius norm is its own dual, and the spectral norm is the dual of the nuclear norm.
+    A pair (u, z) consists of a token difference u and a query z. The margin of a matrix V is min uᵀ V z / ‖V‖
+    over all pairs. For multipliers λ ≥ 0 and Y = Σ λ u zᵀ, summed over pairs, every matrix has a margin of at
+    most ‖Y‖* / Σ λ. Here ‖·‖* is the dual norm: the Frobenius norm is its own dual, and the spectral norm is
+    the dual of the nuclear norm.
 
     Attributes:
         matrix: (a, b); the minimum-norm W with uᵀ W z ≥ 1 for all pairs, or zero if none was found.
-        margin: min over pairs of uᵀ W z / ‖W‖; 0 if W does not separate the pairs.
+        margin: the margin of W; 0 if W does not separate the pairs, inf if there are no pairs.
         margin_bound: ‖Y‖* / Σ λ, an upper bound on the margin of every matrix; inf if there are no pairs.
         multipliers: (m,); λ.
         status: SOLVED, LOOSE (the gap is above the tolerance), NO_PAIRS (no pairs), INFEASIBLE (Y vanishes
@@ -53,14 +54,17 @@ class BilinearMargin(NamedTuple):
 
     @property
     def duality_gap(self) -> float:
-        """Duality gap 1 - (margin / margin_bound)²; 0 without pairs, 1 if W does not separate the pairs."""
+        """Duality gap 1 - (margin / margin_bound)².
+
+        It is 0 if there are no pairs, and 1 if W does not separate the pairs.
+        """
         if self.status == Status.NO_PAIRS:
             return 0.0
         return max(1 - (self.margin / self.margin_bound) ** 2, 0.0) if self.margin > 0 else 1.0
 
 
 class _Pairs(NamedTuple):
-    """Pairs c with difference u_c and query z_i(c), where i(c) is the sequence of the pair.
+    """Pairs c, each with a token difference u_c and the query z_i(c) of its sequence i(c).
 
     Differences and queries are scaled to a maximum norm of 1.
 
@@ -75,7 +79,7 @@ class _Pairs(NamedTuple):
     sequence: np.ndarray
 
     def of(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return u and z for the chosen pairs."""
+        """Return the differences u, (k, a), and the queries z, (k, r), of the k chosen pairs."""
         return self.u[chosen], self.z[self.sequence[chosen]]
 
     def values(self, W: np.ndarray) -> np.ndarray:
@@ -97,15 +101,15 @@ def bilinear_max_margin(
     norm: Norm = "frobenius",
     tolerance: float = 1e-8,
 ) -> BilinearMargin:
-    """Find the minimum-norm matrix that scores selected tokens at least 1 above all others in their sequence.
+    """Find the minimum-norm W that scores each selected token at least 1 above the others in its sequence.
 
         W_mm = argmin ‖W‖  s.t.  u_cᵀ W z_i(c) ≥ 1  for all pairs c,
 
-    where u_c = x_s - x_t for a selected token s and another token t in sequence i(c), and z_i is the
-    query of sequence i. Violated pairs are added as cutting planes, and only the inner products between
-    the u and between the z are needed. The method is a dual active set for the Frobenius norm. For the
-    nuclear norm, it is a barrier method on the dual problem, max Σ λ with ‖Y‖_2 ≤ 1, where Y = Σ_c λ_c
-    u_c z_i(c)ᵀ.
+    where u_c = x_s - x_t for a selected token s and another token t in sequence i(c), and z_i is the query of
+    sequence i. Violated pairs are added as cutting planes. For the Frobenius norm, each subproblem is solved
+    by a dual active-set method, which needs only the inner products among the u and among the z. For the
+    nuclear norm, it is solved by a barrier method on the dual problem: maximise Σ λ subject to
+    ‖Σ_c λ_c u_c z_i(c)ᵀ‖_2 ≤ 1.
 
     Args:
         differences: (m, a) float; u for each pair.
@@ -156,7 +160,7 @@ def _dual_norm(Y: np.ndarray, norm: Norm) -> float:
 
 
 def span(z: Float[np.ndarray, "n b"]) -> Float[np.ndarray, "b r"]:
-    """Return an orthonormal basis of the span of the rows, which must not all be zero."""
+    """Return an orthonormal basis, as columns, of the span of the rows of z, which must not all be zero."""
     _, size, vt = np.linalg.svd(z / np.abs(z).max(), full_matrices=False)
     return vt[size > 1e-13 * size[0]].T
 
@@ -168,7 +172,7 @@ def _largest_length(rows: np.ndarray) -> float:
 
 
 def _frobenius(pairs: _Pairs, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return W and the multipliers with the smallest gap, from a dual active set with cutting planes."""
+    """Run a dual active-set method with cutting planes. Return the W and λ with the smallest duality gap."""
     chosen = _shortest(pairs)
     multipliers, best = np.zeros(len(pairs.u)), None
     for _ in range(_MAX_ROUNDS):
@@ -203,7 +207,7 @@ def _frobenius(pairs: _Pairs, tolerance: float) -> tuple[np.ndarray, np.ndarray]
 
 
 def _shortest(pairs: _Pairs) -> np.ndarray:
-    """Return each sequence's pair with the shortest difference, the hardest pair to separate."""
+    """Return the index of the pair with the shortest difference, the hardest one, in each sequence."""
     return _worst(np.linalg.norm(pairs.u, axis=1), pairs.sequence, 1)
 
 
@@ -257,7 +261,7 @@ def _cholesky(gram: np.ndarray) -> np.ndarray:
 
 
 def _nuclear(pairs: _Pairs, tolerance: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return W and the multipliers with the smallest gap, from a barrier method with cutting planes."""
+    """Run a barrier method with cutting planes. Return the W and λ with the smallest duality gap."""
     # The active pairs for the Frobenius norm are a good starting set.
     W, multipliers = _frobenius(pairs, 1e-6)
     if not pairs.values(W).min() > 0:

@@ -1,4 +1,4 @@
-"""Certificates for max-margin problems, computed only from E and the multipliers."""
+"""Certificates for max-margin problems, computed only from keys, constraints and solver output."""
 
 from dataclasses import replace
 from enum import IntEnum
@@ -74,14 +74,15 @@ _REASONS = {
 class MaxMargin(Brief):
     """Max-margin direction and its certificate, as float64 NumPy arrays. A batch adds a leading axis.
 
-    With pairs (s, s') and ties (s, s''), p = Σ λ (E_s - E_s') + Σ μ (E_s - E_s''), λ ≥ 0. The largest
+    E_s is the key of token s. Pairs (s, s') require p·(E_s - E_s') ≥ 1, and ties (s, s'') require
+    p·(E_s - E_s'') = 0. The solution is the sum p = Σ λ (E_s - E_s') + Σ μ (E_s - E_s''), λ ≥ 0. The largest
     margin of any unit direction lies between `margin` and `margin_bound`, so
 
         ‖p - p_mm‖² ≤ duality_gap ‖p‖²   and   1 - cos(p, p_mm) ≤ 1 - √(1 - duality_gap),
 
-    where p_mm is the exact solution. If `certify_max_margin` is called with q ≠ 2, the norm of p is ℓ_q,
-    and the norm of the sum is its dual. The bounds on the margin still hold, but the bounds on the
-    distance to p_mm do not.
+    where p_mm is the exact solution. If `certify_max_margin` is called with q ≠ 2, ‖p‖ is the ℓ_q norm, and
+    the norm of the sum is the dual norm. The bounds on the margin still hold, but the bounds on the distance
+    to p_mm do not.
 
     If the problem is infeasible, there are exact multipliers close to the returned ones, with Σ λ = 1,
     for which the sum is exactly 0, so no direction has a positive inner product with every difference. In
@@ -89,19 +90,18 @@ class MaxMargin(Brief):
     of the differences. An undecided problem is neither `feasible` nor `infeasible`.
 
     Attributes:
-        p: (d,); the minimum-norm vector with p·(E_s - E_s') ≥ 1 for all pairs; NaN if there is none.
+        p: (d,); the minimum-norm vector that satisfies the constraints; NaN if there is none.
         margin: (); 1 / ‖p‖; 0 if no separating direction was found, inf if there are no pairs.
         margin_bound: (); upper bound on the margin, ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ.
         pairs: (k, 2) int32; support pairs (s, s'), which have a positive multiplier.
         multipliers: (k,); λ of the support pairs; 0 for padding in a batch.
         ties: (t, 2) int32; tied tokens, each paired with the smallest token in its group.
         tie_multipliers: (t,); μ, of any sign.
-        primal_residual: (); largest violation of a pair or tie by p; NaN if not feasible.
+        primal_residual: (); largest violation of a constraint by p; NaN if not feasible.
         dual_residual: (); ‖p - Σ λ (E_s - E_s') - Σ μ (E_s - E_s'')‖ / ‖p‖, with the sum accumulated pair
-            by pair. For a norm other than 2, the relative gap in Hölder's inequality between p and the
-            sum. If not feasible: ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ ‖E_s - E_s'‖, including
-            rounding. No direction that satisfies the ties has a cosine above this value with every
-            difference.
+            by pair. For q ≠ 2, the relative gap in Hölder's inequality between p and the sum. If not
+            feasible: ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ ‖E_s - E_s'‖, including rounding. No
+            direction that satisfies the ties has a cosine above this value with every difference.
         duality_gap: (); 1 - (margin / margin_bound)², the relative gap in ½ ‖p‖²; 1 if not feasible.
         num_pairs: () int; number of distinct pairs in the problem.
         iterations: () int; number of solver iterations.
@@ -124,17 +124,20 @@ class MaxMargin(Brief):
 
     @property
     def feasible(self) -> Leaf:
-        """Bool or (S,) bool; True if p satisfies all constraints. False does not prove infeasibility."""
+        """Whether p satisfies all constraints; bool, or (S,) for a batch.
+
+        False does not prove infeasibility.
+        """
         return self._is(Status.SOLVED, Status.NO_PAIRS, Status.LOOSE)
 
     @property
     def infeasible(self) -> Leaf:
-        """Bool or (S,) bool; True if the multipliers prove that no p satisfies all constraints."""
+        """Whether the multipliers prove that no p satisfies all constraints; bool, or (S,) for a batch."""
         return self._is(Status.INFEASIBLE, Status.CYCLE)
 
     @property
     def decided(self) -> Leaf:
-        """Float or (S,) float; 1 if feasible, 0 if infeasible, NaN if neither is proven."""
+        """1 if feasible, 0 if infeasible, NaN if neither is proven; float, or (S,) for a batch."""
         decided = np.where(self.feasible, 1.0, np.where(self.infeasible, 0.0, np.nan))
         return float(decided) if decided.ndim == 0 else decided
 
@@ -163,7 +166,7 @@ class Solution(NamedTuple):
 
 
 class _Tight(NamedTuple):
-    """Pairs with a positive multiplier, (k,), their differences (k, d), and tie differences (t, d)."""
+    """Pairs with a positive multiplier: indices (k,), differences (k, d); and tie differences (t, d)."""
 
     support: np.ndarray
     pairs: np.ndarray
@@ -183,13 +186,14 @@ def certify_max_margin(
 ) -> MaxMargin:
     """Certify the output of a max-margin solver: a solution, or a proof of infeasibility.
 
-    p is scaled until it satisfies all constraints. By Hölder's inequality with 1/q + 1/q* = 1, the
+    The constraints are p·(Φ_s - Φ_s') ≥ b for pairs (s, s'), where b is `required`, and p·(Φ_s - Φ_s'') = 0
+    for ties (s, s''). p is scaled until it satisfies them. By Hölder's inequality with 1/q + 1/q* = 1, the
     multipliers bound the margin of every unit direction:
 
-        1 / ‖p‖_q ≤ margin ≤ ‖Σ λ (Φ_s - Φ_s') + Σ μ (Φ_s - Φ_s'')‖_q* / Σ λ b,   b = required,
+        1 / ‖p‖_q ≤ margin ≤ ‖Σ λ (Φ_s - Φ_s') + Σ μ (Φ_s - Φ_s'')‖_q* / Σ λ b.
 
-    with pairs (s, s') and ties (s, s''). If no multiple of p satisfies the constraints, the multipliers are
-    checked as a proof that no vector does. Solver errors can only widen the gap.
+    If no multiple of p satisfies the constraints, the multipliers are checked as a proof that no vector does.
+    Solver errors can only widen the gap.
 
     Args:
         keys: (V, d) float64; Φ.
@@ -197,7 +201,7 @@ def certify_max_margin(
         multipliers: (m,) float64; λ, up to a positive factor. Negative entries count as 0.
         tie_multipliers: (t,) float64; μ, of any sign, with the same factor as λ.
         tolerance: relative duality gap up to which the problem counts as solved.
-        p: (d,) float64; the direction, with any norm. Default: the sum with the given multipliers.
+        p: (d,) float64; the direction, with any norm. Default: Σ λ (Φ_s - Φ_s') + Σ μ (Φ_s - Φ_s'').
         q: order of the norm of p, from 1 to ∞ (`math.inf`).
         iterations: number of solver iterations, copied to the result.
 
@@ -270,7 +274,7 @@ def certify_max_margin(
 
 
 def unsolved(status: Status, dim: int, *, ties: np.ndarray | None = None) -> MaxMargin:
-    """Build the result for a problem without constraints, or for a problem that was not solved."""
+    """Build the result for a problem without pairs to separate, or for a problem that was not solved."""
     nothing = status == Status.NO_PAIRS
     ties = np.zeros((0, 2), np.int32) if ties is None else ties
     return MaxMargin(
@@ -295,10 +299,10 @@ def _values(
 ) -> tuple[np.ndarray, float]:
     """Compute p·(E_s - E_s') for all pairs, (m,), and an upper bound on |p·(E_s - E_s'')| for the ties.
 
-    Rounding errors in scores are proportional to the longest embeddings, which may be much larger than
-    the margin. Candidates for the smallest value are therefore recomputed from the difference of
-    embeddings. If terms also cancel in this product, it is computed in extended precision, and a bound on
-    its rounding error is subtracted.
+    Rounding errors in scores are proportional to the norms of the embeddings, which may be much larger than
+    the margin. Any value that may be the smallest is therefore recomputed as the product of p with the
+    difference E_s - E_s'. If terms also cancel in this product, it is computed in extended precision, and a
+    bound on its rounding error is subtracted.
     """
     better, worse, _, _, required = constraints
     scores, sizes, strict = E @ p, lengths(E) * np.linalg.norm(p), required > 0
@@ -333,13 +337,17 @@ def _scaled(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarra
     below = np.flatnonzero((values < 0) & (constraints.required == 0))
     if not (lowest > 0 and max(sunk, untied) <= _UNTIED * lowest):
         return None
-    # A value that is small relative to the margin may still be exact, if the difference of its pair is short.
+    # A value that is small relative to the margin may still be exact, if the two embeddings of the pair are
+    # close to each other.
     size = lengths(E[constraints.better[below]] - E[constraints.worse[below]]) * np.linalg.norm(p)
     return p / lowest if (values[below] >= -_LEVEL * size).all() else None
 
 
 def _stationarity(p: np.ndarray, summed: np.ndarray, q: float) -> float:
-    """Compute the relative deviation of the weighted sum of differences from the gradient of ½ ‖p‖_q²."""
+    """Return the relative deviation of `summed` from the gradient of ½ ‖p‖_q².
+
+    For q ≠ 2, return the relative gap in Hölder's inequality between p and `summed`.
+    """
     if q == 2:
         return float(np.linalg.norm(p - summed) / np.linalg.norm(p))
     return float(1 - p @ summed / (norm(p, q) * norm(summed, dual_norm(q))))
@@ -363,7 +371,7 @@ def dual_norm(q: float) -> float:
 
 
 def norm(x: np.ndarray, q: float) -> float:
-    """Compute ‖x‖_q of x, (D,), dividing by the largest entry first so that powers do not overflow."""
+    """Compute ‖x‖_q for a vector x, scaled so that powers do not overflow."""
     if q in (1, 2, np.inf):
         return float(np.linalg.norm(x, q))
     largest = np.abs(x).max(initial=np.finfo(float).tiny)
@@ -378,9 +386,9 @@ def lengths(rows: np.ndarray) -> np.ndarray:
 def bounds(
     rows: np.ndarray, multipliers: np.ndarray, required: np.ndarray | float = 1.0
 ) -> tuple[float, float]:
-    """Return lower and upper bounds on the largest m for which A p ≥ m b holds for some unit direction p.
+    """Return lower and upper bounds on the margin, the largest m with A p ≥ m b for some unit vector p.
 
-        min over b > 0 of (A w) / b / ‖w‖ ≤ margin ≤ ‖w‖ / λ·b  with  w = Aᵀ λ.
+        min_i (A w)_i / (b_i ‖w‖) ≤ m ≤ ‖w‖ / (λ·b)   with   w = Aᵀ λ   and the minimum over b_i > 0.
 
     The lower bound is negative if A w is negative where b = 0.
 
@@ -399,9 +407,9 @@ def bounds(
 
 
 def reached(differences: np.ndarray, required: np.ndarray) -> tuple[float, float]:
-    """Compute the largest m with v ≥ m b where b > 0, and the largest violation of v ≥ 0 where b = 0.
+    """Return the largest m with v ≥ m b where b > 0, and the largest violation of v ≥ 0 where b = 0.
 
-    Here v is `differences`, the products of a direction with the differences, and b is `required`.
+    v is `differences`, the score difference of each pair along some direction, and b is `required`.
     """
     strict = required > 0
     lowest = float((differences[strict] / required[strict]).min(initial=np.inf))

@@ -36,7 +36,7 @@ def require(condition: bool, reason: str) -> None:
 
 
 def read(data: bytes) -> tuple[int, int, list[tuple[int, list[int]]]]:
-    """Parse the number of tokens, the dimension, and the selected and other tokens of each sequence."""
+    """Parse `data` as the number of tokens, the dimension, and each sequence's selected and other tokens."""
     magic, tokens, dim, number = struct.unpack_from("<8s3q", data)
     require(magic == b"MAXMARG1" and min(tokens, dim, number) > 0, "the data are not in the format MAXMARG1")
     begin = 32 + 8 * tokens * dim  # per sequence: its length, s if selected, -1 - t for other tokens

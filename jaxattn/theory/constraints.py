@@ -34,14 +34,15 @@ class Constraints(NamedTuple):
 
 
 def constraints(corpus: Corpus, selection: Selection, required: np.ndarray | None = None) -> Constraints:
-    """Return the distinct constraints that a selection imposes on the scores, as NumPy arrays.
+    """Return the distinct constraints that a selection imposes on the scores a, as NumPy arrays.
 
         a_s ≥ a_s' + required,   a_s = a_s''   for all X, s, s'' ∈ S_X, and s' ∈ X with s' ∉ S_X.
 
     Args:
         corpus: n sequences over V tokens.
-        selection: the selected tokens S_X in each sequence, at least one.
-        required: (R, W) float ≥ 0; the required margin for each unselected bag entry, 1 by default.
+        selection: the selected tokens S_X in each sequence X, at least one.
+        required: float ≥ 0, with the shape (R, W) of the bags; the required margin for each unselected
+            entry, 1 by default.
 
     Returns:
         The constraints, sorted by the group of the better token, then by the group of the worse token.
@@ -89,7 +90,7 @@ def distinct_tokens(
     """Return the distinct tokens in each sequence as flat NumPy arrays.
 
     Args:
-        corpus: n sequences over V tokens, with R bag rows of W entries.
+        corpus: n sequences over V tokens, with bags of shape (R, W).
 
     Returns:
         A mask of the N bag entries that contain a token, (R, W) bool; the sequence of each such entry, (N,)
@@ -105,8 +106,8 @@ def distinct_tokens(
 def find_cycle(constraints: Constraints) -> np.ndarray:
     """Find constraints that form a cycle a > b ≥ ... ≥ a, treating tied tokens as equal.
 
-    No embeddings satisfy such constraints. Return their indices, (k,), or an empty array if there is no
-    cycle.
+    No embeddings satisfy such constraints. Return the indices of the constraints, (k,), or an empty array if
+    there is no cycle.
     """
     from scipy.sparse import coo_array, csr_array  # slow to import
     from scipy.sparse.csgraph import breadth_first_order, connected_components

@@ -29,7 +29,7 @@ class ExactCertificate(NamedTuple):
         claim: contents of the JSON file: the SHA-256 of the data, the multipliers and, unless the
             selection is infeasible, p, scale and gap.
         data: the keys, the sequences and the selection, as bytes.
-        gap: the proven relative gap; NaN for an infeasible selection.
+        gap: proven relative gap in ‖p‖²; NaN for an infeasible selection.
     """
 
     claim: dict[str, Any]
@@ -40,10 +40,12 @@ class ExactCertificate(NamedTuple):
 def certify_exactly(scores: Scores, selection: Selection, solution: MaxMargin) -> ExactCertificate:
     """Certify, in exact arithmetic, a max-margin direction or the absence of any separating direction.
 
+    The certificate proves, for a vector p that is a multiple of `solution.p` up to rounding, that
+
         p·(Φ_s - Φ_t) ≥ 1  for every X, its selected token s and its other tokens t,
         ‖q‖² ≥ (1 - gap) ‖p‖²  for every q that satisfies these constraints;
 
-    or, if no q satisfies them, Σ λ (Φ_s - Φ_t) = 0 with λ ≥ 0, not all zero.
+    or, if no q satisfies them, that Σ λ (Φ_s - Φ_t) = 0 for some λ ≥ 0, not all zero.
 
     Args:
         scores: the keys Φ (m, D) and bags of the problem.
@@ -146,7 +148,7 @@ def _sequences(scores: Scores, selection: Selection) -> list[tuple[int, list[int
 
 
 def _integers(x: np.ndarray) -> list[int]:
-    """Round numbers to integers after scaling by a power of two, so that the largest has _BITS bits."""
+    """Scale numbers by a power of two so that the largest has _BITS bits, and round them to integers."""
     shift = _BITS - math.frexp(float(np.abs(x).max()))[1]
     return [round(Fraction(value) * Fraction(2) ** shift) for value in x.tolist()]
 
@@ -156,7 +158,7 @@ def _scores_and_sum(
 ) -> tuple[list[int], list[int], Fraction]:
     """Compute Φ p and Σ λ (Φ_s - Φ_t) exactly, where Φ are the keys and `pairs` contains (s, t, λ).
 
-    Return both as lists of integers, and their common unit.
+    Return both as lists of integers, followed by the unit of which they are multiples.
     """
     net = dict.fromkeys(range(len(keys)), 0)
     for s, t, weight in pairs:

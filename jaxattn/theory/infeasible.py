@@ -1,13 +1,15 @@
 """Proof that no direction separates the selected tokens.
 
-By Gordan's and Motzkin's theorems, the constraints p·D_i > 0, p·T_j = 0 have no solution if and only if
-Σ λ_i D_i + Σ μ_j T_j = 0 for some nonzero λ ≥ 0. A sum that is small in floating point does not prove this:
-the differences (±1, 1e-16) have a small sum, but (0, 1) separates them. A small sum counts as a proof only if
-exact multipliers exist nearby:
+Let D_i be the differences of pairs and T_j the differences of ties. By Gordan's and Motzkin's theorems, the
+constraints p·D_i > 0, p·T_j = 0 have no solution if and only if Σ λ_i D_i + Σ μ_j T_j = 0 for some nonzero
+λ ≥ 0. A sum that is small in floating point does not prove this: the differences (1, 1e-16) and (-1, 1e-16)
+have a small sum, but (0, 1) separates them. A small sum counts as a proof only if exact multipliers exist
+nearby:
 
 - If there are more differences than dimensions and they span the whole space, the remainder of the sum is a
-  combination of the differences, with coefficients that are too small to change a sign.
-- Otherwise, the multipliers of a basis are computed in rational arithmetic, and every coordinate is checked.
+  combination of the differences. Its coefficients must be too small to make any λ_i negative.
+- Otherwise, the multipliers of a basis are computed in rational arithmetic, and the sum is checked to be
+  exactly zero in every coordinate.
 """
 
 import math
@@ -16,7 +18,7 @@ from operator import mul
 
 import numpy as np
 
-# Fraction of the largest singular value below which singular values may be rounding error.
+# Singular values below this fraction of the largest may be rounding error.
 _DEPENDENT = 1e-9
 # Maximum number of multipliers computed in rational arithmetic.
 _MAX = 60
@@ -25,7 +27,7 @@ _MAX = 60
 def proves_infeasible(
     E: np.ndarray, pairs: np.ndarray, ties: np.ndarray, multipliers: np.ndarray, tie_multipliers: np.ndarray
 ) -> bool:
-    """Return True if the sum is proven to be exactly zero for some multipliers near the given ones.
+    """Return whether the sum is proven to be exactly zero for some multipliers near the given ones.
 
     The sum is Σ λ (E_s - E_s') over pairs plus Σ μ (E_s - E_s'') over ties. False does not prove that no
     such multipliers exist.
@@ -115,7 +117,10 @@ def _rational_multipliers(
 
 
 def _solve_integers(system: list[list[Fraction]]) -> list[Fraction] | None:
-    """Solve a square linear system, with the right-hand side in the last column, by Bareiss elimination."""
+    """Solve a square linear system by Bareiss elimination; return None if it is singular.
+
+    The last column is the right-hand side.
+    """
     rows = []
     for row in system:
         scale = math.lcm(*(x.denominator for x in row))

@@ -23,10 +23,10 @@ def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> Residual:
         Logistic:       -∂ℓ/∂f = y σ(-y f),     ∂²ℓ/∂f² = σ(y f) σ(-y f).
         Cross-entropy:  -∂ℓ/∂f = e_y - π = (1 - π_y) (e_y - π'),   ∂²ℓ/∂f² = Σ_k π_k (e_k - π)(e_k - π)ᵀ,
 
-    where π = softmax(f) and π' is the softmax over the classes other than y.
+    where e_k is a unit vector, π = softmax(f), and π' is the softmax over the classes other than y.
 
     Args:
-        f: (n, C) float64.
+        f: (n, C) float64; outputs, with C = 1 for two classes and C = K for K > 2.
         labels: (n,) int; y, -1 and +1 for two classes, 0 to K-1 for K > 2.
         num_classes: K.
     """
@@ -46,7 +46,7 @@ def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> Residual:
     return Residual(own - others, log_size, modes, log_pi)
 
 
-# Fraction of the largest squared singular value below which squared singular values are rounding error.
+# Squared singular values below this fraction of the largest are treated as rounding error.
 _DEPENDENT = 1e-12
 # Relative size below which a force counts as zero. At ‖p‖ = 1e6, scores and forces are accurate to 1e-10.
 _ZERO = 1e-8
@@ -62,12 +62,14 @@ _ON_COURSE = 1e-3
 class Limit(Brief):
     """Limit p_* of p under gradient flow, with a certificate that the flow converges to it.
 
-    All arrays are float64 NumPy arrays. The top tokens of a sequence are those that attention selects in
-    the limit. The tied part of the loss is the loss if only the top tokens receive attention. The rate of a
-    pair is p_*·(E_s - E_s') for a top token s of a sequence and a token s' below the top. The force between
-    the two tokens decays like e^(-rate · ‖p‖/‖p_*‖). If these first-order forces cancel for two pairs (or one
-    pair, counted twice), a second-order term can remain, and its rate is the sum of the rates of both. A
-    term is attracting if it pulls the lower token towards the top.
+    All arrays are float64 NumPy arrays. The top tokens of a sequence are those that attention selects in the
+    limit; if there are several, they are tied. 𝒯 is the span of the differences of tied embeddings. The tied
+    part of the loss is the loss if only the top tokens receive attention.
+
+    A pair consists of a top token s of a sequence and a token s' below the top. Its rate is p_*·(E_s - E_s'),
+    and the force between the two tokens decays like e^(-rate · ‖p‖/‖p_*‖). If these first-order forces cancel
+    for two pairs (or one pair, counted twice), a second-order term can remain, and its rate is the sum of
+    both rates. A term is attracting if it pulls the lower token towards the top.
 
     Attributes:
         direction: solution of the max-margin problem for the limit. Its status is NO_PAIRS if no force
@@ -75,8 +77,8 @@ class Limit(Brief):
         distance: (); 1 - cos between the score differences at p and at p_*, taken over a_top - a_s for all
             tokens s below the top. Components of p that do not affect score differences are ignored. 0 if
             no force moves p.
-        gradient: (); norm of the gradient of the tied part of the loss on 𝒯, the span of the differences
-            of tied embeddings, relative to the forces that cancel in it. 0 if there are no ties.
+        gradient: (); norm of the gradient of the tied part on 𝒯, relative to the forces that cancel in it;
+            0 if there are no ties.
         curvature: (); smallest eigenvalue of the Hessian of the tied part on 𝒯, relative to the largest;
             inf if there are no ties. Eigenvalues that are zero relative to the cancelling forces are
             excluded, and their eigenvectors are called loose directions.
@@ -163,15 +165,16 @@ def certify_limit(
         p_* = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s'') = 0  for tokens s and s'' that tie,
                                  p·(Φ_s - Φ_s') ≥ 1  for a top token s of X and s' repelled from it.
 
-    The top tokens of a sequence are those that attention selects in the limit. For each token below the
-    top, the forces from all sequences with the same group of tied top tokens are added. The sum repels
-    the token from the top, attracts it, or cancels.
+    The top tokens of a sequence are those that attention selects in the limit. The rate of a token s' below
+    the top is p·(Φ_s - Φ_s') for a top token s. For each token below the top, the forces from all sequences
+    with the same group of tied top tokens are added. The sum repels the token from the top, attracts it, or
+    cancels.
 
-    - Repelled: a rate p·(Φ_s - Φ_s') of at least 1 is required.
+    - Repelled: a rate of at least 1 is required.
     - Attracted: the token stays below the top if its rate is at least 1 without this constraint.
-    - Cancelled to first order: the force decays like e^(-2 gap). If it repels, a rate of 1/2 is required.
-      If the response of the tied tokens cancels it, there is no force, and any positive rate is
-      sufficient.
+    - Cancelled to first order: the force decays like e^(-2 gap), where gap is the score difference. If it
+      repels, a rate of 1/2 is required. If the response of the tied tokens cancels it, there is no force, and
+      any positive rate is sufficient.
 
     For pairs without a required rate, the max-margin problem requires a rate ≥ 0. The score differences
     of tied tokens converge to the minimum of the tied part of the loss, in which only the top tokens
@@ -204,12 +207,14 @@ def certify_limit(
     values = values.reshape(len(E), -1)
     found = constraints(corpus, selection)
     entries = _entries(corpus, selection, E @ p, values)
-    # For a sequence that is classified correctly by a wide margin, e^(-y f) underflows in float64.
+    # Compute with the logarithms of residuals: for a sequence with a large margin y f, e^(-y f) underflows in
+    # float64.
     loss = residual(entries.f, np.asarray(corpus.targets), corpus.num_classes)
     gradient, curvature, slack, tied = _balance(E, found.leader, entries, loss)
     order = orders(E, entries, loss, tied)
     rate = _required(order)
-    # If a token is tied with the selected tokens without being selected, the problem is infeasible.
+    # Require a margin of 1 over tokens that are tied with the selected tokens without being selected. The
+    # problem is then infeasible.
     rate[~entries.chosen & (found.leader[entries.token] == found.leader[entries.top])] = 1
     required = np.zeros(np.shape(selection.mask))
     required[np.asarray(corpus.bags.count) > 0] = rate
@@ -271,8 +276,8 @@ def _attracting(
     place = np.flatnonzero(order.group >= 0)[number]
     pairs = E[entries.top[place]] - E[entries.token[place]]
     i, j = np.nonzero(np.triu(order.second))
-    # Skip a mixed term that does not attract if the squares of both its pairs repel: it needs no separate
-    # condition.
+    # Skip a mixed term that does not attract if the squares of both its pairs repel, because it then needs no
+    # condition of its own.
     square = np.diag(order.second)
     own = (order.second[i, j] < 0) | (square[i] <= 0) | (square[j] <= 0)
     first = order.first < 0

@@ -68,7 +68,7 @@ def max_margin(
     *,
     tolerance: float = 1e-10,
 ) -> MaxMargin:
-    """Find the minimum-norm p that scores selected tokens at least 1 above all others in their sequence.
+    """Find the minimum-norm p that scores selected tokens at least 1 above the others in their sequence.
 
         p_mm = argmin ‖p‖²  s.t.  p·(Φ_s - Φ_s') ≥ 1  for all X, s ∈ S_X, and s' ∈ X with s' ∉ S_X,
                                   p·(Φ_s - Φ_s'') = 0  for s, s'' ∈ S_X.
@@ -80,7 +80,7 @@ def max_margin(
 
     Args:
         scores: keys Φ (m, D), and bags of n sequences; `Scores(E, corpus)` for embeddings.
-        selection: the selected tokens S_X in each sequence, at least one.
+        selection: the selected tokens S_X in each sequence X, at least one.
         tolerance: relative duality gap up to which the problem counts as solved.
 
     Returns:
@@ -130,8 +130,8 @@ def max_margin_batch(
 ) -> MaxMargin:
     """Solve one max-margin problem per seed.
 
-    `status` and `reason` report seeds that contain NaN, lack a selected token in some sequence, or are
-    infeasible. Other seeds are not affected.
+    If a seed contains NaN, lacks a selected token in some sequence, or is infeasible, its `status` and
+    `reason` say so, and the other seeds are not affected.
 
     Args:
         scores: keys (S, m, D), one set per seed; and either one corpus for all seeds, or a stack of corpora
@@ -264,9 +264,9 @@ def differentiable_direction(E: Float[Array | np.ndarray, "V d"], solution: MaxM
 
         p(E) = N⁺ b,   b = (1, ..., 1, 0, ..., 0),
 
-    where the rows of N are the differences E_s - E_s' of the support pairs and E_s - E_s'' of the ties.
-    Near the E for which the problem was solved, the same pairs are active. By the implicit function
-    theorem, p(E) is also the max-margin direction there:
+    where N⁺ is the pseudoinverse of N. The rows of N are the differences E_s - E_s' of the support pairs,
+    with b = 1, and E_s - E_s'' of the ties, with b = 0. Near the E for which the problem was solved, the same
+    pairs are active. By the implicit function theorem, p(E) is also the max-margin direction there:
 
         dp = -N⁺ dN p + (1 - N⁺ N) dNᵀ (λ, μ).
 
@@ -280,8 +280,8 @@ def differentiable_direction(E: Float[Array | np.ndarray, "V d"], solution: MaxM
         solution: the solution of a single problem in which every pair has required margin 1.
 
     Raises:
-        InputError: `solution` is a batch, is not a solution, has required margins other than 1, or has a
-            different number of tokens from E.
+        InputError: `solution` is a batch, is not a solution, has required margins other than 1, or refers to
+            tokens for which E has no row.
 
     Source: Fiacco, Introduction to Sensitivity and Stability Analysis in Nonlinear Programming (1983).
     """
@@ -308,7 +308,8 @@ def differentiable_direction(E: Float[Array | np.ndarray, "V d"], solution: MaxM
     required = np.repeat([1.0, 0.0], [len(solution.pairs), len(solution.ties)])
     E = jnp.asarray(E)
     rows = E[ends[:, 0]] - E[ends[:, 1]]
-    # Normalised rows have equal influence on the pseudoinverse. Their norms cancel, so they need no gradient.
+    # Normalised rows have equal influence on the pseudoinverse. The norms cancel in the result, so they need
+    # no gradient.
     size = jax.lax.stop_gradient(jnp.linalg.norm(rows, axis=1))
     size = jnp.where(size > 0, size, 1.0)
     return jnp.linalg.pinv(rows / size[:, None], rtol=_DEPENDENT) @ (required / size)

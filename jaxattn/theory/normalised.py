@@ -6,7 +6,7 @@ from jaxattn.theory.active_set import active_set
 from jaxattn.theory.certificate import INFEASIBLE, Solution, bounds, lengths
 from jaxattn.theory.constraints import Constraints
 
-# Fraction of the original length below which a projected vector is rounding error.
+# A projected vector shorter than this fraction of its original length is treated as rounding error.
 _ROUNDING = 1e-14
 # A pair whose normalised required margin is below this fraction of the largest is relaxed to Â p ≥ 0.
 _LITTLE = 1e-12
@@ -17,14 +17,13 @@ _SPARE = 16 * np.finfo(float).eps
 def solve_normalised(E: np.ndarray, found: Constraints) -> tuple[Solution, np.ndarray | None]:
     """Solve a max-margin problem with normalised differences.
 
-    Let A_i be the differences projected orthogonally to the ties, and Â_i = A_i / ‖A_i‖. The direction
-    that maximises the smallest cosine with the A_i,
+    Let A_i be the difference of pair i, projected orthogonally to the ties, Â_i = A_i / ‖A_i‖, and b_i its
+    required margin. First compute the direction with the largest minimum cosine with the A_i,
 
-        q = argmin ‖q‖²  s.t.  Â q ≥ 1,
+        q = argmin ‖q‖²  s.t.  Â_i·q ≥ 1.
 
-    exists if and only if a separating direction does, and the problem for q is well scaled. The
-    minimum-norm p with required margins b solves Â p ≥ b / ‖A‖. It is then shifted along q to remove
-    violations due to rounding.
+    It exists if and only if a separating direction does, and this problem is well scaled. Then compute the
+    minimum-norm p with Â_i·p ≥ b_i / ‖A_i‖, and shift it along q to remove violations due to rounding.
 
     Args:
         E: (V, d) float64; the keys.

@@ -16,6 +16,8 @@ def predicted_values(
 ) -> Float[Array, " V"] | Float[Array, "V K"]:
     """Predict the change in the values E·v after one step on E: η0 α_s / 2, (V,), or η0 α_{s,k}, (V, K).
 
+    α_s is the average signed frequency of token s.
+
     Args:
         corpus: n sequences over V tokens.
         step_size: η0.
@@ -33,7 +35,8 @@ def one_step_error(
 ) -> Float[Array, ""]:
     """Return the deviation from the one-step law, max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0.
 
-    The deviation decreases like d^(-1/2).
+    E_s⁰ and E_s¹ are the embeddings of token s before and after the step, and α_s is its average signed
+    frequency. The deviation decreases like d^(-1/2).
 
     Args:
         change: (E¹ - E⁰) v, (V,) or (V, K).
@@ -53,12 +56,13 @@ CLEAR = 10.0
 
 
 class Advice(NamedTuple):
-    """Predicted effect of one step on E·v, per unit of step size η0, and the recommended η0.
+    """Predicted change in E·v after one step on E, per unit of step size η0, and the recommended η0.
 
     Attributes:
-        important: median of |E·v| over the important tokens.
-        others: standard deviation of E·v over all other tokens.
-        logits: root mean square of the logits, where a logit is the mean of E·v under uniform attention.
+        important: median over the important tokens of the absolute change.
+        others: standard deviation of the change over all other tokens.
+        logits: root mean square over sequences of the mean change, which is the logit under uniform
+            attention.
         noise: standard deviation of E·v before the step, 1/√d; not per unit of η0.
         step_size: the recommended η0.
     """
@@ -71,11 +75,14 @@ class Advice(NamedTuple):
 
     @property
     def is_enough(self) -> bool:
-        """True if some η0 raises E·v of a typical important token above the spread over all other tokens."""
+        """Whether some η0 raises |E·v| of a typical important token above the spread of the other tokens."""
         return self.important > self.others
 
     def ratio(self, step_size: float) -> float:
-        """Return |E·v| of a typical important token, divided by the combined spread of noise and others."""
+        """Return |E·v| of a typical important token, divided by the spread of E·v over the other tokens.
+
+        Both are predictions for one step of size `step_size`. The spread includes the noise before the step.
+        """
         return step_size * self.important / float(np.hypot(self.noise, step_size * self.others))
 
 
@@ -92,16 +99,16 @@ def advise(
 
         η0 = min(10 / (√d a), 1 / ℓ)
 
-    The first term makes important tokens exceed the noise. The second keeps the logits, of size ℓ η0,
-    within the range of the linear law: E·v changes by η0 α/2 (η0 α_k for K classes) from its initial
-    distribution N(0, 1/d). Here a is the median of |α|/2 over important tokens, and ℓ is the root mean
-    square, over sequences, of the mean of α/2 in a sequence. Attention distinguishes important tokens
-    only by their E·v. If a is below the spread of α/2 over the other tokens, no η0 makes E·p U-shaped as
-    a function of α.
+    Here a is the median of |α|/2 over important tokens, and ℓ is the root mean square, over sequences, of the
+    mean of α/2 in a sequence. By the linear law, E·v changes by η0 α/2 (η0 α_k for K classes) from its
+    initial distribution N(0, 1/d). The first term makes important tokens exceed this noise. The second term
+    keeps the logits, of size ℓ η0, within the range of the law. Attention distinguishes important tokens only
+    by their E·v: if a is below the spread of α/2 over the other tokens, no η0 makes E·p U-shaped as a
+    function of α.
 
     Args:
         corpus: n sequences over V tokens.
-        alpha: α, (V,) or (V, K).
+        alpha: α, the average signed frequencies, (V,) or (V, K).
         important: (V,) bool; True for important tokens.
         occurs: (V,) bool; True for tokens that occur in the corpus.
         dim: d; inf for orthonormal embeddings.

@@ -1,15 +1,16 @@
 """Order of the force between each token and the top of its sequence, with tied tokens in equilibrium.
 
-The top tokens of a sequence X are those that attention selects in the limit. With x = e^(a_s - a_top) for a
-token s below the top, the loss is a power series in x (derived in docs/notes/exact_flow_ties.md):
+The top tokens of a sequence X are those that attention selects in the limit. Let a_s be the score and γ_s the
+value of token s, and f the output of the sequence. With x = e^(a_s - a_top) for a token s below the top, the
+loss L, the mean of ℓ(f) over sequences, is a power series in x (derived in docs/notes/exact_flow_ties.md):
 
     L = L₀ + Σ_i g_i x_i + ½ Σ_ij M_ij x_i x_j + ...,    M = H - G K⁻¹ Gᵀ,
 
     g_i = -mean_X r·V_i,    H_ij = mean_X [V_i·S V_j + r·(V_i U_j + V_j U_i)],    G = ∂g/∂y.
 
 Here U is the weight of s relative to the top tokens, V = U (γ_s - f), r = -∂ℓ/∂f, S = ∂²ℓ/∂f², and K is the
-Hessian of the tied part of the loss in coordinates y of 𝒯, the span of the differences of tied keys. Entries
-whose key differences are equal up to 𝒯 have the same x.
+Hessian of the tied part of the loss (the loss if only the top tokens receive attention) in coordinates y of
+𝒯, the span of the differences of tied keys. Entries whose key differences are equal up to 𝒯 have the same x.
 """
 
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ class Residual(NamedTuple):
     Attributes:
         direction: (n, C); of order one.
         log_size: (n,).
-        modes: (n, M, C).
+        modes: (n, M, C); vectors of the M rank-one terms of the second derivative.
         log_weight: (n, M).
     """
 
@@ -48,15 +49,15 @@ class Residual(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Tokens of all sequences as flat arrays, (N,), and the outputs when only top tokens receive attention.
+    """Tokens of all sequences as flat arrays, (N,), and the outputs if only top tokens receive attention.
 
     Attributes:
-        sequence: (N,) int.
+        sequence: (N,) int; index of the sequence.
         token: (N,) int.
         top: (N,) int; a top token of the sequence.
         chosen: (N,) bool; True for top tokens.
-        log_weight: (N,); log of count e^(a_s - a_top).
-        value: (N, C); γ.
+        log_weight: (N,); log of count · e^(a_s - a_top), with scores a.
+        value: (N, C); token values γ.
         f: (n, C); outputs.
         log_total: (n,); log of the total weight of the top tokens.
     """
@@ -72,7 +73,7 @@ class Entries(NamedTuple):
 
     @property
     def attention(self) -> np.ndarray:
-        """Attention among the top tokens, (N,); 0 for all other tokens."""
+        """Attention of each entry if only top tokens receive attention, (N,); 0 for all other tokens."""
         log_share = self.log_weight - self.log_total[self.sequence]
         return np.exp(np.where(self.chosen, log_share, -np.inf))
 
@@ -80,11 +81,13 @@ class Entries(NamedTuple):
 class TiedPart(NamedTuple):
     """Tied part of the loss near its minimum.
 
+    The tied part is the loss if only the top tokens of each sequence receive attention.
+
     Attributes:
-        normals: (k, D); orthonormal basis, excluding loose directions, of 𝒯, the span of the differences of
-            tied keys.
-        log_unit: () float; log of the unit of the Hessian.
-        hessian: (k, k); second derivative of the mean loss with respect to p along the normals, in this unit.
+        normals: (k, D); orthonormal basis of 𝒯, the span of the differences of tied keys, excluding
+            directions along which the Hessian is zero.
+        log_unit: () float; log of the unit in which `hessian` is measured.
+        hessian: (k, k); second derivative of the mean loss with respect to p along the normals.
     """
 
     normals: np.ndarray
@@ -95,11 +98,15 @@ class TiedPart(NamedTuple):
 class Orders(NamedTuple):
     """Order of the lowest nonzero term in the force on each entry below the top.
 
+    Entries whose key differences are equal up to 𝒯, the span of the differences of tied keys, form one pair.
+    A pair cancels if its first-order force is zero.
+
     Attributes:
         first: (N,) int; 1 if the first-order force repels the token from the top, -1 if it attracts the
             token, 0 if the force cancels or the token is a top token.
         group: (N,) int; index of the cancelling pair to which the entry belongs, -1 for other entries.
-        second: (m, m); M for the pairs that cancel, with one unit per row and column.
+        second: (m, m); the matrix M of the module docstring for the m cancelling pairs, in units that differ
+            between pairs.
         unknown: (m,) bool; True if the second-order force of the pair also cancels, even without a response
             of the tied tokens, so that the order of the remaining force is unknown.
     """
@@ -217,7 +224,7 @@ def _response(
     heavy: np.ndarray,
     below: np.ndarray,
 ) -> np.ndarray:
-    """Compute ∂g/∂y, multiplied by the number of sequences n, for all pairs, (m, k).
+    """Compute n ∂g/∂y for the m pairs with cancelling first-order forces, (m, k), for n sequences.
 
     The result is in the units of each pair and of the tied part. See the module docstring for g and y.
     """
@@ -245,7 +252,8 @@ def _response(
     total, size = (np.asarray(_scaled(unit, x).sum(axis=0)).ravel()[:, None] for x in (along, abs(along)))
     apart = lift[low] - lift[top]
     turning = on_tokens @ lift + total * apart
-    # Terms that cancel leave rounding error. Set it to zero, even if other terms of M are small.
+    # Terms that cancel leave rounding error. Set it to zero, because it could dominate other terms of M if
+    # these are small.
     gross = sizes @ np.abs(lift) + size * np.abs(apart)
     return np.where(np.abs(turning) <= _CANCELS_TWICE * gross, 0, turning)
 

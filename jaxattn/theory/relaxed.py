@@ -21,14 +21,15 @@ _ON_MARGIN = 1e-8
 class RelaxedMaxMargin(Brief):
     """Limit directions of p and v, with a certificate for each, as float64 NumPy arrays.
 
+    For a sequence X, y = ±1 is the label, s(X) is the selected token, and x_s is the point of a token s.
+
     Attributes:
         query: the solution for p; its support pairs (s, s') have a required margin of at most 1.
         head: the solution for v. Its pairs are (s, V) for a token s selected in a sequence with y = 1, and
             (V, s) for y = -1, where V is an extra token at the point 0. The multipliers satisfy
             v = Σ λ y x_s.
-        support: (n,) bool; True for sequences X on the margin of v, y x_{s(X)}·v = 1, where s(X) is the
-            selected token.
-        clearance: (); smallest y x_{s(X)}·v - 1 over the other sequences, inf if there are none.
+        support: (n,) bool; True for sequences X on the margin of v, y x_{s(X)}·v = 1.
+        clearance: (); smallest y x_{s(X)}·v - 1 over the other sequences; inf if there are none.
     """
 
     query: MaxMargin
@@ -37,7 +38,7 @@ class RelaxedMaxMargin(Brief):
     clearance: Leaf
 
     def brief(self) -> str:
-        """Return a one-line summary of both problems, including their margins."""
+        """Return a one-line summary of the problems for p and v, including their margins."""
         tight = f"support {int(np.sum(self.support))} of {np.size(self.support)} sequences"
         margins = f"margins {float(self.head.margin):.4g} and {float(self.query.margin):.4g}"
         return f"{self.reason}; {margins} of v and p, duality_gap {self.duality_gap:.4g}, {tight}"
@@ -49,7 +50,10 @@ class RelaxedMaxMargin(Brief):
 
     @property
     def v(self) -> Leaf:
-        """Minimum-norm v, (e,), with y x·v ≥ 1 for each sequence's selected token x; NaN if infeasible."""
+        """Minimum-norm v, (e,), with y x·v ≥ 1 for each sequence; NaN if infeasible.
+
+        y is the label of the sequence, and x is the point of its selected token.
+        """
         return self.head.p
 
     @property
@@ -59,17 +63,17 @@ class RelaxedMaxMargin(Brief):
 
     @property
     def duality_gap(self) -> float:
-        """Relative duality gap of the problem for p or v, whichever is larger; 1 if not feasible."""
+        """The larger of the relative duality gaps of the problems for p and v; 1 if not feasible."""
         return float(max(self.query.duality_gap, self.head.duality_gap))
 
     @property
     def feasible(self) -> bool:
-        """True if both problems have a solution. False does not prove that either problem is infeasible."""
+        """Whether both p and v were found. False does not prove that either problem is infeasible."""
         return bool(self.head.feasible and self.query.feasible)
 
     @property
     def infeasible(self) -> bool:
-        """True if either problem is proven infeasible."""
+        """Whether the problem for p or the problem for v is proven infeasible."""
         return bool(self.head.infeasible or self.query.infeasible)
 
     @property
@@ -79,7 +83,7 @@ class RelaxedMaxMargin(Brief):
 
     @property
     def reason(self) -> str:
-        """Description of the outcome of both problems."""
+        """Description of the outcome of the problem for v and, if it is feasible, of the problem for p."""
         return f"v: {self.head.reason}" + (f"; p: {self.query.reason}" if self.head.feasible else "")
 
 
@@ -97,7 +101,8 @@ def relaxed_max_margin(
         p_relax = argmin ‖p‖²  s.t.  p·(Φ_{s(X)} - Φ_s') ≥ 1  for X in the support of v_mm,
                                      p·(Φ_{s(X)} - Φ_s') ≥ 0  for all other X,
 
-    with values γ_s = x_s·v at points x, which default to the keys Φ. For embeddings, x = Φ = E.
+    where y = ±1 is the label of sequence X, s(X) its selected token, and s' any other token in X. Token s has
+    the value γ_s = x_s·v. The points x default to the keys Φ. For embeddings, x = Φ = E.
 
     Only the sequences in the support of v_mm keep moving p. For all other sequences, p_relax only has to
     preserve the selection. If no sequence in the support has an unselected token, p_relax = 0. An
@@ -156,8 +161,8 @@ def relaxed_max_margin(
 def max_margin_head(E: np.ndarray, token: np.ndarray, labels: np.ndarray, *, tolerance: float) -> MaxMargin:
     """Find the minimum-norm v with y E_s·v ≥ 1 for the given tokens s and labels y.
 
-    This is the max-margin problem with an extra token V whose embedding is 0, and pairs (s, V) for y = 1 and
-    (V, s) for y = -1.
+    This is a max-margin problem with an extra token of index V, whose embedding is 0. The pairs are (s, V)
+    for y = 1 and (V, s) for y = -1.
 
     Args:
         E: (V, d) float64.

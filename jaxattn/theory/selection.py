@@ -1,4 +1,4 @@
-"""Selections of tokens, margins of directions, and angles, with 1 - cos computed without cancellation."""
+"""Token selections, margins of directions, and angles, with 1 - cos computed without cancellation."""
 
 from typing import Any
 
@@ -19,11 +19,11 @@ from jaxattn.data.ragged import take
 
 @struct.dataclass(repr=False)
 class Selection(Brief):
-    """Selected tokens S_X in each sequence X in a corpus. A pytree.
+    """Selected tokens S_X in each sequence X of a corpus. A pytree.
 
     Attributes:
-        mask: (R, W) bool, with the shape of the entries of `corpus.bags`; True for selected entries,
-            False for all others, including padding.
+        mask: (R, W) bool, the shape of the bags; True for selected entries, False for all others,
+            including padding.
     """
 
     mask: Leaf
@@ -198,7 +198,8 @@ def cosine(a: Any, b: Any) -> Any:
         b: (..., d) float, broadcast against `a`.
 
     Returns:
-        (...) in [-1, 1], NaN if a vector is zero; a float64 NumPy array, or a JAX array if traced.
+        An array (...) with values in [-1, 1], NaN where a vector is zero: a float64 NumPy array, or a JAX
+        array if traced.
     """
     return 1.0 - one_minus_cosine(a, b)
 
@@ -211,7 +212,8 @@ def one_minus_cosine(a: Any, b: Any) -> Any:
         b: (..., d) float, broadcast against `a`.
 
     Returns:
-        (...) in [0, 2], NaN if a vector is zero; a float64 NumPy array, or a JAX array if traced.
+        An array (...) with values in [0, 2], NaN where a vector is zero: a float64 NumPy array, or a JAX
+        array if traced.
     """
     a, b = _unit(a), _unit(b)
     # For opposite vectors, rounding could make the result slightly larger than 2.

@@ -21,7 +21,7 @@ from jaxattn.theory import (
     max_margin_from_constraints,
 )
 
-# Maximum ratio of two weights in a reweighted problem; the solver is accurate to 1e-16 times the largest
+# Maximum ratio of two weights in a reweighted problem. The solver is accurate only to 1e-16 times the largest
 # weight.
 _SPREAD = 1e12
 _MOST_PROBLEMS = 400

@@ -99,7 +99,7 @@ def tokens_attended(params: Params, corpus: ja.data.Corpus, *, order: ja.Static[
         raise ValueError("order: 1 would be the exponential of the entropy; use another order")
     scores = params.E @ params.p / jnp.exp(params.log_temperature)
     weights = jnp.exp(scores - scores.max())
-    # The attention average of 1/weights gives the normaliser: Σ_i q_i / w_i = T / Z.
+    # The attention-weighted average of 1/weights gives the normaliser: Σ_i q_i / w_i = T / Z.
     normaliser = corpus.lengths / ja.attention.attend(corpus, scores, 1 / weights)
     moment = ja.attention.attend(corpus, scores, weights ** (order - 1)) / normaliser ** (order - 1)
     return (moment ** (1 / (1 - order))).mean()

@@ -59,8 +59,8 @@ def run(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any:
     """Take the given number of steps in one loop, compiled once per algorithm for any number of steps.
 
     Pass the same `algorithm` object in every call, because a new object triggers a new compilation.
-    `data` is the second argument of `algorithm.step`. One call with k + l steps is equivalent to two calls
-    with k and l steps.
+    `data` is the second argument of `algorithm.step`. One call with k + l steps is equivalent to a call
+    with k steps and then one with l steps.
     """
     return loop(algorithm, state, data, steps)
 
@@ -78,17 +78,19 @@ def descent(
     """Build a descent algorithm that minimises the mean loss over some of the parameters.
 
     Args:
-        optimizer: any optax transformation. If it takes `value` (Polyak steps), `grad` or `value_fn` (line
-            searches), these are the loss, its gradient, and the loss as a function of the trained parameters.
+        optimizer: any optax transformation. Its extra arguments `value` (for Polyak steps), `grad` and
+            `value_fn` (for line searches), if any, are the loss, its gradient, and the loss as a function
+            of the trained parameters.
         train: names or patterns of the trained parameters; see `ja.Phase.train`.
         outputs: the model, a function (params, data) -> (n, ...).
-        batch_size: number of examples per step; defaults to the full batch. Examples are reshuffled in every
-            epoch, and an incomplete last batch is dropped.
-        cuts_batches: True to extract the batch from the data in every step. By default, a minibatch is the
-            full data with weights on the examples, which requires a loss that is a sum over examples. Each
-            step then costs as much as a full-batch step, which in token space is cheaper than building a new
-            corpus.
-        fresh: function (key -> data) that samples a new batch for each step, in place of the training data.
+        batch_size: number of examples per step; defaults to the full batch. Examples are reshuffled in
+            every epoch, and an incomplete last batch is dropped.
+        cuts_batches: True to extract the batch from the data in every step. By default, a minibatch is
+            the full data with weights on the examples, which requires a loss that is a sum over examples.
+            Each step then costs as much as a full-batch step, which in token space is cheaper than
+            building a new corpus.
+        fresh: function (key -> data) that samples a new batch for each step, in place of the training
+            data.
         per_sequence: loss of each example, (outputs, targets) -> (n,). Default: logistic for two classes,
             cross-entropy for more.
 
@@ -189,7 +191,7 @@ class EarlyStopped:
 
     @property
     def step(self) -> Array:
-        """Number of steps taken, including steps after stopping, which have no effect."""
+        """Number of steps taken, including steps after the early stop, which have no effect."""
         return self.inner.step
 
     @property
@@ -283,11 +285,11 @@ def _minibatch(
 
 
 def _checked(updates: Any, value: Array, gradients: dict[str, Array]) -> tuple[Any, Array]:
-    """Return the updates, and True if the loss or gradient in this step is not finite.
+    """Return the updates, and whether the loss or a checked gradient is non-finite in this step.
 
     Gradients of matrices are checked only if no vector is trained, because computing their norm would require
-    ∂L/∂E in memory. The update of E waits for the gradients of p and v, because XLA would otherwise copy E in
-    every step on a CPU.
+    ∂L/∂E in memory. On a CPU, the update of E is made to depend on the gradients of p and v, because XLA
+    would otherwise copy E in every step.
     """
     leaves = jax.tree.leaves(gradients)
     vectors = [leaf for leaf in leaves if leaf.ndim < 2]
@@ -300,12 +302,12 @@ def _checked(updates: Any, value: Array, gradients: dict[str, Array]) -> tuple[A
 
 
 def assign_minibatches(key: Array, step: Array, size: int, sequences: int) -> Array:
-    """Return each sequence's rank in the order of an epoch, with the minibatch of the given step first.
+    """Return each sequence's position in the random order of an epoch, relative to this step's minibatch.
 
     Each epoch of n // size steps uses a new random order.
 
     Returns:
-        (n,) int32, all distinct; the sequences with ranks below `size` form the minibatch of this step.
+        (n,) int32, all distinct; the sequences with values below `size` form the minibatch of this step.
     """
     epoch, number = jnp.divmod(step, sequences // size)
     position = jax.random.permutation(jax.random.fold_in(key, epoch), sequences)
@@ -318,7 +320,7 @@ def _where(condition: Array, new: Any, old: Any) -> Any:
 
 @custom_vmap
 def _of_members(number: Any) -> Any:
-    """Return the minimum over the vmapped axis, so that a loop with this bound is not batched."""
+    """Return the minimum of `number` over a vmapped axis, so that a loop with this bound is not batched."""
     return number
 
 

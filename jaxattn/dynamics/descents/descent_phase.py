@@ -62,7 +62,7 @@ class Descent(Phase, frozen=True, kw_only=True):
 
     @property
     def end_key(self) -> str:
-        """`schedule` or `patience`, whichever makes steps depend on the phase's end; "" if neither does."""
+        """Setting (schedule or patience) that makes earlier steps depend on the phase's end, or ""."""
         if self.schedule in ("cosine", "linear", "exponential"):
             return "schedule"
         return "patience" if self.patience else ""
@@ -78,7 +78,7 @@ class Descent(Phase, frozen=True, kw_only=True):
         return isinstance(self.optimizer, str) and self.optimizer in ROTATION_INVARIANT
 
     def check(self, *context: Any) -> None:
-        """Raise InputError for an unknown optimiser or option, or patience without validation data."""
+        """Raise InputError for an unknown optimiser or option, or for `patience` without validation data."""
         if not isinstance(made := _target(self.optimizer), str) and not callable(made):
             is_fixed = isinstance(made, optax.GradientTransformation)
             got = "an optax transformation, whose step size is fixed" if is_fixed else f"{made!r:.60}"
@@ -183,7 +183,7 @@ def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: i
 
     Args:
         name: constant; cosine or linear to 0 at `steps`; exponential to 1% of `step_size` at `steps`;
-            inverse_sqrt, η/√(1 + k).
+            inverse_sqrt, η/√(1 + k) at step k after the warm-up.
         step_size: η, the largest value.
         steps: length of the phase.
         warmup: number of steps with a linear increase from 0 before the schedule begins.
@@ -318,8 +318,8 @@ def _nearest(given: str, known: set[str]) -> str:
 def _sgd(
     step_size: optax.ScalarOrSchedule, *, momentum: float | Array = 0.0, nesterov: bool = False
 ) -> optax.GradientTransformation:
-    # Omit the momentum buffer if the momentum is 0. A traced momentum always has a buffer, with the same
-    # result.
+    # Omit the momentum buffer if the momentum is 0. If the momentum is traced, keep the buffer, which does
+    # not change the result.
     decay = None if isinstance(momentum, float) and momentum == 0 else momentum
     return optax.sgd(step_size, momentum=decay, nesterov=nesterov)
 

@@ -1,15 +1,15 @@
 """First-order methods for p, free of cancellation and underflow, to compare with the exact flow.
 
-Every method moves p along u = -∂L/∂p / ‖∂L/∂p‖, which is computed in the log domain. The methods differ in
-the step length:
+Every method moves p along u = -∂L/∂p / ‖∂L/∂p‖, which is computed in the log domain. In step k, with step
+size η, the methods move p by
 
     normalized         Δp = η u
     polyak             Δp = min(η, (L - L*) / ‖∂L/∂p‖) u
-    dual_acceleration  h = ‖∂L/∂p‖ / (L - L*) u,   g ← k/(k+1) (g + h),   Δp = η (g + h),   k: step
-    log_time           Δp = h t ‖∂L/∂p‖ u,   t ← e^h t,   h = η / (1 + t ‖∂L/∂p‖)
+    dual_acceleration  Δp = η (g + b),   b = ‖∂L/∂p‖ / (L - L*) u,   after g ← k/(k+1) (g + b)
+    log_time           Δp = h t ‖∂L/∂p‖ u,   h = η / (1 + t ‖∂L/∂p‖),   and then t ← e^h t
 
-L* is the loss if each sequence attends only to its best token, whose value agrees most with the label.
-L(p) > L* for every p.
+L* is the loss if each sequence attends only to its best token, the one whose value agrees most with the
+label. L(p) > L* for every p.
 """
 
 from typing import Any, ClassVar, Literal, get_args
@@ -55,9 +55,14 @@ def log_excess_loss(
 
         L - L* = (1/n) Σ_X log(1 + σ(-y γ*) (e^D - 1)),   D = y (γ* - f) = Σ_s q_s y (γ* - γ_s) ≥ 0,
 
-    where γ* is the token value in X that agrees most with the label. All terms are nonnegative, so nothing
-    cancels. The corpus must have two classes, and a = E p, γ = E v. The result is -inf if all attention is on
-    best tokens.
+    where γ* is the token value in X that agrees most with the label. All terms are nonnegative, so
+    nothing cancels. The result is -inf if all attention is on best tokens. The corpus must have two
+    classes.
+
+    Args:
+        corpus: n sequences over V tokens.
+        scores: a = E p.
+        values: γ = E v.
     """
     bags, present = corpus.bags, corpus.bags.count > 0
     agreement = bags.spread(corpus.targets) * take(values, bags.index.astype(jnp.int32))

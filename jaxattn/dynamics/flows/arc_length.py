@@ -17,14 +17,14 @@ from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.coordinates import Local
 
-# Value of log(t) beyond which errors in t are ignored: double-precision ODE solvers stop earlier.
+# Value of log(t) beyond which errors in t are ignored, because double-precision ODE solvers stop earlier.
 _CLOCKED = 45.0
 # Maximum relative error in ‖∂L/∂p‖ that a single step may cause.
 GRADIENT_RTOL = 0.01
 
 
 class Stop(enum.IntEnum):
-    """Status of a path. `FlowPath.reason` describes it in words."""
+    """Status of a path: RUNNING, or why it ended. `FlowPath.reason` describes the status in words."""
 
     RUNNING = 0
     NORM = 1
@@ -75,16 +75,16 @@ class FlowPath(Brief):
 
     @property
     def rows(self) -> Any:
-        """Object whose arrays have one row per recorded point."""
+        """The object whose arrays have one row per recorded point: by default, the path itself."""
         return self
 
     @property
     def reached(self) -> Array:
-        """Index of the last computed row, (). All later rows repeat this row."""
+        """Index of the last computed row, a scalar. All later rows repeat this row."""
         return (self.rows.steps < self.rows.steps[-1]).sum()
 
     def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
-        """Return the trained parameters at a row by name, at full precision."""
+        """Return the trained parameters at a row, by name and at full precision."""
         raise NotImplementedError(f"{type(self).__name__}.params_at")
 
     def metrics_at(self, row: Array) -> dict[str, Array]:
@@ -136,32 +136,32 @@ class Flow(Protocol):
         ...
 
     def inner(self, x: Array, y: Array) -> Array:
-        """Compute the inner product of two velocities, ()."""
+        """Compute the inner product of two velocities, a scalar."""
         ...
 
     def sine(self, z: Array, velocity: Array) -> Array:
-        """Compute the sine of the angle between the point and its velocity, ()."""
+        """Compute the sine of the angle between the position vector of a point and its velocity, a scalar."""
         ...
 
     def error(self, start: Array, end: Array, error: Array, rtol: Array) -> Array:
-        """Compute the error of a step divided by the tolerance, ()."""
+        """Compute the ratio of a step's error to the tolerance, a scalar."""
         ...
 
     def norm(self, x: Array) -> Array:
-        """Compute the norm of a displacement, ()."""
+        """Compute the norm of a displacement, a scalar."""
         ...
 
     def ended(self, z: Array, until_norm: Array) -> Array:
-        """Return whether the norm of the point has reached `until_norm`, as a boolean scalar."""
+        """Return whether the norm of the point z has reached `until_norm`, as a boolean scalar."""
         ...
 
     def to_end(self, z: Array, velocity: Array, until_norm: Array) -> Array:
-        """Return how far the point can move along `velocity`, in a straight line, up to `until_norm`, ()."""
+        """Return the scalar s for which a straight move by s · `velocity` ends at the norm `until_norm`."""
         ...
 
 
 class Ends(NamedTuple):
-    """Stopping conditions and error tolerances for a path; see `exact_flow`."""
+    """Stopping conditions and error tolerances for a path, with the meaning of the arguments of `exact_flow`."""
 
     norm: Leaf
     arc_length: Leaf
@@ -231,7 +231,8 @@ def begin(
     """
     z = flow.zero
     zero, count = jnp.zeros(()), jnp.zeros((), jnp.int32)
-    # Use only shapes, because compiling a second evaluation here would double the compile time.
+    # Use only the shapes of the result, because compiling a second evaluation here would double the compile
+    # time.
     local = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(flow.at, z))
     here = Row(
         z=z,
@@ -254,12 +255,12 @@ def begin(
 
 
 def first_step(unit: Array, ends: Ends, reach: Array) -> Array:
-    """Return the length of the first nonzero step, (); the step before it has length 0."""
+    """Return the length, a scalar, of the first nonzero step; the initial step has length 0."""
     return jnp.minimum(unit, reach) * ends.rtol ** (1 / stiff.ORDER)
 
 
 def restart(integration: Integration, h: Array) -> Integration:
-    """Restart an integration in new coordinates, with the current point as origin, keeping earlier rows.
+    """Restart an integration in new coordinates with the current point as origin. Earlier rows are kept.
 
     The next step has length 0: it evaluates the flow, and may reach the first row. The step after it has
     length h.
@@ -381,10 +382,11 @@ def _status(
 
 
 def _log_mean_time(h: Array, start: Local, end: Local) -> tuple[Array, Array]:
-    """Compute the log of the mean of exp(-ℓ) over a step, where ℓ = log ‖∂L/∂p‖, from ℓ and ℓ' at both ends.
+    """Compute the log of the mean of exp(-ℓ) over a step, where ℓ = log ‖∂L/∂p‖, using ℓ and ℓ' at both ends.
 
-    The rule is exact if ℓ is linear. One Richardson extrapolation from two half-steps raises the order to 4.
-    Also return the absolute difference between the half-step and full-step rules, as an error estimate.
+    The rule is exact if ℓ is linear. One Richardson extrapolation from two half-steps raises the order to
+    4. Also return the absolute difference between the half-step and full-step rules, as an error
+    estimate.
     """
     # If the gradient is exactly zero, time is infinite; a finite exponent avoids NaN.
     x, y = (-jnp.maximum(at.log_gradient_norm, -1e300) for at in (start, end))

@@ -32,8 +32,8 @@ _BEHIND = 30.0
 # Maximum number of gaps (between sorted distances to the top score) to try as the boundary between tied
 # tokens and all others.
 _MAX_GAPS = 16
-# Shift in tied scores, due to neglected forces, at which ties are dissolved; and the minimum ratio of all
-# forces to the neglected ones, which also limits the growth of the latter.
+# Ties are dissolved if neglected forces shift tied scores by more than _SHIFT. All forces together must be at
+# least _MORE times the neglected ones, and the same factor limits the growth of the neglected forces.
 _SHIFT, _MORE = 1e-2, 100.0
 # Treat squared singular values (of the differences between tied embeddings) below this fraction of the
 # largest as rounding error.
@@ -42,9 +42,10 @@ _DEPENDENT = 1e-12
 _NEWTON = 12
 # Shifts in tied scores up to this size are attributed to rounding of the force.
 _ZERO = 1e-6
-# A derivative of the force counts as zero if it is below the first fraction of the largest derivative,
-# because the residual force may be that large. A step along such a direction separates two tokens if it
-# changes their score difference by more than the second fraction.
+# A derivative of the force counts as zero if it is at most _LOOSE times the forces that cancel along its
+# direction, because the residual force may be that large. A step along such a direction separates two tokens
+# if it changes their score difference by more than _APART, relative to the length of the embedding
+# difference.
 _LOOSE, _APART = 1e-6, 0.03
 
 
@@ -54,11 +55,11 @@ class Balance(NamedTuple):
     Attributes:
         ties: the ties; empty if no balance was found.
         p: (d,); the point.
-        settled: () bool; True if the balance is stable: the force on every difference between tied
-            embeddings is zero at this point and restoring near it, except along a curve of balanced
+        settled: () bool; True if the balance is stable: along every difference between tied embeddings,
+            the force is zero at this point and restoring near it, except along a curve of balanced
             points.
-        undecided: () bool; True if `settled` is False only because the order of the remaining force of a pair
-            with cancelling forces is unknown.
+        undecided: () bool; True if `settled` is False only because the order of the force that remains
+            between two tokens with cancelling forces is unknown, or there are too many such pairs.
     """
 
     ties: Ties
@@ -73,20 +74,21 @@ def initial_balance(E: Array, p: Array, values: Array, corpus: Corpus) -> Balanc
 
 
 class _Rest(NamedTuple):
-    """Stationary point of the tied part of the loss, in which only the attended tokens receive attention.
+    """Stationary point of the tied part of the loss: the loss if only the attended tokens receive attention.
 
     Attributes:
         p: (d,); the point.
-        moved: (); largest change in a difference between tied scores.
-        left: (); norm of the residual gradient, in units of the force.
+        moved: (); largest change in a difference between tied scores, on the way to this point.
+        left: (); largest component of the residual gradient, in units of the force's scale.
         stiffness: (); smallest derivative of the force with respect to tied scores, in units of the
-            force.
+            force's scale.
         log_limit: (); log of the force that would shift tied scores by _SHIFT.
-        inverse: (r, r); inverse Hessian of the mean loss in coordinates of the normals; 0 in zero rows.
+        inverse: (r, r); inverse Hessian of the tied part of the mean loss in coordinates of `normals`; 0
+            for zero rows.
         normals: (r, d); orthonormal basis of the directions in which the derivative of the force is nonzero,
             padded with zero rows.
-        loose: (V,) bool; True for tokens that move relative to their leader along a direction in which
-            the derivative of the force is zero.
+        loose: (V,) bool; True for tokens that move relative to their leader (the first token of their
+            group) along a direction in which the derivative of the force is zero.
     """
 
     p: Array
@@ -110,10 +112,10 @@ def find_ties(
 ) -> tuple[Float[Array, " d"], Balance]:
     """Find tied tokens, and pairs of tokens whose forces cancel, at a point where all forces balance.
 
-    Tokens tie if a sequence attends to all of them. Their scores stay close to the top score of the sequence,
-    while all other scores have fallen behind it by the logarithm of the float64 resolution. The sorted
-    distances to the top score therefore have a gap between tied and other tokens. It is usually the widest
-    gap; the next widest gaps are also tried.
+    Tokens tie if a sequence attends to all of them. Their scores stay close to the top score of the
+    sequence, while all other scores have fallen behind it by the logarithm of the float64 resolution. The
+    sorted distances to the top score therefore have a gap between tied and other tokens. It is usually
+    the widest gap; the next widest gaps are also tried.
 
     Args:
         E: (V, d).
@@ -121,14 +123,14 @@ def find_ties(
         values: γ, (V,), or (V, K) for K > 2 classes.
         corpus: n sequences over V tokens.
         before: the previous ties.
-        slides: () bool; True to first move p back to the balance, after a straight segment along a curve of
-            balanced points.
+        slides: () bool; True to first move p back to the balance, because it has followed a straight
+            segment along a curve of balanced points.
         wanted: () bool; True to search for ties.
 
     Returns:
         p (d,), moved back if `slides` is True, and the balance. The balance is settled if Newton's method
-        finds a nearby zero of the gradient of the tied part of the loss, with a positive definite Hessian on
-        𝒯, the span of the differences of tied embeddings.
+        finds a nearby zero of the gradient of the tied part of the loss (see `cancelled`), with a
+        positive definite Hessian on 𝒯, the span of the differences of tied embeddings.
     """
 
     def attempt(state: tuple[Array, Array, Balance]) -> tuple[Array, Array, Balance]:
@@ -162,7 +164,8 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, n
     hidden = coordinates(E, p, values, corpus)
     # Sum of the magnitudes of all forces. Its rounding error may hide smaller forces.
     log_hidden = hidden.log_gross(hidden.zero)
-    # Use integers: GPUs have no atomic operations on Booleans and would need slow compare-and-swap loops.
+    # Use integers: GPUs have no atomic operations on Booleans, so XLA would generate slow compare-and-swap
+    # loops.
     loose = take(jnp.zeros_like(leader).at[leader].max(rest.loose.astype(leader.dtype)), leader) > 0
     merged = jnp.where(loose, vocab, leader)
     scores = E @ rest.p
@@ -279,7 +282,7 @@ def _orthogonal(E: Array, normals: Array) -> Array:
 
 
 def _widest_gaps(below: Float[Array, "R W"]) -> Float[Array, " k"]:
-    """Return the distances to the top at which the widest gaps start, in order of decreasing width."""
+    """Return the distances to the top score at which the widest gaps start, in order of decreasing width."""
     ends = jnp.append(jnp.sort(below.ravel()), jnp.inf)
     # Clip the distances, so that distances beyond _BEHIND do not widen a gap.
     width = jnp.diff(jnp.minimum(ends, _BEHIND))
@@ -291,7 +294,10 @@ def _widest_gaps(below: Float[Array, "R W"]) -> Float[Array, " k"]:
 
 
 def _classes(corpus: Corpus, attended: Bool[Array, "R W"]) -> Int[Array, " V"]:
-    """Group tokens to which the same sequence attends. Return the smallest token of each token's group."""
+    """Return the smallest token of each token's group, (V,).
+
+    Tokens belong to the same group if a sequence attends to both, directly or through other tokens.
+    """
     bags = corpus.bags
     index = bags.index.astype(jnp.int32)
     vocab = corpus.vocab_size

@@ -1,20 +1,20 @@
 """Detection of token pairs whose forces cancel, and of the order of the remaining force.
 
-Let a group C of tied tokens be on top and a group D below it, with x = e^(a_D - a_C). In a sequence X that
-attends to C,
+Let C be the group of tied tokens with the highest scores, D a group below it, and x = e^(a_D - a_C). In a
+sequence X that attends to C,
 
     f = f_X + Σ_i x_i V_i - Σ_ij x_i x_j U_i V_j + ...,    V = U (Γ_D - f_X),
 
-where i and j run over such pairs of groups, Γ_D is the mean value of D, and U is the weight of D at x = 1,
-relative to the total weight of C. With r = -∂ℓ/∂f and S = ∂²ℓ/∂f² at f_X, the loss is
-L₀ + Σ_i g_i x_i + ½ Σ_ij H_ij x_i x_j + ..., where
+where i and j run over such pairs of groups, f_X is the output for attention to C alone, Γ_D is the mean value
+of D, and U is the weight of D at x = 1, relative to the total weight of C. With r = -∂ℓ/∂f and S = ∂²ℓ/∂f²
+at f_X, the mean of the losses ℓ is L₀ + Σ_i g_i x_i + ½ Σ_ij H_ij x_i x_j + ..., where
 
     g_i = -mean_X r·V_i,    H_ij = mean_X [V_i·S V_j + r·(V_i U_j + V_j U_i)].
 
-For given x, the scores of tied tokens settle at the minimum of the tied part of the loss. The second-order
-terms that act on p are therefore
+L₀ is called the tied part of the loss. For given x, the scores of tied tokens adjust until the forces on
+their differences balance. The second-order terms that act on p are therefore
 
-    M = H - G K⁻¹ Gᵀ,    G = ∂g/∂y,    K: Hessian of the tied part,
+    M = H - G K⁻¹ Gᵀ,    G = ∂g/∂y,    K: Hessian of L₀,
 
 in coordinates y of 𝒯, the span of the differences of tied embeddings. A pair with g ≠ 0 exerts a force of
 order e^(-gap). A pair with g = 0 is called idle. If M has a nonzero entry for an idle pair, a force of order
@@ -51,9 +51,10 @@ class Cancelled(NamedTuple):
     """Bag entries whose forces cancel to first order.
 
     Attributes:
-        idle: (R, W) bool; True if the forces of the entry cancel.
-        pairs: second-order terms of these forces.
-        undecided: () bool; True if the order is unknown for some pair, or there are too many pairs.
+        idle: (R, W) bool; True if the first-order forces of the entry's pair cancel.
+        pairs: second-order terms of these pairs.
+        undecided: () bool; True if the order of the remaining force is unknown for some pair, or if there are
+            too many pairs.
     """
 
     idle: Array
@@ -64,11 +65,12 @@ class Cancelled(NamedTuple):
 class Tied(NamedTuple):
     """Tied tokens, and how scores depend on the coordinates y of 𝒯.
 
-    𝒯 is the span of the differences of tied embeddings.
+    𝒯 is the span of the differences of tied embeddings. The module docstring defines the tied part of the
+    loss.
 
     Attributes:
         attended: (R, W) bool; True for the top group of each sequence.
-        scores: (V,); a at the minimum of the tied part of the loss.
+        scores: (V,); a at the minimum of the tied part.
         embeddings: (V, d); Q E, the embeddings projected onto the orthogonal complement of 𝒯.
         lift: (V, k); derivative of the scores with respect to y.
         inverse: (k, k); inverse of K, the Hessian of the tied part of the mean loss in y; 0 in unused rows.
@@ -82,13 +84,13 @@ class Tied(NamedTuple):
 
 
 class _Entries(NamedTuple):
-    """Contribution of each bag entry, (R, W), or (R, W, C) with C output columns. See the module docstring.
+    """Quantities for each bag entry, (R, W), or (R, W, C) with C output columns. See the module docstring.
 
     Attributes:
         low: token of the entry.
         top: a token in the top group of its sequence.
-        group: index of the pair to which the entry belongs; all entries of a pair have equal θ = Q (E_low
-            - E_top).
+        group: index of the pair to which the entry belongs; all entries of a pair have equal θ = Q
+            (E_low - E_top).
         weight: U at x = e^(a_low - a_top), with the scores of the first entry of the group.
         below: γ - f_X, set to 0 if it is only rounding error.
         attention: q within the attended tokens, 0 for all other tokens.
@@ -156,7 +158,7 @@ def _entries(corpus: Corpus, values: Array, tied: Tied) -> _Entries:
 
 
 def _groups(theta: Float[Array, "R W d"], present: Bool[Array, "R W"]) -> tuple[Array, Array]:
-    """Group entries with equal θ, up to rounding. Return the group and its first entry, (R, W) each."""
+    """Group entries with equal θ, up to rounding. Return each entry's group and its first entry, (R, W) each."""
     dim, size = theta.shape[-1], present.size
     # Two projections distinguish the vectors, because sines of integers satisfy no simple linear relation.
     along = jnp.sin(jnp.arange(1.0, 2 * dim + 1)).reshape(2, dim).astype(theta.dtype)
@@ -190,8 +192,8 @@ def _numbered(idle: Array, entries: _Entries) -> tuple[Array, tuple[Array, Array
     """Number the pairs of idle entries.
 
     Returns:
-        The pair index of each entry, (R, W); the top and low token of each pair, (m,) each; and True if there
-        are more than m pairs.
+        The pair index of each entry, (R, W); the top and low token of each pair, (m,) each; and whether
+        there are more than m pairs.
     """
     size = idle.size
     number = jnp.arange(size, dtype=jnp.int32)
@@ -216,7 +218,7 @@ def _second_order(
 ) -> tuple[Pairs, Array]:
     """Compute the matrix M of second-order terms for the numbered pairs; see the module docstring.
 
-    Also return True if H is zero for any pair, or there are too many pairs.
+    Also return, as a boolean scalar, whether H_ii is zero for any pair i, or there are too many pairs.
     """
     bags, n = corpus.bags, corpus.num_examples
     loss = _loss(corpus, entries.f)
@@ -281,7 +283,8 @@ def _turning(
     total, apart = along.sum(axis=0)[:, None], lift[low] - lift[top]
     turning = by_token @ lift + total * apart
     gross = sizes @ jnp.abs(lift) + jnp.abs(along).sum(axis=0)[:, None] * jnp.abs(apart)
-    # Terms that cancel leave rounding error. Set it to zero, even if other terms of M are small.
+    # Terms that cancel leave rounding error. Set it to zero, because it could dominate other terms of M if
+    # these are small.
     return jnp.where(jnp.abs(turning) <= _CANCELS_TWICE * gross, 0, turning)
 
 

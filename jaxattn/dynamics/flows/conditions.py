@@ -11,13 +11,13 @@ from jaxtyping import Array
 def cond_under_vmap(condition: Array, compute: Callable[..., Any], otherwise: Any, *given: Any) -> Any:
     """Return `compute(otherwise, *given)` if a condition holds, else `otherwise`.
 
-    Under vmap, `lax.cond` computes both branches. A loop of at most one iteration avoids this. Pass all
-    arrays that `compute` uses as `given`, because XLA may compute with closed-over arrays before the
-    loop.
+    Under vmap, `lax.cond` computes both branches. A loop of at most one iteration avoids this. `given` must
+    contain all arrays that `compute` uses, because XLA may process arrays from a closure before the loop.
     """
 
     def once(state: tuple[Array, Any]) -> tuple[Array, Any]:
-        # The loop flag is unknown before the loop. The barrier makes `given` depend on the loop state.
+        # The barrier makes `given` depend on the loop state, which is unknown before the loop, so that XLA
+        # cannot move computations with `given` out of the loop.
         _, inside = jax.lax.optimization_barrier((state[0], given))
         return jnp.asarray(False), compute(state[1], *inside)
 

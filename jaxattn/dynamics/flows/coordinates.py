@@ -1,12 +1,13 @@
-"""Gradient flow on p in coordinates of the span of the embeddings, parametrised by arc length.
+"""Gradient flow on p in coordinates of the span of the embeddings, parametrised by arc length s.
 
-The path stays in p_0 + span{E_s}, so it is represented by r = min(V, d) coordinates z, p = p_0 + Bᵀ z, and
-the scores are a = a_0 + E Bᵀ z:
+The path stays in p_0 + span{E_s}, where p_0 is its starting point. It is therefore represented by
+r = min(V, d) coordinates z with p = p_0 + Bᵀ z. The scores are a = a_0 + E Bᵀ z, with a_0 = E p_0 and F =
+-∂L/∂a:
 
     V ≤ d:  B = E,  a = a_0 + E Eᵀ z,  dz/ds = F / ‖EᵀF‖;
-    V > d:  B = 1,  a = a_0 + E z,     dz/ds = EᵀF / ‖EᵀF‖,
+    V > d:  B = 1,  a = a_0 + E z,     dz/ds = EᵀF / ‖EᵀF‖.
 
-with F = -∂L/∂a. Neither form requires a factorisation of E, and both remain valid if rows of E coincide.
+Neither form requires a factorisation of E, and both remain valid if rows of E coincide.
 """
 
 import math
@@ -66,7 +67,7 @@ class Watch:
         return (self.attention >= 0).any()
 
     def slid(self, corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array, ""]:
-        """Compute the change in attention since the start, as a fraction of the maximum allowed change."""
+        """Return the largest change in attention since the start, relative to the maximum allowed change."""
         bags, slides = corpus.bags, self.attention >= 0
         below = _below_top(corpus, scores)
         weight = jnp.where(slides, bags.count * jnp.exp(-below), 0)
@@ -75,7 +76,7 @@ class Watch:
         return jnp.where(slides, jnp.abs(attention - self.attention), 0).max() / _STRAIGHT
 
     def broken(self, corpus: Corpus, scores: Float[Array, " V"]) -> Bool[Array, ""]:
-        """Return True if any condition on the tokens is violated."""
+        """Return whether any of the conditions is violated at the given scores."""
         below = _below_top(corpus, scores)
         met = self.idle & (below < NEAR)
         left = (self.attention > jnp.exp(-LEFT)) & (below > LEFT)
@@ -85,12 +86,13 @@ class Watch:
 def leap(corpus: Corpus, before: Float[Array, " V"], after: Float[Array, " V"]) -> Float[Array, ""]:
     """Compute how far tokens leap over the top of their sequence between scores `before` and `after`.
 
-    A token exerts its full force only near the top. A step from far below the top to far above it misses this
-    force at both ends.
+    A token exerts its full force only near the top. A step from far below the top to far above it misses
+    this force at both ends.
 
     Returns:
-        The maximum over tokens of min(distance below the top before, distance above the former top after), in
-        units of the maximum allowed leap. It is 0 or negative if no sequence has a new top token.
+        The maximum over tokens of min(distance below the top before the step, distance above the former
+        top token after it), in units of the maximum allowed leap. It is 0 or negative if no sequence has
+        a new top token.
     """
     bags = corpus.bags
     token, present = bags.index.astype(jnp.int32), bags.count > 0
@@ -149,9 +151,9 @@ class Coordinates:
         offset: (r,); B p_0.
         lengths: (V,); ‖E_s‖.
         unit: (); 1 / max ‖E_s‖. A step of this length in p changes scores by at most 1.
-        weigh: weights of the sequences, a pytree; see `score_force`.
-        steepest: (); upper bound on the slope of the log gradient norm. Larger slopes are numerical
-            errors.
+        weigh: function for the weights of the sequences, as a pytree; see `score_force`.
+        steepest: (); upper bound on the slope of the log gradient norm. Larger slopes are treated as
+            numerical errors.
         log_limit: (); the path ends with status BALANCED once log Σ |∂L/∂a_s|, summed over sequences and
             tokens, exceeds this value.
         watch: conditions on tokens. The path also ends with status BALANCED if any of them is violated.
@@ -315,7 +317,7 @@ class Coordinates:
         return stiff.Curved(force, velocity, size, bound), slope
 
     def broken(self, z: Float[Array, " r"]) -> Bool[Array, ""]:
-        """Return True if any condition in `watch` is violated."""
+        """Return whether any condition in `watch` is violated at the point z."""
         if (watch := self.watch) is None:
             return jnp.asarray(False)
         scores = self.scores + self.lift @ z
@@ -342,7 +344,7 @@ class Coordinates:
         return cond_under_vmap(jnp.isfinite(self.log_limit), from_how_far, nothing, self, start, end)
 
     def log_gross(self, z: Float[Array, " r"]) -> Float[Array, ""]:
-        """Compute the log of the sum of |∂L/∂a_s| over all sequences and tokens."""
+        """Compute log Σ |∂L/∂a_s|, with the sum of the absolute values over all sequences and tokens."""
         return self._pull(z)[1].log_gross
 
     def _pull(self, z: Array) -> tuple[Array, Force]:

@@ -153,8 +153,7 @@ def exact_flow(
         failure and the path ends with the seed's last state. Other seeds are not affected.
 
     Raises:
-        InputError: the scores have no values, the shapes do not match, or no stopping condition is
-            finite.
+        InputError: `scores.values` is None, the shapes do not match, or no stopping condition is finite.
 
     Source:
         Lemma 4.2 and Theorem 4.3 of arXiv 2505.17282.
@@ -227,7 +226,7 @@ class PathSoFar(_LinearPath):
 
     @property
     def status(self) -> Array:
-        """Status of the path, () int32: a `Stop`, which is RUNNING until the path ends."""
+        """Status of the path: a `Stop`, as an int32 scalar. It is RUNNING until the path ends."""
         return self.integration.status
 
 

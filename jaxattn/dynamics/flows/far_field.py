@@ -2,7 +2,7 @@
 
 Once ‖v‖ is large, v = r v_mm + O(1), where v_mm is the max-margin v for the tokens s(X) to which the
 sequences X attend. A sequence is tight if it is on the margin of v_mm. The multipliers λ, with
-Σ λ_s y E_s = v_mm, are the weights of the tight sequences, and
+Σ λ_s y E_s = v_mm, are the weights w of the tight sequences. With attention q and output f = Σ_i q_i γ_i,
 
     dp/dτ = Σ_X w_X y Σ_i q_i (γ_i - f) E_i,   γ = E v_mm,   τ = r²/2,
 
@@ -10,9 +10,10 @@ sequences X attend. A sequence is tight if it is on the margin of v_mm. The mult
     w_X = e^(b_X - r (y f_X - 1)), with a constant b_X    otherwise.
 
 A sequence that is not tight has negligible weight until it attends to a mixture of tokens with output on the
-margin, y f_X = 1. It then acts as a barrier (a "wall" in the notes) that stops p and becomes steeper as r
-grows. Sequences with the same s(X) have equal weight only while r (1 - y f_X) is small. This quantity grows
-if a barrier prevents attention from converging to a single token. See docs/notes/joint_flow.md.
+margin, y f_X = 1. The sequence then acts as a barrier (a "wall" in the notes) that stops p and becomes
+steeper as r grows. Sequences with the same s(X) have equal weight only while r (1 - y f_X) is small. This
+quantity grows if a barrier prevents attention from converging to a single token. See
+docs/notes/joint_flow.md.
 """
 
 from typing import NamedTuple
@@ -34,15 +35,15 @@ _NO_MULTIPLIER = 1e-9
 # Sequences within this distance of the margin of v_mm cannot be distinguished from tight sequences, which lie
 # on it.
 _CLEAR = 1e-9
-# A barrier counts as vertical if its steepness is at least this, in units of its inverse width.
+# Minimum steepness of a barrier, in units of max ‖E_s‖ · until_norm / clearance; see `hand_over`.
 _STEEP = 32.0
-# Sequences whose log-weight is this many nats below the largest exert no force on p.
+# A barrier exerts no force on p if its log-weight is at least this far below the log-weight at y f = 1.
 _ACTIVE = 100.0
 
 
 @struct.dataclass
 class Weights:
-    """Weight w of each sequence as a function of m = y f: log w = log_weight - steepness (m - 1).
+    """Weight w of each sequence with margin m = y f: log w = log_weight - steepness (m - 1).
 
     Attributes:
         log_weight: (n,); log w at m = 1.
@@ -83,7 +84,7 @@ class Handover(NamedTuple):
         log_scale: (); log r, where v ≈ r v_mm.
         flow: flow of p after the transition, with barriers steep enough for all ‖p‖ up to `until_norm`.
         mismatch: (); sine of the angle between dp/dt in the joint flow and in `flow`, or the result of
-            `neglected` if that is larger. Infinite if a tight sequence has no multiplier.
+            `neglected` if that is larger. Infinite if a sequence on the margin of v_mm has no multiplier.
     """
 
     head: Head
@@ -134,8 +135,9 @@ def neglected(handover: Handover, z: Float[Array, " m"], log_scale: Float[Array,
 
         max_X max_i r q_i |γ_i - γ_s(X)|,   γ = E v_mm,   r = exp(log_scale).
 
-    The result is infinite if a sequence that is not tight attends to a token on the margin of v_mm. Its
-    barrier then corresponds to a single token, not a mixture, and recedes like log r.
+    The notation is that of the module docstring. The result is infinite if a sequence that is not tight
+    attends to a token on the margin of v_mm. The barrier of this sequence then corresponds to a single token,
+    not a mixture, and recedes like log r.
     """
     flow, head = handover.flow, handover.head
     bags = flow.corpus.bags
@@ -174,11 +176,14 @@ def _head(here: Coordinates, values: Array, spread: Array) -> Head:
 def _attended(
     corpus: Corpus, scores: Array, values: Array, spread: Array
 ) -> tuple[Bool[Array, "R W"], Int[Array, " n"]]:
-    """Find, in each sequence, the attended token whose value agrees most with the label.
+    """Find the attended token in each sequence whose value agrees most with the label.
 
-    In a tight sequence, all tokens but one have negligible attention, about e^(-2 spread). In other
-    sequences, several tokens may form a barrier; the best of them is the token that would be selected
-    without the barrier.
+    A token counts as attended if its score is at most `spread` below the top score. In a tight sequence, all
+    tokens but one have negligible attention, about e^(-2 spread). In other sequences, several tokens may form
+    a barrier; the best of them is the token that would be selected without the barrier.
+
+    Returns:
+        A mask of these tokens, (R, W), and their ids, (n,).
     """
     bags = corpus.bags
     index = bags.index.astype(jnp.int32)

@@ -67,7 +67,7 @@ class RecordedPath(FlowPath):
 
     @property
     def reached(self) -> Array:
-        """Row at which the path ended, ()."""
+        """Row at which the path ended, a scalar."""
         return jnp.asarray(len(next(iter(self.params.values()))) - 1 if self.last is None else self.last)
 
     def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
@@ -105,14 +105,14 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
 
     @property
     def goal(self) -> Goal | None:
-        """Stopping condition with the smallest target value, for progress messages; None if there is none."""
+        """Stopping condition with the smallest target value, for progress messages; None if none is set."""
         given = {name: x for name, x in self._settings().items() if x is not None}
         goals = [Goal(*_GOALS[name], x) for name, x in given.items() if name in _GOALS]
         return min(goals, key=lambda goal: goal.value, default=None)
 
     @property
     def end_key(self) -> str:
-        """Name of a stopping condition, or "points" if there is none. Every row depends on this setting."""
+        """Name of a stopping condition, or "points" if none is set. Every row depends on this setting."""
         goals = [name for name, x in self._settings().items() if name in _GOALS and x is not None]
         return goals[0] if goals else "points"
 
@@ -121,7 +121,7 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         return list(range(self.points))
 
     def follow(self, task: Task, params: Params) -> FlowPath:
-        """Compute the path, or only its start if steps are expensive and `advance` computes the rest."""
+        """Compute the path, or only its start if steps are expensive; `advance` then computes the rest."""
         return self._checked(self._call(params, task), params)
 
     def init(self, task: Task, params: Any, key: Array) -> FlowState:
@@ -148,7 +148,10 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         return moved[name] if name in moved else super().parameter(state, name)
 
     def metrics(self, state: FlowState) -> dict[str, Array]:
-        """Return the metrics at the current row, including whether a requested stopping condition was met."""
+        """Return the metrics at the current row, including `came_to_end`.
+
+        `came_to_end` is 1 if the path has met a requested stopping condition at or before this row, else 0.
+        """
         path = state.path
         asked_for = jnp.isin(path.status, jnp.array(_ASKED_FOR, path.status.dtype))
         came = asked_for & (state.step >= path.reached)

@@ -1,16 +1,17 @@
 """Direction of -∂L/∂p and its derivative, free of cancellation and underflow.
 
-For large ‖p‖, every sequence attends to its top token, and the other weights are as small as e^(-3000), so
-f - γ_top computed by subtraction is zero in floating point. Here the value of each sequence's top token is
-subtracted first, and the largest remaining exponential is factored out. With δ_s = γ_s - γ_top,
+For large ‖p‖, every sequence attends to its top token, and all other weights may be as small as e^(-3000), so
+the difference between the output f and the value γ_top of the top token would be zero in floating point. Here
+γ_top is subtracted from all values first, and the largest remaining exponential is factored out. With
+attention q and δ_s = γ_s - γ_top,
 
     f - γ_top = e^m φ,   q_s (γ_s - f) = e^m c_s,   c_s = q_s δ_s e^(-m) - q_s φ,
 
 where m is the largest score, relative to the top, among the tokens with δ ≠ 0. The largest exponential over
 all sequences is factored out next, so that every number is either of order one or stored as a logarithm.
 
-With outputs f ∈ R^K, π = softmax(f) and the residual r = e_y - π for K > 2 classes, the force of a sequence
-on its scores is
+For K > 2 classes, let f ∈ R^K be the outputs, π = softmax(f), and r = e_y - π the residual. The force of a
+sequence on its scores is then
 
     -∂ℓ/∂a_s = q_s r·(γ_s - f),
 
@@ -45,8 +46,8 @@ class Force:
         force: (V,); of order one; sums to zero.
         log_scale: (); -inf if no sequence exerts a force.
         gross: (); Σ_s |force_s| without cancellation between sequences.
-        pull: (R, W); w c of each bag entry, w = y g/n in units of exp(log_scale - m).
-        turn: (R, W); q - k e^m c/2 of each bag entry, k = ∂ log g/∂f.
+        pull: (R, W); w c of each bag entry, with w = y g/n in units of exp(log_scale - m).
+        turn: (R, W); q - k e^m c/2 of each bag entry, with k = ∂ log g/∂f.
         attention: (R, W); q of each bag entry, 0 for padding.
         log_weight: (n,); log g.
         slope: (n,); k.
@@ -96,9 +97,9 @@ def score_force(
     values: Float[Array, " V *K"] | Float[Array, "R W *K"],
     weigh: Callable[[Array], tuple[Array, Array]] = LOGISTIC,
 ) -> Force:
-    """Compute -∂L/∂a_s = (1/n) Σ_X q_s r·(γ_s - f), r = -∂ℓ/∂f, with its magnitude factored out.
+    """Compute -∂L/∂a_s = (1/n) Σ_X q_s r·(γ_s - f), where r = -∂ℓ/∂f, with its magnitude factored out.
 
-    For two classes, r = y g, g = sigmoid(-y f); for K > 2 classes, r = e_y - softmax(f).
+    For two classes, r = y g with g = sigmoid(-y f); for K > 2 classes, r = e_y - softmax(f).
 
     Args:
         corpus: n sequences over V tokens.
@@ -108,8 +109,9 @@ def score_force(
             classes.
 
     Returns:
-        The force. For two classes, the term from each sequence has full relative precision. `gross` sums the
-        K terms of r·(γ_s - f) separately, because they may also cancel.
+        The force. For two classes, the term from each sequence has full relative precision. For K > 2
+        classes, `gross` sums the absolute values of the K terms of r·(γ_s - f), because these may also
+        cancel.
     """
     bags, two = corpus.bags, corpus.num_classes == 2
     present = bags.count > 0
@@ -168,9 +170,9 @@ def token_curvature(
 
         -(1/n) Σ_X Σ_j π_j m_j m_jᵀ,   m_j = q (e_j - π)·(γ - f),
 
-    with a sum over classes j. With `position`, the result has `size` rows and columns: token s is at index
-    place_s, and is omitted if place_s ≥ `size`. Allocates two temporary arrays of shape (n, V), or (n,
-    size) with `position`.
+    with a sum over classes j. With `position`, the result has `size` rows and columns: token s is at
+    index position[s], and is omitted if position[s] ≥ `size`. Allocates two temporary arrays of shape
+    (n, V), or (n, size) with `position`.
 
     Returns:
         A symmetric matrix, (V, V), whose rows sum to zero; with `position`, its entries for the chosen
@@ -240,7 +242,7 @@ def _force(corpus: Corpus, scores: Array, values: Array) -> tuple[Array, Array]:
 
 
 def by_token(corpus: Corpus, entries: Float[Array, "R W"]) -> tuple[Float[Array, " V"], Float[Array, " V"]]:
-    """Sum bag entries, and their absolute values, over all entries of each token."""
+    """Return the sums of per-entry values, and of their absolute values, over all entries of each token."""
     gathered = _gathered(corpus, entries)
     total, gross = corpus.occurrences.sum(gathered, jnp.abs(gathered))
     return total, gross

@@ -1,7 +1,8 @@
 """Gradient flow on E, p and v together, parametrised by the loss.
 
-As the loss L goes to zero, the flow slows down in proportion to L, so neither time nor the number of steps is
-a useful measure of progress. The path is therefore parametrised by ℓ = -log L. With the arc length s,
+As the loss L goes to zero, the flow slows down in proportion to L, so neither time nor the number of
+steps is a useful measure of progress. The path is therefore parametrised by ℓ = -log L. For θ =
+(E, p, v), arc length s and time t,
 
     dθ/dℓ = -L ∇L / ‖∇L‖²,   ds/dℓ = L / ‖∇L‖,   dt/dℓ = L / ‖∇L‖².
 """
@@ -36,9 +37,9 @@ class FullPath(FlowPath):
 
     For B seeds, all arrays have a leading axis B.
 
-    E, p and v are stored in r coordinates, x = basis · x_r. These are coordinates of their span if
-    V + 2 < d, else of R^d. The rows are at log-spaced values of log(L_0/L). Rows that were not reached
-    repeat the last state.
+    The vectors x in E, p and v are stored as r coordinates x_r, with x = basis · x_r. These are
+    coordinates of the span of E, p and v if V + 2 < d, else of R^d. The rows are at log-spaced values of
+    log(L_0/L). Rows that were not reached repeat the last state.
 
     Attributes:
         E: (k, V, r).
@@ -65,7 +66,7 @@ class FullPath(FlowPath):
 
     @property
     def reached(self) -> Array:
-        """Row at which the path ended, ()."""
+        """Row at which the path ended, a scalar."""
         return (self.arc_length < self.arc_length[-1]).sum()
 
     def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:

@@ -115,7 +115,7 @@ def gradient_flow(
 
 
 def _recorded(solution: Any, marks: Array, evaluate: Any, unravel: Any, until_norm: float | None) -> Any:
-    """Return the rows of the path from a diffrax solution. Rows after the end repeat the last state."""
+    """Return the rows of the path for a diffrax solution. Rows after the path's end repeat its last state."""
     import diffrax
 
     (times, rows), (last_time, last_row) = zip(solution.ts, solution.ys, strict=True)

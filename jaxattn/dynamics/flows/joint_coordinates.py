@@ -4,7 +4,8 @@ With a = E p and γ = E v, the forces F = -∂L/∂a and G = -∂L/∂γ move p 
 
     dp/dt = EᵀF,   F_s = (1/n) Σ_X y g q_s (γ_s - f),       dv/dt = EᵀG,   G_s = (1/n) Σ_X y g q_s,
 
-with g = sigmoid(-y f), so z = (z_p, z_v) has twice as many coordinates as the flow on p in `coordinates`.
+where q is the attention, f the output and g = sigmoid(-y f). The point z = (z_p, z_v) has twice as many
+coordinates as in the flow on p alone; see `coordinates`.
 """
 
 from collections.abc import Callable
@@ -51,8 +52,8 @@ class Forces:
 def joint_force(corpus: Corpus, scores: Float[Array, " V"], values: Float[Array, " V"]) -> Forces:
     """Compute F and G, with the magnitude of the largest sequence weight factored out.
 
-    The corpus must have two classes, and a = E p, γ = E v. The term from each sequence has full relative
-    precision.
+    `scores` are a = E p, and `values` are γ = E v. The corpus must have two classes. The term from each
+    sequence has full relative precision.
     """
     force = score_force(corpus, scores, values)
     largest = force.log_weight.max()
@@ -76,7 +77,8 @@ def joint_curvature(corpus: Corpus, forces: Forces) -> Float[Array, "2 V 2 V"]:
 
         ∂F/∂γ = (∂G/∂a)ᵀ = Σ_X w (diag(q) - q qᵀ + k c qᵀ),   ∂G/∂γ = Σ_X w k q qᵀ,
 
-    and ∂F/∂a is `token_curvature`; c = q (γ - f), w = y g/n, k = ∂ log g/∂f, g = sigmoid(-y f).
+    where c = q (γ - f), w = y g/n, k = ∂ log g/∂f and g = sigmoid(-y f). `token_curvature` computes
+    ∂F/∂a.
     """
     force = forces.of_scores
     q, pull = dense(corpus, force.attention), dense(corpus, forces.head_pull)
@@ -110,7 +112,7 @@ class JointCoordinates:
 
     @property
     def unit(self) -> Float[Array, ""]:
-        """Length scale 1 / max ‖E_s‖, ()."""
+        """Length scale 1 / max ‖E_s‖, a scalar."""
         return self.query.unit
 
     def inner(self, x: Float[Array, " m"], y: Float[Array, " m"]) -> Float[Array, ""]:
@@ -138,14 +140,14 @@ class JointCoordinates:
         return jnp.maximum(*self._each(lambda part, *x: part.error(*x, rtol), start, end, error))
 
     def ended(self, z: Float[Array, " m"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
-        """Return True if ‖p‖ has reached `until_norm` or ‖v‖ has reached `far`."""
+        """Return whether ‖p‖ has reached `until_norm` or ‖v‖ has reached `far`."""
         z_p, z_v = jnp.split(z, 2)
         return self.query.ended(z_p, until_norm) | self.head.ended(z_v, self.far)
 
     def to_end(
         self, z: Float[Array, " m"], velocity: Float[Array, " m"], until_norm: Float[Array, ""]
     ) -> Float[Array, ""]:
-        """Return how far (p, v) can move along `velocity`, in a straight line, until `ended` is True, ()."""
+        """Return the scalar s for which a straight move by s · `velocity` takes ‖p‖ or ‖v‖ to its limit."""
         (z_p, z_v), (u_p, u_v) = jnp.split(z, 2), jnp.split(velocity, 2)
         return jnp.minimum(self.query.to_end(z_p, u_p, until_norm), self.head.to_end(z_v, u_v, self.far))
 

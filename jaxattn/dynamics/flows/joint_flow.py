@@ -38,7 +38,7 @@ from jaxattn.theory.selection import Selection
 # and rounding of v changes weights by 1e-8. At ten times this value, rounding would double the number of
 # steps.
 FAR = 1e8
-# Maximum relative error in the velocity of p once v is slaved (computed from p).
+# Maximum relative error in dp/dt once v is slaved (computed from p).
 _MISMATCH = 1e-3
 # `params_at` rescales a longer v to this length, because its square would overflow float32.
 _LONGEST = 1e15
@@ -68,9 +68,9 @@ class JointPath(FlowPath):
         rejected: () int32; number of rejected steps.
         selection: the selected token in each sequence, which determines the max-margin v; meaningful only
             if the path has reached the second half.
-        mismatch: (); error of dp/dt with v slaved: the maximum of the sine of the angle between dp/dt
-            before and after the transition, and the largest relative error of a weight afterwards. NaN
-            before the transition.
+        mismatch: (); error of dp/dt with v slaved: the larger of the sine of the angle between dp/dt
+            before and after the transition, and the largest relative error of a sequence weight
+            afterwards. NaN before the transition.
         columns: () int; number of columns in the Jacobian, as in `Path`.
     """
 
@@ -173,7 +173,7 @@ def _follow(
     kept = jax.tree.map(lambda x: x[jnp.minimum(jnp.arange(len(good)), last)], second)
     rows = jax.tree.map(lambda x, y: jnp.concatenate([x, jnp.where(goes_on, y[1:], x[-1])]), first, kept)
     settled = goes_on & (good[-1] > 0)
-    # Rows after the first rejected row do not count towards the error.
+    # Of the rows that are rejected, only the first counts towards the error.
     errors = jnp.where(jnp.arange(len(good)) <= last + 1, errors, 0)
     return JointPath(
         **rows,
@@ -199,7 +199,10 @@ def _directly(flow: JointCoordinates, rows: Row) -> dict[str, Array]:
 
 
 def _slaved(handover: Handover, rows: Row, before: Array) -> dict[str, Array]:
-    """Return the rows in which v is slaved, using r² = r_0² + 2 τ. `before` counts the earlier steps."""
+    """Return the rows in which v is computed from p, with ‖v‖ from r² = r_0² + 2 τ; see `far_field`.
+
+    `before` is the number of steps before the transition.
+    """
     log_scale = jnp.logaddexp(2 * handover.log_scale, math.log(2) + rows.log_time) / 2
     head = handover.head
     v = head.coefficients @ handover.flow.embeddings / jnp.exp(head.log_norm)

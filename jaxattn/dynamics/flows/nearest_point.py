@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxattn.core.mapping import sum_of_outer_products
 
 _MAX_ITERATIONS = 60
-# Relative complementarity below which rounding dominates and the support is determined.
+# Complementarity, relative to ‖w‖², at which to stop: the active rows are then known, and rounding dominates.
 _COMPLEMENTARITY = 1e-13
 _REFINEMENTS = 3
 
@@ -25,16 +25,16 @@ class _State(NamedTuple):
 def nearest_point(
     rows: Float[Array, "m r"],
 ) -> tuple[Float[Array, " m"], Int[Array, ""]]:
-    """Find the point nearest to zero in the convex hull of the rows. Works under vmap and jit.
+    """Find the point w nearest to zero in the convex hull of the rows of A. Works under vmap and jit.
 
         min_{w, ρ} ½ ‖w‖² - ρ  s.t.  A w - ρ = s ≥ 0,  with multipliers λ:  w = Aᵀ λ,  Σ λ = 1.
 
-    The max-margin solution is p_mm = w / ‖w‖², and the margin is ‖w‖ = √ρ. The vector w is 0 if and only
-    if no direction separates the selected tokens from the others. In a vmapped batch, infeasible seeds
-    also converge. One iteration costs O(m r²).
+    If the rows are the embedding differences of a max-margin problem, its solution is p_mm = w / ‖w‖², and
+    the margin is ‖w‖ = √ρ. The vector w is 0 if and only if no direction has a positive inner product with
+    every row. In a vmapped batch, infeasible problems also converge. One iteration costs O(m r²).
 
     Args:
-        rows: (m, r) float64; the differences A, scaled to a maximum norm of about 1. Rows may repeat.
+        rows: (m, r) float64; A, scaled to a maximum norm of about 1. Rows may repeat.
 
     Returns:
         λ (m,), up to a positive factor, and the number of iterations.
@@ -100,10 +100,10 @@ def _longest_step(x: Array, change: Array) -> Array:
 def _polish(
     rows: Float[Array, "m r"], multipliers: Float[Array, " m"], tight: Bool[Array, " m"]
 ) -> Float[Array, " m"]:
-    """Solve the problem with the active pairs as equalities, and return the more accurate multipliers.
+    """Solve the problem with the active rows A as equalities. Return its multipliers, or the given ones.
 
-    The pseudoinverse of M = Aᵀ A over the active pairs is accurate to half the digits. Each refinement
-    of A p = 1 and of Aᵀ λ = p doubles the number of accurate digits.
+    The given multipliers are returned if they are more accurate. The pseudoinverse of M = Aᵀ A is accurate to
+    half the digits. Each refinement of A p = 1 and of Aᵀ λ = p doubles the number of accurate digits.
     """
     active = jnp.where(tight[:, None], rows, 0.0)
     size, basis = jnp.linalg.eigh(sum_of_outer_products(active, active))

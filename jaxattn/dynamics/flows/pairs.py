@@ -1,11 +1,13 @@
 """Second-order force of token pairs whose first-order forces cancel.
 
-For a token `low` below the top group `top` of its sequences, the loss is a power series in
-x = e^(a_low - a_top). If the first-order terms of several pairs i cancel, the second-order terms remain:
+If a token `low` is below a token `top` of the top group in its sequences, the loss is a power series
+in x = e^(a_low - a_top). If the first-order terms of several pairs i cancel, the second-order terms
+remain:
 
     L₂ = ½ Σ_ij M_ij x_i x_j,    -∂L₂/∂a_low(i) = ∂L₂/∂a_top(i) = -Σ_j M_ij x_i x_j.
 
-These forces decay like e^(-2 gap), while all other forces decay like e^(-gap). `cancelled` computes M.
+These forces decay like e^(-2 gap), while all other forces decay like e^(-gap). `cancelled` computes
+M.
 """
 
 from typing import Any
@@ -43,7 +45,10 @@ class PairForce:
     def add_curvature(
         self, curvature: Float[Array, "k k"], position: Int[Array, " V"]
     ) -> Float[Array, "k k"]:
-        """Add the derivative of the force to a (k, k) matrix over the tokens with `position` below k."""
+        """Add the derivative of the force to a (k, k) matrix, with token s in row and column position[s].
+
+        Tokens with position[s] ≥ k are omitted.
+        """
 
         numbers = jnp.arange(len(curvature))
         apart = 1.0 * (position[self.low][:, None] == numbers) - (position[self.top][:, None] == numbers)
@@ -54,7 +59,10 @@ class PairForce:
         return self._spread(self._derivative @ (x[self.low] - x[self.top]), len(x))
 
     def bound(self, lengths: Float[Array, " V"]) -> Float[Array, " V"]:
-        """Compute upper bounds on Σ_t |D_st| ‖E_t‖ for the derivative D of the force, (V,), given ‖E_t‖."""
+        """Compute upper bounds, (V,), on Σ_t |D_st| ‖E_t‖ for the derivative D of the force.
+
+        `lengths` contains the ‖E_t‖.
+        """
         rows = jnp.abs(self._derivative) @ (lengths[self.low] + lengths[self.top])
         return jnp.zeros_like(lengths).at[self.low].add(rows).at[self.top].add(rows)
 
@@ -83,7 +91,7 @@ class Pairs:
     sign: Leaf
 
     def add_to(self, force: Force, scores: Float[Array, " V"]) -> Force:
-        """Add the force of the pairs at scores a, (V,), to an existing force."""
+        """Return the sum of a given force and the force of the pairs at scores a, (V,)."""
         apart = scores[self.low] - scores[self.top]
         log_size = self.log_size + apart[:, None] + apart
         unit = jnp.maximum(force.log_scale, log_size.max())

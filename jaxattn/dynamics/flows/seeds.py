@@ -22,7 +22,7 @@ Tolerance = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 
 class Inputs(NamedTuple):
-    """Arrays, such as E, p and v, and a corpus, each with or without a leading seed axis.
+    """Inputs of a flow: arrays such as E, p and v, and a corpus, each with or without a leading seed axis.
 
     Attributes:
         arrays: the arrays, with the corpus last.
@@ -135,13 +135,13 @@ def doubled(tree: _T) -> _T:
 
 
 def jacobian_columns(keys: Array) -> Array:
-    """Return the number of Jacobian columns, (). Each column costs one gradient evaluation per step."""
+    """Return the number of Jacobian columns, a scalar. Each column costs one gradient evaluation per step."""
     # All-zero rows are vocabulary padding.
     return jnp.minimum((keys != 0).any(axis=1).sum(), keys.shape[1])
 
 
 def refuse_derivative(*_: Any) -> NoReturn:
-    """Raise InputError, because flows are not differentiable. Used as the rule of a `jax.custom_jvp`."""
+    """Raise InputError, because flows are not differentiable. This is the rule of a `jax.custom_jvp`."""
     raise InputError(
         "exact flows are not differentiable: their adaptive steps do not depend smoothly on the initial "
         "parameters; apply jax.lax.stop_gradient to params, differentiate ja.dynamics.descent, or "

@@ -1,19 +1,21 @@
 """Integrate stiff flows with a Rosenbrock pair of orders 4 and 3, and solve the linear systems in each step.
 
-A step solves (1 - c J) x = b several times. With few coordinates, it uses LU factors; with many, it does not
-form the Jacobian. In coordinates z with scores a = a_0 + L z, forces F on scores, forces R F on z, and
-velocity u = R F / ‖R F‖, where ‖R F‖ is the norm in R^d,
+A step solves several systems (1 - c J) x = b, where J is the Jacobian of the velocity. With few coordinates,
+it uses LU factors; with many, it does not form J. In coordinates z, let a = a_0 + L z be the scores, F the
+forces on the scores, R F the forces on z, and u = R F / ‖R F‖ the velocity, where ‖R F‖ is the norm in R^d.
+Then
 
     J = (1 - u mᵀ) R H L / ‖R F‖,   H = ∂F/∂a,   m = B Bᵀ u,
 
 with B from `coordinates`. For large ‖p‖, most tokens exert almost no force: row s of H is as small as
-e^(-gap). Let S be the set of tokens whose rows are not small relative to 1/c. Then
+e^(-gap). Let S be the set of tokens whose rows are not small relative to 1/c. The matrix
 
-    P = 1 - c (1 - u mᵀ) R_S H_SS L_S / ‖R F‖
+    P = 1 - c (1 - u mᵀ) R_S H_SS L_S / ‖R F‖,
 
-can be inverted with an |S| × |S| matrix (Woodbury's identity), and P⁻¹ (1 - c J) differs from 1 only by the
-neglected rows. Conjugate residuals, preconditioned with P, converge in a few products. All systems in a step
-have the same matrix, so each solve starts with the search directions of the previous solves.
+in which R, H and L are restricted to S, can be inverted with an |S| × |S| matrix (Woodbury's identity), and
+P⁻¹ (1 - c J) differs from 1 only by the neglected rows. Conjugate residuals, preconditioned with P, converge
+in a few products. All systems in a step have the same matrix, so each solve starts with the search directions
+of the previous solves.
 """
 
 from collections.abc import Callable
@@ -57,8 +59,9 @@ class Solver(NamedTuple):
     """Solver for systems (1 - c J) x = b with several right-hand sides b.
 
     Attributes:
-        solve: function (b, known) -> (x, known), with b and x (r,), that returns an updated `known`.
-        known: initial value of this argument: a pytree of information that accelerates further solves.
+        solve: function (b, known) -> (x, known), with b and x (r,). `known` is a pytree of information that
+            accelerates further solves; the returned `known` is an update.
+        known: the value of `known` for the first solve.
     """
 
     solve: Callable[[Array, Any], tuple[Array, Any]]
@@ -92,8 +95,8 @@ def step(
         h: step length.
 
     Returns:
-        y(s + h), of order 4, L-stable and stiffly accurate; and an error estimate from the embedded
-        method of order 3.
+        y(s + h), from a method of order 4 that is L-stable and stiffly accurate; and an error estimate
+        from the embedded method of order 3.
 
     Source:
         RODAS from Hairer & Wanner, Solving Ordinary Differential Equations II, section IV.7.
@@ -108,7 +111,7 @@ def step(
         return stages.at[i].set(found), known
 
     first, known = solve(GAMMA * h * f, known)
-    # Use a loop instead of six copies, because compiling the evaluations of the field takes most of the time.
+    # Use a loop instead of six copies, because most of the compile time is spent on evaluations of the field.
     empty = jnp.zeros((len(A), y.shape[0]), y.dtype)
     stages, _ = jax.lax.fori_loop(1, len(A), stage, (empty.at[0].set(first), known))
     return y + a[-1] @ stages + stages[-1], stages[-1]
@@ -275,12 +278,12 @@ def _divide(
 
 @struct.dataclass
 class Directions:
-    """Search directions whose images under A are orthonormal, in the first `count` rows.
+    """Search directions for A x = b whose images under A are orthonormal.
 
     Attributes:
         directions: (k, r); zeros in unused rows.
         images: (k, r); images under A; zeros in unused rows.
-        count: () int32; number of rows in use.
+        count: () int32; number of rows in use. These are the first rows.
     """
 
     directions: Array
@@ -300,7 +303,10 @@ def conjugate_residuals(
     b: Float[Array, " r"],
     known: Directions,
 ) -> tuple[Float[Array, " r"], Directions]:
-    """Solve A x = b with search directions P⁻¹ r, for residuals r, whose images under A are orthogonal.
+    """Solve A x = b by the method of conjugate residuals with preconditioner P.
+
+    The search directions are P⁻¹ r for the residuals r, combined so that their images under A are
+    orthonormal.
 
     Args:
         product: maps x to A x; A need not be symmetric.
@@ -309,8 +315,8 @@ def conjugate_residuals(
         known: directions from previous systems with the same A.
 
     Returns:
-        The solution x, (r,), or NaN if more directions are needed than `known` has room for; and the old and
-        new directions.
+        The solution x, (r,), and all directions, including the new ones. x is NaN if the capacity of `known`
+        does not suffice.
 
     Source: Eisenstat, Elman and Schultz, SIAM Journal on Numerical Analysis 20 (1983), method GCR.
     """

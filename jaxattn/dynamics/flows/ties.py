@@ -1,19 +1,20 @@
 """Tokens that tie in the limit of gradient flow on p, kept in balance and eliminated from the flow.
 
-If sequences exert opposite forces on the score difference of two tokens, this difference settles at a finite
-value while ‖p‖ keeps growing. With 𝒯 = span{E_s - E_s' : s, s' tie} and Q the projection onto its orthogonal
-complement,
+If sequences exert opposite forces on the score difference of two tokens, this difference settles at a
+finite value while ‖p‖ keeps growing. With 𝒯 = span{E_s - E_s' : s, s' tie} and Q the projection onto
+its orthogonal complement,
 
     p = (1 - Q) p + Q p,    ∂L/∂((1 - Q) p) = 0,    d(Q p)/dt = -Q ∂L/∂p.
 
-Within a sequence, tied tokens have the same Q E_s. They therefore act on Q p as one token with their mean
-value Γ = Σ q_s γ_s / Σ q_s, summed over the tied tokens in the sequence. (1 - Q) p determines Γ and the
-total weight of the tied tokens, and the balancing forces are eliminated without subtraction.
+Within a sequence, tied tokens have the same Q E_s. They therefore act on Q p as one token with their
+attention-weighted mean value Γ = Σ q_s γ_s / Σ q_s, summed over the tied tokens in the sequence.
+(1 - Q) p determines Γ and the total weight of the tied tokens, and the balancing forces are
+eliminated without subtraction.
 
-Alternatively, the forces on a group of tied tokens may balance at every point of a curve along which the
-outputs f_X of the group's sequences are constant. The tokens of the group then move along this curve with the
-common value f_X, and the group contributes only the span of the ∂f_X/∂p to 𝒯.
-See docs/notes/exact_flow_ties.md for the derivation.
+Alternatively, the forces on a group of tied tokens may balance at every point of a curve along which
+the outputs f_X of the group's sequences are constant. The tokens of the group then move along this
+curve with the common value f_X, and the group contributes only the span of the ∂f_X/∂p to 𝒯. See
+docs/notes/exact_flow_ties.md for the derivation.
 """
 
 import dataclasses
@@ -39,10 +40,11 @@ _LEVEL = 16
 
 @struct.dataclass
 class Ties:
-    """Groups of tied tokens, and their effect on the other tokens.
+    """Groups of tied tokens, and their effect on all other tokens.
 
     𝒯 is the span of the differences of tied embeddings, and Q projects onto its orthogonal complement. A
-    group slides if it is balanced along a curve. An entry is idle if the tied tokens cancel its force.
+    group slides if it is balanced along a curve. An entry is idle if its forces cancel to first order; see
+    `cancelled`.
 
     Attributes:
         leader: (V,) int32; the smallest token in each token's group; the token itself if it is not tied.
@@ -72,7 +74,7 @@ class Ties:
 def room(E: Float[Array, "V d"]) -> int:
     """Return the maximum dimension of 𝒯, the span of differences of tied embeddings.
 
-    It is min(V, d), or MOST_TIED if min(V, d) exceeds MANY_DIMS.
+    It is min(V, d), or MAX_TIED if min(V, d) exceeds MANY_DIMS.
     """
     return min(E.shape) if min(E.shape) <= stiff.MANY_DIMS else MAX_TIED
 
@@ -93,7 +95,8 @@ def placed(tokens: Int[Array, " k"], vocab: int) -> Int[Array, " V"]:
 def sharing(leader: Int[Array, " V"]) -> Bool[Array, " V"]:
     """Return a mask of the tokens whose group contains more than one token."""
     tied = leader != jnp.arange(len(leader), dtype=jnp.int32)
-    # Use integers: GPUs have no atomic operations on Booleans and would need slow compare-and-swap loops.
+    # Use integers: GPUs have no atomic operations on Booleans, so XLA would generate slow compare-and-swap
+    # loops.
     return tied | (jnp.zeros_like(leader).at[leader].max(tied.astype(leader.dtype)) > 0)
 
 
@@ -117,7 +120,7 @@ def no_ties(E: Float[Array, "V d"], values: Float[Array, " V *K"], corpus: Corpu
 def tied_coordinates(
     E: Float[Array, "V d"], p: Float[Array, " d"], corpus: Corpus, ties: Ties
 ) -> Coordinates:
-    """Build the flow of Q p starting at p, with (1 - Q) p fixed, where Q is as in `Ties`."""
+    """Build the flow of Q p starting at p, with (1 - Q) p fixed. Q is defined in `Ties`."""
     flow = coordinates(ties.embeddings, p, ties.values, corpus)
     return flow.replace(  # type: ignore[attr-defined]
         corpus=with_counts(corpus, ties.counts),
@@ -150,7 +153,7 @@ def selected(
 
 
 def with_counts(corpus: Corpus, counts: Num[Array, "R W"]) -> Corpus:
-    """Replace the counts in the bags of a corpus. The new counts need not be integers."""
+    """Return the corpus with other counts in its bags. The new counts need not be integers."""
     bags = dataclasses.replace(corpus.bags, count=counts, factors=None, dense=())
     return dataclasses.replace(corpus, bags=bags)
 
@@ -162,10 +165,10 @@ def class_values(
     values: Float[Array, " V *K"],
     maximum: int,
 ) -> Float[Array, "R W *K"]:
-    """Compute Γ, the mean value of the tied tokens in a group, for each bag entry.
+    """Compute the mean value Γ of the group of tied tokens to which each bag entry belongs.
 
-    All entries of a group in a sequence have the same Γ. If `maximum` is less than V, at most `maximum`
-    groups may contain more than one token.
+    Γ is averaged over the entries of the group in the same sequence, weighted by `counts`. If `maximum` is
+    less than V, at most `maximum` groups may contain more than one token.
     """
     if values.ndim > 1:
         each = [class_values(corpus, leader, counts, column, maximum) for column in values.T]

@@ -9,9 +9,9 @@
     BOOK/NAME/mine.py      code, referred to as "mine.py:NAME"; optional
     BOOK/NAME/README.md    notes for readers; optional, not loaded
 
-`tables` defines the keys of both book.toml and item.toml. A measure computes findings from runs, and a
-criterion is the range required of a finding. Criteria are matched to findings by name; `*` matches any
-string.
+The keys of book.toml and item.toml are defined in `tables`. A measure is a function that computes findings,
+which are named numbers, from runs. A criterion is the range in which a finding must lie. Criteria are
+matched to findings by name; `*` matches any string.
 """
 
 import difflib
@@ -69,7 +69,7 @@ class Item(About, frozen=True, kw_only=True):
 
     @property
     def data(self) -> DataSet | None:
-        """Return the data set required by every measure of the item, or None if there is no such data set."""
+        """Return the data set that the measures require, or None unless all of them require one."""
         needed = [measure.needs for measure in self.measured]
         return self.book.shared.data[needed[0]] if needed and all(needed) else None
 
@@ -114,7 +114,7 @@ class Item(About, frozen=True, kw_only=True):
         """Return the location of a study that a measure uses.
 
         Raises:
-            InputError: neither the item nor the book contains the study.
+            InputError: the study exists neither in the item nor in the book.
         """
         other, separator, location = name.rpartition(":")
         if separator:
@@ -181,7 +181,7 @@ class Item(About, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(criteria)).hexdigest() if criteria else ""
 
     def digest(self, scale: RunScale) -> str:
-        """Return a hash of the item's studies at a given scale, independent of the data folder."""
+        """Return a hash of the item's studies at a given scale. It does not depend on the data folder."""
         changes = self.laptop if scale == "laptop" else ()
         names = dict.fromkeys(name for measure in self.measured for name in measure.studies)
         settings = [*(toml.tables(self.source(name).path) for name in names), changes]
@@ -302,7 +302,7 @@ def read_book(book: str | Path) -> Book:
 
 
 def folder_of(book: str | Path) -> Path:
-    """Find the folder of a book by its name or path, in the same way as `read_book`."""
+    """Return the folder of a book, given its name or path as in `read_book`."""
     name = Path(book).name
     roots = (PACKAGED, Path("sweeps"), *_checkout_roots())
     places = [*(root / name for root in roots if str(book) == name), Path(book)]

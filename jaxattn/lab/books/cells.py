@@ -79,7 +79,7 @@ class Cell:
 
     @property
     def reached(self) -> np.ndarray:
-        """Return True for each of the S seeds whose flow reached `until_norm`, (S,) bool."""
+        """Return whether the flow of each of the S seeds reached `until_norm`, (S,) bool."""
         return self.last("p_norm") >= self.until_norm
 
     @property
@@ -131,7 +131,7 @@ def _texts(table: Mapping[str, Any]) -> str:
 
 
 def worst(away: np.ndarray) -> str:
-    """Format the largest finite 1 - cos as the start of a certificate; "" if no value is finite."""
+    """Return "1 - cos ≤ X, ", where X is the largest finite value, rounded up; "" if no value is finite."""
     found = away[np.isfinite(away)]
     return f"1 - cos ≤ {round_up(found.max())}, " if found.size else ""
 

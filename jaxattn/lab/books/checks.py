@@ -11,7 +11,7 @@ from jaxattn.lab.books.record import criteria_date, read_record
 from jaxattn.lab.books.run import Request, requested
 from jaxattn.lab.books.section import Section
 
-# Marker of open questions in the files of an item.
+# Marks open questions in the files of an item.
 OPEN = "TODO"
 # Minimum number of seeds for a full-scale study. A study with a single seed is exempt, because it samples
 # within that seed.
@@ -19,7 +19,7 @@ SEEDS = 10
 
 
 def problems(book: Book, request: Request | None = None, *, out: Path) -> pd.DataFrame:
-    """List what has to be fixed before items can be published, without running anything.
+    """List the problems to fix before items can be published, without running anything.
 
     Books in the package are skipped, because the package's tests check them.
 

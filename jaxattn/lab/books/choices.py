@@ -1,6 +1,6 @@
-"""Measure how often randomly chosen settings reproduce a published shape.
+"""Measure how often randomly chosen settings reproduce the published shapes of a figure.
 
-This concerns figures whose settings are not published.
+This is intended for figures whose settings were not published.
 """
 
 import math
@@ -31,7 +31,7 @@ _SCORES = ("rise of E·v", "U of E·p", "test accuracy")
 
 
 def choices(results: Run, item: Item, *, shown: str) -> Measured:
-    """Measure how often random settings reproduce each published shape, and which settings matter for this.
+    """Measure how often random settings reproduce each published shape, and which settings affect this.
 
     Each cell of the run is one random choice of the settings. A shape is reproduced if its mean over the
     seeds of the cell satisfies the figure's criterion. It is not reproduced if all seeds diverged.
@@ -103,7 +103,7 @@ def _dependence(results: Run, draws: pd.DataFrame, shown: Mapping[str, Any]) -> 
 
 
 def _shown_value(results: Run, shown: Mapping[str, Any], cell: int, axis: str) -> float | None:
-    """Return the value of an axis in the run shown in a figure, or None if the cell's optimiser is different.
+    """Return the value of an axis in the config of a figure, or None if the cell's optimiser is different.
 
     Adam and AdamW count as the same optimiser.
     """

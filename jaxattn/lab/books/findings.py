@@ -44,15 +44,15 @@ class Finding:
     Attributes:
         measured: description of the measured quantity.
         estimate: the number, which is a mean over seeds or a fraction of seeds, with its interval.
-        over: description of the samples from which the interval is computed.
+        over: description of the samples from which the interval is computed, such as "64 seeds".
         criterion: the required range, or None.
         published: the published number, or "-".
         basis: origin of the criterion; None to use the basis of the measure.
-        cell: prefix of the name if several cells have a finding with this name, else empty.
+        cell: prefix that makes the name unique if several cells have a finding with this name, else empty.
         statement: the statement being tested, if the item has several.
         setting: description of the data and sizes.
         certificate: certificate for the reference direction or value, or "-".
-        why: why some seeds have no value.
+        why: reason why some seeds have no value.
         old: True if the finding was recorded by an earlier version, which computed intervals differently.
     """
 
@@ -96,7 +96,7 @@ class Finding:
 
     @property
     def counted(self) -> str:
-        """Describe the sample size, such as "64 seeds", or "995 of 1000: in 5 ..." with a reason."""
+        """Describe the sample, such as "64 seeds", or "995 of 1000: in 5 REASON" if seeds are missing."""
         seeds, missing = self.estimate.seeds, self.estimate.missing
         if not (self.why and missing):
             return self.over or f"{seeds} seeds"
@@ -176,7 +176,7 @@ def measure_item(runs: Sequence[Run], request: Measure, item: Item) -> Measured:
 
     Raises:
         InputError: a criterion that is not optional matches no finding; a finding has a name that the
-            measure does not declare; or as in `load_measure`.
+            measure does not declare; or the measure cannot be loaded, as described in `load_measure`.
     """
     found = load_measure(request, item)(*runs)
     names = [finding.name for finding in found.findings]

@@ -72,7 +72,7 @@ MEASURED_NAMES: Mapping[str, _Names] = MappingProxyType(
 
 
 def known_names(measure: Measure, item: Item, study: Study) -> list[str] | None:
-    """Return the finding names of a measure, or None if no name can be predicted before a run.
+    """Return the names of a measure's findings, or None if no name can be predicted before a run.
 
     Parts of a name that are known only after a run are replaced by `*`.
     """

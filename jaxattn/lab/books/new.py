@@ -1,4 +1,4 @@
-"""Template for new items: a folder with files that run as written and questions for the author."""
+"""Template for new items: a folder with runnable files, and with questions for the author to answer."""
 
 import os
 import re

@@ -100,8 +100,8 @@ _TABLES = {"agreement.csv": _agreement, "claims.csv": _claims}
 def write_book_page(book: Book, location: Place, *, failed: Mapping[str, str] = MappingProxyType({})) -> Page:
     """Write index.md, index.html, the table of all findings, and a record and figures for every item.
 
-    An item without runs is shown from its record file, if the folder contains one. A page can therefore
-    combine results from several machines, and results of deleted runs.
+    If an item has no runs but the folder contains its record file, the item is shown from this file. A page
+    can therefore combine results from several machines, and results of deleted runs.
 
     Returns:
         The page. Items in `failed`, and items whose runs cannot be measured, count as failed.
@@ -156,7 +156,7 @@ def page_summary(sections: tuple[Section, ...]) -> pd.DataFrame:
 
 
 def page_table(book: Book, sections: tuple[Section, ...]) -> pd.DataFrame:
-    """Return all findings as a table, with the columns that the book's table requires."""
+    """Return all findings as a table; the setting `table` of the book determines its columns."""
     row = _TABLES[book.shared.table]
     rows = [row(each.item, finding) for each in sections for finding in each.findings]
     # Take the column names from a dummy finding, so that an empty table also has them.

@@ -74,7 +74,7 @@ def used_names(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def private_module(module: str, names: Sequence[str]) -> str | None:
-    """Return the first private module on an attribute path, or None if all modules are public."""
+    """Return the first private module along an attribute path, or None if all modules are public."""
     for name in names:
         whole = f"{module}.{name}"
         # Attribute access through a parent package of a public module, such as jaxattn.lab, is also allowed.

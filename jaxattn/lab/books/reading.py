@@ -9,8 +9,8 @@ from jaxattn.lab.results.judge import ENOUGH_SEEDS, Basis
 
 # Fraction of seeds for which a yes/no statement must hold.
 REQUIRED = 0.9
-# Minimum number of seeds that can decide a yes/no statement: if it holds for all n seeds, the interval starts
-# at 0.025^(1/n).
+# Minimum number of seeds that can decide a yes/no statement: if it holds for all n seeds, the lower end of
+# the interval is 0.025^(1/n).
 DECIDING_SEEDS = math.ceil(math.log(0.025) / math.log(REQUIRED))
 
 _INTERVALS = (

@@ -1,4 +1,4 @@
-"""Record files, which store page sections so that the page can be rebuilt without the runs."""
+"""Record files: they store page sections, so that the page can be rebuilt without the runs."""
 
 import math
 import time
@@ -183,7 +183,7 @@ def criteria_date(item: Item, folder: Path) -> CriteriaDate | None:
 
 
 def _dated(section: Section, folder: Path) -> Section:
-    """Add the criteria date: that of an earlier record with the same criteria if there is one, else today."""
+    """Add the date of the criteria: the date in an earlier record with the same criteria, or else today."""
     digest, before = section.item.criteria_digest, criteria_date(section.item, folder)
     if not digest or (before and before.digest == digest):
         return replace(section, criteria=before if digest else None)

@@ -26,10 +26,10 @@ Wanted = list[tuple[Item, tuple[Measure, ...]]]
 
 @dataclass(frozen=True)
 class Request:
-    """Options for the reproduction of a book.
+    """Options for reproducing a book.
 
     Attributes:
-        only: names of the items to run, in order; defaults to all items whose data are available. The other
+        only: names of the items to run, in order; defaults to all items whose data are available. All other
             items are shown from existing runs or record files.
         scale: "full" to run the studies as written, "laptop" to apply the items' overrides.
         seeds: number of seeds, at least 2; defaults to the number in the sweep files. A measure may set a

@@ -23,7 +23,7 @@ from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage.files import inside
 
 NOT_RUN = "not run"
-# Name of the fact that lists the studies that were not run.
+# Name under which the facts of a section list the studies that were not run.
 LEFT_OUT = "not run"
 DOUBTFUL = {HOLDS_FOR_SOME, *(word for words in VERDICTS.values() for word in (words.outside, words.unknown))}
 UNREADABLE = "not readable"
@@ -63,7 +63,7 @@ class CriteriaDate:
 
     @property
     def text(self) -> str:
-        """Format the date and any change of the criteria for display."""
+        """Format the date, and state whether the criteria were changed after results were recorded."""
         if self.changed:
             return f"changed on {self.date}, after results had been recorded"
         return f"unchanged since {self.date}"
@@ -77,14 +77,14 @@ class Section:
         item: the item.
         verdict: one-line verdict.
         command: command that runs the item.
-        remedy: why the item was not run, with the command to run it; empty if it was run.
+        remedy: reason why the item was not run, with the command to run it; empty if it was run.
         facts: facts about the run, such as its peak memory, keyed by name.
         findings: measured numbers.
         tables: additional tables of strings, keyed by title.
         pictures: figures.
         seconds: run time.
         machine: description of the machine; empty if the item was not run.
-        criteria: date on which the criteria were fixed; None if it is not recorded.
+        criteria: date on which the criteria were fixed; None if it was not recorded.
     """
 
     item: Item
@@ -134,7 +134,7 @@ class Section:
 
     @property
     def agreement(self) -> dict[str, pd.DataFrame]:
-        """Return the findings under the item's display labels, one table per statement.
+        """Return tables of the findings, one per statement, with the item's display labels.
 
         Columns without entries are omitted.
         """
@@ -158,7 +158,7 @@ class Section:
 
     @property
     def labelled_tables(self) -> dict[str, pd.DataFrame]:
-        """Return the additional tables under the item's display labels."""
+        """Return the additional tables, with the item's display labels."""
         label = self.item.label
         return {
             label(title): table.rename(columns=lambda name: label(str(name))).map(lambda x: label(str(x)))
@@ -197,12 +197,12 @@ class Place:
         return self.out / "runs" / self.scale / item.source(study).run
 
     def study(self, item: Item, name: str) -> Study:
-        """Read a study with the scale and overrides of its run, but without the data folder."""
+        """Read a study with the same scale and overrides as its run, but without the data folder."""
         return item.study(self.scale, name, overrides=self.overrides.get(name, ()))
 
 
 def measured(item: Item, location: Place) -> Section | None:
-    """Measure the runs of an item; return None if every measure lacks a run.
+    """Measure the runs of an item and return its section, or None if no measure has all its runs.
 
     The study and the code of the measure are taken from the item. Nothing is imported from the results
     folder, because it may come from an untrusted source.
@@ -268,7 +268,7 @@ def _missing_runs(measures: Sequence[Measure], item: Item) -> dict[str, str]:
 
 
 def missing(item: Item, scale: RunScale, why: str = "") -> Section:
-    """Return a section without results, with the reason and the command that runs the item."""
+    """Return a section that shows, instead of results, why there are none and which command to run."""
     if item.elsewhere:
         return Section(item, "shown elsewhere", item.elsewhere.command)
     remedy = f"run `{item_command(item, scale)}`"

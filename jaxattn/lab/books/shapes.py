@@ -1,6 +1,6 @@
-"""Measures of the shapes of E·v and E·p, from their means in bins of the posterior difference.
+"""Measures that compare the shapes of E·v and E·p with the published ones.
 
-The shapes are compared with the published ones.
+The shapes are those of the means of E·v and E·p in bins of the posterior difference.
 """
 
 import math
@@ -54,8 +54,8 @@ def binned(
 ) -> _Binned:
     """Average a quantity within bins, over all seeds and with each seed left out in turn.
 
-    `tokens` has columns seed, x and the quantity. `edges` is ascending, (m + 1,); points outside the edges
-    are dropped.
+    `tokens` has columns seed, x and the quantity. `edges`, (m + 1,), contains the bin edges in ascending
+    order; points outside them are dropped.
     """
     edges = np.asarray(edges, float)
     bins = len(edges) - 1
@@ -78,7 +78,7 @@ def binned(
 
 
 def lowest(rows: _Rows, centres: _Rows) -> _Rows:
-    """Return the centre of the lowest bin in each row, (B,); NaN for a row without finite entries."""
+    """Return, for each row, the centre of the bin with the lowest value, (B,); NaN if no entry is finite."""
     return _per_row(lambda row: centres[np.nanargmin(row)] if np.isfinite(row).any() else math.nan, rows)
 
 
@@ -92,10 +92,13 @@ def u_shape(rows: _Rows, centres: _Rows) -> _Rows:
 
 
 def longest_rise(rows: _Rows) -> tuple[_Rows, _Rows, _Rows]:
-    """Find the longest rise in each row, and return its length, first bin and last bin, (B,) each.
+    """Find the longest run of increasing entries in each row; return its length and its first and last bin.
 
     Args:
         rows: (B, m); NaN entries are skipped.
+
+    Returns:
+        Number of entries, first bin and last bin, (B,) each.
     """
     found = np.array([_run(row) for row in rows], float)
     return found[:, 0], found[:, 1], found[:, 2]
@@ -112,7 +115,7 @@ def _run(row: _Rows) -> tuple[int, int, int]:
 
 
 def sign_change(rows: _Rows, centres: _Rows) -> _Rows:
-    """Return the fraction of bins whose mean has the same sign as the bin centre, (B,).
+    """Return, for each row, the fraction of bins whose mean has the same sign as the bin centre, (B,).
 
     Empty bins and bins centred at 0 are skipped.
     """
@@ -174,7 +177,10 @@ def variations(results: Run, item: Item) -> Measured:
 
 
 def directions(results: Run, item: Item) -> Measured:
-    """Measure the fraction of seeds in which E·v rises or falls with the posterior difference, per cell."""
+    """Measure how often E·v rises or falls with the posterior difference.
+
+    The findings are fractions of seeds, for each cell.
+    """
     findings, rows = [], []
     for cell, name in named(results):
         each = values(results, cell, "spearman_Ev_bins")
@@ -192,7 +198,10 @@ def directions(results: Run, item: Item) -> Measured:
 
 
 def beside(results: Run, item: Item) -> Measured:
-    """Compare bin means of E·v and E·p with the published curves: order, minimum, and range of increase."""
+    """Compare the means of E·v and E·p in bins with the published curves.
+
+    The findings are the rank correlations with the curves, the longest rise of E·v, and where E·p is lowest.
+    """
     ev, ep = _bins(results, "Ev"), _bins(results, "Ep")
     curves = item.published("Ev"), item.published("Ep")
     findings = [
@@ -213,11 +222,12 @@ def spread_name(letters: str, size: Any) -> str:
 
 
 def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
-    """Compare the within-bin spread after one step on E with that after joint training.
+    """Compare the spread of E·v and of E·p within bins after one step on E and after joint training.
 
-    The finding for each step size is the ratio of the standard deviation after joint training to that after
-    one step, averaged over bins. The table also divides each spread by the range of its bin means, which
-    removes the dependence on the step size. `to_the_end` is the block in which E is trained to convergence.
+    The finding for each step size is a ratio of standard deviations, each averaged over bins: the one after
+    joint training, divided by the one after one step. The table also divides each spread by the range of its
+    bin means, which removes the dependence on the step size. `to_the_end` is the name of the block in which E
+    is trained to convergence.
     """
     cells = dict(named(results))
     if to_the_end not in cells.values():
@@ -249,7 +259,7 @@ def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
 
 
 def classes(results: Run, item: Item) -> Measured:
-    """Compare E·v_k with the published curves for some classes k: sign change at 0, and order of the bins.
+    """Compare E·v_k with published curves for some classes k: signs of bin means, and rank correlations.
 
     The x-axis of the published curves is unlabelled, so both the posterior difference of the class and α
     are tried.
@@ -263,7 +273,7 @@ def classes(results: Run, item: Item) -> Measured:
         near = np.linspace(centres[0] - step / 2, centres[-1] + step / 2, count + 1)
         own = binned(tokens, "Ev", edges=near)
         whole = binned(tokens, "Ev", edges=np.linspace(-1 / 3, 1, 21))
-        # For comparison, use the same number of bins, but with the same number of tokens in each bin.
+        # For comparison, also bin by α, with the same number of bins and equal numbers of tokens per bin.
         alpha = np.quantile(tokens["alpha"], np.linspace(0, 1, count + 1))
         by_alpha = binned(tokens, "Ev", x="alpha", edges=np.maximum.accumulate(alpha))
         name, equal = curve.letters, f"{count} bins of equally many tokens"

@@ -102,8 +102,8 @@ class Expected(BookTable, frozen=True):
     """Criterion for a finding: at least a value, within a distance of a value, or within a factor of a value.
 
     Attributes:
-        at_least, around, within, factor: the accepted range: `at_least` alone, or `around` with either
-            `within` or `factor`; all omitted if there is no range.
+        at_least, around, within, factor: the accepted range, given by `at_least` alone, or by `around` with
+            either `within` or `factor`; omit all four for no range.
         published: the published result, as a string or number.
         basis: origin of the criterion, if it differs from that of the measure.
         optional: True if a run may produce no finding with this name.
@@ -118,9 +118,9 @@ class Expected(BookTable, frozen=True):
     optional: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless the criterion is `at_least`, or `around` with `within` or `factor`.
+        """Raise ValueError unless the range is given by `at_least`, or by `around` with `within` or `factor`.
 
-        A measure with a `basis` may also have no criterion.
+        If `basis` is set, the range may be omitted.
         """
         given = tuple(x is not None for x in (self.at_least, self.around, self.within, self.factor))
         forms = {(True, False, False, False), (False, True, True, False), (False, True, False, True)}

@@ -53,7 +53,11 @@ class Tally(NamedTuple):
 
     @property
     def tone(self) -> str:
-        """Return a colour name: "yes" (all within), "no" (most outside), "open" (all open) or "mixed"."""
+        """Return the colour for the verdicts: "yes", "no", "open" or "mixed".
+
+        It is "yes" if all findings satisfy their criterion, "no" if more than half violate it, "open" if all
+        are inconclusive, and "mixed" otherwise.
+        """
         if self.within == self.total:
             return "yes"
         if 2 * self.outside > self.total:
@@ -83,7 +87,7 @@ class Tally(NamedTuple):
 
 
 def tallies(findings: Sequence[Finding]) -> list[Tally]:
-    """Count the verdicts for each basis, over findings with a criterion or guaranteed by the theory."""
+    """Count verdicts by basis, over findings that have a criterion or are guaranteed by the theory."""
     found = []
     for basis in _VERBS:
         said = [x.verdict for x in findings if x.judged and (x.basis or "published") == basis]

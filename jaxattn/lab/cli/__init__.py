@@ -17,8 +17,8 @@ RARELY = 50_000, 20, 20
 def main() -> None:
     """Run the command in `sys.argv` and exit.
 
-    The exit status is 0 for success, 1 for a failed run, and 2 for invalid input. SIGINT prints one line and
-    exits with status 130, even during imports.
+    The exit status is 0 for success, 1 for a failed run, and 2 for invalid input. On SIGINT, one line is
+    printed and the exit status is 130, even during imports.
     """
     gc.set_threshold(*RARELY)
     _open_streams()
@@ -133,7 +133,7 @@ def parse_command(words: Sequence[str]) -> Callable[[], int]:
 
 
 def _open_streams() -> None:
-    """Prepare stdout and stderr so that an error on printing cannot make a finished run fail."""
+    """Prepare stdout and stderr so that a printing error cannot cause a finished run to fail."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -152,8 +152,8 @@ def _open_streams() -> None:
 def _stop(number: int, frame: Any) -> None:
     """Exit immediately when a signal arrives.
 
-    This is safe because files on disk are always complete. An exception raised during an import would not be
-    safe.
+    This is safe because files on disk are always complete. Raising an exception instead would not be safe
+    during an import.
     """
     with suppress(Exception):
         sys.stdout.flush()

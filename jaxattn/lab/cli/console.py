@@ -92,9 +92,9 @@ def complain(error: Exception, status: int) -> int:
 
 @contextmanager
 def stoppable(command: str) -> Iterator[None]:
-    """Handle an interrupted run inside the `with` block.
+    """Handle a run that is stopped on request inside the `with` block.
 
-    If the run stops on request, print the command that resumes it, and exit with status 130.
+    Print the command that resumes the run, and exit with status 130.
     """
     from jaxattn.lab.engine.monitor import Interrupted
 
@@ -172,7 +172,7 @@ def print_json(values: Any, indent: int = 1) -> None:
 
 
 def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:
-    """Convert a table to a list of dictionaries for JSON, replacing NaN with null."""
+    """Convert a table to a list of dictionaries for JSON, replacing NaN with None."""
     import json
 
     rows: list[dict[str, Any]] = json.loads(
@@ -226,7 +226,7 @@ def print_table(title: str, frame: "pd.DataFrame") -> None:
     cells and headings are wrapped. If the table is still too wide, each row is printed on several lines.
     Words are never broken.
     """
-    # Import here, so that help texts are printed without loading these packages.
+    # Import here, so that help text is printed without loading these packages.
     import pandas as pd
     from rich import box
     from rich.console import Console

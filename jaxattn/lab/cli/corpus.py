@@ -34,7 +34,7 @@ def describe_data(study: Definition, number: int, progress: Progress) -> list[tu
     """Describe a study's data, ignoring its axes. Data sampled per seed are described for seed 0.
 
     Returns:
-        Pairs of a title and a table. The first table shows sizes. For bags of tokens, it is followed by
+        A list of (title, table) pairs. The first table shows sizes. For bags of tokens, it is followed by
         length quantiles, a recommended step size for one step on E, and the `number` tokens of highest
         and of lowest average signed frequency.
     """

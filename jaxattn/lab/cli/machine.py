@@ -18,8 +18,8 @@ from jaxattn.lab.storage.files import cache_folder
 def doctor() -> int:
     """Check that this machine can run studies.
 
-    Checks the versions of Python and the packages, devices, float64, known jaxlib bugs, the cache folders and
-    free disk space. Exits with status 1 if a check fails.
+    Check the versions of Python and the packages, devices, float64, known jaxlib bugs, the cache folders and
+    free disk space. The exit status is 1 if a check fails.
 
     Example: jaxattn doctor
     """
@@ -40,7 +40,7 @@ class _Finding(NamedTuple):
 
 
 def examine(compiled: Path) -> list[_Finding]:
-    """Run all checks. A check that raises an exception is "broken".
+    """Run all checks. A check that raises an exception is reported as "broken".
 
     Args:
         compiled: folder of the compilation cache.

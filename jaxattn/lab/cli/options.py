@@ -231,7 +231,7 @@ def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]
 
 
 def require_local_folder(folder: Path | str) -> None:
-    """Raise InputError if `folder` is a bucket address, for commands that can write only to local folders."""
+    """Raise InputError if `folder` is a bucket URL, because the command can write only to local folders."""
     if (location := results_folder(folder)).is_remote:
         raise InputError(f"{location.name}: this command cannot write to a bucket; use a local folder")
 
@@ -253,7 +253,7 @@ def keep_compiled() -> None:
 def load_sweep(
     sweep: Path, overrides: tuple[str, ...], axes: tuple[str, ...] = (), seeds: str | None = None
 ) -> "Study":
-    """Return the study in a sweep file with overrides applied; its figures are validated."""
+    """Load a sweep file, apply the overrides, validate the figure definitions, and return the study."""
     from jaxattn.lab.api import Study
 
     try:
@@ -265,7 +265,7 @@ def load_sweep(
 
 
 def with_seeds(overrides: tuple[str, ...], seeds: str | None) -> tuple[str, ...]:
-    """Append the value of --seeds to the overrides, as an override of `seeds`."""
+    """Return the overrides, with the value of --seeds appended as an override of `seeds` if it is given."""
     if seeds is None:
         return overrides
     text = f'"{seeds}"' if ":" in seeds else f"[{seeds}]" if "," in seeds else seeds

@@ -52,8 +52,8 @@ def aggregate(
 ) -> int:
     """Print means over seeds with 95 % confidence intervals.
 
-    Prints the metrics at the last step of each phase. With --json, or --out to a CSV or Parquet file, all
-    steps are included, with the mean, median and interquartile mean of each metric.
+    The table shows the metrics at the last step of each phase. With --json, or --out to a CSV or Parquet
+    file, all steps are included, with the mean, median and interquartile mean of each metric.
 
     Example: jaxattn aggregate results/quickstart --metrics loss --out loss.tex
 
@@ -100,10 +100,9 @@ def report(
         bool, arg(name="all", help="Print the paths of all files, not only report.html.")
     ] = False,
 ) -> int:
-    """Draw the figures of a run and write its report.
+    """Draw the figures of a run, write its report, and print the path of the report.
 
-    The report, report.html, is one self-contained page. Figures are saved as PNG and PDF. Prints the path of
-    the report.
+    The report, report.html, is one self-contained page. Figures are saved as PNG and PDF.
 
     Example: jaxattn report results/quickstart
     """
@@ -137,9 +136,9 @@ def diagnose(
 ) -> int:
     """Diagnose which tokens a trained classifier attends to.
 
-    Tests whether E·v follows the importance of the tokens in a corpus, and whether attention, through E·p,
-    selects the important tokens. Compares the correlations with those for random models and for one gradient
-    step on the same corpus.
+    Test whether E·v follows the importance of the tokens in a corpus, and whether attention, through E·p,
+    selects the important tokens. Compare the correlations with those of random models, and of a model after
+    one gradient step on the same corpus.
 
     Example: jaxattn diagnose --embedding E.npy --query p.npy --head v.npy --corpus c.toml
 
@@ -251,8 +250,9 @@ def claims(
 ) -> int:
     """Test the claims of the theory by experiment.
 
-    Tests the claims of the paper and further findings, and writes a page with a verdict for each. Equivalent
-    to `jaxattn reproduce claims --seeds 64`. Exits with status 1 if a claim that should hold does not.
+    Test the claims of the paper and further findings, and write a page with a verdict for each. This is
+    equivalent to `jaxattn reproduce claims --seeds 64`. The exit status is 1 if a claim that should hold does
+    not.
 
     Example: jaxattn claims --seeds 64 --data-dir ~/tensorflow_datasets
 
@@ -283,9 +283,9 @@ def reproduce(
     """Reproduce the figures and numbers of a paper, or test the claims.
 
     A book is a folder of items with published values and criteria; see docs/howto/books.md. The books
-    neighbours and findings are in the repository's sweeps folder. Writes a page that compares results with
-    published values. Exits with status 1 if a finding that should hold does not, or if --check reports that
-    something is missing.
+    neighbours and findings are in the repository's sweeps folder. The command writes a page that compares
+    results with published values. The exit status is 1 if a finding that should hold does not, or if --check
+    reports that something is missing.
 
     Example: jaxattn reproduce paper --only fig2_synthetic fig3_imdb --data-dir ../data
 

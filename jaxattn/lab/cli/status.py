@@ -23,9 +23,9 @@ def run_status(
     """Return the state of each cell in a results folder or bucket, finished or not.
 
     Returns:
-        A table with one row per cell (settings, state, finished fraction, phase and step, median logged loss
-        over seeds, number of failed seeds), and a sentence about the whole run, with the estimated time left
-        while it is running.
+        A table with one row per cell (settings, state, fraction completed, phase and step, median logged loss
+        over seeds, number of failed seeds), and a sentence about the whole run, which includes the estimated
+        time left while the run continues.
 
     Raises:
         InputError: the folder is not a results folder, or is damaged.

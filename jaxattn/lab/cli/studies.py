@@ -60,8 +60,8 @@ def run(
 ) -> int:
     """Run or resume a sweep file, and write its report.
 
-    The same command resumes a stopped run from its last checkpoint; a finished run is not repeated. Prints a
-    summary, a table of metrics at the end of each phase, and the path of the report.
+    The same command resumes a stopped run from its last checkpoint; a finished run is not repeated. The
+    output is a summary, a table of metrics at the end of each phase, and the path of the report.
 
     Example: jaxattn run sweeps/quickstart.toml --seeds 4 --set model.dim=512
     """
@@ -163,8 +163,8 @@ def plan(
 ) -> int:
     """Show what a sweep file would run, and how long it would take.
 
-    Prints the cells, the groups of cells that share compiled programs, their memory and time, the metrics
-    that each phase records, and how much of the study is finished.
+    The output lists the cells, the groups of cells that share compiled programs, their memory and time, the
+    metrics that each phase records, and how much of the study is finished.
 
     Example: jaxattn plan sweeps/margin_convergence.toml --seeds 1000
 
@@ -373,9 +373,9 @@ def _damage(folders: list[Path]) -> bool:
 def data(sweep: Sweep, /, overrides: Set = (), number: int = 15, quiet: Quiet = False) -> int:
     """Show the data of a sweep file: sizes, labels and important tokens.
 
-    Prints the numbers of sequences and tokens, the label balance, sequence lengths, a recommended step size
-    for one step on E, and the tokens of highest and lowest importance. The sweep file needs only a name and
-    a [data] table; the model and phases may be omitted.
+    The output lists the numbers of sequences and tokens, the label balance, sequence lengths, a recommended
+    step size for one step on E, and the tokens of highest and lowest importance. The sweep file needs only a
+    name and a [data] table; the model and phases may be omitted.
 
     Example: jaxattn data sweeps/quickstart.toml
 

@@ -1,4 +1,4 @@
-"""Help texts for the commands, and one-line errors for invalid command lines."""
+"""Help text for the commands, and one-line errors for invalid command lines."""
 
 import dataclasses
 import difflib

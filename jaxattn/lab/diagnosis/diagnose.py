@@ -39,7 +39,7 @@ NOTE = (
 class Diagnosis(Measurements):
     """Statistics that relate scores and values to token importance, with tables, figures and a page.
 
-    The fields are those of `measure.Measurements`. Notebooks display the page that `write` writes.
+    The fields are those of `measure.Measurements`. A notebook displays the page that `write` writes.
     """
 
     def tables(self, number: int = 15) -> list[tuple[str, pd.DataFrame]]:
@@ -73,7 +73,7 @@ class Diagnosis(Measurements):
         if head not in self.heads:
             raise InputError(f"head: must be between 0 and {len(self.heads) - 1}, got {head}")
         tokens = self.tokens[self.tokens["head"] == head].assign(cell=0, seed=0, phase="model")
-        # The function that draws the figure expects the results of a run with one cell and one phase.
+        # The drawing function expects the results of a run with one cell and one phase.
         results = Run(
             Path(),
             {
@@ -142,13 +142,14 @@ def diagnose(
 ) -> Diagnosis:
     """Compare E·v and E·p of a trained model with the importance of tokens in a corpus.
 
-    The importance of a token is its α and its posterior difference. E·v should increase with both, and E·p
-    with their absolute values, because attention selects tokens that are evidence for any class. For K > 2
-    classes, E·v_k is compared with the importance for class k, and E·p with the largest absolute importance
-    over the classes. Each of the H attention heads is measured separately.
+    The importance of a token is measured by α and by its posterior difference. E·v should increase with both,
+    and E·p with their absolute values, because attention selects tokens that are evidence for any class. For
+    K > 2 classes, E·v_k is compared with the importance for class k, and E·p with the largest absolute
+    importance over the classes. Each of the H attention heads is measured separately.
 
-    The null band contains 95 % of random models with E_s, p ~ N(0, I/d) and v uniform on the sphere. The
-    healthy reference for E·v is its change after one gradient step on E in a random model, (E¹ - E⁰)·v.
+    The null band contains the statistics of 95 % of random models with E_s, p ~ N(0, I/d) and v uniform on
+    the sphere. The healthy reference for E·v is its change after one gradient step on E in a random model,
+    (E¹ - E⁰)·v.
 
     Args:
         embedding: E, (V, d) float; row s is the embedding of token s in the corpus.

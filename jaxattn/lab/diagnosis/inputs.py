@@ -19,7 +19,7 @@ from jaxattn.lab.texts.source import Source
 
 # Maximum absolute value of an entry; products of squares of larger entries would overflow.
 _LARGEST = 1e70
-# Settings that a study requires but that have no effect on the corpus.
+# Settings that a study requires but that do not affect the corpus.
 REST = {
     "name": "corpus",
     "model": {"kind": "one_layer", "dim": 1},
@@ -38,8 +38,8 @@ def read_corpus(
     """Read or sample the training corpus described by a [data] table.
 
     Args:
-        path: a TOML file with a [data] table as in sweep files, or one that extends such a file. Other
-            tables are ignored.
+        path: a TOML file with a [data] table as in sweep files, or a file that extends one. Other tables are
+            ignored.
         overrides: strings `data.key=value`, applied last.
         vocabulary: a UTF-8 file with one lower-case token per line; token k is on line k + 1. Defaults to
             the tokens in the training texts.

@@ -1,4 +1,4 @@
-"""Statistics for a diagnosis: correlations with importance, fractions of sequences, reference values."""
+"""Statistics for a diagnosis: correlations with token importance, fractions of sequences, and references."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -29,8 +29,7 @@ from jaxattn.models import one_layer
 from jaxattn.theory import Scores, selection
 
 _BLOCK = 1_000_000
-# Number of groups into which tokens are split for the jackknife estimate of the acceleration of bootstrap
-# intervals.
+# Number of groups of tokens in the jackknife estimate of the acceleration for BCa bootstrap intervals.
 GROUPS = 40
 _PAIRS = (
     "E·v against α",
@@ -106,7 +105,11 @@ class _Ground:
         return replace(self, alpha=self.alpha[:, k : k + 1], difference=self.difference[:, k : k + 1])
 
     def axes(self) -> list[list[Binned]]:
-        """Return importance values and bins for each of the `_PAIRS`: per class for E·v, once for E·p."""
+        """Return the importance values, with their bins, for each of the four `_PAIRS`.
+
+        For E·v there is one entry per class. For E·p there is a single entry, with the largest absolute
+        values over the classes.
+        """
         alpha, difference = self.alpha[self.used], self.difference[self.used]
         largest_alpha, largest = (np.abs(x).max(axis=1) for x in (alpha, difference))
         signed, unsigned = np.linspace(-1, 1, BINS + 1), np.linspace(0, 1, BINS + 1)
@@ -119,7 +122,7 @@ class _Ground:
 
 
 class Settings(NamedTuple):
-    """Arguments of `diagnose`, with the dtype of the scores."""
+    """Arguments of `diagnose`, together with the dtype of the scores."""
 
     min_count: int
     important: float
@@ -198,7 +201,7 @@ def _tables(
     references: tuple[list[Floats], list[Floats]],
     settings: Settings,
 ) -> list[pd.DataFrame]:
-    """Build a table for each entry of `_parts`. The first table also contains the fractions of sequences."""
+    """Build a table for each entry of `_parts`; the first one also contains the two fractions `shares`."""
     points = [np.append(x, shares if k == 0 else []) for k, x in enumerate(_points(ground, scores, values))]
     intervals = [_bootstrap(part, scores, x, settings) for part, x in _parts(ground, values)]
     of_shares = [_share_interval(x, ground.corpus.num_examples) for x in shares]
@@ -225,9 +228,9 @@ def _points(ground: _Ground, scores: Floats, values: Floats) -> Floats:
 
 
 def _shares(ground: _Ground, scores: Floats, precision: Any) -> tuple[list[float], NDArray[np.bool_]]:
-    """Compute two fractions of sequences, and the mask of selected entries in the bags.
+    """Compute how often important tokens are selected, and the mask of selected entries in the bags.
 
-    The fractions are those of sequences that select an important token, and of sequences in which an
+    The list contains the fraction of sequences that select an important token, and the fraction in which an
     important token ties for the highest score.
     """
     # Which tokens are selected depends only on the scores, so embeddings of dimension 1 are enough.
@@ -295,8 +298,9 @@ def _random_models(
 ) -> Iterable[tuple[Floats, Floats]]:
     """Yield E p, (V,), and E v, (V, C), for untrained models.
 
-    Given p and v, the rows of E (p, v) are independent normal vectors with covariance (p, v)ᵀ(p, v)/d. With
-    (p, v) = QR, they are the rows of Z R/√d with standard normal Z, so E itself is not sampled.
+    Let (p, v) = QR be the d × (1 + C) matrix with columns p and v. Given p and v, the rows of E (p, v) are
+    independent normal vectors with covariance RᵀR/d. They are sampled as the rows of Z R/√d with standard
+    normal Z, so E itself is not sampled.
     """
     for key in jax.random.split(jax.random.key(seed), number):
         start = one_layer.init(key, vocab_size=1, dim=dim, num_classes=max(classes, 2))
@@ -308,7 +312,10 @@ def _random_models(
 
 
 def _one_step(ground: _Ground, dim: int, seed: int) -> list[Floats]:
-    """Compute the statistics of the change in E·v after one gradient step, as in `_null`; NaN for E·p."""
+    """Compute the statistics of the change in E·v after one gradient step, in the format of `_null`.
+
+    The statistics for E·p are NaN, because a step on E does not change E·p.
+    """
     corpus = ground.corpus
     start = one_layer.init(
         jax.random.key(seed), vocab_size=corpus.vocab_size, dim=dim, num_classes=corpus.num_classes
@@ -328,8 +335,7 @@ def _table(point: Floats, interval: Floats, null: Floats, healthy: Floats) -> pd
     `healthy` (Q,).
     """
     low, high = interval
-    # Correlations may be undefined for some random models; compute the band of the null baseline from the
-    # others.
+    # Correlations may be undefined for some random models; compute the null band from all other models.
     known = np.isfinite(null).any(axis=0)
     band = np.nanquantile(np.where(known, null, 0.0), TAILS, axis=0)
     null_low, null_high = np.where(known, band, np.nan)

@@ -81,7 +81,7 @@ class _State:
 
 
 class _BatchRun(NamedTuple):
-    """Batch that is currently running.
+    """Batch in progress, with its data, measurements and results folder.
 
     Attributes:
         kept: parameters saved at the end of each completed phase, by phase name.

@@ -23,8 +23,7 @@ from jaxattn.core import backend
 from jaxattn.core.mapping import map_in_equal_parts
 
 # Size in bytes of one core's first-level cache. If the data of vmapped runs exceed it, the runs take up to
-# twice as long as the same runs in sequence. Smaller runs are faster when vmapped, because every operation
-# has an overhead.
+# twice as long as in sequence. Otherwise, vmapping is faster, because every operation has an overhead.
 CACHE = 2**15
 # Value of `per_core` for which each core vmaps all of its runs.
 EVERY = sys.maxsize
@@ -58,7 +57,7 @@ def known_bug(platform: str, jaxlib: str = "") -> str:
         jaxlib: version of jaxlib; if empty, the installed version.
 
     Source:
-        jax#36958 (wrong numbers), jax#38806 and xla#46225 (scatter-adds).
+        jax#36958 (wrong results), jax#38806 and xla#46225 (slow scatter-adds).
     """
     version = jaxlib or metadata.version("jaxlib")
     number = tuple(map(int, re.findall(r"\d+", version)[:3]))
@@ -76,10 +75,10 @@ def vmap_over_devices(
     shared: bool,
     per_core: int | None,
 ) -> Callable[..., Any]:
-    """Lift a function of one run to many runs, vmapped and sharded over the local devices.
+    """Turn a function for one run into a function for many runs, vmapped and sharded over the local devices.
 
     Args:
-        function: pure function of one run.
+        function: pure function for one run.
         in_axes: for each argument, 0 if it has a leading axis of runs, None if all runs share it.
         shared: True if the vmapped runs share a corpus.
         per_core: number of runs to vmap on each CPU core, or `EVERY` for all runs. None means as many runs as
@@ -128,7 +127,7 @@ def _shard(function: Callable[..., Any], in_axes: Sequence[int | None], shared: 
 
 
 class Lifted:
-    """Function of one run, lifted to many runs on all devices and compiled for its arguments.
+    """Compiled function that applies a function for one run to many runs on all devices.
 
     If the devices do not support float64, a float64 function runs on the host, and its arguments are moved
     there.
@@ -187,7 +186,7 @@ def pad_to_devices(runs: Sequence[Any], shared: bool) -> list[Any]:
 
 
 def adjust_padding(tree: Any, runs: int, padded: int) -> Any:
-    """Pad vmapped runs for the current devices, replacing the padding for the previous devices.
+    """Pad arrays of vmapped runs for the current devices; padding for the previous devices is replaced.
 
     `runs` is the number of runs without padding, and `padded` the number of runs with padding for the
     current devices.
@@ -214,12 +213,12 @@ def moved(arguments: Sequence[Any], in_axes: Sequence[int | None], shared: bool)
 
 
 def shape_structs(tree: Any, runs: int, in_axis: int | None, shared: bool, computed: bool = False) -> Any:
-    """Convert an argument, given as arrays or shapes, to shapes for compiling a program.
+    """Convert an argument, given as arrays or shapes, to `jax.ShapeDtypeStruct`s for compilation.
 
     `in_axis` is 0 if the argument has a leading axis of runs, None if all runs share it. `shared` is True if
     the runs share a corpus. `computed` is True if the argument is the output of another program and therefore
-    already on the devices that compute the runs. The shapes have shardings if these are known before the
-    call, and always when compiling for a chip that is not present.
+    already on the devices that compute the runs. Shardings are included if they are known before the call,
+    and always when compiling for a chip that is not present.
     """
     sharding = None
     if backend.are_described() or backend.has_host() or (computed and _mesh(runs, shared) is not None):
@@ -248,8 +247,8 @@ def _shape(runs: int, shared: bool) -> tuple[int, int]:
 def _mesh(runs: int, shared: bool) -> Mesh | None:
     used, each = _shape(runs, shared)
     if used * each != runs and backend.is_host():
-        # The number of runs was padded for the accelerator; on the host, use the largest number of devices
-        # that divides it evenly.
+        # The number of runs was padded for the accelerator. On the host, use the largest number of devices
+        # that divides the number of runs.
         used = max(k for k in range(1, used + 1) if runs % k == 0)
     elif used * each != runs:
         raise ValueError(

@@ -1,7 +1,7 @@
 """Distributed studies: each process runs one shard and then waits for the other processes.
 
-The processes share a folder or bucket and communicate only through the results folder. If one process is
-killed, the others continue.
+The processes communicate only through a results folder or bucket that they share. If one process is killed,
+the others continue.
 """
 
 import os
@@ -17,9 +17,9 @@ from jaxattn.lab.engine.store import Store
 from jaxattn.lab.storage.folder import ResultsFolder, results_folder
 from jaxattn.lab.study.definition import Definition
 
-# Environment variables set by launchers: the number of processes, the index of this process, its index on its
-# host, and a variable that exists only within a launched task. Slurm also sets the first three in the job
-# script.
+# Environment variables set by launchers: the number of processes, the index of this process among all
+# processes and on its host, and a variable that exists only within a launched task. Slurm also sets the first
+# three in the job script.
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST"),

@@ -30,7 +30,7 @@ from jaxattn.lab.study.tree import assign
 def extended_cells(
     study: Definition, folder: Store, described: Mapping[str, Any], cache: ProgramCache
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return the manifest entries of the cells, with any shorter runs that they extend, and the changed key.
+    """Return the manifest entries of the cells, including the shorter runs they extend, and the changed key.
 
     Args:
         study: the study, with the larger number of steps.
@@ -84,7 +84,7 @@ def extended_cells(
 
 
 def reopened(batch: Batch, saved: BatchState, tables: Mapping[str, pd.DataFrame]) -> tuple[BatchState, Any]:
-    """Reopen a finished batch to add steps to its last phase; return its state and tables."""
+    """Reopen a finished batch so that its last phase can be extended. Return the batch's state and tables."""
     phases, probes = batch.group.setting.phases, batch.group.setting.probes
     name = phases[-1].name
     records, tokens = tables["records"], tables["tokens"]
@@ -112,7 +112,7 @@ def _steps(
 ) -> tuple[str, int] | None:
     """Return the key that sets the last phase's number of steps, and its old value.
 
-    Return None unless the number of steps is the only setting that changed, and it increased.
+    Return None unless this number is the only setting that changed, and it has increased.
     """
     phase, location = study.base.phases[-1], f"phases.{study.base.phases[-1].name}"
     changed = differences(known["config"], described["config"])

@@ -1,4 +1,4 @@
-"""Lift the single-seed functions of `study.seed` to many vmapped runs on all devices, and compile them."""
+"""Vectorise the single-seed functions of `study.seed` over many runs on all devices, and compile them."""
 
 import gc
 import os
@@ -31,7 +31,7 @@ _THREADS = 4
 class Program(NamedTuple):
     """Compiled functions for one phase. All arrays except shared corpora have a leading axis of vmapped runs.
 
-    `carried` is the state of the phase; `hyperparameters` are the numeric settings that can differ by run.
+    `carried` is the state of the phase; `numbers` are the numeric settings that can differ between runs.
 
     Attributes:
         phase: the phase.
@@ -54,7 +54,7 @@ class Program(NamedTuple):
     tokens: Lifted
 
     def histories(self, carried: Any) -> dict[str, np.ndarray]:
-        """Return arrays of zeros for whole-phase observations, (L, probe steps, ...) for L runs."""
+        """Return zeros of shape (L, k, ...) for whole-phase observations in L runs at k probe steps."""
         found = {}
         for number, (_, observe) in enumerate(self.observe):
             with jax.enable_x64(True):
@@ -89,7 +89,7 @@ class Programs:
     """Compiled functions for one setting, each built on first use.
 
     Attributes:
-        setting: setting shared by the cells of a group.
+        setting: the setting, which all cells of a compile group share.
         shared_data: data that all vmapped runs share, or their shapes; None if data are sampled for each run.
     """
 
@@ -101,7 +101,7 @@ class Programs:
 
     @cached_property
     def drawing(self) -> Lifted:
-        """The lifted function (keys, numbers) -> data sampled for each run."""
+        """Function (keys, hyperparameters) -> data, which samples the data of all vmapped runs."""
 
         def draw(key: Array, hyperparameters: Hyperparameters) -> Splits:
             return seed.draw_data(with_hyperparameters(self.setting, hyperparameters), key)
@@ -122,7 +122,7 @@ class Programs:
         return loaded
 
     def starting(self, loaded: Loaded) -> Lifted:
-        """Return the lifted function (keys, numbers) -> initial parameters of each run."""
+        """Return the function (keys, hyperparameters) -> params, which initialises all vmapped runs."""
 
         def draw(key: Array, hyperparameters: Hyperparameters, splits: Splits) -> Any:
             return seed.initial_params(
@@ -197,7 +197,7 @@ class Programs:
     def compile(self, group: CompileGroup, runs: int, phase: int = 0, resumed: bool = False) -> None:
         """Compile all remaining programs in parallel threads, before they are called.
 
-        `phase` is the first phase to run, and `resumed` is True if it resumes from a checkpoint.
+        `phase` is the index of the first phase to run, and `resumed` is True if it resumes from a checkpoint.
         """
         if runs in self._compiled_for:
             return
@@ -222,7 +222,7 @@ class Programs:
 
 
 class ProgramCache:
-    """Cache shared by batches: the loaded data, and the programs for each setting."""
+    """Cache shared by batches: the last data loaded, and the programs for the current compile group."""
 
     def __init__(self, loading: Progress = silent) -> None:
         """Create an empty cache. `loading` is the progress callback for loading data."""
@@ -255,7 +255,7 @@ class ProgramCache:
 
 
 def programs(setting: Setting) -> Programs:
-    """Return the programs for a setting without shared data, reusing programs compiled in this process.
+    """Return the programs for a setting that has no shared data, reusing programs compiled in this process.
 
     Settings with custom code always get new programs, because global variables may have changed.
     """
@@ -323,7 +323,7 @@ def _compile(lowered: Any, lifted: Lifted, dtype: str) -> None:
 
 
 class _Parameters(NamedTuple):
-    """State passed to step probes, without the float64 fields that float32 programs do not accept."""
+    """Phase state for step probes. It has no float64 fields, because float32 programs do not accept them."""
 
     params: Any
 

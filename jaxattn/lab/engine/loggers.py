@@ -23,7 +23,7 @@ def open_loggers(folder: Store, name: str, kinds: Sequence[Kind], profile: bool)
         written only to metrics.jsonl.
 
     Raises:
-        InputError: the package of a dashboard is not installed.
+        InputError: the package required for a dashboard is not installed.
     """
     with ExitStack() as stack:
         if profile:

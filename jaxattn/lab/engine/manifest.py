@@ -63,9 +63,10 @@ def new_manifest(study: Definition, command: str, shard: tuple[int, int] = (1, 1
 
 
 def of_batches(widths: list[int], every: list[Batch], batches: list[Batch]) -> dict[str, Any]:
-    """Build the manifest entries for batches.
+    """Build the manifest entries that describe how a study is split into batches.
 
-    They contain the batch size of each group, the batches of this shard, and the names of all other batches.
+    The entries are the batch size of each group, the batches of this shard, and the names of all other
+    batches.
     """
     elsewhere = {batch.name for batch in every} - {batch.name for batch in batches}
     return {"widths": widths, "batches": batch_entries(batches), "elsewhere": sorted(elsewhere)}

@@ -16,11 +16,11 @@ from jaxattn.lab.storage import files
 from jaxattn.lab.study.groups import CompileGroup
 
 # Upper bound on memory use, as a multiple of the size of parameters and data. It covers gradients, moments,
-# per-sequence averages and temporary arrays. The built-in models need less. A batch that needs more runs out
-# of memory and is split in half.
+# per-sequence averages and temporary arrays. The built-in models need less. If a batch needs more, it runs
+# out of memory and is split in half.
 AMPLE = 100
-# Address space in bytes that suffices to compile small studies; with three quarters of it, some compilations
-# aborted.
+# Address space in bytes that is enough to compile small studies. With three quarters of this size, some
+# compilations aborted.
 ADDRESS_SPACE = 4 * 2**30
 
 
@@ -33,8 +33,8 @@ def fitting_width(
 ) -> int:
     """Return how many of a group's runs to vmap together, at most `runs`.
 
-    Programs are compiled, after a call to `note`, only if the sizes of the parameters and data alone do not
-    determine the number. `budget` is the memory limit in bytes per device.
+    If the sizes of the parameters and data alone do not determine this number, call `note` and compile the
+    programs. `budget` is the memory limit in bytes per device.
 
     Raises:
         InputError: a single run does not fit in memory, or the arrays are too large to compile.
@@ -85,15 +85,18 @@ def fit(peak: Callable[[int], int | float], maximum: int, budget: int | float) -
 def peak(group: CompileGroup, programs: Programs, runs: int) -> int:
     """Compile each phase for `runs` vmapped runs, and return the peak memory per device in bytes."""
     with backend.precision(group.setting.dtype):
-        # The programs that need the most memory in a phase. In minibatch training, this is the measurement on
-        # all data.
+        # Programs that can need the most memory in a phase. In minibatch training, `measure` needs the most,
+        # because it uses all data.
         heavy = [x for x in programs.shaped(group, runs) if x.name in ("begin", "advance", "measure")]
         own = [x for x in heavy if not x.lifted.on_host]
         return max((held_bytes(x.lifted.lower(*x.arguments).compile()) for x in own), default=0)
 
 
 def held_bytes(compiled: Any) -> int:
-    """Return the device memory of a compiled program in bytes: arguments, results and temporary arrays."""
+    """Return the device memory in bytes that a compiled program needs.
+
+    This includes arguments, results and temporary arrays.
+    """
     found = compiled.memory_analysis()
     own = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
     return int(own + found.temp_size_in_bytes)

@@ -69,13 +69,16 @@ class RunMonitor:
         self._earlier_mib = max((each.get("peak_memory_mib") or 0.0 for each in earlier), default=0.0)
         self._stop = threading.Event()
         self._save_at = self._started + intervals.checkpoint_s
-        # By (group, phase): seconds per vmapped run, and the number of runs that have not started.
+        # Keyed by (group, phase): seconds per vmapped run, and the number of runs that have not started.
         self._costs: dict[tuple[int, int], float] = {}
         self._waiting: Counter[tuple[int, int]] = Counter()
         self._per_step: float | None = None
 
     def resource_usage(self) -> dict[str, float | None]:
-        """Total time in seconds and peak memory in MiB over all processes; the peak is None if unknown."""
+        """Return the total time in seconds and the peak memory in MiB over all processes of the run.
+
+        The peak is None if unknown.
+        """
         seconds = self._earlier_s + time.monotonic() - self._started
         peak = max(self._earlier_mib, peak_mib() or 0.0)
         return {"wall_time_s": round(seconds, 3), "peak_memory_mib": round(peak) or None}
@@ -144,7 +147,7 @@ class RunMonitor:
     def set_status(self, status: str, remaining: float | None = None) -> None:
         """Show the status of an operation that has no steps.
 
-        If `remaining`, the time left in seconds, is given, the finished fraction is also shown.
+        If `remaining`, the time left in seconds, is given, the fraction completed is also shown.
         """
         fraction = None if remaining is None else self._overall()
         self._reporter.update(f"{describe_batch(self._batch)}{status}", fraction, remaining=remaining)
@@ -189,7 +192,10 @@ class RunMonitor:
             self._costs[self._batch.group.number, self._phase] = self._in_phase() / self._batch.width
 
     def remaining(self) -> float | None:
-        """Estimate the time left in seconds; return None if it is unknown, as before all phases are timed."""
+        """Estimate the time left in seconds, or return None if it is unknown.
+
+        It is unknown, for example, until every phase has been timed.
+        """
         later = _runs(self._batch, self._phase + 1)
         wanted = self._waiting + Counter(later)  # also drops zero counts
         here = self._left_of_phase()
@@ -199,8 +205,7 @@ class RunMonitor:
 
     def _left_of_phase(self) -> float | None:
         last = self._probes[-1]
-        # The first block of a phase includes compilation, and in a phase with a goal the time per step
-        # varies.
+        # The first block of a phase includes compilation. In a phase with a goal, the time per step varies.
         equal = self._blocks > 1 and self._goal is None
         if self._per_step is not None and (equal or self._step >= last):
             each = self._measuring_s / self._measured if self._measured else 0.0
@@ -209,7 +214,7 @@ class RunMonitor:
         if cost is None or not self._is_whole:
             return None
         remaining = cost * self._batch.width - self._in_phase()
-        # None: the phase has already taken longer than in earlier batches.
+        # If the phase has already taken longer than in earlier batches, the time left is unknown.
         return remaining if remaining > 0 else None
 
     def _in_phase(self) -> float:
@@ -218,7 +223,7 @@ class RunMonitor:
     @property
     def _goal(self) -> Goal | None:
         goal = self._phases[self._phase].goal
-        return goal if isinstance(goal, Goal) else None  # Custom phases may reuse this name.
+        return goal if isinstance(goal, Goal) else None  # a custom phase may use this name differently
 
     def _batch_fraction(self) -> float:
         steps = [max(phase.steps, 1) for phase in self._phases]

@@ -55,7 +55,7 @@ def plan_study(
         directory: results folder of the study.
         max_memory: memory limit in bytes per device; defaults to the device memory.
         quick: skip the estimates of memory and time, which require compiling and running every group.
-        progress: callback with the current group and the finished fraction.
+        progress: callback that receives a description of the current group and the fraction completed.
 
     Raises:
         InputError: the sizes of a cell do not match, a cell does not fit in memory, or the folder contains
@@ -120,7 +120,7 @@ def recorded_lines(study: Definition) -> list[str]:
 def check_metrics(study: Definition, asked: Mapping[str, str]) -> None:
     """Raise InputError unless each requested metric is recorded by at least one cell of the study.
 
-    `asked` maps locations in the sweep file to the metrics requested there. The error message contains the
+    `asked` maps each location in the sweep file to the metric requested there. The error message contains the
     location and suggests a similar metric.
     """
     groups = compile_groups(study.cells) if asked else []
@@ -145,9 +145,9 @@ _Measured = tuple[dict[int, dict[str, Any]], dict[str, Any]]
 
 
 def _measurements(setting: Setting) -> tuple[Task, list[_Measured]]:
-    """Return the task and the shapes of the metrics of each phase.
+    """Return the task, and the shapes of the metrics measured in each phase.
 
-    For each phase, these are the metrics of its probes, by probe index, and those of the phase's state.
+    The metrics of a phase are those of its probes, by probe index, and those computed from its state.
     """
     shared = setting.data.load(silent) if isinstance(setting.data, SharedData) else None
 
@@ -230,9 +230,10 @@ def _cells(
 def estimate_runtime(group: CompileGroup, programs: Programs, left: Sequence[batches.Batch]) -> float:
     """Estimate a group's time left in seconds, including one compilation of each program.
 
-    In a trial with a few runs, each phase starts, takes some steps and is measured once. The estimate assumes
-    that all steps take the same time, and that time is proportional to the number of runs. It is therefore
-    too high on devices that compute many runs in parallel. Phase probes and figures are not included.
+    In a trial with a few runs, each phase is started, takes some steps and is measured once. The estimate
+    assumes that all steps take the same time, and that the time is proportional to the number of runs. It is
+    therefore too high on devices that compute many runs in parallel. Phase probes and figures are not
+    included.
     """
     setting = group.setting
     compiling, running = 0.0, 0.0

@@ -57,7 +57,7 @@ class Reporter:
 
         Args:
             description: current operation.
-            fraction: finished fraction of the work; None if unknown.
+            fraction: fraction of the work completed; None if unknown.
             state: additional information, such as the loss.
             remaining: time left in seconds; None if unknown.
         """

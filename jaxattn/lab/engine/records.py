@@ -46,7 +46,7 @@ class Records:
     def note_failures(
         self, phase: Phase, step: int, failed_at: Array | np.ndarray, losses: Array | np.ndarray
     ) -> None:
-        """Record the runs whose state has failed, and those whose loss at `step` is not finite."""
+        """Record the runs whose state reports a failure, and those whose loss at `step` is not finite."""
         before = {(failure["cell"], failure["seed"]) for failure in self.failures}
         runs = self._batch.runs
         failed_at = np.asarray(failed_at)[: len(runs)]
@@ -100,8 +100,8 @@ def rows(measured: Mapping[str, np.ndarray], batch: Batch, phase: str, step: int
 def with_best(records: pd.DataFrame) -> pd.DataFrame:
     """Add the metrics in `BEST` at every step of a phase.
 
-    Each is the test accuracy at the step where accuracy on another split was best so far. If several steps
-    tie, the first is used.
+    Each is the test accuracy at the step where the accuracy on the test or validation split was best so far.
+    If several steps tie, the first is used.
     """
     if records.empty:
         return records

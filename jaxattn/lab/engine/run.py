@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
         failures: the failed seeds.
         errors: the batches that raised an error, with the reasons.
         batches: number of batches.
-        already_finished: True if every batch was already finished.
+        already_finished: True if every batch was finished before this run.
         renewed: True if the manifest was rewritten because labels or figures have changed.
     """
 

@@ -1,4 +1,4 @@
-"""Results folder of a run: lock, manifest, tables and checkpoints, and all writes to them."""
+"""Results folder of a run: the lock, manifest, tables and checkpoints, and all functions that write them."""
 
 import os
 import shutil
@@ -64,7 +64,7 @@ class Store:
     @contextmanager
     def _locked_here(self) -> Iterator[None]:
         with files.saving(self.directory, self.directory):
-            # Check every folder whose files are written or deleted.
+            # Check all folders in which files are written or deleted.
             files.check_links(self.directory, "parts", "checkpoints", "damaged", "figures")
             if strange := self._is_strange():
                 made, existed = [], True
@@ -210,7 +210,7 @@ class Store:
             self.warn(f"{reason}; moved to {self._move_aside(batch)}")
 
     def is_finished(self, batch: str) -> bool:
-        """Return True if a batch is finished, without checking its tables."""
+        """Return whether a batch is finished, without checking its tables."""
         saved = batch_state.read_shown(self.directory, batch)
         return saved is not None and saved.finished
 
@@ -229,7 +229,7 @@ class Store:
         return {saved.batch or "": saved for saved in self._whole_states(self.batches())}
 
     def is_complete(self, batch: str) -> bool:
-        """Return True if a batch is finished and its tables are intact. A damaged batch is moved aside."""
+        """Return whether a batch is finished and its tables are intact. A damaged batch is moved aside."""
         try:
             saved = batch_state.read_state(self.directory, batch)
             if saved is None or not saved.finished:
@@ -247,7 +247,10 @@ class Store:
         return True
 
     def resume(self, batch: str) -> tuple[BatchState | None, dict[str, pd.DataFrame]]:
-        """Return the commit record of a batch and its current tables. A damaged batch is moved aside."""
+        """Return a batch's commit record and current tables, or None and empty tables if none are intact.
+
+        A damaged batch is moved aside.
+        """
         try:
             if found := batch_state.read_with_tables(self.directory, batch):
                 if self.bucket and found[0].finished:
@@ -383,7 +386,7 @@ class Store:
                 self.bucket.forget(batch)
 
     def is_merged(self, known: Mapping[str, Any]) -> bool:
-        """Return True if the checksums of the merged tables match the manifest."""
+        """Return whether the checksums of the merged tables match the manifest."""
         if self.bucket:
             self.bucket.download({f"{name}.parquet": known["sha256"].get(name, "") for name in TABLES})
         try:

@@ -10,7 +10,7 @@ from jaxattn.lab.storage.files import Damaged
 
 
 def find_strays(directory: Path, known: Mapping[str, Any] | None, requested: Iterable[int]) -> dict[str, str]:
-    """Return the batches in a folder that do not belong to the folder's run, each with the reason.
+    """Return the batches in a folder that do not belong to the folder's run, mapped to the reasons.
 
     The manifest lists the batches of the run. An unlisted batch belongs to the run if it is intact, matches
     its file name, has only seeds from the manifest or from `requested`, and has no (cell, seed) pair in

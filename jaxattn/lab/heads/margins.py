@@ -13,7 +13,7 @@ from jaxattn.theory.certificate import Status
 
 MarginSpace = Literal["query", "frobenius", "nuclear"]
 Null = Literal["none", "shuffled", "covariance", "matched", "untrained"]
-# Keys whose distance from the selected key is below this fraction of its norm count as equal to it.
+# Relative distance below which a token's vector counts as equal to that of the selected token.
 _EQUAL = 1e-9
 
 
@@ -22,8 +22,8 @@ class SelectingSequences(NamedTuple):
 
     Attributes:
         rows: (k,) int; indices of the sequences.
-        top: (k,) int; position of the selected token.
-        query: (k, b); query features z in each sequence.
+        top: (k,) int; position of the selected token in each sequence.
+        query: (k, b); query features z of each sequence; b is d, or d + 1 if the query has a bias.
     """
 
     rows: NDArray[np.int64]
@@ -39,11 +39,12 @@ class SelectingSequences(NamedTuple):
 class Ratio(NamedTuple):
     """Margin of a head over a group of sequences, divided by the certified maximum margin.
 
+    The matrix W of the head is restricted to the span of the queries z.
+
     Attributes:
-        ratio: margin of the head / `margin_bound` of the max-margin problem, at most 1.
-        cosine: cosine between the head's matrix and the max-margin matrix.
-        margin: margin of the head, min uᵀ W z / ‖W‖, where u is the selected token minus another token, and
-            W is restricted to the span of the queries z.
+        ratio: margin of the head, divided by `margin_bound` of the max-margin problem; at most 1.
+        cosine: cosine between W and the max-margin matrix.
+        margin: margin of the head, min uᵀ W z / ‖W‖, where u is the selected token minus another token.
         largest: the certified maximum margin.
         gap: relative duality gap.
         status: status of the max-margin problem.
@@ -60,10 +61,11 @@ class Ratio(NamedTuple):
 def margin_ratio(
     layer: Layer, head: int, chosen: SelectingSequences, space: MarginSpace, keys: Floats | None = None
 ) -> Ratio:
-    """Compare a head with the max-margin matrix for the tokens that it selects.
+    """Compare the matrix W of a head with the max-margin matrix for the tokens that the head selects.
 
-    The matrix W is restricted to the span of the queries z: other directions do not affect the scores in
-    these sequences, and gradient descent from zero leaves W zero along them.
+    W is restricted to the span of the queries z: other directions do not affect the scores in these
+    sequences, and gradient descent from zero leaves W zero along them. The space determines W, the vectors
+    that represent the tokens, and the norm:
 
         space       W                    tokens            norm
         query       (W_Q, b_Q)           keys of the head  Frobenius
@@ -98,7 +100,7 @@ def margin_ratio(
 def _differences(
     tokens: Floats, visible: NDArray[np.bool_], chosen: SelectingSequences
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the selected token minus each other token, as vectors, and each difference's sequence index."""
+    """Return the vectors of the selected token minus each other token, with indices into `chosen.rows`."""
     best = tokens[chosen.rows, chosen.top]
     u = best[:, None] - tokens[chosen.rows]
     others = visible[chosen.rows] & (
@@ -131,12 +133,12 @@ def null_selections(
     """Yield the sequences and selected tokens of a head under null queries z.
 
     Every null baseline keeps W_Q, the keys and the number of sequences. It uses the sequences in which the
-    gap between the two highest scores is largest. The kinds differ in the queries:
+    gap between the two highest scores is largest. The baselines differ in the queries:
 
-        shuffled     z of another sequence: a random cyclic permutation
+        shuffled     the z of another sequence, by a random cyclic permutation
         covariance   z ~ N(mean, covariance of the inputs over all positions), for each sequence
         matched      a single sample as in covariance, plus each query's deviation from the mean query
-        none         z itself; for an untrained model
+        none         the unchanged z; for an untrained model
 
     Args:
         layer: the layer.

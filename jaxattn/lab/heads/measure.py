@@ -192,7 +192,7 @@ def verdicts(heads: pd.DataFrame, margins: pd.DataFrame, confidence: float = 0.9
     The difference is the mean cosine of the head over groups of sequences, minus the mean cosine of the null
     baseline over groups and draws; see `compare` for its interval. Two-sided p-values are corrected with
     Holm's method over all heads and null baselines, so that with probability 95 % no verdict "closer" or
-    "farther" is due to chance. Margin ratios get no verdict: the attention of a null baseline has no lower
+    "farther" is due to chance. Margin ratios are not tested: the attention of a null baseline has no lower
     bound, so its margins are smaller by construction.
 
     Returns:
@@ -229,10 +229,10 @@ def verdicts(heads: pd.DataFrame, margins: pd.DataFrame, confidence: float = 0.9
 def compare(differences: Floats, confidence: float) -> tuple[float, float, float, float]:
     """Return the mean difference, its interval, and the two-sided p-value for a mean of zero.
 
-    Groups and draws both vary: the variance of the mean is the variance of the group means divided by the
-    number of groups, plus the variance of the draw means divided by the number of draws. The degrees of
-    freedom are the smaller of the two numbers minus 1, so the interval is conservative. With a single draw,
-    the interval reflects only the variation between groups.
+    Both groups and draws are treated as random. The variance of the mean is therefore the variance of the
+    group means divided by the number of groups, plus the variance of the draw means divided by the number of
+    draws. The degrees of freedom are the smaller of the two numbers minus 1, so the interval is conservative.
+    With a single draw, the interval reflects only the variation between groups.
 
     Args:
         differences: (draws, groups) float.
@@ -251,7 +251,11 @@ def compare(differences: Floats, confidence: float) -> tuple[float, float, float
 
 
 def holm(p: Floats) -> Floats:
-    """Correct m p-values with Holm's method: running maxima of m - k + 1 times the k-th smallest."""
+    """Correct m p-values with Holm's method.
+
+    The k-th smallest p-value is multiplied by m - k + 1. The results are replaced by their running maximum,
+    clipped to 1.
+    """
     order = np.argsort(p, kind="stable")
     scaled = p[order] * (len(p) - np.arange(len(p)))
     corrected = np.empty(len(p))

@@ -49,14 +49,15 @@ class TokenisedTexts(NamedTuple):
 class Layer(NamedTuple):
     """Everything that determines the attention scores in one layer at the query position.
 
-    The score of token t for head h is keyᵀ (W_Q z + b_Q) / √c, where z is the input at the query position.
-    Rotary embeddings are applied only to the keys, which are rotated back to the query position.
+    The score of token t for head h is keyᵀ (W_Q z + b_Q) / √c, where c is the head dimension and z is the
+    input at the query position. Rotary embeddings are applied only to the keys, which are rotated back to the
+    query position.
 
     Attributes:
         inputs: (n, T, d); x, the inputs to the projections.
         visible: (n, T) bool; True for tokens that the query position attends to.
         query: (n, d); z, the inputs at the query position.
-        W_Q: (H, c, d).
+        W_Q: (H, c, d); the query projection for each head.
         b_Q: (H, c), or None if the projection has no bias.
         W_K: (H, c, d); the key projection for each head, repeated if several heads use the same one.
         rotary: cos and sin, (T, r) each, for the first r ≤ c components; None for absolute positions.
@@ -117,7 +118,10 @@ class Layer(NamedTuple):
 
 
 def _rotate(x: Floats, cos: Floats, sin: Floats) -> Floats:
-    """Rotate the pairs of components (j, j + r/2), j < r/2, among the first r components."""
+    """Apply rotary embeddings: rotate the components j and j + r/2, for j < r/2, by the given angles.
+
+    The first r components, where r is the length of `cos`, are rotated; the rest are unchanged.
+    """
     r = cos.shape[-1]
     turned, rest = x[..., :r], x[..., r:]
     half = np.concatenate([-turned[..., r // 2 :], turned[..., : r // 2]], axis=-1)
@@ -204,7 +208,10 @@ class Transformer:
     def _record(
         self, attention: Any, names: tuple[str, ...], texts: TokenisedTexts
     ) -> tuple[Floats, Floats, tuple[Floats, Floats] | None]:
-        """Return inputs (n, T, d), attention weights (n, H, T) at the query position, and cos and sin."""
+        """Return inputs (n, T, d), attention weights (n, H, T) at the query position, and cos and sin.
+
+        cos and sin, (T, r) each, are those of the rotary embeddings; None if the model has none.
+        """
         import torch
 
         found: dict[str, list[Any]] = {"inputs": [], "weights": [], "rotary": []}
@@ -315,7 +322,7 @@ def _is_causal(model: Any, attention: Any) -> bool:
 
 
 def _weights(output: Any) -> Any:
-    """Return the attention weights (batch, H, T, T) among the outputs of an attention module."""
+    """Return the attention weights (batch, H, T, T) among a module's outputs, or None if there are none."""
     parts = output if isinstance(output, tuple) else (output,)
     return next((x for x in parts if getattr(x, "ndim", 0) == 4 and x.shape[2] == x.shape[3]), None)
 

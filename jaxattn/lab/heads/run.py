@@ -31,14 +31,14 @@ class Heads:
     """Measurements of attention heads, as tables, figures and a page.
 
     Attributes:
-        heads: one row per model, layer and head: fraction of sequences in which it selects one token, kind
-            and string of this token, entropy, gap between the two largest scores in nats, and ‖(W_Q, b_Q)‖
-            / √c.
-        margins: one row per selecting head, space, null baseline, draw and group of sequences: margin
-            ratio, cosine, and the certificate. Group -1 contains all sequences in which the head selects
-            one token.
-        verdicts: one row per null baseline and selecting head: difference between cosines with its
-            interval, corrected p-value and verdict.
+        heads: one row per model, layer and head: fraction of sequences in which the head selects one token,
+            kind and string of this token, entropy, gap between the two largest scores in nats, and
+            ‖(W_Q, b_Q)‖ / √c, where c is the head dimension.
+        margins: one row per head that selects a token, space, null baseline, draw and group of sequences:
+            margin ratio, cosine, and the certificate. Group -1 contains all sequences in which the head
+            selects one token.
+        verdicts: one row per null baseline and head that selects a token: difference between cosines with
+            its interval, corrected p-value and verdict.
         settings: the settings.
         facts: query position, number of texts and number of tokens.
     """
@@ -112,7 +112,10 @@ class Heads:
         return [*laid, ("Selections", shown)]
 
     def figures(self) -> list[RenderedFigure]:
-        """Draw heat maps over each model's layers and heads and, for several models, checkpoint curves."""
+        """Draw heat maps for each model and, if there are several models, curves over checkpoints.
+
+        The heat maps cover the layers and heads of a model.
+        """
         models = list(self.heads["model"].unique())
         drawn = [figures.heat_maps(self.heads, self.margins, model) for model in models]
         return [*drawn, figures.checkpoint_curves(self.heads, self.margins)] if len(models) > 1 else drawn
@@ -299,7 +302,7 @@ def _measure(
 
 
 class _Store:
-    """Result tables for the layers measured so far, saved to a folder if one is given."""
+    """Result tables for the layers measured so far. If a folder is given, they are saved in it."""
 
     def __init__(self, out: str | Path | None, name: str, digest: str) -> None:
         self._folder = None if out is None else Path(out) / "layers" / name

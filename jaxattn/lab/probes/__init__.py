@@ -1,4 +1,4 @@
-"""Probes: settings classes with pure functions that take measurements for one seed."""
+"""Probes: settings classes whose pure functions compute metrics for one seed."""
 
 from jaxattn.base import Measurement
 from jaxattn.base.probe import ProbeContext

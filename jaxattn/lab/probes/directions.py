@@ -92,10 +92,11 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
             loaded: the data, either shared by all seeds or separate for each seed.
 
         Returns:
-            Metrics at every probe step, (S, k) each: 1 - cos between p and the max-margin direction, and the
-            margin of p for the selected tokens, divided by the maximum margin. Metrics of the max-margin
-            problem, (S,) each. The metrics are NaN if no direction separates the selected tokens from the
-            others; `feasible` is NaN if this is undecided.
+            Two dictionaries. The first contains metrics at every probe step, (S, k) each: 1 - cos between p
+            and the max-margin direction, and the margin of p for the selected tokens, divided by the maximum
+            margin. The second contains metrics of the max-margin problem, (S,) each. The metrics are NaN if
+            no direction separates the selected tokens from the others; `feasible` is NaN if this is
+            undecided.
         """
         # Use one device, because the solver does not support arrays that are sharded over several devices.
         params, data = jax.device_get((params, loaded.splits.train))
@@ -194,8 +195,9 @@ class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
     """Distances between p and the relaxed direction p_relax, and between v and the max-margin direction v_mm.
 
     Counterpart of `max_margin_direction` for phases that train both p and v. Both directions are computed for
-    the token with the highest score in each sequence at the end of the phase. The metrics are NaN if two
-    tokens tie for the highest score, or if no direction separates these tokens from the others.
+    the highest-scoring token of each sequence at the end of the phase. The metrics are NaN if two tokens in a
+    sequence tie for the highest score, or if no direction separates the highest-scoring tokens from the
+    others.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -227,9 +229,10 @@ class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
         `history` contains p and v of each of S seeds at k probe steps, (S, k, 2, d) float64.
 
         Returns:
-            Metrics at every probe step, (S, k) each: 1 - cos between p and p_relax, between p and the
-            max-margin direction for all sequences, and between v and v_mm. Metrics per seed, (S,) each:
-            the certificate of p_relax, and the fraction of sequences on the margin of v_mm.
+            Two dictionaries. The first contains metrics at every probe step, (S, k) each: 1 - cos between p
+            and p_relax, between p and the max-margin direction for all sequences, and between v and v_mm. The
+            second contains metrics per seed, (S,) each: the certificate of p_relax, and the fraction of
+            sequences on the margin of v_mm.
         """
         # Run on the host, because shapes differ between seeds and JAX would compile the solver once per seed.
         E, corpora = jax.device_get((params.E, loaded.splits.train))
@@ -279,7 +282,7 @@ _AT_THE_END_LIMIT = (
 
 
 class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
-    """Distance between p and the limit of gradient flow on p, a limit in which several scores may tie.
+    """Distance between p and the limit of gradient flow on p, in which the scores of several tokens may tie.
 
     If tokens tie in the limit, gradient flow converges to the direction certified by
     `ja.theory.certify_limit`, not to the max-margin direction.
@@ -318,8 +321,9 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
         `history` contains p of each of S seeds at k probe steps, (S, k, d) float64.
 
         Returns:
-            1 - cos between p and the limit, (S, k). Metrics per seed, (S,) each: the certificate of the
-            limit, and the fraction of sequences with ties.
+            Two dictionaries. The first contains 1 - cos between p and the limit, (S, k). The second contains
+            metrics per seed, (S,) each: the certificate of the limit, and the fraction of sequences with
+            ties.
         """
         params, corpora = jax.device_get((params, loaded.splits.train))
 

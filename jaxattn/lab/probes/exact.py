@@ -42,7 +42,10 @@ class ExactGap(MaxMarginDirection, frozen=True, kw_only=True):
     def conclude(
         self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Certify each seed's max-margin direction for the tokens selected at the end; run the checker."""
+        """Certify each seed's max-margin direction for the tokens selected at the end of the phase.
+
+        The certificates are verified by the independent checker.
+        """
         params, data = jax.device_get((params, loaded.splits.train))
         found = np.full((2, len(history)), np.nan)
         for seed, path in enumerate(history):

@@ -20,12 +20,12 @@ _PAIRS = ("Ev", "Ep_signed", "Ep_absolute")
 class Importance(Probe, frozen=True, kw_only=True):
     """Dependence of E·v and E·p on token importance.
 
-    The metrics are averages over bins of the posterior difference, rank correlations with the posterior
-    difference, and the correlation of E·v with α. In a trained model, E·p is a U-shaped function of the
-    posterior difference: its correlation with the absolute value (`absolute`) is close to 1, and its
-    correlation with the signed value (`signed`) is close to 0. For K > 2 classes, E·v_k is compared with the
-    posterior difference for class k, and E·p with the largest absolute posterior difference; the results are
-    averaged over classes.
+    The metrics are means of E·v and E·p in bins of the posterior difference, rank correlations with the
+    posterior difference, and the correlation of E·v with the average signed frequency α. In a trained model,
+    E·p is a U-shaped function of the posterior difference: its correlation with the absolute value
+    (`absolute`) is close to 1, and its correlation with the signed value (`signed`) is close to 0. For K > 2
+    classes, E·v_k is compared with the posterior difference for class k, and E·p with the largest absolute
+    posterior difference; the results are averaged over classes.
 
     Attributes:
         bins: number of equal-width bins between `low` and `high` for the posterior difference; 0 for none.
@@ -118,8 +118,8 @@ def bin_means_array(
     Tokens whose posterior difference is NaN or outside [low, high] are ignored. The mean of an empty bin is
     NaN.
     """
-    # Ratios of counts can fall on bin edges up to rounding, so add a tolerance; `results.correlations` uses
-    # the same one.
+    # Ratios of counts can lie on bin edges up to rounding error, so add a tolerance, as in
+    # `results.correlations`.
     at = (difference - low) / ((high - low) / bins) + 1e-5
     number = jnp.clip(jnp.floor(at), 0, bins - 1)
     inside = (at >= 0) & (at <= bins + 2e-5)

@@ -49,7 +49,7 @@ class Alignments(Probe, frozen=True, kw_only=True):
     rotation_invariant: ClassVar[bool] = True
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Compute cos_θ_θ' for each pair of parameters of equal shape; cos_θ_descent for each trained θ."""
+        """Compute cos_θ_θ' for pairs of parameters of equal shape, and cos_θ_descent for each trained θ."""
         params, rows = context.params, context.model.token_rows
         pairs = [
             (one, other)

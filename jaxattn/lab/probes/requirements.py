@@ -29,9 +29,10 @@ def require_token_attention(task: Task) -> str | None:
 
 
 def require_one_layer_model(task: Task, phase: Phase, train: Sequence[str]) -> str | None:
-    """Return the unmet requirement, or None if the phase trains exactly the parameters `train`.
+    """Return the unmet requirement, or None.
 
-    The phase must also use the one-layer model, the logistic loss and bags of tokens.
+    The requirements are the one-layer model, the logistic loss, bags of tokens, and a phase that trains
+    exactly the parameters in `train`.
     """
     if not task.model.is_one_layer:
         return "requires the one-layer model"

@@ -86,7 +86,7 @@ class HeadsSelected(Selected, frozen=True, kw_only=True):
         return require_bags(task) if task.model.has_heads else "requires a model with head_scores"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
-        """Compute the metrics for one seed: vectors (H,), one value per head, and scalars over all heads."""
+        """Compute the metrics for one seed: (H,) with one value per head, and scalars over all heads."""
         train, important = context.data.train, self._important(context)
 
         def of_head(scores: Array) -> tuple[Array, Array]:
@@ -107,8 +107,8 @@ def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
     """Select the tokens whose scores are within `nats` of the highest score in their sequence.
 
     If `nats` is None, select only ties up to rounding error. Scores that tie in the limit of a flow differ by
-    a few nats along the path, whereas all other gaps grow in proportion to ‖p‖, with the margin as slope. A
-    threshold of 10 nats therefore separates the two cases once ‖p‖ exceeds about 20 / margin.
+    a few nats along the path, whereas all other gaps grow at least like margin · ‖p‖. A threshold of 10 nats
+    therefore separates the two cases once ‖p‖ exceeds about 20 / margin.
     """
     if nats is None:
         return selection_from_scores(scores, corpus)
@@ -118,7 +118,7 @@ def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
 def attended_on_host(scores: np.ndarray, corpus: Corpus, nats: float) -> tuple[Selection, np.ndarray]:
     """Compute `attended` with NumPy; also return the number of selected tokens in each sequence, (n,).
 
-    Shapes differ between seeds, so JAX would compile once per seed.
+    NumPy is used because shapes differ between seeds, so that JAX would compile once per seed.
     """
     bags = corpus.bags
     present = np.asarray(bags.count) > 0
@@ -182,8 +182,8 @@ def attention_entropy(corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array
         q_s = count_s exp(a_s) / Σ_r count_r exp(a_r)
 
     Here a_s is the score of token s, and count_s its number of occurrences in the sequence. The entropy is 0
-    if all attention is on one token, even if the token occurs several times. Scores may have any finite
-    spread.
+    if all attention is on one token, even if the token occurs several times. The differences between scores
+    may be arbitrarily large.
     """
     bags = corpus.bags
     _, _, normaliser, weight = bags.softmax(take(scores, bags.index.astype(jnp.int32)))
@@ -215,7 +215,8 @@ class Attended(Probe, frozen=True, kw_only=True):
     """Concentration of attention for each head and query, averaged over the training data.
 
     A query selects a token if its largest attention weight is at least `above`. For attention q (n, ..., T)
-    from `Model.attention`, the effective number of attended positions is exp(-Σ_t q_t log q_t).
+    from `Model.attention` over T positions, the effective number of attended positions is
+    exp(-Σ_t q_t log q_t).
 
     Attributes:
         above: minimum attention weight for a token to count as selected.
@@ -250,15 +251,15 @@ class Attended(Probe, frozen=True, kw_only=True):
 
 
 class Cover(Probe, frozen=True, kw_only=True):
-    """Highest-scoring tokens, and the distance between E·v and its limit under gradient flow on E, p and v.
+    """Highest-scoring tokens, and the deviation of E·v from its limit under gradient flow on E, p and v.
 
-    Let s(X) be the (first) token with the highest score in sequence X, y_s the label of the sequences with
-    s(X) = s, and r_eff the number of distinct tokens s(X). The limit is
+    Let s(X) be the token with the highest score in sequence X (the first such token), y_s = ±1 the label of
+    the sequences with s(X) = s, and r_eff the number of distinct tokens s(X). If each of these tokens has the
+    highest score only in sequences with the same label, the limit is
 
         E_s·v = y_s ‖v‖²/√r_eff for s = s(X),   0 for other tokens,
 
-    if each of these tokens has the highest score only in sequences with the same label. The cost ‖E‖² + ‖v‖²
-    of a margin of 1 is then 2 √r_eff.
+    and the cost ‖E‖² + ‖v‖² of a margin of 1 is 2 √r_eff.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -272,7 +273,10 @@ class Cover(Probe, frozen=True, kw_only=True):
     }
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return why the probe is skipped, or None for the one-layer model on bags with two classes."""
+        """Return why the probe is skipped, or None if it applies.
+
+        The probe requires the one-layer model on bags of tokens with two classes.
+        """
         if (missing := require_bags(task)) is not None:
             return missing
         if not task.model.is_one_layer:

@@ -17,7 +17,8 @@ from jaxattn.lab.probes.directions import MaxMarginDirection
 from jaxattn.lab.probes.importance import Importance, OneStepError
 from jaxattn.lab.probes.selection import Selected
 
-# Metrics added by the engine: the test accuracy at the step where accuracy on another split was best so far.
+# Metrics added by the engine, each with a second metric: the test accuracy at the step where the second
+# metric was best so far.
 BEST = {
     "test_accuracy_best_on_test": "test_accuracy",
     "test_accuracy_best_on_validation": "validation_accuracy",
@@ -74,7 +75,7 @@ class Probes(Spec, frozen=True, kw_only=True):
             )
 
     def check_phases(self, phases: Sequence[Phase]) -> None:
-        """Raise InputError if steps are set for an unknown phase, or lie after the end of a phase."""
+        """Raise InputError if an option names an unknown phase, or a listed step is beyond the last step."""
         known = {phase.name: phase for phase in phases}
         for key, value in (("steps", self.steps), ("every", self.every)):
             if unknown := sorted(_names(value) - known.keys()):

@@ -18,8 +18,8 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 def combine(folders: Sequence[AnyRun]) -> AnyRun:
     """Merge folders: shards of one sweep, additional seeds for the same cells, or different sweeps.
 
-    Cells with the same config become one cell that contains the seeds from all folders. If the sweeps have
-    different names, cells of different sweeps are kept separate.
+    Cells with the same config become one cell that contains the seeds from all folders. However, if the
+    sweeps have different names, cells of different sweeps are kept separate.
 
     Returns:
         The merged results. Cells are renumbered. They have a setting "sweep" if the sweeps have different
@@ -148,7 +148,7 @@ def group(results: AnyRun, by: Sequence[str]) -> AnyRun:
 def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
     """Subtract the results for one value of a key from those for another value, seed by seed.
 
-    The paired cells have the same settings, except for this key and keys zipped with it. Both also use the
+    The paired cells have the same settings, except for this key and keys zipped with it. They also use the
     same random numbers, so much of the noise cancels.
 
     Args:
@@ -215,7 +215,7 @@ def _regroup(
     records = weigh(records.assign(cells=series["from"].transform("nunique")))
     keys = ["cell", "seed", "phase", "step", "metric"]
     terms = records.groupby(keys, sort=False, observed=True)
-    # pandas skips NaN when it computes a sum, so drop sums with a missing term.
+    # pandas skips NaN when it computes a sum, so drop every sum in which a term is missing.
     whole = terms["value"].count() == terms["cells"].first()
     records = terms["value"].sum().where(whole).reset_index()
     manifest = dict(results.manifest) | {

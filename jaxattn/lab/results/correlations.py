@@ -169,11 +169,11 @@ def weighted_ranks(values: Floats, weights: Floats) -> Floats:
 
     Args:
         values: (N,).
-        weights: (R, N) ≥ 0.
+        weights: (R, N) ≥ 0; multiplicity of each point, for R weight vectors.
 
     Returns:
-        (R, N): for each point, the mean rank 1, 2, ... of its copies among all copies. A point with weight 0
-        has the rank at which it would be inserted.
+        (R, N): for each point, the mean rank 1, 2, ... of its copies among the copies of all points. A point
+        with weight 0 has the rank at which it would be inserted.
     """
     distinct, inverse = np.unique(values, return_inverse=True)
     order = np.argsort(inverse, kind="stable")

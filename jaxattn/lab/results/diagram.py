@@ -136,8 +136,8 @@ class PhaseDiagram:
         """Plot the median thresholds over seeds with 95 % intervals, and the points that were run.
 
         Args:
-            theory: predicted y as a line over x: a function of x, with `math.inf` for infinite x, or a
-                mapping from the diagram's x values.
+            theory: the predicted y, drawn as a line. Either a function of x, which receives `math.inf` for
+                infinite x, or a mapping from values of x in the diagram.
             label: legend label of this line.
 
         Raises:

@@ -25,7 +25,7 @@ class CustomCaption(msgspec.Struct, frozen=True):
 
 
 class StoredCaptions(msgspec.Struct, frozen=True):
-    """Contents of the file `DRAWN`; file names are relative to the results folder."""
+    """Contents of the file named by `DRAWN`. The file names in it are relative to the results folder."""
 
     sha256: dict[str, str]
     own: tuple[CustomCaption, ...] = ()

@@ -1,4 +1,4 @@
-"""Figures by name, as listed in a sweep file: checked before a run and drawn after it."""
+"""Figures listed in a sweep file: check them before a run, and draw them after it."""
 
 import difflib
 import importlib
@@ -166,7 +166,7 @@ def draw_all(
         results: a results folder.
         own: user-defined functions, keyed by their kind "module:function" in the sweep file. A function
             that is missing from `own` is not imported; the figure drawn by the run is shown instead.
-        progress: progress callback (what, finished fraction).
+        progress: progress callback (what, fraction completed).
 
     Returns:
         The figures, with distinct names, and one problem per figure that could not be drawn.

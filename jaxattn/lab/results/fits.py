@@ -32,13 +32,13 @@ class PowerLaw:
 
 
 def power_law(x: ArrayLike, y_by_seed: ArrayLike) -> PowerLaw:
-    """Fit log y_{x,s} = intercept + slope · log x to all seeds.
+    """Fit the power law log y = intercept + slope · log x to m points for each of several seeds.
 
     The slope is the mean of the slopes fitted to the seeds, with Student's 95 % interval for this mean.
 
     Args:
-        x: (m,) > 0, or (m, seeds) if x differs between seeds; NaN drops a point. At least two values must
-            be distinct.
+        x: (m,) > 0, or (m, seeds) if x differs between seeds; points with x = NaN are dropped. At least two
+            values must be distinct.
         y_by_seed: (m, seeds). A seed is dropped unless y is positive and finite at every x.
 
     Returns:
@@ -59,11 +59,11 @@ def power_law(x: ArrayLike, y_by_seed: ArrayLike) -> PowerLaw:
 
 
 def powers(x: Any, y: Any) -> _Floats:
-    """Fit y ~ x^power for each seed.
+    """Fit y ~ x^power to the points of each seed.
 
     Args:
         x: (m,) or (S, m) float > 0.
-        y: (S, m) float > 0; NaN drops a point.
+        y: (S, m) float > 0; points with y = NaN are dropped.
 
     Returns:
         (S,) float64; NaN for a seed with fewer than two distinct values of x.

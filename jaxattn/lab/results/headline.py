@@ -64,7 +64,7 @@ def sentences(results: Run) -> tuple[str, str]:
     """Return two sentences: the final accuracy and loss, and the behaviour of E·v, attention and p.
 
     The numbers are those in `summary_rows` for the last phase that recorded the metric. If there are several
-    cells, the lowest and the highest number are reported.
+    cells, the lowest and highest numbers are reported.
     """
     names = recorded(results, finite=True)
     asked = [name for name in names if name not in STANDARD and name not in DIRECTIONS]
@@ -96,9 +96,9 @@ def sentences(results: Run) -> tuple[str, str]:
 
 
 def recorded(results: Run, *, finite: bool = False) -> list[str]:
-    """Return the metrics recorded at the ends of phases, except metrics of single bins.
+    """Return the metrics recorded at the ends of phases, except those that describe a single bin.
 
-    If `finite`, return only those that have a finite value.
+    If `finite`, return only metrics that have a finite value.
     """
     last = last_steps(results.records)
     names = last["metric"][np.isfinite(last["value"]) | (not finite)].unique()

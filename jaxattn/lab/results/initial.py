@@ -31,7 +31,7 @@ class _NoImports(ImportPaths):
 
 
 def initial_arrays(results: Run, cell: int, seed: int, trained: Arrays) -> Arrays:
-    """Recompute the initial parameters of one seed of one cell, in the form in which a run stores them.
+    """Recompute the initial parameters of one seed of one cell, as the arrays that a run stores.
 
     `trained` contains the trained parameters, which determine the vocabulary size for texts. As in the run,
     numeric settings that differ between cells are traced, so the compiled program is the same.

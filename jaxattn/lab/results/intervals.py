@@ -1,7 +1,7 @@
 """95 % intervals for means, fractions and resampled statistics; see docs/reference/intervals.md.
 
-Every function returns NaN if the data allow no error estimate: if there is only one seed, or if all
-seeds have the same value, for example at a boundary of the range.
+Except for `clopper_pearson`, the functions return NaN if the data allow no error estimate: if there is
+only one seed, or if all seeds have the same value, for example at a boundary of the range.
 """
 
 import math
@@ -76,8 +76,9 @@ def jackknife(value: Any, left_out: Any) -> tuple[Any, Any]:
 
         value ± t σ,   σ² = (n - 1)/n Σ_i (x_(i) - mean)²
 
-    For a mean, this is Student's interval. For any other symmetric function of the seeds, the expectation
-    of σ² is at least the variance for n - 1 seeds, but the coverage may still be below 95 %.
+    Here t is the quantile of Student's distribution with n - 1 degrees of freedom. For a mean, this is
+    Student's interval. For any other symmetric function of the seeds, the expectation of σ² is at least the
+    variance for n - 1 seeds, but the coverage may still be below 95 %.
 
     Args:
         value: (...) float; the statistic over all seeds.
@@ -103,9 +104,10 @@ def jackknife(value: Any, left_out: Any) -> tuple[Any, Any]:
 def bca(value: Any, draws: Any, left_out: Any, *, confidence: float = LEVEL) -> tuple[_Floats, _Floats]:
     """Compute bias-corrected and accelerated (BCa) bootstrap intervals.
 
-    The percentiles are Φ(z0 + (z0 + z)/(1 - a (z0 + z))), where z is plus or minus the normal quantile.
-    Here z0 is Φ⁻¹ of the fraction of resampled values below the value, and a = Σ d_i³ / (6 (Σ d_i²)^(3/2)),
-    where d_i = mean_j x_(j) - x_(i).
+    The bounds are quantiles of the resampled values, at the levels Φ(z0 + (z0 + z)/(1 - a (z0 + z))). Here Φ
+    is the normal distribution function, z is the lower or upper normal quantile for the coverage, z0 is Φ⁻¹
+    of the fraction of resampled values below the value, and a = Σ d_i³ / (6 (Σ d_i²)^(3/2)), where
+    d_i = mean_j x_(j) - x_(i).
 
     Args:
         value: (...) float.

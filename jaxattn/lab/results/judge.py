@@ -1,9 +1,10 @@
 """Verdicts: a single rule that compares estimates and their 95 % intervals over seeds with criteria.
 
-The basis of a criterion states where it comes from. The rule is the same for every basis, but the wording
-of the verdict differs:
+A criterion is a required range, and its basis states where it comes from. The verdict depends on whether
+the interval is inside or outside this range. The rule is the same for every basis, but the wording of the
+verdict differs:
 
-    basis                               interval within     interval outside    otherwise     no criterion
+    basis                               interval inside     interval outside    otherwise     no criterion
     predicted by the theory             holds               fails               undecided     undecided
     beyond the theory's predictions     holds there too     does not hold       undecided     measured
     published numbers and shapes        agrees              differs             cannot tell   measured
@@ -30,14 +31,14 @@ from jaxattn.lab.results.intervals import clopper_pearson, jackknife, student_t
 from jaxattn.lab.results.labels import brief, with_interval
 
 Basis = Literal["promised", "beyond", "published", "expected"]
-# Minimum number of seeds for a confident median: if n seeds have the same value, it is the median of the
-# distribution with confidence 1 - 2^(1 - n) ≥ 95 %.
+# Minimum number of seeds for a verdict if all seeds have the same value: with confidence 1 - 2^(1 - n) ≥ 95
+# %, this value is the median of the distribution.
 ENOUGH_SEEDS = 6
 ANYTHING = (-math.inf, math.inf)
 
 
 class _Words(NamedTuple):
-    """Verdicts for a basis: interval inside the criterion, outside it, neither, and no criterion."""
+    """Verdicts for a basis: interval inside the required range, outside it, or neither; no criterion."""
 
     within: str
     outside: str
@@ -113,14 +114,14 @@ class Estimate(NamedTuple):
     hits: int | None = None
 
     def text(self, same: str) -> str:
-        """Format the estimate with its interval or, if all seeds agree, with `same`, such as "in all 7"."""
+        """Format the estimate with its interval, or with `same`, such as "in all 7", if all seeds agree."""
         written = with_interval(self.value, self.low, self.high)
         alone = self.seeds > 1 and math.isfinite(self.value) and math.isnan(self.low)
         return f"{written} {same}" if alone else written
 
 
 def mean(samples: ArrayLike, between: tuple[float, float] = ANYTHING) -> Estimate:
-    """Estimate the mean over seeds with a value, with Student's t interval.
+    """Estimate the mean over the seeds that have a value, with Student's t interval.
 
     Args:
         samples: (S,) float; NaN or inf for a seed without a value.

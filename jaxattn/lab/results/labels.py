@@ -55,7 +55,7 @@ def interval(value: float, low: float, high: float) -> str:
 
 
 def with_interval(value: float, low: float, high: float) -> str:
-    """Format a number and its interval, rounded to two digits of the half-width and at most six decimals."""
+    """Format a number and its interval, with two digits of the half-width and at most six decimals."""
     half = (high - low) / 2
     if not (half > 0 and 1e-3 <= abs(value) < 1e5):
         return interval(value, low, high)
@@ -180,7 +180,7 @@ NOT_HELD = "no random numbers are held"
 
 
 def held_text(hold: Sequence[str], varies: Sequence[str]) -> str:
-    """Describe which random numbers are fixed at those of seed 0 and which vary; "" if none are fixed."""
+    """State which sources of randomness are held at seed 0 and which vary; "" if none is held."""
     if not hold:
         return ""
     held, others = (" and ".join(filter(None, (", ".join(x[:-1]), *x[-1:]))) for x in (hold, varies))

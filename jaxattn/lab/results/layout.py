@@ -54,8 +54,8 @@ def _text(x: Any) -> str:
 
 HERE = Path(__file__).parent
 STYLE = HERE / "page.css"
-# Widths in multiples of the font size: an A4 page at the smallest size in page.css, and a phone screen at the
-# body size.
+# Widths in multiples of the font size: an A4 page at the smallest font size in page.css, and a phone screen
+# at the body font size.
 TABLE_WIDTH_REM, PHONE = 77.0, 27.0
 TABLE_COLUMNS = 16
 LETTER, BOLD_LETTER, PADDING = 0.63, 0.7, 0.8
@@ -83,8 +83,8 @@ class Column(NamedTuple):
         head: name of the column.
         cells: formatted cells.
         number: True if all cells are numbers; the column is then right-aligned.
-        long: True if the column contains a word so long that it may be broken.
-        least: minimum width in em at which no shorter word is broken.
+        long: True if the column contains a word that may be broken because it is very long.
+        least: minimum width in em at which no other word is broken.
     """
 
     head: str
@@ -112,7 +112,10 @@ class Piece(NamedTuple):
 
     @property
     def style(self) -> str:
-        """Return CSS variables for `COLUMN_RULES` and page.css: width, alignment, and headings for cards."""
+        """Return CSS variables for `COLUMN_RULES` and page.css: minimum width, alignment and column headings.
+
+        The headings are included only if the table is too wide for a phone, where each row becomes a card.
+        """
         declarations = [f"--least:{self.least}"]
         for k, column in enumerate(self.columns, 1):
             declarations += [f"--a{k}:left"] * (not column.number and k > 1)
@@ -130,9 +133,9 @@ def fill(template: Path, **content: Any) -> str:
 
     Args:
         template: path of the template. {{ style }} inserts the style shared by all pages. The filter
-            `embedded` encodes bytes as base64, `typeset` inserts minus signs, `coded` also formats code in
-            backticks, and `tone` returns the colour for a verdict. The macro `shown` in table.html formats
-            a table.
+            `embedded` encodes bytes as base64, `typeset` inserts minus signs, `coded` does this and also
+            formats code in backticks, and `tone` returns the colour for a verdict. The macro `shown` in
+            table.html formats a table.
         content: variables for the template.
     """
     import jinja2

@@ -85,7 +85,7 @@ class Results(Run):
         resamples: int = 2000,
         confidence: float = 0.95,
     ) -> pd.DataFrame:
-        """Summarise the differences second - first between two values of a swept key, seed by seed.
+        """Compare two values of a swept key: summarise the differences second - first, seed by seed.
 
         The keyword arguments are those of `aggregate`.
 
@@ -195,8 +195,8 @@ def load(directory: str | Path) -> Results:
     """Load a results folder, without importing or executing code from it.
 
     Args:
-        directory: folder or bucket address of a finished or running study. If the study is still running,
-            the measurements available so far are read, and `finished` is False.
+        directory: folder or bucket URL of a finished or running study. If the study is still running, the
+            measurements available so far are read, and `finished` is False.
 
     Returns:
         The results, with all records and tokens in memory.

@@ -197,7 +197,7 @@ def _in_order(results: Run, cell: int, phases: list[str]) -> list[str]:
 
 
 def _until(state: Mapping[str, Any], phase: str | None, before: bool) -> list[str]:
-    """Return the phases up to and including `phase`, or only those before it if `before` is True.
+    """Return the phases up to and including `phase`, or only the phases before it if `before` is True.
 
     If `phase` is None, return all phases, or none if `before` is True.
     """

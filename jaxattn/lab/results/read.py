@@ -155,7 +155,7 @@ def verify(directory: Path, progress: Callable[[str, float], None] = lambda name
 
     Args:
         directory: the folder of a finished or unfinished run.
-        progress: progress callback (batch, finished fraction).
+        progress: progress callback (batch, fraction completed).
 
     Returns:
         One line per damaged or missing file, with a remedy.
@@ -191,7 +191,7 @@ def verify(directory: Path, progress: Callable[[str, float], None] = lambda name
 def _batch(
     directory: Path, batch: str, known: Mapping[str, Any] | None
 ) -> tuple[list[str], BatchState | None]:
-    """Return the faults and the state of a batch; start again if a run changes the state in the meantime."""
+    """Return the faults and the state of a batch. If a run changes the state in the meantime, try again."""
     while True:
         try:
             saved = batch_state.read_shown(directory, batch)

@@ -25,7 +25,7 @@ from jaxattn.lab.storage import files
 
 _TEMPLATE = Path(__file__).with_name("report.html")
 TOP = 20
-# Maximum number of table rows and of failures shown on a page. The files list all of them.
+# Maximum numbers of table rows and of failures on a page. The results files contain all of them.
 _ROWS = 1000
 
 
@@ -64,7 +64,7 @@ def write_report(
         directory: a results folder. The output is deterministic: the same folder always yields the same
             bytes.
         own: user-defined figure functions, keyed by kind, as in the sweep file; see `figures.draw_all`.
-        progress: progress callback (what, finished fraction).
+        progress: progress callback (what, fraction completed).
 
     Returns:
         The files, and the figures that could not be drawn.

@@ -59,7 +59,10 @@ class Run:
 
     @property
     def cells(self) -> pd.DataFrame:
-        """Return one row per cell: its index, its axis values and any random numbers shared by all seeds."""
+        """Return one row per cell: its index and its axis values.
+
+        If any cell holds randomness fixed, the column `hold` lists the sources that are shared by all seeds.
+        """
         rows = [
             {"cell": cell["cell"], **cell["settings"], "hold": ", ".join(cell.get("hold", ()))}
             for cell in self.manifest["cells"]
@@ -78,7 +81,7 @@ class Run:
 
     @property
     def derived(self) -> list[str]:
-        """Return the operations that derived the values; empty if the values are as recorded."""
+        """Return descriptions of the operations applied to the recorded values; empty if there were none."""
         return list(self.manifest.get("derived", []))
 
     @property
@@ -131,7 +134,7 @@ class Run:
 
     @property
     def held(self) -> str:
-        """Describe which random numbers all seeds share and which vary, or return "" if none are shared."""
+        """State which sources of randomness all seeds share and which vary; "" if none is shared."""
         cells: dict[str, list[int]] = {}
         for cell in self.manifest["cells"]:
             words = held_text(cell.get("hold", ()), cell.get("varies", ()))
@@ -154,7 +157,7 @@ class Run:
         return f"{type(self).__name__}({str(self.directory)!r}, {', '.join(words)})"
 
     def with_axes(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Insert columns for each row's axis values, and for random numbers shared by all seeds of its cell.
+        """Insert the columns of `cells` into a table: for each row, the axis values and `hold` of its cell.
 
         The columns are inserted after the cell index.
         """
@@ -197,7 +200,10 @@ class Run:
 
 
 def find_cell(tree: Any, key: str) -> Any:
-    """Return the value at a dotted key, else None. List entries are addressed by index or name."""
+    """Return the value at a dotted key, or None if the key does not exist.
+
+    List entries are addressed by index or name.
+    """
     for part in key.split("."):
         if isinstance(tree, list | tuple):
             named = {str(number): entry for number, entry in enumerate(tree)}

@@ -41,7 +41,7 @@ class Series:
         settings: the values of the other axes.
         x: (m,); axis values in ascending order.
         y: (m, seeds); NaN where a seed has no positive finite value.
-        table: the aggregate, one row per x.
+        table: statistics over seeds from `statistics.aggregate`, with one row per x.
         law: the fitted power law.
     """
 
@@ -229,8 +229,8 @@ class Course:
 
     Attributes:
         settings: the cell's settings.
-        x: (m, seeds); NaN if x or y is not positive, or where the last point of a path is repeated.
-        y: (m, seeds); NaN at the same entries.
+        x: (m, seeds); NaN if x or y is not positive, or if the entry repeats the last point of a path.
+        y: (m, seeds); NaN at the same entries as x.
         law: the power law fitted to the chosen range of x.
     """
 
@@ -241,7 +241,7 @@ class Course:
 
     @property
     def median(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the medians of x and y over seeds, at each step with values."""
+        """Return the medians of x and y over seeds, at each step that has values."""
         filled = np.isfinite(self.y).any(axis=1)
         return np.nanmedian(self.x[filled], axis=1), np.nanmedian(self.y[filled], axis=1)
 

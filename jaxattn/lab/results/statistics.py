@@ -149,7 +149,10 @@ def aggregate(
 
 
 def last_steps(records: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of records or of an aggregate for the last step of each (cell, phase, metric)."""
+    """Return the rows for the last step of each (cell, phase, metric).
+
+    `records` contains the records of a run, or rows from `aggregate`.
+    """
     last = records.groupby(["cell", "phase", "metric"], observed=True)["step"].transform("max")
     return records[records["step"] == last]
 
@@ -187,11 +190,11 @@ def summary_rows(
     resamples: int = 2000,
     confidence: float = 0.95,
 ) -> pd.DataFrame:
-    """Return the statistics at the last step of each phase, formatted as strings, for each cell.
+    """Return, for each cell, the statistics at the last step of each phase, formatted as strings.
 
     Args:
         results: a results folder.
-        metrics: names of the metrics; defaults to all metrics except those of single bins.
+        metrics: names of the metrics; defaults to all metrics except those that describe a single bin.
         statistic: "mean", on the scale of the metric, or "iqm".
         seed: see `aggregate`.
         resamples: see `aggregate`.
@@ -292,11 +295,15 @@ def _valid_scales(series: _Floats, kind: NDArray[Any]) -> NDArray[Any]:
 def _means(
     series: _Floats, kind: NDArray[Any], low: _Floats, high: _Floats, confidence: float
 ) -> list[_Floats]:
-    """Compute the mean of each row of (m, n) values on its scale, with an interval clipped to [low, high]."""
+    """Compute the mean of each row of (m, n) values on the row's scale, with its interval.
+
+    The interval is clipped to [low, high] if all values of the row are in this range.
+    """
     logs, shares = kind == LOG, kind == YES_NO
     bounds = np.stack(student_t(series, confidence=confidence))
     bounds[:, logs] = geometric(series[logs], confidence=confidence)
-    # If any value is outside the declared range, the name refers to a different metric.
+    # If a value is outside the declared range, the name is that of a different metric; do not clip its
+    # interval.
     inside = ((series >= low) & (series <= high)).all(axis=1)
     bounds = np.where(inside, np.clip(bounds, low[:, 0], high[:, 0]), bounds)
     found = np.stack([series.mean(axis=1), *bounds])
@@ -307,7 +314,10 @@ def _means(
 
 
 def _middles(series: _Floats, *, seed: int, resamples: int, confidence: float) -> list[_Floats]:
-    """Compute the median, interquartile mean and its interval for each row of sorted values, (m, n)."""
+    """Return the median, and the interquartile mean with its interval, for each row of `series`.
+
+    `series` has shape (m, n), and its rows are sorted in ascending order.
+    """
     seeds = series.shape[1]
     iqm = series @ _iqm_weights(seeds)
     bounds = np.full((2, len(series)), np.nan)
@@ -332,6 +342,9 @@ def _middles(series: _Floats, *, seed: int, resamples: int, confidence: float) -
 
 
 def _iqm_weights(n: int) -> NDArray[np.float64]:
-    """Return the weights of n order statistics in the interquartile mean: 2 |[j/n, (j+1)/n] ∩ [1/4, 3/4]|."""
+    """Return the weights of n sorted values in the interquartile mean.
+
+    The weight of value j = 0, ..., n - 1 is 2 |[j/n, (j+1)/n] ∩ [1/4, 3/4]|.
+    """
     edges = np.clip(np.arange(n + 1) / n, 0.25, 0.75)
     return 2 * np.diff(edges)

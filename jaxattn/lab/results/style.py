@@ -103,7 +103,7 @@ def legend_below(figure: Figure, handles: Sequence[Any]) -> None:
 
 
 def colours(count: int, *, ordered: bool) -> list[str]:
-    """Return line colours: from light to dark for ordered cells, otherwise clearly distinct."""
+    """Return line colours: a light-to-dark scale if `ordered` or for many lines, else distinct colours."""
     if count == 1:
         return [BLUE]
     if not ordered and count <= len(DISTINCT):
@@ -124,7 +124,7 @@ def pdf(figure: Figure) -> bytes:
     """Render a figure as a deterministic PDF with embedded fonts, in the same layout as its PNG."""
     layout = figure.get_layout_engine()
     with style():
-        # Keep this layout: computing it again would draw the figure a second time.
+        # Keep this layout, because recomputing it would draw the figure a second time.
         figure.set_layout_engine(None)
     try:
         return _render(figure, "pdf", {"CreationDate": None}, None)

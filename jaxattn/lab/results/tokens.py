@@ -40,7 +40,10 @@ class Tokens:
 
     @property
     def signs(self) -> str:
-        """Return a caption phrase that names the positive and negative class, or "" without class names."""
+        """Return a caption phrase that names the positive and the negative class.
+
+        Return "" if the classes have no names or if there are more than two.
+        """
         if len(self.classes) > 1 or not self.names:
             return ""
         return f" (positive: class {self.name(1)}, negative: class {self.name(0)})"
@@ -67,7 +70,7 @@ def final_tokens(results: Run, *, phase: str | None = None, cell: int = 0, avera
         The tokens that occur and have finite Ep and Ev, excluding failed seeds.
 
     Raises:
-        InputError: there is no token table or no finite token, or the cell or phase is unknown.
+        InputError: there is no token table, no token has finite values, or the cell or phase is unknown.
     """
     if results.tokens.empty:
         raise InputError(
@@ -126,8 +129,8 @@ def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
 def with_classes(best: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Set the column "class" of `top` to the name of the class for which each token is evidence.
 
-    `names` lists the class names, with the negative class first for two classes, or is empty. For two
-    classes, the sign of α determines the class, with "–" for 0.
+    `names` contains the class names, with the negative class first for two classes; it may be empty. For two
+    classes, the sign of α determines the class, and tokens with α = 0 get "–".
     """
     if len(names) == 2:
         sign = np.sign(best["alpha"].to_numpy(float)).astype(int)

@@ -14,8 +14,8 @@ _NAMES = re.compile(r"(\w+_)?(accuracy|loss|cosine|error)")
 # On logarithmic axes, a curve counts as rising after its minimum if its final value is at least this multiple
 # of the minimum.
 _FACTOR = 3.0
-# Minimum distance of an extremum from both ends, as a fraction of the curve's range; larger for a single
-# seed.
+# Minimum difference between an extremum and the value at either end, as a fraction of the curve's range;
+# larger for a single seed.
 _LEAST, _LEAST_OF_ONE_SEED = 0.05, 0.15
 
 
@@ -45,9 +45,10 @@ class Turn(NamedTuple):
 
 
 def turn(curve: pd.DataFrame) -> Turn | None:
-    """Return a curve's interior extremum if its 95 % interval is disjoint from those at both ends, or None.
+    """Return the interior extremum of a curve, or None if no extremum is distinct from both ends.
 
-    Curves from a single seed have no intervals; for these, a larger difference is required.
+    Its 95 % interval must be disjoint from those at both ends. Curves from a single seed have no intervals;
+    for these, a larger difference is required.
 
     Args:
         curve: aggregate rows for one metric, cell and phase, in ascending order of the step.
@@ -75,12 +76,12 @@ def rise(x: NDArray[np.float64], y: NDArray[np.float64], names: tuple[str, str])
     """Describe a positive curve whose start and end are both far above its minimum.
 
     Args:
-        x: (m,) float; positions.
+        x: (m,) float; positions of the points.
         y: (m,) float > 0.
         names: names of x and y.
 
     Returns:
-        A sentence, or "" if the start or the end is near the minimum.
+        A sentence, or "" if the start or the end of the curve is not far above its minimum.
     """
     if len(y) < 3:
         return ""
@@ -103,8 +104,8 @@ def turning_sentences(
         cells: the cells that are drawn.
 
     Returns:
-        Sentences. For one cell, they list points on the curve; for several cells, they state how many cells
-        have an extremum.
+        Sentences. For one cell, a sentence describes the start, the extremum and the end of the curve. For
+        several cells, it states how many of them have an extremum.
     """
     found = []
     for names in panels.values():

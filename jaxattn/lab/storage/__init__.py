@@ -1,1 +1,1 @@
-"""Files in results folders: files with checksums, the manifest, batch states and checkpoints."""
+"""Files in results folders: checksummed files, the manifest, commit records of batches, and checkpoints."""

@@ -86,7 +86,7 @@ class BatchState(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> "BatchState":
-        """This batch, or the finished batch that it extends if this batch is unfinished."""
+        """This record, or `before` if this batch is an unfinished extension of a finished batch."""
         return self if self.finished or self.before is None else self.before
 
 
@@ -200,7 +200,7 @@ def write_state(directory: Path, batch: str, saved: BatchState) -> None:
 
 
 def cells_of_other_configs(saved: BatchState, cells: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a batch's cells whose configs are neither in the given manifest entries nor extended by them."""
+    """Return a batch's cells whose configs match neither the manifest entries nor the runs they extend."""
     known = {str(entry["cell"]): entry for entry in cells}
     hashes = {cell: [entry.get("config_hash"), *entry.get("extends", ())] for cell, entry in known.items()}
     made = saved.origin.cells.items()

@@ -37,10 +37,10 @@ class Bucket:
     """Results folder in a bucket, with a local copy."""
 
     def __init__(self, location: str | Path, role: str = "run") -> None:
-        """Store the address. `role` is "run" for a run, or "read" for a reader.
+        """Initialise the folder at a bucket URL. `role` is "run" for a run, or "read" for a reader.
 
         Raises:
-            InputError: the address is invalid, obstore is not installed, or there are no credentials.
+            InputError: the URL is invalid, obstore is not installed, or there are no credentials.
         """
         self.objects = Objects(location)
         self.address, self.folder = self.objects.address, local_path(location, role)
@@ -240,9 +240,9 @@ class Bucket:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Inside the `with` block, remember a failed write; if a write failed earlier, raise its error.
+        """Remember an error raised inside the `with` block; if an earlier write failed, raise that error.
 
-        A run that is ending therefore does not wait for another timeout.
+        A run that ends after a failed write therefore does not wait for another timeout.
         """
         if self._broken is not None:
             raise self._broken

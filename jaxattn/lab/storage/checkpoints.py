@@ -33,9 +33,9 @@ METADATA = 2**17
 
 @cache
 def prepare() -> Any:
-    """Import orbax early, because importing it takes as long as compiling many small programs.
+    """Import orbax early, because the import takes as long as compiling many small programs.
 
-    The log output of errors in orbax's threads is suppressed, because these errors are also raised here.
+    Messages from orbax are silenced, because the functions in this module raise its errors as exceptions.
     """
     imported = importlib.import_module("orbax.checkpoint")
     logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
@@ -75,7 +75,7 @@ def save(folder: Path, arrays: Any) -> Checkpoint:
     check_handles()
     _check_room(folder, arrays)
     # With one process, pass device arrays, because orbax would first copy NumPy arrays. With several
-    # processes, orbax would treat device arrays as distributed.
+    # processes, pass NumPy arrays, because orbax would treat device arrays as distributed.
     host = arrays if jax.process_count() == 1 else jax.device_get(arrays)
     with _checkpointer() as checkpointer:
         checkpointer.save(folder, args=ocp.args.PyTreeSave(host), force=True)
@@ -102,7 +102,7 @@ def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) 
             tree = saved if like is None else like
             each = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
             arrays = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(like, restore_args=each))
-    # On damaged files and other failures, orbax and tensorstore can raise almost any exception.
+    # If files are damaged, for example, orbax and tensorstore can raise almost any exception.
     except Exception as error:
         reason = str(error).partition("\n")[0]
         if getattr(error, "errno", None) in NOT_DAMAGE or "Too many open files" in str(error):
@@ -127,7 +127,7 @@ def _check_room(folder: Path, arrays: Any) -> None:
 
 def _checkpointer() -> Any:
     ocp = prepare()
-    # With several processes, each one writes a separate folder without waiting for the others.
+    # With several processes, each process writes a separate folder without waiting for the others.
     here = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(
         primary_host=here, active_processes={here}, barrier_sync_key_prefix=f"process-{here}"
@@ -164,7 +164,10 @@ def _check_files(folder: Path, known: Checkpoint, directory: Path) -> None:
 
 
 def _check_sizes(saved: Any) -> None:
-    """Raise ValueError if the metadata declare arrays larger than memory, which would abort the process."""
+    """Raise ValueError if the metadata declare arrays larger than memory.
+
+    Reading such arrays would abort the process.
+    """
     sizes = [math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(saved) if x.shape]
     if sum(sizes) > files.memory():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Local copies of bucket folders: their paths, and bucket addresses in messages."""
+"""Local copies of bucket folders: their paths, and bucket URLs in place of these paths in messages."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def local_path(location: str | Path, role: str = "read") -> Path:
 
 
 def address_of(folder: Path) -> str | None:
-    """Return the bucket address of a local copy, or None if the folder is not a copy."""
+    """Return the bucket URL of a local copy, or None if the folder is not a local copy."""
     for role in ("run", "read"):
         if folder.is_relative_to(root(role)):
             return re.sub("/", "://", folder.relative_to(root(role)).as_posix(), count=1)
@@ -32,14 +32,14 @@ def address_of(folder: Path) -> str | None:
 
 
 def renamed(text: str) -> str:
-    """Replace the paths of local copies in a string with their bucket addresses."""
+    """Replace the paths of local copies in a string with their bucket URLs."""
     bases = "|".join(re.escape(str(root(role))) for role in ("run", "read"))
     return re.sub(rf"(?:{bases})/(s3|gs)/", r"\1://", text)
 
 
 @contextmanager
 def naming() -> Iterator[None]:
-    """Inside the `with` block, replace the paths of local copies in errors with their bucket addresses."""
+    """Inside the `with` block, replace the paths of local copies in error messages with their bucket URLs."""
     try:
         yield
     except (InputError, RunError) as error:

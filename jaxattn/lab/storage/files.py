@@ -17,8 +17,8 @@ from jaxattn.core.errors import InputError, RunError
 SEAL = "seal"
 # Size limit for JSON files in bytes. A manifest for a million seeds uses a fifth of this size.
 MAX_JSON = 2**28
-# Maximum length of a file name in bytes. File systems allow 255; temporary names, which are longer, need the
-# difference.
+# Maximum length of a file name in bytes. File systems allow 255, but temporary names are longer than the
+# final names.
 LONGEST_NAME = 200
 TEMPORARY = re.compile(r"\..+\.(\d+)")
 # Maximum nesting depth of JSON files. This package uses fewer than ten levels; Python's parser fails at
@@ -41,12 +41,13 @@ def inside(path: Path, folder: Path) -> Path:
     outside = f"leads out of {folder}; files outside it are neither read nor written"
     if Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder)):
         raise Damaged(f"{path}: a link that {outside}; remove the link")
-    # The path was read from a file in the folder but leads outside it, so the target must not be deleted.
+    # The path was read from a file in the folder but leads outside the folder, so do not tell the user to
+    # remove it.
     raise Damaged(f"{folder}: refers to a path that {outside}; use a folder written by a run")
 
 
 def is_below(name: str) -> bool:
-    """Return True if `name` is a valid relative path that stays inside its base folder."""
+    """Return whether `name` is a valid relative path that stays inside its base folder."""
     parts = name.split("/")
     longest = max(len(part.encode("utf-8", "surrogatepass")) for part in parts)
     return "\0" not in name and not {"", ".", ".."} & set(parts) and longest <= LONGEST_NAME
@@ -307,7 +308,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def saving(path: Path, folder: Path) -> Iterator[None]:
-    """Inside the `with` block, convert write errors to RunError; the message says if the disk is full."""
+    """Inside the `with` block, convert write errors to RunError. The message mentions a full disk."""
     try:
         yield
     except (OSError, ValueError) as error:

@@ -20,17 +20,17 @@ class ResultsFolder:
     """Results folder on this machine, and base class for results folders elsewhere.
 
     Attributes:
-        name: path or address, for messages.
-        absolute: absolute path, or address.
+        name: path or bucket URL, for messages.
+        absolute: absolute path, or bucket URL.
         local: path of the folder, or of its local copy.
         is_remote: True if the folder is not on this machine.
-        look_s: seconds between two checks of the folder by a process that waits for it to change.
+        look_s: interval in seconds at which a waiting process checks the folder for changes.
     """
 
     is_remote, look_s = False, 0.5
 
     def __init__(self, location: str | Path) -> None:
-        """Store the path or the address; raise InputError if the address is invalid."""
+        """Store the path or the bucket URL; raise InputError if the URL is invalid."""
         self.name, self.absolute, self.local = str(location), os.path.abspath(location), Path(location)
 
     def fetch(self, *kinds: Kind) -> Path:
@@ -98,5 +98,5 @@ def fetch_batch(directory: Path, batch: str, saved: BatchState) -> None:
 
 
 def results_folder(location: str | Path) -> ResultsFolder:
-    """Return the results folder at a path or an address."""
+    """Return the results folder at a path or bucket URL."""
     return _BucketFolder(location) if is_address(location) else ResultsFolder(location)

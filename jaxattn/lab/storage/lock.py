@@ -60,7 +60,7 @@ def locked(directory: Path, warn: Callable[[str], None] = lambda line: None) -> 
 
 
 def is_locked(directory: Path) -> bool:
-    """Return True if a process is using a folder. For a bucket folder, the check takes several seconds."""
+    """Return whether a process is using a folder. For a bucket folder, the check takes several seconds."""
     if is_address(directory):
         return is_held(Objects(directory))
     try:
@@ -120,7 +120,7 @@ class Lock:
         self._one, self._lost, self._last = threading.Lock(), "", 0.0
 
     def take(self, warn: Callable[[str], None]) -> None:
-        """Acquire the lock, taking it over from a dead holder if necessary.
+        """Acquire the lock; if its holder has died, take it over.
 
         Raises:
             RunError: another process holds the lock.
@@ -240,7 +240,7 @@ class Lock:
 
 
 def is_held(objects: Objects) -> bool:
-    """Watch the lock object; return True if a process replaces it and therefore holds the lock."""
+    """Watch the lock object, and return whether a process renews it and therefore holds the lock."""
     found = objects.read(OBJECT)
     if not _parsed(found)["holder"]:
         return False

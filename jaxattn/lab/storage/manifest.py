@@ -25,8 +25,8 @@ NOT_A_RUN = "use a folder written by `jaxattn run`"
 class _Cell(msgspec.Struct):
     """One cell: its number, its axis values, and the hash of the settings that determine its results.
 
-    `hold` lists the sources of randomness held at seed 0, and `varies` those that vary with the seed.
-    `extends` maps the config hash of each shorter run that the cell extends to its number of steps.
+    `hold` lists the sources of randomness that are fixed to seed 0, and `varies` those that vary with the
+    seed. `extends` maps the config hash of each shorter run that the cell extends to its number of steps.
     """
 
     cell: Count
@@ -198,13 +198,13 @@ def run_command(manifest: Mapping[str, Any]) -> str:
 
 
 def resume_remedy(directory: Path) -> str:
-    """Return an instruction for repairing or resuming a run, without quoting any file in the folder."""
+    """Return an instruction for repairing or resuming a run. It contains nothing read from the folder."""
     return f"run the same sweep again into {directory}"
 
 
 @contextmanager
 def fixing(directory: Path) -> Iterator[None]:
-    """Inside the `with` block, convert Damaged to InputError, and append how to repair the run."""
+    """Inside the `with` block, convert Damaged to InputError, and add repair instructions to the message."""
     try:
         yield
     except Damaged as error:

@@ -18,7 +18,7 @@ RESUME = "finished results are kept; fix this and run the same command again to 
 # seconds.
 RETRY_S, REQUEST_S, CONNECT_S = 60.0, 60.0, 5.0
 _TRIES = 2
-# Environment variables with S3 credentials that do not require boto3; boto3 also reads profiles.
+# Environment variables from which S3 credentials are read without boto3; boto3 also reads profiles.
 CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -40,7 +40,7 @@ class Changed(RunError):
 
 
 def is_address(location: str | Path) -> bool:
-    """Return True for an address s3://BUCKET/NAME or gs://BUCKET/NAME.
+    """Return whether a location is a bucket URL, s3://BUCKET/NAME or gs://BUCKET/NAME.
 
     There may be one or two slashes after the colon.
     """
@@ -48,10 +48,10 @@ def is_address(location: str | Path) -> bool:
 
 
 def address_text(location: str | Path) -> str:
-    """Return a path or address as the user wrote it, restoring the slash that `pathlib` drops.
+    """Return a path or bucket URL as the user wrote it, restoring the slash that `pathlib` drops.
 
     Raises:
-        InputError: the address lacks a bucket or a name.
+        InputError: the URL lacks a bucket or a name.
     """
     if not is_address(location):
         return str(location)
@@ -64,13 +64,13 @@ def address_text(location: str | Path) -> str:
 
 
 class Objects:
-    """Objects under an address, identified by names relative to the address."""
+    """Objects under a bucket URL, identified by names relative to the URL."""
 
     def __init__(self, location: str | Path) -> None:
-        """Store the address without making a request.
+        """Store the bucket URL without making a request.
 
         Raises:
-            InputError: the address is invalid, obstore is not installed, or there are no credentials.
+            InputError: the URL is invalid, obstore is not installed, or there are no credentials.
         """
         self.address = address_text(location)
         self._store = _opened(self.address)

@@ -1,4 +1,4 @@
-"""Log of a run, metrics.jsonl, with one line for each measurement and each long operation."""
+"""Log of a run (metrics.jsonl), with one line per measurement and per long operation."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -18,8 +18,8 @@ MAX_BYTES = 2**31
 # Number of most recent lines to try per batch until one of them is intact.
 _TRIES = 3
 BATCH = re.compile(rb'(?<!\\)"batch": "(%s)"' % batch_state.BATCH_NAME.pattern.encode())
-# Substrings of log lines that report no losses or no failures. The newest lines that do report losses or
-# failures are kept as well.
+# Substrings of log lines that report no losses, or no failures. The newest line that does report them is also
+# kept.
 WITHOUT = (b'"losses": {}', b'"failures": []')
 
 

@@ -13,7 +13,7 @@ from jaxattn.lab.storage.files import Damaged
 
 # Columns that identify a run: one seed of one cell.
 CELL_AND_SEED = ("cell", "seed")
-# Columns that identify a row, by table.
+# Columns that identify a row in each table.
 TABLE_KEYS = {
     "records": (*CELL_AND_SEED, "phase", "step", "metric"),
     "tokens": (*CELL_AND_SEED, "phase", "id", "class"),
@@ -41,7 +41,7 @@ def read_table(
     from pyarrow.parquet import ParquetFile  # slow to import
 
     content = files.read_file(location, directory, sha256)
-    # Without a checksum to detect damage, pyarrow and pandas can raise almost any exception.
+    # If there is no checksum to detect damage, pyarrow and pandas can raise almost any exception.
     try:
         _check_size(content)
         names = ParquetFile(io.BytesIO(content)).schema_arrow.names if columns is not None else None
@@ -63,7 +63,7 @@ def cell_seed_pairs(table: pd.DataFrame) -> set[tuple[int, int]]:
 
 
 def repeats(table: pd.DataFrame, name: str) -> bool:
-    """Return True if two rows of a table have the same values in all key columns."""
+    """Return whether two rows of a table have the same values in all key columns."""
     keys = [key for key in TABLE_KEYS[name] if key in table]
     return bool(keys and table.duplicated(keys).any())
 

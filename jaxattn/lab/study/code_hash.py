@@ -275,7 +275,7 @@ def _is_loose(x: Any) -> bool:
 
 
 def is_local(file: str | None) -> TypeGuard[str]:
-    """Return True if a file belongs to the user rather than to Python, an installed package or jaxattn."""
+    """Return whether a file belongs to the user rather than to Python, an installed package or jaxattn."""
     if file is None:
         return False
     path = Path(file)

@@ -51,7 +51,7 @@ class Tables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Definition:
-    """A validated study. Creating it from invalid tables raises an error.
+    """Validated definition of a study. The constructor raises InputError for invalid tables.
 
     Attributes:
         tree: the tables as written.

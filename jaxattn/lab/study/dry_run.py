@@ -76,13 +76,13 @@ def rehearse(
 
 
 class _Rehearsal:
-    """Trace of one seed with abstract arrays. Exceptions are annotated with the failing component."""
+    """Dry run of a setting for one seed, with abstract arrays. Exceptions name the failing component."""
 
     def __init__(self, setting: Setting, shared: Loaded | None, files: frozenset[str]) -> None:
         self.setting, self.shared, self.files = setting, shared, files
 
     def run(self, numbers: Hyperparameters) -> Any:
-        """Trace all components with `numbers` as tracers, and return the shapes of the training data."""
+        """Trace all components, with the values of `numbers` traced; return the training data's shapes."""
 
         def run(numbers: Hyperparameters, of_seed: Keys) -> Any:
             setting = with_hyperparameters(self.setting, numbers)
@@ -97,7 +97,7 @@ class _Rehearsal:
         return jax.eval_shape(run, dict(numbers), jax.eval_shape(keys, 0))
 
     def fails(self, numbers: Hyperparameters) -> bool:
-        """Return True if tracing fails because code needs the concrete value of a tracer."""
+        """Return whether tracing fails because a component needs the concrete value of a tracer."""
         try:
             self.run(numbers)
         except RunError as error:
@@ -166,9 +166,9 @@ class _Rehearsal:
             check_floats(name, each, {() if coupled else (n,)}, why)
 
     def minibatches(self, data: Dataset) -> None:
-        """Raise InputError if a loss that couples sequences would see all data in a minibatch phase.
+        """Raise InputError if the loss couples sequences but a minibatch phase would evaluate it on all data.
 
-        Such a loss must be evaluated on each minibatch instead.
+        The loss must then set `coupled = True`, so that it is evaluated on each minibatch.
         """
         setting = self.setting
         batched = [k for k, phase in enumerate(setting.phases) if phase.batch_size]
@@ -246,7 +246,7 @@ class _Rehearsal:
 
     @contextmanager
     def at(self, location: str, concept: Concept[Any] | str) -> Iterator[None]:
-        """Inside the `with` block, add the location to exceptions, and whether custom code caused them."""
+        """Inside the `with` block, add to each exception the location and whether custom code caused it."""
         try:
             with at(location):
                 yield

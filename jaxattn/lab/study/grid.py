@@ -1,4 +1,4 @@
-"""Cells of a study, built from its grid: blocks, product axes, zipped axes, quasi-random points and lists."""
+"""Build the cells of a study from its grid: blocks, product and zipped axes, Halton points, listed cells."""
 
 import itertools
 import math
@@ -96,7 +96,7 @@ def points(grid: Any) -> list[dict[str, Any]]:
 
 
 def check_lists(tree: Mapping[str, Any]) -> None:
-    """Raise InputError if an axis in unvalidated tables is not a list, or is an empty list."""
+    """Raise InputError unless each axis in the tables, which are not yet validated, is a nonempty list."""
     for table in ("axes", "zip"):
         axes = tree.get(table)
         for key, values in axes.items() if isinstance(axes, Mapping) else ():
@@ -143,7 +143,7 @@ def zipped(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
 def halton(wanted: Halton | None) -> list[dict[str, Any]]:
     """Return quasi-random points within the given bounds, or [{}] if `wanted` is None.
 
-    With the same seed, a larger number of points extends the sequence and does not change earlier points.
+    For a given seed, requesting more points extends the sequence without changing earlier points.
     """
     if wanted is None:
         return [{}]

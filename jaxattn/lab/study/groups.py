@@ -27,11 +27,12 @@ class CompileGroup(NamedTuple):
 
     Attributes:
         number: index of the group in the study.
-        setting: setting shared by the cells. Varying numeric settings have the value of the first cell,
-            except the vocabulary size, which is the largest in the group; smaller vocabularies are padded.
+        setting: setting shared by the cells. Numeric settings that differ between cells have the value of
+            the first cell. The vocabulary size is the largest in the group, because smaller vocabularies are
+            padded.
         cells: the cells, in the order of the study.
-        varying: setting paths of the numeric settings that differ between cells.
-        numbers: all numeric settings that may differ between vmapped runs, by cell number.
+        varying: paths of the numeric settings that differ between cells.
+        numbers: for each cell number, all numeric settings that may differ between vmapped runs.
     """
 
     number: int
@@ -41,9 +42,9 @@ class CompileGroup(NamedTuple):
     numbers: Mapping[int, Hyperparameters]
 
     def hyperparameters(self, cells: Sequence[Cell]) -> Hyperparameters:
-        """Return the varying numeric settings as arrays (L,) with one value for each of L vmapped runs.
+        """Return the varying numeric settings as arrays (L,), with one value for each of L vmapped runs.
 
-        `cells` contains the cell of each run.
+        `cells` lists the cell of each of these runs.
         """
         return {
             path: jnp.asarray([self.numbers[cell.number][path] for cell in cells], dtype)
@@ -62,7 +63,7 @@ class CompileGroup(NamedTuple):
 
 
 def compile_groups(cells: Iterable[Cell]) -> list[CompileGroup]:
-    """Group cells that can run in the same program, in the order of their first cells."""
+    """Group cells that can run in the same program. The groups are in the order of their first cells."""
     members: dict[bytes, list[Cell]] = {}
     numbers = {}
     for cell in cells:
@@ -99,7 +100,7 @@ def rehearse_groups(
 
 
 def _shape(cell: Cell, numbers: Hyperparameters) -> bytes:
-    """Return a key that identifies a cell's programs: its tables without the varying numeric settings."""
+    """Return a key that is the same for cells that can share a program: the tables without `numbers`."""
     kept: Any = cell.tables
     for head, *rest in numbers:
         kept = _without(kept, (*IN_TABLES.get(head, (head,)), *rest))

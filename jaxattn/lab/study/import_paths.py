@@ -69,7 +69,7 @@ class ImportPaths:
             return None
 
     def unhashable(self, name: str) -> str:
-        """Return the name of the value that makes an import path's code unhashable, or "" if none does."""
+        """Return which value prevents hashing the code at an import path, or "" if none does."""
         try:
             code_hash(self.load(name))
         except (Unhashable, OSError) as error:
@@ -145,8 +145,8 @@ class ImportPaths:
 def _local_files_first(path: Path, location: str) -> Iterator[None]:
     """Inside the `with` block, let a file import other files only from its search folders.
 
-    A process has only one module per name. If the file imports a module whose name a file in another folder
-    already uses, all imports from the search folders in this block are undone.
+    A process can import only one module under each name. If the file imports a module whose name is already
+    in use for a file in another folder, all imports from the search folders in this block are undone.
 
     Raises:
         InputError: two files with the same name are imported from different folders.

@@ -1,4 +1,4 @@
-"""Component types in a sweep file, such as models: built-in classes, and instances built from tables.
+"""Registry of component types, such as models; it creates components from the tables of a sweep file.
 
 A table has a `kind`, which is a short name or an import path. Its other keys are settings of the class,
 which are checked against the annotations. A function is first converted to a class; see
@@ -65,12 +65,12 @@ class Concept(Generic[C]):
         name: name with an article, such as "a model".
         location: key in a sweep file.
         known: built-in classes by short name.
-        bases: base classes, each with the attributes that a derived class must define.
+        bases: base classes, each mapped to the attributes that a derived class must define.
         of_function: function that builds a class from a function and its `kind`; None if only classes are
             accepted.
         functions: signatures of the accepted functions.
-        extra_calls: calls that derived classes must support, by name of the base class; these take precedence
-            over `bases`.
+        extra_calls: calls that derived classes must support, keyed by the name of the base class; these take
+            precedence over `bases`.
         default: function that infers the kind of a table from its keys.
     """
 
@@ -85,7 +85,7 @@ class Concept(Generic[C]):
 
     @property
     def classes(self) -> dict[str, list[str]]:
-        """Method calls that a derived class must support, by name of the base class."""
+        """Method calls that a derived class must support, keyed by the name of the base class."""
         own = {base.__name__: [_call(base, name) for name in names] for base, names in self.bases.items()}
         return own | {name: list(calls) for name, calls in self.extra_calls.items()}
 
@@ -141,7 +141,7 @@ def make(concept: Concept[C], table: Any, location: str, names: ImportPaths) -> 
 
 @functools.cache
 def _marked(target: type[Spec]) -> dict[str, str]:
-    """Return the settings annotated as file paths or import paths, each with the marker in its annotation."""
+    """Return the settings annotated as file paths or import paths, each mapped to its annotation's marker."""
     return {f.name: mark for f in _fields(target) for mark in (FILE, IMPORT_PATH) if has_mark(f.type, mark)}
 
 

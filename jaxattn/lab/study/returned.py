@@ -88,7 +88,11 @@ def _structure(tree: Any) -> Any:
 
 
 def metric_names(what: str, metrics: Any, axes: int) -> list[str]:
-    """Check that metrics are real numbers; return their names, with one name for each entry of a vector."""
+    """Check that metrics are real numbers, and return their names.
+
+    A vector adds one numbered name per entry. `what` names the function in error messages, and `axes` is the
+    maximum number of axes of a metric, 0 or 1.
+    """
     if not isinstance(metrics, dict):
         raise InputError(f"{what} returns {shown(metrics)}; return a dictionary of numbers keyed by name")
     names = []

@@ -21,9 +21,10 @@ VALUE = {"type": ["number", "string", "boolean", "array"]}
 
 
 def sweep_schema() -> Schema:
-    """Build the schema, with the settings of all built-in kinds. A kind that contains a colon is custom code.
+    """Build the JSON schema of sweep files, with the settings of all built-in kinds.
 
-    A block, or a file that extends another file, may contain any subset of the tables.
+    A kind that contains a colon is custom code. A block, or a file that extends another file, may contain
+    any subset of the tables.
     """
     made = msgspec.json.schema(Tables)
     definitions = made["$defs"]

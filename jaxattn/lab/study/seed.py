@@ -1,4 +1,4 @@
-"""Pure functions that compute a study for one seed. The engine lifts them to many seeds.
+"""Pure functions that compute a study for a single seed. The engine vmaps them over many seeds.
 
 The PRNG keys of a seed come from `randomness.keys`.
 """
@@ -37,12 +37,12 @@ from jaxattn.lab.probes.requirements import require_token_scores
 from jaxattn.lab.study.randomness import HELD_AT, keys
 from jaxattn.lab.study.setting import Setting, numbers_of
 
-# Metrics of all probes: for each probe's index, its metrics by name.
+# Metrics of all probes, keyed by probe index and then by metric name.
 ProbeMetrics = dict[int, Mapping[str, Array]]
 
 
 class Carried(NamedTuple):
-    """State of a phase: the state of its dynamics, and values that probes stored at the start."""
+    """State of a phase: the state of its dynamics, and the values that probes stored at its start."""
 
     state: Any
     memory: dict[int, Any]
@@ -99,13 +99,13 @@ def begin_phase(setting: Setting, index: int, params: Params, data: Splits, key:
 
 
 def advance(setting: Setting, index: int, carried: Carried, data: Splits, steps: int | Array) -> Carried:
-    """Advance a phase by `steps` steps. Advancing by k and then by l steps equals advancing by k + l."""
+    """Advance a phase by `steps` steps. Advancing by k and then by l steps is equivalent to k + l steps."""
     task = task_of(setting, data)
     return carried._replace(state=setting.phases[index].advance(task, carried.state, steps))
 
 
 def measure_probes(setting: Setting, index: int, carried: Carried, data: Splits) -> ProbeMetrics:
-    """Evaluate the probes; return their metrics by name, for each probe index.
+    """Evaluate the probes, and return the metrics of each probe by name, keyed by the probe's index.
 
     Each metric is a scalar or a vector (m,).
     """
@@ -187,12 +187,12 @@ def seed_dataset(
 
     Args:
         data: data settings.
-        seed: the seed; ignored if all seeds share the data, or if the data are held at seed 0.
+        seed: the seed; ignored if all seeds share the data, or if `hold` contains "data".
         dtype: dtype of the study, "float32" or "float64".
         swept: names of the settings that vary in the study. A run traces these settings as scalars of the
             study's dtype, which may round differently from constants.
         progress: progress callback for loading data.
-        hold: sources of randomness held at seed 0.
+        hold: sources of randomness for which seed 0 replaces the seed.
 
     Raises:
         InputError: the data cannot be read.
@@ -221,7 +221,7 @@ def _drawing(data: DrawnData) -> Callable[[Array, dict[str, Array]], Splits]:
 
 
 def swept_settings(cells: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return the data settings that differ between cells. `cells` are the axis values of each cell."""
+    """Return the data settings that differ between cells. `cells` contains the axis values of each cell."""
     found: dict[str, set[Any]] = {}
     for settings in cells:
         for key, value in settings.items():

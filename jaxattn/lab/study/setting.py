@@ -1,8 +1,8 @@
-"""Setting of a study: instances created from tables and checked together, and the settings that may vary.
+"""Component instances of a study, created from tables and checked for compatibility.
 
-Vmapped runs of one program may differ in some numeric settings. These are the floats in data, model,
-loss, starts, phases and custom probes, unless they are annotated as `Static`, and the size of a synthetic
-vocabulary if it can be padded.
+Vmapped runs of one program may differ in some numeric settings: the floats in data, model, loss, starts,
+phases and custom probes that are not annotated as `Static`, and the size of a synthetic vocabulary if it
+can be padded.
 """
 
 import functools
@@ -38,13 +38,13 @@ class Setting(NamedTuple):
     Attributes:
         data: data that are sampled per seed (`draw`), or shared by all seeds (`load`).
         model: the model.
-        loss: per-example loss, (outputs, targets) -> (n,), or loss of a batch.
+        loss: per-example loss, (outputs, targets) -> (n,), or a loss that returns one number per batch.
         starts: initial values by parameter, which override those of the model.
         phases: the phases in order.
         probes: the probes.
         dtype: dtype of parameters and measurements.
         hold: sources of randomness shared by all seeds; see `randomness`.
-        used: () int32, number of tokens in use if the vocabulary is padded; None for all.
+        used: () int32; number of tokens in use if the vocabulary is padded, else None.
     """
 
     data: Data
@@ -59,12 +59,12 @@ class Setting(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """Grid point. A study without axes has only one cell.
+    """Grid point of a study. A study without axes has a single cell.
 
     Attributes:
         number: index of the cell.
         settings: the axis values.
-        setting: instances created with these values.
+        setting: component instances created with these values.
         tables: tables that describe the instances, with all settings.
         config_hash: hash of the settings that determine the results.
     """
@@ -102,7 +102,7 @@ def merged_tables(tree: Any, changes: dict[str, Any], names: ImportPaths) -> Any
 
 
 class Reader:
-    """Builder of cells. Cells with equal tables share the objects built from them."""
+    """Builds cells from tables. Cells that contain an equal table share the object built from it."""
 
     def __init__(self, names: ImportPaths) -> None:
         """Store the resolver for import paths."""
@@ -219,7 +219,7 @@ def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
 
 
 def key_of(setting: Setting, path: SettingPath) -> str:
-    """Convert the path of a numeric setting to the corresponding key in a sweep file."""
+    """Convert the path of a numeric setting to the corresponding dotted key in a sweep file."""
     head, *rest = path
     if head == "phases":
         phase = setting.phases[int(rest[0])]

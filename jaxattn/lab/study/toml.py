@@ -98,7 +98,10 @@ def write_sweep(tree: dict[str, Any], path: str | Path) -> Path:
 
 
 def tables(path: Path, before: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read a file and the files that it extends, without validation; flatten grid keys to dotted keys."""
+    """Read a sweep file, without validation, and merge it into the file that it extends.
+
+    Nested grid keys are flattened to dotted keys. `before` contains the files that extend this one.
+    """
     text = _text(path)
     try:
         tree = tomllib.loads(text)
@@ -187,7 +190,7 @@ def _nearby(path: Path) -> str:
 
 
 def check_seen(tree: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Raise InputError if an override has no effect because its key is swept or set in every cell."""
+    """Raise InputError if an override has no effect because every cell sweeps or sets its key."""
     blocks = tree.get("blocks", {})
     of_file = [*_swept(tree)]
     variants = [[*_of_block(name, block), *of_file] for name, block in blocks.items()] or [of_file]

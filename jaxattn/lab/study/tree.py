@@ -10,7 +10,7 @@ from typing import Any
 from jaxattn.core.errors import InputError
 
 DEEPEST = 50
-# Matches a key of the grid; the key of the swept setting, after the table name, may contain dots.
+# Matches a grid key such as `axes.model.dim`. The swept setting after the table name may contain dots.
 _AXIS = re.compile(r"((?:blocks\.[^.]+\.)?(?:axes|zip|halton\.axes))\.(.+)", re.DOTALL)
 _Path = tuple[str, ...]
 Keys = Callable[[_Path, Any], Iterable[str]]

@@ -40,7 +40,7 @@ def read_cached(path: Path, names: Iterable[str], note: Note) -> dict[str, np.nd
     A damaged file is renamed, and `note` is called with a one-line message.
     """
     try:
-        # Open the file here, because np.load does not close it if it fails.
+        # Open the file here, because np.load does not close the file if loading fails.
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
             return {name: stored[name] for name in names}
     except (FileNotFoundError, NotADirectoryError, PermissionError):

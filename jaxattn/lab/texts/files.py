@@ -12,7 +12,10 @@ _UNREADABLE = (OSError, ValueError, RuntimeError, csv.Error)
 
 @contextmanager
 def reading(where: str, remedy: str = "save it as UTF-8") -> Iterator[None]:
-    """Convert library errors about unreadable data to one-line errors, with a remedy for wrong encodings."""
+    """Inside the `with` block, convert library errors about unreadable data to one-line errors.
+
+    `where` names the data in the message, and `remedy` is the advice for text in the wrong encoding.
+    """
     try:
         yield
     except InputError:
@@ -51,7 +54,7 @@ def refuse_compressed(path: str) -> None:
 def codec(encoding: str | None) -> str:
     """Return Python's name for an encoding. None means UTF-8 with or without a byte order mark.
 
-    Latin-1 is read as Windows-1252, as browsers do, because the two differ only in control characters.
+    Latin-1 is read as Windows-1252, as in browsers, because the two differ only in control characters.
 
     Raises:
         InputError: the encoding is unknown.
@@ -68,11 +71,11 @@ def codec(encoding: str | None) -> str:
 
 @contextmanager
 def decoding(path: str, encoding: str | None) -> Iterator[str]:
-    """Yield the codec of a file (see `codec`), and convert decoding errors to one-line errors.
+    """Yield the codec of a file (see `codec`). In the `with` block, decoding errors become one-line errors.
 
     Raises:
-        InputError: the file cannot be read, or has another encoding. The message contains the first invalid
-            line, the number of invalid lines and a remedy.
+        InputError: the file cannot be read, or has a different encoding. The message contains the first
+            invalid line, the number of invalid lines and a remedy.
     """
     name = codec(encoding)
     with reading(path, REMEDY):

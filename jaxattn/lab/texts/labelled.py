@@ -26,7 +26,7 @@ class LabelledTexts(NamedTuple):
 
 
 class Labelled(NamedTuple):
-    """Rows of a split that belong to a class: texts, class indices (n,), and their locations in the files."""
+    """Rows of a split whose label is one of the classes: texts, class indices (n,), and file locations."""
 
     texts: LabelledTexts
     classes: np.ndarray
@@ -48,7 +48,7 @@ def plain_text(label: Any) -> Any:
     """Normalise a raw label for comparison.
 
     Integers and booleans become ints: 1, 1.0, True, "1", "1.0" and "true" all become 1. Null, NaN, "nan" and
-    the empty string become None. Other numbers become strings.
+    the empty string become None. Non-integer numbers become strings.
     """
     if isinstance(label, str):
         if _WHOLE.fullmatch(label):

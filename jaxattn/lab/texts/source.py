@@ -81,7 +81,7 @@ class Source(SharedData, frozen=True, kw_only=True):
     empty: Literal["error", "drop"] = "error"
 
     def check(self, *context: object) -> None:
-        """Raise InputError if a label or class name is repeated or missing, or if the encoding is unknown."""
+        """Raise InputError for repeated labels or class names, missing class names or an unknown encoding."""
         class_numbers(self.labels, self.ignore_labels)
         names = self.class_names or ()
         if self.class_names is not None and len(names) != len(self.labels):

@@ -107,7 +107,7 @@ class _Table(Files, frozen=True, kw_only=True):
             raise InputError("test_path, split_column: both select the test rows; set only one of them")
 
     def _records(self, path: str) -> Iterator[Any]:
-        """Yield the location of each row in a file, with the row's values of `table_fields`."""
+        """Yield, for each row in a file, its location and its values of `table_fields`."""
         raise NotImplementedError
 
     def _rows(self, paths: Sequence[str], wanted: str) -> Iterator[TextRow]:
@@ -156,9 +156,9 @@ class Csv(_Table, frozen=True, kw_only=True):
 
     Attributes:
         columns: names of the fields, from left to right, for files without a header line.
-        delimiter: character between fields, such as "\\t".
-        quoting: "fields" if quotes enclose fields, or "none" if they are ordinary characters. By default,
-            "none" if every line is then a row with a known label, else "fields".
+        delimiter: character between fields, such as a tab.
+        quoting: "fields" if quotes enclose fields, or "none" if they are ordinary characters. The default is
+            "none" if this makes every line a row with a known label, else "fields".
         encoding: encoding, such as "cp1252"; defaults to UTF-8.
     """
 
@@ -253,7 +253,7 @@ class Jsonl(_Table, frozen=True, kw_only=True):
                 where = f"line {number} of {path}"
                 try:
                     fields = decode(line)
-                    # If a name is repeated, the decoder keeps only the last value by default, so collect all
+                    # By default, the decoder keeps only the last value of a repeated name, so collect all
                     # names.
                     names = [name for name, _ in json.loads(line, object_pairs_hook=tuple)]
                 except (msgspec.DecodeError, RecursionError) as error:
@@ -269,7 +269,7 @@ def column_names(text: Any) -> tuple[str, ...]:
 
 
 def table_fields(source: Any, have: Sequence[str], where: str, hint: str = "") -> list[str]:
-    """Return the names of the text, label and split fields; each of them must occur exactly once."""
+    """Return the names of the text, label and split fields; each must occur exactly once in `have`."""
     split = source.split_column
     named = [*(("text", name) for name in column_names(source.text)), ("label", source.label)]
     named += [("split_column", split)] if split else []

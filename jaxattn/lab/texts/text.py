@@ -114,7 +114,7 @@ def _word_with_marks() -> re.Pattern[str]:
 
 
 def build_vocabulary(texts: Iterable[str], *, min_count: int = 1, max_vocab: int | None = None) -> Vocabulary:
-    """Build a vocabulary of at most `max_vocab` words that occur at least `min_count` times.
+    """Build a vocabulary of the words that occur at least `min_count` times, at most `max_vocab` words.
 
     Raises:
         InputError: no word occurs at least `min_count` times.

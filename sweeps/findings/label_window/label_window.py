@@ -20,8 +20,8 @@ import jaxattn as ja
 Number = int | float
 # Median of |N(0, 1)|: half of the seeds exceed it.
 MEDIAN_NOISE = 0.6744897501960817
-# The top token counts as final once all other tokens receive less attention than the first value. The second
-# value is the maximum path length of the scores.
+# The top token counts as final once all other tokens receive less attention than _DECIDED. _LONGEST is the
+# maximum path length of the scores.
 _DECIDED, _LONGEST = 1e-6, 1e4
 _GRID = np.geomspace(0.1, 40.0, 25)
 

@@ -8,7 +8,7 @@ from label_window import label_window
 from jaxattn.lab.books import Cell, Finding, Item, Measured, at_least, cells, share
 
 # The predicted edges apply to the median seed. At steps within a factor of NEAR of an edge, only a fraction
-# HALF of the seeds must agree; at all other steps, a fraction MOST.
+# HALF of the seeds need to agree with the prediction; at all other steps, a fraction MOST.
 NEAR, HALF, MOST = 1.2, 0.5, 0.9
 
 

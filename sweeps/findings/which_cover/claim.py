@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxattn.lab.books import Item, Measured, cells, round_up, share
 
-# Maximum relative distance of E·v from the set-cover law for which a seed counts as following the law.
+# A seed counts as following the set-cover law if the relative distance of E·v from the law is at most this.
 LAWFUL = 0.01
 METRICS = (
     *("came_to_end", "cover_share", "cover_error", "cover_size", "shortest_cover"),

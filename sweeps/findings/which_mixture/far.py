@@ -23,7 +23,7 @@ from scipy.integrate import Radau
 STEEP = 1e6
 # Sequences whose log-weight is this many nats below the largest one exert no force on p.
 ACTIVE = 100.0
-# Finite-difference step, smaller than the width of the smoothed constraints, 1e-6.
+# Finite-difference step; smaller than 1e-6, the width of the smoothed constraints.
 APART = 1e-7
 
 

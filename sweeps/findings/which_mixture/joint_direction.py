@@ -14,11 +14,10 @@ from two_sided import TwoSided, two_sided
 ON_MARGIN = 1e-8
 # Minimum slack with which a strict inequality counts as satisfied.
 _STRICT = 1e-6
-# Maximum number of updates to the choice of top token in each light sequence, whose loss weight is
-# negligible.
+# Maximum number of updates to the top tokens of light sequences, whose weight in the loss is negligible.
 _CHOICES = 20
-# Maximum number of combinations of tied top tokens to try in light sequences, whose loss weight is
-# negligible.
+# Maximum number of combinations of tied tokens to try as top tokens of light sequences, whose weight in the
+# loss is negligible.
 _LEVEL_CHOICES = 256
 # Multipliers below this fraction of the largest multiplier count as zero.
 _NO_MULTIPLIER = 1e-9

@@ -54,7 +54,7 @@ def two_sided(rows: np.ndarray, required: np.ndarray) -> TwoSided:
         return TwoSided(np.zeros(dim), np.zeros(m), np.float64(0), np.float64(0))
     longest = np.sqrt(np.square(rows).sum(axis=1).max())
     scaled, height, multipliers = rows / max(longest, np.finfo(float).tiny), 1.0, np.zeros(m)
-    # The rounding error is smallest for h near 1/‖p‖; a few iterations find such an h.
+    # The rounding error is smallest if `height` is near 1/‖p‖, which a few iterations achieve.
     for _ in range(4):
         matrix = np.vstack([scaled.T, height * required])
         try:

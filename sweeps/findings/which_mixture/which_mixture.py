@@ -24,8 +24,8 @@ from jaxattn.theory import Scores, relaxed_max_margin, selection_from_scores
 
 # Maximum log ‖v‖ of the path points that are certified, and log r at the end of the flow.
 LONGEST, FAR = 18.5, 1e4
-# The limit counts as confirmed if 1 - cos is at most this at log r = FAR. Receding constraints leave an error
-# of order (log log r / log r)².
+# The limit counts as confirmed if 1 - cos is at most this at log r = FAR. Constraints that recede like log r
+# leave an error of order (log log r / log r)².
 AGREES = 1e-5
 
 

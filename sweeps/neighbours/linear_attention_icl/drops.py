@@ -8,7 +8,7 @@ from jaxattn.lab.books import Finding, Measured
 from jaxattn.lab.books.metrics import named
 from jaxattn.lab.results import judge
 
-SLOW = 0.02  # as a fraction of the smaller peak speed of the two adjacent drops
+SLOW = 0.02  # as a fraction of the peak speed of the slower of the two adjacent drops
 
 
 def curves(results, cell: int, metric: str) -> pd.DataFrame:

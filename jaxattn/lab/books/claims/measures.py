@@ -1,6 +1,7 @@
 """Measures for the claims: tests of the theory with exact flows and single steps.
 
-Every measure takes the runs of its studies and returns findings. The items define the criteria.
+A measure takes the runs of its studies and returns findings, which are numbers to be compared with
+criteria. The items define the criteria.
 """
 
 import math
@@ -17,13 +18,14 @@ from jaxattn.lab.results.run import Run
 
 # Tolerances for 1 - cos. A path at distance ρ from its limiting ray has 1 - cos = (ρ/‖p‖)²/2, where ρ is
 # about 1/margin. At ‖p‖ = 1e6 this is about 1e-11 for a margin of 0.28, as in the base settings, and 1e-8 for
-# a margin of 0.01. The joint flow of p and v ends at ‖p‖ = 1e4, where the same distances give 1e-7 or more.
+# a margin of 0.01. The joint flow of p and v ends at ‖p‖ = 1e4, where the same distances give about 1e-7 or
+# more.
 CLOSE, CLOSE_ELSEWHERE, CLOSE_TOGETHER = 1e-9, 1e-8, 1e-6
 # Range of ‖p‖ in which the exponent is fitted: after the selected tokens stop changing and before the path
 # ends.
 FITTED = (1e3, 5e5)
-# Accepted growth of margin · ‖p‖ per e-fold in time. It is 0 at a finite stationary point and 1 if ‖p‖
-# diverges.
+# Accepted range for the growth of margin · ‖p‖ per e-fold in time. The growth is 0 at a finite stationary
+# point and 1 if ‖p‖ diverges.
 GROWS = (0.5, 2.0)
 
 _GROWS = "‖p‖ grows without bound, like log t"
@@ -34,10 +36,12 @@ def one_step_law(results: Run, item: Item) -> Measured:
     """Fit the exponent of d in the error of the one-step law.
 
     The law predicts how one gradient step of size η0 on E changes the values E·v; see `theory.one_step_law`.
-    The error in the values is max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0; for K classes, the maximum over
-    classes is taken. The error in the embeddings is max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0. Both are
-    linear in η0. Texts contain thousands of distinct tokens, but the most frequent token determines the
-    maximum. Each seed's error then behaves like a single normal variable, so the interval is wide.
+    For token s, let E_s⁰ and E_s¹ be the embeddings before and after the step, and α_s the average signed
+    frequency. The error in the values is max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0; for K classes, the maximum
+    over classes is taken. The error in the embeddings is max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0. The step is
+    linear in η0, so neither error depends on η0. For texts, the most frequent of thousands of tokens
+    determines the maximum. Each seed's error then behaves like a single normal variable, so the interval is
+    wide.
 
     Args:
         results: a run with at least two values of d. Except for texts, error · √d is also measured at the
@@ -66,11 +70,11 @@ def one_step_law(results: Run, item: Item) -> Measured:
 def unbounded(results: Run, item: Item) -> Measured:
     """Measure whether ‖p‖ grows without bound, like log t.
 
-    If ‖p‖ diverges, ‖∂L/∂p‖ decays like exp(-margin ‖p‖), so margin · t ‖∂L/∂p‖ tends to 1. If p converges
-    to a finite point, this product tends to 0. The test does not depend on where the flow ends. If tokens
-    that are tied in the limit are not detected, their balanced forces mask all other forces in float64 once
-    margin · ‖p‖ exceeds about 20. The flow then ends before ‖p‖ = 1e6, and the certificate counts these
-    seeds.
+    Let t be the time of the flow and m the maximum margin. If ‖p‖ diverges, ‖∂L/∂p‖ decays like exp(-m ‖p‖),
+    so m t ‖∂L/∂p‖ tends to 1. If p converges to a finite point, this product tends to 0. The test does not
+    depend on where the flow ends. If the flow fails to detect tokens that are tied in the limit, their
+    balanced forces mask all other forces in float64 once m ‖p‖ exceeds about 20. The flow then ends before
+    ‖p‖ = 1e6, and the certificate counts these seeds.
 
     Source:
         Lemma 4.2 of arXiv 2505.17282.
@@ -111,7 +115,7 @@ def grows_on_texts(results: Run, item: Item) -> Measured:
     (cell,) = cells(results)
     steps, rate = cell["phases.descent.steps"], cell["phases.descent.step_size"]
     time, norm = steps * rate, cell.last("p_norm", "descent")
-    # This is p · dp/dt / ‖p‖, where dp/dt = -∂L/∂p.
+    # This is d‖p‖/dt = p · dp/dt / ‖p‖, where dp/dt = -∂L/∂p.
     speed = cell.last("cos_p_descent", "descent") * np.exp(cell.last("log_gradient_norm", "descent"))
     of: dict[str, Any] = {"statement": _GROWS, "setting": f"{cell.setting}; {steps} steps of {rate:g}"}
     found = [
@@ -125,7 +129,8 @@ def converges(results: Run, item: Item) -> Measured:
     """Measure whether, and how fast, p/‖p‖ converges to the max-margin direction for the selected tokens.
 
     Source:
-        Theorem 4.3 of arXiv 2505.17282; this project derives 1 - cos ~ ‖p‖^(-2) from it.
+        Theorem 4.3 of arXiv 2505.17282; this project derives from it that 1 - cos between p and the
+        max-margin direction decreases like ‖p‖^(-2).
     """
     (cell,) = cells(results)
     norm, along = cell.path("p_norm"), cell.path("one_minus_cosine")
@@ -141,7 +146,7 @@ def converges(results: Run, item: Item) -> Measured:
 def checked(results: Run, item: Item) -> Measured:
     """Measure how often the independent checker accepts the max-margin direction.
 
-    The certificate states the largest proven duality gap.
+    The finding's certificate states the largest proven duality gap.
     """
     (cell,) = cells(results)
     accepted, gap = cell.last("accepted"), cell.last("proven_gap")
@@ -157,8 +162,8 @@ def checked(results: Run, item: Item) -> Measured:
 def direction_elsewhere(results: Run, item: Item) -> Measured:
     """Measure the limit direction in settings that the theory does not cover.
 
-    Only seeds that reach the final norm are used, and the certificate counts the other seeds. If no seed
-    reaches this norm, all seeds are used.
+    Only seeds whose flow reaches the final norm are used, and the certificate counts all other seeds. If no
+    flow reaches this norm, all seeds are used.
     """
     found = []
     for cell in cells(results):
@@ -208,7 +213,7 @@ def with_ties(results: Run, item: Item) -> Measured:
 def selects(results: Run, item: Item, *, shares: bool = False) -> Measured:
     """Measure whether the relevant token of each sequence is selected.
 
-    The findings call it the important token.
+    In the names of the findings, this token is called the important token.
 
     Args:
         results: the run.
@@ -221,7 +226,7 @@ def selects(results: Run, item: Item, *, shares: bool = False) -> Measured:
     found = []
     for cell in cells(results):
         held = cell.last("relevant_selected")
-        # Without Assumption 1 a sequence may contain several relevant tokens, or none.
+        # Without Assumption 1, a sequence may contain several relevant tokens, or none.
         only_one = cell["data.kind"] == "assumption1"
         which = "the important token" if only_one else "a relevant token, where there is one,"
         statement = "every important token is selected once t is large"
@@ -235,8 +240,8 @@ def selects(results: Run, item: Item, *, shares: bool = False) -> Measured:
 def several(results: Run, item: Item) -> Measured:
     """Measure the limit direction, and which of the relevant tokens of a sequence are selected.
 
-    The claim about the direction assumes that all relevant tokens are selected. With random E this never
-    happens, and no theory predicts the limit in that case.
+    The claim about the direction assumes that all relevant tokens are selected. With random E this
+    assumption never holds, and no theory then predicts the limit.
 
     Source:
         Public review thread of arXiv 2505.17282.
@@ -258,10 +263,11 @@ def several(results: Run, item: Item) -> Measured:
 def jointly(alone: Run, together: Run, item: Item) -> Measured:
     """Measure whether training v together with p changes the limit of p.
 
-    The regularisation path of p and v tends to the relaxed max-margin direction. Sequences off the margin of
-    the max-margin v have vanishing weight in the loss. Their selected tokens therefore need only the highest
-    score, not a margin. This project conjectures the same for the flow. The claim that p has the same limit
-    direction as when it is trained alone comes from the review thread; it is not in the paper.
+    The regularisation path of p and v tends to the relaxed max-margin direction: the weight of a sequence in
+    the loss vanishes unless it is on the margin of the max-margin v. In all other sequences, the selected
+    token needs only the highest score, not a margin. This project conjectures the same for the flow. The
+    claim that p has the same limit direction as when it is trained alone comes from the review thread; it is
+    not in the paper.
 
     Args:
         alone: the run with the flow on p only.
@@ -274,8 +280,8 @@ def jointly(alone: Run, together: Run, item: Item) -> Measured:
     """
     (before,), (cell,) = cells(alone), cells(together)
     until = cell["phases.together.until_norm"]
-    # In sequences off the margin of v_mm, the lead of the relevant token may stay at a few nats, so test only
-    # its sign.
+    # In sequences off the margin of v_mm, the relevant token may lead by only a few nats, so test only the
+    # sign of the margins.
     margins = before.last("relevant_margin"), cell.last("relevant_margin", "together")
     same, norm = (margins[0] > 0) & (margins[1] > 0), cell.last("p_norm", "together")
     there, why = norm >= until * (1 - 1e-9), cell.failure_reason or before.failure_reason

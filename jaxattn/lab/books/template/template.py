@@ -36,7 +36,7 @@ class Attention(ja.Model[Vectors], frozen=True):
         return Params(jnp.zeros(like.dim, dtype), jax.random.normal(key, (like.dim,), dtype) / like.dim**0.5)
 
     def outputs(self, params: Params, data: Vectors) -> Array:
-        """Compute f for each sequence, (n,)."""
+        """Compute the output f(X) for each sequence X, (n,)."""
         return (jax.nn.softmax(data.dot(params.p), axis=1) * data.dot(params.v)).sum(axis=1)
 
 
