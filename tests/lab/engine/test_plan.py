@@ -100,6 +100,19 @@ def test_plan_states_why_probes_are_skipped(tmp_path, study):
     assert {"loss", "p_norm"} <= set(line.partition("; ")[0].split(", "))
 
 
+def test_metric_of_a_custom_probe_is_not_listed_as_skipped(study):
+    """A custom probe may replace a built-in probe that does not apply."""
+
+    def mass(params, data):
+        return {"important_mass": params.p.sum()}
+
+    model = {"kind": "two_layer", "dim": 4}
+    (line,) = recorded_lines(study(model=model, phases=study().tree["phases"][:1], probes={"own": [mass]}))
+    recorded, _, skipped = line.partition("; not ")
+    assert "important_mass" in recorded
+    assert skipped.startswith("important_selected, important_tied, selected_tokens (requires")
+
+
 @pytest.mark.more
 def test_estimated_time_grows_with_the_number_of_steps_and_seeds(study, tables):
     phases = tables()["phases"]
