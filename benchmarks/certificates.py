@@ -37,16 +37,16 @@ def checked(path):
     return done.stdout.partition(":")[0], time.perf_counter() - begin
 
 
-def measure(scores, chosen, answer, path):
+def measure(scores, chosen, solution, path):
     """Write and check one certificate."""
     begin = time.perf_counter()
-    gap = ja.theory.write_certificate(path, scores, chosen, answer).gap
+    gap = ja.theory.write_certificate(path, scores, chosen, solution).gap
     written = time.perf_counter() - begin
     said, took = checked(path)
     return {
         "accepted": said == "accepted",
         "proven_gap": gap,
-        "floating_gap": float(answer.duality_gap),
+        "floating_gap": float(solution.duality_gap),
         "write_s": written,
         "check_s": took,
     }
@@ -56,16 +56,18 @@ def measure_seeds(seeds):
     """Write and check the certificates of many seeds."""
     E, corpora, chosen = batch_problem(seeds, relevant=20)
     begin = time.perf_counter()
-    answers = ja.theory.max_margin_batch(ja.theory.Scores(E, corpora), chosen)
+    solutions = ja.theory.max_margin_batch(ja.theory.Scores(E, corpora), chosen)
     solved = time.perf_counter() - begin
     corpora, masks = jax.tree.map(np.asarray, corpora), np.asarray(chosen.mask)
 
     def one(seed):
-        corpus, answer = jax.tree.map(lambda x: x[seed], (corpora, answers))
+        corpus, solution = jax.tree.map(lambda x: x[seed], (corpora, solutions))
         # Within a batch, support sets are padded with zero multipliers.
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "certificate.json"
-            return measure(ja.theory.Scores(E[seed], corpus), ja.theory.Selection(masks[seed]), answer, path)
+            return measure(
+                ja.theory.Scores(E[seed], corpus), ja.theory.Selection(masks[seed]), solution, path
+            )
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         rows = list(pool.map(one, range(seeds)))
@@ -86,11 +88,11 @@ def measure_large():
     rows = []
     for name, chosen in large_selections(E, p, corpus, rng):
         scores = ja.theory.Scores(E, corpus)
-        answer = ja.theory.max_margin(scores, chosen)
-        if answer.feasible:
+        solution = ja.theory.max_margin(scores, chosen)
+        if solution.feasible:
             with tempfile.TemporaryDirectory() as folder:
-                row = measure(scores, chosen, answer, Path(folder) / "certificate.json")
-            rows.append({"selection": name, "pairs": int(answer.num_pairs), **row})
+                row = measure(scores, chosen, solution, Path(folder) / "certificate.json")
+            rows.append({"selection": name, "pairs": int(solution.num_pairs), **row})
             print(json.dumps(rows[-1]), flush=True)
     return rows
 

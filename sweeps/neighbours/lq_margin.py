@@ -24,7 +24,7 @@ from jaxattn.theory import (
 # Maximum ratio of two weights in a reweighted problem. The solver is accurate only to 1e-16 times the largest
 # weight.
 _SPREAD = 1e12
-_MOST_PROBLEMS = 400
+_MAX_PROBLEMS = 400
 
 
 def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: float = 1e-10) -> MaxMargin:
@@ -81,7 +81,7 @@ def _reweighted(
 
     answers, p = [], euclidean.p
     end = partial(certify_max_margin, E, found, tolerance=tolerance, q=q)
-    for number in range(1, _MOST_PROBLEMS + 1):
+    for number in range(1, _MAX_PROBLEMS + 1):
         size = np.maximum(np.abs(p) / np.abs(p).max(), _SPREAD ** (-1 / abs(q - 2)))
         root = size ** ((2 - q) / 2)
         weighted = max_margin_from_constraints(E * root, found, tolerance=tolerance)

@@ -53,8 +53,8 @@ def test_max_margin_matrix_matches_nnls(tokens, rng):
     X, z, mask, targets = tokens
     scores = of_query(X, z, targets, mask=mask)
     chosen = selection(rng.normal(size=D * Q), scores)
-    answer = max_margin(scores, chosen)
-    assert answer.duality_gap < 1e-10
+    solution = max_margin(scores, chosen)
+    assert solution.duality_gap < 1e-10
     rows = [
         np.outer(X[i, top[0] - i * T] - X[i, t], z[i]).ravel()
         for i, top in enumerate(tops(scores, chosen))
@@ -63,7 +63,7 @@ def test_max_margin_matrix_matches_nnls(tokens, rng):
     ]
     u, off = nnls(np.vstack([np.array(rows).T, np.ones(len(rows))]), np.eye(D * Q + 1)[-1])
     p = np.array(rows).T @ u / off**2
-    np.testing.assert_allclose(answer.p, p, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(solution.p, p, rtol=1e-6, atol=1e-8)
 
 
 def test_equivalent_bags_and_vectors_have_the_same_margin(rng):

@@ -130,9 +130,9 @@ def test_label_noise_of_one_flips_every_label():
 def test_flipped_labels_are_nested_across_noise_levels_and_noise_can_be_vmapped():
     corpus = draw(3)
     noise = jnp.array([0.0, 0.1, 0.4])
-    lanes = jax.vmap(lambda x: ja.data.flip_labels(jax.random.key(3), corpus, x).targets)(noise)
-    for row, x in zip(lanes, (0.0, 0.1, 0.4), strict=True):
+    rows = jax.vmap(lambda x: ja.data.flip_labels(jax.random.key(3), corpus, x).targets)(noise)
+    for row, x in zip(rows, (0.0, 0.1, 0.4), strict=True):
         alone = ja.data.flip_labels(jax.random.key(3), corpus, x).targets
         np.testing.assert_array_equal(row, alone)
-    changed = np.asarray(lanes != corpus.targets)
+    changed = np.asarray(rows != corpus.targets)
     assert (changed[1] <= changed[2]).all()

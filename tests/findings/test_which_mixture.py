@@ -77,6 +77,9 @@ def test_velocity_matches_a_loop_implementation(code):
                 pull = np.exp(2 * log_r) * steep + np.exp(log_r) * (beta[X, i] - beta[X, j]) * (steep == 0)
                 expected += w[X] * q[X, i] * q[X, j] * pull * (E[ids[X, i]] - E[ids[X, j]])
     np.testing.assert_allclose(far(log_r, p), expected, rtol=1e-4)
+    # A positive multiplier for a token that occurs nowhere has no solution; the integrator must not see 0.
+    unsolvable = code("far.py:Far")(E, ids, np.zeros(ids.shape), excess, point, np.append(multipliers, 0.1))
+    assert np.isnan(unsolvable.velocity(log_r, p[None])[0]).all()
 
 
 def test_shared_and_per_seed_corpora_give_the_same_measurements(code):

@@ -52,16 +52,16 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """How many lanes each round ran."""
-    lanes = []
+    """Number of runs in each round."""
+    runs = []
     execute = bisection.execute
 
     def counted(study, *args, **options):
-        lanes.append(len(study.cells) * len(study.seeds))
+        runs.append(len(study.cells) * len(study.seeds))
         return execute(study, *args, **options)
 
     monkeypatch.setattr(bisection, "execute", counted)
-    return lanes
+    return runs
 
 
 def diagram(folder, seeds=8, metric="p_norm", level=LEVEL, **options):

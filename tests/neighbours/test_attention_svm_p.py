@@ -24,11 +24,11 @@ def test_solutions_of_the_convex_programs_match_published_values(code):
     np.testing.assert_allclose(program("local", token=1).p, [1, 0], atol=1e-12)
     X = tokens("three")
     for coordinates, printed in ((3, 0.31319), (2, 0.37134)):
-        answer = program("three", coordinates=coordinates)
+        solution = program("three", coordinates=coordinates)
         ahead = (X[:, :1] - X[:, 1:])[:, :, :coordinates].reshape(-1, coordinates)
         assert abs(by_another_solver(ahead) - printed) < 5e-6
-        assert abs(answer.p @ answer.p / 2 - printed) < 5e-6
-        assert answer.duality_gap < 1e-8
+        assert abs(solution.p @ solution.p / 2 - printed) < 5e-6
+        assert solution.duality_gap < 1e-8
 
 
 def test_every_initialisation_converges_to_one_of_two_limits(run, read):

@@ -107,13 +107,13 @@ def test_l2_margin_matches_max_margin(rng):
     found = [lq_max_margin(scores, chosen, q=q) for q in norms]
     np.testing.assert_array_equal(found[2].p, max_margin(scores, chosen).p)
     # ‖p‖_q decreases with q, so margins increase.
-    assert (np.diff([answer.margin for answer in found]) > 0).all()
-    for q, answer in zip(norms, found, strict=True):
-        assert np.linalg.norm(answer.p, q) <= min(np.linalg.norm(x.p, q) for x in found) * (1 + 1e-9)
-        y = answer.multipliers @ (scores.keys[answer.pairs[:, 0]] - scores.keys[answer.pairs[:, 1]])
+    assert (np.diff([solution.margin for solution in found]) > 0).all()
+    for q, solution in zip(norms, found, strict=True):
+        assert np.linalg.norm(solution.p, q) <= min(np.linalg.norm(x.p, q) for x in found) * (1 + 1e-9)
+        y = solution.multipliers @ (scores.keys[solution.pairs[:, 0]] - scores.keys[solution.pairs[:, 1]])
         dual = {1.0: math.inf, math.inf: 1.0}.get(q) or q / (q - 1)
-        bound = np.linalg.norm(y, dual) / answer.multipliers.sum()
-        np.testing.assert_allclose(answer.margin_bound, bound, rtol=1e-12)
+        bound = np.linalg.norm(y, dual) / solution.multipliers.sum()
+        np.testing.assert_allclose(solution.margin_bound, bound, rtol=1e-12)
 
 
 def test_one_pair_matches_the_closed_form(rng):
@@ -133,9 +133,9 @@ def test_margin_scales_with_the_keys_without_overflow(rng, q):
     corpus = ja.data.from_sequences([[0, 1], [0, 2, 3, 4]], [1, 1], vocab_size=5)
     chosen, units = selection_of(np.arange(5) < 1, corpus), (2.0**-40, 1.0, 2.0**40)
     found = [lq_max_margin(Scores(unit * keys, corpus), chosen, q=q) for unit in units]
-    for unit, answer in zip(units, found, strict=True):
-        np.testing.assert_allclose(answer.margin / unit, found[1].margin, rtol=1e-9)
-        np.testing.assert_allclose(answer.margin_bound / unit, found[1].margin_bound, rtol=1e-9)
+    for unit, solution in zip(units, found, strict=True):
+        np.testing.assert_allclose(solution.margin / unit, found[1].margin, rtol=1e-9)
+        np.testing.assert_allclose(solution.margin_bound / unit, found[1].margin_bound, rtol=1e-9)
 
 
 @pytest.mark.parametrize("small", [1e-11, 1e-12])

@@ -91,11 +91,13 @@ class Programs:
     Attributes:
         setting: the setting, which all cells of a compile group share.
         shared_data: data that all vmapped runs share, or their shapes; None if data are sampled for each run.
+        compiled: True if some of the functions may have been compiled, rather than only traced.
     """
 
     def __init__(self, setting: Setting, shared_data: Loaded | None = None) -> None:
         """Store the setting and the data without compiling anything."""
         self.setting, self.shared_data = setting, shared_data
+        self.compiled = False
         self._kept: dict[Hashable, Any] = {}
         self._compiled_for: set[int] = set()
 
@@ -115,6 +117,7 @@ class Programs:
         Raises:
             InputError: the data are unusable.
         """
+        self.compiled = True
         if self.shared_data is not None:
             return self.shared_data
         loaded = Loaded(self.drawing(keys, hyperparameters), False, seed.drawn(self.setting).tokens)
@@ -201,6 +204,7 @@ class Programs:
         """
         if runs in self._compiled_for:
             return
+        self.compiled = True
         with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "compile") as pool:
             compiling = []
             for each in self.shaped(group, runs):
@@ -237,9 +241,9 @@ class ProgramCache:
             InputError: the data cannot be used.
         """
         if self._last is None or self._last[0] is not group:
-            if self._last is not None:
-                self._last = None
-                gc.collect()  # see `programs` for the reason
+            compiled = self._last is not None and self._last[1].compiled
+            self._last = None
+            _collect(compiled)
             self._last = group, self._make(group.setting)
         return self._last[1]
 
@@ -265,12 +269,19 @@ def programs(setting: Setting) -> Programs:
         return Programs(setting)
     if key not in _KNOWN:
         if len(_KNOWN) == MAX_KNOWN:
-            del _KNOWN[next(iter(_KNOWN))]
-            # Collect garbage now: programs are part of reference cycles and hold memory maps, and a process
-            # is limited to 65,530 maps.
-            gc.collect()
+            _collect(_KNOWN.pop(next(iter(_KNOWN))).compiled)
         _KNOWN[key] = Programs(setting)
     return _KNOWN[key]
+
+
+def _collect(compiled: bool) -> None:
+    """Collect the garbage of discarded programs if they were compiled.
+
+    Programs are part of reference cycles. Compiled programs hold memory maps, of which a process may have
+    65,530. A collection takes longer than tracing the programs of a small setting.
+    """
+    if compiled:
+        gc.collect()
 
 
 _KNOWN: dict[Hashable, Programs] = {}

@@ -84,6 +84,7 @@ def fit(peak: Callable[[int], int | float], maximum: int, budget: int | float) -
 
 def peak(group: CompileGroup, programs: Programs, runs: int) -> int:
     """Compile each phase for `runs` vmapped runs, and return the peak memory per device in bytes."""
+    programs.compiled = True
     with backend.precision(group.setting.dtype):
         # Programs that can need the most memory in a phase. In minibatch training, `measure` needs the most,
         # because it uses all data.

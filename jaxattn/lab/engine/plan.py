@@ -187,11 +187,12 @@ def _line(
     names = [f"{name}_00 .. {size[0] - 1:02d}" if size else name for name, size in shapes.items()]
     names += _named(setting, task, phase, shapes)
     probes = (*setting.probes.at_steps, *setting.probes.of_phases)
-    without = [
-        f"{', '.join(probe.labels) or type(probe).__name__} ({reason})"
-        for probe in probes
-        if (reason := probe.skip_reason(task, phase))
-    ]
+    without = []
+    for probe in probes:
+        # A custom probe may record a metric of a built-in probe that is skipped.
+        absent = [name for name in probe.labels or (type(probe).__name__,) if name not in shapes]
+        if absent and (reason := probe.skip_reason(task, phase)):
+            without.append(f"{', '.join(absent)} ({reason})")
     return f"{phase.name} records {', '.join(names)}" + (f"; not {'; '.join(without)}" if without else "")
 
 

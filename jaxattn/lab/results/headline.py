@@ -46,14 +46,15 @@ def metrics(results: Run) -> list[str]:
     """Select at most six metrics to display.
 
     The list consists of one accuracy, the loss, up to two requested metrics, and metrics from `STANDARD`. A
-    metric is requested if it is user-defined or comes from a built-in probe in `probes.own`.
+    metric is requested if it is user-defined or comes from a built-in probe in `probes.own`; those shown in
+    figures come first.
 
     Returns:
         Names in display order. The accuracy is test accuracy if available, else validation, else training
         accuracy.
     """
     names = recorded(results)
-    asked = [name for name in names if name not in STANDARD]
+    asked = _requested(results, names)
     first = [_first(group, names) for group in (ACCURACIES, _LOSSES)]
     others = [name for name in STANDARD if name in names]
     order = dict.fromkeys([*filter(None, first), *asked[:2], *others, *asked])
@@ -67,7 +68,7 @@ def sentences(results: Run) -> tuple[str, str]:
     cells, the lowest and highest numbers are reported.
     """
     names = recorded(results, finite=True)
-    asked = [name for name in names if name not in STANDARD and name not in DIRECTIONS]
+    asked = [name for name in _requested(results, names) if name not in DIRECTIONS]
     # Values of different losses are not comparable.
     has_one_loss = not any(axis.partition(".")[0] == "loss" for axis in results.axes)
     groups = (ACCURACIES, _LOSSES) if has_one_loss else (ACCURACIES,)
@@ -103,6 +104,13 @@ def recorded(results: Run, *, finite: bool = False) -> list[str]:
     last = last_steps(results.records)
     names = last["metric"][np.isfinite(last["value"]) | (not finite)].unique()
     return [str(name) for name in names if not re.search(r"_bin_\d+$", str(name))]
+
+
+def _requested(results: Run, names: Sequence[str]) -> list[str]:
+    figures = results.manifest["config"].get("figures") or []
+    shown = [name for each in figures for name in (*(each.get("metrics") or ()), each.get("metric"))]
+    requested = [name for name in names if name not in STANDARD]
+    return [*filter(requested.__contains__, dict.fromkeys(shown)), *(x for x in requested if x not in shown)]
 
 
 def _first(group: Iterable[str], names: Sequence[str]) -> str | None:

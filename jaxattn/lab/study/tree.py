@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxattn.core.errors import InputError
+from jaxattn.core.errors import InputError, nearest
 
 DEEPEST = 50
 # Matches a grid key such as `axes.model.dim`. The swept setting after the table name may contain dots.
@@ -168,5 +168,6 @@ def _position(entries: list[Any], part: str, key: str) -> int:
         return names.index(part)
     if part.isdecimal() and int(part) < len(entries):
         return int(part)
-    known = ", ".join([*(str(name) for name in names if name), f"0 to {len(entries) - 1}"])
-    raise InputError(f"{key}: no entry {part!r} in the list; choose one of {known}")
+    expected = f"expected a name, or an index from 0 to {len(entries) - 1}"
+    known = nearest(part, [str(name) for name in names if name])
+    raise InputError(f"{key}: unknown entry {part!r}; {expected}{known}")

@@ -16,7 +16,7 @@ from jaxattn.data import Corpus
 from jaxattn.theory import distinct_tokens
 
 # Maximum number of integer programs to solve, far more than needed for corpora of several hundred sequences.
-_MOST_PROGRAMS = 1_000
+_MAX_PROGRAMS = 1_000
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def minimum_cover(corpus: Corpus, *, time_limit: float = 60.0) -> TokenCover | N
     if left.any():
         return None
     sets, bound = problem.pairs(), 1
-    for _ in range(_MOST_PROGRAMS):
+    for _ in range(_MAX_PROGRAMS):
         if bound >= len(best):
             break
         chosen, proven = _hitting_set(np.unique([problem.pure(U).ravel() for U in sets], axis=0), time_limit)

@@ -36,8 +36,8 @@ def test_unneeded_work_is_not_hoisted_out_of_the_loop():
     x = jnp.broadcast_to(jnp.eye(60) / 2, (2, 60, 60))
 
     def loops(ask):
-        lanes = jax.jit(jax.vmap(lambda x, needed: ask(needed, trace_of_power, jnp.zeros(()), x)))
-        return loops_around(lanes.lower(x, jnp.zeros(2, bool)).compile().as_text(), "dot")
+        runs = jax.jit(jax.vmap(lambda x, needed: ask(needed, trace_of_power, jnp.zeros(()), x)))
+        return loops_around(runs.lower(x, jnp.zeros(2, bool)).compile().as_text(), "dot")
 
     assert loops(cond_under_vmap) == 1
     assert loops(lambda needed, compute, old, x: jnp.where(needed, compute(old, x), old)) == 0

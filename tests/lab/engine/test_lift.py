@@ -122,6 +122,20 @@ def test_compilation_error_is_raised(study, monkeypatch):
         programs.compile(group, 2)
 
 
+def arguments(programs):
+    return jax.random.split(jax.random.key(0), 1), {}
+
+
+def test_programs_that_were_only_traced_are_discarded_without_collecting_garbage(monkeypatch, study):
+    """Plans trace the programs of many groups, and a collection takes longer than tracing."""
+    monkeypatch.setattr(lift, "_KNOWN", {})
+    monkeypatch.setattr(lift, "MAX_KNOWN", 1)
+    monkeypatch.setattr(lift.gc, "collect", None)
+    cache, groups = lift.ProgramCache(), compile_groups(study(axes={"model.dim": [2, 3, 4]}).cells)
+    for group in groups:
+        cache.of(group).params(group, 2)
+
+
 def test_programs_discarded_from_the_cache_are_freed(monkeypatch, study):
     """Every program maps memory, and a process may have a limited number of mappings."""
     monkeypatch.setattr(lift, "_KNOWN", {})
@@ -130,7 +144,7 @@ def test_programs_discarded_from_the_cache_are_freed(monkeypatch, study):
     try:
         settings = [study(model={"kind": "one_layer", "dim": dim}).base for dim in (2, 3, 4)]
         first = lift.programs(settings[0])
-        assert first.drawing is not None  # The cache has the programs.
+        first.start(first.draw(*arguments(first)), *arguments(first))
         forgotten = weakref.ref(first)
         del first
         lift.programs(settings[1])
@@ -148,7 +162,7 @@ def test_programs_of_a_group_are_freed_when_the_next_group_starts(monkeypatch, s
     try:
         cache, groups = lift.ProgramCache(), compile_groups(study(axes={"model.dim": [2, 3]}).cells)
         first = cache.of(groups[0])
-        assert first.drawing is not None
+        first.start(first.draw(*arguments(first)), *arguments(first))
         forgotten = weakref.ref(first)
         del first
         cache.of(groups[1])

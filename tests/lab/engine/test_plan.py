@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.lab.api import Study
 from jaxattn.lab.engine import memory
@@ -98,6 +99,21 @@ def test_plan_states_why_probes_are_skipped(tmp_path, study):
     reason = "(requires a model with attends_to_tokens = True)"
     assert f"; not important_mass, important_selected, important_tied, selected_tokens {reason}" in line
     assert {"loss", "p_norm"} <= set(line.partition("; ")[0].split(", "))
+
+
+def test_metric_of_a_custom_probe_is_not_listed_as_skipped():
+    """A custom probe may replace a built-in probe that does not apply."""
+
+    def mass(params, data):
+        return {"important_mass": params.p.sum()}
+
+    data = ja.data.Assumption1(vocab_size=20, relevant=8, length=4, sequences=10)
+    phase = ja.dynamics.Descent(name="train", train=("p",), steps=2, optimizer="sgd", step_size=0.1)
+    study = ja.Study(name="own", data=data, model=ja.models.TwoLayer(dim=4), phases=[phase], probes=[mass])
+    (line,) = recorded_lines(study)
+    recorded, _, skipped = line.partition("; not ")
+    assert "important_mass" in recorded
+    assert skipped.startswith("important_selected, important_tied, selected_tokens (requires")
 
 
 @pytest.mark.more

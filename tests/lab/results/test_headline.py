@@ -13,7 +13,7 @@ from jaxattn.lab.results.headline import caveats
 from jaxattn.lab.results.run import Run
 
 
-def run_of(values, *, cells=({},), phases=("embed", "query")):
+def run_of(values, *, cells=({},), phases=("embed", "query"), figures=None):
     """Build a run with values by metric, of every cell and seed or of every seed of the only cell."""
     rows = [
         (cell, seed, phase, 3, metric, value)
@@ -25,7 +25,7 @@ def run_of(values, *, cells=({},), phases=("embed", "query")):
     records = pd.DataFrame(rows, columns=["cell", "seed", "phase", "step", "metric", "value"])
     named = [{"cell": k, "settings": settings} for k, settings in enumerate(cells)]
     seeds = sorted(records["seed"].unique())
-    manifest = {"name": "x", "config": {}, "cells": named, "seeds": seeds}
+    manifest = {"name": "x", "config": {"figures": figures}, "cells": named, "seeds": seeds}
     return Run(Path("nowhere"), manifest, records, records.iloc[:0])
 
 
@@ -53,6 +53,14 @@ def test_headline_lists_accuracy_then_loss_then_requested_metrics():
     ]
     assert headline.metrics(run_of({"mine": [1.0, 2.0]})) == ["mine"]
     assert headline.metrics(run_of({"train_accuracy": [1.0], "mine": [1.0]})) == ["train_accuracy", "mine"]
+
+
+def test_custom_metrics_in_figures_come_first():
+    mine = {f"mine_{k}": [1.0, 2.0] for k in range(4)}
+    figures = [{"kind": "curves", "metrics": ["mine_3", "loss"]}, {"kind": "scaling", "metric": "mine_1"}]
+    run = run_of(LEARNED | mine, figures=[*figures, {"kind": "curves", "metrics": None}])
+    assert headline.metrics(run)[2:4] == ["mine_3", "mine_1"]
+    assert "mine_3 is" in headline.sentences(run_of(mine, figures=figures))[1]
 
 
 @pytest.mark.parametrize(("low", "weakly"), [(0.4996, True), (0.5004, False)])

@@ -110,7 +110,7 @@ def test_hash_does_not_depend_on_class_names(load):
         ("axes.seeds=[1, 2]", r"seeds cannot be swept"),
         (
             "phases.other.steps=3",
-            r"phases.other.steps: no entry 'other' in the list; choose one of embed, query",
+            r"phases.other.steps: unknown entry 'other'; expected a name, or an index from 0 to 1",
         ),
         ("phases.1.name=embed", r"two phases are named 'embed'"),
         ("phases.1.train=['q']", r"phases\[1\].train: q: not a parameter of the model; known: E, p, v"),

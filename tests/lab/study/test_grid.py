@@ -196,7 +196,7 @@ def test_block_with_a_different_kind_keeps_the_common_settings(study):
         ({"model": {"dimension": 3}}, r"blocks.b: model: unknown key 'dimension'; did you mean 'dim'"),
         (
             {"phases": {"head": {"steps": 3}}},
-            r"blocks.b: head: no entry 'head' in the list; choose one of embed",
+            r"blocks.b: head: unknown entry 'head'; expected a name, or an index",
         ),
         (
             {"axes": {"model.dims": [3]}},

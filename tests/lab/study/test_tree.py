@@ -25,9 +25,13 @@ def test_dotted_keys_address_entries_of_tables_and_lists():
     [
         (
             "phases.other.steps",
-            "phases.other.steps: no entry 'other' in the list; choose one of embed, 0 to 0",
+            "phases.other.steps: unknown entry 'other'; expected a name, or an index from 0 to 0",
         ),
-        ("phases.7", "no entry '7' in the list"),
+        (
+            "phases.embd.steps",
+            "unknown entry 'embd'; expected a name, or an index from 0 to 0; did you mean 'embed'?",
+        ),
+        ("phases.7", "unknown entry '7'; expected a name, or an index from 0 to 0; known: embed"),
         ("name.deep", "'name' is a plain value"),
         ("name.deep.er", "the value before 'deep' is not a table"),
     ],
