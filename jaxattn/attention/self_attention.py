@@ -55,7 +55,7 @@ class Block(NamedTuple):
     offset: Array
 
     def take(self, entries: Array) -> Array:
-        """Return this block's part of a per-entry array, (R, W), as (B, U). Values at padding are arbitrary."""
+        """Return this block's part of a per-entry array, (R, W), as (B, U). Padding is arbitrary."""
         return entries[jnp.minimum(self.rows, len(entries) - 1)].reshape(self.tokens.shape)
 
     def put(self, into: Array, entries: Array) -> Array:
@@ -238,7 +238,7 @@ def _one_by_one_if_many_blocks(
 
 
 def _mixed(corpus: Corpus, queries: Array, keys: Array | None, columns: Any, *, residual: bool) -> Any:
-    """Return x' for each column, and the products G to store for the backward pass, concatenated over blocks."""
+    """Return x' for each column, and the products G to keep for the backward pass, as one array."""
 
     def visit(carry: Any, block: Block) -> Any:
         out, kept = carry

@@ -61,7 +61,7 @@ class OfFunction(Spec, frozen=True, kw_only=True):
 
 
 class ModelOfFunction(OfFunction, Model[Any], frozen=True, kw_only=True):
-    """Model built from a function `(*, settings) -> model`. This model has the methods `init` and `outputs`."""
+    """Model built from a function `(*, settings) -> model`. It has methods `init` and `outputs`."""
 
     def init(self, key: Array, like: Any, *, dtype: Any) -> Params:
         """Sample the parameters for one seed."""

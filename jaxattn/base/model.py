@@ -143,7 +143,7 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
         raise NotImplementedError(f"{type(self).__name__}.scores")
 
     def in_span(self) -> "Model[D]":
-        """Return the model with parameters in coordinates of their span, or the model itself if unsupported."""
+        """Return the model with parameters in coordinates of their span, or the model if unsupported."""
         return self
 
 

@@ -125,7 +125,7 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     @property
     def end_key(self) -> str:
-        """Name of the setting that makes earlier steps depend on the end of the phase; "" if there is none."""
+        """Name of the setting that makes earlier steps depend on the end of the phase, or "" if none."""
         return ""
 
     @property

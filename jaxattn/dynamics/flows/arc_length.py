@@ -161,7 +161,7 @@ class Flow(Protocol):
 
 
 class Ends(NamedTuple):
-    """Stopping conditions and error tolerances for a path, with the meaning of the arguments of `exact_flow`."""
+    """Stopping conditions and error tolerances for a path, as in the arguments of `exact_flow`."""
 
     norm: Leaf
     arc_length: Leaf

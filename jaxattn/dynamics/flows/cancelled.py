@@ -158,7 +158,7 @@ def _entries(corpus: Corpus, values: Array, tied: Tied) -> _Entries:
 
 
 def _groups(theta: Float[Array, "R W d"], present: Bool[Array, "R W"]) -> tuple[Array, Array]:
-    """Group entries with equal θ, up to rounding. Return each entry's group and its first entry, (R, W) each."""
+    """Group entries with equal θ, up to rounding. Return groups and their first entries, (R, W) each."""
     dim, size = theta.shape[-1], present.size
     # Two projections distinguish the vectors, because sines of integers satisfy no simple linear relation.
     along = jnp.sin(jnp.arange(1.0, 2 * dim + 1)).reshape(2, dim).astype(theta.dtype)
