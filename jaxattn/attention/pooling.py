@@ -87,7 +87,7 @@ def _matrix(bags: Ragged, weight: Array, num_indices: int) -> Array:
 
 
 def _attention(bags: Ragged, scores: Array) -> tuple[Array, Array, Array]:
-    """Return the shift and normaliser of each sequence, (n,) each, and the attention of each entry, (R, W)."""
+    """Return the shift and normaliser of each sequence, (n,) each, and each entry's attention, (R, W)."""
     _, top, normaliser, weight = bags.softmax(take(scores, bags.index.astype(jnp.int32)))
     return top, normaliser, weight / bags.spread(normaliser)
 
