@@ -1,7 +1,7 @@
 """Compare exact flows of p with backward Euler steps in log time, in arithmetic of a thousand digits.
 
     python benchmarks/flow_oracle.py --seeds 20                  # 20 problems of each of 16 kinds
-    python benchmarks/flow_oracle.py --seeds 20 --kinds lattice  # kinds whose name contains this word
+    python benchmarks/flow_oracle.py --seeds 20 --kinds lattice  # only kinds with "lattice" in their name
 
 The problems are small and adversarial: keys and values on a lattice, contradicting labels, values for which
 first-order forces cancel, repeated tokens, three classes, scales from 1e-2 to 1e2. The reference shares no

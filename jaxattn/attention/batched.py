@@ -179,7 +179,7 @@ def sequential_vmap_if_large(function: Callable[..., Any]) -> Callable[..., Any]
 
 @merged_vmap
 def forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array, Array]:
-    """Return f, the shift h_X and the normaliser per sequence, for a batch of scores on a large corpus."""
+    """Return the outputs f, shifts h_X and normalisers of all sequences, for batched scores of a corpus."""
     if len(scores) > _max_batch(corpus, columns):
         return _in_chunks(forward, corpus, scores, columns)
     if len(scores) == 1:

@@ -40,10 +40,10 @@ NUMBERS, NUMBERS_ON_ACCELERATORS = 1 << 19, 1 << 26
 
 
 class Block(NamedTuple):
-    """Block of B sequences, each padded to m rows of the bag layout, with U entries in total.
+    """Block of B sequences in the bag layout, each padded to m rows and U entries.
 
     Attributes:
-        rows: (B, m) int32; row indices into the bags; R, the number of rows in the bags, for padding.
+        rows: (B, m) int32; indices of rows in the bags; R, the number of rows, for padding.
         tokens: (B, U) int32; token ids, arbitrary for padding.
         counts: (B, U); multiplicities, 0 for padding.
         offset: () int32; total number of pairs in all previous blocks. Each block has B U² pairs.

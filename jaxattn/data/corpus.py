@@ -286,7 +286,7 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
         where = int(np.searchsorted(np.cumsum(lengths), np.argmax(outside), side="right"))
         raise InputError(
             f"token id {tokens[outside][0]} in sequence {where} must be between 0 and {vocab_size - 1}; "
-            "increase vocab_size, or replace it with a token in the vocabulary"
+            "increase vocab_size, or replace the token with one in the vocabulary"
         )
     counted = count_tokens(tokens, lengths, vocab_size)
     return from_counted(*counted, labels, vocab_size=vocab_size, num_classes=num_classes)

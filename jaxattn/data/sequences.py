@@ -73,7 +73,7 @@ class Sequences(Dataset):
             sequence, position = np.argwhere(outside)[0]
             raise InputError(
                 f"token id {ids[sequence, position]} in sequence {sequence} must be between 0 and "
-                f"{self.vocab_size - 1}; increase vocab_size, or replace it with a token in the vocabulary"
+                f"{self.vocab_size - 1}; increase vocab_size, or replace the token with one in the vocabulary"
             )
         if self.query is not None:
             query = np.asarray(self.query)

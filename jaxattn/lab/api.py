@@ -150,7 +150,7 @@ class Study(Definition):
         quick: bool = False,
         progress: Progress = _silent,
     ) -> Plan:
-        """Plan the study: list its cells and compile groups, and the seeds already finished in the folder.
+        """Plan the study: list its cells, the groups that are compiled together, and the finished seeds.
 
         Args:
             directory: the results folder, or its bucket URL; defaults to results/NAME.

@@ -8,7 +8,8 @@ from jaxattn.theory.constraints import Constraints
 
 # A projected vector shorter than this fraction of its original length is treated as rounding error.
 _ROUNDING = 1e-14
-# A pair whose normalised required margin is below this fraction of the largest is relaxed to Â p ≥ 0.
+# The constraint of a pair is relaxed to Â p ≥ 0 if its required margin, after normalisation, is below this
+# fraction of the largest.
 _LITTLE = 1e-12
 # Bound on the rounding error in p and in products with p, relative to ‖p‖, including a safety factor.
 _SPARE = 16 * np.finfo(float).eps

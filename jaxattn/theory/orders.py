@@ -1,4 +1,4 @@
-"""Order of the force between each token and the top of its sequence, with tied tokens in equilibrium.
+"""Leading order of the force between each token and the top of its sequence, with tied tokens in equilibrium.
 
 The top tokens of a sequence X are those that attention selects in the limit. Let a_s be the score and γ_s the
 value of token s, and f the output of the sequence. With x = e^(a_s - a_top) for a token s below the top, the
@@ -10,7 +10,7 @@ loss L, the mean of ℓ(f) over sequences, is a power series in x (derived in do
 
 Here U is the weight of s relative to the top tokens, V = U (γ_s - f), r = -∂ℓ/∂f, S = ∂²ℓ/∂f², and K is the
 Hessian of the tied part of the loss (the loss if only the top tokens receive attention) in coordinates y of
-𝒯, the span of the differences of tied keys. Entries whose key differences are equal up to 𝒯 have the same x.
+𝒯, the span of the differences of tied keys. Entries whose key differences agree modulo 𝒯 have the same x.
 """
 
 from typing import Any, NamedTuple

@@ -24,7 +24,7 @@ def started(tables, tmp_path):
     return make
 
 
-def test_zero_and_scaled_initialisation_leaves_other_parameters_unchanged(started):
+def test_zero_and_scaled_initialisation_leave_other_parameters_unchanged(started):
     drawn, moved = started(), started(p="zero", E={"scale": 3.0})
     np.testing.assert_array_equal(moved.p, np.zeros(4))
     np.testing.assert_array_equal(moved.E, 3 * drawn.E)

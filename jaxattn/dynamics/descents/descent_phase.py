@@ -126,9 +126,8 @@ class Descent(Phase, frozen=True, kw_only=True):
         return loop(algorithm, state, on, steps)
 
     def _algorithm(self, task: Task) -> tuple[Algorithm, Any]:
-        # A Polyak step requires the largest step size as a number; other optimisers follow the schedule. A
-        # schedule adds a step counter to the state, so a constant step size is passed as a number where
-        # possible.
+        # Polyak steps need a constant maximum step size; all other optimisers accept a schedule. A schedule
+        # adds a step counter to the state, so pass a constant step size as a float where possible.
         step_size: Any = self.step_size
         constant = self.schedule == "constant" and self.warmup == 0 and self.optimizer in ("sgd", "adam")
         if not constant and self.optimizer != "polyak":

@@ -65,10 +65,10 @@ _REASONS = {
 class FlowPath(Brief):
     """Base class of the paths returned by flows, with one row per recorded point.
 
-    Row 0 is the start, and the last row is the end. For several seeds, all arrays have a leading axis.
+    Row 0 is the start, and the last row is the end. For several seeds, all arrays have a leading seed axis.
 
     Attributes:
-        status: () int32; why the path ended, a `Stop`.
+        status: () int32; the `Stop` code that says why the path ended.
     """
 
     status: Any
@@ -132,7 +132,7 @@ class Flow(Protocol):
         ...
 
     def solver(self, jacobian: Any, c: Array) -> stiff.Solver:
-        """Return a solver for (1 - c J) x = b, where J is the Jacobian from `at`."""
+        """Return a solver for (1 - c J) x = b, where J is `jacobian`, as returned by `at`."""
         ...
 
     def inner(self, x: Array, y: Array) -> Array:

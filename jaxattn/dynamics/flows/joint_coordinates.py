@@ -179,7 +179,7 @@ class JointCoordinates:
         )
 
     def solver(self, jacobian: Array, c: Float[Array, ""]) -> Solver:
-        """Return a solver for (1 - c J) x = b, where J is the Jacobian from `at`."""
+        """Return a solver for (1 - c J) x = b, where J is `jacobian`, as returned by `at`."""
         return by_factors(jacobian, c)
 
     def _rests(self, z: Array, pull: Array, forces: Forces) -> Array:

@@ -111,7 +111,7 @@ def step(
         return stages.at[i].set(found), known
 
     first, known = solve(GAMMA * h * f, known)
-    # Use a loop instead of six copies, because most of the compile time is spent on evaluations of the field.
+    # Loop over the six stages instead of unrolling them, so that the velocity field is compiled only once.
     empty = jnp.zeros((len(A), y.shape[0]), y.dtype)
     stages, _ = jax.lax.fori_loop(1, len(A), stage, (empty.at[0].set(first), known))
     return y + a[-1] @ stages + stages[-1], stages[-1]

@@ -172,10 +172,10 @@ def _function(kind: str, item: Item) -> Any:
 
 
 def measure_item(runs: Sequence[Run], request: Measure, item: Item) -> Measured:
-    """Measure runs, and add the item's criteria to the findings.
+    """Apply a measure to runs, and attach the item's criteria to its findings.
 
     Raises:
-        InputError: a criterion that is not optional matches no finding; a finding has a name that the
+        InputError: a required criterion matches no finding; a finding has a name that the
             measure does not declare; or the measure cannot be loaded, as described in `load_measure`.
     """
     found = load_measure(request, item)(*runs)

@@ -31,7 +31,9 @@ def create(book: str | Path, name: str) -> list[Path]:
         RunError: a file cannot be written.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise InputError(f"--new {name}: use lower-case letters, digits and underscores, such as two_steps")
+        raise InputError(
+            f"--new {name}: use only lower-case letters, digits and underscores, for example two_steps"
+        )
     if find_spec(name):
         raise InputError(f"--new {name}: a Python module has this name; choose another name")
     contents: dict[Path, str] = {}

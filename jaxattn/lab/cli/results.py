@@ -196,7 +196,7 @@ def heads(
     """Measure the attention heads of a trained transformer.
 
     For one query position, find the tokens that each head selects. Compare the direction and margin of the
-    head with those of the certified max-margin matrix for these tokens, and of random queries as baselines.
+    head with those of the certified max-margin matrix for these tokens. Random queries are the baselines.
     Several models are treated as checkpoints of one training run. An interrupted run resumes after the last
     completed layer.
 

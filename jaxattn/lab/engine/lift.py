@@ -64,13 +64,13 @@ class Program(NamedTuple):
 
 
 class Shaped(NamedTuple):
-    """Program together with the shapes of its arguments.
+    """Program of a phase, or one that runs before the first phase, with the shapes of its arguments.
 
     Attributes:
         phase: index of the phase; None for programs that run before the first phase.
         location: names of the phase and the program, such as "query.advance"; "draw" or "start" before
             the first phase.
-        lifted: the lifted function.
+        lifted: the function, vmapped over runs and devices.
         arguments: shapes of its arguments.
     """
 

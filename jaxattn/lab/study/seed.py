@@ -105,7 +105,7 @@ def advance(setting: Setting, index: int, carried: Carried, data: Splits, steps:
 
 
 def measure_probes(setting: Setting, index: int, carried: Carried, data: Splits) -> ProbeMetrics:
-    """Evaluate the probes, and return the metrics of each probe by name, keyed by the probe's index.
+    """Evaluate the probes, and return a dictionary from each probe's index to its metrics, keyed by name.
 
     Each metric is a scalar or a vector (m,).
     """

@@ -223,8 +223,8 @@ class Csv(_Table, frozen=True, kw_only=True):
         every = self.delimiter.join(fields).splitlines()
         if any(is_row(line.split(self.delimiter)) for line in every[:-1]):
             raise InputError(
-                f"data: {where} form a single quoted row, but look like several rows; set data.quoting = "
-                '"none" if quotes are ordinary characters there, else "fields"'
+                f"data: {where} are read as one row because of quotes, but look like several rows; set "
+                'data.quoting = "none" if quotes are ordinary characters in this file, and "fields" otherwise'
             )
 
     def _hint(self, header: Sequence[str]) -> str:

@@ -104,7 +104,7 @@ class Far:
         beta, log_w = self.weights(log_q, log_r)
         held = np.concatenate([beta, np.zeros((len(p), 1))], axis=1)[:, self.point]
         both = log_w[:, :, None] + log_q[:, :, self.i] + log_q[:, :, self.j] + log_r
-        there = both != -np.inf  # NaN, for weights without a solution, must reach the integrator
+        there = both != -np.inf  # True for NaN (no solution), so that the integrator sees it
         both = np.where(there, both, -1e4)
         steep = self.excess[:, self.i] - self.excess[:, self.j]
         pull = np.exp(np.minimum(both + log_r, 600)) * steep

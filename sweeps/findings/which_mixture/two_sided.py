@@ -7,7 +7,7 @@ import numpy as np
 # Multipliers below this fraction of the largest multiplier count as zero when tight rows are solved as
 # equations.
 _NO_MULTIPLIER = 1e-10
-# Maximum violation of a constraint, relative to 1 + ‖p‖ times the norm of the longest row.
+# Tolerance for violations of constraints, relative to 1 + ‖p‖ · max_i ‖row_i‖.
 _FEASIBLE = 1e-9
 # Residuals of the least-distance problem below this value prove infeasibility.
 _NO_RESIDUAL = 1e-14

@@ -29,7 +29,7 @@ class Params(NamedTuple):
 
     k: Array  # (d,) attention direction
     v: Array  # (d,) value direction
-    t: Array  # () time variable of λ
+    t: Array  # () the time t in λ(t)
 
 
 class Pointwise(ja.Model[Vectors]):

@@ -26,7 +26,7 @@ class Params(NamedTuple):
 
     k: Array  # (d,) attention direction; k* = e_1
     v: Array  # (d,) value direction; v* = e_2
-    t: Array  # () time variable of λ
+    t: Array  # () the time t in λ(t)
 
 
 class Risk(ja.Model[ja.Dataset]):

@@ -85,7 +85,7 @@ def test_new_item_can_be_added_to_a_book_in_sweeps(tmp_path, monkeypatch):
     ("place", "name", "words"),
     [
         ("paper", "mine", "the book paper is part of the package; choose 'neighbours' or a folder"),
-        ("./mine", "My-Paper", "--new My-Paper: use lower-case letters, digits and underscores"),
+        ("./mine", "My-Paper", "--new My-Paper: use only lower-case letters, digits and underscores"),
         ("./mine", "numpy", "--new numpy: a Python module has this name; choose another name"),
         ("./mine", "my_paper", r"--new my_paper: \S+ already exists; choose another name"),
         (

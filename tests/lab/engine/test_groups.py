@@ -157,7 +157,9 @@ KINDS = {
 @pytest.mark.parametrize(
     ("kind", "number"), [("topics", "min_purity"), ("xor", "label_noise"), ("negation", "negated")]
 )
-def test_vmapped_generator_settings_match_single_cells(kind, number, tmp_path, go, read, study, tables):
+def test_vmapping_over_generator_settings_matches_running_each_cell_alone(
+    kind, number, tmp_path, go, read, study, tables
+):
     axes = {f"data.{number}": [0.0, 0.5], "data.vocab_size": [16, 20]}
     data = {"kind": kind} | KINDS[kind]
     wanted = study(data=data, phases=tables()["phases"][:1], dtype="float64", axes=axes)

@@ -45,7 +45,7 @@ class TestQuotes:
         path = put(tmp_path / "x", self.LETTERS.replace("1;lovely\n", f"1;lovely\n{spoilt}"))
         said = message(lambda: rows(Csv(path=path, delimiter=";")))
         assert said.startswith(
-            f"data: lines 3 to 6 of {path} form a single quoted row, but look like several rows"
+            f"data: lines 3 to 6 of {path} are read as one row because of quotes, but look like several rows"
         )
         assert 'data.quoting = "none"' in said
         assert len(rows(Csv(path=path, delimiter=";", quoting="fields"))) == 2
