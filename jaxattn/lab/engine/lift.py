@@ -31,17 +31,17 @@ _THREADS = 4
 class Program(NamedTuple):
     """Compiled functions for one phase. All arrays except shared corpora have a leading axis of vmapped runs.
 
-    `carried` is the state of the phase; `numbers` are the numeric settings that can differ between runs.
+    `carried` is the state of the phase; `hyperparameters` are the numeric settings that can differ between runs.
 
     Attributes:
         phase: the phase.
         probe_steps: steps at which to measure, including 0 and the last step.
-        begin: (params, splits, numbers, keys) -> carried, with PRNG keys for the phase.
-        advance: (carried, splits, numbers, k) -> carried after k more steps; `carried` is donated.
-        measure: (carried, splits, numbers) -> metrics by probe.
+        begin: (params, splits, hyperparameters, keys) -> carried, with PRNG keys for the phase.
+        advance: (carried, splits, hyperparameters, k) -> carried after k more steps; `carried` is donated.
+        measure: (carried, splits, hyperparameters) -> metrics by probe.
         state_metrics: carried -> metrics computed from the state alone.
         observe: whole-phase probes, each paired with a function carried -> observation.
-        tokens: (params, splits, numbers) -> columns of the token table.
+        tokens: (params, splits, hyperparameters) -> columns of the token table.
     """
 
     phase: Any

@@ -120,7 +120,7 @@ class Layer(NamedTuple):
 def _rotate(x: Floats, cos: Floats, sin: Floats) -> Floats:
     """Apply rotary embeddings: rotate the components j and j + r/2, for j < r/2, by the given angles.
 
-    The first r components, where r is the length of `cos`, are rotated; the rest are unchanged.
+    Only the first r components are rotated, where r is the size of the last axis of `cos`.
     """
     r = cos.shape[-1]
     turned, rest = x[..., :r], x[..., r:]

@@ -55,7 +55,7 @@ def interval(value: float, low: float, high: float) -> str:
 
 
 def with_interval(value: float, low: float, high: float) -> str:
-    """Format a number and its interval, with two digits of the half-width and at most six decimals."""
+    """Format a number and its interval, rounded to two digits of the half-width, at most six decimals."""
     half = (high - low) / 2
     if not (half > 0 and 1e-3 <= abs(value) < 1e5):
         return interval(value, low, high)
