@@ -31,7 +31,7 @@ _THREADS = 4
 class Program(NamedTuple):
     """Compiled functions for one phase. All arrays except shared corpora have a leading axis of vmapped runs.
 
-    `carried` is the state of the phase; `hyperparameters` are the numeric settings that can differ between runs.
+    `carried` is the state of the phase; `hyperparameters` are the numeric settings that differ between runs.
 
     Attributes:
         phase: the phase.
