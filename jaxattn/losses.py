@@ -12,7 +12,7 @@ m = y f, and let e_y be the unit vector for y:
 
 `squared_error` is ½ ‖f - y‖² for targets that are numbers or vectors.
 
-With label smoothing ε, the loss is its expectation for a label from the distribution (1 - ε) δ_y + ε/K over
+With label smoothing ε, the loss is the expected loss for a label from the distribution (1 - ε) δ_y + ε/K over
 classes.
 """
 

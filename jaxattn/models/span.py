@@ -1,7 +1,7 @@
 """Coordinates in the span of E, p and v, in which the cost of training does not grow with d.
 
 A loss that depends only on E p and E v depends on E, p and v only through their inner products, and its
-gradients stay in the span of the initial p, v and rows of E. This span has m = V + 1 + K dimensions (K = 1
+gradients stay in the span of the initial p, v and rows of E. It has at most m = V + 1 + K dimensions (K = 1
 for two classes). Training in m coordinates is therefore equivalent, and an isometry Q maps them to R^d:
 
     [p; v; E] = L Qᵀ,   L (m, m) lower triangular,   Q (d, m) with orthonormal columns.
@@ -42,7 +42,7 @@ def coordinates(vocab_size: int, num_classes: int) -> int:
 
 
 def dimensions(dim: Dim, vocab_size: int, num_classes: int) -> int:
-    """Return the number of coordinates that `start` uses: min(d, m), where m is the dimension of the span."""
+    """Return the number of coordinates that `start` uses: min(d, m), with m from `coordinates`."""
     m = coordinates(vocab_size, num_classes)
     return m if dim == "inf" else min(dim, m)
 

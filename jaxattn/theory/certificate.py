@@ -74,7 +74,7 @@ _REASONS = {
 class MaxMargin(Brief):
     """Max-margin direction and its certificate, as float64 NumPy arrays. A batch adds a leading axis.
 
-    E_s is the key of token s. Pairs (s, s') require p·(E_s - E_s') ≥ 1, and ties (s, s'') require
+    E_s is the key of token s. Pairs (s, s') require p·(E_s - E_s') ≥ 1 by default, and ties (s, s'') require
     p·(E_s - E_s'') = 0. The solution is the sum p = Σ λ (E_s - E_s') + Σ μ (E_s - E_s''), λ ≥ 0. The largest
     margin of any unit direction lies between `margin` and `margin_bound`, so
 
@@ -90,7 +90,7 @@ class MaxMargin(Brief):
     of the differences. An undecided problem is neither `feasible` nor `infeasible`.
 
     Attributes:
-        p: (d,); the minimum-norm vector that satisfies the constraints; NaN if there is none.
+        p: (d,); the minimum-norm vector that satisfies the constraints; NaN if none was found.
         margin: (); 1 / ‖p‖; 0 if no separating direction was found, inf if there are no pairs.
         margin_bound: (); upper bound on the margin, ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ.
         pairs: (k, 2) int32; support pairs (s, s'), which have a positive multiplier.

@@ -8,7 +8,7 @@ loss L, the mean of ℓ(f) over sequences, is a power series in x (derived in do
 
     g_i = -mean_X r·V_i,    H_ij = mean_X [V_i·S V_j + r·(V_i U_j + V_j U_i)],    G = ∂g/∂y.
 
-Here U is the weight of s relative to the top tokens, V = U (γ_s - f), r = -∂ℓ/∂f, S = ∂²ℓ/∂f², and K is the
+U is the weight of s relative to the top tokens. At x = 0, V = U (γ_s - f), r = -∂ℓ/∂f, S = ∂²ℓ/∂f². K is the
 Hessian of the tied part of the loss (the loss if only the top tokens receive attention) in coordinates y of
 𝒯, the span of the differences of tied keys. Entries whose key differences agree modulo 𝒯 have the same x.
 """
@@ -87,7 +87,7 @@ class TiedPart(NamedTuple):
         normals: (k, D); orthonormal basis of 𝒯, the span of the differences of tied keys, excluding
             directions along which the Hessian is zero.
         log_unit: () float; log of the unit in which `hessian` is measured.
-        hessian: (k, k); second derivative of the mean loss with respect to p along the normals.
+        hessian: (k, k); second derivative, with respect to p along the normals, of the sum of the losses.
     """
 
     normals: np.ndarray

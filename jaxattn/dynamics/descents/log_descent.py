@@ -1,6 +1,6 @@
 """First-order methods for p, free of cancellation and underflow, to compare with the exact flow.
 
-Every method moves p along u = -∂L/∂p / ‖∂L/∂p‖, which is computed in the log domain. In step k, with step
+Every method uses u = -∂L/∂p / ‖∂L/∂p‖, which is computed in the log domain. In step k, with step
 size η, the methods move p by
 
     normalized         Δp = η u
