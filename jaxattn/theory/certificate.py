@@ -92,7 +92,8 @@ class MaxMargin(Brief):
     Attributes:
         p: (d,); the minimum-norm vector that satisfies the constraints; NaN if none was found.
         margin: (); 1 / ‖p‖; 0 if no separating direction was found, inf if there are no pairs.
-        margin_bound: (); upper bound on the margin, ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ.
+        margin_bound: (); upper bound on the margin, ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ b, with
+            required margins b.
         pairs: (k, 2) int32; support pairs (s, s'), which have a positive multiplier.
         multipliers: (k,); λ of the support pairs; 0 for padding in a batch.
         ties: (t, 2) int32; tied tokens, each paired with the smallest token in its group.
