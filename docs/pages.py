@@ -80,8 +80,8 @@ def metrics() -> str:
     """Return the page of metrics: for each probe its description and a row per metric."""
     sections = [
         "# Metrics",
-        "This page lists the metrics that a study records. Tables, figures and `aggregate --metrics` use the "
-        "same names. See [Intervals](intervals.md) for means over seeds and their intervals.",
+        "Tables, figures and `aggregate --metrics` use these names. See "
+        "[Intervals](intervals.md) for means over seeds.",
         "## Settings: `[probes]`",
         PROBES_SETTINGS,
         _settings(),
@@ -121,8 +121,6 @@ def _described(name: str, label: str) -> str:
 
 
 OPENING = """# Texts
-
-This page lists the settings of `[data]` for labelled texts.
 
 ```toml
 [data]                                            # AG News as CSV: class, title, description

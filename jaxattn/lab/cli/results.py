@@ -100,9 +100,9 @@ def report(
         bool, arg(name="all", help="Print the paths of all files, not only report.html.")
     ] = False,
 ) -> int:
-    """Draw the figures of a run, write its report, and print the path of the report.
+    """Draw the figures of a run and write its report.
 
-    The report, report.html, is one self-contained page. Figures are saved as PNG and PDF.
+    The report, report.html, is one self-contained page; its path is printed. Figures are PNG and PDF files.
 
     Example: jaxattn report results/quickstart
     """
@@ -137,8 +137,8 @@ def diagnose(
     """Diagnose which tokens a trained classifier attends to.
 
     Test whether E·v follows the importance of the tokens in a corpus, and whether attention, through E·p,
-    selects the important tokens. Compare the correlations with those of random models, and of a model after
-    one gradient step on the same corpus.
+    selects the important tokens. Compare the correlations with those of random models and of one
+    gradient step on the same corpus.
 
     Example: jaxattn diagnose --embedding E.npy --query p.npy --head v.npy --corpus c.toml
 
@@ -215,7 +215,7 @@ def heads(
         group: Number of sequences in each max-margin problem.
         nuclear: Number of groups for which to compute the nuclear-norm margin; each takes several seconds.
         seed: Seed for the null baselines.
-        out: Folder for the page, the tables, the figures, and the results of completed layers.
+        out: Folder for the page, tables, figures and completed layers.
     """
     from jaxattn.lab import heads as package
     from jaxattn.lab.engine.progress import Reporter

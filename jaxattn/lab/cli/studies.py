@@ -380,7 +380,7 @@ def data(sweep: Sweep, /, overrides: Set = (), number: int = 15, quiet: Quiet = 
     Example: jaxattn data sweeps/quickstart.toml
 
     Args:
-        number: Number of tokens with the highest, and with the lowest, importance to list.
+        number: Number of tokens of each kind to list.
     """
     from jaxattn.lab.cli import corpus
     from jaxattn.lab.engine.progress import Reporter

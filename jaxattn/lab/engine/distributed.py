@@ -116,7 +116,7 @@ def _of_cluster() -> tuple[int, int]:
     if given is None:
         raise InputError(
             "--distributed auto: no environment variables of Slurm (srun) or Open MPI (mpirun) are set; "
-            "use N,I instead"
+            "pass --distributed N,I instead"
         )
     texts = [os.environ[name] for name in given[:3]]
     if not all(text.isdecimal() for text in texts):

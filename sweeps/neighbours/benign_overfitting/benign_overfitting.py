@@ -13,9 +13,7 @@ from jaxattn.data import Splits, Vectors
 class Tokens(Vectors):
     """Tokens in m + 2 coordinates of R^d: the two signal axes and those of the training noise."""
 
-    h: Array | None = (
-        None  # (n, T, m + 2): the initial W applied to the part of each token outside these coordinates
-    )
+    h: Array | None = None  # (n, T, m + 2) initial W applied to the rest of each token outside them
 
 
 def triangle(key: Array, rows: int, dim: int) -> Array:

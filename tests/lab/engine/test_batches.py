@@ -149,7 +149,7 @@ def test_shards_combine_to_the_full_study(tmp_path, go, study):
 
 @pytest.mark.parametrize(
     ("shard", "message"),
-    [((4, 3), "the index must be between 1 and 3"), ((5, 5), "only 4 batches; use at most 4 shards")],
+    [((4, 3), "the index must be between 1 and 3"), ((5, 5), r"too few batches \(4\); use at most 4 shards")],
 )
 def test_invalid_shards_are_rejected(study, shard, message):
     with pytest.raises(InputError, match=message):

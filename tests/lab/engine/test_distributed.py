@@ -242,7 +242,8 @@ def test_launcher_variables_determine_the_process(launched, variables, shard, gp
 def test_distributed_auto_without_a_launcher_raises(launched, missing):
     updated = launched({name: text for name, text in SLURM.items() if name != missing})
     with pytest.raises(
-        InputError, match=r"--distributed auto: no .* of Slurm .* or Open MPI .* are set; use N,I instead"
+        InputError,
+        match=r"--distributed auto: no .* of Slurm .* or Open MPI .* are set; pass --distributed N,I instead",
     ):
         distributed.read_process("auto")
     assert updated == {}
@@ -250,7 +251,7 @@ def test_distributed_auto_without_a_launcher_raises(launched, missing):
 
 def test_non_numeric_launcher_variables_raise(launched):
     launched(SLURM | {"SLURM_PROCID": "two"})
-    with pytest.raises(InputError, match="SLURM_PROCID=two, SLURM_LOCALID=0; use N,I"):
+    with pytest.raises(InputError, match="SLURM_PROCID=two, SLURM_LOCALID=0; pass --distributed N,I"):
         distributed.read_process("auto")
 
 

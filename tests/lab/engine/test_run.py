@@ -350,7 +350,7 @@ def test_exception_in_custom_code_shows_its_traceback(tmp_path, own, go):
     [
         (
             {"loss": "mine.py:of_wrong_shape"},
-            r"mine.py:of_wrong_shape returns float\d+\[\]; return \(12,\) floats",
+            r"mine.py:of_wrong_shape returns float\d+\[\]; return floats of shape \(12,\)",
         ),
         (
             {"probes": {"bins": 0, "own": ["mine.py:spread", {"kind": "mine.py:spread", "name": "loss"}]}},

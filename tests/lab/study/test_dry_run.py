@@ -492,7 +492,7 @@ WRONG = {
     ),
     "a batch's loss that does not say so": (
         {"loss": "mine.py:together"},
-        "loss: mine.py:together returns float32[]; return (",
+        "loss: mine.py:together returns float32[]; return floats of shape (",
     ),
     "a batch's loss that is not one": (
         {"loss": "mine.py:Apart"},
