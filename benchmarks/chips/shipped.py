@@ -39,7 +39,7 @@ QUICKSTART = 2 * 4 * 200 * 202 + 240_000 + 270_000
 
 
 def _rows():
-    """Yield row name, sweep, overrides, program, and minimum bytes (None if they depend on the path)."""
+    """Yield row name, sweep, overrides, program, and minimum bytes (None if not computed)."""
     quick, flow, layer, one_step = (
         f"sweeps/{name}.toml"
         for name in ("quickstart", "margin_convergence", "imdb_one_layer", "imdb_one_step")

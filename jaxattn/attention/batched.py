@@ -1,7 +1,7 @@
 """Attention on a large corpus, for one score vector or for a batch of vectors, such as one per seed.
 
 Scores are split into bands, as in `bands`: h_b is the ceiling (upper end) of band b. For one vector,
-sums are computed by gathers from the corpus, which is stored by sequence and by token. Exponentials
+sums are computed by gathers from the corpus, which is stored twice: by sequence and by token. Exponentials
 are computed once per token rather than once per corpus entry: token s stores exp(a_s - h_b) for its
 band b. In each sequence X, only tokens in the band of the largest score, with ceiling h_X, and in the
 next band have nonzero weight.
@@ -10,8 +10,8 @@ For a batch, one pass over the corpus takes about as long for sixteen score vect
 one. All members are therefore computed together, as products of the count matrix with exp(a - h).
 With a single ceiling h, this would underflow for a sequence whose scores are all far below h. There
 is therefore one product per band, with weights exp(a_s - h_b) if a_s ≤ h_b and 0 otherwise. Each
-sequence uses the sums from the first band in which its tokens have nonzero weight. This is the band
-of its largest score, where the softmax is exact up to rounding. Members whose scores occupy too many
+sequence uses the sums from the band that contains its largest score, for which the softmax is exact
+up to rounding. Members whose scores occupy too many
 bands are computed separately.
 
 Shapes for one vector; a batch adds a leading axis S:

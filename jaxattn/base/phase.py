@@ -44,7 +44,7 @@ class State:
         failed_at: () int32; first step with a non-finite loss or gradient, or -1. Gradients of matrices
             are checked only if no vector is trained; otherwise, a non-finite entry makes the next step's
             loss non-finite.
-        key: (2,) uint32; key data for sampling minibatches; None for full-batch training.
+        key: (2,) uint32; key data for sampling minibatches or new examples; None for full-batch training.
     """
 
     params: Leaf

@@ -1,6 +1,6 @@
 """Two-class corpora in which no single token determines the label. Generation works under jit and vmap.
 
-Relevant tokens come first in the vocabulary. The label does not depend on the other tokens.
+Tokens that determine the label come first in the vocabulary. The label does not depend on other tokens.
 """
 
 from functools import partial

@@ -147,7 +147,9 @@ def data_class(function: Callable[..., Any], **attributes: Any) -> type[Any]:
         attributes["dataset_type"] = dataset_type
     location = attributes.get("kind") or function.__name__
     if "used" in parameters and "vocab_size" not in parameters:
-        raise InputError(f"{location}: a function that takes 'used' requires a setting 'vocab_size'; add it")
+        raise InputError(
+            f"{location}: the function takes 'used', so it requires the setting 'vocab_size'; add it"
+        )
     if any(p.kind is not p.KEYWORD_ONLY for p in parameters.values()):
         attributes |= {
             "pads_vocabulary": "used" in parameters,

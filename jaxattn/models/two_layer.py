@@ -55,7 +55,7 @@ class TwoLayer(Model[Corpus], frozen=True, kw_only=True):
         return init(key, **sizes(like), dim=self.dim, dtype=dtype)
 
     def outputs(self, params: Params, data: Corpus) -> Array:
-        """Compute the outputs f, (n,) or (n, K); see `two_layer.outputs`."""
+        """Compute the outputs f, (n,) or (n, K); see the function `outputs` of this module."""
         return outputs(params, data, residual=self.residual)
 
     scores_and_values = staticmethod(scores_and_values)

@@ -280,8 +280,8 @@ def differentiable_direction(E: Float[Array | np.ndarray, "V d"], solution: MaxM
         solution: the solution of a single problem in which every pair has required margin 1.
 
     Raises:
-        InputError: `solution` is a batch, is not a solution, has required margins other than 1, or refers to
-            tokens for which E has no row.
+        InputError: `solution` is a batch, is not an exact solution, has required margins other than 1, or
+            refers to tokens for which E has no row.
 
     Source: Fiacco, Introduction to Sensitivity and Stability Analysis in Nonlinear Programming (1983).
     """
@@ -296,8 +296,8 @@ def differentiable_direction(E: Float[Array | np.ndarray, "V d"], solution: MaxM
     # λ·b = ‖p‖² for any required margins b, so the multipliers sum to ‖p‖² if every required margin is 1.
     if not np.isclose(solution.multipliers.sum(), solution.p @ solution.p, rtol=1e-6):
         raise InputError(
-            "solution: the required margin is below 1 for some pairs; pass a solution with a "
-            "required margin of 1 for every pair"
+            "solution: is inexact, or some required margin is not 1; pass a solved problem with "
+            "a required margin of 1 for every pair"
         )
     ends = np.concatenate([solution.pairs, solution.ties])
     if ends.max() >= E.shape[0]:

@@ -39,7 +39,7 @@ def solve_normalised(E: np.ndarray, found: Constraints) -> tuple[Solution, np.nd
     rows = _orthogonal_to(rows, E[ties[:, 0]] - E[ties[:, 1]])
     left = lengths(rows)
     inside = left <= _ROUNDING * size
-    if (inside & strict).any():  # the ties alone contradict the margins of these pairs
+    if (inside & strict).any():  # the ties alone exclude a positive margin for these pairs
         return Solution(1.0 * (np.arange(len(rows)) == (inside & strict).argmax()), 0), None
     left = np.where(inside, np.inf, left)
     rows, height = rows / left[:, None], required / left

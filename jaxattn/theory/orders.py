@@ -98,8 +98,9 @@ class TiedPart(NamedTuple):
 class Orders(NamedTuple):
     """Order of the lowest nonzero term in the force on each entry below the top.
 
-    Entries whose key differences are equal up to 𝒯, the span of the differences of tied keys, form one pair.
-    A pair cancels if its first-order force is zero.
+    Each entry is compared with a top token of its sequence. Entries whose differences from the key of the top
+    token agree modulo 𝒯, the span of the differences of tied keys, form one pair. A pair cancels if its
+    first-order force is zero.
 
     Attributes:
         first: (N,) int; 1 if the first-order force repels the token from the top, -1 if it attracts the
@@ -107,8 +108,8 @@ class Orders(NamedTuple):
         group: (N,) int; index of the cancelling pair to which the entry belongs, -1 for other entries.
         second: (m, m); the matrix M of the module docstring for the m cancelling pairs, in units that differ
             between pairs.
-        unknown: (m,) bool; True if the second-order force of the pair also cancels, even without a response
-            of the tied tokens, so that the order of the remaining force is unknown.
+        unknown: (m,) bool; True if the second-order force of the pair also cancels for fixed scores of the
+            tied tokens, so that the order of the remaining force is unknown.
     """
 
     first: np.ndarray
@@ -138,8 +139,8 @@ def orders(E: np.ndarray, entries: Entries, loss: Residual, tied: TiedPart) -> O
     parts = np.exp(np.where(rest, log_share + log_own, -np.inf))[:, None]
     parts = parts * loss.direction[entries.sequence] * below
     pull, gross = parts.sum(axis=1), np.abs(parts).sum(axis=1)
-    # Terms that cancel within a sequence leave rounding error. Set it to zero, because it could dominate
-    # other forces if these are small.
+    # Terms that cancel within a sequence leave rounding error. Set it to zero; otherwise it could
+    # dominate the other forces when they are small.
     pull[np.abs(pull) <= _EQUAL * gross] = 0
     net, gross = np.bincount(group, pull)[group], np.bincount(group, gross)[group]
     first = np.where(rest & (np.abs(net) > _CANCELS * gross), -np.sign(net), 0).astype(int)

@@ -88,12 +88,11 @@ class _Entries(NamedTuple):
 
     Attributes:
         low: token of the entry.
-        top: a token in the top group of its sequence.
-        group: index of the pair to which the entry belongs; all entries of a pair have equal θ = Q
-            (E_low - E_top).
-        weight: U at x = e^(a_low - a_top), with the scores of the first entry of the group.
+        top: a token with the highest score in its sequence.
+        group: index of the entry's group; entries with equal θ = Q (E_low - E_top) form a group, or pair.
+        weight: U at x = e^(a_low - a_top), computed from the scores of the first entry of the group.
         below: γ - f_X, set to 0 if it is only rounding error.
-        attention: q within the attended tokens, 0 for all other tokens.
+        attention: softmax weight q over the attended tokens; 0 for other tokens.
         f: (n, C); outputs.
     """
 
@@ -178,8 +177,8 @@ def _idle(corpus: Corpus, entries: _Entries, attended: Array) -> Bool[Array, "R 
     r = corpus.bags.spread(_loss(corpus, entries.f).r)
     terms = entries.weight[..., None] * r * entries.below
     product, size = terms.sum(axis=-1), jnp.abs(terms).sum(axis=-1)
-    # Terms that cancel within a sequence leave rounding error. Set it to zero, because it could dominate
-    # other forces if these are small.
+    # Terms that cancel within a sequence leave rounding error. Set it to zero; otherwise it could
+    # dominate the other forces when they are small.
     product = jnp.where(jnp.abs(product) <= _EQUAL * size, 0, product)
     rest = (corpus.bags.count > 0) & ~attended
     empty = jnp.zeros(rest.size, product.dtype)

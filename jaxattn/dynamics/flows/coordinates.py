@@ -361,7 +361,7 @@ def coordinates(
     values: Float[Array, " V *K"] | Float[Array, "R W *K"],
     corpus: Corpus,
 ) -> Coordinates:
-    """Build the flow for one corpus, starting at p."""
+    """Build the coordinates in which the flow on one corpus is integrated, starting at p."""
     spans = E.shape[0] <= E.shape[1]
     scores, squares = E @ p, jnp.square(E).sum(axis=1)
     return Coordinates(

@@ -37,7 +37,7 @@ _NO_MULTIPLIER = 1e-9
 _CLEAR = 1e-9
 # Minimum steepness of a barrier, in units of max ‖E_s‖ · until_norm / clearance; see `hand_over`.
 _STEEP = 32.0
-# A barrier exerts no force on p if its log-weight is at least this far below the log-weight at y f = 1.
+# Neglect the force of a barrier on p if its log-weight is at least this far below the log-weight at y f = 1.
 _ACTIVE = 100.0
 
 

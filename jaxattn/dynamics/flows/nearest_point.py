@@ -87,7 +87,7 @@ def nearest_point(
     rho = (rows @ w).min() - 1.0
     state = _State(jnp.append(w, rho), rows @ w - rho, multipliers, jnp.zeros((), int), jnp.zeros((), bool))
     state = jax.lax.while_loop(lambda s: ~s.done & (s.iteration < _MAX_ITERATIONS), body, state)
-    # Active pairs have large multipliers and small slacks, relative to their sums; inactive pairs do not.
+    # A row is active if its multiplier exceeds its slack divided by ‖w‖²; the multipliers sum to 1.
     tight = state.multipliers * jnp.square(state.z[:-1]).sum() > state.slack
     return _polish(rows, state.multipliers, tight), state.iteration
 

@@ -140,7 +140,7 @@ def declared_names(kind: str, item: Item) -> tuple[str, ...]:
 
 
 def load_measure(measure: Measure, item: Item) -> Callable[..., Measured]:
-    """Return the function that implements a measure; it maps runs to findings without criteria.
+    """Return the function that implements a measure; the function maps runs to findings without criteria.
 
     Raises:
         InputError: the measure does not exist, or does not accept the settings.

@@ -82,7 +82,7 @@ def _one_step(study: Definition, held: Splits) -> tuple[str, pd.DataFrame]:
     alpha = tokens.alpha[:, 0] if tokens.alpha.shape[1] == 1 else tokens.alpha
     advice = advise(held.train, alpha, important, tokens.count > 0, dim)
     if advice is None:
-        return f"One step on E: no advice, because no token is important ({which})", pd.DataFrame()
+        return f"One step on E: no advice, because no important token ({which}) has nonzero α", pd.DataFrame()
     start = float(f"{advice.step_size:.2g}")
     sizes = [start / 4, start, 4 * start]
     table = pd.DataFrame(

@@ -12,7 +12,7 @@ import pandas as pd
 
 from jaxattn.core.errors import InputError, counted, writing
 from jaxattn.lab.heads import figures
-from jaxattn.lab.heads.measure import SINKS, TOKEN_KINDS, HeadSettings, measure_layer, verdicts
+from jaxattn.lab.heads.measure import NULLS, SINKS, TOKEN_KINDS, HeadSettings, measure_layer, verdicts
 from jaxattn.lab.heads.model import Position, TokenisedTexts, Transformer
 from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import interval
@@ -40,7 +40,7 @@ class Heads:
         verdicts: one row per null baseline and head that selects a token: difference between cosines with
             its interval, corrected p-value and verdict.
         settings: the settings.
-        facts: query position, number of texts and number of tokens.
+        facts: query position, number of texts and number of tokens of the last model.
     """
 
     heads: pd.DataFrame
@@ -313,8 +313,8 @@ class _Store:
             path = self._folder / "arguments.json"
             if path.exists() and _read(path)["digest"] != digest:
                 raise InputError(
-                    f"{self._folder}: contains results for a different model, texts, settings or version; "
-                    "choose another folder"
+                    f"{self._folder}: contains results for another model or version, or for other "
+                    "texts or settings; choose another folder"
                 )
             files.replace(path, json.dumps({"digest": digest}).encode())
 
@@ -371,7 +371,8 @@ def _names(folders: Sequence[Path]) -> list[str]:
 def _cost(name: str, model: Transformer, layers: int, texts: int, settings: HeadSettings) -> str:
     number = layers * model.num_heads
     groups = texts / settings.group
-    seconds = number * (groups * _FROBENIUS * (3 + 2 * settings.draws) + settings.nuclear * _NUCLEAR) / 2
+    problems = groups * (3 + len(NULLS) * settings.draws)
+    seconds = number * (problems * _FROBENIUS + settings.nuclear * _NUCLEAR) / 2
     return (
         f"{name}: {counted(layers, 'layer')} with {model.num_heads} heads, {counted(texts, 'text')}; "
         f"at most about {max(1, round(seconds / 60))} min on two cores, if all heads have a selection"
@@ -391,7 +392,7 @@ def _note(found: Heads) -> str:
     settings, facts = found.settings, found.facts
     return (
         f"Query position {facts['position']}; {facts['texts']} texts, {facts['tokens']} tokens. A head has "
-        f"a selection if one token has at least {settings.share:.0%} of attention in "
+        f"a selection if some token has at least {settings.share:.0%} of the attention in at least "
         f"{settings.selecting:.0%} of the sequences. Margins are over groups of {settings.group} selecting "
         "sequences, relative to the certified largest margin of the same selection; W is restricted to the "
         "span of their queries. Space query: keys fixed, Frobenius norm of W_Q. Spaces frobenius, nuclear: "

@@ -122,7 +122,8 @@ def one_step_law(
         ]
         if not steps:
             raise InputError(
-                "one_step_law: the run has no phase of kind 'one_step'; set the figure option phase"
+                "one_step_law: the run has no phase of kind 'one_step'; set the phase to plot with the "
+                "figure option 'phase'"
             )
         phase = steps[0]
     # Averaging over seeds would understate the deviation from the law.

@@ -70,7 +70,7 @@ class Objects:
         """Store the bucket URL without making a request.
 
         Raises:
-            InputError: the URL is invalid, obstore is not installed, or there are no credentials.
+            InputError: the URL is invalid, obstore is not installed, or boto3 finds no S3 credentials.
         """
         self.address = address_text(location)
         self._store = _opened(self.address)

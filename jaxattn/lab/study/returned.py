@@ -1,4 +1,4 @@
-"""Validation of the values that custom code returns; a failed check raises InputError with a remedy."""
+"""Validation of the values that custom code returns; a failed check raises an InputError with a fix."""
 
 from typing import Any
 

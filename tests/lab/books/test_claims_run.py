@@ -151,7 +151,7 @@ def test_unwritable_folder_raises_a_one_line_error(one, claims, tmp_path):
         claims("MC", out=tmp_path / "file")
 
 
-def test_claims_that_require_a_checkout_are_skipped_outside_it(
+def test_claims_that_require_a_checkout_are_skipped_without_one(
     one, claims, folder, tmp_path, monkeypatch, capsys, call
 ):
     monkeypatch.setattr(books_module, "CHECKOUT", tmp_path)

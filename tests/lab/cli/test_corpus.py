@@ -116,6 +116,4 @@ def test_recommended_step_sizes_produce_the_stated_values(tables, classes):
 def test_no_step_size_is_recommended_if_no_token_is_important(tables):
     wanted = Study.of_tables(tables(probes={"min_count": 10**6}, figures=[]))
     titles = [title for title, _ in describe_data(wanted, 1, silent)]
-    assert (
-        "One step on E: no advice, because no token is important (|posterior difference| ≥ 0.5, " in titles[2]
-    )
+    assert "One step on E: no advice, because no important token (|posterior difference| ≥ 0.5, " in titles[2]

@@ -150,7 +150,7 @@ def test_interrupted_run_resumes_with_identical_tables(folders, tmp_path, monkey
         {"query"} if name == "llama" else {"query", "frobenius", "nuclear"}
     )
     with pytest.raises(
-        InputError, match="contains results for a different model, texts, settings or version"
+        InputError, match="contains results for another model or version, or for other texts or settings"
     ):
         heads(folders[name], TEXTS[1:], settings=SETTINGS, out=tmp_path / "killed")
 

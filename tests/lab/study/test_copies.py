@@ -101,7 +101,9 @@ def test_padded_vocabulary_requires_the_vocab_size_setting(study, tmp_path):
     (tmp_path / "sizeless.py").write_text(
         "def sizeless(key, *, sequences: int, used=None):\n    return None\n"
     )
-    with pytest.raises(InputError, match="a function that takes 'used' requires a setting 'vocab_size'"):
+    with pytest.raises(
+        InputError, match="the function takes 'used', so it requires the setting 'vocab_size'"
+    ):
         study(False, data={"kind": "sizeless.py:sizeless", "sequences": 8}, axes={"loss.smoothing": [0.1]})
 
 
