@@ -3,8 +3,8 @@
     python benchmarks/full_flow.py [--until -1e4] > results/benchmarks/full_flow.md
 
 With s(X) the token on top of X at the end and r_eff the number of distinct ones, the tested law is
-y E_s·v = ‖v‖²/√r_eff for these tokens, and 0 for others. The first case has
-the corpus sizes of the base setting of the claims.
+y E_s·v = ‖v‖²/√r_eff for these tokens, and 0 for others. The first case has the corpus sizes of the base
+setting of the claims.
 The other cases have sizes for which irrelevant tokens end on top, or several relevant tokens per sequence.
 """
 
