@@ -171,7 +171,7 @@ def test_command_writes_the_page(folders, tmp_path, capsys, monkeypatch):
 def test_invalid_arguments_raise_one_line_errors(folders, tmp_path):
     for settings, message in (
         (HeadSettings(group=1), "group: expected at least 2, got 1"),
-        (HeadSettings(share=2), "share: 2"),
+        (HeadSettings(share=2), "share: expected a fraction from 0 to 1, got 2"),
     ):
         with pytest.raises(InputError, match=message):
             heads(folders["bert"], TEXTS, settings=settings)
