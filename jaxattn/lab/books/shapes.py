@@ -60,11 +60,11 @@ def binned(
     edges = np.asarray(edges, float)
     bins = len(edges) - 1
     at, y = tokens[x].to_numpy(float), tokens[quantity].to_numpy(float)
-    bins_of = bin_numbers(at, edges)
-    inside = (bins_of >= 0) & np.isfinite(y)
-    bins_of, y = bins_of[inside], y[inside]
-    seeds, lane = np.unique(tokens["seed"].to_numpy()[inside], return_inverse=True)
-    cell, weights = lane * bins + bins_of, 1 - np.eye(1 + len(seeds), len(seeds), -1)
+    bin_index = bin_numbers(at, edges)
+    inside = (bin_index >= 0) & np.isfinite(y)
+    bin_index, y = bin_index[inside], y[inside]
+    seeds, seed_index = np.unique(tokens["seed"].to_numpy()[inside], return_inverse=True)
+    cell, weights = seed_index * bins + bin_index, 1 - np.eye(1 + len(seeds), len(seeds), -1)
     weights = weights if len(seeds) > 1 else weights[:1]
     n, first, second = (
         weights @ np.bincount(cell, y**power, len(seeds) * bins).reshape(len(seeds), bins)
@@ -73,7 +73,7 @@ def binned(
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = first / n
         sd = np.sqrt(np.maximum(second / n - mean**2, 0))
-    counts = np.bincount(bins_of, minlength=bins) / max(len(seeds), 1)
+    counts = np.bincount(bin_index, minlength=bins) / max(len(seeds), 1)
     return _Binned((edges[1:] + edges[:-1]) / 2, counts, mean, sd)
 
 

@@ -160,7 +160,7 @@ class Programs:
             partial(devices.shape_structs, runs=runs, in_axis=0, shared=shared, computed=computed)
             for computed in (False, True)
         )
-        seeds, hyperparameters = fresh(_keys(runs)), fresh(_numbers(group, runs))
+        seeds, hyperparameters = fresh(_keys(runs)), fresh(_hyperparameters(group, runs))
         if not shared:
             yield Shaped(None, "draw", self.drawing, (seeds, hyperparameters))
         loaded = self.corpora(group, runs)
@@ -190,12 +190,12 @@ class Programs:
         """Return the data if all runs share them; otherwise, return their shapes for `runs` vmapped runs."""
         if self.shared_data is not None:
             return self.shared_data
-        shapes = self.drawing.shapes(_keys(runs), _numbers(group, runs))
+        shapes = self.drawing.shapes(_keys(runs), _hyperparameters(group, runs))
         return Loaded(shapes, False, seed.drawn(self.setting).tokens)
 
     def params(self, group: CompileGroup, runs: int) -> Any:
         """Return the shapes of the parameters for `runs` vmapped runs."""
-        return self.starting(self.corpora(group, runs)).shapes(_keys(runs), _numbers(group, runs))
+        return self.starting(self.corpora(group, runs)).shapes(_keys(runs), _hyperparameters(group, runs))
 
     def compile(self, group: CompileGroup, runs: int, phase: int = 0, resumed: bool = False) -> None:
         """Compile all remaining programs in parallel threads, before they are called.
@@ -323,7 +323,7 @@ def _keys(runs: int) -> Any:
     return jax.eval_shape(_make_keys, jax.ShapeDtypeStruct((runs,), jnp.uint32)).data
 
 
-def _numbers(group: CompileGroup, runs: int) -> Any:
+def _hyperparameters(group: CompileGroup, runs: int) -> Any:
     return {path: jax.ShapeDtypeStruct((runs,), dtype) for path, dtype in group.dtypes().items()}
 
 
