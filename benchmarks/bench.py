@@ -30,7 +30,7 @@ from jaxattn.dynamics import ExactFlow
 from jaxattn.dynamics.descents.descent_phase import Descent
 from jaxattn.lab import cli
 from jaxattn.lab.api import Study
-from jaxattn.lab.cli.console import complain, print_line, print_table
+from jaxattn.lab.cli.console import print_error, print_line, print_table
 from jaxattn.lab.cli.options import check_once, require_local_folder
 from jaxattn.lab.engine import devices, memory
 from jaxattn.lab.engine.lift import ProgramCache, seed_keys
@@ -384,9 +384,9 @@ def main() -> int:
         check_once(sys.argv[1:])
         run(options)
     except InputError as error:
-        return complain(error, 2)
+        return print_error(error, 2)
     except RunError as error:
-        return complain(error, 1)
+        return print_error(error, 1)
     return 0
 
 

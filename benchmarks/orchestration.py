@@ -41,7 +41,7 @@ def timed(function, spent):
 
 def watch(spent):
     """Time every call of a compiled program, and the compilation before it."""
-    lift.Lifted.__call__ = timed(lift.Lifted.__call__, spent)
+    lift.BatchedFunction.__call__ = timed(lift.BatchedFunction.__call__, spent)
     lift.Programs.compile = timed(lift.Programs.compile, spent)
     engine.seed_keys = timed(engine.seed_keys, spent)
 

@@ -13,7 +13,7 @@ from chips.targets import Compiled, Target, compile_lowered, seconds_at_least
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import devices, memory
-from jaxattn.lab.engine.lift import ProgramCache, Programs, Shaped
+from jaxattn.lab.engine.lift import PhaseProgram, ProgramCache, Programs
 from jaxattn.lab.study import toml
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.groups import CompileGroup, compile_groups
@@ -31,7 +31,7 @@ _NO_MEMORY = "RESOURCE_EXHAUSTED"
 Progress = Callable[[str, float], None]
 
 
-Found = list[tuple[Shaped, Compiled | None]]
+Found = list[tuple[PhaseProgram, Compiled | None]]
 
 
 class _Fitted(NamedTuple):
@@ -71,7 +71,7 @@ class _Compiler(NamedTuple):
             found.append((made, self._compiled(made, runs)))
         return found
 
-    def _compiled(self, made: Shaped, runs: int) -> Compiled:
+    def _compiled(self, made: PhaseProgram, runs: int) -> Compiled:
         """Compile a program, or return the stored result."""
         lowered = made.lifted.lower(*made.arguments)
         text = lowered.as_text()
@@ -181,7 +181,7 @@ def _peak(found: Found) -> tuple[int, str]:
     return max(((own.held, made.location) for made, own in found if own), default=(0, ""))
 
 
-def _row(target: Target, group: CompileGroup, made: Shaped, found: Compiled | None) -> dict[str, Any]:
+def _row(target: Target, group: CompileGroup, made: PhaseProgram, found: Compiled | None) -> dict[str, Any]:
     """Return the row of a program."""
     phase = made.location.rpartition(".")[0]
     row: dict[str, Any] = {"group": group.number, "phase": phase, "program": made.name}

@@ -23,7 +23,7 @@ from chips import process
 from chips.targets import read_target
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.api import Study
-from jaxattn.lab.cli.console import complain, print_json, print_line, print_table, rows_of
+from jaxattn.lab.cli.console import print_error, print_json, print_line, print_table, rows_of
 from jaxattn.lab.cli.options import check_once, load_sweep, read_size
 from jaxattn.lab.engine.devices import known_bug
 from jaxattn.lab.engine.progress import Reporter
@@ -301,9 +301,9 @@ def main() -> int:
         check_once(sys.argv[1:])
         return show(options)
     except InputError as error:
-        return complain(error, 2)
+        return print_error(error, 2)
     except RunError as error:
-        return complain(error, 1)
+        return print_error(error, 1)
 
 
 if __name__ == "__main__":

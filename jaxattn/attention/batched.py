@@ -47,7 +47,7 @@ def forward_one(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, A
     If all scores are in one band, the cost is halved.
     """
     # Compute the vectors outside the branches, so that XLA cannot fuse them into the gathers that read them.
-    ceiling, weighted = split(scores, columns)
+    ceiling, weighted = split_and_weight(scores, columns)
 
     def in_one_band() -> tuple[Array, Array, Array]:
         normaliser, *sums = corpus.bags.dot(*weighted)
@@ -81,7 +81,7 @@ def backward_one(
     return jax.lax.cond((ceiling == ceiling[0]).all(), in_one_band, in_bands)
 
 
-def split(scores: Array, columns: Array) -> tuple[Array, Array]:
+def split_and_weight(scores: Array, columns: Array) -> tuple[Array, Array]:
     """Return the ceilings h_b, (V,), and the rows exp(a - h_b) and exp(a - h_b) γ, (1 + K, V)."""
     ceiling, below = bands.split(scores)
     return ceiling, jnp.concatenate([below[None], below * columns])
@@ -187,7 +187,7 @@ def forward(corpus: Corpus, scores: Array, columns: Array) -> tuple[Array, Array
     num_bands, apart = _plan_bands(scores)
     averages = banded_forward(corpus, scores, columns, num_bands)
     in_bands = partial(forward_in_bands, corpus)
-    return _recompute(in_bands, apart, averages, *jax.vmap(split)(scores, columns))
+    return _recompute(in_bands, apart, averages, *jax.vmap(split_and_weight)(scores, columns))
 
 
 @merged_vmap

@@ -11,7 +11,7 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import MAX_POSITIONS, Ragged, take
 
 # Maximum ratio of matrix size to number of entries at which a dense product is faster than gathering rows.
-DENSE = 16
+DENSE_FACTOR = 16
 # Maximum number of table entries gathered at a time, so that memory use does not grow with the corpus.
 GATHERED = 1 << 22
 # Maximum number of row sums stored at a time. A segment may consist of several rows.
@@ -75,7 +75,7 @@ _pool.defvjp(_forward, _backward)
 
 def _is_dense(corpus: Corpus) -> bool:
     size = corpus.num_examples * corpus.vocab_size
-    return size <= min(DENSE * corpus.bags.index.size, MAX_POSITIONS)
+    return size <= min(DENSE_FACTOR * corpus.bags.index.size, MAX_POSITIONS)
 
 
 def _matrix(bags: Ragged, weight: Array, num_indices: int) -> Array:

@@ -2,8 +2,8 @@
 
 For large ‖p‖, a sequence may attend to its top token with weight 1 - e^(-3000). The difference between the
 average f and the value γ_top of this token would then be rounded to zero if it were computed by subtraction.
-The functions in this module first subtract a reference value from all token values, and then factor out the
-largest remaining exponential.
+Therefore, callers of `averages` first subtract a reference value from all token values, and `averages`
+factors out the largest remaining exponential.
 """
 
 from collections.abc import Sequence

@@ -71,8 +71,8 @@ class Goal(NamedTuple):
 class Phase(Spec, frozen=True, kw_only=True):
     """Base class for training phases: pure functions for one seed.
 
-    Subclasses define `train`, `steps`, and either `step`, which `advance` repeats, or `init` and
-    `advance`. A state is a pytree, such as `State`, with at least `params`, `step` and `failed_at`.
+    Subclasses define `train`, `steps`, and either `step`, which `advance` repeats, or `advance`. They also
+    define `init` if their state is not a `State`: a pytree with at least `params`, `step` and `failed_at`.
 
     Attributes:
         name: name of the phase in tables and figures.

@@ -75,7 +75,7 @@ def class_name(label: Any) -> str:
     return "+".join(map(str, label)) if isinstance(label, list | tuple) else str(label)
 
 
-def first_line(target: Any) -> str:
+def summary_line(target: Any) -> str:
     """Return the first line of the docstring of a class or function."""
     return (inspect.getdoc(target) or "").partition("\n")[0]
 

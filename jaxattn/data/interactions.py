@@ -100,8 +100,8 @@ def negation(
     negated, and all their other tokens are the same, so the average signed frequency α_s is exactly 0 for
     the negation token and every irrelevant token. Two consecutive pairs have the same relevant tokens. If
     `negated` is 1/2, one of the two pairs is negated, and α_s is exactly 0 for the relevant tokens, too.
-    For other values of `negated`, α_s of a relevant token is (1 - 2 negated) times its value without
-    negation, up to rounding of the number of negated pairs.
+    For other values of `negated`, the mean of α_s of a relevant token over keys is (1 - 2 negated) times
+    its value without negation, up to rounding of the number of negated pairs.
 
     Args:
         key: PRNG key.

@@ -21,7 +21,7 @@ from jaxattn.lab.storage.folder import results_folder
 from jaxattn.lab.study import registry, toml
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.lab.study.registry import describe, make, plain
+from jaxattn.lab.study.registry import describe, make, to_json_values
 
 __all__ = ["Finished", "Plan", "Results", "Study", "load", "run"]
 
@@ -107,7 +107,7 @@ class Study(Definition):
             "phases": [describe(phase, registry.PHASE, names) for phase in _listed(phases, "phases")],
             "probes": _probes(probes, names),
             "figures": [describe(figure, registry.FIGURE, names) for figure in _listed(figures, "figures")],
-            **plain(rest, names),
+            **to_json_values(rest, names),
         }
         if init:
             own = {parameter: describe(x, registry.START, names) for parameter, x in init.items()}

@@ -93,7 +93,7 @@ def phase_diagram(
     default = study.folder().with_name(f"{study.name}_phase_diagram")
     measured = _Measured(study, Path(folder or default), metric, phase)
     seeds = len(study.seeds)
-    places = {value: index for index, value in enumerate(values)}
+    index_of = {value: index for index, value in enumerate(values)}
     points = [(c, values[k]) for c in columns for k in sorted(wanted({}, seeds, len(values), parts))]
     outcomes = pd.DataFrame()
     with Reporter(quiet) as reporter:
@@ -103,7 +103,7 @@ def phase_diagram(
             more["crossed"] = ~(more["value"] >= level) if falls else more["value"] >= level
             outcomes = pd.concat([outcomes, more], ignore_index=True)
             known = {column: outcomes[outcomes["x"] == column] for column in columns}
-            crossed = {column: counts(own, places) for column, own in known.items()}
+            crossed = {column: counts(own, index_of) for column, own in known.items()}
             points = [
                 (column, values[index])
                 for column in columns
@@ -222,17 +222,17 @@ def threshold(crossed: Mapping[int, int], seeds: int, values: Sequence[int | flo
     }
 
 
-def counts(outcomes: pd.DataFrame, places: Mapping[Any, int]) -> dict[int, int]:
+def counts(outcomes: pd.DataFrame, index_of: Mapping[Any, int]) -> dict[int, int]:
     """Count the crossed seeds at each value of y.
 
     Args:
         outcomes: table with columns y and crossed, and one row per seed and value of y.
-        places: index of each value of y.
+        index_of: index of each value of y.
 
     Returns:
         The number of crossed seeds, keyed by the index of the value.
     """
-    return {places[y]: int(own["crossed"].sum()) for y, own in outcomes.groupby("y", sort=False)}
+    return {index_of[y]: int(own["crossed"].sum()) for y, own in outcomes.groupby("y", sort=False)}
 
 
 def turned_back(outcomes: pd.DataFrame) -> int:

@@ -25,7 +25,7 @@ from jaxattn.models.initial import embeddings_query_head
 # Embedding dimension of a model. "inf" means that the initial rows of E, p and v are orthonormal.
 Dim = PositiveInt | Literal["inf"]
 # If d is at least this large, sample in span coordinates, because (V, d) arrays become too expensive.
-LARGE = 16_384
+LARGE_DIM = 16_384
 
 
 class Rows(NamedTuple):
@@ -73,7 +73,7 @@ def start(key: Array, *, vocab_size: int, dim: Dim, num_classes: int, dtype: DTy
     m = coordinates(vocab_size, num_classes)
     if dim == "inf":
         return _apart(jnp.eye(m, dtype=dtype), num_classes)
-    if dim >= max(LARGE, m + 1):
+    if dim >= max(LARGE_DIM, m + 1):
         return _apart(_bartlett(key, m, dim, num_classes, dtype), num_classes)
     sizes: dict[str, Any] = {"vocab_size": vocab_size, "dim": dim, "num_classes": num_classes, "dtype": dtype}
     drawn = Rows(*embeddings_query_head(key, **sizes))

@@ -13,11 +13,11 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.theory.certificate import MaxMargin, Status
 from jaxattn.theory.constraints import constraints, distinct_tokens
 from jaxattn.theory.max_margin import max_margin_from_constraints
-from jaxattn.theory.orders import Entries, Orders, Residual, TiedPart, orders
+from jaxattn.theory.orders import Entries, LossDerivatives, Orders, TiedPart, orders
 from jaxattn.theory.selection import Selection, one_minus_cosine, require_finite
 
 
-def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> Residual:
+def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> LossDerivatives:
     """Compute the first and second derivatives of the loss with respect to the outputs.
 
         Logistic:       -∂ℓ/∂f = y σ(-y f),     ∂²ℓ/∂f² = σ(y f) σ(-y f).
@@ -34,7 +34,7 @@ def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> Residual:
         agreement = labels * f[:, 0]
         log_size = -np.logaddexp(0, agreement)
         log_weight = log_size - np.logaddexp(0, -agreement)
-        return Residual(1.0 * labels[:, None], log_size, np.ones((len(f), 1, 1)), log_weight[:, None])
+        return LossDerivatives(1.0 * labels[:, None], log_size, np.ones((len(f), 1, 1)), log_weight[:, None])
     own = np.eye(num_classes)[labels]
     log_pi = f - np.logaddexp.reduce(f, axis=1, keepdims=True)
     log_size = np.logaddexp.reduce(np.where(own > 0, -np.inf, log_pi), axis=1)
@@ -43,7 +43,7 @@ def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> Residual:
     missing = np.where(own > 0, np.exp(log_size)[:, None], 1 - np.exp(log_pi))
     identity = np.eye(num_classes)
     modes = np.where(identity > 0, missing[:, :, None], -np.exp(log_pi)[:, None, :])
-    return Residual(own - others, log_size, modes, log_pi)
+    return LossDerivatives(own - others, log_size, modes, log_pi)
 
 
 # Squared singular values below this fraction of the largest are treated as rounding error.
@@ -222,8 +222,8 @@ def certify_limit(
     slowest, component = _attracting(E, entries, order, direction, tied.normals)
     apart = E @ direction.p
     apart = apart[entries.top] - apart[entries.token]
-    cancels = order.group >= 0
-    unknown = np.append(order.unknown, False)[order.group]
+    cancels = order.pair >= 0
+    unknown = np.append(order.unknown, False)[order.pair]
     return Limit(
         direction=direction,
         distance=_angle(E @ p, E @ direction.p, entries),
@@ -263,7 +263,7 @@ def _angle(scores: np.ndarray, limit: np.ndarray, entries: Entries) -> float:
 
 
 def _required(order: Orders) -> np.ndarray:
-    squares = np.append(np.diag(order.second) > 0, False)[order.group]
+    squares = np.append(np.diag(order.second_order) > 0, False)[order.pair]
     return np.where(order.first > 0, 1.0, np.where(squares, 0.5, 0.0))
 
 
@@ -272,14 +272,14 @@ def _attracting(
 ) -> tuple[float, float]:
     if not direction.feasible:
         return np.inf, 0.0
-    number = np.unique(order.group[order.group >= 0], return_index=True)[1]
-    place = np.flatnonzero(order.group >= 0)[number]
+    number = np.unique(order.pair[order.pair >= 0], return_index=True)[1]
+    place = np.flatnonzero(order.pair >= 0)[number]
     pairs = E[entries.top[place]] - E[entries.token[place]]
-    i, j = np.nonzero(np.triu(order.second))
+    i, j = np.nonzero(np.triu(order.second_order))
     # Skip a mixed term that does not attract if the squares of both its pairs repel, because it then needs no
     # condition of its own.
-    square = np.diag(order.second)
-    own = (order.second[i, j] < 0) | (square[i] <= 0) | (square[j] <= 0)
+    square = np.diag(order.second_order)
+    own = (order.second_order[i, j] < 0) | (square[i] <= 0) | (square[j] <= 0)
     first = order.first < 0
     theta = np.concatenate(
         [E[entries.top[first]] - E[entries.token[first]], pairs[i[own]] + pairs[j[own]]], axis=0
@@ -302,7 +302,7 @@ def _summed(index: np.ndarray, columns: np.ndarray, size: int) -> np.ndarray:
 
 
 def _balance(
-    E: np.ndarray, leader: np.ndarray, entries: Entries, loss: Residual
+    E: np.ndarray, leader: np.ndarray, entries: Entries, loss: LossDerivatives
 ) -> tuple[float, float, np.ndarray, TiedPart]:
     """Compute the gradient, curvature, loose directions and Hessian of the tied part, as in `Limit`."""
     nothing = np.zeros((0, E.shape[1]))

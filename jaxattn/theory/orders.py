@@ -28,7 +28,7 @@ _LARGE = 300.0
 _SAME = 1e-11
 
 
-class Residual(NamedTuple):
+class LossDerivatives(NamedTuple):
     """First and second derivatives of the loss ℓ(f), for n sequences and C output columns.
 
         -∂ℓ/∂f = e^log_size · direction,    ∂²ℓ/∂f² = Σ_j e^log_weight_j modes_j modes_jᵀ.
@@ -105,20 +105,20 @@ class Orders(NamedTuple):
     Attributes:
         first: (N,) int; 1 if the first-order force repels the token from the top, -1 if it attracts the
             token, 0 if the force cancels or the token is a top token.
-        group: (N,) int; index of the cancelling pair to which the entry belongs, -1 for other entries.
-        second: (m, m); the matrix M of the module docstring for the m cancelling pairs, in units that differ
-            between pairs.
+        pair: (N,) int; index of the cancelling pair to which the entry belongs, -1 for other entries.
+        second_order: (m, m); the matrix M of the module docstring for the m cancelling pairs, in units that
+            differ between pairs.
         unknown: (m,) bool; True if the second-order force of the pair also cancels for fixed scores of the
             tied tokens, so that the order of the remaining force is unknown.
     """
 
     first: np.ndarray
-    group: np.ndarray
-    second: np.ndarray
+    pair: np.ndarray
+    second_order: np.ndarray
     unknown: np.ndarray
 
 
-def orders(E: np.ndarray, entries: Entries, loss: Residual, tied: TiedPart) -> Orders:
+def orders(E: np.ndarray, entries: Entries, loss: LossDerivatives, tied: TiedPart) -> Orders:
     """Compute the order of the force on each entry, given the loss derivatives at `entries.f`."""
     below = entries.value - entries.f[entries.sequence]
     # Values that cancel leave a rounding error proportional to their magnitudes.
@@ -174,7 +174,7 @@ def _groups(theta: np.ndarray) -> np.ndarray:
 def _second_order(
     E: np.ndarray,
     entries: Entries,
-    loss: Residual,
+    loss: LossDerivatives,
     tied: TiedPart,
     pair: np.ndarray,
     log_share: np.ndarray,
@@ -218,7 +218,7 @@ def _second_order(
 def _response(
     E: np.ndarray,
     entries: Entries,
-    loss: Residual,
+    loss: LossDerivatives,
     tied: TiedPart,
     idle: tuple[np.ndarray, np.ndarray, np.ndarray],
     of_pairs: tuple[Any, Any, list[Any]],

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from jaxattn.core.settings import first_line, markdown_table, meanings, written
+from jaxattn.core.settings import markdown_table, meanings, summary_line, written
 
 
 class Base:
@@ -45,7 +45,7 @@ def test_class_docstrings_override_those_of_base_classes():
     }
     assert meanings(function) == {"key": "a key.", "power": "the exponent | of it."}
     assert meanings(object) == {}
-    assert first_line(Derived) == "A class with a base. More words."
+    assert summary_line(Derived) == "A class with a base. More words."
 
 
 def test_vertical_bars_are_escaped_in_tables():

@@ -20,10 +20,10 @@ def reference_outputs(params, ids, mask):
     return jax.nn.relu(reference.outputs(each, ids, mask) @ params.W + params.b) @ params.v
 
 
-@pytest.fixture(params=[0, pooling.DENSE], ids=["gathers", "dense"])
+@pytest.fixture(params=[0, pooling.DENSE_FACTOR], ids=["gathers", "dense"])
 def way(request, monkeypatch):
     """Each method of averaging rows: dense products for small corpora, or gathers."""
-    monkeypatch.setattr(pooling, "DENSE", request.param)
+    monkeypatch.setattr(pooling, "DENSE_FACTOR", request.param)
     pooling.pool.clear_cache()
     yield request.param
     pooling.pool.clear_cache()

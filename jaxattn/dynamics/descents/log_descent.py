@@ -9,7 +9,7 @@ size η, the methods move p by
     log_time           Δp = h t ‖∂L/∂p‖ u,   h = η / (1 + t ‖∂L/∂p‖),   and then t ← e^h t
 
 L* is the loss if each sequence attends only to its best token, the one whose value agrees most with the
-label. L(p) > L* for every p.
+label. L(p) > L* for every p, unless all tokens of every sequence are equally good.
 """
 
 from typing import Any, ClassVar, Literal, get_args

@@ -18,9 +18,9 @@ from jaxattn.dynamics.flows.ties import (
     Ties,
     class_values,
     first_of,
+    max_tied_dims,
     no_ties,
     placed,
-    room,
     sharing,
     tied_coordinates,
     top_class,
@@ -55,21 +55,21 @@ class Balance(NamedTuple):
     Attributes:
         ties: the ties; empty if no balance was found.
         p: (d,); the point.
-        settled: () bool; True if the balance is stable: along every difference between tied embeddings,
+        stable: () bool; True if the balance is stable: along every difference between tied embeddings,
             the force is zero at this point and restoring near it, except along a curve of balanced
             points.
-        undecided: () bool; True if `settled` is False only because the order of the force that remains
+        undecided: () bool; True if `stable` is False only because the order of the force that remains
             between two tokens with cancelling forces is unknown, or there are too many such pairs.
     """
 
     ties: Ties
     p: Array
-    settled: Array
+    stable: Array
     undecided: Array
 
 
 def initial_balance(E: Array, p: Array, values: Array, corpus: Corpus) -> Balance:
-    """Return a `Balance` that is not settled and has no ties."""
+    """Return a `Balance` that is not stable and has no ties."""
     return Balance(no_ties(E, values, corpus), p, jnp.asarray(False), jnp.asarray(False))
 
 
@@ -128,7 +128,7 @@ def find_ties(
         wanted: () bool; True to search for ties.
 
     Returns:
-        p (d,), moved back if `slides` is True, and the balance. The balance is settled if Newton's method
+        p (d,), moved back if `slides` is True, and the balance. The balance is stable if Newton's method
         finds a nearby zero of the gradient of the tied part of the loss (see `cancelled`), with a
         positive definite Hessian on 𝒯, the span of the differences of tied embeddings.
     """
@@ -141,14 +141,14 @@ def find_ties(
         leader = jnp.where(back, before.leader, _classes(corpus, below <= edge))
         normals = jnp.where(back, before.normals, _normals(E, leader))
         found = _ties_of(E, p, values, corpus, leader, normals)
-        known = ~back & (found.settled | found.undecided)
+        known = ~back & (found.stable | found.undecided)
         p = jnp.where(back, found.p, p)
         nothing = initial_balance(E, p, values, corpus)
         return tried + 1, p, jax.tree.map(partial(jnp.where, known), found, nothing)
 
     def unresolved(state: tuple[Array, Array, Balance]) -> Array:
         tried, _, found = state
-        return (tried < 0) | (wanted & (tried < gaps) & ~found.settled & ~found.undecided)
+        return (tried < 0) | (wanted & (tried < gaps) & ~found.stable & ~found.undecided)
 
     gaps = min(_MAX_GAPS, corpus.bags.index.size)
     first = jnp.where(slides, -1, 0).astype(jnp.int32)
@@ -205,8 +205,8 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, n
     ties_some = (leader != vocab).any()
     log_limit = jnp.where(ties_some, log_limit, log_hidden - jnp.log(_MORE))
     some = (ties_some | idle.any()) & (left_out < log_hidden - jnp.log(_MORE))
-    if room(E) < min(E.shape):
-        some &= (leader != vocab).sum() <= room(E)
+    if max_tied_dims(E) < min(E.shape):
+        some &= (leader != vocab).sum() <= max_tied_dims(E)
     exact = (rest.stiffness > 0) & (rest.left <= _ZERO * rest.stiffness)
     rests = some & exact & (rest.moved <= _SHIFT) & ~others.broken(others.zero)
     ties = ties.replace(log_limit=log_limit)  # type: ignore[attr-defined]
@@ -214,7 +214,7 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, n
 
 
 def _most_classes(E: Array) -> int:
-    return len(E) if room(E) == min(E.shape) else room(E)
+    return len(E) if max_tied_dims(E) == min(E.shape) else max_tied_dims(E)
 
 
 def _rest(
@@ -226,11 +226,11 @@ def _rest(
     tied = with_counts(corpus, jnp.where(attended, corpus.bags.count, 0))
     spans = jnp.square(normals).sum(axis=1) > 0
     # Only these tokens exert a force. The factor 2 leaves room for all members of groups of tied tokens.
-    involved = first_of(sharing(leader), 2 * room(E))
+    involved = first_of(sharing(leader), 2 * max_tied_dims(E))
 
     def at(y: Array) -> tuple[Force, Array]:
         force = score_force(tied, scores + lift @ y, values)
-        if room(E) == min(E.shape):
+        if max_tied_dims(E) == min(E.shape):
             return force, jnp.diag(1.0 * ~spans) - lift.T @ token_curvature(tied, force) @ lift
         inner = take(lift, involved)
         curvature = token_curvature(tied, force, placed(involved, len(E)), len(involved))
@@ -258,7 +258,7 @@ def _rest(
     size, vectors = jnp.linalg.eigh(held(curvature))
     reach = jnp.sqrt(jnp.square(apart).sum(axis=1).max())
     stiffness = jnp.where(spans.any(), jnp.minimum(1.0, size[0] / nonzero(reach)), 1)
-    slid = jnp.abs(apart @ slide).max(axis=1)
+    displacement = jnp.abs(apart @ slide).max(axis=1)
     inverse = jnp.exp(-force.log_scale) * ((vectors / nonzero(size)) @ vectors.T) * (spans[:, None] & spans)
     inverse = jnp.where(spans.any(), inverse, 0)
     return _Rest(
@@ -269,7 +269,7 @@ def _rest(
         log_limit=force.log_scale + jnp.log(_SHIFT * nonzero(stiffness)),
         inverse=jnp.where(free.any(), held_fast.T @ inverse @ held_fast, inverse),
         normals=jnp.where(free.any(), held_fast.T @ normals, normals),
-        loose=slid > _APART * jnp.sqrt(jnp.square(apart).sum(axis=1)),
+        loose=displacement > _APART * jnp.sqrt(jnp.square(apart).sum(axis=1)),
     )
 
 
@@ -317,12 +317,12 @@ def _classes(corpus: Corpus, attended: Bool[Array, "R W"]) -> Int[Array, " V"]:
 def _normals(E: Float[Array, "V d"], leader: Int[Array, " V"]) -> Float[Array, "r d"]:
     """Return an orthonormal basis of 𝒯, the span of differences of tied embeddings.
 
-    It is padded with zero rows to r = `room`.
+    It is padded with zero rows to r = `max_tied_dims`.
     """
     apart = E - take(E, leader)
-    if room(E) < min(E.shape):
+    if max_tied_dims(E) < min(E.shape):
         tied = leader != jnp.arange(len(E), dtype=jnp.int32)
-        apart = take(apart, first_of(tied, room(E)))
+        apart = take(apart, first_of(tied, max_tied_dims(E)))
     spans = len(apart) <= E.shape[1]
     size, vectors = jnp.linalg.eigh(apart @ apart.T if spans else apart.T @ apart)
     kept = size > _DEPENDENT * nonzero(size[-1])

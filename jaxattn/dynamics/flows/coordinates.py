@@ -66,7 +66,7 @@ class Watch:
         """True if any token slides along a curve of balanced points."""
         return (self.attention >= 0).any()
 
-    def slid(self, corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array, ""]:
+    def attention_change(self, corpus: Corpus, scores: Float[Array, " V"]) -> Float[Array, ""]:
         """Return the largest change in attention since the start, relative to the maximum allowed change."""
         bags, slides = corpus.bags, self.attention >= 0
         below = _below_top(corpus, scores)
@@ -80,7 +80,7 @@ class Watch:
         below = _below_top(corpus, scores)
         met = self.idle & (below < NEAR)
         left = (self.attention > jnp.exp(-LEFT)) & (below > LEFT)
-        return (met | left).any() | (self.slid(corpus, scores) >= 1)
+        return (met | left).any() | (self.attention_change(corpus, scores) >= 1)
 
 
 def leap(corpus: Corpus, before: Float[Array, " V"], after: Float[Array, " V"]) -> Float[Array, ""]:
@@ -287,11 +287,11 @@ class Coordinates:
             return stiff.solver(self, jacobian, c)
         return by_factors(jacobian, c)
 
-    def pulled(self, force: Float[Array, " V"]) -> Float[Array, " r"]:
+    def force_on_z(self, force: Float[Array, " V"]) -> Float[Array, " r"]:
         """Convert a force on the scores to the force on z, up to a positive factor."""
         return force if self.basis is not None else force @ self.lift
 
-    def pulled_by(
+    def token_force_on_z(
         self, tokens: Int[Array, " k"], rows: Float[Array, "k r"], force: Float[Array, " k"]
     ) -> Float[Array, " r"]:
         """Convert a force on the scores of `tokens` to the force on z, given their rows of `lift`."""
@@ -333,7 +333,10 @@ class Coordinates:
         scores = self.scores + self.lift @ z
         given = watch, self.corpus, scores
         return cond_under_vmap(
-            watch.slides, lambda _, watched, *at: watched.slid(*at), jnp.zeros((), z.dtype), *given
+            watch.slides,
+            lambda _, watched, *at: watched.attention_change(*at),
+            jnp.zeros((), z.dtype),
+            *given,
         )
 
     def _leapt(self, start: Array, end: Array) -> Array:
@@ -352,7 +355,7 @@ class Coordinates:
         force = score_force(self.corpus, scores, self.values, self.weigh)
         if self.pairs is not None:
             force = self.pairs.add_to(force, scores)
-        return self.pulled(force.total), force
+        return self.force_on_z(force.total), force
 
 
 def coordinates(

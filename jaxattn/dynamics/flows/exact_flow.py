@@ -46,11 +46,11 @@ from jaxattn.dynamics.flows.seeds import (
     Tolerance,
     check_ends,
     check_settings,
-    doubled,
     jacobian_columns,
     of_seeds,
     over_seeds,
     refuse_derivative,
+    to_float64,
 )
 from jaxattn.dynamics.flows.ties import Ties, no_ties, selected, tied_coordinates
 from jaxattn.theory.selection import Selection
@@ -234,8 +234,8 @@ def begin_path(scores: Scores, p: Array, ends: Ends, points: int) -> PathSoFar:
     """Return a path for one seed that contains only its start. `continue_path` computes further rows."""
     keys, start, values, corpus = _inputs(scores, p).arrays
     with backend.float64():
-        arrays = doubled((keys, start, values))
-        return _begin(*arrays, corpus, doubled(ends), points, _log_gradient_norm(*arrays, corpus))
+        arrays = to_float64((keys, start, values))
+        return _begin(*arrays, corpus, to_float64(ends), points, _log_gradient_norm(*arrays, corpus))
 
 
 def continue_path(
@@ -243,7 +243,7 @@ def continue_path(
 ) -> PathSoFar:
     """Extend a path from `begin_path`, with the same scores, until it reaches the given row or ends."""
     with backend.float64():
-        arrays = *doubled((scores.keys, scores.values)), scores.corpus, path, doubled(ends)
+        arrays = *to_float64((scores.keys, scores.values)), scores.corpus, path, to_float64(ends)
         return _continued(*arrays, jnp.asarray(max_steps, jnp.int32), row + 1)
 
 
@@ -354,7 +354,7 @@ def _next_stage(
     p, found = cond_under_vmap(slides | looks, lambda _, *given: find_ties(*given), otherwise, *given)
     # If no step was accepted, the next stage would end at the same point.
     stuck = balances & before.tied & (integration.accepted == before.accepted_before)
-    lost = balances & ~before.tied & ~found.settled
+    lost = balances & ~before.tied & ~found.stable
     status = jnp.where(stuck | lost | (balances & (before.left == 1)), Stop.UNRESOLVED, integration.status)
     status = jnp.where(lost & found.undecided, Stop.UNDECIDED, status)
     # Only tied scores could still change, but they are balanced, so p stays at this point.
@@ -371,7 +371,7 @@ def _next_stage(
         integration=jax.tree.map(choose, again, ended),
         start=choose(found.p, jnp.where(runs, before.start, p)),
         ties=jax.tree.map(choose, found.ties, ties),
-        tied=choose(found.settled, before.tied),
+        tied=choose(found.stable, before.tied),
         left=choose(before.left - 1, jnp.where(runs, before.left, 0)),
         accepted_before=choose(integration.accepted, before.accepted_before),
         columns=after.columns,

@@ -42,7 +42,7 @@ _ACTIVE = 100.0
 
 
 @struct.dataclass
-class Weights:
+class LogisticWeights:
     """Weight w of each sequence with margin m = y f: log w = log_weight - steepness (m - 1).
 
     Attributes:
@@ -120,7 +120,7 @@ def hand_over(flow: JointCoordinates, z: Float[Array, " m"], until_norm: Float[A
     log_weight += jnp.where(r * beyond < _ACTIVE, steep, r) * beyond
     log_weight, steepness = jnp.where(tight, share, log_weight), jnp.where(tight, 0, steep)
     # `score_force` averages over sequences, so cancel the factor 1/n.
-    weigh = Weights(log_weight + jnp.log(corpus.num_examples), steepness)
+    weigh = LogisticWeights(log_weight + jnp.log(corpus.num_examples), steepness)
     # Score differences grow at a rate of at most 2 max ‖E_s‖; only forces against a barrier change faster.
     onwards = here.replace(values=head.values, weigh=weigh, steepest=2 / unit)  # type: ignore[attr-defined]
     u, v = flow.velocity(z)[: len(z_p)], onwards.velocity(here.zero)

@@ -197,8 +197,8 @@ def curvature_product(corpus: Corpus, force: Force, x: Float[Array, " V"]) -> Fl
     bags = corpus.bags
     there = jnp.where(bags.count > 0, take(x, bags.index.astype(jnp.int32)), 0)
     pull, turn = force.pull, jnp.where(bags.count > 0, force.turn, 0)
-    pulled, turned = bags.sum(pull * there, turn * there)
-    entries = pull * bags.spread(turned) + turn * bags.spread(pulled)
+    force_on_z, turned = bags.sum(pull * there, turn * there)
+    entries = pull * bags.spread(turned) + turn * bags.spread(force_on_z)
     for mode in _each(force.modes):
         (along,) = bags.sum(mode * there)
         entries += mode * bags.spread(along)
@@ -211,8 +211,8 @@ def curvature_bound(corpus: Corpus, force: Force, lengths: Float[Array, " V"]) -
     bags = corpus.bags
     length = take(lengths, bags.index.astype(jnp.int32))
     pull, turn = jnp.abs(force.pull), jnp.where(bags.count > 0, jnp.abs(force.turn), 0)
-    pulled, turned = bags.sum(pull * length, turn * length)
-    entries = pull * bags.spread(turned) + turn * bags.spread(pulled)
+    force_on_z, turned = bags.sum(pull * length, turn * length)
+    entries = pull * bags.spread(turned) + turn * bags.spread(force_on_z)
     for mode in _each(force.modes):
         (along,) = bags.sum(jnp.abs(mode) * length)
         entries += jnp.abs(mode) * bags.spread(along)

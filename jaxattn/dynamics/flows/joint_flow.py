@@ -166,19 +166,19 @@ def _follow(
     ends = ends._replace(norm=jnp.where(goes_on, until_norm, 0))
     initial = begin(handover.flow, ends, until_norm, points - half + 1)
     far = integrate(handover.flow, ends, until_norm, max_steps, initial, clock=_CLOCK)
-    first, second = _directly(flow, near.rows), _slaved(handover, far.rows, near.here.steps)
+    first, second = _directly(flow, near.rows), _rows_with_v_from_p(handover, far.rows, near.here.steps)
     errors = jax.vmap(partial(neglected, handover))(far.rows.z, second["log_v_norm"] - handover.head.log_norm)
     good = jnp.cumprod(errors <= _MISMATCH)
     last = jnp.maximum(good.sum() - 1, 0)
     kept = jax.tree.map(lambda x: x[jnp.minimum(jnp.arange(len(good)), last)], second)
     rows = jax.tree.map(lambda x, y: jnp.concatenate([x, jnp.where(goes_on, y[1:], x[-1])]), first, kept)
-    settled = goes_on & (good[-1] > 0)
+    valid = goes_on & (good[-1] > 0)
     # Of the rows that are rejected, only the first counts towards the error.
     errors = jnp.where(jnp.arange(len(good)) <= last + 1, errors, 0)
     return JointPath(
         **rows,
         columns=jacobian_columns(E),
-        status=jnp.where(settled, far.status, jnp.where(arrived, Stop.UNSETTLED, near.status)),
+        status=jnp.where(valid, far.status, jnp.where(arrived, Stop.UNSETTLED, near.status)),
         accepted=near.accepted + jnp.where(goes_on, far.accepted, 0),
         rejected=near.rejected + jnp.where(goes_on, far.rejected, 0),
         selection=Selection(handover.head.chosen),
@@ -198,7 +198,7 @@ def _directly(flow: JointCoordinates, rows: Row) -> dict[str, Array]:
     }
 
 
-def _slaved(handover: Handover, rows: Row, before: Array) -> dict[str, Array]:
+def _rows_with_v_from_p(handover: Handover, rows: Row, before: Array) -> dict[str, Array]:
     """Return the rows in which v is computed from p, with ‖v‖ from r² = r_0² + 2 τ; see `far_field`.
 
     `before` is the number of steps before the transition.

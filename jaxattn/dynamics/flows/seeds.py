@@ -109,8 +109,8 @@ def over_seeds(
     # seeds.
     width = width or (1 if backend.platform() == "cpu" else inputs.seeds or 1)
     with backend.float64():
-        arrays = *doubled(tuple(given)), corpus
-        settings = doubled(numbers), jnp.asarray(max_steps, jnp.int32)
+        arrays = *to_float64(tuple(given)), corpus
+        settings = to_float64(numbers), jnp.asarray(max_steps, jnp.int32)
         return _without_derivative(arrays, settings, follow, inputs.batched, inputs.seeds, points, width)
 
 
@@ -129,7 +129,7 @@ def check_settings(rtol: float, points: int, least: int = 3) -> None:
         raise InputError(f"rtol: must be between 0 and 1, got {rtol}")
 
 
-def doubled(tree: _T) -> _T:
+def to_float64(tree: _T) -> _T:
     """Cast all arrays in a pytree to float64."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), tree)
 

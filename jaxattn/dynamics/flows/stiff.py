@@ -140,11 +140,11 @@ class Space(Protocol):
         """Apply the metric of the coordinates to a vector, B Bᵀ x, (r,)."""
         ...
 
-    def pulled(self, force: Array) -> Array:
+    def force_on_z(self, force: Array) -> Array:
         """Convert a force F on the scores to the force R F on z, (r,)."""
         ...
 
-    def pulled_by(self, tokens: Array, rows: Array, force: Array) -> Array:
+    def token_force_on_z(self, tokens: Array, rows: Array, force: Array) -> Array:
         """Convert a force on the scores of `tokens` to the force on z, (r,), given their rows of L."""
         ...
 
@@ -221,7 +221,7 @@ def solver(space: Space, at: Curved, c: Float[Array, ""]) -> Solver:
 
 def times(space: Space, at: Curved, x: Float[Array, " r"]) -> Float[Array, " r"]:
     """Multiply the Jacobian by a vector, J x."""
-    turned = space.pulled(curvature_product(space.corpus, at.force, space.lift @ x)) / at.size
+    turned = space.force_on_z(curvature_product(space.corpus, at.force, space.lift @ x)) / at.size
     return turned - at.velocity * (space.metric(at.velocity) @ turned)
 
 
@@ -272,8 +272,8 @@ def _divide(
     """
     rows = factors.rows[:size]
     y = jax.scipy.linalg.lu_solve((factors.lu[:size, :size], factors.pivots[:size]), rows @ b)
-    pulled = shift * space.pulled_by(order[:size], rows, factors.curvature[:size, :size] @ y)
-    return b + pulled - at.velocity * (space.metric(at.velocity) @ pulled)
+    product = shift * space.token_force_on_z(order[:size], rows, factors.curvature[:size, :size] @ y)
+    return b + product - at.velocity * (space.metric(at.velocity) @ product)
 
 
 @struct.dataclass
@@ -293,8 +293,8 @@ class Directions:
 
 def no_directions(size: int, dtype: Any) -> Directions:
     """Return empty `Directions` with capacity for the maximum number of directions."""
-    room = jnp.zeros((_MAX, size), dtype)
-    return Directions(room, room, jnp.zeros((), jnp.int32))
+    zeros = jnp.zeros((_MAX, size), dtype)
+    return Directions(zeros, zeros, jnp.zeros((), jnp.int32))
 
 
 def conjugate_residuals(

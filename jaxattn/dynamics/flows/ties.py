@@ -71,7 +71,7 @@ class Ties:
     pairs: Pairs
 
 
-def room(E: Float[Array, "V d"]) -> int:
+def max_tied_dims(E: Float[Array, "V d"]) -> int:
     """Return the maximum dimension of 𝒯, the span of differences of tied embeddings.
 
     It is min(V, d), or MAX_TIED if min(V, d) exceeds MANY_DIMS.
@@ -107,7 +107,7 @@ def no_ties(E: Float[Array, "V d"], values: Float[Array, " V *K"], corpus: Corpu
     return Ties(
         leader=alone,
         merged=alone,
-        normals=jnp.zeros((room(E), E.shape[1])),
+        normals=jnp.zeros((max_tied_dims(E), E.shape[1])),
         embeddings=E,
         values=take(values, token),
         counts=count.astype(E.dtype),

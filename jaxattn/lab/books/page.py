@@ -14,7 +14,7 @@ from jaxattn.core.errors import writing
 from jaxattn.lab.books import reading, record, tally
 from jaxattn.lab.books.book import Book, Item
 from jaxattn.lab.books.findings import Finding
-from jaxattn.lab.books.section import Place, Section, measured, missing
+from jaxattn.lab.books.section import RunLocation, Section, measured, missing
 from jaxattn.lab.results import layout
 from jaxattn.lab.results.judge import VERDICTS, Estimate
 from jaxattn.lab.results.layout import fill, markdown
@@ -97,7 +97,9 @@ def _criterion(finding: Finding) -> str:
 _TABLES = {"agreement.csv": _agreement, "claims.csv": _claims}
 
 
-def write_book_page(book: Book, location: Place, *, failed: Mapping[str, str] = MappingProxyType({})) -> Page:
+def write_book_page(
+    book: Book, location: RunLocation, *, failed: Mapping[str, str] = MappingProxyType({})
+) -> Page:
     """Write index.md, index.html, the table of all findings, and a record and figures for every item.
 
     If an item has no runs but the folder contains its record file, the item is shown from this file. A page
@@ -164,7 +166,7 @@ def page_table(book: Book, sections: tuple[Section, ...]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(columns))
 
 
-def as_markdown(book: Book, sections: tuple[Section, ...], location: Place) -> str:
+def as_markdown(book: Book, sections: tuple[Section, ...], location: RunLocation) -> str:
     """Return the page as Markdown."""
     lines = [f"# {book.shared.title}", f"**{verdict_summary(sections)}**"]
     lines += [marked(text) for text in _introduction(book, sections, location)]
@@ -218,7 +220,7 @@ def _sentence(text: str) -> str:
     return f"{_capitalised(text.strip()).removesuffix('.')}."
 
 
-def as_html(book: Book, sections: tuple[Section, ...], location: Place) -> str:
+def as_html(book: Book, sections: tuple[Section, ...], location: RunLocation) -> str:
     """Return the page as HTML, with figures in separate files."""
     return fill(
         _TEMPLATE,
@@ -250,7 +252,7 @@ def parts(book: Book, sections: tuple[Section, ...]) -> dict[str, list[Section]]
     return {title: own for title, own in found.items() if own}
 
 
-def _introduction(book: Book, sections: tuple[Section, ...], location: Place) -> list[str]:
+def _introduction(book: Book, sections: tuple[Section, ...], location: RunLocation) -> list[str]:
     files = f"the sweep files of `{book.location}`"
     reduced = any(item.laptop for item in book.items)
     sizes = {
@@ -266,7 +268,7 @@ def _introduction(book: Book, sections: tuple[Section, ...], location: Place) ->
     ]
 
 
-def _cost(book: Book, ran: list[Section], location: Place) -> str:
+def _cost(book: Book, ran: list[Section], location: RunLocation) -> str:
     minutes = sum(each.seconds for each in ran) / 60
     machines = " and ".join(sorted({each.machine for each in ran}))
     words = ["jaxattn", "reproduce", book.name, *(["--scale", "full"] if location.scale == "full" else [])]

@@ -13,7 +13,7 @@ from jaxattn.lab.books.book import Book, Item, RunScale
 from jaxattn.lab.books.findings import load_measure
 from jaxattn.lab.books.names import check_names, fits_name, known_names
 from jaxattn.lab.books.page import Page
-from jaxattn.lab.books.section import Place, Section
+from jaxattn.lab.books.section import RunLocation, Section
 from jaxattn.lab.books.tables import Measure
 from jaxattn.lab.engine import run as engine
 from jaxattn.lab.engine.progress import Reporter
@@ -90,7 +90,7 @@ def reproduce(
     wanted = _without_other_books(wanted, request, reporter)
     if request.data_dir is None:
         wanted = _without_data(book, wanted, kept if request.only else {}, reporter)
-    location = Place(out, request.scale, request.overrides)
+    location = RunLocation(out, request.scale, request.overrides)
     for item, measures in wanted:
         for measure in measures:
             load_measure(measure, item)
@@ -104,7 +104,7 @@ def reproduce(
 def _run(
     wanted: Wanted,
     request: Request,
-    location: Place,
+    location: RunLocation,
     *,
     command: str,
     reporter: Reporter,

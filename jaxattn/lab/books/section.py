@@ -179,7 +179,7 @@ def item_command(item: Item, scale: RunScale) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class RunLocation:
     """Results folder for a book, and the settings for its runs.
 
     Attributes:
@@ -201,7 +201,7 @@ class Place:
         return item.study(self.scale, name, overrides=self.overrides.get(name, ()))
 
 
-def measured(item: Item, location: Place) -> Section | None:
+def measured(item: Item, location: RunLocation) -> Section | None:
     """Measure the runs of an item and return its section, or None if no measure has all its runs.
 
     The study and the code of the measure are taken from the item. Nothing is imported from the results
@@ -238,7 +238,7 @@ def _matches(run: Run, study: Study) -> bool:
     return same and not differences(dict(run.manifest["config"]), study.config)
 
 
-def _section(item: Item, there: Sequence[Measure], runs: Mapping[str, Run], location: Place) -> Section:
+def _section(item: Item, there: Sequence[Measure], runs: Mapping[str, Run], location: RunLocation) -> Section:
     findings: list[Finding] = []
     tables: dict[str, pd.DataFrame] = {}
     for request in there:
@@ -291,7 +291,7 @@ def _machine(loaded: Run) -> str:
     return f"{device.get('count', 1)} {kind}"
 
 
-def _facts(runs: Sequence[Run], item: Item, location: Place) -> dict[str, str]:
+def _facts(runs: Sequence[Run], item: Item, location: RunLocation) -> dict[str, str]:
     names = dict.fromkeys(name for request in item.measured for name in request.studies)
     files = [_sweep_file(item, name) for name in names]
     manifests = [run.manifest for run in runs]

@@ -44,7 +44,7 @@ class Paper(BookTable, frozen=True):
     arxiv: str
 
 
-class Part(BookTable, frozen=True):
+class PagePart(BookTable, frozen=True):
     """Part of a book's page, with a heading.
 
     Attributes:
@@ -201,7 +201,7 @@ class Shared(BookTable, frozen=True):
     table: str = "agreement.csv"
     source: str = ""
     items: tuple[str, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[PagePart, ...] = ()
     phrases: dict[str, str] = {}
     labels: dict[str, str] = {}
     data: dict[str, DataSet] = {}

@@ -34,7 +34,7 @@ def main() -> None:
         print(f"jaxattn {provenance.version('jaxattn')}")
         return
     from jaxattn.core.errors import InputError, RunError
-    from jaxattn.lab.cli.console import complain, print_line
+    from jaxattn.lab.cli.console import print_error, print_line
 
     code = 0
     try:
@@ -53,15 +53,15 @@ def main() -> None:
                 code = parse_command(words)()
         sys.stdout.flush()
     except InputError as error:
-        code = complain(error, 2)
+        code = print_error(error, 2)
     except RunError as error:
-        code = complain(error, 1)
+        code = print_error(error, 1)
     except OSError as error:
         # Prevent Python from trying to flush the output buffer again at exit.
         with suppress(OSError, ValueError, AttributeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         reason = f"{error.filename or 'standard output'}: {error.strerror or error}; fix this and try again"
-        code = 1 if isinstance(error, BrokenPipeError) else complain(RunError(reason), 1)
+        code = 1 if isinstance(error, BrokenPipeError) else print_error(RunError(reason), 1)
     sys.exit(code)
 
 

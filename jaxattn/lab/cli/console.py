@@ -82,7 +82,7 @@ def text_width() -> int:
     return shutil.get_terminal_size((0, 0)).columns
 
 
-def complain(error: Exception, status: int) -> int:
+def print_error(error: Exception, status: int) -> int:
     """Print an error on one line and return `status`."""
     print_line(f"jaxattn: {error}", err=True)
     if trace := getattr(error, "trace", ""):
@@ -181,7 +181,7 @@ def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:
     return rows
 
 
-def print_learned(results: Any) -> None:
+def print_headline(results: Any) -> None:
     """Print the two sentences returned by `headline.sentences`, followed by a blank line."""
     from jaxattn.lab.results.headline import sentences
 

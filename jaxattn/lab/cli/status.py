@@ -14,7 +14,7 @@ from jaxattn.lab.engine.store import Store
 from jaxattn.lab.storage import run_log
 from jaxattn.lab.storage.folder import results_folder
 from jaxattn.lab.storage.lock import is_locked
-from jaxattn.lab.storage.manifest import fixing, read_manifest
+from jaxattn.lab.storage.manifest import damage_as_input_error, read_manifest
 
 
 def run_status(
@@ -32,7 +32,7 @@ def run_status(
     """
     here = results_folder(directory).fetch("log")
     manifest = read_manifest(here)
-    with fixing(here):
+    with damage_as_input_error(here):
         return _status(Store(here), manifest, is_locked(directory), progress)
 
 
@@ -88,11 +88,11 @@ def _by_cell(batches: list[dict[str, Any]]) -> dict[int, list[str]]:
 
 
 def _loss(cell: int, lines: list[dict[str, Any]]) -> str:
-    places = [(line["phase"], line["step"]) for line in lines]
+    positions = [(line["phase"], line["step"]) for line in lines]
     found = [
         loss
-        for line, location in zip(lines, places, strict=True)
-        if location == places[-1]
+        for line, location in zip(lines, positions, strict=True)
+        if location == positions[-1]
         for loss in line["losses"].get(str(cell), [])
     ]
     return f"{statistics.median(found):.4g}" if found else ""

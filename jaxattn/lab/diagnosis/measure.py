@@ -84,7 +84,7 @@ class Measurements:
 
 
 @dataclass(frozen=True)
-class _Ground:
+class _TokenImportance:
     """Token importance in a corpus.
 
     Attributes:
@@ -101,7 +101,7 @@ class _Ground:
     used: NDArray[np.bool_]
     important: NDArray[np.bool_]
 
-    def of_class(self, k: int) -> "_Ground":
+    def of_class(self, k: int) -> "_TokenImportance":
         return replace(self, alpha=self.alpha[:, k : k + 1], difference=self.difference[:, k : k + 1])
 
     def axes(self) -> list[list[Binned]]:
@@ -142,20 +142,20 @@ def measure_model(
         InputError: fewer than three tokens are frequent enough.
     """
     least, count = settings.important, settings.min_count
-    ground = _ground(corpus, count, least)
+    importance = _token_importance(corpus, count, least)
     dim, number = weights.embedding.shape[1], len(weights.queries)
-    references = (_null(ground, weights, settings), _one_step(ground, dim, settings.seed))
+    references = (_null(importance, weights, settings), _one_step(importance, dim, settings.seed))
     quantities, by_class, listed = [], [], []
     for h in range(number):
         scores, values = weights.scores(h), weights.values(h)
-        shares, selected = _shares(ground, scores, settings.precision)
-        together, *alone = _tables(ground, scores, values, shares, references, settings)
+        shares, selected = _shares(importance, scores, settings.precision)
+        together, *alone = _tables(importance, scores, values, shares, references, settings)
         quantities.append(together.assign(head=h))
         by_class += [x.assign(**{"class": k, "head": h})[:OF_VALUES] for k, x in enumerate(alone)]
-        listed.append(_token_table(ground, scores, values, selected, tokens).assign(head=h))
+        listed.append(_token_table(importance, scores, values, selected, tokens).assign(head=h))
     found = pd.concat(quantities, ignore_index=True)
     which = f"|posterior difference| ≥ {least:g}, at least {count} occurrences"
-    occur, used = int((ground.count > 0).sum()), int(ground.used.sum())
+    occur, used = int((importance.count > 0).sum()), int(importance.used.sum())
     return Measurements(
         found,
         pd.concat(by_class, ignore_index=True) if by_class else found.iloc[:0].assign(**{"class": 0}),
@@ -169,7 +169,7 @@ def measure_model(
             "sequences": corpus.num_examples,
             "tokens that occur": occur,
             f"tokens with at least {count} occurrences": used,
-            f"important tokens ({which})": int(ground.important.sum()),
+            f"important tokens ({which})": int(importance.important.sum()),
             "random models": settings.draws,
         },
         f"{used:,} of {occur:,} tokens: those that occur at least {count} times (min_count)",
@@ -178,7 +178,7 @@ def measure_model(
     )
 
 
-def _ground(corpus: Corpus, min_count: int, important: float) -> _Ground:
+def _token_importance(corpus: Corpus, min_count: int, important: float) -> _TokenImportance:
     found = token_statistics(corpus)
     count, alpha, difference = (
         np.asarray(x, np.float64) for x in (found.count, found.alpha, found.posterior_difference)
@@ -190,11 +190,11 @@ def _ground(corpus: Corpus, min_count: int, important: float) -> _Ground:
             "are required; lower min_count"
         )
     large = np.asarray(found.important(important, min_count))
-    return _Ground(corpus, count, alpha, difference, used, large)
+    return _TokenImportance(corpus, count, alpha, difference, used, large)
 
 
 def _tables(
-    ground: _Ground,
+    importance: _TokenImportance,
     scores: Floats,
     values: Floats,
     shares: list[float],
@@ -202,32 +202,36 @@ def _tables(
     settings: Settings,
 ) -> list[pd.DataFrame]:
     """Build a table for each entry of `_parts`; the first one also contains the two fractions `shares`."""
-    points = [np.append(x, shares if k == 0 else []) for k, x in enumerate(_points(ground, scores, values))]
-    intervals = [_bootstrap(part, scores, x, settings) for part, x in _parts(ground, values)]
-    of_shares = [_share_interval(x, ground.corpus.num_examples) for x in shares]
+    points = [
+        np.append(x, shares if k == 0 else []) for k, x in enumerate(_points(importance, scores, values))
+    ]
+    intervals = [_bootstrap(part, scores, x, settings) for part, x in _parts(importance, values)]
+    of_shares = [_share_interval(x, importance.corpus.num_examples) for x in shares]
     intervals[0] = np.column_stack([intervals[0], *of_shares])
     return [_table(*each) for each in zip(points, intervals, *references, strict=True)]
 
 
-def _parts(ground: _Ground, values: Floats) -> list[tuple[_Ground, Floats]]:
+def _parts(importance: _TokenImportance, values: Floats) -> list[tuple[_TokenImportance, Floats]]:
     """Return the data to correlate: all classes together and, if K > 2, each class separately."""
     every = values.shape[1]
-    alone = [(ground.of_class(k), values[:, k : k + 1]) for k in range(every if every > 1 else 0)]
-    return [(ground, values), *alone]
+    alone = [(importance.of_class(k), values[:, k : k + 1]) for k in range(every if every > 1 else 0)]
+    return [(importance, values), *alone]
 
 
-def _points(ground: _Ground, scores: Floats, values: Floats) -> Floats:
+def _points(importance: _TokenImportance, scores: Floats, values: Floats) -> Floats:
     """Compute the correlations, (1 or 1 + K, 16), with one row for each entry of `_parts`."""
-    once = np.ones((1, int(ground.used.sum())))
+    once = np.ones((1, int(importance.used.sum())))
     return np.stack(
         [
-            _correlations(part.axes(), scores[ground.used], x[ground.used], once)[:, 0]
-            for part, x in _parts(ground, values)
+            _correlations(part.axes(), scores[importance.used], x[importance.used], once)[:, 0]
+            for part, x in _parts(importance, values)
         ]
     )
 
 
-def _shares(ground: _Ground, scores: Floats, precision: Any) -> tuple[list[float], NDArray[np.bool_]]:
+def _shares(
+    importance: _TokenImportance, scores: Floats, precision: Any
+) -> tuple[list[float], NDArray[np.bool_]]:
     """Compute how often important tokens are selected, and the mask of selected entries in the bags.
 
     The list contains the fraction of sequences that select an important token, and the fraction in which an
@@ -235,11 +239,11 @@ def _shares(ground: _Ground, scores: Floats, precision: Any) -> tuple[list[float
     """
     # Which tokens are selected depends only on the scores, so embeddings of dimension 1 are enough.
     unit = np.ones(1, np.float64 if precision == np.float64 else np.float32)
-    chosen = selection(unit, Scores(scores[:, None], ground.corpus))
-    shares = [float(np.asarray(x).mean()) for x in chosen.selects(ground.corpus, ground.important)]
-    if not ground.important.any():
+    chosen = selection(unit, Scores(scores[:, None], importance.corpus))
+    shares = [float(np.asarray(x).mean()) for x in chosen.selects(importance.corpus, importance.important)]
+    if not importance.important.any():
         shares = [float("nan")] * 2
-    decided = ground.corpus.bags.spread(chosen.decided(ground.corpus))
+    decided = importance.corpus.bags.spread(chosen.decided(importance.corpus))
     return shares, np.asarray(chosen.mask & decided)
 
 
@@ -247,13 +251,13 @@ def _share_interval(share: float, n: int) -> tuple[float, float]:
     return clopper_pearson(round(share * n), n) if np.isfinite(share) else (np.nan, np.nan)
 
 
-def _null(ground: _Ground, weights: ModelWeights, settings: Settings) -> list[Floats]:
+def _null(importance: _TokenImportance, weights: ModelWeights, settings: Settings) -> list[Floats]:
     """Compute the statistics of random models: (draws, 18) and, if K > 2, (draws, 16) per class."""
     (size, dim), classes = weights.embedding.shape, weights.heads.shape[2]
     points, shares = [], []
     for scores, values in _random_models(size, dim, classes, settings.draws, settings.seed):
-        points.append(_points(ground, scores, values))
-        shares.append(_shares(ground, scores, np.float64)[0])
+        points.append(_points(importance, scores, values))
+        shares.append(_shares(importance, scores, np.float64)[0])
     together, *alone = np.stack(points, axis=1)
     return [np.column_stack([together, shares]), *alone]
 
@@ -269,17 +273,17 @@ def _correlations(axes: list[list[Binned]], scores: Floats, values: Floats, weig
     )
 
 
-def _bootstrap(ground: _Ground, scores: Floats, values: Floats, settings: Settings) -> Floats:
+def _bootstrap(importance: _TokenImportance, scores: Floats, values: Floats, settings: Settings) -> Floats:
     """Compute bootstrap intervals for the correlations over tokens, (2, 16); NaN for correlations over bins.
 
     Bin means of resampled tokens are noisier than those of all tokens, so they provide no valid interval.
     """
-    axes, points = ground.axes(), int(ground.used.sum())
+    axes, points = importance.axes(), int(importance.used.sum())
     number, rng = settings.resampled, np.random.default_rng(settings.seed)
     block = max(1, min(number, _BLOCK // points))
 
     def correlated(weights: Floats) -> Floats:
-        return _correlations(axes, scores[ground.used], values[ground.used], weights)
+        return _correlations(axes, scores[importance.used], values[importance.used], weights)
 
     sizes = [min(block, number - first) for first in range(0, number, block)]
     draws = np.concatenate([correlated(resamples(points, size, rng)) for size in sizes], axis=1)
@@ -311,20 +315,20 @@ def _random_models(
         yield projected[:, 0], projected[:, 1:]
 
 
-def _one_step(ground: _Ground, dim: int, seed: int) -> list[Floats]:
+def _one_step(importance: _TokenImportance, dim: int, seed: int) -> list[Floats]:
     """Compute the statistics of the change in E·v after one gradient step, in the format of `_null`.
 
     The statistics for E·p are NaN, because a step on E does not change E·p.
     """
-    corpus = ground.corpus
+    corpus = importance.corpus
     start = one_layer.init(
         jax.random.key(seed), vocab_size=corpus.vocab_size, dim=dim, num_classes=corpus.num_classes
     )
     # In float32, rounding errors in E would swamp a small step, so take a large one.
-    largest = float(np.abs(ground.alpha).max())
+    largest = float(np.abs(importance.alpha).max())
     moved = one_step(start, corpus, step_size=1 / largest if largest > 0 else 1.0)
     added = np.asarray((moved.E - start.E) @ start.v, np.float64).reshape(corpus.vocab_size, -1)
-    together, *alone = _points(ground, np.zeros(len(added)), added)
+    together, *alone = _points(importance, np.zeros(len(added)), added)
     return [np.append(together, [np.nan] * 2), *alone]
 
 
@@ -387,7 +391,7 @@ def _verdicts(quantities: pd.DataFrame, important: str, *, shared: bool) -> Iter
 
 
 def _token_table(
-    ground: _Ground,
+    importance: _TokenImportance,
     scores: Floats,
     values: Floats,
     selected: NDArray[np.bool_],
@@ -398,17 +402,17 @@ def _token_table(
     For two classes, the table contains only the rows for class 1.
     """
     size, classes = values.shape
-    index = np.asarray(ground.corpus.bags.index)[selected].astype(np.int64)
-    ids = np.flatnonzero(ground.count > 0)
+    index = np.asarray(importance.corpus.bags.index)[selected].astype(np.int64)
+    ids = np.flatnonzero(importance.count > 0)
     names = np.asarray(tokens if tokens is not None else list(map(str, range(size))), object)
     table = pd.DataFrame(
         {
             "id": np.repeat(ids, classes),
             "token": np.repeat(names[ids], classes),
-            "count": np.repeat(ground.count[ids].astype(int), classes),
+            "count": np.repeat(importance.count[ids].astype(int), classes),
             "class": np.tile(np.arange(classes) + (classes == 1), len(ids)),
-            "alpha": ground.alpha[ids].ravel(),
-            "posterior_difference": ground.difference[ids].ravel(),
+            "alpha": importance.alpha[ids].ravel(),
+            "posterior_difference": importance.difference[ids].ravel(),
             "Ep": np.repeat(scores[ids], classes),
             "Ev": values[ids].ravel(),
             "selected": np.repeat(np.bincount(index, minlength=size)[ids], classes),

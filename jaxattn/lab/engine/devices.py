@@ -126,7 +126,7 @@ def _shard(function: Callable[..., Any], in_axes: Sequence[int | None], shared: 
     return call
 
 
-class Lifted:
+class BatchedFunction:
     """Compiled function that applies a function for one run to many runs on all devices.
 
     If the devices do not support float64, a float64 function runs on the host, and its arguments are moved
@@ -207,9 +207,9 @@ def put(tree: Any, shared: bool) -> Any:
 def moved(arguments: Sequence[Any], in_axes: Sequence[int | None], shared: bool) -> tuple[Any, ...]:
     """Transfer the arguments of a lifted function to the devices for which it is compiled."""
     runs = jax.tree.leaves(_own(arguments, in_axes))[0].shape[0]
-    places = [_place(runs, axis, shared) for axis in in_axes]
+    shardings = [_place(runs, axis, shared) for axis in in_axes]
     with jax.enable_x64(True):  # Preserve float64 arrays.
-        return tuple(jax.device_put(x, to) for x, to in zip(arguments, places, strict=True))
+        return tuple(jax.device_put(x, to) for x, to in zip(arguments, shardings, strict=True))
 
 
 def shape_structs(tree: Any, runs: int, in_axis: int | None, shared: bool, computed: bool = False) -> Any:

@@ -17,7 +17,7 @@ from jaxattn.core import backend
 from jaxattn.core.settings import Spec
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.lab.engine import devices
-from jaxattn.lab.engine.devices import EVERY, Lifted
+from jaxattn.lab.engine.devices import EVERY, BatchedFunction
 from jaxattn.lab.study import seed
 from jaxattn.lab.study.groups import CompileGroup
 from jaxattn.lab.study.randomness import Keys, keys
@@ -46,12 +46,12 @@ class Program(NamedTuple):
 
     phase: Any
     probe_steps: list[int]
-    begin: Lifted
-    advance: Lifted
-    measure: Lifted
-    state_metrics: Lifted
-    observe: list[tuple[Any, Lifted]]
-    tokens: Lifted
+    begin: BatchedFunction
+    advance: BatchedFunction
+    measure: BatchedFunction
+    state_metrics: BatchedFunction
+    observe: list[tuple[Any, BatchedFunction]]
+    tokens: BatchedFunction
 
     def histories(self, carried: Any) -> dict[str, np.ndarray]:
         """Return zeros of shape (L, k, ...) for whole-phase observations in L runs at k probe steps."""
@@ -63,7 +63,7 @@ class Program(NamedTuple):
         return found
 
 
-class Shaped(NamedTuple):
+class PhaseProgram(NamedTuple):
     """Program of a phase, or one that runs before the first phase, with the shapes of its arguments.
 
     Attributes:
@@ -76,7 +76,7 @@ class Shaped(NamedTuple):
 
     phase: int | None
     location: str
-    lifted: Lifted
+    lifted: BatchedFunction
     arguments: tuple[Any, ...]
 
     @property
@@ -102,14 +102,14 @@ class Programs:
         self._compiled_for: set[int] = set()
 
     @cached_property
-    def drawing(self) -> Lifted:
+    def drawing(self) -> BatchedFunction:
         """Function (keys, hyperparameters) -> data, which samples the data of all vmapped runs."""
 
         def draw(key: Array, hyperparameters: Hyperparameters) -> Splits:
             return seed.draw_data(with_hyperparameters(self.setting, hyperparameters), key)
 
         # Sample one run at a time on a CPU: batched sorts take twice as long to compile and are not faster.
-        return Lifted(draw, (0, 0), per_core=1)
+        return BatchedFunction(draw, (0, 0), per_core=1)
 
     def draw(self, keys: Array, hyperparameters: Hyperparameters) -> Loaded:
         """Sample data for each run, or return the data shared by all runs.
@@ -124,7 +124,7 @@ class Programs:
         seed.check_data(loaded)
         return loaded
 
-    def starting(self, loaded: Loaded) -> Lifted:
+    def starting(self, loaded: Loaded) -> BatchedFunction:
         """Return the function (keys, hyperparameters) -> params, which initialises all vmapped runs."""
 
         def draw(key: Array, hyperparameters: Hyperparameters, splits: Splits) -> Any:
@@ -132,13 +132,13 @@ class Programs:
                 with_hyperparameters(self.setting, hyperparameters), splits, key, loaded.tokens
             )
 
-        def make() -> Lifted:
+        def make() -> BatchedFunction:
             # The initial parameters depend only on the shapes of the data, not on their values.
             first = partial(jax.tree.map, lambda x: x[0])
             one = loaded.splits if loaded.shared else jax.eval_shape(first, loaded.splits)
             # Initialise one run at a time, because batched LAPACK routines deadlock if there are several CPU
             # devices.
-            return Lifted(partial(draw, splits=one), (0, 0), loaded.shared, per_core=1)
+            return BatchedFunction(partial(draw, splits=one), (0, 0), loaded.shared, per_core=1)
 
         return self._keep("start", make)
 
@@ -150,7 +150,7 @@ class Programs:
         """Return the compiled functions for a phase."""
         return self._keep(index, lambda: _program(self.setting, index, loaded))
 
-    def shaped(self, group: CompileGroup, runs: int) -> Iterator[Shaped]:
+    def shaped(self, group: CompileGroup, runs: int) -> Iterator[PhaseProgram]:
         """Yield the programs for a batch in the order in which they are first called.
 
         Call this function, and lower the programs, in the study's precision. `runs` includes padding.
@@ -162,19 +162,19 @@ class Programs:
         )
         seeds, hyperparameters = fresh(_keys(runs)), fresh(_hyperparameters(group, runs))
         if not shared:
-            yield Shaped(None, "draw", self.drawing, (seeds, hyperparameters))
+            yield PhaseProgram(None, "draw", self.drawing, (seeds, hyperparameters))
         loaded = self.corpora(group, runs)
         splits = devices.shape_structs(
             loaded.splits, runs, None if shared else 0, shared, computed=not shared
         )
         starting = self.starting(loaded)
-        yield Shaped(None, "start", starting, (seeds, hyperparameters))
+        yield PhaseProgram(None, "start", starting, (seeds, hyperparameters))
         params = own(starting.shapes(seeds, hyperparameters))
         steps = devices.shape_structs(jax.ShapeDtypeStruct((), jnp.int32), runs, None, shared)
         for index, phase in enumerate(self.setting.phases):
             made = self.phase(index, loaded)
             carried = own(made.begin.shapes(params, splits, hyperparameters, seeds))
-            functions: list[tuple[str, Lifted, tuple[Any, ...]]] = [
+            functions: list[tuple[str, BatchedFunction, tuple[Any, ...]]] = [
                 ("begin", made.begin, (params, splits, hyperparameters, seeds)),
                 ("measure", made.measure, (carried, splits, hyperparameters)),
                 ("state_metrics", made.state_metrics, (carried,)),
@@ -183,7 +183,7 @@ class Programs:
                 ("tokens", made.tokens, (carried.state.params, splits, hyperparameters)),
             ]
             for name, lifted, arguments in functions:
-                yield Shaped(index, f"{phase.name}.{name}", lifted, arguments)
+                yield PhaseProgram(index, f"{phase.name}.{name}", lifted, arguments)
             params = carried.state.params
 
     def corpora(self, group: CompileGroup, runs: int) -> Loaded:
@@ -327,7 +327,7 @@ def _hyperparameters(group: CompileGroup, runs: int) -> Any:
     return {path: jax.ShapeDtypeStruct((runs,), dtype) for path, dtype in group.dtypes().items()}
 
 
-def _compile(lowered: Any, lifted: Lifted, dtype: str) -> None:
+def _compile(lowered: Any, lifted: BatchedFunction, dtype: str) -> None:
     # JAX's settings are thread-local, so they must be set in each thread.
     with backend.precision(dtype), lifted.precision():
         lowered.compile()
@@ -342,7 +342,7 @@ class _Parameters(NamedTuple):
 def _program(setting: Setting, index: int, loaded: Loaded) -> Program:
     phase = setting.phases[index]
     axis = None if loaded.shared else 0
-    lifted = partial(Lifted, shared=loaded.shared)
+    lifted = partial(BatchedFunction, shared=loaded.shared)
     moving = partial(lifted, per_core=phase.seeds_per_core, dtype=phase.dtype)
     of_state = partial(lifted, in_axes=(0,), per_core=EVERY, dtype=phase.dtype)
 
@@ -361,7 +361,7 @@ def _program(setting: Setting, index: int, loaded: Loaded) -> Program:
     def view(carried: Carried) -> Carried:
         return carried._replace(state=_Parameters(carried.state.params))
 
-    def observed(probe: Any) -> Lifted:
+    def observed(probe: Any) -> BatchedFunction:
         return of_state(lambda carried: probe.observe(phase, carried.state))
 
     probes = seed.phase_probes(setting, index, loaded.splits)

@@ -11,11 +11,11 @@ from jaxattn.core.errors import InputError
 from jaxattn.lab.engine.monitor import Write
 from jaxattn.lab.engine.store import Store
 
-Kind = Literal["tensorboard", "wandb"]
+LoggerKind = Literal["tensorboard", "wandb"]
 
 
 @contextmanager
-def open_loggers(folder: Store, name: str, kinds: Sequence[Kind], profile: bool) -> Iterator[Write]:
+def open_loggers(folder: Store, name: str, kinds: Sequence[LoggerKind], profile: bool) -> Iterator[Write]:
     """Open the loggers, and start a JAX trace if `profile` is True.
 
     Yields:
@@ -42,7 +42,7 @@ def open_loggers(folder: Store, name: str, kinds: Sequence[Kind], profile: bool)
         yield write
 
 
-def open_dashboard(kind: Kind, directory: Path, name: str) -> tuple[Write, Callable[[], None]]:
+def open_dashboard(kind: LoggerKind, directory: Path, name: str) -> tuple[Write, Callable[[], None]]:
     """Open a dashboard that shows the median over a batch's vmapped runs, and one curve per seed.
 
     Files are written to `tensorboard` or `wandb` in the results folder. Nothing is uploaded; `wandb sync`

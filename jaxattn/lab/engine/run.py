@@ -57,7 +57,7 @@ def run_study(
     on_failure: _OnFailure = "continue",
     accept_code: bool = False,
     profile: bool = False,
-    log: Sequence[loggers.Kind] = (),
+    log: Sequence[loggers.LoggerKind] = (),
     intervals: Intervals = Intervals(),  # noqa: B008  frozen
 ) -> Outcome:
     """Run or resume a study. Finished batches are not run again.

@@ -20,7 +20,7 @@ from jaxattn.lab.storage.files import Damaged
 from jaxattn.lab.storage.objects import is_address
 
 # Files and folders that may exist before any batch is computed, or remain if no batch could be computed.
-EMPTY = (lock.FILE, "parts", "checkpoints", run_log.RUN_LOG, manifest.MANIFEST, *OWN)
+EMPTY = (lock.LOCK_FILE, "parts", "checkpoints", run_log.RUN_LOG, manifest.MANIFEST, *OWN)
 
 
 class Store:
@@ -100,7 +100,7 @@ class Store:
                 if (self.directory / name).exists():
                     (self.directory / name).rmdir()
             if {path.name for path in self.directory.iterdir()} <= set(EMPTY):
-                for name in (run_log.RUN_LOG, manifest.MANIFEST, lock.FILE):
+                for name in (run_log.RUN_LOG, manifest.MANIFEST, lock.LOCK_FILE):
                     (self.directory / name).unlink(missing_ok=True)
 
     def _is_strange(self) -> bool:
@@ -240,7 +240,7 @@ class Store:
             if saved.batch is None:
                 batch_state.check_cells_and_seeds(self.directory, batch, saved)
         except Damaged as error:
-            self.set_aside(batch, error)
+            self.move_damaged(batch, error)
             return False
         if self.bucket or sum(1 for _ in (self.directory / "checkpoints" / batch).glob("*")) > 1:
             self._drop_others(batch, saved)  # left by a process that was killed before deleting them
@@ -258,7 +258,7 @@ class Store:
                     self.bucket.fetch_batch(batch, found[0])
                 return found
         except Damaged as error:
-            self.set_aside(batch, error)
+            self.move_damaged(batch, error)
         return None, {name: pd.DataFrame() for name in TABLES}
 
     def restore(self, batch: str, saved: BatchState, like: Any) -> Any:
@@ -270,7 +270,7 @@ class Store:
         try:
             return checkpoints.restore(folder, saved.checkpoint, self.directory, like)
         except Damaged as error:
-            self.set_aside(batch, error)
+            self.move_damaged(batch, error)
             return None
 
     def save(
@@ -348,7 +348,7 @@ class Store:
         if self.bucket:
             self.bucket.drop_others(batch, saved)
 
-    def set_aside(self, batch: str, error: Damaged) -> None:
+    def move_damaged(self, batch: str, error: Damaged) -> None:
         """Move a damaged batch to the folder `damaged`, so that it is computed again."""
         self.warn(f"{error}; moved to {self._move_aside(batch)}; computing {batch} again")
 

@@ -155,7 +155,7 @@ class PhaseDiagram:
             # Clip intervals to the range of swept values.
             low, high = (np.clip(table[name], run[0], run[-1]) for name in ("low", "high"))
             ax.errorbar(
-                horizontal.places,
+                horizontal.positions,
                 middle,
                 np.nan_to_num(np.stack([middle - low, high - middle])),
                 fmt="o",
@@ -197,7 +197,7 @@ class _Horizontal(NamedTuple):
     """Values on a horizontal axis, in order, and their positions."""
 
     values: list[Any]
-    places: list[float]
+    positions: list[float]
     numbers: list[float]
     logarithmic: bool
 
@@ -225,7 +225,7 @@ class _Horizontal(NamedTuple):
                     f"choose from {', '.join(map(setting, self.values))}"
                 )
             shown = [
-                (position, x) for position, x in zip(self.places, self.values, strict=True) if x in theory
+                (position, x) for position, x in zip(self.positions, self.values, strict=True) if x in theory
             ]
             return [position for position, _ in shown], [float(theory[x]) for _, x in shown]
         if not self.numbers:
@@ -233,20 +233,20 @@ class _Horizontal(NamedTuple):
         finite = [x for x in self.numbers if x < math.inf]
         spread = np.geomspace if self.logarithmic else np.linspace
         between = spread(finite[0], finite[-1], _CURVE_POINTS).tolist() if len(finite) > 1 else finite
-        places, at = list(between), list(between)
+        positions, at = list(between), list(between)
         if len(finite) < len(self.numbers):
-            places, at = [*places, self.places[-1]], [*at, math.inf]
-        return places, [float(theory(x)) for x in at]
+            positions, at = [*positions, self.positions[-1]], [*at, math.inf]
+        return positions, [float(theory(x)) for x in at]
 
     def scale(self, ax: matplotlib.axes.Axes) -> None:
         if self.logarithmic:
             ax.set_xscale("log")
             ax.minorticks_off()
-        ax.set_xticks(self.places, [tick_label(x) for x in self.values])
+        ax.set_xticks(self.positions, [tick_label(x) for x in self.values])
 
 
 def _points(ax: matplotlib.axes.Axes, diagram: PhaseDiagram, horizontal: _Horizontal) -> None:
-    position = dict(zip(horizontal.values, horizontal.places, strict=True))
+    position = dict(zip(horizontal.values, horizontal.positions, strict=True))
     shares = diagram.outcomes.groupby(["x", "y"], sort=False)["crossed"].mean().reset_index()
     ax.scatter(
         shares["x"].map(position),

@@ -22,7 +22,7 @@ from jaxattn.lab.storage import batch_state, checkpoints, copies
 from jaxattn.lab.storage.batch_state import BatchState
 from jaxattn.lab.storage.files import Damaged, memory
 from jaxattn.lab.storage.folder import fetch_batch
-from jaxattn.lab.storage.manifest import fixing, resume_remedy
+from jaxattn.lab.storage.manifest import damage_as_input_error, resume_remedy
 from jaxattn.lab.study.randomness import keys
 from jaxattn.lab.study.seed import seed_dataset as of_seed
 from jaxattn.lab.study.seed import swept_settings
@@ -152,7 +152,7 @@ def _locate(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
 
 def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
     directory = Path(os.path.abspath(results.directory))
-    with fixing(directory):
+    with damage_as_input_error(directory):
         saved = batch_state.read_shown(directory, batch)
         if saved is not None and saved.finished:
             _check_origin(results, cell, batch, saved)

@@ -13,7 +13,7 @@ from jaxattn.lab.storage import batch_state, files, manifest
 from jaxattn.lab.storage import tables as parquet
 from jaxattn.lab.storage.batch_state import BatchState
 from jaxattn.lab.storage.files import Damaged
-from jaxattn.lab.storage.manifest import fixing, resume_remedy
+from jaxattn.lab.storage.manifest import damage_as_input_error, resume_remedy
 from jaxattn.lab.storage.tables import CELL_AND_SEED
 
 RECORD_COLUMNS = ("cell", "seed", "phase", "step", "metric", "value")
@@ -45,7 +45,7 @@ def read_results(directory: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.Data
             file is damaged or belongs to another batch or config; or a row is duplicated.
     """
     known = manifest.read_manifest(directory)
-    with fixing(directory):
+    with damage_as_input_error(directory):
         tables = _merged(directory, known)
         if tables is None:
             found = _parts(directory, known)

@@ -36,7 +36,7 @@ class Report:
     Attributes:
         page: report.html.
         summary: summary.csv, with the last step of each phase.
-        figures: each figure as PNG and as PDF.
+        figures: each figure as PNG and, if it was rendered again, as PDF.
         problems: figures that could not be drawn, with the reasons.
         made_by: note on the package version that produced the run; empty if that version is installed.
     """

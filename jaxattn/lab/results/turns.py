@@ -128,12 +128,12 @@ def _count_words(metric: str, turned: Sequence[Turn], cells: int) -> str:
         (sum(each.minimum for each in turned), "minimum"),
         (sum(not each.minimum for each in turned), "maximum"),
     ]
-    places = [
+    changes = [
         f"its {kind} between the first and the last step in {number} of {cells} cells"
         for number, kind in counts
         if number
     ]
-    return f"The {_words(metric)} has {', and '.join(places)}."
+    return f"The {_words(metric)} has {', and '.join(changes)}."
 
 
 def _loss_words(table: pd.DataFrame, metric: str, found: Turn) -> str:

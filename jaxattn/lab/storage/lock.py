@@ -30,7 +30,7 @@ except ModuleNotFoundError:
         "macOS, or WSL on Windows"
     ) from None
 
-FILE, OBJECT = ".lock", "lock.json"
+LOCK_FILE, OBJECT = ".lock", "lock.json"
 _TRIES = 5
 # Maximum number of characters to read from a lock file, which contains the holder's name.
 HOLDER = 100
@@ -48,7 +48,7 @@ def locked(directory: Path, warn: Callable[[str], None] = lambda line: None) -> 
         RunError: another process holds the lock.
         OSError: the lock cannot be written.
     """
-    path = directory / FILE
+    path = directory / LOCK_FILE
     while True:
         with open(path, "r+", encoding="utf-8", errors="replace", opener=files.open_owned) as file:
             _lock(file, directory, warn)
@@ -64,7 +64,7 @@ def is_locked(directory: Path) -> bool:
     if is_address(directory):
         return is_held(Objects(directory))
     try:
-        with open(directory / FILE, encoding="utf-8", opener=_open_existing) as file:
+        with open(directory / LOCK_FILE, encoding="utf-8", opener=_open_existing) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -203,7 +203,7 @@ def resume_remedy(directory: Path) -> str:
 
 
 @contextmanager
-def fixing(directory: Path) -> Iterator[None]:
+def damage_as_input_error(directory: Path) -> Iterator[None]:
     """Inside the `with` block, convert Damaged to InputError, and add repair instructions to the message."""
     try:
         yield

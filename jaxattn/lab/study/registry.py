@@ -54,11 +54,11 @@ from jaxattn.models import MODELS
 from jaxattn.models.starts import STARTS, kind_of
 
 Table = dict[str, Any]
-C = TypeVar("C", bound=Spec)
+_C = TypeVar("_C", bound=Spec)
 
 
 @dataclass(frozen=True, eq=False)
-class Concept(Generic[C]):
+class Concept(Generic[_C]):
     """Component type, such as model or loss, with the requirements for its classes.
 
     Attributes:
@@ -76,9 +76,9 @@ class Concept(Generic[C]):
 
     name: str
     location: str
-    known: Mapping[str, type[C]]
-    bases: Mapping[type[C], tuple[str, ...]]
-    of_function: Callable[..., type[C]] | None = None
+    known: Mapping[str, type[_C]]
+    bases: Mapping[type[_C], tuple[str, ...]]
+    of_function: Callable[..., type[_C]] | None = None
     functions: tuple[str, ...] = ()
     extra_calls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     default: Callable[[Table], str | None] = lambda table: None
@@ -114,7 +114,7 @@ def _call(base: type, name: str) -> str:
     return f"{name}{inspect.Signature(needed)}"
 
 
-def make(concept: Concept[C], table: Any, location: str, names: ImportPaths) -> tuple[C, Table]:
+def make(concept: Concept[_C], table: Any, location: str, names: ImportPaths) -> tuple[_C, Table]:
     """Create an instance from a table; return it with the complete table, which includes defaults.
 
     Args:
@@ -133,7 +133,7 @@ def make(concept: Concept[C], table: Any, location: str, names: ImportPaths) -> 
     kind = rest.pop("kind", None) or concept.default(rest)
     target = _class(concept, kind, location, names)
     values = convert(target, rest, location)
-    full = {"kind": kind, **plain(values, names)}
+    full = {"kind": kind, **to_json_values(values, names)}
     with at(location):
         located = {name: _located(mark, values[name], names) for name, mark in _marked(target).items()}
     return _instance(target, values | located, location), full
@@ -169,13 +169,13 @@ def describe(thing: Any, concept: Concept[Any], names: ImportPaths) -> Any:
     if isinstance(thing, dict):
         kind, rest = thing.get("kind"), {key: x for key, x in thing.items() if key != "kind"}
         named = {} if kind is None else {"kind": describe(kind, concept, names) if callable(kind) else kind}
-        return named | plain(rest, names)
+        return named | to_json_values(rest, names)
     values = msgspec.structs.asdict(thing) if isinstance(thing, Spec) else {}
     target = thing if isinstance(thing, type) or inspect.isroutine(thing) else type(thing)
     short = next((name for name, known in concept.known.items() if known is target), None)
     of_function = thing.kind if isinstance(thing, Spec) else ""
     kind = short or of_function or _path(target, names)
-    return {"kind": kind, **plain(values, names)} if values else kind
+    return {"kind": kind, **to_json_values(values, names)} if values else kind
 
 
 def convert(target: type[Spec], values: Table, location: str) -> Table:
@@ -242,7 +242,7 @@ def _struct(target: type[Spec]) -> type[msgspec.Struct]:
     return msgspec.defstruct(target.__name__, fields, kw_only=True, frozen=True, forbid_unknown_fields=True)
 
 
-def _class(concept: Concept[C], kind: Any, location: str, names: ImportPaths) -> type[C]:
+def _class(concept: Concept[_C], kind: Any, location: str, names: ImportPaths) -> type[_C]:
     if kind is None:
         raise InputError(f"{location}: missing key 'kind'{nearest('', concept.known)}")
     if not isinstance(kind, str):
@@ -265,7 +265,7 @@ def _class(concept: Concept[C], kind: Any, location: str, names: ImportPaths) ->
         elif concept.of_function is None:
             raise InputError(f"{kind} is a function; {concept.name} must be {concept.requirement}")
     if isinstance(target, type):
-        found: type[C] = target
+        found: type[_C] = target
     else:
         assert concept.of_function is not None
         with at(location):
@@ -325,7 +325,7 @@ def _literals(annotation: Any) -> list[str]:
     return [x for part in parts for x in _literals(part)]
 
 
-def plain(values: Table, names: ImportPaths) -> Table:
+def to_json_values(values: Table, names: ImportPaths) -> Table:
     """Convert settings to plain JSON values, replacing custom objects with their import paths."""
 
     def written(x: Any) -> Any:

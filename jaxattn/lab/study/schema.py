@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from jaxattn.core.settings import Spec, first_line, meanings
+from jaxattn.core.settings import Spec, meanings, summary_line
 from jaxattn.lab.probes.standard import Probes
 from jaxattn.lab.study import registry
 from jaxattn.lab.study.definition import Tables
@@ -129,7 +129,7 @@ def _table(target: type[Spec], first: Schema, definitions: Schema) -> Schema:
     required = [*first, *(field.name for field in fields if field.default is msgspec.NODEFAULT)]
     return {
         "type": "object",
-        "description": first_line(target),
+        "description": summary_line(target),
         "properties": properties,
         "required": required,
         "additionalProperties": bool(target.options_field),

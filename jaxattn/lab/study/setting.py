@@ -20,7 +20,7 @@ from jaxattn.core.settings import STATIC, Spec, has_mark
 from jaxattn.lab.probes.standard import Probes
 from jaxattn.lab.study import randomness, registry
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.lab.study.registry import C, Concept, convert, fields_of, keys_of, make, plain
+from jaxattn.lab.study.registry import _C, Concept, convert, fields_of, keys_of, make, to_json_values
 from jaxattn.lab.study.tree import location_of_entry, merge
 
 SettingPath = tuple[str | int, ...]
@@ -160,7 +160,7 @@ class Reader:
             tables["hold"] = list(setting.hold)
         return Cell(number, dict(settings), setting_in_span(setting), tables, _config_hash(setting, tables))
 
-    def _thing(self, concept: Concept[C], table: Any, location: str) -> tuple[C, Any]:
+    def _thing(self, concept: Concept[_C], table: Any, location: str) -> tuple[_C, Any]:
         key = location, repr(table)
         if key not in self._known:
             thing, full = make(concept, table, location, self._names)
@@ -177,7 +177,7 @@ class Reader:
             further = [self._thing(registry.PROBE, t, f"probes.own[{k}]") for k, t in enumerate(own or ())]
             probes = Probes(**standard | {"own": tuple(probe for probe, _ in further)})
             _ask(probes, "probes")
-            written = plain(standard, self._names) | {"own": [table for _, table in further]}
+            written = to_json_values(standard, self._names) | {"own": [table for _, table in further]}
             self._known[key] = probes, written
         return self._known[key]
 

@@ -48,7 +48,7 @@ def test_second_order_terms_match_autodiff():
     corpus = corpus_of([[0, 1], [0, 1], [0, 1], [3, 4]], [1, 1, -1, 1])
     values = [np.log(2), -0.7, 0, 1, 0, 0]
     got = found(corpus, values, [20.0, -10, 0, 30, -30, 0])
-    assert got.settled
+    assert got.stable
 
     def loss(x):
         f = (values[0] + x * values[1]) / (1 + x)
@@ -73,7 +73,7 @@ def test_response_of_tied_tokens_cancels_part_of_the_force():
     """0 and 1 tie in two kinds of sequences, so their response cancels the force of 2 in one kind only."""
     corpus = corpus_of([[0, 1, 2], [0, 1, 2], [0, 1], [0, 1], [3, 4]], [1, -1, 1, -1, 1])
     got = found(corpus, [1, -1, 0.3, 1, 0, 0], [15.0, 15, -20, 40, -40, 0])
-    assert got.settled
+    assert got.stable
     hessian = jax.hessian(answered, argnums=(0, 1))(0.0, 0.0)
     expected = hessian[0][0] - hessian[0][1] ** 2 / hessian[1][1]
     np.testing.assert_allclose(size_of(got.ties.pairs, 0, 2), expected, rtol=1e-9)

@@ -14,7 +14,7 @@ import pytest
 from jaxattn.core.errors import InputError
 from jaxattn.lab.books import findings, page, read_book, reading, record
 from jaxattn.lab.books.findings import Finding
-from jaxattn.lab.books.section import NOT_RUN, Place, Section, SectionPicture, texts
+from jaxattn.lab.books.section import NOT_RUN, RunLocation, Section, SectionPicture, texts
 from jaxattn.lab.results.judge import Estimate, around, at_least
 from jaxattn.lab.results.typeset import typeset
 
@@ -42,7 +42,7 @@ BOOKS = {name: read_book(name) for name in ("paper", "claims")} | {
 # The claims have no laptop scale.
 SCALES = {name: "laptop" if name == "claims" else "full" for name in BOOKS}
 ITEMS = [(book, item) for book in BOOKS.values() for item in book.items if item.measured]
-HERE = Place(Path("nowhere"), "laptop")
+HERE = RunLocation(Path("nowhere"), "laptop")
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_tables_with_numeric_column_names_are_preserved(tmp_path):
 
 
 def test_page_shows_records_and_commands_for_missing_items(folder):
-    written = page.write_book_page(PAPER, Place(folder, "laptop"))
+    written = page.write_book_page(PAPER, RunLocation(folder, "laptop"))
     verdicts = written.summary.set_index("item")["verdict"]
     assert verdicts["fig2_synthetic"] == SECTION.verdict
     assert verdicts["fig3_imdb"] == NOT_RUN
@@ -87,7 +87,9 @@ def test_page_shows_records_and_commands_for_missing_items(folder):
         "1 further number has no criterion.**" in text
     )
     assert written.status == 0
-    failed = page.write_book_page(PAPER, Place(folder, "laptop"), failed={"fig2_synthetic": "no memory"})
+    failed = page.write_book_page(
+        PAPER, RunLocation(folder, "laptop"), failed={"fig2_synthetic": "no memory"}
+    )
     assert failed.status == 1
     assert (
         "the run failed"
@@ -157,7 +159,7 @@ def test_published_record_lists_models_and_dimensions(item):
 @pytest.fixture(scope="module", params=BOOKS)
 def committed(request):
     """Return a book with its published sections and their place."""
-    place = Place(PUBLISHED / request.param, SCALES[request.param])
+    place = RunLocation(PUBLISHED / request.param, SCALES[request.param])
     book = BOOKS[request.param]
     return book, tuple(record.read_record(item, place.scale, place.out) for item in book.items), place
 
@@ -254,7 +256,7 @@ def test_paper_page_starts_with_figures_and_shows_each_item_once():
     assert title == "Figures of the paper"
     assert all(each.item.heading.startswith("Figure ") and each.pictures for each in first)
     assert [each.item.name for own in parts.values() for each in own] == [item.name for item in PAPER.items]
-    html = page.as_html(PAPER, sections, Place(PUBLISHED / "paper", "full"))
+    html = page.as_html(PAPER, sections, RunLocation(PUBLISHED / "paper", "full"))
     assert html.index('<h2 class="part">Figures of the paper</h2>') < html.index('id="fig1_imdb"')
 
 

@@ -11,7 +11,7 @@ from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.books import read_book, reproduce, run
 from jaxattn.lab.books.page import write_book_page
 from jaxattn.lab.books.run import Request
-from jaxattn.lab.books.section import Place
+from jaxattn.lab.books.section import RunLocation
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results import load, report
 from jaxattn.lab.storage import manifest
@@ -126,7 +126,7 @@ def test_custom_book_is_reproduced(call, tmp_path):
     assert "- sweep file: tiny/step/study.toml" in text
     assert "- overrides: seeds=6" in text
     shutil.rmtree(out / "runs")
-    summary = write_book_page(read_book(TINY_BOOK), Place(out, "laptop"))
+    summary = write_book_page(read_book(TINY_BOOK), RunLocation(out, "laptop"))
     assert summary.summary["verdict"].tolist() == [
         "1 of 1 agrees",
         "1 of 1 agrees",
@@ -239,7 +239,7 @@ def test_folder_with_a_different_scale_is_rejected(page, again):
 
 def test_page_rebuilt_from_records_is_identical(page, again, tmp_path):
     shutil.copytree(page.paths[0].parent, tmp_path / "copy", ignore=shutil.ignore_patterns("runs"))
-    copied = write_book_page(PAPER, Place(tmp_path / "copy", "laptop"))
+    copied = write_book_page(PAPER, RunLocation(tmp_path / "copy", "laptop"))
     assert [path.read_bytes() for path in copied.paths[:3]] == [path.read_bytes() for path in page.paths[:3]]
 
 
@@ -281,7 +281,7 @@ def test_reading_a_finished_run_imports_no_code_from_its_folder(page, tmp_path, 
     monkeypatch.chdir(tmp_path)
     known = manifest.read_manifest(ran)
     manifest.write_manifest(ran, known | {"config": _of_stranger(known["config"], key), "code": {CODE: None}})
-    made = write_book_page(PAPER, Place(out, "laptop", TINY))
+    made = write_book_page(PAPER, RunLocation(out, "laptop", TINY))
     load(ran)._repr_html_()
     report.write_report(ran)
     assert not (tmp_path / "executed").exists()
@@ -375,7 +375,7 @@ def test_shared_study_is_run_once(shared, tmp_path, monkeypatch, capsys):
     shutil.rmtree(out / "runs" / "laptop" / "own")
     # Findings of deleted runs stay in the record, also after it is rewritten.
     for _ in range(2):
-        kept = write_book_page(read_book(shared), Place(out, "laptop")).sections[1]
+        kept = write_book_page(read_book(shared), RunLocation(out, "laptop")).sections[1]
         assert "own" in kept.facts["not run"] or "study" in kept.facts["not run"]
         assert {x.name: x.estimate for x in kept.findings} == {x.name: x.estimate for x in own.findings}
     names.clear()

@@ -144,7 +144,7 @@ def learned(tmp_path):
 @pytest.mark.parametrize("every", [False, True])
 def test_words_in_the_output_of_a_run_are_never_broken(lines, learned, width, every):
     def show():
-        console.print_learned(learned)
+        console.print_headline(learned)
         console.print_summary(learned, every=every, resamples=20)
 
     wide, found = lines(show, width=10_000), lines(show, width=width)
