@@ -66,7 +66,7 @@ def scaling(
     Args:
         results: a results folder.
         axis: swept key on the x-axis. Each combination of values on the other axes is drawn as a separate
-            line.
+            line. Cells of blocks without this axis are left out, and so are single points next to lines.
         metric: name of the metric.
         phase: name of the phase; defaults to the last phase that recorded the metric.
         expected: expected slope, drawn as a dashed line.
@@ -104,7 +104,7 @@ def scaling(
     left_out = len(results.cells) - sum(len(line.x) for line in series)
     if left_out:
         verdicts.append(
-            f"{counted(left_out, 'cell')} without a positive finite value "
+            f"{counted(left_out, 'cell')} without a positive finite value or other values of {axis} "
             f"{'is' if left_out == 1 else 'are'} not shown."
         )
     counts = [int(n) for line in series for n in line.table["n"] if n > 0]
@@ -170,19 +170,22 @@ def collect(results: Run, *, axis: str, metric: str, phase: str | None = None) -
     positive = records["value"].where(np.isfinite(records["value"]) & (records["value"] > 0))
     records = records.assign(value=positive)
     table = aggregate(records)
-    if not (table["n"] > 0).any():
-        raise InputError(f"scaling: {metric} has no positive finite value at the end of phase {phase!r}")
     groups: dict[str, list[tuple[float, int]]] = {}
     for cell in table.loc[table["n"] > 0, "cell"]:
         settings = results.settings(int(cell))
         x = settings.pop(axis, None)
+        if x is None:
+            continue
         if isinstance(x, bool) or not isinstance(x, int | float) or not x > 0:
             raise InputError(
                 f"axis {axis!r}: the value in cell {cell} is {x!r}; logarithmic axes require positive numbers"
             )
         groups.setdefault(repr(settings), []).append((float(x), int(cell)))
+    if not groups:
+        raise InputError(f"scaling: {metric} has no positive finite value at the end of phase {phase!r}")
     wide = records.pivot(index="cell", columns="seed", values="value")
-    return [_series(results, sorted(members), wide, table, axis) for members in groups.values()]
+    lines = [members for members in groups.values() if len(members) > 1] or list(groups.values())
+    return [_series(results, sorted(members), wide, table, axis) for members in lines]
 
 
 def _series(

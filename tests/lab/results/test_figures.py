@@ -288,7 +288,9 @@ def test_scaling_handles_one_seed_or_one_value(results, folders):
     alone = dataclasses.replace(run, records=run.records[run.records["cell"] == 1])
     drawn = scaling(alone, axis="model.dim")
     assert "No fit" in drawn.caption
-    assert "3 cells without a positive finite value are not shown." in drawn.caption
+    assert (
+        "3 cells without a positive finite value or other values of model.dim are not shown." in drawn.caption
+    )
     assert style.png(drawn.figure)
 
 

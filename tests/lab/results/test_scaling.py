@@ -5,7 +5,7 @@ import pytest
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.results.diagram import diagram
-from jaxattn.lab.results.scaling import _scientific, collect_courses, convergence
+from jaxattn.lab.results.scaling import _scientific, collect, collect_courses, convergence, scaling
 
 STEPS = 20
 
@@ -53,6 +53,18 @@ def test_convergence_recovers_planted_powers_in_each_block(results):
     labels = [text.get_text() for text in drawn.figure.legends[0].get_texts()]
     assert labels[0].startswith("slow: slope")
     assert labels[-1] == "expected power −2"
+
+
+def test_scaling_leaves_out_other_blocks_and_single_points(planted):
+    cells = [{"block": "width", "model.dim": dim} for dim in (2, 4, 8)]
+    several = planted(cells=(*cells, {"block": "heads", "model.heads": 1}, {"block": "one", "model.dim": 4}))
+    (line,) = collect(several, axis="model.dim", metric="p_norm")
+    assert line.settings == {"block": "width"}
+    assert line.x.tolist() == [2, 4, 8]
+    caption = scaling(several, axis="model.dim", metric="p_norm").caption
+    assert "2 cells without a positive finite value or other values of model.dim are not shown." in caption
+    (alone,) = collect(planted(cells=cells[:1]), axis="model.dim", metric="p_norm")
+    assert alone.x.tolist() == [2]
 
 
 def test_convergence_fit_depends_on_the_window(results):
