@@ -68,7 +68,8 @@ def stages(results, item) -> Measured:
         known = [key for key in seeds[0] if any(np.isfinite(seed[key]) for seed in seeds)]
         for key in known:
             samples = np.array([seed[key] for seed in seeds], float)
-            findings.append(Finding(f"{name}: {key}", judge.mean(samples), f"{len(samples)} seeds"))
+            found = judge.share(samples == 1) if key.startswith("nearest") else judge.mean(samples)
+            findings.append(Finding(f"{name}: {key}", found, f"{found.seeds} seeds"))
         for k in (1, 2):
             squares = np.array([squared_gradients(run, k) for run in runs.values()])
             found = ratio(squares[:, 1], squares[:, 0])

@@ -50,5 +50,8 @@ def vanishing(training, results, item, *, lengths: list[int]) -> Measured:
             findings[f"{name} construction: power of 1/T in the gradient norm"] = found
     found = ratio(at[2, 256, scales[-2]], at[2, 256, scales[0]])
     findings[f"bigram construction: gradient norm at c = {scales[-2]:g} / at c = {scales[0]:g}"] = found
+    findings["trigram construction: gradient norm at c = 4 / at c = 12"] = ratio(
+        at[3, 128, 4], at[3, 128, 12]
+    )
     found = [Finding(name, x, f"{x.seeds} seeds") for name, x in findings.items()]
     return Measured(found, {"Gradient at the constructions": pd.DataFrame(rows)})
