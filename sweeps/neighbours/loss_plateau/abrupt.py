@@ -7,6 +7,8 @@ from jaxattn.lab.books import Finding, Measured
 from jaxattn.lab.books.metrics import named
 from jaxattn.lab.results import judge
 
+STEPS = "steps until the drop"
+
 
 def losses(n: int = 16, p: int = 17) -> dict[str, float]:
     """Compute losses that know the frequencies of all tokens, and in addition y_1, or all outputs.
@@ -40,44 +42,59 @@ def one_seed(run: pd.DataFrame) -> dict[str, float]:
     drop = crossing(-loss, -half)
     early = run[run.index <= (drop if drop > 0 else np.inf)]
     plateau = early[early["test_loss"] < first]
-    attention, cosine = run["relevant_attention"], run["cosine"]
-    rise = (attention.iloc[0] + attention.iloc[-1]) / 2
+    attention, cosine = run["relevant_attention"] / run["relevant_attention"].iloc[0], run["cosine"]
     return {
         "loss at the start / log 18": loss.iloc[0] / np.log(18),
-        "loss on the plateau / loss of the partial solution": plateau["test_loss"].median()
-        / known["partial"],
+        "loss on the plateau / loss of the partial solution": (
+            plateau["test_loss"] / known["partial"]
+        ).median(),
         "first output on the plateau": plateau["first_output"].median(),
         "other outputs on the plateau": plateau["other_outputs"].median(),
         "repetitions on the plateau / those of the task": plateau["repetitions"].median() / (14 / 240),
         "cosine at the start": cosine.iloc[0],
         "largest cosine": cosine.max(),
         "largest cosine - cosine at the end": cosine.max() - cosine.iloc[-1],
-        "relevant attention at the start / equal shares": attention.iloc[0] / (31 / 392),
-        "relevant attention on the plateau / that at the start": plateau["relevant_attention"].median()
-        / attention.iloc[0],
-        "steps from relevant attention to the drop": drop - crossing(attention, rise),
+        "relevant attention at the start / equal shares": run["relevant_attention"].iloc[0] / (31 / 392),
+        "relevant attention on the plateau / that at the start": attention[plateau.index].median(),
+        "steps from relevant attention to the drop": drop - crossing(attention, (1 + attention.iloc[-1]) / 2),
         "loss at the end / loss of the solution": loss.iloc[-1] / known["solution"],
         "other outputs at the end": run["other_outputs"].iloc[-1],
-        "steps until the drop": drop if drop > 0 else float(run.index[-1]),
+        "steps until the first output": crossing(run["first_output"], 0.9),
+        STEPS: drop if drop > 0 else float(run.index[-1]),
+        "drops": float(drop > 0),
         "repetitions until the drop": early["repetitions"].mean(),
         "cosine until the drop": early["cosine"].mean(),
     }
 
 
-def abrupt(results, item) -> Measured:
-    """Measure every block, and compare scaled attention with c = 1 seed by seed."""
+def finding(name: str, samples: pd.Series) -> Finding:
+    """Return the mean over the seeds that have a value."""
+    return Finding(name, judge.mean(samples), f"{samples.notna().sum()} of {len(samples)} seeds")
+
+
+def compared(key: str, longer: pd.DataFrame, shorter: pd.DataFrame) -> pd.Series:
+    """Return the ratio of a number for each seed; NaN if it is unknown which of two blocks drops first."""
+    a, b = longer[STEPS], shorter[STEPS]
+    unknown = ((longer["drops"] == 0) & (a <= b)) | ((shorter["drops"] == 0) & (b <= a))
+    return (longer[key] / shorter[key]).mask(unknown & (key == STEPS))
+
+
+def abrupt(results, batches, item) -> Measured:
+    """Measure every block, and compare scaled attention and larger batches with c = 1 seed by seed."""
     findings, blocks = [], {}
-    for cell, name in named(results):
-        records = results.records[results.records["cell"] == cell]
-        wide = records.pivot_table(index=["seed", "step"], columns="metric", values="value")
-        seeds = pd.DataFrame({seed: one_seed(run.droplevel("seed")) for seed, run in wide.groupby("seed")}).T
-        blocks[name] = seeds
-        findings += [Finding(f"{name}: {key}", judge.mean(x), f"{len(x)} seeds") for key, x in seeds.items()]
-    scaled = [name for name in blocks if name.startswith("c = ") and name != "c = 1"]
-    for key in ("steps until the drop", "repetitions until the drop", "cosine until the drop"):
-        for name in scaled:
-            pair = [name, "c = 1"] if float(name[4:]) < 1 else ["c = 1", name]
-            ratio = blocks[pair[0]][key] / blocks[pair[1]][key]
-            words = f"{key}, {pair[0]} / {pair[1]}"
-            findings.append(Finding(words, judge.mean(ratio), f"{len(ratio)} seeds"))
-    return Measured(findings, {})
+    for study in (results, batches):
+        for cell, name in named(study):
+            records = study.records[study.records["cell"] == cell]
+            wide = records.pivot_table(index=["seed", "step"], columns="metric", values="value")
+            seeds = {seed: one_seed(run.droplevel("seed")) for seed, run in wide.groupby("seed")}
+            blocks[name] = pd.DataFrame(seeds).T
+            shown = blocks[name] if name == "c = 1" else blocks[name][["drops", STEPS]]
+            findings += [finding(f"{name}: {key}", x) for key, x in shown.items()]
+    one = blocks["c = 1"]
+    for key in (STEPS, "repetitions until the drop", "cosine until the drop"):
+        for name in ("c = 0.2", "c = 0.5"):
+            findings.append(finding(f"{key}, {name} / c = 1", compared(key, blocks[name], one)))
+        for name in ("c = 2.5", "c = 10"):
+            findings.append(finding(f"{key}, c = 1 / {name}", compared(key, one, blocks[name])))
+    larger = compared(STEPS, one, blocks["batch of 128"])
+    return Measured([*findings, finding(f"{STEPS}, batch of 64 / batch of 128", larger)], {})
