@@ -151,6 +151,16 @@ def test_drop_is_halfway_between_the_losses_of_the_partial_and_the_full_solution
     assert never["steps until the drop"] == 30
 
 
+def test_ratio_is_unknown_if_either_block_may_drop_first(load):
+    def block(steps, drops):
+        return pd.DataFrame({"steps until the drop": steps, "drops": drops}, dtype=float)
+
+    longer = block([800, 800, 800, 500, 500], [0, 0, 1, 1, 1])
+    shorter = block([400, 900, 900, 600, 400], [1, 1, 1, 0, 0])
+    found = load("abrupt.py:compared")("steps until the drop", longer, shorter)
+    assert_allclose(found, [2, math.nan, 8 / 9, 5 / 6, math.nan])
+
+
 def test_attention_is_spread_evenly_at_initialisation(run):
     short = ("blocks=null", "figures=null", "seeds=2", "phases.train.steps=2")
     at = run(NAME, *short)
