@@ -28,16 +28,16 @@ _MAX_PROBLEMS = 400
 
 
 def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: float = 1e-10) -> MaxMargin:
-    """Compute the p of smallest ℓ_q norm that scores selected tokens higher by 1 than others of a sequence.
+    """Compute the p of smallest ℓ_q norm that scores selected tokens at least 1 above others of a sequence.
 
         p_q = argmin ‖p‖_q  s.t.  p·(Φ_s - Φ_s') ≥ 1  for all X, s ∈ S_X, s' ∈ X \\ S_X,
                                   p·(Φ_s - Φ_s'') = 0  for s, s'' ∈ S_X.
 
     For 1 < q < ∞ the method solves ℓ_2 problems with weights |p_j|^(q-2) of the previous p, each as in
     `max_margin`. For q = 1 and ∞ it solves a linear program, whose p may not be unique. Multipliers λ ≥ 0 and
-    μ, y = Σ λ (Φ_s - Φ_s') + Σ μ (Φ_s - Φ_s''), bound the margin of all directions with ‖p‖_q = 1, by Hölder:
+    μ bound the margin of every direction with ‖p‖_q = 1, by Hölder's inequality:
 
-        margin ≤ ‖y‖_q* / Σ λ,   1/q + 1/q* = 1.
+        margin ≤ ‖y‖_q* / Σ λ,   y = Σ λ (Φ_s - Φ_s') + Σ μ (Φ_s - Φ_s''),   1/q + 1/q* = 1.
 
     Args:
         scores: keys Φ (m, D), and bags of n sequences.
@@ -46,8 +46,8 @@ def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: 
         tolerance: largest relative duality gap of a solved problem.
 
     Returns:
-        The result of `max_margin`, with lengths of p in ℓ_q and the bound above. If the tolerance is not
-        reached, the p with the smallest gap; if no direction separates the selection, the proof.
+        The result of `max_margin`, with ℓ_q norms of p and the bound above. If the tolerance is not reached,
+        it contains the p with the smallest gap; if no direction separates the selection, the proof of this.
 
     Raises:
         InputError: q is below 1, Φ contains NaN or inf, a sequence has no selected token, or shapes do not
@@ -71,11 +71,11 @@ def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: 
 def _reweighted(
     E: np.ndarray, found: Constraints, q: float, euclidean: MaxMargin, *, tolerance: float
 ) -> MaxMargin:
-    """Minimise ‖p‖_q by problems of least Σ_j |p_j|^(q-2) u_j²; a line search moves p towards each u.
+    """Minimise ‖p‖_q by line searches from p towards the feasible u of least Σ_j |p_j|^(q-2) u_j².
 
-    u is a descent direction, and its multipliers are those of ‖p‖_q if p = u. For q ≤ 2 a full step reduces
-    the norm, and multiplies the error by 2 - q. For q > 2 a step of about 1/(q - 1) is Newton's step. The
-    iteration starts at the Euclidean p, and stays there if rounding of the first weights exceeds the margin.
+    u - p is a descent direction, and the multipliers of u are those of ‖p‖_q if p = u. For q ≤ 2 a full step
+    reduces the norm, and multiplies the error by 2 - q. For q > 2 a step of about 1/(q - 1) is Newton's step.
+    It starts at the Euclidean p, and returns it if the rounding of the first weights exceeds the margin.
     """
     from scipy.optimize import minimize_scalar  # slow to import
 
@@ -104,13 +104,13 @@ def _reweighted(
 
 
 def _norm(x: np.ndarray, q: float) -> float:
-    """Compute ‖x‖_q of (D,), scaled by the largest entry so that no power overflows."""
+    """Compute ‖x‖_q of x (D,), with x scaled by its largest entry so that no power overflows."""
     largest = np.abs(x).max(initial=np.finfo(float).tiny)
     return float(largest * np.linalg.norm(x / largest, q))
 
 
 def _of_pairs(solution: MaxMargin, found: Constraints, tokens: int) -> np.ndarray:
-    """Return the multipliers of an answer in the order of the pairs of its problem, (m,)."""
+    """Return the multipliers of a solution in the order of all pairs of the problem, (m,)."""
     key = found.better.astype(np.int64) * tokens + found.worse
     order = np.argsort(key)
     place = order[np.searchsorted(key[order], solution.pairs @ np.array([tokens, 1]))]

@@ -38,7 +38,7 @@ class Encoder(ja.Model[Pairs]):
         return {"A": A, "s": jnp.zeros((), dtype)}
 
     def outputs(self, params: dict[str, Array], data: Pairs) -> Array:
-        """Compute unit features of both views, (n, 2, features)."""
+        """Compute features of unit length for both views, (n, 2, features)."""
         x = jnp.stack([data.left, data.right], axis=1)
         attention = jax.nn.softmax(params["s"] * (x**2).sum(-1), axis=-1)
         g = jnp.einsum("nvt,nvtd,df->nvf", attention, x, params["A"])
@@ -59,6 +59,6 @@ class InfoNCE(ja.Loss):
 
 
 def matched(params: dict[str, Array], data: Pairs) -> Array:
-    """Compute the share of left views whose nearest right view, among all, is their own."""
+    """Compute the share of left views whose nearest right view is the one of the same pair."""
     g = Encoder(features=params["A"].shape[1]).outputs(params, data)
     return ((g[:, 0] @ g[:, 1].T).argmax(axis=1) == jnp.arange(data.num_examples)).mean()

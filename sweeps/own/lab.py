@@ -21,7 +21,7 @@ import jaxattn as ja
 
 
 def needle(key: Array, *, vocab_size: int, length: int, sequences: int, shown: float = 1.0) -> ja.data.Corpus:
-    """Sample a corpus whose first token is 0 or 1 for labels -1 and +1, in a share `shown` of sequences."""
+    """Sample a corpus; in a share `shown` of sequences, token 0 (label -1) or 1 (label +1) comes first."""
     label_key, token_key, shown_key = jax.random.split(key, 3)
     label = jax.random.bernoulli(label_key, 0.5, (sequences,)).astype(jnp.int32)  # 0 or 1
     noise = jax.random.randint(token_key, (sequences, length), 2, vocab_size)
@@ -40,7 +40,7 @@ class Params(NamedTuple):
 
 
 class Temperature(ja.Model):
-    """f(X) = Σ_i q_i E_{x_i}·v with q = softmax(E_X p / τ): attention with a temperature τ to train."""
+    """f(X) = Σ_i q_i E_{x_i}·v with q = softmax(E_X p / τ): attention with a trainable temperature τ."""
 
     dim: int
     temperature: float = 1.0
@@ -62,7 +62,7 @@ class Temperature(ja.Model):
 
 
 def polynomial(logits: Array, labels: Array, *, power: float = 1.0) -> Array:
-    """Compute (1 + m)^-power for margins m = y f ≥ 0, 1 - power m below: convex, with a polynomial tail."""
+    """Compute (1 + m)^-power for margins m = y f ≥ 0, else 1 - power m; convex, with a polynomial tail."""
     m = labels * logits
     return jnp.where(m < 0, 1 - power * m, (1 + jax.nn.relu(m)) ** -power)
 
@@ -80,7 +80,7 @@ class SignDescent(ja.Phase, frozen=True, kw_only=True):
     steps: int
 
     def step(self, task: ja.dynamics.Task, state: ja.dynamics.State) -> ja.dynamics.State:
-        """Take one step; `task` has the model, the loss and the corpora of the seed."""
+        """Take one step; `task` contains the model, the loss and the corpora of the seed."""
         of = {"outputs": task.model.outputs, "per_sequence": task.loss}
         _, slopes = ja.dynamics.loss_and_gradients(state.params, task.data.train, self.train, **of)
         size = self.step_size / jnp.sqrt(state.step + 1.0)
@@ -89,7 +89,7 @@ class SignDescent(ja.Phase, frozen=True, kw_only=True):
 
 
 def clipped(step_size: optax.Schedule, *, limit: float = 1.0) -> optax.GradientTransformation:
-    """Build an optimiser that clips the gradient of all trained parameters to a norm before the step."""
+    """Build gradient descent that clips the global norm of the gradient to `limit` before each step."""
     return optax.chain(optax.clip_by_global_norm(limit), optax.scale_by_learning_rate(step_size))
 
 

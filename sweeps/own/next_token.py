@@ -20,7 +20,7 @@ def chain(
     sharpness: float = 2.0,
     lag: int = 1,
 ) -> Sequences:
-    """Sample sequences in which each token depends on the one `lag` before; targets are the next tokens."""
+    """Sample sequences in which each token depends on the token `lag` before; targets are the next tokens."""
     # For each seed, training data, test data and all fresh batches come from the same chain.
     table = sharpness * jax.random.normal(task_key, (vocab_size, vocab_size))
 
@@ -80,12 +80,12 @@ class Causal(ja.Model[Sequences]):
 
 
 class NextToken(ja.Loss):
-    """Cross-entropy of the next token, mean over positions."""
+    """Cross-entropy of the next token, averaged over positions."""
 
     def skip_reason(self, outputs: Array, data: ja.Dataset) -> str | None:
-        """Return the reason if targets are not a token, or outputs not logits of all tokens, per position."""
+        """Return the reason if the targets are not one token for each position of the outputs, or None."""
         fits = outputs.shape[:-1] == data.targets.shape and jnp.issubdtype(data.targets.dtype, jnp.integer)
-        return None if fits else f"it requires targets {outputs.shape[:-1]} that are tokens"
+        return None if fits else f"it requires targets that are tokens, of shape {outputs.shape[:-1]}"
 
     def __call__(self, outputs: Array, targets: Array) -> Array:
         """Compute the loss of every sequence, (n,)."""

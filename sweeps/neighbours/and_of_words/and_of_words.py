@@ -1,4 +1,4 @@
-"""Sentences that are positive if they contain both of two words; under a second rule, exactly one of them."""
+"""Sentences that are positive if they contain both of two words, or exactly one of them by a second rule."""
 
 from typing import ClassVar, Literal, NamedTuple
 
@@ -13,14 +13,14 @@ TYPES = ("both", "first", "second", "neither")
 
 
 def kinds(sequences: int) -> Array:
-    """Return the types of sentences: half have both words, a sixth each the first, the second, neither."""
+    """Return the index in `TYPES` of each sentence, (n,): half are "both", and each other type is a sixth."""
     return jnp.maximum(jnp.arange(sequences) * 6 // sequences - 2, 0)
 
 
 def sentences(
     key: Array, *, sequences: int, rule: Literal["and", "xor"] = "and", length: int = 5, vocab_size: int = 64
 ) -> Sequences:
-    """Build sentences of word 2, of words 0 and 1 according to their type, and of other uniform words."""
+    """Sample sentences with word 2, words 0 and 1 according to their type, and otherwise uniform words."""
     kind = kinds(sequences)
     has = jnp.stack([kind <= 1, kind % 2 == 0, kind >= 0], 1)
     ids = jax.random.randint(key, (sequences, length), 3, vocab_size)
@@ -78,7 +78,7 @@ class Words(ja.Probe):
         return tables(params)[1]
 
     def measure(self, seen: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Measure one seed."""
+        """Compute the metrics of one seed."""
         value, score = tables(seen.params)
         moved = score - seen.memory
         found = {f"value_{word + 1}": value[word] for word in range(3)}

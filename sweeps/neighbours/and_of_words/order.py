@@ -1,4 +1,4 @@
-"""Measure of the two words: changes of values and scores, and when each type of sentence is learned."""
+"""Analysis of both rules: changes of values and scores, and when each type of sentence is learned."""
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,7 @@ TYPES = ("both", "first", "second", "neither")
 
 
 def order(results, item) -> Measured:
-    """Measure both rules at the first step at which all sentences are right, and at the end."""
+    """Measure both rules at the step from which all sentences are classified correctly, and at the end."""
     findings, rows = [], []
     for entry in results.manifest["cells"]:
         rule, records = entry["settings"]["data.rule"], results.records

@@ -31,8 +31,8 @@ class Params(NamedTuple):
 class Attention(ja.Model[Vectors]):
     """f(X, z) = Σ_t q_t γ_t, γ_t = x_t·v, with q = softmax over t of x_t·W z; v is a fixed unit vector.
 
-    With `all_digits` it is computed as γ_top + Σ_t q_t (γ_t - γ_top), so gradients keep their precision. In
-    the plain form they are rounding errors once the attention on other tokens is below 1e-16.
+    With `all_digits`, f is computed as γ_top + Σ_t q_t (γ_t - γ_top), so gradients keep their precision. In
+    the plain form, gradients are rounding errors once the attention on other tokens is below 1e-16.
     """
 
     takes: ClassVar[type[Vectors]] = Vectors

@@ -1,4 +1,4 @@
-"""Attention as an SVM, p and v together: three sequences; the head is tight on all or on two of them."""
+"""Attention as an SVM, p and v together: three sequences; the margin of v is tight on all or only two."""
 
 from typing import Any
 
@@ -27,12 +27,12 @@ def tokens(key: Array, drawn: Array, *, height: float = 1.0) -> Array:
 
 
 def at(key: Array, drawn: Array, *, x: float, y: float) -> Array:
-    """Return a given initial point."""
+    """Return the initial point (x, y)."""
     return jnp.stack([jnp.asarray(x, drawn.dtype), jnp.asarray(y, drawn.dtype)])
 
 
 def each_normalised(step_size: optax.Schedule) -> optax.GradientTransformation:
-    """Step along the gradient of each parameter, divided by its own norm."""
+    """Build descent along the gradient of each parameter, divided by the norm of that gradient."""
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         return jax.tree.map(lambda g: g / jnp.maximum(jnp.linalg.norm(g), 1e-300), gradients), state
@@ -42,9 +42,10 @@ def each_normalised(step_size: optax.Schedule) -> optax.GradientTransformation:
 
 
 class AllDigits(ja.models.OneLayer):
-    """The same model for these three sequences, in a form whose gradients keep their precision.
+    """`OneLayer` for these three sequences, in a form whose gradients remain precise.
 
-    f = γ_k + σ(a_0 - a_k) (γ_0 - γ_k). An average loses γ_k - f once attention on token 0 is below rounding.
+    f = γ_k + σ(a_0 - a_k) (γ_0 - γ_k) for tokens 0 and k. In the form of a weighted average, γ_k - f is lost
+    once the attention on token 0 is below rounding error.
     """
 
     def outputs(self, params: Any, data: ja.data.Corpus) -> Array:
@@ -60,7 +61,7 @@ def directions(params: Any, data: ja.data.Corpus) -> dict[str, Array]:
 
 
 def exactly(name: str, value: float, over: str, gap: float = 0.0) -> Finding:
-    """Build a finding of a number that is known exactly, or between value (1 - gap) and value."""
+    """Build a finding for a number known exactly, or known to lie between value (1 - gap) and value."""
     return Finding(name, Estimate(float(value), float(value * (1 - gap)), float(value)), over)
 
 

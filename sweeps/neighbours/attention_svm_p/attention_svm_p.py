@@ -50,7 +50,7 @@ class Attention(ja.Model[Vectors]):
     all_digits: bool = False
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Return a given initial point."""
+        """Return the initial point p = (x, y)."""
         return {"p": jnp.stack([self.x, self.y]).astype(dtype)}
 
     def outputs(self, params: dict[str, Array], data: Vectors) -> Array:
@@ -70,19 +70,19 @@ def first_attention(params: dict[str, Array], data: Vectors) -> Array:
 
 
 def program(case: str, token: int = 0, coordinates: int = 2) -> ja.theory.MaxMargin:
-    """Solve the program that selects one token, the same in every sequence."""
+    """Solve the max-margin program that selects the same token in every sequence."""
     X = tokens(case)[:, :, :coordinates]
     mask = np.arange(X.shape[1]) == np.full((len(X), 1), token)
     return ja.theory.max_margin(of_vectors(X, np.ones(len(X), int)), ja.theory.Selection(mask))
 
 
 def exactly(name: str, x: float, over: str, gap: float = 0.0) -> Finding:
-    """Build a finding of a number that is known exactly, or between x (1 - gap) and x."""
+    """Build a finding for a number known exactly, or known to lie between x (1 - gap) and x."""
     return Finding(name, Estimate(float(x), float(x * (1 - gap)), float(x)), over)
 
 
 def ends(results: ja.Results, item: object) -> Measured:
-    """Certify the published programs, and count the starts that end at either direction."""
+    """Certify the published programs, and count the starts of each block that select the first token."""
     programs = {"global": program("global"), "local": program("local", token=1), "three": program("three")}
     programs["three, in three coordinates"] = program("three", coordinates=3)
     findings = [

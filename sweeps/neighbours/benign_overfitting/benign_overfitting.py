@@ -13,7 +13,7 @@ from jaxattn.data import Splits, Vectors
 class Tokens(Vectors):
     """Tokens in m + 2 coordinates of R^d: the two signal axes and those of the training noise."""
 
-    h: Array | None = None  # (n, T, m + 2) initial W applied to the rest of each token outside them
+    h: Array | None = None  # (n, T, m + 2) initial W applied to the part of each token outside these axes
 
 
 def triangle(key: Array, rows: int, dim: int) -> Array:
@@ -24,7 +24,7 @@ def triangle(key: Array, rows: int, dim: int) -> Array:
 
 
 class Signals(ja.DrawnData, kw_only=True):
-    """x_1 = μ_c + noise, x_2 and x_3 with a weak μ_c and μ_-c, and noise; μ_± = signal · e_1, e_2."""
+    """Tokens μ_c + ξ, weak μ_c + ξ, weak μ_-c + ξ, then ξ only, with ξ ~ N(0, I), μ_± = signal · e_1, e_2."""
 
     dim: int = 2000
     length: int = 8
@@ -35,7 +35,7 @@ class Signals(ja.DrawnData, kw_only=True):
     flipped: ja.Static[float] = 0.2
 
     def draw(self, key: Array, used: Array | None = None) -> Splits:
-        """Sample the data of one seed; test tokens have a part outside the training axes, of length √χ²."""
+        """Sample the data of one seed; the part of a test token outside the training axes has length √χ²."""
         keys, m = jax.random.split(key, 4), self.sequences * self.length
         on_signals, own = jax.random.normal(keys[0], (m, 2)), triangle(keys[1], m, self.dim - 2)
         train = self.clean(jnp.hstack([on_signals, own]), jnp.zeros((m, m + 2)))
@@ -47,7 +47,7 @@ class Signals(ja.DrawnData, kw_only=True):
         return Splits(train=train, tokens=None, test=test, validation=None)
 
     def clean(self, noise: Array, h: Array) -> Tokens:
-        """Add signals to noise, with correct labels."""
+        """Add the signals to noise; return the tokens with correct labels."""
         X, h = (x.reshape(-1, self.length, x.shape[1]) for x in (noise, h))
         y = classes(len(X))
         own, other = self.signal * jnp.eye(2, X.shape[2])[jnp.stack([(1 - y) // 2, (1 + y) // 2])]
@@ -75,7 +75,7 @@ class FixedHead(ja.Model[Tokens]):
     signal: float = 20.0
 
     def init(self, key: Array, like: Tokens, *, dtype: jnp.dtype) -> Params:
-        """Sample W from N(0, 1/3d), which has the variance of ±1/√d; p starts at 0."""
+        """Sample W from N(0, 1/(3d)), which has the variance of U(-1/√d, 1/√d); p starts at 0."""
         W = triangle(key, like.dim, self.dim).astype(dtype) / (3 * self.dim) ** 0.5
         v = jnp.zeros(like.dim, dtype).at[:2].set([1, -1]) / (2**0.5 * self.signal)
         return Params(W, jnp.zeros_like(v), v)
@@ -91,7 +91,7 @@ def attention(params: Params, data: Tokens) -> Array:
 
 
 def relevant(params: Params, data: Tokens) -> dict[str, Array]:
-    """Compute attention on the relevant token for right and flipped labels; and accuracy by true classes."""
+    """Compute attention on the relevant token for correct and flipped labels, and accuracy by true class."""
     mass, y = attention(params, data), classes(data.num_examples)
     parts = {"clean": data.targets == y, "flipped": data.targets != y}
     found = {f"attention_{name}": (x * mass[:, 0]).sum() / x.sum() for name, x in parts.items()}

@@ -1,4 +1,4 @@
-"""Measure of benign overfitting: published settings with fresh and with reused noise, and the diagram."""
+"""Analysis of benign overfitting: published settings with fresh and reused noise, and the phase diagram."""
 
 import numpy as np
 import pandas as pd
@@ -40,7 +40,7 @@ def diagram(results, item) -> Measured:
 
 
 def _least(test: pd.DataFrame) -> pd.Series:
-    """Find where test accuracy stays above `BENIGN`, by linear interpolation in log ‖μ‖."""
+    """Return the ‖μ‖ above which test accuracy exceeds `BENIGN`, by linear interpolation in log ‖μ‖."""
     signal, found = np.log(test.columns.to_numpy(float)), []
     for row in test.to_numpy():
         below = np.flatnonzero(row < BENIGN)

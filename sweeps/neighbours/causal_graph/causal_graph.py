@@ -42,15 +42,15 @@ class Disentangled(ja.Model[Trees]):
         return jax.nn.log_softmax(x @ params["W"], axis=-1)
 
     def by_position(self, params: dict[str, Array]) -> Array:
-        """Compute the first attention given by the scores of pairs of positions only, (T, T)."""
+        """Compute the attention of the first layer from the scores of pairs of positions alone, (T, T)."""
         S = params["W"].shape[1]
         return attend(params["A1"][S:, S:], jnp.tri(len(params["A1"]) - S, dtype=bool))
 
 
 class TwoMatrices(ja.Model[Trees]):
-    """log f, f the attention of the last position to tokens equal to s', plus ε and normalised.
+    """Log-probabilities log((f_s + ε) / (1 + S ε)), f_s the attention of the last position to tokens s.
 
-    A1 are the scores of pairs of positions, and A2 those of pairs of tokens, which start at β I.
+    A1 contains the scores of pairs of positions, and A2 those of pairs of tokens, with initial value β I.
     """
 
     takes: ClassVar[type[Trees]] = Trees
@@ -59,7 +59,7 @@ class TwoMatrices(ja.Model[Trees]):
     epsilon: float = 1e-3
 
     def init(self, key: Array, like: Trees, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Return zeros and a multiple of the identity."""
+        """Return zeros for A1 and a multiple of the identity for A2."""
         T, S = like.ids.shape[1], like.vocab_size
         return {"A1": jnp.zeros((T, T), dtype), "A2": self.start * jnp.eye(S, dtype=dtype)}
 
@@ -72,7 +72,7 @@ class TwoMatrices(ja.Model[Trees]):
         return jnp.log(f / (1 + data.vocab_size * self.epsilon))
 
     def by_position(self, params: dict[str, Array]) -> Array:
-        """Compute the first attention, (T, T)."""
+        """Compute the attention of the first layer, (T, T)."""
         return attend(params["A1"], jnp.tri(len(params["A1"]), dtype=bool))
 
 

@@ -1,4 +1,4 @@
-"""Probes of the first attention and of losses."""
+"""Probe of the attention of the first layer and of losses."""
 
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ import jaxattn as ja
 
 
 class Edges(ja.Probe):
-    """Attention to parents, deviation of roots from uniform attention, and losses, also for permutations."""
+    """Attention to parents, deviation of roots from uniform, losses on test data and noisy permutations."""
 
     labels: ClassVar = {
         "parent_attention": "attention to the parent",
@@ -24,7 +24,7 @@ class Edges(ja.Probe):
     }
 
     def measure(self, context: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Measure one seed on its test data, and on noisy permutation matrices."""
+        """Compute the metrics of one seed on its test data, and on noisy permutation matrices."""
         data, params = context.data.test, context.params
         parents, first = data.parents[0], context.model.by_position(params)
         has_parent = parents >= 0

@@ -1,4 +1,4 @@
-"""Measures of the trained transformer and of the two stages."""
+"""Analysis of the trained transformer, and of training in two stages."""
 
 from jaxattn.lab.books import Finding, Measured, declare_names
 from jaxattn.lab.books.metrics import named
@@ -35,7 +35,7 @@ def seeds_of(results, cell: int, phase: str, *, last: bool):
 
 
 def attention_and_losses(results, *, attention_phase: str, last_phase: str):
-    """Return the attention after a phase and the losses after another, per seed, by name."""
+    """Yield names and values per seed: the attention after one phase, and the losses after another."""
     for cell, name in named(results):
         first = seeds_of(results, cell, attention_phase, last=True)
         for words, metric in ATTENTION.items():
@@ -49,7 +49,7 @@ def attention_and_losses(results, *, attention_phase: str, last_phase: str):
 
 
 def judged(samples) -> Measured:
-    """Return a finding for each name, the mean over seeds."""
+    """Return a finding for each (name, values) pair: the mean over seeds."""
     return Measured(
         [Finding(name, judge.mean(x.to_numpy(float)), f"{len(x)} seeds") for name, x in samples], {}
     )

@@ -1,4 +1,4 @@
-"""The gradient of the first attention and its closed form, a mutual information of pairs of positions."""
+"""The gradient of the first layer's scores, and its closed form: a mutual information between positions."""
 
 import jax
 import jax.numpy as jnp
@@ -33,16 +33,16 @@ def information(data: Trees, floor: float = 0.0) -> Array:
 
 
 class Gradient(ja.Probe):
-    """Compare -(T S i/β) ∂L/∂A1_ij with g_ij minus its mean over j ≤ i, for the initial values."""
+    """Comparison of -(T S i/β) ∂L/∂A1_ij, at A2 = β I, with g_ij minus its mean over j ≤ i."""
 
     matrices: int = 1024
 
     def skip_reason(self, task: object, phase: ja.Phase) -> str | None:
-        """Return why the gradient cannot be measured, or None."""
+        """Return the reason if the gradient cannot be measured, or None."""
         return None if "A1" in phase.train else "requires a phase that trains A1"
 
     def measure(self, context: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Measure one seed on its training data."""
+        """Compute the metrics of one seed on its training data."""
         data = context.data.train
         T, parents = data.ids.shape[1], data.parents[0, :-1]
         order, strict = jnp.arange(T - 1), jnp.tri(T - 1, k=-1, dtype=bool)

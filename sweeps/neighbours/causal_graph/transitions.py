@@ -28,13 +28,13 @@ def dirichlet(key: Array, *, concentration: float, shape: tuple[int, ...]) -> Ar
 
 
 def permutations(key: Array, *, shape: tuple[int, ...], noise: float = 0.15) -> Array:
-    """Sample (1 - noise) times a permutation matrix plus noise / S."""
+    """Sample matrices (1 - noise) Π + noise / S, where Π are random permutation matrices."""
     order = jax.random.uniform(key, shape[:-1]).argsort(axis=-1)
     return (1 - noise) * jax.nn.one_hot(order, shape[-1]) + noise / shape[-1]
 
 
 def counts(data: Sequences) -> Array:
-    """Count the pairs of a parent's token and a token, (n, S, S)."""
+    """Count the pairs of a parent's token and its child's token, (n, S, S)."""
     own = jax.nn.one_hot(data.ids, data.vocab_size)
     above = jnp.take_along_axis(own, jnp.maximum(data.parents, 0)[:, :, None], axis=1)
     return jnp.einsum("nta,ntb,nt->nab", above, own, data.parents >= 0)
@@ -46,13 +46,13 @@ def row_of_last(matrices: Array, data: Sequences) -> Array:
 
 
 def counted(data: Sequences) -> Array:
-    """Estimate the distribution from the children of tokens equal to the last one, plus c, (n, S)."""
+    """Estimate the target from the children of tokens equal to the last one, with pseudo-count c, (n, S)."""
     found = row_of_last(counts(data), data) + data.concentration[:, None]
     return found / found.sum(axis=1, keepdims=True)
 
 
 def posterior_mean(key: Array, data: Sequences, *, draws: int) -> Array:
-    """Estimate the posterior mean of the distribution by importance sampling, (n, S).
+    """Estimate the posterior mean of the target distribution by importance sampling, (n, S).
 
     Matrices are sampled given the counts of transitions; their weights are the probabilities of the roots.
     """

@@ -36,7 +36,7 @@ def parent_positions(key: Array, *, length: int, graph: Graph) -> Array:
 
 
 def sample(key: Array, parents: Array, P: Array) -> Trees:
-    """Sample a sequence for each matrix; roots are stationary, and the last token is uniform."""
+    """Sample a sequence for each matrix; roots follow the stationary law, and the last token is uniform."""
     (sequences, states, _), first = P.shape, stationary(P)
     token_key, last_key = jax.random.split(key)
     uniform = jax.random.uniform(token_key, (len(parents), sequences, 1))

@@ -1,4 +1,4 @@
-"""Measure of the early weights: cosines and factors against their closed forms, and the law in the width."""
+"""Analysis of the early weights: comparison with closed forms, and dependence on the width."""
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,7 @@ STEP_SIZE, WORDS = 1.0, 50
 def powers(step: int, eta: float) -> dict[str, float]:
     """Return the factors of the leading terms of O, V and W after `step` steps from zero.
 
-    O grows by η B per step, V by η O times its context term, and W by η O V times its score term.
+    In each step, the factor of O grows by η, that of V by η times that of O, and that of W by η times both.
     """
     k = np.arange(step)
     return {
@@ -32,7 +32,7 @@ def first_below(values: pd.Series, limit: float) -> float:
 
 
 def early(results, item, *, step: int = 8, limit: float = 0.9) -> Measured:
-    """Compare weights at `step` with their closed forms, and the closed forms with infinite width."""
+    """Compare weights at `step` with their closed forms, and closed forms with those at infinite width."""
     table = results.records.pivot_table(index=["metric", "cell", "step", "seed"], values="value")["value"]
     findings, widths = [], {name: {} for name in COMPARED}
 

@@ -45,11 +45,11 @@ class AttentionOnly(ja.Model[Sequences]):
 
 
 def statistics(data: Sequences, E: Array) -> dict[str, Array]:
-    """Compute the leading terms of O, V and W without their powers of the step size, between words.
+    """Compute the leading terms of O, V and W as matrices between words, without powers of the step size.
 
-    With one-hot targets minus 1/words as residuals r, causal averages x̄ and M = E Eᵀ, they are M B,
-    M Φᵀ Bᵀ M and M Q M, where B = mean(x rᵀ) and Φ = mean(r x̄ᵀ). Q is the mean gradient of the scores,
-    with the matrix M Φᵀ Bᵀ M B in place of V O.
+    The terms are M B, M Φᵀ Bᵀ M and M Q M, where M = E Eᵀ, B = mean(x rᵀ) and Φ = mean(r x̄ᵀ) for one-hot
+    words x, their causal averages x̄ and residuals r, the one-hot targets minus 1/words. Q is the mean
+    gradient of the scores, with M Φᵀ Bᵀ M B in place of V O.
     """
     n, T = data.ids.shape
     words, M = data.vocab_size, E @ E.T
@@ -87,13 +87,13 @@ def cosine(X: Array, Y: Array) -> Array:
 
 
 class ClosedForm(ja.Probe):
-    """Trained weights of all layers against their leading terms, and these against infinite width."""
+    """Comparison of trained weights with their leading terms, and of these terms with infinite width."""
 
     labels: ClassVar = {f"cosine_{name}": f"cosine with the closed form: {name} matrix" for name in COMPARED}
     scales: ClassVar = {f"cosine_{name}": ja.probes.Scale(high=1) for name in COMPARED}
 
     def measure(self, context: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Measure one seed on its training data."""
+        """Compute the metrics of one seed on its training data."""
         data, E = context.data.train, context.params["E"]
         terms, infinite = statistics(data, E), statistics(data, jnp.eye(len(E), dtype=E.dtype))
         found = {}

@@ -31,7 +31,7 @@ def frequent_words(data_dir: str, length: int) -> tuple[np.ndarray, int]:
 def windows(key: Array, *, data_dir: ja.FilePath, number: int, words: int | None = None) -> Sequences:
     """Sample `number` windows of 32 words; the target of every position is the next word.
 
-    With `words`, the other words are replaced by one further token.
+    If `words` is given, all but the `words` most frequent words are replaced by one further token.
     """
     cuts, vocab = frequent_words(data_dir, 32)
     if words is not None:
@@ -44,6 +44,6 @@ def windows(key: Array, *, data_dir: ja.FilePath, number: int, words: int | None
 
 
 def next_word(outputs: Array, targets: Array) -> Array:
-    """Compute the cross-entropy of the next word, mean over positions, (n,)."""
+    """Compute the cross-entropy of the next word, averaged over positions, (n,)."""
     own = jnp.take_along_axis(outputs, targets[..., None], axis=-1)[..., 0]
     return (jax.nn.logsumexp(outputs, axis=-1) - own).mean(axis=-1)

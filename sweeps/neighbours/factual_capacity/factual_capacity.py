@@ -1,4 +1,4 @@
-"""Number of facts in a matrix: N pairs in R^d, recalled if u_j·W e_i is largest at j = i."""
+"""Number of facts in a matrix W: pair i of N in R^d is recalled if u_j·W e_i is largest at j = i."""
 
 from math import log
 from typing import NamedTuple
@@ -52,10 +52,10 @@ class Params(NamedTuple):
 
 
 class Memory(ja.Model[Pairs]):
-    """Logits u_j·W e_i of the answers j to subject i; W starts at N(0, 1/d)."""
+    """Logits u_j·W e_i of the answers j to subject i; the entries of W are initially N(0, 1/d)."""
 
     def init(self, key: Array, like: Pairs, *, dtype: jnp.dtype) -> Params:
-        """Sample W."""
+        """Sample the initial W."""
         d = like.e.shape[1]
         return Params(jax.random.normal(key, (d, d), dtype) / d**0.5)
 
@@ -65,7 +65,7 @@ class Memory(ja.Model[Pairs]):
 
 
 def capacity(results, item) -> Measured:
-    """Find, for each seed and d, the largest load below the first one at which facts are lost."""
+    """Find the largest load up to which at least 99 % of facts are recalled, for each seed and d."""
     records = results.with_axes(results.records[results.records["metric"] == "train_accuracy"])
     best = records.groupby(["data.dim", "data.load", "seed"])["value"].max().unstack("seed")
     rows = {}

@@ -1,4 +1,4 @@
-"""Factual recall: the answer to a subject and a relation, from sequences of both with noise."""
+"""Factual recall: predict the answer to a subject and a relation from sequences of both and noise tokens."""
 
 from typing import ClassVar, NamedTuple
 
@@ -15,7 +15,10 @@ EOS = VOCAB - 1
 
 
 def facts(key: Array, *, sequences: int, length: int = 32) -> Sequences:
-    """Sample subject, relation, noise and end token; f ignores their order. The answer is int(s/2) + 8 r."""
+    """Sample sequences of a subject s, a relation r, noise tokens and an end token, with answer ⌊s/2⌋ + 8 r.
+
+    The order of tokens is fixed, because the model ignores it.
+    """
     subject_key, relation_key, noise_key = jax.random.split(key, 3)
     subject = jax.random.randint(subject_key, (sequences,), 0, SUBJECTS)
     relation = jax.random.randint(relation_key, (sequences,), 0, RELATIONS)
@@ -35,7 +38,7 @@ class Params(NamedTuple):
 
 
 class LinearAttention(ja.Model[Sequences]):
-    """f(X) = Σ_t a_{s_t} U_{s_t}, attention without or with a softmax; all entries start equal."""
+    """f(X) = Σ_t a_{s_t} U_{s_t}, with a softmax over a_{s_t} if `softmax`; all entries start equal."""
 
     takes: ClassVar[type[Sequences]] = Sequences
 
@@ -57,10 +60,10 @@ class LinearAttention(ja.Model[Sequences]):
 
 
 class Known(ja.Probe):
-    """Shares of sequences whose most likely answer belongs to the relation, and to the subject."""
+    """Shares of sequences whose most likely answer is consistent with the relation, and with the subject."""
 
     def measure(self, seen: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Measure one seed on its test data."""
+        """Compute the metrics of one seed on its test data."""
         data = seen.data.test
         answer = seen.outputs(data).argmax(axis=1)
         right = {"relation": answer // ANSWERS == data.targets // ANSWERS}

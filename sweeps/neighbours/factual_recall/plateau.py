@@ -1,4 +1,4 @@
-"""Measure of factual recall: the plateau between relations and facts, and the end."""
+"""Analysis of factual recall: the plateau between learning relations and learning facts, and the end."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from jaxattn.lab.results import judge
 
 
 def plateau(results, item) -> Measured:
-    """Find the slowest decrease of the loss per step between log 32 and 1."""
+    """Measure the end of training, and the plateau: the slowest decrease of a loss between 3 and 1."""
     findings = cells(results, item, metrics=["test_accuracy", "test_loss", "relation_known"]).findings
     for cell, name in named(results):
         records = results.records[results.records["cell"] == cell]

@@ -47,7 +47,7 @@ class RandomLayer(ja.Model[Vectors]):
 
 
 def finite_layer(key: Array, n: int, heads: int) -> tuple[Array, Array]:
-    """Sample a layer of width n; return the variance of its output given all but O, and scores of a head.
+    """Sample a layer of width n; return the variance of its output given all but O, and the scores of a head.
 
     Given X, the rows of X Q are normal with covariance X Xᵀ/n, so that no n × n matrix is needed. Given
     everything but O, the output is normal with variance Σ_h ‖a_h X V_h‖²/(n H).
@@ -96,7 +96,7 @@ class State:
 
 
 class SampledLayers(ja.Phase, kw_only=True):
-    """Statistics of `layers` new random layers per step, and of as many layers of infinite width."""
+    """Phase that samples `layers` finite and as many infinite layers per step, and sums their statistics."""
 
     train: ClassVar[tuple[str, ...]] = ()
 
@@ -112,7 +112,7 @@ class SampledLayers(ja.Phase, kw_only=True):
         return State(params, zero, zero - 1, jax.random.key_data(key), sums)
 
     def step(self, task: Task, state: State) -> State:
-        """Add the means over further layers."""
+        """Sample new layers, and add their means to the sums."""
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         heads, keys = task.model.heads, jax.random.split(key, (2, self.layers))
         n = task.data.train.dim
@@ -126,7 +126,7 @@ class SampledLayers(ja.Phase, kw_only=True):
         return state.replace(step=state.step + 1, sums=sums)
 
     def metrics(self, state: State) -> dict[str, Array]:
-        """Return moments of outputs and scores, and divergences of the densities, over all layers so far."""
+        """Compute moments of outputs and scores, and divergences of densities, over all layers so far."""
         mean = {name: total / jnp.maximum(state.step, 1) for name, total in state.sums.items()}
         found = {"own_score": mean["own_score"], "other_score": mean["other_score"]}
         for prefix in ("", "limit_"):

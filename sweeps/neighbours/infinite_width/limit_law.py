@@ -1,4 +1,4 @@
-"""Measure of random attention layers: moments at finite width against those of the limit."""
+"""Analysis of random attention layers: moments at finite width compared with those of the limit."""
 
 import numpy as np
 import pandas as pd
@@ -8,7 +8,7 @@ from jaxattn.lab.results import judge
 
 
 def limit_moments(heads: int, points: int = 24) -> tuple[float, float]:
-    """Return the variance and the excess kurtosis of the limit, by Gauss-Hermite quadrature over four scores.
+    """Compute variance and excess kurtosis of the limit law by Gauss-Hermite quadrature over four scores.
 
     The variance is E‖a‖² with a = softmax of four N(0, 1) scores, and the excess kurtosis is
     3 Var‖a‖²/(H (E‖a‖²)²).

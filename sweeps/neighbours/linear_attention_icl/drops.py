@@ -1,4 +1,4 @@
-"""Measures of the drops of the loss: their number, the losses between them, and their times."""
+"""Analysis of the drops of the loss: their number, the losses between them, and their times."""
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ def curves(results, cell: int, metric: str) -> pd.DataFrame:
 
 
 def plateaus(loss: np.ndarray, levels: np.ndarray) -> tuple[int, dict[int, int]]:
-    """Return the number of components learned at the end, and the slowest point of each plateau by level."""
+    """Return the number of learned components, and the index of the slowest point of each plateau by level."""
     speed = -np.gradient(loss)
     edges = (levels[1:] + levels[:-1]) / 2
     learned = int((loss[-1] < edges).sum())
@@ -36,13 +36,13 @@ def plateaus(loss: np.ndarray, levels: np.ndarray) -> tuple[int, dict[int, int]]
 
 
 def half(values: pd.Series) -> float:
-    """Return the step at which an increasing metric reaches 1/2, interpolated."""
+    """Return the interpolated step at which an increasing metric reaches 1/2."""
     last = int((values.to_numpy() >= 0.5).argmax())
     return float(np.interp(0.5, values.iloc[last - 1 : last + 1], values.index[last - 1 : last + 1]))
 
 
 def drops(results, item) -> Measured:
-    """Measure drops per learned component and the losses on plateaus over their closed form."""
+    """Measure drops per learned component, and plateau losses divided by their closed form."""
     findings, rows = [], []
 
     def add(name: str, samples) -> None:
@@ -77,7 +77,7 @@ def drops(results, item) -> Measured:
 
 
 def times(results) -> list[Finding]:
-    """Compare the half time of merged attention with the closed form, and with that of the MLP."""
+    """Compare the half time of merged attention with its closed form, and with the half time of the MLP."""
     cells = {name: cell for cell, name in named(results)}
     mean = {
         name: sum(curves(results, cells[name], f"component_{d}") for d in range(1, 5)) / 4

@@ -12,7 +12,7 @@ import jaxattn as ja
 
 
 class LinearAttention(ja.Model[Rows]):
-    """f = Σ_h v_hᵀ S W_h x_query, W_h merged (rank 0) or k_hᵀ q_h; or its part with v_y and W_xx, the MLP."""
+    """f = Σ_h v_hᵀ S W_h x_query, S = Σ x xᵀ, W_h merged (rank 0) or k_hᵀ q_h; `mlp` keeps v_y and W_xx."""
 
     takes: ClassVar[type[Rows]] = Rows
 
@@ -59,14 +59,14 @@ def squares(outputs: Array, targets: Array) -> Array:
 
 
 def component(params: dict[str, Array], data: Rows) -> dict[str, Array]:
-    """Measure the coefficient of S_yd x_d for each d, relative to its value at the smallest loss."""
+    """Compute the coefficient of S_yd x_d for each d, relative to its value at the minimum of the loss."""
     values = spectrum(data.dim, data.white)
     found = jnp.diagonal(tensor(params)[-1, :-1]) * values * (CONTEXT + 1 + 1 / values)
     return {f"component_{d + 1}": found[d] for d in range(data.dim)}
 
 
 def growing(params: dict[str, Array], data: Rows) -> dict[str, Array]:
-    """Measure Σ_h (v_hy + <W_h, I/√D>)²/4, which grows; 0 for separate matrices."""
+    """Compute Σ_h (v_hy + <W_h, I/√D>)²/4, the square of the growing component; 0 for separate matrices."""
     if "W" not in params:
         return {"growing": jnp.zeros(())}
     along = jnp.trace(params["W"][:, :-1, :-1], axis1=1, axis2=2) / data.dim**0.5

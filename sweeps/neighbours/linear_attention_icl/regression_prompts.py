@@ -1,4 +1,4 @@
-"""Prompts of in-context linear regression, as cubic features with the mean squared error of all prompts."""
+"""Prompts of in-context linear regression, as cubic features that preserve their mean squared error."""
 
 import math
 
@@ -14,7 +14,7 @@ CONTEXT = 31  # pairs (x, y) before the query
 
 
 class Rows(ja.Dataset):
-    """Rows of cubic features with the same mean squared error as all sequences, for every parameter value."""
+    """Rows of cubic features whose mean squared error equals that of all sequences, for all parameters."""
 
     features: Array
     dim: int = struct.field(pytree_node=False, kw_only=True)
@@ -22,7 +22,7 @@ class Rows(ja.Dataset):
 
 
 def spectrum(dim: int, white: bool) -> np.ndarray:
-    """Return the eigenvalues of the covariance of x, of sum 1: equal, or in proportion to 1, ..., D."""
+    """Return covariance eigenvalues of x with sum 1: equal if `white`, else proportional to 1, ..., D."""
     values = np.ones(dim) if white else 1.0 + np.arange(dim)
     return values / values.sum()
 
@@ -34,7 +34,7 @@ def saddles(dim: int, white: bool) -> np.ndarray:
 
 
 def cubic(X: Array) -> Array:
-    """Compute all S_ab x_c of tokens (x, y), (n, N + 1, D + 1); S = Σ x xᵀ, a ≤ b, and x_c of the query."""
+    """Compute S_ab x_c for a ≤ b from tokens X (n, N + 1, D + 1); S = Σ X Xᵀ, and x is that of the query."""
     S = jnp.einsum("nta,ntb->nab", X, X)
     upper = S[:, *jnp.triu_indices(X.shape[2])]
     return jnp.einsum("np,nc->npc", upper, X[:, -1, :-1]).reshape(len(X), -1)
@@ -49,7 +49,7 @@ def prompts(key: Array, w: Array, white: bool) -> tuple[Array, Array]:
 
 
 def contexts(key: Array, *, sequences: int, dim: int, white: bool = False) -> Rows:
-    """Sample sequences with one task w each, and reduce them to a root of their second moments."""
+    """Sample sequences with one task w each, and reduce them to a square root of their second moments."""
     task_key, token_key = jax.random.split(key)
     w = jax.random.normal(task_key, (sequences, dim))
     w = w - w.mean(axis=0)

@@ -1,4 +1,4 @@
-"""Measure of the plateau of the loss, its end, and their dependence on the scale of relevant attention."""
+"""Analysis of the plateau of the loss, its end, and their dependence on the scale of relevant attention."""
 
 import numpy as np
 import pandas as pd
@@ -11,9 +11,9 @@ STEPS = "steps until the drop"
 
 
 def losses(n: int = 16, p: int = 17) -> dict[str, float]:
-    """Compute losses that know the frequencies of all tokens, and in addition y_1, or all outputs.
+    """Compute losses of predictors that know the token frequencies, and in addition y_1 or all n outputs.
 
-    Inputs are unpredictable; a sum modulo p is 0 for p - 1 of (p - 1)² pairs, and any other value for p - 2.
+    Inputs are unpredictable. A sum modulo p is 0 for p - 1 of (p - 1)² pairs, and each other value for p - 2.
     """
     inputs, shares = (n - 1) * np.log(p - 1), np.array([p - 1, *[p - 2] * (p - 1)]) / (p - 1) ** 2
     outputs = -(n - 1) * (shares * np.log(shares)).sum()
@@ -68,12 +68,12 @@ def one_seed(run: pd.DataFrame) -> dict[str, float]:
 
 
 def finding(name: str, samples: pd.Series) -> Finding:
-    """Return the mean over the seeds that have a value."""
+    """Build a finding: the mean over the seeds that have a value."""
     return Finding(name, judge.mean(samples), f"{samples.notna().sum()} of {len(samples)} seeds")
 
 
 def compared(key: str, longer: pd.DataFrame, shorter: pd.DataFrame) -> pd.Series:
-    """Return the ratio of a number for each seed; NaN if it is unknown which of two blocks drops first."""
+    """Return `longer[key] / shorter[key]` by seed; NaN for `STEPS` if it is unknown which run drops first."""
     a, b = longer[STEPS], shorter[STEPS]
     unknown = ((longer["drops"] == 0) & (a <= b)) | ((shorter["drops"] == 0) & (b <= a))
     return (longer[key] / shorter[key]).mask(unknown & (key == STEPS))

@@ -17,7 +17,7 @@ def normalised(x: Array, scale: Array, shift: Array) -> Array:
 
 
 class Transformer(ja.Model[WindowSums]):
-    """Logits of the next token at every position, by one layer of one-head attention and an MLP."""
+    """Layer of one-head linear attention and an MLP, which predicts the next token at every position."""
 
     takes: ClassVar[type[WindowSums]] = WindowSums
 
@@ -64,6 +64,6 @@ class Transformer(ja.Model[WindowSums]):
 
 
 class SeedBySeed(ja.dynamics.Descent, kw_only=True):
-    """Descent that a CPU core computes for one seed at a time, which is faster for large activations."""
+    """Descent in which each CPU core runs one seed at a time, which is faster for large activations."""
 
     seeds_per_core: ClassVar[int | None] = 1

@@ -1,4 +1,4 @@
-"""Numbers followed by the sums of neighbours, and a probe of outputs, hidden states and attention."""
+"""Numbers followed by the sums of adjacent numbers, and a probe of outputs, hidden states and attention."""
 
 from typing import ClassVar
 
@@ -36,7 +36,7 @@ def window_sums(key: Array, *, sequences: int, numbers: int = 16, modulus: int =
 
 
 def next_token(outputs: Array, targets: Array) -> Array:
-    """Compute the cross-entropy of the next token, mean over all positions, (n,)."""
+    """Compute the cross-entropy of the next token, averaged over all positions, (n,)."""
     own = jnp.take_along_axis(outputs, targets[..., None], axis=-1)[..., 0]
     return (jax.nn.logsumexp(outputs, axis=-1) - own).mean(axis=-1)
 
@@ -68,7 +68,7 @@ class Plateau(ja.Probe):
     }
 
     def measure(self, context: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Measure one seed on its test data."""
+        """Compute the metrics of one seed on its test data."""
         data = context.data.test
         n = data.numbers
         made = generate(context, data)

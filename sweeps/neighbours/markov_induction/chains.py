@@ -19,7 +19,7 @@ class Chains(Sequences):
 
 
 def markov(key: Array, *, sequences: int, states: int, doubly: bool = False) -> Chains:
-    """Sample chains with rows from Dirichlet(1, ..., 1); or symmetric ones of two states if `doubly`."""
+    """Sample chains with rows from Dirichlet(1, ..., 1); with `doubly`, symmetric chains of two states."""
     table_key, first_key, step_key = jax.random.split(key, 3)
     P = jax.random.dirichlet(table_key, jnp.ones(states), (sequences, states))
     if doubly:
@@ -40,13 +40,13 @@ def markov(key: Array, *, sequences: int, states: int, doubly: bool = False) -> 
 
 
 def next_token(outputs: Array, targets: Array) -> Array:
-    """Compute the cross-entropy of the next token, mean over positions, (n,)."""
+    """Compute the cross-entropy of the next token, averaged over positions, (n,)."""
     own = jnp.take_along_axis(outputs, targets[..., None], axis=-1)[..., 0]
     return (jax.nn.logsumexp(outputs, axis=-1) - own).mean(axis=-1)
 
 
 def predictions(data: Chains) -> dict[str, Array]:
-    """Predict the token after the last position by each strategy with add-one counts, (n, k) each."""
+    """Return each strategy's distribution of the token after the last one, from add-one counts, (n, k)."""
     states = jnp.arange(data.vocab_size)
     is_state = data.ids[:, :, None] == states
     last = data.ids[:, -1:]
@@ -61,7 +61,7 @@ def divergence(p: Array, log_q: Array) -> Array:
 
 
 class Phases(ja.Probe):
-    """Divergences at the last position from truth and strategies, and attention of both layers."""
+    """Divergences of the truth and of strategies from the last prediction, and attention of both layers."""
 
     labels: ClassVar = {
         "kl_truth": "divergence from the truth",
@@ -73,7 +73,7 @@ class Phases(ja.Probe):
     }
 
     def measure(self, context: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Measure one seed on its test data."""
+        """Compute the metrics of one seed on its test data."""
         data = context.data.test
         log_q = jax.nn.log_softmax(context.outputs(data)[:, -1])
         truth, strategies = data.truth[:, -1], predictions(data)

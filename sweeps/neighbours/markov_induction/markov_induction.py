@@ -21,21 +21,21 @@ def normalised(x: Array, scale: Array, shift: Array) -> Array:
 
 
 def by_distance(products: Array) -> Array:
-    """Return [n, t, t - s] of products [n, t, distance] at [n, t, s]; entries with s > t are arbitrary."""
+    """Return an array with products[n, t, t - s] at [n, t, s]; its entries with s > t are arbitrary."""
     n, T, _ = products.shape
     padded = jnp.pad(products[:, :, ::-1], ((0, 0), (0, 0), (1, 0)))
     return padded.reshape(n, T + 1, T)[:, 1:]
 
 
 class Transformer(ja.Model[Chains]):
-    """Logits of the next token at every position, by two attention layers and a residual stream."""
+    """Two attention layers with a residual stream, which predict the next token at every position."""
 
     takes: ClassVar[type[Chains]] = Chains
 
     dim: int
 
     def init(self, key: Array, like: Chains, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Sample normal weights with standard deviation 0.02, and 0.01 for the outputs of the layers."""
+        """Sample normal weights with standard deviation 0.02, or 0.01 for the output matrices O."""
         k, d, L = like.vocab_size, self.dim, LAYERS
         shapes = dict.fromkeys("KOQV", (L, d, d)) | {"E": (k, d), "R": (L, LENGTH, d), "head": (d, k)}
         params = {}
@@ -54,7 +54,7 @@ class Transformer(ja.Model[Chains]):
         return jnp.stack(self.layers(params, data)[1], axis=1)
 
     def layers(self, params: dict[str, Array], data: Chains) -> tuple[Array, list[Array]]:
-        """Compute the residual stream at the end, (n, T, d), and the attention of every layer."""
+        """Compute the final residual stream, (n, T, d), and the attention of every layer."""
         x, found = params["E"][data.ids], []
         for layer in range(LAYERS):
             y = normalised(x, params["scale"][layer], params["shift"][layer])
@@ -66,13 +66,13 @@ class Transformer(ja.Model[Chains]):
 
 
 def adamw(step_size: optax.Schedule) -> optax.GradientTransformation:
-    """Build AdamW of minGPT: decay 0.1 for the matrices of linear layers only."""
+    """Build AdamW as in minGPT, with weight decay 0.1 on the matrices of linear layers only."""
     return optax.adamw(
         step_size, b2=0.95, weight_decay=0.1, mask=lambda params: {name: name in DECAYED for name in params}
     )
 
 
 class SeedBySeed(ja.dynamics.Descent, kw_only=True):
-    """Descent that a CPU core computes for one seed at a time, which is faster for large activations."""
+    """Descent in which each CPU core runs one seed at a time, which is faster for large activations."""
 
     seeds_per_core: ClassVar[int | None] = 1

@@ -1,4 +1,4 @@
-"""Measure of the phases of training: uniform, unigram and bigram predictions, and the two layers."""
+"""Analysis of the phases of training: uniform, unigram and bigram predictions, and the two layers."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ def first_step(values, threshold) -> float:
 
 
 def one_seed(run, best: float) -> dict[str, float]:
-    """Measure one seed from its metrics by step; `best` is the loss of counts with the current token."""
+    """Measure one seed from its metrics by step; `best` is as in `phases`, or 0 if unknown."""
     uniform, unigram, bigram = (run[f"{name}_loss"].iloc[0] for name in STRATEGIES)
     loss = run["kl_truth"]
     on_plateau = (loss < (uniform + unigram) / 2) & (loss > (unigram + bigram) / 2)
@@ -46,7 +46,11 @@ def one_seed(run, best: float) -> dict[str, float]:
 
 
 def phases(results, item, *, best: dict[str, float]) -> Measured:
-    """Compare losses with those of strategies on the same sequences, for each block."""
+    """Compare losses with those of strategies on the same sequences, for each block.
+
+    `best` maps a block to the loss of the best predictor from counts and the current token, relative to the
+    unigram loss.
+    """
     findings, drops = [], {}
     for cell, name in named(results):
         records = results.records[results.records["cell"] == cell]

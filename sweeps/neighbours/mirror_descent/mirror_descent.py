@@ -16,7 +16,7 @@ NORMS = (1.75, 2.0, 3.0)
 
 
 def mirror(step_size: optax.Schedule, *, q: float = 2.0) -> optax.GradientTransformation:
-    """Step w' = ∇ψ(w) - η g / ‖g‖_q*, w = ∇ψ⁻¹(w') with ψ = ‖w‖_q^q / q and 1/q + 1/q* = 1."""
+    """Build mirror descent: w ← ∇ψ⁻¹(∇ψ(w) - η g / ‖g‖_q*), where ψ = ‖w‖_q^q / q and 1/q + 1/q* = 1."""
     scale = optax.scale_by_learning_rate(step_size)
 
     def power(x: Array, exponent: Any) -> Array:
@@ -32,37 +32,37 @@ def mirror(step_size: optax.Schedule, *, q: float = 2.0) -> optax.GradientTransf
 
 
 def divergence(target: np.ndarray, w: np.ndarray, q: float) -> np.ndarray:
-    """Compute the Bregman divergence of ψ from w / ‖w‖_q, (..., D), to a target of length 1."""
+    """Compute the Bregman divergence D_ψ(target, w) for w (..., D), both normalised to ‖·‖_q = 1."""
     w = w / np.linalg.norm(w, q, axis=-1, keepdims=True)
     target = target / np.linalg.norm(target, q)
     return 1 - (np.sign(w) * np.abs(w) ** (q - 1) * target).sum(axis=-1)
 
 
 class Divergences(ja.PhaseProbe):
-    """Divergence of the path of W, in its norm, to the ℓ_q attention SVMs of its selection, for three q."""
+    """Divergence of W, in the norm of descent, from the ℓ_q attention SVMs of its selection for three q."""
 
     metrics: ClassVar[tuple[str, ...]] = tuple(
         f"{what}_{q:g}" for what in ("divergence_to", "gap") for q in NORMS
     )
 
     def skip_reason(self, task: Any, phase: ja.Phase) -> str | None:
-        """Return the reason if the phase is not mirror descent on W."""
+        """Return the reason if the phase is not mirror descent, or None."""
         options = phase.options if isinstance(phase, ja.dynamics.Descent) else {}
         return None if "q" in options else "requires a descent in ℓ_q"
 
     def observe(self, phase: Any, state: Any) -> Array:
-        """Return W of one seed and the norm, (D + 1,)."""
+        """Return the entries of W of one seed, followed by q, (D + 1,)."""
         return jnp.append(phase.parameter(state, "W").reshape(-1), phase.options["q"])
 
     def conclude(self, history: np.ndarray, params: Any, model: Any, loaded: Any) -> Any:
-        """Solve the programs of each seed, and compare the path of W, (S, k, D + 1)."""
+        """Solve the programs of each seed, and compare the paths of W, (S, k, D + 1), with the solutions."""
         data = jax.device_get(loaded.splits.train)
         each = [compare(path, *x) for path, *x in zip(history, data.X, data.z, data.targets, strict=True)]
         return tuple(jax.tree.map(lambda *x: np.stack(x), *found) for found in zip(*each, strict=True))
 
 
 def compare(path: np.ndarray, X: np.ndarray, z: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
-    """Compare the path of one seed with the programs of its selection, along the path and at the end."""
+    """Return divergences along the path of one seed, and duality gaps of the programs of its selection."""
     path, norm = path[:, :-1], float(path[0, -1])
     scores = of_query(np.asarray(X, float), np.asarray(z, float), y)
     chosen = ja.theory.selection(path[-1], scores)

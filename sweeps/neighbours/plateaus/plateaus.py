@@ -1,4 +1,4 @@
-"""A plateau before sparse attention: trainable scores of positions, one of which contains the answer."""
+"""A plateau before sparse attention: trainable scores of positions, of which only the last has the answer."""
 
 from typing import ClassVar, NamedTuple
 
@@ -60,7 +60,7 @@ class State:
 
 
 class Training(ja.Phase, kw_only=True):
-    """Gradient descent on `fresh` sequences per step, or on the risk itself, in steps of rate · √d T.
+    """Gradient descent on `fresh` sequences per step, or on the risk itself, with step size rate · √d T.
 
     Its metric `plateau` is the time during which the risk stays above 80 % of its initial value.
     """
@@ -91,7 +91,7 @@ class Training(ja.Phase, kw_only=True):
         return state.replace(params=params, step=state.step + 1, plateau=plateau)
 
     def metrics(self, state: State) -> dict[str, Array]:
-        """Return the risk, and the length of the plateau if it has ended."""
+        """Return the risk, and the length of the plateau, NaN until it ends."""
         now = risk(state.params)
         ended = jnp.where(now < PLATEAU / 2, state.plateau, jnp.nan)
         return {"plateau": ended, "risk": now, "evaluations": state.step}

@@ -1,4 +1,4 @@
-"""Measure of plateaus: powers of d and T in their lengths."""
+"""Analysis of plateaus: powers of d and T in their lengths."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from jaxattn.lab.results import judge
 
 
 def powers(results, item) -> Measured:
-    """Fit log plateau = c + x log d + z log T to the cells of each block, seed by seed."""
+    """Fit log plateau = c + x log d + z log T to the cells of each block, for each seed."""
     records = results.with_axes(results.records[results.records["metric"] == "plateau"])
     last = records[records["step"] == records["step"].max()]
     findings = []

@@ -1,4 +1,4 @@
-"""A small BERT as encoder or decoder, and the symmetry and direction of its query-key matrices."""
+"""A small BERT as encoder or decoder, and the symmetry and directionality of its query-key matrices."""
 
 from typing import ClassVar
 
@@ -19,7 +19,7 @@ def symmetry(M: Array) -> Array:
 
 
 def directionality(M: Array) -> Array:
-    """Compute (c - r)/(c + r): c and r sum norms of columns and rows above two standard deviations."""
+    """Compute (c - r)/(c + r), where c and r sum the excess of column and row norms over mean + 2 std."""
 
     def excess(norms: Array) -> Array:
         limit = norms.mean(axis=-1) + 2 * norms.std(axis=-1, ddof=1)
@@ -57,7 +57,7 @@ class SmallBert(ja.Model[Sequences]):
         return params | norms | {"bias": jnp.zeros(V, dtype)}
 
     def outputs(self, params: dict[str, Array], data: Sequences) -> Array:
-        """Compute the logits of a word at every position, (n, T, V)."""
+        """Compute the logits of the words at every position, (n, T, V)."""
         norms = list(zip(params["scale"], params["shift"], strict=True))
         x = normalised(params["E"][data.ids] + params["P"], *norms[-1])
         seen = data.causal if self.causal else jnp.ones((1, 1, 1), bool)
@@ -72,19 +72,19 @@ class SmallBert(ja.Model[Sequences]):
 
 
 def structure(params: dict[str, Array], data: Sequences) -> dict[str, Array]:
-    """Measure the symmetry and the directionality of W_qk = Q Kᵀ, mean over layers."""
+    """Compute the symmetry and the directionality of W_qk = Q Kᵀ, averaged over layers."""
     M = params["Q"] @ params["K"].swapaxes(1, 2)
     return {"symmetry": symmetry(M).mean(), "directionality": directionality(M).mean()}
 
 
 class SeedBySeed(ja.dynamics.Descent, kw_only=True):
-    """Descent that a CPU core computes for one seed at a time, which is faster for large activations."""
+    """Descent in which each CPU core runs one seed at a time, which is faster for large activations."""
 
     seeds_per_core: ClassVar[int | None] = 1
 
 
 def scores(results, item) -> Measured:
-    """Compare the symmetry at the start and at the end, and the directionality at the end."""
+    """Measure the symmetry at the start and at the end, and the directionality at the end."""
     table = results.records.pivot_table(index=["metric", "cell", "step", "seed"], values="value")["value"]
     cells = {name: cell for cell, name in named(results)}
     end = results.records["step"].max()

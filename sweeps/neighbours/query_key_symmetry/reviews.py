@@ -1,4 +1,4 @@
-"""Windows of reviews for masked-token and next-token prediction, and its loss."""
+"""Windows of film reviews for masked-token and next-token prediction, and the loss of both tasks."""
 
 from typing import Literal
 
@@ -18,7 +18,7 @@ def windows(*, data_dir: ja.FilePath, mode: Mode, length: int = 32, number: int 
     """Cut training reviews into `number` windows of `length` frequent words.
 
     An encoder predicts 15 % of the words, of which 80 % are replaced by a mask token and 10 % by random
-    words. A decoder predicts the next word at every position. Targets of -1 are not predicted.
+    words. A decoder predicts the next word at every position. Positions with target -1 are ignored.
     """
     source = ja.data.Tfds(dataset="imdb_reviews", data_dir=data_dir, min_count=2000, order="kept")
     reviews = source.load().splits.train
@@ -44,7 +44,7 @@ def windows(*, data_dir: ja.FilePath, mode: Mode, length: int = 32, number: int 
 
 
 def predicted_words(outputs: Array, targets: Array) -> Array:
-    """Compute the cross-entropy of the predicted words of every window, over their mean number, (n,)."""
+    """Sum the cross-entropy over the predicted words of a window, divided by their mean number, (n,)."""
     own = jnp.take_along_axis(outputs, jnp.maximum(targets, 0)[..., None], axis=-1)[..., 0]
     each = jnp.where(targets >= 0, jax.nn.logsumexp(outputs, axis=-1) - own, 0).sum(axis=1)
     return each / ((targets >= 0).sum(axis=1).mean())

@@ -14,7 +14,7 @@ from jaxattn.theory import Scores
 
 
 def one_optimal(key: Array, *, dim: int, length: int, sequences: int) -> Vectors:
-    """Sample tokens N(0, I/d); their first entries are replaced by y in the first token, 0 in others."""
+    """Sample tokens from N(0, I/d); set their first entry to y in the first token, and to 0 in all others."""
     label_key, token_key = jax.random.split(key)
     y = jax.random.rademacher(label_key, (sequences,), jnp.int32)
     X = jax.random.normal(token_key, (sequences, length, dim)).at[:, :, 0].set(0) / dim**0.5
@@ -71,7 +71,7 @@ def steepest(params: Params, data: Vectors) -> tuple[Array, Array, Array]:
 
 
 class Steps(ja.Phase, kw_only=True):
-    """Steps of length η‖∇L‖, η, η(L - L*)/‖∇L‖; or η at norms radius · 1.2^k for `hold` steps each."""
+    """Steps of length η‖∇L‖, η or η(L - L*)/‖∇L‖; or η, with ‖W‖ = radius · 1.2^k for `hold` steps each."""
 
     train: ClassVar[tuple[str, ...]] = ("W",)
 

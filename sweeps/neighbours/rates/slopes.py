@@ -1,4 +1,4 @@
-"""Measure of rates: powers of t in the distance to the max-margin direction, and in the attention off it."""
+"""Analysis of rates: powers of t in the distance to the max-margin direction and in attention off token 1."""
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,7 @@ FLOOR = 1e-6  # smaller distances are within the duality gap
 
 
 def slopes(results, item) -> Measured:
-    """Fit the last decade of steps: powers of t in distances and in attention off it, and decay rates."""
+    """Fit powers of t, and the decay rate of the distance, to the last decade of steps."""
     findings, rows = [], []
     for entry in results.manifest["cells"]:
         name, records = entry["settings"]["block"], results.records

@@ -1,4 +1,4 @@
-"""Scan and snap: next tokens from the attention of the last token to the tokens before it."""
+"""Scan and snap: next-token prediction by attention of the last token to the tokens before it."""
 
 from typing import ClassVar
 
@@ -32,7 +32,7 @@ class Scanned(Sequences):
 
 
 def next_tokens(key: Array, *, sequences: int, last: int, per_last: int = 2) -> Scanned:
-    """Sample a next token n; the last token is n // per_last, and those before follow P(l|n)."""
+    """Sample a next token n; the last token is n // per_last, and the tokens before it follow P(l|n)."""
     asks = COMMON + last * per_last * DISTINCT  # ids are ordered: common, distinct, last, next
     V, mask = asks + last + last * per_last, jnp.ones((sequences, LENGTH), bool)
     made = Scanned(targets=None, ids=None, mask=mask, vocab_size=V, classes=V, last=last, per_last=per_last)
@@ -63,13 +63,13 @@ class LastToken(ja.Model[Sequences]):
 
 
 def two_rates(step_size: optax.Schedule, *, ratio: float = 1.0) -> optax.GradientTransformation:
-    """Build descent with momentum 0.9, whose step size on Y is `ratio` times that on Z."""
+    """Build descent with momentum 0.9 whose step size for Y is `ratio` times that for Z."""
     faster = optax.stateless(lambda slopes, _: slopes | {"Y": ratio * slopes["Y"]})
     return optax.chain(faster, optax.sgd(step_size, momentum=0.9))
 
 
 def composition(params: dict[str, Array], data: Scanned) -> dict[str, Array]:
-    """Measure c_n ∝ P(l|n) exp z_l, mean over n: its entropy, that of its distinct part, its common part."""
+    """Compute means over n: entropy of c_n ∝ P(l|n) exp z_l, of its distinct part, and its common share."""
     asks = data.vocab_size - data.last * (data.per_last + 1) + np.arange(data.last).repeat(data.per_last)
     c = jnp.exp(params["Z"][asks]) * data.chances()
     c = c / c.sum(axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Single-location regression: the target is linear in one token, whose location another direction encodes."""
+"""Single-location regression: the target is linear in one token, which a second direction distinguishes."""
 
 from typing import ClassVar, NamedTuple
 
@@ -14,7 +14,7 @@ from jaxattn.data import Vectors
 def locations(
     key: Array, *, dim: int, length: int = 10, sequences: int, variance: float = 0.5, noise: float = 0.1
 ) -> Vectors:
-    """Sample a location ℓ, X_ℓ ~ N(√(d/2) e_1, variance I), the others N(0, I), and y = X_ℓ·e_2 + noise."""
+    """Sample a location ℓ, X_ℓ ~ N(√(d/2) e_1, variance I), other X_j ~ N(0, I), and y = X_ℓ·e_2 + noise."""
     place_key, token_key, noise_key = jax.random.split(key, 3)
     place = jax.random.randint(place_key, (sequences,), 0, length)
     X = jax.random.normal(token_key, (sequences, length, dim))
@@ -33,7 +33,7 @@ class Params(NamedTuple):
 
 
 class Pointwise(ja.Model[Vectors]):
-    """f(X) = Σ_ℓ erf(λ X_ℓ·k) X_ℓ·v, λ = sharpness / (1 + decay t): attention by token, not normalised."""
+    """f(X) = Σ_ℓ erf(λ X_ℓ·k) X_ℓ·v with λ = sharpness / (1 + decay t): attention without normalisation."""
 
     takes: ClassVar[type[Vectors]] = Vectors
 
@@ -52,7 +52,7 @@ class Pointwise(ja.Model[Vectors]):
 
 
 def on_spheres(step_size: optax.Schedule) -> optax.GradientTransformation:
-    """Build gradient descent along the spheres of k and v, projected back to them; t counts the steps."""
+    """Build gradient descent on the unit spheres of k and v, with projection; t counts the steps."""
 
     def moves(g: Array, x: Array, η: Array) -> Array:
         if x.ndim == 0:

@@ -1,4 +1,4 @@
-"""Single-location regression on its population risk: starts that find the location, and the others."""
+"""Single-location regression on its population risk: which initial points find the location."""
 
 from typing import NamedTuple
 
@@ -76,14 +76,14 @@ def risk(outputs: Array, targets: Array) -> Array:
 
 
 def aligned(params: Params, data: ja.Dataset) -> dict[str, Array]:
-    """Compute sizes of the five overlaps, and the distance √(θ² + η² + ρ²) to the manifold."""
+    """Compute the sizes of the five overlaps, and the distance √(θ² + η² + ρ²) from θ = η = ρ = 0."""
     κ, ν, θ, η, ρ = overlaps(params)
     sizes = {"kappa": κ, "nu": ν, "theta": θ, "eta": η, "rho": ρ}
     return {name: jnp.abs(x) for name, x in sizes.items()} | {"distance": jnp.sqrt(θ**2 + η**2 + ρ**2)}
 
 
 def ends(results, item) -> Measured:
-    """Measure the share of starts that end with |κ| and |ν| of at least 1/2, and the ends of both groups."""
+    """Measure the share of starts that end with |κ| or |ν| below 1/2, and the overlaps of both groups."""
     findings, rows = [], []
     for entry in results.manifest["cells"]:
         records = results.records[results.records["cell"] == entry["cell"]]

@@ -19,7 +19,7 @@ class Grams(Sequences):
 def grams(
     key: Array, *, sequences: int, states: int, length: int, order: int = 2, alpha: float = 1.0
 ) -> Grams:
-    """Sample sequences whose tokens depend on `order` tokens, with rows from Dirichlet(alpha, ..., alpha)."""
+    """Sample sequences whose tokens depend on the last `order` tokens, by rows from Dirichlet(alpha, ...)."""
     table_key, first_key, step_key = jax.random.split(key, 3)
     contexts = states**order
     table = jax.random.dirichlet(table_key, jnp.full(states, alpha), (sequences, contexts))
@@ -45,7 +45,7 @@ def cross_entropy(p: Array, truth: Array) -> Array:
 
 
 def estimate(data: Grams, k: int, alpha: float = 1.0) -> Array:
-    """Compute the k-gram estimates of the next token, from counts after the last k - 1 tokens, (n, V)."""
+    """Estimate next-token probabilities by k-grams, from counts after the last k - 1 tokens, (n, V)."""
     T = data.ids.shape[1]
     same = jnp.ones((len(data.ids), T - k + 1), bool)
     for lag in range(1, k):
@@ -70,7 +70,7 @@ class Stages(ja.Probe):
     alpha: float = 0.5
 
     def measure(self, context: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Measure one seed; `squared_gradient` has the mean ‖∇L‖² of the population loss L."""
+        """Compute the metrics of one seed; `squared_gradient` estimates ‖∇L‖² of the population loss L."""
         data, params = context.data.test, context.params
         p = context.outputs(data)
         found = {}

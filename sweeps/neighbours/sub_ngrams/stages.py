@@ -1,4 +1,4 @@
-"""Measure of the stages of training: plateaus, their order, attention and gradients."""
+"""Analysis of the stages of training: plateaus, their order, attention and gradients."""
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,7 @@ def by_step(results, cell: int) -> dict[int, pd.DataFrame]:
 
 
 def positions(run: pd.DataFrame) -> np.ndarray:
-    """Map losses to positions, which are 0 to 3 at the losses of uniform to trigram predictions."""
+    """Map test losses to positions: 0 to 3 at the losses of uniform, unigram, bigram, trigram predictions."""
     levels = [np.log(3), *(run[f"loss_{k}"].iloc[0] for k in NAMES)]
     loss = run["test_loss"].to_numpy()
     inside = np.interp(-loss, -np.array(levels), np.arange(4.0))
@@ -29,7 +29,7 @@ def positions(run: pd.DataFrame) -> np.ndarray:
 
 
 def plateau(position: np.ndarray, k: int) -> int | None:
-    """Return the row where the loss changes most slowly while it is nearest to level k, or None."""
+    """Return the row where the loss changes most slowly while its position is nearest to k, or None."""
     rows = np.flatnonzero(np.abs(position - k) < 0.5)
     return int(rows[np.abs(np.gradient(position))[rows].argmin()]) if len(rows) else None
 
@@ -82,6 +82,6 @@ def stages(results, item) -> Measured:
 
 
 def squared_gradients(run: pd.DataFrame, k: int) -> list[float]:
-    """Return the mean squared gradient on plateau k and in the drop after it, NaN if there is none."""
+    """Return the mean squared gradient on plateau k and in the drop after it, each NaN if it is absent."""
     position, square = positions(run), run["squared_gradient"]
     return [square[np.abs(position - x) < NEAR].mean() for x in (k, k + 0.5)]

@@ -15,7 +15,7 @@ class Simplified(ja.Model[Grams]):
     """Attention by position in `heads` heads, then attention by content at the last position.
 
     Attributes:
-        heads: number of heads H of the first layer; an n-gram requires n - 1.
+        heads: number of heads H of the first layer; an n-gram task requires n - 1 heads.
         start: standard deviation of the entries of Q and K, times √d.
         grams: 0 for random weights, or k for the construction of the k-gram estimator.
         scale: scale c of the construction; a score of the second layer is c times the number of equal tokens.
@@ -66,11 +66,11 @@ class Simplified(ja.Model[Grams]):
 
 
 def adamw(step_size: optax.Schedule) -> optax.GradientTransformation:
-    """Build AdamW of the authors: no momentum, decay 1e-4."""
+    """Build AdamW with the settings of the authors: no momentum, weight decay 1e-4."""
     return optax.adamw(step_size, b1=0.0, weight_decay=1e-4)
 
 
 class SeedBySeed(ja.dynamics.Descent, kw_only=True):
-    """Descent that a CPU core computes for one seed at a time, which is faster for large activations."""
+    """Descent in which each CPU core runs one seed at a time, which is faster for large activations."""
 
     seeds_per_core: ClassVar[int | None] = 1

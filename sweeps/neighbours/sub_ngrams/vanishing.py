@@ -1,4 +1,4 @@
-"""Measures of the population gradient: its norm at the constructions of k-gram estimators, and ratios."""
+"""Analysis of the population gradient: its norm at the constructions of k-gram estimators, and ratios."""
 
 import numpy as np
 import pandas as pd

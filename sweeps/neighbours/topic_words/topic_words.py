@@ -62,7 +62,10 @@ class Keys(ja.Model[Corpus]):
 
 
 def law(params: Params, data: Corpus, *, others: int = 20) -> dict[str, Array]:
-    """Compare ‖e‖‖q‖ of topic words with √(2 (s + (eˢ - 1)/m)), s the score, m other words per sentence."""
+    """Compare ‖e‖‖q‖ of topic words with √(2 (s + (eˢ - 1)/m)).
+
+    Here s is the score of a topic word, and m = `others` is the number of other words per sentence.
+    """
     scores, lengths = params.K @ params.q, jnp.linalg.norm(params.E, axis=1) * jnp.linalg.norm(params.q)
     s = scores[:WORDS]
     predicted = jnp.sqrt(2 * jnp.maximum(s + jnp.expm1(s) / others, 0))

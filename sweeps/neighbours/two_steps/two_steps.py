@@ -45,13 +45,13 @@ class Attention(ja.Model[Vectors]):
 
 
 def thresholds(results: ja.Results, item: object, *, level: float, axes: Sequence[str]) -> Measured:
-    """Find each seed's largest ρ/√d that fits noisy labels, and its smallest that generalises.
+    """Find each seed's largest ρ/√d that fits noisy labels, and the smallest one that generalises.
 
     Args:
-        results: cells over data.ratio, and over one of the axes in each block.
+        results: a run that varies data.ratio, and one of `axes` in each block.
         item: not used.
-        level: accuracy from which training data count as fitted, and test data as well classified.
-        axes: the key that each block varies.
+        level: minimum accuracy at which a run counts as fitting training data or generalising to test data.
+        axes: keys, of which each block varies one.
     """
     records = results.with_axes(results.records.query("step == 2"))
     findings, benign = [], []
@@ -76,7 +76,7 @@ def thresholds(results: ja.Results, item: object, *, level: float, axes: Sequenc
 
 
 def _edge(rows: object, key: str, crossed: object) -> object:
-    """Return, by key and seed, the midpoint of the two ratios between which a metric crosses; NaN if none."""
+    """Return the geometric mean of the ratios around a crossing, by key and seed; NaN without a crossing."""
 
     def edge(one: object) -> float:
         one = one.sort_values("data.ratio")

@@ -1,4 +1,4 @@
-"""Value-softmax: one sequence of all tokens with E = I, so that p contains its scores and v its values."""
+"""Value-softmax: one sequence of all tokens with E = I, so that p contains the scores and v the values."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def identity(key: Array, drawn: Array) -> Array:
 
 
 def published(key: Array, drawn: Array) -> Array:
-    """Return initial values Vᵀβ with V = 0.1 N(0, 1), β on the sphere, as sampled by NumPy's generator."""
+    """Return initial values Vᵀβ with V ~ 0.1 N(0, 1) and β on the unit sphere, from NumPy's seed 123."""
     length = len(drawn)
     V, _, beta = np.split(np.random.RandomState(123).randn(length**2 + 2 * length), [length**2, -length])
     return jnp.asarray(0.1 * V.reshape(length, length).T @ beta / np.linalg.norm(beta), drawn.dtype)
@@ -33,10 +33,10 @@ def normal(key: Array, drawn: Array, *, scale: float = 0.1) -> Array:
 
 
 class Polarisation(ja.Probe):
-    """The largest attention q, the attention off it, its entropy, and the direction of p."""
+    """The largest attention, the attention on all other tokens, the entropy, and the direction of p."""
 
     def measure(self, seen: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Measure one seed; p_mm = e_k - 1/T for the token k on top, in closed form."""
+        """Compute the metrics of one seed; in closed form, p_mm = e_k - 1/T for the top token k."""
         scores, values = seen.scores_and_values
         log_q, top = jax.nn.log_softmax(scores), scores.argmax()
         limit = jax.nn.one_hot(top, len(scores), dtype=scores.dtype) - 1 / len(scores)
@@ -51,7 +51,7 @@ class Polarisation(ja.Probe):
 
 
 def polarises(results: ja.Results, item: object, *, steps: list[int]) -> Measured:
-    """Measure attention and loss from the published start at some steps, and the winning tokens."""
+    """Measure attention and loss from the published start at given steps, and which tokens win in the end."""
     cells = {entry["settings"]["block"]: entry["cell"] for entry in results.manifest["cells"]}
     tables = {name: results.records[results.records["cell"] == cell] for name, cell in cells.items()}
 

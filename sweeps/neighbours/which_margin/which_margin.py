@@ -1,4 +1,4 @@
-"""Which margin: p of one layer under sign descent, Signum, Adam and normalised descent, ℓ₂ or ℓ_∞."""
+"""Which margin, ℓ₂ or ℓ_∞: p of one layer under sign descent, Signum, Adam and normalised descent."""
 
 import math
 from typing import Any, ClassVar, NamedTuple
@@ -34,8 +34,8 @@ class Params(NamedTuple):
 class Attention(ja.Model[Vectors]):
     """f(X) = Σ_t q_t x_t·v with q = softmax over t of x_t·p; v is a fixed unit vector.
 
-    It is computed relative to the top token, f = γ_top + Σ_t q_t (γ_t - γ_top), so gradients keep their
-    precision when the attention on other tokens is below rounding.
+    f is computed relative to the top token, as γ_top + Σ_t q_t (γ_t - γ_top), so that gradients keep their
+    precision when the attention on other tokens is below rounding error.
     """
 
     takes: ClassVar[type[Vectors]] = Vectors
@@ -82,7 +82,7 @@ class Margins(ja.PhaseProbe):
 
 
 def compare(path: np.ndarray, X: np.ndarray, y: np.ndarray) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Compare the path (k, d) of one seed with both programs, along the path and at the end."""
+    """Return margin shares along the path (k, d) of one seed, and margins and gaps of both programs."""
     X, scores = np.asarray(X, float), of_vectors(X, y)
     chosen, top = ja.theory.selection(path[-1], scores), (X @ path[-1]).argmax(axis=1)
     best = {norm: lq_max_margin(scores, chosen, q=q) for norm, q in NORMS.items()}
