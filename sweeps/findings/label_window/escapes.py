@@ -17,7 +17,7 @@ def walk(name, steps):
 
 
 def walked(steps):
-    """Return phases of one step on E, then steps of p."""
+    """Return two phases: one step on E, followed by `steps` steps on p."""
     return [ja.dynamics.OneStep(name="embed", step_size=STEP_SIZE), walk("query", steps)]
 
 
@@ -43,7 +43,7 @@ def variants():
 
 
 def least_beta(step_size, *, relevant, length, **_):
-    """Compute β = h'(0) / (g h(0)²), above which no asymmetry of labels grows at uniform attention."""
+    """Compute β = h'(0) / (g h(0)²), above which no asymmetry between labels grows at uniform attention."""
     g, q = step_size / (2 * relevant * length), 1 / length
     wrong = 1 / (1 + np.exp(g * q))
     h = wrong * q * (1 - q)
@@ -52,7 +52,7 @@ def least_beta(step_size, *, relevant, length, **_):
 
 
 def escapes(seeds, runs):
-    """Return a row for each variant: number of seeds that lose a label, interval, and final values."""
+    """Yield a row for each variant: number of seeds that lose a label, interval, and final values."""
     for place, (name, phases, more) in enumerate(variants()):
         folder = runs / f"escape_{place}"
         results = study("equal", seeds, phases=phases, name=f"escape_{place}", **more).run(folder, quiet=True)

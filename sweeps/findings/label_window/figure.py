@@ -1,4 +1,4 @@
-"""Figure and tables of the note."""
+"""Figure and tables of docs/notes/which_label.md."""
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -7,7 +7,7 @@ from jaxattn.lab.results.style import DISTINCT, DPI, FIGURE_WIDTH, style
 
 
 def draw(folder):
-    """Draw the tables of a folder, and return the path of the figure."""
+    """Plot edges.csv and counts.csv of a folder, and return the path of the figure."""
     with style():
         figure = Figure(figsize=(FIGURE_WIDTH, 3.2), layout="constrained")
         left, right = figure.subplots(1, 2)
@@ -55,7 +55,7 @@ def _shares(ax, table):
 
 
 def tables(folder):
-    """Write every table of a folder as text, for docs/notes/which_label.md."""
+    """Write every table of a folder as Markdown, for docs/notes/which_label.md."""
     for name, columns in COLUMNS.items():
         if (folder / f"{name}.csv").exists():
             table = pd.read_csv(folder / f"{name}.csv", dtype={"d": str})
@@ -66,7 +66,7 @@ def tables(folder):
 
 
 def _between(row, digits=0, percent=False):
-    """Format an interval in brackets."""
+    """Format the interval of a row in brackets."""
     scale = 100 if percent else 1
     low, high = (
         f"{scale * row[end]:,.{digits}f}" if abs(row[end]) < float("inf") else "–" for end in ("low", "high")

@@ -47,7 +47,7 @@ class ReducedFlow(NamedTuple):
     start: np.ndarray
 
     def pulls(self, scores: np.ndarray) -> np.ndarray:
-        """Compute -∂L/∂a summed over the tokens of each group, (M,), as sums of differences γ_i - γ_j."""
+        """Compute -∂L/∂a summed over each group, (G + T - 1,), by sums of differences γ_i - γ_j."""
         groups = len(self.labels)
         shared = np.broadcast_to(scores[groups:], (groups, len(scores) - groups))
         q = np.concatenate([scores[:groups, None], shared], axis=1)
@@ -62,12 +62,12 @@ class ReducedFlow(NamedTuple):
         return np.concatenate([force[:, 0], force[:, 1:].sum(axis=0)])
 
     def velocity(self, scores: np.ndarray) -> np.ndarray:
-        """Compute a' = -∂L/∂a - γ (γ·∂L/∂a), (M,), of scores (M,)."""
+        """Compute a' = -∂L/∂a - γ (γ·∂L/∂a) at scores a, (G + T - 1,)."""
         pulls = self.pulls(scores)
         return pulls / self.tokens + self.values * (self.values @ pulls)
 
     def undecided(self, scores: np.ndarray) -> float:
-        """Return the largest attention off the top token over the sequences."""
+        """Compute the maximum over sequences of the attention on tokens other than the top token."""
         groups = len(self.labels)
         top = scores[groups:].max(initial=-np.inf)
         rest = np.exp(scores[groups:] - top).sum()
@@ -98,7 +98,7 @@ class Followed(NamedTuple):
 
 
 class LabelWindow(NamedTuple):
-    """The window of η0 in which one label is lost.
+    """The window of η0 in which one label is lost, that is, its relevant tokens are not selected.
 
     Attributes:
         lower: smallest η0 at which a label is lost; NaN if there is none.
@@ -125,7 +125,7 @@ def spread_of_values(
     sequences: Number,
     dim: Number,
 ) -> float:
-    """Compute the standard deviation of E·v over irrelevant tokens after the step.
+    """Compute the standard deviation of E·v over irrelevant tokens after one step on E.
 
     The initial values, N(0, 1/d), enter the outputs, and one step removes a fraction ρ of them:
 
@@ -305,7 +305,7 @@ def _longest_run(found: list[bool]) -> tuple[int, int]:
 
 
 def _edge(lost: Callable[[float], bool], kept: float, gone: float, rtol: float) -> float:
-    """Bisect between a g at which no label is lost and a g at which one is."""
+    """Find an edge by bisection between g = `kept`, where no label is lost, and g = `gone`, where one is."""
     while abs(np.log(gone / kept)) > rtol:
         middle = float(np.sqrt(kept * gone))
         kept, gone = (kept, middle) if lost(middle) else (middle, gone)

@@ -1,4 +1,4 @@
-"""Measure of the item: the number of seeds in which a label is lost, for every step size."""
+"""Evaluation of the predicted window: the share of seeds in which a label is lost, for each step size."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ NEAR, HALF, MOST = 1.2, 0.5, 0.9
 
 
 def predicted(results: Any, item: Item) -> Measured:
-    """Measure the seeds in which a label is lost inside the predicted window, and kept outside of it.
+    """Measure, for each η0, the share of seeds that agree with the window: a label is lost only inside it.
 
     A label is lost if fewer than half of its sequences have their relevant token on top.
 
     Args:
         results: a run with several η0 and otherwise equal settings; counts of relevant tokens are equal.
-        item: the item.
+        item: not used.
 
     Source:
         docs/notes/which_label.md.

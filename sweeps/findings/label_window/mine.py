@@ -1,4 +1,4 @@
-"""Components of the study: a corpus with equal counts, a probe of labels, a loss that balances them."""
+"""Components of the study: a corpus with equal counts, a probe of selected labels, and a balanced loss."""
 
 from typing import ClassVar
 
@@ -40,11 +40,11 @@ def equal_counts(
 
 
 class Labels(ja.Probe, frozen=True, kw_only=True):
-    """Labels whose relevant tokens (those with α ≠ 0) are selected, and three predictors.
+    """Shares of the sequences of each label that select a relevant token (α ≠ 0), and three predictors.
 
-    `kept` is the smaller share, over both labels, of the sequences of a label that select their relevant
-    token: 0 if the tokens of a label are lost. `rarest` is the count of the rarest token of label 1 minus
-    that of label -1. A positive predictor predicts that label 1 wins.
+    `kept` is the smaller of the two shares, 0 if no sequence of a label selects its relevant token. `rarest`
+    is the count of the rarest token of label 1 minus that of label -1. If one of the predictors `pull`,
+    `ahead` and `skewed` is positive, it predicts that label 1 wins.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -59,7 +59,7 @@ class Labels(ja.Probe, frozen=True, kw_only=True):
     }
 
     def measure(self, context) -> dict[str, Array]:
-        """Measure one seed."""
+        """Compute the metrics of one seed."""
         corpus, (scores, values) = context.data.train, context.scores_and_values
         alpha = ja.data.average_signed_frequency(corpus)
         chosen = ja.theory.selection_from_scores(scores, corpus)
@@ -90,7 +90,7 @@ class Balanced(ja.Loss, frozen=True, kw_only=True):
     """(1/β) log mean_y exp(β L_y) of the mean logistic losses L_y of both labels.
 
     Attributes:
-        beta: β; near 0 the loss is the mean of both, for large β the larger one.
+        beta: β; the loss is near the mean of both for small β, and near the larger one for large β.
     """
 
     coupled: ClassVar[bool] = True
@@ -115,7 +115,7 @@ def study(
     name: str = "label_window",
     **rest,
 ) -> ja.Study:
-    """Build a study of one step of size η0 on E and then the exact flow of p, or other phases."""
+    """Build a study of one step of size η0 on E followed by the exact flow of p, or of given phases."""
     after = ja.dynamics.ExactFlow(name="query", until_norm=30.0, points=3)
     return ja.Study(
         name=name,

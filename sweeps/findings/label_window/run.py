@@ -3,10 +3,10 @@
     python sweeps/findings/label_window/run.py edges        # both edges by bisection, equal counts
     python sweeps/findings/label_window/run.py counts       # random counts, compared with published runs
     python sweeps/findings/label_window/run.py label        # which label wins: 100 seeds, then 1,000 more
-    python sweeps/findings/label_window/run.py escapes      # which runs escape
+    python sweeps/findings/label_window/run.py escapes      # variants that may select both labels
     python sweeps/findings/label_window/run.py figure       # the figure, and the tables as text
 
-Tables and the figure are written to --out. Runs are written to --runs, where they are resumed.
+Tables and the figure are written to --out. Runs are written to --runs, and are resumed from there.
 """
 
 import argparse
@@ -38,14 +38,14 @@ POINTS, LEARNED_ON = 7, 100
 
 
 def at(axis, x, changes):
-    """Return sizes and d of one setting."""
+    """Return the sizes and d of a setting in which the key `axis` has the value x."""
     if axis == "model.dim":
         return SIZES | changes, float(x)
     return SIZES | changes | {axis.removeprefix("data."): x}, 2048.0
 
 
 def edges(given):
-    """Compute predicted and measured edges for equal counts."""
+    """Write edges.csv: predicted and measured edges of the window, for equal counts."""
     rows = []
     for axis, values, changes in SETTINGS:
         windows = {}
@@ -91,7 +91,7 @@ def _edge_row(sizes, dim, edge, predicted, found):
 
 
 def counts(given):
-    """Compute mean shares of sequences that select their relevant token, for random counts."""
+    """Write counts.csv: mean shares of sequences that select their relevant token, for random counts."""
     found = pd.read_csv(given.selection / "summary.csv", dtype={"model.dim": str})
     found = found.query("phase == 'query' and metric == 'only_relevant_selected'")
     drawn, rows = _drawn_counts(16), []
@@ -133,7 +133,7 @@ def _measured(results, which):
 
 
 def _drawn_counts(draws, seed=0):
-    """Sample counts as in `assumption1`, negative for label -1, and noise, for a number of seeds."""
+    """Sample counts as in `assumption1`, negative for label -1, and initial noise, for `draws` corpora."""
     rng, own = np.random.default_rng(seed), SIZES["relevant"] // 2
     found = []
     while len(found) < draws:
@@ -151,7 +151,7 @@ def _followed(step_size, dim, own, noise):
 
 
 def label(given):
-    """Select a predictor of the winning label on 100 seeds, and evaluate it on 1,000 new ones."""
+    """Write label.csv: select a predictor of the winning label on 100 seeds, and evaluate it on new seeds."""
     rows, names = [], ("pull", "ahead", "skewed")
     for kind in ("random", "equal"):
         best = ""
@@ -176,17 +176,17 @@ def label(given):
 
 
 def write(path, rows):
-    """Write a table."""
+    """Write rows to a CSV file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_csv(path, index=False)
 
 
 def main():
-    """Run one part."""
+    """Run the part that is given on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("part", choices=["edges", "counts", "label", "escapes", "figure"])
     parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--fresh", type=int, default=1000, help="number of seeds to evaluate a predictor")
+    parser.add_argument("--fresh", type=int, default=1000, help="number of new seeds for the evaluation")
     parser.add_argument("--out", type=Path, default=Path("results/published/label_window"))
     parser.add_argument("--selection", type=Path, default=Path("results/published/selection_vs_eta0"))
     parser.add_argument("--runs", type=Path, default=Path("results/label_window"))

@@ -1,4 +1,4 @@
-"""Measure of the claim: training of E, p and v ends on a cover, which depends on small initialisations."""
+"""Evaluation of the claim that training E, p and v ends on a cover, and that small starts determine which."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ METRICS = (
 
 
 def cover(results: Any, item: Item) -> Measured:
-    """Measure whether training ends on a cover with its law, and whether small starts end as predicted.
+    """Measure how often training ends on a cover with the predicted E·v, and small starts end as predicted.
 
     Source:
         docs/notes/which_cover.md.

@@ -25,7 +25,7 @@ class TokenCover:
 
     Attributes:
         tokens: (r,) int32; the highest score first.
-        labels: (r,) int32; the label of each of them.
+        labels: (r,) int32; the label of each token.
         bound: lower bound on the size of any cover; 1 if nothing is proven.
     """
 
@@ -45,16 +45,16 @@ def minimum_cover(corpus: Corpus, *, time_limit: float = 60.0) -> TokenCover | N
         min Σ x_{s,y}  s.t.  Σ x_{s,y} over the (s, y) that are pure in U  ≥ 1  for every set U of sequences,
 
     with binary x. A labelled token is pure in U if U contains the token, and contains it only under this
-    label. The first token of a list that decides in U is pure in U, so the constraints are necessary. They
+    label. The first token of a list that occurs in U is pure in U, so the constraints are necessary. They
     are also sufficient: choosing pure tokens of the undecided sequences one after the other gives a list.
-    Sets U for which this process stops are added to the program until it no longer stops.
+    If a solution leaves sequences undecided, sets U without a pure chosen token are added to the program.
 
     Args:
         corpus: n sequences over V tokens, K classes.
         time_limit: maximum seconds per program; after that, the shortest list found so far is returned.
 
     Returns:
-        The cover, with `bound` equal to its size if it is proven to be shortest; None if there is none.
+        The cover, with `bound` equal to its size if it is proven to be shortest; None if no cover exists.
 
     Raises:
         InputError: the time limit is not positive.
@@ -86,13 +86,13 @@ def minimum_cover(corpus: Corpus, *, time_limit: float = 60.0) -> TokenCover | N
 
 
 def greedy_cover(corpus: Corpus) -> TokenCover | None:
-    """Build a cover greedily, each time with the token that decides most of the remaining sequences.
+    """Build a cover greedily: repeatedly add the labelled token that decides the most remaining sequences.
 
     Args:
         corpus: n sequences over V tokens, K classes.
 
     Returns:
-        The cover; None if there is none. Among equal tokens, the first one is selected.
+        The cover; None if no cover exists. If several tokens decide equally many, the first one is added.
     """
     problem = _Problem.of(corpus)
     found, left = problem.decide(problem.all)
@@ -101,7 +101,7 @@ def greedy_cover(corpus: Corpus) -> TokenCover | None:
 
 @dataclass(frozen=True)
 class _Problem:
-    """Distinct sequences: their tokens, (n, V) bool, class, and multiplicity."""
+    """Distinct sequences: their tokens, (n, V) bool, classes, (n,), and multiplicities, (n,)."""
 
     holds: np.ndarray
     classes: np.ndarray
@@ -129,12 +129,12 @@ class _Problem:
         return self.classes == np.arange(self.num_classes)[:, None]
 
     def decides(self, U: np.ndarray) -> np.ndarray:
-        """Count the sequences of U (n,) that each labelled token decides, (K, V): 0 if it is not pure."""
+        """Count the sequences of U (n,) that each labelled token decides, (K, V); 0 if it is not pure."""
         counts = (self.members * (U * self.times)) @ self.holds
         return np.where(counts == counts.sum(axis=0), counts, 0)
 
     def pure(self, U: np.ndarray) -> np.ndarray:
-        """Return which labelled tokens are pure in U (n,), (K, V)."""
+        """Return a mask of the labelled tokens that are pure in U (n,), (K, V) bool."""
         return self.decides(U) > 0
 
     def decide(self, chosen: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray]:
@@ -150,14 +150,14 @@ class _Problem:
         return found, left
 
     def pairs(self) -> list[np.ndarray]:
-        """Return every sequence alone, and with its nearest sequence of another class by shared tokens."""
+        """Return sets: each sequence alone, and each with the most similar sequence of another class."""
         sizes, each = self.holds.sum(axis=1), np.eye(len(self.holds), dtype=bool)
         apart = sizes[:, None] + sizes - 2 * (self.holds.astype(int) @ self.holds.T)
         apart = np.where(self.classes == self.classes[:, None], sizes.sum() + 1, apart)
         return [*each, *(each | each[apart.argmin(axis=1)])]
 
     def undecided(self, chosen: np.ndarray, left: np.ndarray) -> list[np.ndarray]:
-        """Shrink a set (n,) that contains no pure chosen token (K, V), from either end."""
+        """Return two minimal subsets of `left` (n,) without a pure chosen token, shrunk from either end."""
         places = np.flatnonzero(left)
         return [self._shrunk(chosen, left, order) for order in (places, places[::-1])]
 

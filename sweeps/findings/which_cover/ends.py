@@ -1,4 +1,4 @@
-"""Results of `which_cover`: the measure of the item, its tables and its figures.
+"""Results of `which_cover`: findings, tables and figures.
 
 python ends.py RUN OUT reads the folder of a run, and writes runs.csv, cells.csv and both figures to OUT.
 """
@@ -24,7 +24,7 @@ UNUSED = ("loss", "log_gradient_norm", "train_accuracy", "arc_length", "drift")
 
 
 def runs(results) -> pd.DataFrame:
-    """Return the end of every run as a row: corpus, scale, step, seed, and its metrics."""
+    """Return a row for each run: corpus, scale, step, seed, and final metrics."""
     records = results.records[results.records["phase"] == "all"]
     records = results.with_axes(last_steps(records))
     index = [key for key in ("block", SCALE, STEP, "seed") if key in records]
@@ -32,7 +32,7 @@ def runs(results) -> pd.DataFrame:
 
 
 def choices(results, item) -> Measured:
-    """Measure how many runs follow the law, and compare their final covers with others."""
+    """Measure how many runs follow the law, and compare their final covers with other covers."""
     found = runs(results)
     arrived = found["came_to_end"] == 1
     covers = arrived & (found["cover_share"] == 1)
@@ -72,7 +72,7 @@ def choices(results, item) -> Measured:
 
 
 def powers(results) -> np.ndarray:
-    """Compute the power of log(1/L) in the distance from the law between the last two rows of every run."""
+    """Fit the power of log(1/L) in the distance from the law to the last two rows of every run."""
     records = results.records[results.records["phase"] == "all"]
     last = sorted(records["step"].unique())[-2:]
     records = results.with_axes(records[records["step"].isin(last)])
@@ -111,7 +111,7 @@ def cells(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def exceptions(found: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that did not reach the end or a cover, then those farthest from the law."""
+    """Return the runs that did not reach the end or a cover, followed by those farthest from the law."""
     off = (found["came_to_end"] != 1) | (found["cover_share"] != 1)
     farthest = found[~off & (found["cover_error"] > WITHIN)].nlargest(FARTHEST, "cover_error")
     names = ["log_loss", "cover_share", "cover_size", "cover_error", "cover_elsewhere", "cover_attention"]
@@ -145,7 +145,7 @@ def sizes(results) -> Figure:
 
 
 def law(results) -> Figure:
-    """Plot the distance of E·v from the law on top tokens over -log L: median and 95 % of the runs."""
+    """Plot the distance of E·v from the law on top tokens over -log L: median and 95 % quantile of runs."""
     records = results.with_axes(results.records[results.records["phase"] == "all"])
     index = ["block", SCALE, STEP, "seed", "step"]
     wide = records.pivot_table(index=index, columns="metric", values="value").reset_index()
@@ -165,7 +165,7 @@ def law(results) -> Figure:
 
 
 def main(run: str, out: str) -> None:
-    """Write a row per run, a row per cell, and the figures."""
+    """Read the run in folder `run`, and write its tables and figures to folder `out`."""
     results, folder = ja.load(run), Path(out)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     found = runs(results).drop(columns=list(UNUSED))

@@ -1,4 +1,4 @@
-"""Which cover: corpora with planted covers, and a probe that compares the top tokens with other covers."""
+"""Which cover: corpora with planted covers, and a probe that compares the final top tokens with covers."""
 
 from typing import Any, ClassVar
 
@@ -26,12 +26,12 @@ def planted(
     length: int = 4,
     sequences: int,
 ) -> ja.data.Corpus:
-    """Sample sequences with a broad and a narrow token of their class; irrelevant tokens are shared by pairs.
+    """Sample sequences of a broad and a narrow token of their class, and irrelevant tokens shared in pairs.
 
     The broad tokens of a class divide its sequences into equal parts, and form a cover. The narrow tokens
-    divide them in another way, and form a cover too. With `halving` the first narrow token occurs in more
-    sequences than any broad token, and each further one in half as many as the one before. The most frequent
-    token is then in no shortest cover.
+    divide them in another way, and also form a cover. With `halving`, the first narrow token occurs in more
+    sequences than any broad token, and each further one in half as many as the one before. In that case, no
+    shortest cover contains the most frequent token.
     """
     pair = jnp.arange(sequences // 2)
     place = pair // broad
@@ -45,12 +45,12 @@ def planted(
 
 
 class Beside(ja.PhaseProbe):
-    """The final top tokens, compared with the shortest cover, the greedy one, and those of orders by α.
+    """The final top tokens, compared with the shortest cover, the greedy cover, and covers in the order of α.
 
-    From small initialisations E grows along α, and p along v. Scores are then α or -α, and the winner is the
-    label of the tokens above all others. `variance_lead` is S = mean_X y_X Var_X(α), which moves p along v,
-    over the mean of Var_X(α), and `variance_sign` is its sign. `start_sign` is the sign of the component of
-    p_0 along the direction in which v and Eᵀα grow.
+    From small initialisations, E grows along α and p along v, so scores have the order of α or -α. `winner`
+    is the label whose tokens score above all others. `variance_lead` is S = mean_X y_X Var_X(α), which moves
+    p along v, divided by the mean of Var_X(α); `variance_sign` is its sign. `start_sign` is the sign of the
+    component of p_0 along the direction in which v and Eᵀα grow.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -69,7 +69,7 @@ class Beside(ja.PhaseProbe):
     }
 
     def skip_reason(self, task: Any, phase: ja.Phase) -> str | None:
-        """Return the reason if the phase does not train all parameters."""
+        """Return the reason if the phase does not train all parameters, or None."""
         return None if {"E", "p", "v"} <= set(phase.train) else "requires a phase that trains E, p and v"
 
     def observe(self, phase: ja.Phase, state: Any) -> Array:
@@ -78,7 +78,7 @@ class Beside(ja.PhaseProbe):
         return jnp.append(E @ p, p @ v)
 
     def conclude(self, history: np.ndarray, params: Any, model: Any, loaded: Any) -> Any:
-        """Compare every seed (S, k, V + 1)."""
+        """Compare the path of every seed, (S, k, V + 1), with the covers of its corpus."""
         corpora = jax.device_get(loaded.splits.train)
         each = [
             (follows(path[:, :-1], own), _sizes(own) | signs(path[0], own))
@@ -109,7 +109,7 @@ def follows(scores: np.ndarray, corpus: ja.data.Corpus) -> dict[str, np.ndarray]
 
 
 def signs(start: np.ndarray, corpus: ja.data.Corpus) -> dict[str, float]:
-    """Return predictors of the winner: S over the mean variance, and p·u from a and p·v (V + 1,)."""
+    """Return the size of the cover by |α|, and predictors of the winner from initial a and p·v (V + 1,)."""
     ids, mask = (np.asarray(x) for x in padded_sequences(corpus))
     alpha = np.asarray(ja.data.average_signed_frequency(corpus))
     spread = np.nanvar(np.where(mask, alpha[ids], np.nan), axis=1)
@@ -127,7 +127,7 @@ _KNOWN: dict[bytes, dict[str, float]] = {}
 
 
 def _sizes(corpus: ja.data.Corpus) -> dict[str, float]:
-    """Return sizes of covers of a corpus, cached across cells of a study; NaN if there is none."""
+    """Return the sizes of covers of a corpus, NaN without a cover; cached across the cells of a study."""
     key = b"".join(np.asarray(x).tobytes() for x in (corpus.bags.index, corpus.bags.count, corpus.targets))
     if key not in _KNOWN:
         shortest, greedy = minimum_cover(corpus), greedy_cover(corpus)

@@ -1,9 +1,9 @@
-"""The flow in log r (far.py), compared with an ODE without v_mm and weights, for log ‖v‖ = 15 to 19.6.
+"""The flow in log r (far.py), compared with an ODE without v_mm or weights, for log ‖v‖ = 15 to 19.6.
 
     python against_ode.py --out FOLDER [--seeds 6] [--relevant 2 3]    # ode.csv
 
-Both start at one row of `joint_flow`, near log ‖v‖ = 15. The ODE (`benchmarks/joint_ode.py`) integrates p,
-v/‖v‖ and log ‖v‖ with SciPy's Radau. The output has a row for each log ‖v‖: ‖p - p_ODE‖/‖p_ODE‖.
+Both start at the same row of `joint_flow`, near log ‖v‖ = 15. The ODE (`benchmarks/joint_ode.py`) integrates
+p, v/‖v‖ and log ‖v‖ with SciPy's Radau. The output has a row with ‖p - p_ODE‖/‖p_ODE‖ for each log ‖v‖.
 """
 
 import argparse
@@ -33,7 +33,7 @@ BEGIN, END, EVALUATIONS = 15.0, 19.6, 20_000
 
 
 def problems(relevant, seeds):
-    """Sample corpora with a number of relevant tokens per sequence, and compute parameters after one step."""
+    """Sample corpora with `relevant` relevant tokens per sequence; return parameters after one step first."""
     generate = partial(ja.data.multi_relevant, relevant_per_sequence=relevant, **SIZES)
 
     def draw(key):
@@ -46,7 +46,7 @@ def problems(relevant, seeds):
 
 
 def compare(params, corpus, path):
-    """Integrate one seed with both methods; return log ‖v‖ and the distance, (k, 2)."""
+    """Integrate one seed with both methods; return log ‖v‖ and the relative distance, (k, 2)."""
     E, rho = np.asarray(params.E), np.asarray(path.log_v_norm)
     place = int(np.argmin(np.abs(rho - BEGIN)))
     p, v = np.asarray(path.p[place]), np.asarray(path.v[place]) * np.exp(rho[place])
@@ -67,7 +67,7 @@ def compare(params, corpus, path):
 
 
 def main():
-    """Compare all seeds."""
+    """Compare both methods for all seeds, and write ode.csv."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--relevant", type=int, nargs="*", default=[2, 3])

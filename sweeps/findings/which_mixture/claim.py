@@ -1,4 +1,4 @@
-"""Measure of the claim: the limit of p and v can be certified, and the flow in log r converges to it."""
+"""Evaluation of the claim: the limit of p and v can be certified, and the flow in log r converges to it."""
 
 from typing import Any
 

@@ -1,18 +1,19 @@
 """Gradient flow on p and v at large ‖v‖, parametrised by log r: v is a function of p. NumPy and SciPy.
 
-With v = r v_mm + b and β_s = y b·E_s for the tokens s on which v_mm is tight, Σ λ_s y_s E_s = v_mm, sequences
-have weights
+Let v = r v_mm + b with v_mm = Σ λ_s y_s E_s over the tokens s on which v_mm is tight, and β_s = y b·E_s. The
+weights of sequences are
 
-    log w_X = - Σ_s q_s β_s - r Σ_t q_t (y γ_t - 1),   γ = E v_mm,   with b such that Σ_X w_X q_s = λ_s,
+    log w_X = - Σ_s q_s β_s - r Σ_t q_t (y γ_t - 1),   γ = E v_mm,   with b such that Σ_X w_X q_s = λ_s.
 
-which is solved at every p (a convex program, by Newton's method), and
+The condition on b is a convex program, which is solved at every p by Newton's method. The flow is
 
     dp/dlog r = Σ_X w_X Σ_{i<j} q_i q_j (r² y (γ_i - γ_j) + r (β_i - β_j)) (E_i - E_j).
 
 The sum over pairs avoids forces that are differences of larger ones; all of them are stored as logarithms. In
-a sequence with r q |y γ - 1| > 1e6 the exponent is scaled down to 1e6. A wall, that is, a light sequence that
-stops p, with weight r^(-2) then has components that cancel up to 2 log r/1e6 instead of 2 log r/r. Its
-position is shifted towards other tokens of its sequence by the same relative amount, 2 % at log r = 1e4.
+a sequence with r q |y γ - 1| > 1e6 the exponent is scaled down to 1e6. As a result, the force of a wall (a
+light sequence that stops p) of weight r^(-2) has components that cancel up to 2 log r/1e6, instead of up to
+2 log r/r. The position of the wall is shifted towards other tokens of its sequence by the same relative
+amount, 2 % at log r = 1e4.
 """
 
 from dataclasses import dataclass
@@ -56,20 +57,20 @@ class Far:
         self.beta, self.kept = None, 0.0
 
     def begin(self, log_r, p):
-        """Keep the weights of walls in contact with p at the start, although they are less steep."""
+        """Store corrections that preserve the weights of walls in contact with the initial p."""
         log_q = self.attention(p[None])
         parts = np.sign(self.excess) * np.exp(log_q + self.log_excess + log_r)
         scale, full = self.scale(log_q, log_r), parts.sum(axis=2)
         self.kept = np.where(full < ACTIVE, full * -np.expm1(scale - log_r), 0.0)
 
     def attention(self, p):
-        """Compute log q of points, (B, n, W)."""
+        """Compute log q (B, n, W) at points (B, m)."""
         own = (p @ self.E.T)[:, self.ids] + self.log_count
         own -= own.max(axis=2, keepdims=True)
         return own - np.log(np.exp(own).sum(axis=2, keepdims=True))
 
     def scale(self, log_q, log_r):
-        """Compute log of the factor of y f - 1, (B, n)."""
+        """Compute the logarithm of the factor that multiplies y f - 1, (B, n)."""
         return np.minimum(log_r, np.log(STEEP) - (log_q + self.log_excess).max(axis=2))
 
     def weights(self, log_q, log_r):
@@ -94,12 +95,12 @@ class Far:
         return beta, -np.einsum("bnk,bk->bn", Q, beta) - rest
 
     def _begin(self, Q, rest):
-        """Return the initial guess of β, as if every sequence attended to one token."""
+        """Return an initial guess of β, which is exact if every sequence attends to one token."""
         held = (np.exp(-np.maximum(rest, -50))[:, :, None] * Q).sum(axis=(0, 1))
         return np.log(np.maximum(held, 1e-30) / self.multipliers)
 
     def velocity(self, log_r, p):
-        """Compute dp/dlog r of points (B, m)."""
+        """Compute dp/dlog r at points (B, m), and β (B, k)."""
         log_q = self.attention(p)
         beta, log_w = self.weights(log_q, log_r)
         held = np.concatenate([beta, np.zeros((len(p), 1))], axis=1)[:, self.point]
@@ -112,7 +113,7 @@ class Far:
         return np.tensordot(np.where(there, pull, 0), self.apart, 2), beta
 
     def __call__(self, log_r, p):
-        """Compute the velocity of one point (m,), and store b as the next initial guess."""
+        """Compute the velocity at one point (m,), and store β as the next initial guess."""
         found, beta = self.velocity(log_r, p[None])
         if np.isfinite(beta).all():
             self.beta = beta[0]

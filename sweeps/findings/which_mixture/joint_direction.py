@@ -24,7 +24,10 @@ _NO_MULTIPLIER = 1e-9
 
 
 class StrictGap(NamedTuple):
-    """A pair whose gap must exceed `least`, with the log of w q c: r^(2 least) times it attracts `low`."""
+    """A pair whose gap must exceed `least`.
+
+    A force r^(2 least) w q c attracts `low`, and `log_force` is log(w q c).
+    """
 
     top: int
     low: int
@@ -43,7 +46,7 @@ class Classes(NamedTuple):
 
 
 def merged_classes(E: np.ndarray, p: np.ndarray, head: Head, entries: Entries, leader: np.ndarray) -> Classes:
-    """Merge tied tokens of a sequence; `own` is λ/N of the point of a class on the margin, else NaN."""
+    """Merge tied tokens of a sequence; `own` is λ/N of a class that is a point of N sequences, else NaN."""
     key = entries.sequence * len(E) + leader[entries.token]
     distinct, group = np.unique(key, return_inverse=True)
     log_weight = head.scores[entries.token] + np.log(entries.times)
@@ -75,7 +78,7 @@ class Program(NamedTuple):
     """The program of the direction of p.
 
     Attributes:
-        E: (V, D); keys, orthogonal to 𝒯.
+        E: (V, D); keys, projected orthogonally to 𝒯, the span of the differences of tied tokens.
         log_r: log of the length of v, relative to v_mm.
         classes: the classes of tied tokens.
         heavy: (n,) bool.
@@ -94,12 +97,12 @@ class Program(NamedTuple):
         """Solve for p_* with the highest tokens as holders of light sequences; also return the slack.
 
         The holder of a light sequence is its highest token h with y γ_h > 1. A light sequence requires
-        a_h ≥ a_s + least for its holder. If several tokens are level at p_*, then p_* must be the shortest
-        vector for each choice of holder. If one choice gives a shorter p, the flow leaves p_*, and the given
-        point is not far enough along the path.
+        a_h ≥ a_s + least for its holder. If several tokens are tied at p_*, the vector p_* must be the
+        shortest for each choice of holder. If one choice gives a shorter p, the flow leaves p_*, and the
+        given point is not far enough along the path.
 
         Args:
-            scores: (V,); at a point of the path.
+            scores: (V,); scores at a point of the path.
 
         Returns:
             The direction, and the smallest slack of its strict conditions.
@@ -123,7 +126,7 @@ class Program(NamedTuple):
         raise NotCertified("the holder of a light sequence is undecided")
 
     def _with(self, scores: np.ndarray, holders: dict[int, int]) -> tuple[TwoSided, float]:
-        """Solve with given holders."""
+        """Solve for p_* with given holders; also return the slack."""
         pairs, strict_gaps = _requirements(scores, self.classes, holders, self.heavy, self.weight)
         keys = sorted(pairs)
         better, worse = np.array(keys, int).reshape(-1, 2).T
@@ -138,9 +141,10 @@ class Program(NamedTuple):
     def _level(
         self, found: TwoSided, scores: np.ndarray, holders: dict[int, int]
     ) -> Iterator[dict[int, int]]:
-        """Yield every choice of holders among the tokens that are level with the current ones.
+        """Yield every choice of holders among the tokens that are tied with the current holders.
 
-        Sequences without a multiplier keep theirs, because p_* is shortest without their requirements too.
+        Sequences without a multiplier keep their holders, because p_* is also the shortest vector without
+        their requirements.
         """
         pairs, _ = _requirements(scores, self.classes, holders, self.heavy, self.weight)
         tight = found.multipliers > _NO_MULTIPLIER * found.multipliers.max(initial=0)
@@ -162,7 +166,7 @@ class Program(NamedTuple):
 
 
 def _level(scores: np.ndarray, classes: Classes, holders: dict[int, int]) -> dict[int, list[int]]:
-    """Return the classes above the margin that are level with the holder, for sequences with several."""
+    """Return the classes above the margin that are tied with the holder, for sequences with several."""
     level: dict[int, list[int]] = {}
     for X, s, excess in zip(classes.sequence, classes.leader, classes.excess, strict=True):
         if int(X) in holders and excess > 0 and scores[holders[int(X)]] - scores[s] <= _STRICT:
@@ -171,7 +175,7 @@ def _level(scores: np.ndarray, classes: Classes, holders: dict[int, int]) -> dic
 
 
 def _spare(E: np.ndarray, reached: np.ndarray, log_r: float, strict_gaps: list[StrictGap]) -> float:
-    """Compute the minimum of a_top - a_s - κ - ½ (E_s - E_top)·u over pairs, inf without any."""
+    """Compute the minimum of a_top - a_s - κ - ½ (E_s - E_top)·u over the pairs; inf without pairs."""
     apart = {(pair.top, pair.low): E[pair.low] - E[pair.top] for pair in strict_gaps}
     pull = np.zeros(E.shape[1])
     for pair in strict_gaps:

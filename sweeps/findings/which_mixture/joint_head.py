@@ -19,7 +19,7 @@ class Entries(NamedTuple):
     labels: np.ndarray
 
     def attention(self, scores: np.ndarray, among: np.ndarray | None = None) -> np.ndarray:
-        """Compute log q (N,) of scores (V,), the softmax among some entries."""
+        """Compute log q (N,) from scores (V,), with the softmax restricted to the entries `among`."""
         own = scores[self.token] + np.log(self.times)
         own = own if among is None else np.where(among, own, -np.inf)
         top = np.full(len(self.labels), -np.inf)
@@ -96,7 +96,7 @@ def _points(entries: Entries, heavy: np.ndarray, mixed: np.ndarray) -> tuple[np.
 def _at(
     E: np.ndarray, p: np.ndarray, entries: Entries, chosen: np.ndarray, place: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute the points z = y Σ q E: point index of chosen entries, their y q, and z (k, D)."""
+    """Return the point index of each chosen entry, its y q, and the points z = y Σ q E, (k, D)."""
     log_q = entries.attention(E @ p, chosen)[chosen]
     sequence = entries.sequence[chosen]
     order = np.argsort(place)
@@ -118,9 +118,9 @@ def _system(
     v: np.ndarray,
     multipliers: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Compute the conditions of the maximum and their Jacobian, in (t, v, λ), t along 𝒯.
+    """Return residuals of the conditions of the maximum, their Jacobian in (t, v, λ), and ends of t and v.
 
-    Σ λ ∂(v·z)/∂t = 0,   Σ λ z - v = 0,   v·z - 1 = 0.
+    Σ λ ∂(v·z)/∂t = 0,   Σ λ z - v = 0,   v·z - 1 = 0,   with coordinates t along 𝒯.
     """
     token = entries.token[chosen]
     k, (m, dim) = lift.shape[1], z.shape
@@ -144,7 +144,7 @@ def _system(
 
 
 def _least_curvature(system: np.ndarray, unknown: list[int]) -> float:
-    """Compute the smallest eigenvalue of minus the Hessian in (t, v) at fixed margins, over the largest."""
+    """Compute the smallest eigenvalue of -∇² in (t, v) at fixed margins, relative to the largest."""
     size = unknown[1]
     hessian, margins = -system[:size, :size], system[size:, :size]
     _, values, vt = np.linalg.svd(margins)
@@ -157,7 +157,7 @@ def _least_curvature(system: np.ndarray, unknown: list[int]) -> float:
 
 
 def weights_of_sequences(entries: Entries, heavy: np.ndarray, head: Head) -> np.ndarray:
-    """Distribute the multiplier of a point over its sequences, (n,)."""
+    """Distribute the multiplier of each point equally over its sequences, (n,)."""
     shared = np.bincount(head.point[heavy], minlength=len(head.multipliers))
     weight = np.zeros(len(heavy))
     weight[heavy] = (head.multipliers / shared)[head.point[heavy]]

@@ -29,13 +29,13 @@ class JointLimit:
         v: (D,); the shortest v with y x_X·v ≥ 1 at the points x_X that attention forms in the limit.
         heavy: (n,) bool; True for sequences whose weight is of order one. The other sequences are light.
         weight: (n,); the weight of heavy sequences in Σ w y x = v, 0 for light ones.
-        finite: () int; dimensions of the scores that stay finite.
-        gradient: (); size of the force on these relative to its parts, 0 if there are none.
+        finite: () int; number of dimensions in which scores remain finite.
+        gradient: (); size of the force in these dimensions relative to its parts, 0 if there are none.
         curvature: (); smallest curvature of max min_X y x_X·v in directions that the margins do not fix,
             relative to the largest; inf if no score stays finite.
-        head_gap: (); relative duality gap of v at these points.
-        direction: the program of p_*, None without a limit.
-        spare: (); smallest slack of the strict conditions, inf without any.
+        head_gap: (); relative duality gap of v at the points x_X.
+        direction: the solved program of p_*, None without a limit.
+        spare: (); smallest slack of the strict conditions, inf if there are none.
         reason: why there is no certificate, "" if there is one.
     """
 
@@ -57,7 +57,7 @@ class JointLimit:
         return self.reason == ""
 
     def __repr__(self) -> str:
-        """Return whether it holds, with the numbers of heavy sequences and finite scores."""
+        """Return the outcome, with the numbers of heavy sequences and finite scores, and the slack."""
         kinds = f"{int(np.sum(self.heavy))} of {np.size(self.heavy)} sequences heavy"
         outcome = "certified" if self.holds else self.reason
         text = f"{outcome}; {kinds}, {int(self.finite)} scores finite, spare {float(self.spare):.3g}"
@@ -71,12 +71,12 @@ def certify_joint_limit(
     *,
     tolerance: float = 1e-10,
 ) -> JointLimit:
-    """Certify the limit of gradient flow on p and v from a point far along its path, E fixed, logistic loss.
+    """Certify the limit of gradient flow on p and v, for fixed E and logistic loss, from a point of its path.
 
     In the limit v = r v_mm, log r → ∞, with v_mm the max-margin head of the points that attention forms,
     and p = 2 log r (p_* + o(1)). A sequence is heavy if its weight e^(-y f) is of the order of the largest
     one, and light if it is smaller by a power of r. The given point determines which sequences are heavy, and
-    which attention in them stays finite; everything else is recomputed:
+    which attention in them remains finite; everything else is recomputed:
 
         p_* = argmin ‖p‖²  s.t.  a_top - a_s = 0     tokens of finite attention in a heavy sequence,
                                  a_top - a_s ≥ 1     s of a heavy sequence with y γ_s < 1,
@@ -84,22 +84,23 @@ def certify_joint_limit(
                                  a_h - a_s ≥ 0       s of a light sequence with y γ_s < 1,
                                  a_h - a_s ≥ -1/2    the same with y γ_s = 1,
 
-    a = Φ p, γ = Φ v_mm, h the highest token of the sequence with y γ_h > 1. If several are level at p_*,
-    p_* must be the shortest vector for each choice of h. The description also requires strict conditions. In
-    a heavy sequence tokens with y γ_s > 1 must be lower by κ = 1, those with y γ_s = 1 and the higher γ by
-    κ = 1/2, with slack for the force that attracts them,
+    where a = Φ p, γ = Φ v_mm, and h is the highest token of the sequence with y γ_h > 1. If several are tied
+    at p_*, the vector p_* must be the shortest for each choice of h. There are also strict conditions. In a
+    heavy sequence, tokens with y γ_s > 1 must be lower than the top by κ = 1, and tokens with y γ_s = 1 and
+    the higher γ by κ = 1/2, with slack for the force that attracts them,
 
         a_top - a_s - κ > ½ (E_s - E_top)·u,    u = Σ_X w_X r^(2κ) q_s c (E_s - E_top),
 
-    over all such pairs and q, r at the given point; c = y γ_s - 1, or β_s - β_top if that is zero. Otherwise
-    s rises from there, although p_* is a limit for points closer to it. At the given point light sequences
-    must also have y x_X·v_mm ≥ 1, up to 1/√r. Finite scores and v_mm are a strict local maximum of
-    min_X y x_X·v over ‖v‖ ≤ 1. All of this is local, because neither program is convex as a whole. The
-    conditions are to leading powers of r, and not proven to be sufficient.
+    where the sum is over all such pairs, q and r are those of the given point, and c is y γ_s - 1, or
+    β_s - β_top if y γ_s = 1. Otherwise s rises from the given point, although p_* is a limit for points
+    closer to it. At the given point, light sequences must also have y x_X·v_mm ≥ 1, up to 1/√r. Finite scores
+    and v_mm are a strict local maximum of min_X y x_X·v over ‖v‖ ≤ 1. The certificate is local, because
+    neither program is convex as a whole. Its conditions are those of the leading powers of r, and are not
+    proven to be sufficient.
 
     Args:
-        scores: keys Φ (V, D), which are the points of v too, and bags of n sequences of two classes.
-        p: (D,); a point of the path.
+        scores: keys Φ (V, D), which are also the inputs of v, and bags of n sequences of two classes.
+        p: (D,); a point far along the path.
         v: (D,); the head there, ‖v‖ large.
         tolerance: largest relative duality gap of either program.
 
@@ -107,7 +108,7 @@ def certify_joint_limit(
         The limit; `reason` is the condition that fails.
 
     Raises:
-        InputError: there are more than two classes, NaN or inf, or shapes do not match.
+        InputError: there are more than two classes, an array contains NaN or inf, or shapes do not match.
 
     Source:
         docs/notes/which_mixture.md.
@@ -121,7 +122,7 @@ def certify_joint_limit(
             f"shapes do not fit: keys {E.shape}, p {p.shape}, v {v.shape}; give (V, D), (D,), (D,)"
         )
     if not all(np.isfinite(x).all() for x in (E, p, v)):
-        raise ja.InputError("keys, p, v: they hold NaN or inf; give an earlier point of the path")
+        raise ja.InputError("keys, p, v: they contain NaN or inf; give an earlier point of the path")
     present, sequence, token = distinct_tokens(corpus)
     entries = Entries(
         sequence=sequence.astype(int),
@@ -166,7 +167,7 @@ def _certify(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries, tole
 
 
 def _kinds(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries) -> tuple[np.ndarray, np.ndarray]:
-    """Return heavy sequences (n,), and their entries of finite attention (N,), by half powers of r."""
+    """Return masks of heavy sequences (n,) and of their entries of finite attention (N,), by factors √r."""
     log_q, agreement = entries.attention(E @ p), _agreement(E @ p, E @ v, entries)
     if not agreement.min() > np.exp(_LONG):
         raise NotCertified("v is not large yet, or no v separates the labels")
@@ -187,7 +188,7 @@ def _agreement(scores: np.ndarray, values: np.ndarray, entries: Entries) -> np.n
 def _ties(
     E: np.ndarray, entries: Entries, heavy: np.ndarray, mixed: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tie the tokens of finite attention: the smallest token of each class (V,), and a basis of 𝒯 (k, D)."""
+    """Return the smallest token tied with each token by finite attention, (V,), and a basis of 𝒯, (k, D)."""
     first = np.full(len(heavy), len(E))
     np.minimum.at(first, entries.sequence[mixed], entries.token[mixed])
     one, other = first[entries.sequence[mixed]], entries.token[mixed]

@@ -76,7 +76,7 @@ def two_sided(rows: np.ndarray, required: np.ndarray) -> TwoSided:
 def _with_equalities(
     rows: np.ndarray, required: np.ndarray, multipliers: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Solve A p = b on the rows with a multiplier; return the given solution if one turns negative."""
+    """Solve A p = b on the rows with a multiplier; keep the given multipliers if one turns negative."""
     tight = multipliers > _NO_MULTIPLIER * multipliers.max()
     if tight.any():
         own = rows[tight]

@@ -56,7 +56,7 @@ class Mixture(ja.PhaseProbe):
     follows: bool = True
 
     def skip_reason(self, task: Any, phase: ja.Phase) -> str | None:
-        """Return the reason if the phase does not train exactly p and v."""
+        """Return the reason if the phase does not train exactly p and v, or None."""
         return None if set(phase.train) == {"p", "v"} else "requires a phase that trains p and v"
 
     def observe(self, phase: ja.Phase, state: Any) -> Array:
@@ -100,7 +100,7 @@ def measure(E: np.ndarray, path: np.ndarray, corpus: ja.data.Corpus, follows: bo
 
 
 def apart(x: np.ndarray, y: np.ndarray) -> float:
-    """Compute 1 - cos."""
+    """Compute 1 - cos of the angle between x and y."""
     return float(ja.theory.one_minus_cosine(x, y))
 
 
@@ -109,7 +109,7 @@ def begin(
 ) -> tuple[Far, np.ndarray, float]:
     """Return the flow in log r, the basis of its coordinates (m, d), and log r.
 
-    It uses v_mm and the heavy sequences of the certificate, but not the program of p.
+    The flow uses v_mm and the heavy sequences of the certificate, but not the program of p.
     """
     ids, mask = (np.asarray(x) for x in padded_sequences(corpus))
     n, labels = len(ids), np.asarray(corpus.targets)
@@ -141,7 +141,7 @@ def share(hit: pd.Series, known: pd.Series) -> str:
 
 
 def table(found: pd.DataFrame) -> str:
-    """Return the table of the page."""
+    """Return the Markdown table of the finding's page."""
     lines = [
         "| corpus | certified | of these, confirmed | wrong | p_* to p_relax, median | p to p_*, worst |",
         "| :-- | :-- | :-- | :-- | :-- | :-- |",
@@ -175,7 +175,7 @@ def distances(found: pd.DataFrame) -> Figure:
 
 
 def runs(results: Any) -> pd.DataFrame:
-    """Return the end of every run as a row: corpus, seed, and its metrics."""
+    """Return a row for each run: corpus, seed, and final metrics."""
     records = results.records[results.records["phase"] == "both"]
     wanted = records["metric"].isin([*Mixture.metrics, "mismatch", "came_to_end"])
     records = results.with_axes(records[wanted].dropna(subset="value"))
