@@ -1,4 +1,4 @@
-"""The site of these pages, from stored notebooks and without a network: sphinx-build -W -b html docs site."""
+"""Sphinx configuration; the site is built without network access: sphinx-build -W -b html docs site."""
 
 import shutil
 import sys
@@ -8,7 +8,7 @@ import jaxattn
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_extensions"))
-# Pages are made of what lies in this folder alone, and links are followed to where they lead.
+# Sphinx reads pages from this folder only, and resolves symbolic links, so the notebooks are copied here.
 shutil.copytree(HERE.parent / "notebooks", HERE / "notebooks", dirs_exist_ok=True)
 
 project, author = "jaxattn", "The jaxattn developers"
@@ -35,7 +35,7 @@ html_theme_options = {
 
 myst_enable_extensions = ["attrs_inline", "dollarmath"]
 myst_heading_anchors = 3
-# Outputs are those that are stored; nothing of them is fetched from elsewhere.
+# Show the stored outputs of notebooks, and load no scripts for widgets.
 nb_execution_mode = "off"
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}
 
@@ -47,5 +47,5 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_custom_sections = ["Source"]
 default_role = "code"
-# Primes of formulas stay; dashes do not.
+# Convert dashes, but not the primes of formulas.
 smartquotes_action = "D"

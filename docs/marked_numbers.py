@@ -1,9 +1,9 @@
-"""Keep the measured numbers of README and docs equal to the files of results/published.
+"""Update the measured numbers of README and docs from the files of results/published.
 
     python docs/marked_numbers.py
 
-renews every number that docs/numbers.toml lists, in its page and in the list, with as many digits as the page
-prints. The list has one entry per number, in the order of the page:
+updates every number that docs/numbers.toml lists, in its page and in the list, with as many digits as the
+page prints. The list has one entry per number, in the order of the page:
 
     [["docs/reference/benchmarks.md"]]
     after = "16 seeds together, scores within one band | "
@@ -16,16 +16,16 @@ prints. The list has one entry per number, in the order of the page:
     source = "benchmarks/shared_corpus.json > rows > seeds=16 & scores=one band > ms_per_seed > scipy.sparse"
 
 `after` is the text before the number. It must occur exactly once in front of a number of the page, so that
-an entry cannot match another number. Any white space matches any other. An `after` that starts with "…"
-continues where the previous number ends, such as in the next cell of a row.
+an entry cannot match another number. Any white space matches any other white space. An `after` that starts
+with "…" continues where the previous number ends, such as in the next cell of a row.
 
 `number` is what the page prints: a value, a value with its interval as in 0.58 [0.50, 0.65], or a count of
 seeds as in 993 of 999 [0.987, 0.998].
 
 `source` is a file in results/published and the path to the value, joined by " > ". A step with "=" (equal)
 or "~" (contains) selects the one matching row of a list or of a CSV file; " & " joins conditions. `interval`
-as the last step takes a value of a row with its ends, from columns that COLUMNS lists. A final " × 1000"
-converts the unit.
+as the last step takes a value and the ends of its interval from a row, in columns that COLUMNS lists. A final
+" × 1000" converts the unit.
 """
 
 import csv
@@ -43,7 +43,7 @@ PUBLISHED = ROOT / "results" / "published"
 LIST = Path(__file__).parent / "numbers.toml"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md")))
 HEAD = "# Sources of the measured numbers of README and docs. docs/marked_numbers.py explains the format.\n"
-# All of a number or nothing: 1,000 is never read as 1, nor 0.95 as 0.9.
+# Match whole numbers only: 1,000 is never read as 1, nor 0.95 as 0.9.
 NUMBER = r"(?>-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:e-?\d+)?)"
 PRINTED = re.compile(rf"(?:(?P<count>{NUMBER}) of )?(?P<value>{NUMBER})(?P<ends> \[{NUMBER}, {NUMBER}\])?")
 
@@ -60,7 +60,7 @@ class Entry(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a number is in the text of its page, and its entry."""
+    """The position of a number in the text of its page, and its entry."""
 
     start: int
     end: int
@@ -77,7 +77,7 @@ def _file(name: str) -> Any:
 
 
 def _step(found: Any, step: str, source: str) -> Any:
-    """Take one step into a file."""
+    """Return the part of the content `found` of a file that one step of a source selects."""
     if not isinstance(found, list):
         if step not in found:
             raise SystemExit(f"{source}: no {step!r}; there are {', '.join(map(repr, found))}")
@@ -96,7 +96,7 @@ def _step(found: Any, step: str, source: str) -> Any:
 
 
 def look_up(source: str) -> tuple[Any, float]:
-    """Return the value or row that a source leads to, and the factor of its unit."""
+    """Return the value or row that a source selects, and the factor that converts its unit."""
     steps, _, factor = source.partition(" × ")
     name, *inside = steps.split(" > ")
     found = _file(name)
@@ -108,7 +108,7 @@ def look_up(source: str) -> tuple[Any, float]:
 
 
 def _like(printed: str, x: float) -> str:
-    """Format a number with the digits of the one that is printed."""
+    """Format x with as many digits as the printed number."""
     mantissa, exponential, _ = printed.partition("e")
     digits = len(mantissa.partition(".")[2])
     if exponential:
@@ -118,7 +118,7 @@ def _like(printed: str, x: float) -> str:
 
 
 def measured(number: str, source: str) -> str:
-    """Format what a source leads to, in the form and with the digits of a printed number."""
+    """Format the value that a source selects, in the form and with the digits of a printed number."""
     count, value, ends = PRINTED.fullmatch(number).group("count", "value", "ends")
     row, factor = look_up(source)
     if not isinstance(row, Mapping):
@@ -141,12 +141,12 @@ def measured(number: str, source: str) -> str:
 
 
 def _words(after: str) -> str:
-    """Return the pattern of the text before a number: white space matches any white space."""
+    """Return a pattern for the text before a number, in which white space matches any white space."""
     return r"\s+".join(re.escape(word) for word in re.split(r"\s+", after))
 
 
 def _form(number: str) -> re.Pattern[str]:
-    """Return the pattern of numbers of the same form: with or without a count and an interval."""
+    """Return a pattern for numbers of the same form, that is, with or without a count and an interval."""
     found = PRINTED.fullmatch(number)
     if found is None:
         raise SystemExit(f"docs/numbers.toml: {number!r} is not a number, with or without its interval")
@@ -156,11 +156,11 @@ def _form(number: str) -> re.Pattern[str]:
 
 
 def places(text: str, entries: Iterable[Entry]) -> Iterator[Place]:
-    """Find the numbers of a page.
+    """Yield the place of each listed number in the text of a page.
 
     Raises:
-        SystemExit: the text before a number does not occur, occurs before another number too, or occurs out
-            of order; or what follows it is not a number of the printed form.
+        SystemExit: the text before a number does not occur, also occurs before another number, or occurs out
+            of order; or the text after it is not a number of the printed form.
     """
     end = 0
     for entry in entries:
@@ -183,10 +183,10 @@ def places(text: str, entries: Iterable[Entry]) -> Iterator[Place]:
 
 
 def renewed(text: str, entries: Iterable[Entry]) -> tuple[str, list[Entry]]:
-    """Return the text of a page and its entries with the numbers of the files.
+    """Return the text of a page and its entries, both updated with the numbers of the files.
 
     Raises:
-        SystemExit: a number is not found, or is neither the listed nor the measured one.
+        SystemExit: a number is not found, or the page prints neither the listed nor the measured number.
     """
     parts, listed, end = [], [], 0
     for place in places(text, entries):
@@ -210,7 +210,7 @@ def entries() -> dict[str, list[Entry]]:
 
 
 def dump(pages: Mapping[str, Iterable[Entry]]) -> str:
-    """Format docs/numbers.toml."""
+    """Return the entries of all pages in the format of docs/numbers.toml."""
     lines = [HEAD]
     for page in sorted(pages):
         for one in pages[page]:

@@ -77,7 +77,7 @@ DESCRIPTIONS = {
 
 
 def metrics() -> str:
-    """Return the page of metrics: for each probe its description and a row per metric."""
+    """Return the page of metrics, with a description of each probe and a row for each metric."""
     sections = [
         "# Metrics",
         "Tables, figures and `aggregate --metrics` use these names. See "
@@ -156,7 +156,7 @@ test split itself."""
 
 
 def texts() -> str:
-    """Return the page of texts: the kinds, the settings of some kinds, and those of all kinds."""
+    """Return the page of texts: the kinds, the settings of some kinds, and the settings of all kinds."""
     kinds = [[f"`{kind}`", first_line(target)] for kind, target in READERS.items()]
     settings: dict[tuple[str, str, str], list[str]] = {}
     for kind, target in READERS.items():
@@ -226,7 +226,7 @@ def sweep_keys() -> str:
         known = {kind: target for kind, target in concept.known.items() if kind not in READERS}
         sections.append(f"## {concept.name.removeprefix('a ').capitalize()}: {concept.location}")
         tables = {kind: _rows(target) for kind, target in known.items()}
-        # Keys that all kinds share are listed once, so that the table of a kind has what is special about it.
+        # Keys that all kinds share are listed once, so that the table of a kind contains only its other keys.
         having = [rows for rows in tables.values() if rows]
         usual = [row for row in having[0] if len(having) > 1 and all(row in rows for rows in having)]
         if usual:
@@ -397,7 +397,7 @@ GALLERY = (
 
 
 def _call(function: str, options: list[str]) -> str:
-    """Write a call as ruff does: on one line, else its arguments on one, else each on its own."""
+    """Format a call like ruff: on one line if it fits, else all arguments on one line, else one per line."""
     inside = ", ".join(options)
     if len(one := f"{function}({inside})") <= WIDTH:
         return one

@@ -1,4 +1,4 @@
-"""Docstrings as autodoc wants them: formulas as mathematics, everything else as plain words."""
+"""Conversion of docstrings for autodoc: formulas become mathematics, and everything else plain text."""
 
 import re
 import typing
@@ -28,7 +28,7 @@ BOUNDS = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less t
 
 
 def latex(line: str) -> str:
-    """Write a formula of a docstring in LaTeX: p·(E_s - E_s') ≥ 1 for all X, e^(-x), √(1 - x), v_mm."""
+    """Convert a formula of a docstring, such as p·(E_s - E_s') ≥ 1 for all X, or √(1 - v_mm), to LaTeX."""
     line = re.sub(r" {2,}", r" \\quad ", line.strip().replace(" \\ ", " ∖ "))
     line = line.replace("s.t.", r"\text{ s.t. }")
     for before, after in ((r"\^\(", "^{"), (r"√\(", r"\sqrt{")):
@@ -53,7 +53,7 @@ def _first(text: str) -> str:
 
 
 def _closing(line: str, begin: int) -> int:
-    """Return the place of the bracket that closes one which was opened just before."""
+    """Return the index of the bracket that closes the one opened just before index `begin`."""
     depth = 1
     for place in range(begin, len(line)):
         depth += BRACKETS.get(line[place], 0)
@@ -67,7 +67,7 @@ def _name(name: str) -> str:
 
 
 def _words(found: re.Match[str]) -> str:
-    """Write words in a formula: a function, a differential, a name of code, or words between formulas."""
+    """Typeset words in a formula: a function, a differential, a name of code, or words between formulas."""
     made = ""
     for word in found[0].split(" "):
         if word in WORDS:
@@ -80,7 +80,7 @@ def _words(found: re.Match[str]) -> str:
 
 
 def _plain(line: str) -> str:
-    """Escape what would be markup, outside of backticks."""
+    """Escape the characters of reStructuredText markup, except inside backticks."""
     parts = re.split(r"(`[^`]*`)", line)
     return "".join(
         part if part.startswith("`") else re.sub(r"([\\*|]|_(?!\w))", r"\\\1", part) for part in parts
@@ -88,7 +88,7 @@ def _plain(line: str) -> str:
 
 
 def written(lines: list[str]) -> list[str]:
-    """Write the lines of a docstring in reStructuredText."""
+    """Convert the lines of a docstring to reStructuredText."""
     made: list[str] = []
     formula: list[str] = []
     in_section = False
@@ -119,7 +119,7 @@ def written(lines: list[str]) -> list[str]:
 
 
 def bounds(annotation: Any) -> str:
-    """Return the range of an annotated type in words, "" for none: "at least 1" for Meta(ge=1)."""
+    """Return the range of an annotated type in words, such as "at least 1" for Meta(ge=1); "" without one."""
     words = []
     for part in (annotation, *typing.get_args(annotation)):
         for meta in getattr(part, "__metadata__", ()):
@@ -135,9 +135,9 @@ def bounds(annotation: Any) -> str:
 
 
 def with_settings(lines: list[str], target: type[Spec]) -> list[str]:
-    """Return the docstring of a settings class with all settings, inherited ones too, and their ranges."""
+    """Return the docstring of a settings class with all its own and inherited settings, and their ranges."""
     meaning = meanings(target)
-    # The docstring of a class that is made from a function has its arguments, of which some are no settings.
+    # A class that is generated from a function has its docstring, whose arguments are not all settings.
     lines = lines[: lines.index("Args:")] if "Args:" in lines else lines
     types = typing.get_type_hints(target, include_extras=True)
     fields = {field.name: bounds(types[field.name]) for field in msgspec.structs.fields(target)}
@@ -168,7 +168,7 @@ def _process(app: Any, what: str, name: str, target: Any, options: Any, lines: l
 
 
 def _skip(app: Any, what: str, name: str, target: Any, skip: bool, options: Any) -> bool | None:
-    """Leave out fields, which the docstring of their class lists, and members that many classes have."""
+    """Skip fields, which the docstring of their class lists, and members that many classes share."""
     return True if type(target).__name__ == "_tuplegetter" or name in ("replace", "function") else None
 
 
@@ -189,7 +189,7 @@ def _public(text: str) -> str:
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Process docstrings before napoleon reads their sections."""
+    """Register the conversion of docstrings, before napoleon reads their sections, and of signatures."""
     app.connect("autodoc-process-docstring", _process, priority=400)
     app.connect("autodoc-process-signature", _signature)
     app.connect("autodoc-skip-member", _skip)

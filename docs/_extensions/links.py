@@ -1,8 +1,7 @@
-"""Links of the pages to the rest of the project, and the files that they lead to.
+"""Links of the pages to files of the project outside the site.
 
-`results/published` and the notes are copied into the site, and links lead there. Any other file of the
-project is offered for download. A link to a folder, or to a file that does not exist, fails the build: no
-link disappears.
+`results/published` and the notes are copied into the site, and links refer to the copies. Any other file of
+the project is offered for download. A link to a folder, or to a file that does not exist, fails the build.
 """
 
 import json
@@ -19,12 +18,12 @@ LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(((?!https?:|#)[^)#\s]+)(#[^)\s]*)?\)")
 
 
 def rewritten(link: re.Match[str], folder: Path, page: Path) -> str:
-    """Return a link or an image of a page as the site needs it.
+    """Return a link or an image of a page, rewritten for the site.
 
     Args:
         link: the match of LINK.
-        folder: the folder that the page is written in; its links are relative to it.
-        page: the page of the site.
+        folder: the folder to which the links of the page are relative.
+        page: path of the page in docs/.
 
     Raises:
         ValueError: the link leads to no file.
@@ -49,7 +48,7 @@ def rewritten(link: re.Match[str], folder: Path, page: Path) -> str:
 
 
 def _pixels(path: Path) -> int:
-    """Return the width of a PNG file; shown at half of it, a figure is sharp on screens of any density."""
+    """Return the width of a PNG file in pixels; figures are displayed at half this width to appear sharp."""
     return int.from_bytes(path.read_bytes()[16:20])
 
 
@@ -72,7 +71,7 @@ def _read(app: Any, name: str, source: list[str]) -> None:
 
 
 def _page(text: str, folder: Path, page: Path) -> str:
-    """Rewrite all links of a text. Warn of those that lead nowhere, which fails the build."""
+    """Rewrite all links of a text. A link without a target causes a warning, which fails the build."""
 
     def link(found: re.Match[str]) -> str:
         try:

@@ -1,4 +1,4 @@
-"""Formulas as MathML, which browsers draw themselves: no script, no fonts, nothing to fetch."""
+"""Formulas as MathML, which browsers render without scripts, fonts or downloads."""
 
 from typing import Any
 
