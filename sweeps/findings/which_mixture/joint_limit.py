@@ -167,7 +167,7 @@ def _certify(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries, tole
 
 
 def _kinds(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries) -> tuple[np.ndarray, np.ndarray]:
-    """Return masks of heavy sequences (n,) and of their entries of finite attention (N,), by factors √r."""
+    """Return masks of heavy sequences (n,) and of their entries of finite attention (N,), cut off at √r."""
     log_q, agreement = entries.attention(E @ p), _agreement(E @ p, E @ v, entries)
     if not agreement.min() > np.exp(_LONG):
         raise NotCertified("v is not large yet, or no v separates the labels")

@@ -18,7 +18,10 @@ def curves(results, cell: int, metric: str) -> pd.DataFrame:
 
 
 def plateaus(loss: np.ndarray, levels: np.ndarray) -> tuple[int, dict[int, int]]:
-    """Return the number of learned components, and the index of the slowest point of each plateau by level."""
+    """Return the number of learned components, and the index of the slowest point of each plateau.
+
+    The key of a plateau is the number of components that are learned before it.
+    """
     speed = -np.gradient(loss)
     edges = (levels[1:] + levels[:-1]) / 2
     learned = int((loss[-1] < edges).sum())
