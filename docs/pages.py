@@ -156,7 +156,7 @@ test split itself."""
 
 
 def texts() -> str:
-    """Return the page of texts: the kinds, the settings of some kinds, and the settings of all kinds."""
+    """Return the page of texts: the kinds, the settings of some kinds, and those of all kinds."""
     kinds = [[f"`{kind}`", first_line(target)] for kind, target in READERS.items()]
     settings: dict[tuple[str, str, str], list[str]] = {}
     for kind, target in READERS.items():
