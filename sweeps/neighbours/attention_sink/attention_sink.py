@@ -42,9 +42,10 @@ class Params(NamedTuple):
 class Sink(ja.Model[Contexts]):
     """Attention output (exp(a_v) b + size · counts)/(exp(a_v) + N) for the current token v.
 
-    The head attends to the sink, with logit a_v and value b, and to the N tokens of the context, with logits 0
-    and one-hot values. The logits of the next token are log P_v plus this output, as if an MLP had learned
-    the bigrams. Only the output is returned, because it is lost to rounding next to log P_v once it is small.
+    The head attends to the sink, with logit a_v and value b, and to the N tokens of the context, with logits
+    0 and one-hot values. The logits of the next token are log P_v plus this output, as if an MLP had learned
+    the bigrams. The model returns the output alone, because adding log P_v would lose it to rounding once it
+    is small.
     """
 
     takes: ClassVar[type[Contexts]] = Contexts
@@ -86,7 +87,7 @@ def divergence(outputs: Array, targets: Array) -> Array:
 
 
 def sink(params: Params, data: Contexts) -> dict[str, Array]:
-    """Measure the sink over the tokens that occur as current tokens: logits, attention, spread of the value."""
+    """Measure the logits and the attention of the sink over all current tokens, and the spread of its value."""
     weight, occurs = jnp.exp(params.logits), jnp.zeros(params.logits.shape).at[data.current].set(1)
 
     def mean(x: Array) -> Array:
