@@ -87,7 +87,7 @@ def divergence(outputs: Array, targets: Array) -> Array:
 
 
 def sink(params: Params, data: Contexts) -> dict[str, Array]:
-    """Measure the logits and the attention of the sink over all current tokens, and the spread of its value."""
+    """Measure logits and attention of the sink over all current tokens, and the spread of its value."""
     weight, occurs = jnp.exp(params.logits), jnp.zeros(params.logits.shape).at[data.current].set(1)
 
     def mean(x: Array) -> Array:
