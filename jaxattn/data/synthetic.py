@@ -81,7 +81,7 @@ def check_capacity(vocab_size: int, length: int, sequences: int, special: int, h
         raise InputError(f"length: {length} is too short for {held} relevant tokens; use at least {held}")
     if vocab_size < special or (vocab_size == special and length > held):
         raise InputError(
-            f"vocab_size: {vocab_size} leaves no irrelevant tokens besides the {special} "
+            f"vocab_size: {vocab_size} leaves no irrelevant tokens next to the {special} "
             "relevant tokens; increase it"
         )
 
