@@ -1,4 +1,4 @@
-"""Overhead of a study of many seeds: planning, checkpoints, tables, progress; and time to resume.
+"""Measure the overhead of a study of many seeds: planning, checkpoints, tables, progress; and time to resume.
 
     python benchmarks/orchestration.py --seeds 1000 --out results/benchmarks
 
@@ -26,7 +26,7 @@ from jaxattn.lab.engine.progress import Reporter
 
 
 def timed(function, spent):
-    """Append the time of every call, until its results are ready, to a list."""
+    """Wrap a function to append the time of every call, until its results are ready, to a list."""
 
     def call(*arguments, **options):
         if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((arguments, options))):
@@ -40,7 +40,7 @@ def timed(function, spent):
 
 
 def watch(spent):
-    """Time every call of a compiled program, and the compilation before it."""
+    """Patch jaxattn to append the time of every program call and every compilation to a list."""
     lift.BatchedFunction.__call__ = timed(lift.BatchedFunction.__call__, spent)
     lift.Programs.compile = timed(lift.Programs.compile, spent)
     engine.seed_keys = timed(engine.seed_keys, spent)

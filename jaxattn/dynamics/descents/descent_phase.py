@@ -221,7 +221,7 @@ def optimizer(
         step_size: η, a number or a schedule. For polyak, it must be a number.
         options: further arguments of the optimiser by their optax names, such as momentum and nesterov for
             sgd and normalized, loss_floor for polyak, or weight_decay for adamw. `epsilon` is optax's eps. It
-            noticeably affects adam: with thousands of reviews, the gradient of E is about 1e-6 per entry.
+            noticeably affects adam on large corpora, where the gradient of E can be about 1e-6 per entry.
 
     Raises:
         InputError: see `check_options`; or the function does not return an optax transformation.

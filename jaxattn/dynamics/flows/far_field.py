@@ -94,7 +94,7 @@ class Handover(NamedTuple):
 
 
 def hand_over(flow: JointCoordinates, z: Float[Array, " m"], until_norm: Float[Array, ""]) -> Handover:
-    """Replace v by a function of p at a point z of the joint flow where ‖v‖ is large."""
+    """Build the transition to a flow of p alone at a point z of the joint flow where ‖v‖ is large."""
     corpus, unit = flow.query.corpus, flow.unit
     z_p, z_v = jnp.split(z, 2)
     here, norm = flow.query.moved(z_p), flow.head.norm(z_v, 1.0)
