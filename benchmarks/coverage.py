@@ -58,7 +58,7 @@ def of_ties(n: int, rng: np.random.Generator) -> float:
 
 
 def of_curve(n: int, rng: np.random.Generator) -> float:
-    """Return the coverage of the interval for the correlation of bins with a noisy line, averaged over seeds.
+    """Return the coverage of the interval for the correlation of bins with the seed mean of a noisy line.
 
     The true value is the expectation of this correlation, which is below 1 because of the noise.
     """

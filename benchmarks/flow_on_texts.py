@@ -1,4 +1,4 @@
-"""The exact flow of p on film reviews: its run time, the norm it reaches, and the certificate of its limit.
+"""Measure the exact flow of p on film reviews: run time, final norm, and certificate of the limit.
 
     python benchmarks/flow_on_texts.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks
     python benchmarks/flow_on_texts.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks \
@@ -110,7 +110,7 @@ def one_step(scores, p, h):
 
 
 def left_of_the_forces(scores, path):
-    """Compute ‖∂L/∂p‖ / (max ‖E_s‖ · Σ |∂L_X/∂a_s|), at most 1, with a sum over reviews X and their tokens."""
+    """Compute ‖∂L/∂p‖ / (max ‖E_s‖ · Σ |∂L_X/∂a_s|), at most 1, summing over reviews X and their tokens."""
     flow = jax.jit(coordinates)(scores.keys, path.p[-1], scores.values, scores.corpus)
     log_sum = jax.jit(lambda flow: flow.log_gross(flow.zero) - jnp.log(flow.unit))(flow)
     return float(jnp.exp(path.log_gradient_norm[-1] - log_sum))

@@ -138,7 +138,7 @@ class Reference:
         return None
 
     def until(self, norm, p, unit, rtol=1e-3, seconds=120.0):
-        """Follow the flow to a given ‖p‖, and return p; None if that takes too long or too small steps."""
+        """Return p where the flow reaches a given ‖p‖, or None if that takes too long or too small steps."""
         p, log_time, h = mpmath.matrix(p.tolist()), mpmath.mpf(-20), 0.1
         began = time.perf_counter()
         while mpmath.norm(p) < norm:

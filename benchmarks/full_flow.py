@@ -1,4 +1,4 @@
-"""Joint limit of E, p and v near zero loss, and the cost of the flow.
+"""Compute the joint limit of E, p and v near zero loss, and the cost of the flow.
 
     python benchmarks/full_flow.py [--until -1e4] > results/benchmarks/full_flow.md
 

@@ -1,4 +1,4 @@
-r"""Texts and small transformers for `jaxattn heads`; see docs/findings/heads.md.
+r"""Prepare texts and train small transformers for `jaxattn heads`; see docs/findings/heads.md.
 
     python benchmarks/heads.py texts imdb.txt --data-dir DIR      # 200 texts of the training split of IMDB
     python benchmarks/heads.py train checkpoints --data-dir DIR   # five seeds of a one-layer encoder

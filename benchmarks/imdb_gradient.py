@@ -59,7 +59,7 @@ def load_times(data_dir):
 
 
 def joint_rows(params, corpus):
-    """Build functions that perform `STEPS` joint steps, and the memory traffic and products of as many."""
+    """Return two functions by name: `STEPS` joint Adam steps, and only their memory traffic and products."""
     descent = ja.dynamics.descent(optax.adam(3e-4, eps=3e-8), train=("E", "p", "v"))
     advance = jax.jit(lambda state, c, n: ja.dynamics.run(descent, state, c, n), donate_argnums=0)
     scaled = jax.jit(

@@ -1,4 +1,4 @@
-"""Max-margin problems of two sizes: many small ones at once, and one of the size of IMDB.
+"""Solve max-margin problems of two sizes: many small ones at once, and one of the size of IMDB.
 
     python benchmarks/max_margin.py --out results/benchmarks
 
@@ -41,7 +41,7 @@ def batch_problem(seeds, relevant=10, vocab=50, step=200.0):
 
 
 def measure_batch(seeds, compare):
-    """Time two batched solves of all seeds, the first with compilation; optionally compare with single ones."""
+    """Time two batched solves of all seeds, the first with compilation; optionally compare exact solutions."""
     E, corpora, chosen = batch_problem(seeds)
     times = []
     for _ in range(2):

@@ -70,7 +70,7 @@ def ours(seeds):
 
 
 def drawn(seeds):
-    """Return the parameters, corpus and padded sequences of each seed, to be computed before timing."""
+    """Return the parameters, corpus and padded sequences of each seed, which are not part of the timing."""
     data_keys, model_keys, _ = seed_keys(list(range(seeds)))
     programs = Programs(STUDY.base)
     loaded = programs.draw(data_keys, {})

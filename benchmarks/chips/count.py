@@ -51,7 +51,7 @@ class Instruction(NamedTuple):
         op: the operation.
         operands: names of its operands.
         rest: the text after its operands.
-        argument: the text between its parentheses, which parameters and constants need.
+        argument: the text between its parentheses: the index of a parameter, the value of a constant.
     """
 
     name: str
@@ -107,7 +107,7 @@ def parse(text: str) -> Module:
 
 
 def types(text: str) -> tuple[Type, ...]:
-    """Parse the type of a result, and return its arrays: one, or several for a tuple."""
+    """Parse the type of a result, and return its array types: one, or several for a tuple."""
     return tuple(
         Type(
             found[1],

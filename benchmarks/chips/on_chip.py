@@ -1,4 +1,4 @@
-"""Compile the programs of a study for a chip that is not installed, to bound their memory and time.
+"""Compile the programs of a study for a chip that is not installed, to determine memory and minimum time.
 
 This module runs in the process that `process.py` starts for the chip.
 """
@@ -44,7 +44,7 @@ class _Fitted(NamedTuple):
 
 
 class _Compiler(NamedTuple):
-    """Compiles the programs of a group, or only those in `only` if it is not empty.
+    """Compiler for the programs of a group, restricted to those in `only` unless it is empty.
 
     Groups share compiled programs: `known` stores the result for each program text.
     """

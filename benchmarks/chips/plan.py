@@ -153,7 +153,7 @@ class ChipPlan:
         """Display tables of the programs and of the groups, with their titles."""
         programs, groups = pd.DataFrame(map(_program, self.programs)), pd.DataFrame(map(_group, self.groups))
         return (
-            (f"Programs on {self.target}: what a step or a call comes to", programs),
+            (f"Programs on {self.target}: cost per step or call", programs),
             (f"Compile groups on {self.target}", groups),
         )
 
@@ -204,8 +204,8 @@ def _group(row: ChipGroup) -> dict[str, Any]:
         "together": row.together,
         "fitting": f"{row.fitting:,}" if row.held else "on the host",
         "batches": row.batches,
-        "memory of a lane": f"{quantity(row.per_lane)}B",
-        "of a device": f"{quantity(row.held)}B",
+        "memory per run": f"{quantity(row.per_lane)}B",
+        "per device": f"{quantity(row.held)}B",
         "compile": f"{row.compile_s:.0f} s",
         "time at least": seconds(row.seconds_at_least),
     }
@@ -251,7 +251,7 @@ def plan(
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print the plan of a sweep file; return 1 if a program does not compile."""
+    """Print the plan of a sweep file; return 1 if a program does not compile, else 0."""
     study = load_sweep(options.sweep, tuple(options.overrides), tuple(options.axes), options.seeds)
     with Reporter(options.quiet) as reporter:
         if known := known_bug(read_target(options.target).platform):

@@ -139,7 +139,7 @@ class Compiled(NamedTuple):
     """Result of compiling a program.
 
     Attributes:
-        error: why the program does not compile, or "". After an error, only `seconds` is valid otherwise.
+        error: why the program does not compile; "" if it does. After an error, only `seconds` is set.
         seconds: compile time.
         held: peak memory of a device in bytes.
         temporaries: the part of `held` that is neither arguments nor results.

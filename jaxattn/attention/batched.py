@@ -11,8 +11,7 @@ one. All members are therefore computed together, as products of the count matri
 With a single ceiling h, this would underflow for a sequence whose scores are all far below h. There
 is therefore one product per band, with weights exp(a_s - h_b) if a_s ≤ h_b and 0 otherwise. Each
 sequence uses the sums from the band that contains its largest score, for which the softmax is exact
-up to rounding. Members whose scores occupy too many
-bands are computed separately.
+up to rounding. Members whose scores occupy too many bands are computed separately.
 
 Shapes for one vector; a batch adds a leading axis S:
 

@@ -54,7 +54,7 @@ class Averages(NamedTuple):
             reference; 0 if there are no such entries.
         idle: (n,) bool; True if no entry differs from the reference.
         mean: C arrays of shape (n,).
-        attention: (R, W); q of each entry, not valid for entries with zero count.
+        attention: (R, W); attention q of each entry, not valid for entries with zero count.
         deviation: C arrays of shape (R, W); q (γ - f) e^(-gap) of each entry with value γ, not valid for
             entries with zero count.
         normaliser: (n,); Σ_s count_s e^(a_s - top), 0 for an empty sequence.

@@ -121,7 +121,7 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         return list(range(self.points))
 
     def follow(self, task: Task, params: Params) -> FlowPath:
-        """Compute the path, or only its start if steps are expensive; `advance` then computes the rest."""
+        """Compute the path; if steps are expensive, compute only its start, and let `advance` continue it."""
         return self._checked(self._call(params, task), params)
 
     def init(self, task: Task, params: Any, key: Array) -> FlowState:
