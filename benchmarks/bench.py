@@ -127,7 +127,7 @@ _COPIED = 2**28
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """Measurements of a case.
+    """Measurements of a case for one number of seeds.
 
     Attributes:
         case: its name.
@@ -152,7 +152,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """The machine of a measurement.
+    """Description of the machine on which a report was made.
 
     Attributes:
         device: kind of its devices.
@@ -259,7 +259,7 @@ def _peak() -> float | None:
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A machine with its measurements."""
+    """Measurements made on one machine."""
 
     machine: Machine
     measured: list[Measured]

@@ -83,7 +83,7 @@ def measure_seeds(seeds):
 
 
 def measure_large():
-    """Write and check a certificate for each feasible selection of the large problem; return their rows."""
+    """Write and check a certificate for each feasible selection of the large problem; return one row each."""
     E, p, corpus, rng = large_problem()
     rows = []
     for name, chosen in large_selections(E, p, corpus, rng):

@@ -24,7 +24,7 @@ BINS, NOISE = np.linspace(-1, 1, 20), 8.0
 
 
 def main() -> None:
-    """Print the table in Markdown."""
+    """Print a Markdown table of the coverage of each interval for each sample size."""
     rng = np.random.default_rng(0)
     rows: dict[str, Callable[[int], float | None]] = {}
     for name, law in LAWS.items():

@@ -79,7 +79,7 @@ def follow(scores, p, given):
 
 
 def one_step(scores, p, h):
-    """Measure the linear algebra of a step of length h at p, without and with forming the Jacobian."""
+    """Time the linear algebra of a step of length h at p, with and without forming the Jacobian."""
     flow = jax.jit(coordinates)(scores.keys, p, scores.values, scores.corpus)
     local = jax.jit(lambda flow: flow.at(flow.zero))(flow)
     c = jnp.asarray(h / 4)
@@ -110,7 +110,7 @@ def one_step(scores, p, h):
 
 
 def left_of_the_forces(scores, path):
-    """Compute ‖∂L/∂p‖ / (max ‖E_s‖ · Σ |∂L_X/∂a_s|), at most 1, summing over reviews X and their tokens."""
+    """Compute ‖∂L/∂p‖ / (max ‖E_s‖ · Σ |∂L_X/∂a_s|), at most 1, summed over reviews and tokens."""
     flow = jax.jit(coordinates)(scores.keys, path.p[-1], scores.values, scores.corpus)
     log_sum = jax.jit(lambda flow: flow.log_gross(flow.zero) - jnp.log(flow.unit))(flow)
     return float(jnp.exp(path.log_gradient_norm[-1] - log_sum))

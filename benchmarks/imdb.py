@@ -8,7 +8,7 @@ from jaxattn.core.errors import InputError
 
 
 def folder_of_imdb(path: str) -> str:
-    """Return the absolute path of a folder; raise ArgumentTypeError if a file of IMDB is missing in it."""
+    """Return the absolute path of a folder; raise ArgumentTypeError if it lacks a file of the data set."""
     path = os.path.abspath(os.path.expanduser(path))
     try:
         ja.data.Tfds(dataset="imdb_reviews", data_dir=path).files()

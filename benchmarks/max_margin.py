@@ -41,7 +41,7 @@ def batch_problem(seeds, relevant=10, vocab=50, step=200.0):
 
 
 def measure_batch(seeds, compare):
-    """Time two batched solves of all seeds, the first with compilation; optionally compare exact solutions."""
+    """Time two batched solves of all seeds, the first with compilation; if `compare`, also exact solves."""
     E, corpora, chosen = batch_problem(seeds)
     times = []
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Measure the overhead of a study of many seeds: planning, checkpoints, tables, progress; and time to resume.
+"""Measure how much time a study of many seeds spends outside its programs, and how long a resume takes.
 
     python benchmarks/orchestration.py --seeds 1000 --out results/benchmarks
 

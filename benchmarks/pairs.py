@@ -68,14 +68,14 @@ def ratios(there, name, arguments, keys, rounds):
 
 
 def interval(values):
-    """Return the geometric mean of ratios and its 95 % interval."""
+    """Return [mean, low, high]: the geometric mean of ratios and its 95 % interval."""
     logs = np.log(values)
     half = stats.t.ppf(0.975, len(logs) - 1) * stats.sem(logs)
     return [float(np.exp(logs.mean() + x)) for x in (0, -half, half)]
 
 
 def tell(measured):
-    """Print intervals of ratios, and return them by benchmark."""
+    """Print the mean and the interval of the ratios of each timing, and return them by name."""
     rows = {figure: interval(values) for figure, values in measured.items()}
     for figure, (mean, low, high) in sorted(rows.items()):
         print(f"{mean:5.2f} [{low:.2f}, {high:.2f}]  {figure}", flush=True)

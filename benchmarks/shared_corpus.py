@@ -46,7 +46,7 @@ def zipf_corpus():
 
 
 def entries(corpus):
-    """Return the entries of the bags on the host: sequence, token, count."""
+    """Return the sequence, token and count of every bag entry, as NumPy arrays."""
     count = np.asarray(corpus.bags.count)
     owner = np.broadcast_to(np.asarray(corpus.bags.owner)[:, None], count.shape)
     there = count > 0

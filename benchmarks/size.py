@@ -1,4 +1,4 @@
-"""Size and structure of the package, counted from its sources.
+"""Measure the size and structure of the package from its sources.
 
     python benchmarks/size.py [--rooms] [--imports] [--single] [--names]
 

@@ -1,4 +1,4 @@
-"""Exact flow of p on data with tied tokens: how paths end, and whether the limits can be certified.
+"""Report how exact flows of p end on data with tied tokens, and whether their limits can be certified.
 
     python benchmarks/ties.py --out results/benchmarks                                     # synthetic corpora
     python benchmarks/ties.py --only reviews --data-dir DIRECTORY_OF_TFDS --out results/benchmarks    # IMDB

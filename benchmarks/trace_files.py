@@ -71,7 +71,7 @@ def _is_ours(code: Any) -> bool:
 
 
 def one_seed() -> Trace:
-    """Trace one seed from start to end."""
+    """Return a trace of one seed, run from start to end."""
     study, trace = jaxattn.Study.read(SWEEP, SMALL), Trace()
     setting = study.cells[0].setting
     trace.count(lambda: list(seed.run_seed(setting, 0)))
@@ -79,7 +79,7 @@ def one_seed() -> Trace:
 
 
 def command() -> Trace:
-    """Trace the command that reads a sweep file, runs it and writes its page."""
+    """Return a trace of the command that reads a sweep file, runs it and writes its page."""
     from jaxattn.lab.cli import main
 
     trace = Trace()

@@ -302,7 +302,7 @@ def _read(inner: Sequence[Instruction], parameter: str, given: Sequence[Type]) -
 
 
 def _users(inner: Sequence[Instruction], name: str) -> Iterator[tuple[str, Instruction]]:
-    """Yield each instruction that uses a value, directly or through bitcasts, after its operand's name."""
+    """Yield (operand name, instruction) for each use of a value, directly or through bitcasts."""
     for line in inner:
         if name in line.operands:
             if line.op == "bitcast":

@@ -182,7 +182,7 @@ def _peak(found: Found) -> tuple[int, str]:
 
 
 def _row(target: Target, group: CompileGroup, made: PhaseProgram, found: Compiled | None) -> dict[str, Any]:
-    """Return the row of a program in "programs"."""
+    """Return a row of the table "programs"."""
     phase = made.location.rpartition(".")[0]
     row: dict[str, Any] = {"group": group.number, "phase": phase, "program": made.name}
     if found is None:
@@ -213,7 +213,7 @@ def _row(target: Target, group: CompileGroup, made: PhaseProgram, found: Compile
 def _group_row(
     target: Target, group: CompileGroup, runs: int, fitted: _Fitted, rows: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the row of a compile group in "groups"."""
+    """Return a row of the table "groups"."""
     batches = math.ceil(runs / fitted.together)
     steps = {phase.name: group.setting.probes.steps_of(phase) for phase in group.setting.phases}
 

@@ -287,8 +287,8 @@ def banded_backward(
     """Compute the outputs of `backward` with one product for each of `num_bands` bands.
 
     Also return a mask, (S,) bool, of the batch members for which cancellation removed a third of the
-    digits of ∂L/∂a. This happens if almost every sequence attends to a single token: Σ_X q_s ḡ_X γ_s and
-    Σ_X q_s ḡ_X f_X, with ḡ = ∂L/∂f, are then nearly equal.
+    digits of ∂L/∂a. This happens if almost every sequence attends to a single token, so that
+    Σ_X q_s ḡ_X γ_s and Σ_X q_s ḡ_X f_X, with ḡ = ∂L/∂f, are nearly equal.
     """
     top, tokens, values = bands.first_ceiling(scores)[None], scores.T, columns.transpose(2, 1, 0)
     own_shift, d_sums_by_sequence = shift.T, d_sums.transpose(2, 1, 0)

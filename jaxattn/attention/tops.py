@@ -1,7 +1,7 @@
 """Top (highest-scoring) tokens of each sequence, and softmax averages relative to reference values.
 
 For large ‖p‖, a sequence may attend to its top token with weight 1 - e^(-3000). The difference between the
-average f and the value γ_top of this token would then be rounded to zero if it were computed by subtraction.
+average f and the value γ_top of this token would be rounded to zero if it were computed by subtraction.
 Therefore, callers of `averages` first subtract a reference value from all token values, and `averages`
 factors out the largest remaining exponential.
 """

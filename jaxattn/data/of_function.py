@@ -37,8 +37,8 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
     The function may also have the form `(key, task_key, *, settings) -> Dataset`. `key` differs between
     training, test and validation data and between fresh batches. `task_key` is the same for all samples
     for a seed. The setting `sequences` is the number of examples to sample. If the function has an
-    argument `used`, which may be traced, it must sample only from the first `used` tokens. Cells with
-    different `vocab_size` then use the same program.
+    argument `used`, which may be traced, it must sample only from the first `used` tokens, so that cells
+    with different `vocab_size` use the same program.
 
     Attributes:
         test_sequences: number of test sequences, which have no label noise.

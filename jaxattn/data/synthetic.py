@@ -106,7 +106,7 @@ def independent(
 
     where the base distribution is uniform over relevant tokens and uniform over irrelevant tokens. The
     j-th of the m relevant tokens of a class has δ = max_posterior_difference · j/m, and irrelevant tokens
-    have δ = 0. For two classes, the posterior difference of token s is then ±δ_s in expectation. Labels
+    have δ = 0. For two classes, the posterior difference of token s is ±δ_s in expectation. Labels
     are balanced.
 
     Args:

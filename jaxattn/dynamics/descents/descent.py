@@ -87,7 +87,7 @@ def descent(
             every epoch, and an incomplete last batch is dropped.
         cuts_batches: True to extract the batch from the data in every step. By default, a minibatch is
             the full data with weights on the examples, which requires a loss that is a sum over examples.
-            Each step then costs as much as a full-batch step, which in token space is cheaper than
+            Such a step costs as much as a full-batch step, which in token space is cheaper than
             building a new corpus.
         fresh: function (key -> data) that samples a new batch for each step, in place of the training
             data.

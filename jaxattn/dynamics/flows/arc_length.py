@@ -68,7 +68,7 @@ class FlowPath(Brief):
     Row 0 is the start, and the last row is the end. For several seeds, all arrays have a leading seed axis.
 
     Attributes:
-        status: () int32; the `Stop` code that says why the path ended.
+        status: () int32; the `Stop` code that records why the path ended.
     """
 
     status: Any
