@@ -116,12 +116,12 @@ class Descent(Phase, frozen=True, kw_only=True):
         return algorithm.init(params, key) if self.batch_size or self.fresh else algorithm.init(params)
 
     def step(self, task: Task, state: Any) -> Any:
-        """Take one step."""
+        """Return the state after one step."""
         algorithm, on = self._algorithm(task)
         return algorithm.step(state, on)[0]
 
     def advance(self, task: Task, state: Any, steps: int | Array) -> Any:
-        """Take the given number of steps, which may be traced."""
+        """Return the state after the given number of steps, which may be traced."""
         algorithm, on = self._algorithm(task)
         return loop(algorithm, state, on, steps)
 
@@ -169,7 +169,7 @@ class OneStep(Phase, frozen=True, kw_only=True):
         return self._algorithm(task).init(params)
 
     def step(self, task: Task, state: Any) -> Any:
-        """Take the gradient step. A non-finite result is recorded as a failure, as in `Descent`."""
+        """Return the state after the gradient step. A non-finite result is recorded as a failure."""
         return self._algorithm(task).step(state, task.data.train)[0]
 
     def _algorithm(self, task: Task) -> Algorithm:

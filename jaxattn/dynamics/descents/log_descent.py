@@ -166,5 +166,5 @@ class LogDescent(Phase, frozen=True, kw_only=True):
         return log_descent(self.method, self.step_size).init(params)
 
     def step(self, task: Task, state: State) -> State:
-        """Take one step."""
+        """Return the state after one step."""
         return log_descent(self.method, self.step_size).step(state, task.data.train)[0]

@@ -260,10 +260,10 @@ def first_step(unit: Array, ends: Ends, reach: Array) -> Array:
 
 
 def restart(integration: Integration, h: Array) -> Integration:
-    """Restart an integration in new coordinates with the current point as origin. Earlier rows are kept.
+    """Return an integration restarted in new coordinates whose origin is the current point.
 
-    The next step has length 0: it evaluates the flow, and may reach the first row. The step after it has
-    length h.
+    Earlier rows are kept. The next step has length 0: it evaluates the flow, and may reach the first row.
+    The step after it has length h.
     """
     return replace(
         integration,
@@ -284,7 +284,7 @@ def integrate(
     rows: int | Array | float = math.inf,
     clock: float = math.inf,
 ) -> Integration:
-    """Integrate one path until the first stopping condition is met.
+    """Integrate one path until the first stopping condition is met, and return the final state.
 
     Args:
         flow: the flow, in the coordinates of `integration.here`.

@@ -129,7 +129,7 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         return self.at(params, self.follow(task, params), jnp.zeros((), jnp.int32))
 
     def advance(self, task: Task, state: FlowState, steps: int | Array) -> FlowState:
-        """Advance by the given number of rows."""
+        """Return the state the given number of rows later."""
         return self.at(state.params, state.path, state.step + steps)
 
     def at(self, params: Params, path: FlowPath, row: Array) -> FlowState:
