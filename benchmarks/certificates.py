@@ -5,7 +5,7 @@
 
 Every seed gives one problem of claim T4.3: Assumption 1 with V = 50, 20 relevant tokens, n = 200, T = 8 and
 d = 2,048 after one step of size 200 on E, with the selection of the relevant tokens. `--large` adds a random
-corpus with 25,000 sequences and 7,800 tokens, see max_margin.py. The checker runs in a separate process that
+corpus with 25,000 sequences and 7,800 tokens; see max_margin.py. The checker runs in a separate process that
 imports only the standard library.
 """
 

@@ -7,8 +7,8 @@
         --reviews 25000 --min-count 40 --dim 1024 --until-norm 1000
 
 The data are the first reviews of IMDB, with the words that occur at least `min-count` times in them. The flow
-starts after one step on E.
-The path is computed in legs, each from the end of the previous one, to show the cost of each decade of ‖p‖.
+starts after one step on E. The path is computed in legs, each from the end of the previous one, to show the
+cost of each decade of ‖p‖.
 """
 
 import argparse

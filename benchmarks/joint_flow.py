@@ -2,9 +2,10 @@
 
     python benchmarks/joint_flow.py --out results/benchmarks [--seeds 64]
 
-V = 16 with 8 relevant tokens, n = 40, T = 6, d = 32, one step of size 60 on E. `joint_flow` runs to
-‖p‖ = 1000, the ODE (`joint_ode.py`: NumPy and SciPy) to log ‖v‖ = 19.6. From log ‖v‖ of about 17.8, the flow
-computes v as a function of p. Rows of its path are compared with the ODE at the same log ‖v‖.
+The problems have V = 16 with 8 relevant tokens, n = 40, T = 6 and d = 32, after one step of size 60 on E.
+`joint_flow` runs to ‖p‖ = 1000, the ODE (`joint_ode.py`: NumPy and SciPy) to log ‖v‖ = 19.6. Above log ‖v‖ of
+about 17.8, `joint_flow` computes v as a function of p. Rows of its path are compared with the ODE at the same
+log ‖v‖.
 """
 
 import argparse

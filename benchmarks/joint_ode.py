@@ -1,7 +1,7 @@
 """Gradient flow on p and v with fixed E, integrated by NumPy and SciPy only: a reference for `joint_flow`.
 
 The state is p, u = v/‖v‖ and ρ = log ‖v‖. With γ = E u, attention q and weights w = sigmoid(-y e^ρ q·γ) of
-the sequences, kept as logarithms,
+the sequences, stored as logarithms,
 
     dp = e^ρ Σ_X y w Σ_{i<j} q_i q_j (γ_i - γ_j) (E_i - E_j),    G = Σ_X y w Σ_i q_i E_i,
     dρ = e^(-ρ) u·G,    du = e^(-ρ) (G - (u·G) u).
