@@ -1,6 +1,7 @@
 """Figures of metrics against the step, or against another metric such as ‖p‖."""
 
 import itertools
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -29,6 +30,8 @@ from jaxattn.lab.results.style import FIGURE_WIDTH, INK, SOFT, colours, legend_b
 
 PANELS = ("loss", "accuracy", "p_norm", "log_gradient_norm", "important_mass")
 _MAX_CELLS = 12
+# Characters of the titles of a row of panels; longer titles are wrapped.
+_TITLE_WIDTH = 108
 
 
 def curves(
@@ -235,7 +238,7 @@ def _block(
                 if (rows := lines.get((name, cell))) is not None:
                     for _, one in rows.groupby("seed") if "seed" in rows else [(0, rows)]:
                         _line(ax, one, colour, dashed=not test, thin="seed" in rows)
-        ax.set_title(label(panel if len(names) > 1 else names[0]))
+        ax.set_title(textwrap.fill(label(panel if len(names) > 1 else names[0]), _TITLE_WIDTH // columns))
         _scale_steps(ax, shown)
         if len(names) > 1 and not explained:
             explained = True

@@ -1,0 +1,81 @@
+"""Disentangled two-layer transformers, their loss, and probes of the first attention."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from trees import Trees
+
+import jaxattn as ja
+
+
+def attend(scores: Array, mask: Array) -> Array:
+    """Return the softmax over the unmasked entries of the last axis."""
+    return jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
+
+
+class Disentangled(ja.Model[Trees]):
+    """Log-probabilities of the next token; each layer appends its attention output to its input."""
+
+    takes: ClassVar[type[Trees]] = Trees
+
+    def init(self, key: Array, like: Trees, *, dtype: jnp.dtype) -> dict[str, Array]:
+        """Return zeros."""
+        d, S = like.ids.shape[1] + like.vocab_size, like.vocab_size
+        return {
+            "A1": jnp.zeros((d, d), dtype),
+            "A2": jnp.zeros((2 * d, 2 * d), dtype),
+            "W": jnp.zeros((4 * d, S), dtype),
+        }
+
+    def outputs(self, params: dict[str, Array], data: Trees) -> Array:
+        """Compute log-probabilities, (n, S)."""
+        S, T = data.vocab_size, data.ids.shape[1]
+        tokens = jax.nn.one_hot(data.ids, S, dtype=params["W"].dtype)
+        u = tokens @ params["A1"][:S] + params["A1"][S:]
+        first = attend(jnp.einsum("nts,nls->ntl", u[..., :S], tokens) + u[..., S:], data.causal)
+        places = jnp.broadcast_to(jnp.eye(T, dtype=u.dtype), first.shape)
+        x = jnp.concatenate([tokens, places, first @ tokens, first], axis=-1)
+        second = attend(jnp.einsum("nd,nld->nl", x[:, -1] @ params["A2"], x), data.mask)
+        x = jnp.concatenate([x[:, -1], jnp.einsum("nl,nld->nd", second, x)], axis=-1)
+        return jax.nn.log_softmax(x @ params["W"], axis=-1)
+
+    def by_position(self, params: dict[str, Array]) -> Array:
+        """Compute the first attention given by the scores of pairs of positions only, (T, T)."""
+        S = params["W"].shape[1]
+        return attend(params["A1"][S:, S:], jnp.tri(len(params["A1"]) - S, dtype=bool))
+
+
+class TwoMatrices(ja.Model[Trees]):
+    """log f, f the attention of the last position to tokens equal to s', plus ε and normalised.
+
+    A1 are the scores of pairs of positions, and A2 those of pairs of tokens, which start at β I.
+    """
+
+    takes: ClassVar[type[Trees]] = Trees
+
+    start: float = 0.1
+    epsilon: float = 1e-3
+
+    def init(self, key: Array, like: Trees, *, dtype: jnp.dtype) -> dict[str, Array]:
+        """Return zeros and a multiple of the identity."""
+        T, S = like.ids.shape[1], like.vocab_size
+        return {"A1": jnp.zeros((T, T), dtype), "A2": self.start * jnp.eye(S, dtype=dtype)}
+
+    def outputs(self, params: dict[str, Array], data: Trees) -> Array:
+        """Compute log((f + ε) / (1 + S ε)), (n, S)."""
+        tokens = jax.nn.one_hot(data.ids, data.vocab_size, dtype=params["A1"].dtype)
+        read = jnp.einsum("tl,nls->nts", self.by_position(params), tokens)
+        second = attend(jnp.einsum("nts,ns->nt", read, tokens[:, -1] @ params["A2"]), data.mask)
+        f = jnp.einsum("nt,nts->ns", second, tokens) + self.epsilon
+        return jnp.log(f / (1 + data.vocab_size * self.epsilon))
+
+    def by_position(self, params: dict[str, Array]) -> Array:
+        """Compute the first attention, (T, T)."""
+        return attend(params["A1"], jnp.tri(len(params["A1"]), dtype=bool))
+
+
+def cross_entropy(outputs: Array, targets: Array) -> Array:
+    """Compute the cross-entropy of the target distributions, (n,)."""
+    return -(targets * outputs).sum(axis=-1)

@@ -1,0 +1,68 @@
+"""Transition matrices, and estimators of their rows that know the graph."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxattn.data import Sequences
+
+
+def stationary(P: Array) -> Array:
+    """Compute the stationary distributions of matrices (n, S, S) by elimination without subtraction."""
+    S = P.shape[-1]
+    rows = P
+    for k in range(S - 1, 0, -1):
+        out = rows[:, :k, k] / jnp.maximum(rows[:, k, :k].sum(axis=1, keepdims=True), 1e-30)
+        rows = rows.at[:, :k, k].set(out)
+        rows = rows.at[:, :k, :k].add(out[:, :, None] * rows[:, k, None, :k])
+    weights = [jnp.ones(len(P))]
+    for k in range(1, S):
+        weights.append(sum(weight * rows[:, i, k] for i, weight in enumerate(weights)))
+    found = jnp.stack(weights, axis=1)
+    return found / found.sum(axis=1, keepdims=True)
+
+
+def dirichlet(key: Array, *, concentration: float, shape: tuple[int, ...]) -> Array:
+    """Sample rows from Dirichlet(c, ..., c), with entries of at least 1e-12."""
+    return jnp.maximum(jax.nn.softmax(jax.random.loggamma(key, concentration, shape), axis=-1), 1e-12)
+
+
+def permutations(key: Array, *, shape: tuple[int, ...], noise: float = 0.15) -> Array:
+    """Sample (1 - noise) times a permutation matrix plus noise / S."""
+    order = jax.random.uniform(key, shape[:-1]).argsort(axis=-1)
+    return (1 - noise) * jax.nn.one_hot(order, shape[-1]) + noise / shape[-1]
+
+
+def counts(data: Sequences) -> Array:
+    """Count the pairs of a parent's token and a token, (n, S, S)."""
+    own = jax.nn.one_hot(data.ids, data.vocab_size)
+    above = jnp.take_along_axis(own, jnp.maximum(data.parents, 0)[:, :, None], axis=1)
+    return jnp.einsum("nta,ntb,nt->nab", above, own, data.parents >= 0)
+
+
+def row_of_last(matrices: Array, data: Sequences) -> Array:
+    """Return the row of the last token, (n, S)."""
+    return jnp.take_along_axis(matrices, data.ids[:, -1:, None], axis=1)[:, 0]
+
+
+def counted(data: Sequences) -> Array:
+    """Estimate the distribution from the children of tokens equal to the last one, plus c, (n, S)."""
+    found = row_of_last(counts(data), data) + data.concentration[:, None]
+    return found / found.sum(axis=1, keepdims=True)
+
+
+def posterior_mean(key: Array, data: Sequences, *, draws: int) -> Array:
+    """Estimate the posterior mean of the distribution by importance sampling, (n, S).
+
+    Matrices are sampled given the counts of transitions; their weights are the probabilities of the roots.
+    """
+    is_root = (data.parents < 0)[:, :-1, None]
+    roots = (jax.nn.one_hot(data.ids[:, :-1], data.vocab_size) * is_root).sum(axis=1)
+    concentration = counts(data) + data.concentration[:, None, None]
+
+    def one(key: Array) -> tuple[Array, Array]:
+        P = dirichlet(key, concentration=concentration, shape=concentration.shape)
+        return (roots * jnp.log(jnp.maximum(stationary(P), 1e-12))).sum(axis=1), row_of_last(P, data)
+
+    log_weights, rows = jax.lax.map(one, jax.random.split(key, draws))
+    return jnp.einsum("mn,mns->ns", jax.nn.softmax(log_weights, axis=0), rows)

@@ -1,0 +1,49 @@
+"""Windows of frequent words of reviews, sampled for each seed, and the loss of the next word."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+import jaxattn as ja
+from jaxattn.data import Sequences
+
+
+@cache
+def frequent_words(data_dir: str, length: int) -> tuple[np.ndarray, int]:
+    """Return all windows of `length` + 1 frequent words of the training reviews, and the vocabulary size."""
+    source = ja.data.Tfds(dataset="imdb_reviews", data_dir=data_dir, min_count=4000, order="kept")
+    # The function is called while the sampling of windows is traced, and reads concrete arrays.
+    with jax.ensure_compile_time_eval():
+        reviews, span = source.load().splits.train, length + 1
+        rows, sizes = np.asarray(reviews.ids), np.asarray(reviews.lengths)
+    cuts = [
+        row[start : start + span]
+        for row, n in zip(rows, sizes, strict=True)
+        for start in range(0, n - span + 1, span)
+    ]
+    return np.stack(cuts).astype(np.int32), reviews.vocab_size
+
+
+@ja.declare(inert=frozenset({"data_dir"}))
+def windows(key: Array, *, data_dir: ja.FilePath, number: int, words: int | None = None) -> Sequences:
+    """Sample `number` windows of 32 words; the target of every position is the next word.
+
+    With `words`, the other words are replaced by one further token.
+    """
+    cuts, vocab = frequent_words(data_dir, 32)
+    if words is not None:
+        frequency = np.bincount(cuts.ravel(), minlength=vocab)
+        rank = np.argsort(np.argsort(-frequency))
+        cuts, vocab = np.minimum(rank[cuts], words).astype(np.int32), words + 1
+    rows = jnp.asarray(cuts)[jax.random.choice(key, len(cuts), (number,), replace=False)]
+    ids = rows[:, :-1]
+    return Sequences(targets=rows[:, 1:], ids=ids, mask=jnp.ones(ids.shape, bool), vocab_size=vocab)
+
+
+def next_word(outputs: Array, targets: Array) -> Array:
+    """Compute the cross-entropy of the next word, mean over positions, (n,)."""
+    own = jnp.take_along_axis(outputs, targets[..., None], axis=-1)[..., 0]
+    return (jax.nn.logsumexp(outputs, axis=-1) - own).mean(axis=-1)
