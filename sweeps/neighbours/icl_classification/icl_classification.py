@@ -20,8 +20,8 @@ class Prompts(ja.Dataset):
 def prompts(key: Array, *, sequences: int, dim: int, length: int, spread: float | None = None) -> Prompts:
     """Sample one linear classifier sign(w·x) per prompt, and points on the sphere.
 
-    The points are uniform, or, with `spread`, normal with this standard deviation around one of four centres
-    of very different weight, and projected onto the sphere.
+    The points are uniform. With `spread`, they are normal with this standard deviation around one of four
+    random centres, which have probabilities in proportion to exp(-k), and are projected onto the sphere.
     """
     w_key, x_key, centre_key, which_key = jax.random.split(key, 4)
     w = jax.random.normal(w_key, (sequences, dim))
