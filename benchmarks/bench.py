@@ -1,4 +1,4 @@
-"""Measure step times of each kind of phase on this machine, their bitwise reproducibility, and memory.
+"""Measure step time, bitwise reproducibility and memory of each kind of phase on this machine.
 
 python benchmarks/bench.py --out mine.json          # measure, print a table and write it to a file
 python benchmarks/bench.py mine.json other.json     # compare several machines
@@ -54,7 +54,7 @@ class Case:
         name: its name.
         study: a study with one cell, whose first phase is timed.
         seeds: numbers of vmapped seeds.
-        steps: divisor of the measured time; 1 for a path that is computed at once.
+        steps: number that the measured time is divided by; 1 for a path that is computed in one call.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Case:
 
 
 def reviews(*, sequences: int, vocab_size: int) -> Corpus:
-    """Sample sequences with lengths of reviews and tokens by Zipf's law, the same in every call."""
+    """Return a fixed synthetic corpus with review-like lengths and Zipf-distributed tokens."""
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(5.2, 0.6, sequences), 10, 2_000).astype(int)
     weight = 1 / np.arange(1, vocab_size + 1)
@@ -127,7 +127,7 @@ _COPIED = 2**28
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """Measurements of a case.
+    """Measurements of a case for one number of seeds.
 
     Attributes:
         case: its name.
@@ -152,7 +152,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """The machine of a measurement.
+    """Description of the machine on which a report was made.
 
     Attributes:
         device: kind of its devices.
@@ -195,7 +195,7 @@ def bandwidth() -> float:
 
 
 def measure(case: Case, seeds: int, repeats: int) -> Measured:
-    """Measure a case.
+    """Measure the time, reproducibility and memory of a case.
 
     Args:
         case: the case.
@@ -206,7 +206,7 @@ def measure(case: Case, seeds: int, repeats: int) -> Measured:
         The measurements.
 
     Raises:
-        RunError: it does not fit in memory.
+        RunError: the case does not fit in memory.
     """
     try:
         with backend.precision(case.study.dtype):
@@ -259,7 +259,7 @@ def _peak() -> float | None:
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A machine with its measurements."""
+    """Measurements made on one machine."""
 
     machine: Machine
     measured: list[Measured]
@@ -272,7 +272,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def write(report: Report, path: Path) -> Path:
-    """Write a report as JSON, with the machine and the rows by name.
+    """Write a report as JSON, and return its path.
 
     Raises:
         RunError: the file cannot be written.
@@ -315,7 +315,7 @@ def table(report: Report) -> pd.DataFrame:
 
 
 def beside(reports: Sequence[Report]) -> pd.DataFrame:
-    """Return the µs per step and seed of several machines, one column each, in the row order of the first."""
+    """Return a table of µs per step and seed: one row per case and number of seeds, one column per report."""
     keys = dict.fromkeys((row.case, row.seeds) for report in reports for row in report.measured)
     found = [{(row.case, row.seeds): row.step_us for row in report.measured} for report in reports]
     frame = pd.DataFrame([{"case": case, "seeds": seeds} for case, seeds in keys])

@@ -1,9 +1,9 @@
-"""Extra time of a study in a bucket compared with a folder, in pairs; and data read on resume.
+"""Measure how much longer a study takes in a bucket than in a folder, and the data read on resume.
 
     python benchmarks/bucket.py --seeds 1000 --out results/benchmarks
 
-The server of the S3 protocol is moto, in a separate process on the same cores. The study is that of
-benchmarks/seeds_per_second.py. Programs are compiled before the clock starts.
+The S3 server is moto, in a separate process on the same cores. The study is the one of
+benchmarks/seeds_per_second.py. Programs are compiled before timing starts.
 """
 
 import argparse
@@ -31,7 +31,7 @@ SERVER = Path(__file__).parents[1] / "tests" / "robustness"
 
 
 class Half(Reporter):
-    """Interrupt a run when half of it is done."""
+    """Reporter that interrupts a run once more than half of the work is done."""
 
     def update(self, description, fraction=None, state="", remaining=None):
         if fraction is not None and fraction > 0.5:
@@ -39,7 +39,7 @@ class Half(Reporter):
 
 
 def serve(pipe):
-    """Serve requests until told to stop; report the requests."""
+    """Run an S3 server until the pipe receives "stop"; reply to any other word with the request counts."""
     sys.path.insert(0, str(SERVER))
     from s3_server import Server
 
@@ -55,13 +55,13 @@ def serve(pipe):
 
 
 def ask(pipe, word):
-    """Return the requests that the server has received."""
+    """Send a word to the server; return its request counts, bytes sent, and, for "size", bytes stored."""
     pipe.send(word)
     return pipe.recv()
 
 
 def timed(study, place, reporter=Reporter):
-    """Run a study; return the seconds."""
+    """Run a study, and return the time in seconds."""
     begin = time.perf_counter()
     with reporter(quiet=True) as told, suppress(Interrupted):
         engine.run_study(study, place, command="benchmark", reporter=told)
@@ -69,7 +69,7 @@ def timed(study, place, reporter=Reporter):
 
 
 def going_on(study, pipe, root):
-    """Stop a study half-way, resume it with an empty cache, and count what is read."""
+    """Measure the time, requests and bytes needed to open a half-finished study with an empty cache."""
     place = Path("s3://bench/half")
     timed(study, place, Half)
     _, _, held = ask(pipe, "size")

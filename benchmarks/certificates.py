@@ -1,11 +1,11 @@
-"""Certificates in exact arithmetic: proven gaps, cost, and results of the checker.
+"""Measure certificates in exact arithmetic: proven gaps, cost, and results of the checker.
 
     python benchmarks/certificates.py --seeds 1000 --out results/benchmarks
     python benchmarks/certificates.py --seeds 0 --large --out results/benchmarks
 
-Every seed is a problem of the claim T4.3: Assumption 1 with V = 50, 20 relevant tokens, n = 200, T = 8 and
+Every seed gives one problem of claim T4.3: Assumption 1 with V = 50, 20 relevant tokens, n = 200, T = 8 and
 d = 2,048 after one step of size 200 on E, with the selection of the relevant tokens. `--large` adds a random
-corpus with 25,000 sequences and 7,800 tokens, see max_margin.py. The checker runs in a separate process that
+corpus with 25,000 sequences and 7,800 tokens; see max_margin.py. The checker runs in a separate process that
 imports only the standard library.
 """
 
@@ -31,14 +31,14 @@ CHECKER = Path(check_certificate.__file__)
 
 
 def checked(path):
-    """Run the checker; return its output and its time."""
+    """Run the checker on a certificate; return its verdict and its time in seconds."""
     begin = time.perf_counter()
     done = subprocess.run([sys.executable, "-I", "-S", CHECKER, path], capture_output=True, text=True)
     return done.stdout.partition(":")[0], time.perf_counter() - begin
 
 
 def measure(scores, chosen, solution, path):
-    """Write and check one certificate."""
+    """Write and check one certificate; return its gaps and times."""
     begin = time.perf_counter()
     gap = ja.theory.write_certificate(path, scores, chosen, solution).gap
     written = time.perf_counter() - begin
@@ -53,7 +53,7 @@ def measure(scores, chosen, solution, path):
 
 
 def measure_seeds(seeds):
-    """Write and check the certificates of many seeds."""
+    """Write and check one certificate per seed; return their extreme gaps and median times."""
     E, corpora, chosen = batch_problem(seeds, relevant=20)
     begin = time.perf_counter()
     solutions = ja.theory.max_margin_batch(ja.theory.Scores(E, corpora), chosen)
@@ -83,7 +83,7 @@ def measure_seeds(seeds):
 
 
 def measure_large():
-    """Write and check the certificates of the large problem's selections that can be separated."""
+    """Write and check a certificate for each feasible selection of the large problem; return one row each."""
     E, p, corpus, rng = large_problem()
     rows = []
     for name, chosen in large_selections(E, p, corpus, rng):

@@ -1,4 +1,4 @@
-"""Coverage of 95 % intervals on normal and on skewed data.
+"""Estimate the coverage of 95 % intervals on normal and on skewed data.
 
 python benchmarks/coverage.py
 """
@@ -24,7 +24,7 @@ BINS, NOISE = np.linspace(-1, 1, 20), 8.0
 
 
 def main() -> None:
-    """Print the table in Markdown."""
+    """Print a Markdown table of the coverage of each interval for each sample size."""
     rng = np.random.default_rng(0)
     rows: dict[str, Callable[[int], float | None]] = {}
     for name, law in LAWS.items():
@@ -51,17 +51,16 @@ def held(bounds: tuple[Any, Any], truth: float) -> float:
 
 
 def of_ties(n: int, rng: np.random.Generator) -> float:
-    """Return the coverage of the mean of values with ties, for samples that are not all equal."""
+    """Return the coverage of the interval for the mean of values with ties; skip samples of equal values."""
     low, high = student_t(rng.choice(TIED, (20_000, n), p=WEIGHTS))
     made = np.isfinite(low)
     return held((low[made], high[made]), float(TIED @ WEIGHTS))
 
 
 def of_curve(n: int, rng: np.random.Generator) -> float:
-    """Return the coverage of the correlation of bins with the mean over seeds of a line with noise.
+    """Return the coverage of the interval for the correlation of bins with the seed mean of a noisy line.
 
-    The truth is its expectation, which is below 1 because noise lowers the correlation of a mean over n
-    seeds.
+    The true value is the expectation of this correlation, which is below 1 because of the noise.
     """
     curves = BINS + NOISE * rng.normal(size=(4000, n, len(BINS)))
     total = curves.sum(axis=1, keepdims=True)
@@ -70,13 +69,13 @@ def of_curve(n: int, rng: np.random.Generator) -> float:
 
 
 def correlation(curves: Any) -> Any:
-    """Compute the correlation of curves with the bins."""
+    """Return the correlation of each curve with the bins."""
     curves = curves - curves.mean(axis=-1, keepdims=True)
     return curves @ BINS / np.sqrt(np.square(curves).sum(axis=-1) * (BINS @ BINS))
 
 
 def of_middle(law: Any, n: int, rng: np.random.Generator) -> float | None:
-    """Return the coverage of the interval of the interquartile mean, None if it has no interval."""
+    """Return the coverage of the interval for the interquartile mean, or None if n is too small for one."""
     if n < BOOTSTRAP_SEEDS:
         return None
     values = law.rvs((4000, n), random_state=rng)
@@ -88,13 +87,13 @@ def of_middle(law: Any, n: int, rng: np.random.Generator) -> float | None:
 
 
 def of_share(p: float, n: int) -> float:
-    """Return the coverage of the interval of a share, summed exactly over all counts."""
+    """Return the coverage of the interval for a proportion p, summed exactly over all counts."""
     low, high = clopper_pearson(np.arange(n + 1), n)
     return float(stats.binom.pmf(np.arange(n + 1), n, p)[(low <= p) & (p <= high)].sum())
 
 
 def written(share: float | None) -> str:
-    """Format a coverage."""
+    """Format a coverage, or return a dash for None."""
     return "–" if share is None else f"{share:.3f}"
 
 

@@ -1,12 +1,12 @@
-"""Discretisation error of loops: normalised descent by autodiff, compared with the exact flow.
+"""Measure the discretisation error of normalised descent by autodiff, compared with the exact flow.
 
     python benchmarks/flow_against_loops.py --out results/flow_against_loops
 
-One problem that satisfies Assumption 1 (V = 50, n = 200, T = 8, d = 2048, one step of size 200 on E). The
+The problem satisfies Assumption 1 (V = 50, n = 200, T = 8, d = 2048, one step of size 200 on E). The descent
 loops follow common practice: the textbook E[x] model, autodiff, steps of length 0.1 along the normalised
 gradient, in float32 and in float64. They run in the 50 coordinates of span(E). The part of p outside of it
-never changes, so this affects only their speed and the initial norm. The distance is 1 - cos to the certified
-max-margin direction of the exact flow's selection.
+never changes, so the restriction affects only their speed and the initial norm. The distance is 1 - cos to
+the certified max-margin direction of the exact flow's selection.
 """
 
 import argparse

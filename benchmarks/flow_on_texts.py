@@ -1,4 +1,4 @@
-"""The exact flow of p on film reviews: its run time, the norm it reaches, and the certificate of its limit.
+"""Measure the exact flow of p on film reviews: run time, final norm, and certificate of the limit.
 
     python benchmarks/flow_on_texts.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks
     python benchmarks/flow_on_texts.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks \
@@ -6,8 +6,9 @@
     python benchmarks/flow_on_texts.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks \
         --reviews 25000 --min-count 40 --dim 1024 --until-norm 1000
 
-The data are the first reviews of IMDB, with words that occur `min-count` times in them, after one step on E.
-The path is computed in legs, each from the end of the previous one, to show the cost of each decade of ‖p‖.
+The data are the first reviews of IMDB, with the words that occur at least `min-count` times in them. The flow
+starts after one step on E. The path is computed in legs, each from the end of the previous one, to show the
+cost of each decade of ‖p‖.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from jaxattn.dynamics.flows.stiff import by_factors
 
 
 def problem(given):
-    """Return the corpus, and the parameters after one step."""
+    """Return the parameters after one step on E, and the corpus."""
     split = f"train[:{given.reviews}]" if given.reviews < 25_000 else "train"
     source = ja.data.Tfds(
         dataset="imdb_reviews", data_dir=given.data_dir, train=split, test="", min_count=given.min_count
@@ -40,7 +41,7 @@ def problem(given):
 
 
 def follow(scores, p, given):
-    """Return the legs of the path, and the last one."""
+    """Return one row of measurements per leg, and the path of the last leg."""
     legs, norm, begin, path = [], given.first_norm, time.perf_counter(), None
     while True:
         norm = min(norm, given.until_norm)
@@ -78,7 +79,7 @@ def follow(scores, p, given):
 
 
 def one_step(scores, p, h):
-    """Measure the linear algebra of a step of length h at p, without and with forming the Jacobian."""
+    """Time the linear algebra of a step of length h at p, with and without forming the Jacobian."""
     flow = jax.jit(coordinates)(scores.keys, p, scores.values, scores.corpus)
     local = jax.jit(lambda flow: flow.at(flow.zero))(flow)
     c = jnp.asarray(h / 4)
@@ -109,14 +110,14 @@ def one_step(scores, p, h):
 
 
 def left_of_the_forces(scores, path):
-    """Compute ‖∂L/∂p‖ over max ‖E_s‖ times the sum of all |∂L/∂a_s| of single reviews, at most 1."""
+    """Compute ‖∂L/∂p‖ / (max ‖E_s‖ · Σ |∂L_X/∂a_s|), at most 1, summed over reviews and tokens."""
     flow = jax.jit(coordinates)(scores.keys, path.p[-1], scores.values, scores.corpus)
     log_sum = jax.jit(lambda flow: flow.log_gross(flow.zero) - jnp.log(flow.unit))(flow)
     return float(jnp.exp(path.log_gradient_norm[-1] - log_sum))
 
 
 def certificate(scores, path):
-    """Certify the end of a path."""
+    """Certify the limit from the end of a path, and return the properties of the certificate."""
     started = time.perf_counter()
     p, selection = jax.device_get((path.p[-1], path.selection))
     found = ja.theory.certify_limit(jax.device_get(scores), p, selection)

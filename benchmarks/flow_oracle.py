@@ -1,4 +1,4 @@
-"""Compare exact flows of p with backward Euler steps in log time, in arithmetic of a thousand digits.
+"""Compare exact flows of p with backward Euler steps in log time, in 3,000-bit arithmetic.
 
     python benchmarks/flow_oracle.py --seeds 20                  # 20 problems of each of 16 kinds
     python benchmarks/flow_oracle.py --seeds 20 --kinds lattice  # only kinds with "lattice" in their name
@@ -30,7 +30,7 @@ PRECISION, FAR = 3000, 100.0
 
 
 def problem(kind, seed):
-    """Sample keys, values, sequences of tokens, labels and p of one problem."""
+    """Sample keys, values, token sequences, labels, number of classes and initial p of one problem."""
     rng, words = np.random.default_rng([seed, KINDS.index(kind)]), kind.split()
     classes, tokens = 3 if "k3" in words else 2, int(rng.integers(4, 8))
     shape = (tokens, classes) if classes > 2 else (tokens,)
@@ -62,7 +62,7 @@ def problem(kind, seed):
 
 
 def scores_of(keys, values, sequences, labels, classes):
-    """Return a problem as `Scores`, padded to one shape with one-token sequences, which exert no force."""
+    """Return a problem as `Scores` of fixed shape, padded with one-token sequences, which exert no force."""
     X, mask = np.zeros((SEQUENCES, LENGTH, DIM)), np.zeros((SEQUENCES, LENGTH), bool)
     own, y = np.zeros((SEQUENCES, LENGTH, *values.shape[1:])), np.zeros(SEQUENCES, int)
     mask[:, 0] = True
@@ -118,7 +118,7 @@ class Reference:
         return total, jacobian
 
     def step(self, p, log_time, h):
-        """Take a backward Euler step of dp/dτ = e^τ F(p); None if Newton's method does not converge."""
+        """Return p after a backward Euler step of dp/dτ = e^τ F(p), or None if Newton's method fails."""
         scale, x, last = mpmath.exp(log_time + h) * h, p, None
         for iteration in range(14):
             force, jacobian = self.force(x)
@@ -138,7 +138,7 @@ class Reference:
         return None
 
     def until(self, norm, p, unit, rtol=1e-3, seconds=120.0):
-        """Follow the flow to a given ‖p‖; return None if it exceeds the time limit."""
+        """Return p where the flow reaches a given ‖p‖, or None if that takes too long or too small steps."""
         p, log_time, h = mpmath.matrix(p.tolist()), mpmath.mpf(-20), 0.1
         began = time.perf_counter()
         while mpmath.norm(p) < norm:
@@ -157,7 +157,7 @@ class Reference:
 
 
 def compare(kind, seed):
-    """Compare one problem, and return the outcome."""
+    """Compare the flow with the reference on one problem, and return the outcomes."""
     *made, start = problem(kind, seed)
     scores, unit = scores_of(*made), 1 / max(np.abs(made[0]).max(), 1e-9)
     far = ja.dynamics.exact_flow(scores, start, until_norm=1e6 * unit)

@@ -1,11 +1,11 @@
-"""Joint limit of E, p and v near zero loss, and the cost of the flow.
+"""Compute the joint limit of E, p and v near zero loss, and the cost of the flow.
 
     python benchmarks/full_flow.py [--until -1e4] > results/benchmarks/full_flow.md
 
-With s(X) the token on top of X at the end and r_eff the number of distinct ones, the tested law is
-y E_s·v = ‖v‖²/√r_eff for these tokens, and 0 for others. The first case has the corpus sizes of the base
-setting of the claims.
-The other cases have sizes for which irrelevant tokens end on top, or several relevant tokens per sequence.
+Let s(X) be the token of X with the largest score at the end, and r_eff the number of distinct s(X). The
+tested law is y E_s·v = ‖v‖²/√r_eff for these tokens, and E_s·v = 0 for all others. The first case has the
+corpus sizes of the base setting of the claims. The other cases have sizes for which irrelevant tokens end
+with the largest score, or several relevant tokens per sequence.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def problems(generate, sizes, dim, scale, seeds):
 
 
 def end(E, p, v, corpus, relevant):
-    """Count the final top tokens of one seed, and divide E·v by its value in the law."""
+    """Return the number of final top tokens of one seed, and the ratio of E·v to its value in the law."""
     ids, mask = padded_sequences(corpus)
     labels = np.asarray(corpus.targets)
     on_top = ids[np.arange(len(ids)), np.where(mask, (E @ p)[ids], -np.inf).argmax(axis=1)]
@@ -80,7 +80,7 @@ def end(E, p, v, corpus, relevant):
 
 
 def describe(name, path, corpora, relevant):
-    """Return one row per seed."""
+    """Return a table of the final state, with one row per seed."""
     rows = []
     for seed, stop in enumerate(path.stop):
         E, p, v = (np.asarray(getattr(path, x)[seed, -1]) for x in ("E", "p", "v"))
@@ -91,7 +91,7 @@ def describe(name, path, corpora, relevant):
 
 
 def over_losses(path, relevant):
-    """Return one row per loss: medians over seeds, and the largest drift."""
+    """Return a table with one row per loss: medians over seeds, and the largest drift."""
     E, p, v = (np.asarray(x) for x in (path.E, path.p, path.v))
     sizes = [np.linalg.norm(x, axis=-1) for x in (E, p, v)]
     along = np.einsum("bksr,bkr->bks", E, v) / sizes[2][..., None]

@@ -5,10 +5,10 @@
     python benchmarks/guard.py record DIR        # run one tree; --root DIR runs another checkout
     python benchmarks/guard.py compare DIR DIR
 
-All synthetic studies are run at a small size, one on made-up texts and one on vectors. The script of the
-working tree runs both trees, and `MOVED` lists files that an older revision has elsewhere. Results depend on
-the processor, so only tables from the same machine can be compared. The script detects changes of the
-numbers; it does not show that numbers are right.
+The script runs all synthetic studies at a small size, one study on made-up texts and one on vectors. Its copy
+in the working tree runs both trees, and `MOVED` lists files that an older revision has elsewhere. Results
+depend on the processor, so only tables from the same machine can be compared. The script detects changes of
+the numbers; it does not show that the numbers are right.
 """
 
 import argparse
@@ -219,7 +219,7 @@ def _study(name: str, root: Path, scratch: Path, *overrides: str):
 
 
 def _places(place: str) -> list[str]:
-    """Return the current and the former location of a file or module."""
+    """Return the current and, if it moved, the former location of a file or module."""
     former = [old + place.removeprefix(new) for new, old in MOVED.items() if place.startswith(new)]
     return [place, *former]
 
@@ -248,7 +248,7 @@ def _module(name: str):
 
 
 def _killed(scratch: Path, root: Path) -> None:
-    """Run the study with a checkpoint after every step, until a step of its second phase."""
+    """Run the study with a checkpoint after every step, and kill the process in the second phase."""
     Reporter = _module("jaxattn.lab.engine.progress").Reporter
 
     class Killing(Reporter):

@@ -1,4 +1,4 @@
-r"""Texts and small transformers for `jaxattn heads`; see docs/findings/heads.md.
+r"""Prepare texts and train small transformers for `jaxattn heads`; see docs/findings/heads.md.
 
     python benchmarks/heads.py texts imdb.txt --data-dir DIR      # 200 texts of the training split of IMDB
     python benchmarks/heads.py train checkpoints --data-dir DIR   # five seeds of a one-layer encoder
@@ -43,7 +43,7 @@ def write_texts(path: Path, data_dir: Path, split: str = "train") -> None:
 
 
 def tokenizer(texts: list[str]):
-    """Return a tokenizer of the most frequent lower-case words."""
+    """Return a tokenizer whose vocabulary is the most frequent lower-case words."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -103,7 +103,7 @@ def train(folder: Path, data_dir: Path) -> None:
 
 
 def summary(folder: Path) -> None:
-    """Print means over heads by step, and differences between step 100 and the last one, over seeds."""
+    """Print means over heads for each step, and their change since step 100, with intervals over seeds."""
     rows = []
     for place in sorted(folder.glob("seed_*")):
         margins = pd.read_csv(place / "margins.csv")
@@ -121,7 +121,7 @@ def summary(folder: Path) -> None:
 
 
 def check(folder: Path, texts: Path) -> None:
-    """Compare three heads, over groups of sequences, with clarabel on explicit features and plain NumPy."""
+    """Print how far the ratio and cosine of three heads differ from those computed by clarabel and NumPy."""
     import clarabel
     from scipy import sparse
 

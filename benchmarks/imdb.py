@@ -1,4 +1,4 @@
-"""Argparse type for the folder of IMDB reviews."""
+"""Argparse type for the folder that contains the IMDB reviews."""
 
 import argparse
 import os
@@ -8,7 +8,7 @@ from jaxattn.core.errors import InputError
 
 
 def folder_of_imdb(path: str) -> str:
-    """Return the absolute folder; argparse prints one line if something is missing in it."""
+    """Return the absolute path of a folder; raise ArgumentTypeError if it lacks a file of the data set."""
     path = os.path.abspath(os.path.expanduser(path))
     try:
         ja.data.Tfds(dataset="imdb_reviews", data_dir=path).files()

@@ -1,8 +1,8 @@
-"""One full-batch gradient of p on IMDB, compared with its lower bound.
+"""Compare the time of one full-batch gradient of p on IMDB with a lower bound.
 
     python benchmarks/imdb_gradient.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks
 
-All rows of the table are measured in one process, in turn, so that drifting times do not affect their ratios:
+All rows of the table are measured in turn in one process, so that a drift in speed does not affect ratios:
 
 - the lower bound: the three products with E that any method needs, E p, E v and (∂L/∂a)ᵀ E;
 - jaxattn: ∂L/∂p, and the gradient of E, p and v together;
@@ -36,7 +36,7 @@ JOINT, STEPS = "Adam step on E, p and v", 4
 
 
 def seconds(function, repeats):
-    """Time single calls of a function that returns when its results are ready."""
+    """Return the times of `repeats` calls of a function that blocks until its results are ready."""
     times = []
     for _ in range(repeats):
         begin = time.perf_counter()
@@ -46,7 +46,7 @@ def seconds(function, repeats):
 
 
 def load_times(data_dir):
-    """Time reading both splits from the data set into bags, first without, then with the cache."""
+    """Return the training split, and the times of loading both splits, first without, then with the cache."""
     source = ja.data.Tfds(dataset="imdb_reviews", data_dir=data_dir, min_count=45)
     with tempfile.TemporaryDirectory() as cache:
         times = []
@@ -59,7 +59,7 @@ def load_times(data_dir):
 
 
 def joint_rows(params, corpus):
-    """Build the calls of joint steps and of their lower bound: `STEPS` steps each on persistent arrays."""
+    """Return two functions by name: `STEPS` joint Adam steps, and only their memory traffic and products."""
     descent = ja.dynamics.descent(optax.adam(3e-4, eps=3e-8), train=("E", "p", "v"))
     advance = jax.jit(lambda state, c, n: ja.dynamics.run(descent, state, c, n), donate_argnums=0)
     scaled = jax.jit(

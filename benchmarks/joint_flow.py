@@ -1,10 +1,11 @@
-"""The joint flow of p and v, compared with an independent ODE: share of seeds that agree or end unsettled.
+"""Compare the joint flow of p and v with an independent ODE: shares of seeds that agree or end unsettled.
 
     python benchmarks/joint_flow.py --out results/benchmarks [--seeds 64]
 
-V = 16 with 8 relevant tokens, n = 40, T = 6, d = 32, one step of 60 on E. `joint_flow` runs to ‖p‖ = 1000,
-the ODE (`joint_ode.py`: NumPy and SciPy) to log ‖v‖ = 19.6. The flow has slaved v, that is, computed it as a
-function of p, since about 17.8. Rows of its path are compared with the ODE at the same log ‖v‖.
+The problems have V = 16 with 8 relevant tokens, n = 40, T = 6 and d = 32, after one step of size 60 on E.
+`joint_flow` runs to ‖p‖ = 1000, the ODE (`joint_ode.py`: NumPy and SciPy) to log ‖v‖ = 19.6. Above log ‖v‖ of
+about 17.8, `joint_flow` computes v as a function of p. Rows of its path are compared with the ODE at the same
+log ‖v‖.
 """
 
 import argparse
@@ -71,7 +72,7 @@ def apart(params, corpus, path, until=UNTIL, tolerance=1e-8):
 
 
 def tied_pairs(params, corpus, selection):
-    """Count pairs (s(X), s') with y E_s'·v_mm = 1 too, X in the support of v_mm; None if there is no v_mm."""
+    """Count pairs (s(X), s') with y E_s'·v_mm = 1 and X in the support of v_mm; return None without v_mm."""
     found = ja.theory.relaxed_max_margin(ja.theory.Scores(params.E, corpus), selection)
     if not found.head.feasible:
         return None
@@ -82,7 +83,7 @@ def tied_pairs(params, corpus, selection):
 
 
 def measure(name, generate, seeds):
-    """Integrate all seeds with both methods, and count agreement."""
+    """Integrate all seeds with both methods, and return the shares of seeds that agree."""
     params, corpora = problems(generate, seeds)
     found = []
     for first in range(0, seeds, CHUNK):
@@ -107,7 +108,7 @@ def measure(name, generate, seeds):
 
 
 def compare(params, corpus, path):
-    """Compare one seed's path with the ODE."""
+    """Return the outcome of comparing one seed's path with the ODE."""
     rows = apart(params, corpus, path)
     return {
         "end": path.stop,

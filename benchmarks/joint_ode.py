@@ -1,13 +1,14 @@
-"""Gradient flow on p and v together, E fixed, with NumPy and SciPy alone: a reference for `joint_flow`.
+"""Gradient flow on p and v with fixed E, integrated by NumPy and SciPy only: a reference for `joint_flow`.
 
 The state is p, u = v/‖v‖ and ρ = log ‖v‖. With γ = E u, attention q and weights w = sigmoid(-y e^ρ q·γ) of
-the sequences, kept as logarithms,
+the sequences, stored as logarithms,
 
     dp = e^ρ Σ_X y w Σ_{i<j} q_i q_j (γ_i - γ_j) (E_i - E_j),    G = Σ_X y w Σ_i q_i E_i,
     dρ = e^(-ρ) u·G,    du = e^(-ρ) (G - (u·G) u).
 
-The sums over pairs of tokens avoid forces that are differences of larger ones. The clock runs like
-‖dp‖ + |dρ|. Weights lose digits as e^ρ grows: rounding of u by 1e-16 changes them by 1e-6 at ρ = 23.
+The sums over pairs of tokens avoid cancellation between large forces. Time is rescaled such that
+‖dp/dt‖ + |dρ/dt| = 1. Weights lose digits as e^ρ grows: rounding of u by 1e-16 changes them by 1e-6 at
+ρ = 23.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from scipy.optimize import brentq
 
 @dataclass
 class JointODE:
-    """The flow for one corpus of padded sequences.
+    """Velocity of the flow for one corpus of padded sequences.
 
     Attributes:
         E: embeddings in an orthonormal basis of the span of E, p and v, (V, m).
@@ -61,9 +62,9 @@ class Followed:
     """The path as a function of log ‖v‖.
 
     Attributes:
-        solution: the state at any time.
+        solution: the state as a function of time.
         rho: log ‖v‖ at the ends of steps.
-        basis: (m, d).
+        basis: orthonormal basis of the span of E, p and v, (m, d).
     """
 
     solution: OdeSolution
@@ -85,7 +86,7 @@ class Followed:
 
 
 def follow(E, p, v, ids, mask, labels, until, tolerance=1e-8, evaluations=100_000):
-    """Integrate the flow from p and v up to a given log ‖v‖, or until the evaluations are spent."""
+    """Integrate the flow from p and v up to log ‖v‖ = `until`, or for at most `evaluations` evaluations."""
     basis = np.linalg.svd(np.concatenate([E, p[None], v[None]]), full_matrices=False)[2]
     m, length = len(basis), np.linalg.norm(v)
     start = np.concatenate([basis @ p, basis @ v / length, [np.log(length)]])

@@ -1,11 +1,11 @@
-"""Theorem 4.3 for many seeds: exact gradient flow on p, compared with the certified max-margin direction.
+"""Check Theorem 4.3 for many seeds: compare the exact flow of p with the certified max-margin direction.
 
     python benchmarks/margin_convergence.py --seeds 10000 --out results/benchmarks
 
-Assumption 1 with V = 50, n = 200, T = 8, d = 2048; one step of size 200 on E, then the flow of p until
-‖p‖ = 1e6. For every seed: the selection of the final p, the max-margin direction of that selection with its
-certificate, and 1 - cos between the two. The time is that of the whole study, from sampling the corpora to
-writing the page, compilation included.
+The data satisfy Assumption 1 with V = 50, n = 200, T = 8, d = 2048. Training takes one step of size 200 on E,
+then follows the flow of p until ‖p‖ = 1e6. For every seed, the study computes the selection of the final p,
+the max-margin direction of that selection with its certificate, and 1 - cos between p and this direction. The
+time is that of the whole study, from sampling the corpora to writing the page, compilation included.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Max-margin problems of two sizes: many small ones at once, and one of the size of IMDB.
+"""Solve max-margin problems of two sizes: many small ones at once, and one of the size of IMDB.
 
     python benchmarks/max_margin.py --out results/benchmarks
 
@@ -41,7 +41,7 @@ def batch_problem(seeds, relevant=10, vocab=50, step=200.0):
 
 
 def measure_batch(seeds, compare):
-    """Solve all seeds at once, twice; the first run includes compilation."""
+    """Time two batched solves of all seeds, the first with compilation; if `compare`, also exact solves."""
     E, corpora, chosen = batch_problem(seeds)
     times = []
     for _ in range(2):
@@ -92,7 +92,7 @@ def large_problem(seed=0, sequences=25_000, vocab=7_800, step=5_000.0):
 
 
 def large_selections(E, p, corpus, rng):
-    """Yield named selections."""
+    """Yield the name and the selection of each case."""
     identity = np.ones(1)
     count = np.asarray(ja.data.token_counts(corpus))
     difference = np.abs(np.nan_to_num(np.asarray(ja.data.posterior_difference(corpus)))) * (count > 20)
@@ -112,7 +112,7 @@ def large_selections(E, p, corpus, rng):
 
 
 def measure_large(tolerance):
-    """Solve each selection of the large problem by constraint generation."""
+    """Time the solution of each selection of the large problem by constraint generation."""
     E, p, corpus, rng = large_problem()
     results = []
     for name, chosen in large_selections(E, p, corpus, rng):

@@ -1,11 +1,12 @@
-"""A step on a module of Flax or Equinox, compared with a step on the same function as a custom model.
+"""Time a step on a module of Flax or Equinox, compared with a step on the same function as a custom model.
 
     python benchmarks/module_step.py --out results/benchmarks
 
 The modules are those of docs/howto/modules.md, adapted by `ja.models.of_linen`, `of_nnx` and `of_equinox`.
-The custom model computes tanh(X W + b) w + c from the same named parameters. A step is one of the `descent`
-phase with Adam on all parameters. Both are compiled loops of the same number of steps, run in turn. The
-output is the median of the ratios of adjacent runs, with quartiles, and the number of programs of the module.
+The custom model computes tanh(X W + b) w + c from the same named parameters. A step is a step of the
+`descent` phase with Adam on all parameters. Both are compiled loops of the same number of steps, run in turn.
+The output is the median of the ratios of adjacent runs, with quartiles, and the number of programs of the
+module.
 """
 
 import argparse
@@ -36,7 +37,7 @@ NAMES = {
 
 
 def page():
-    """Return the definitions of the how-to, without its studies."""
+    """Return the functions and classes that the how-to defines before its studies, by name."""
     code = re.search(r"```python\n(.*?)\n```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]
     found = {"__name__": "how_to"}
     exec(code[: code.index("def study")], found)
@@ -44,7 +45,7 @@ def page():
 
 
 def custom(of_module, kind):
-    """Return a model function with the same parameters, whose outputs are written out."""
+    """Return a function that builds a custom model with a module's parameters and explicit outputs."""
     names, is_transposed = NAMES[kind]
 
     def outputs(params, data):
@@ -60,7 +61,7 @@ def custom(of_module, kind):
 
 
 def stepping(data, model, sequences, width, steps):
-    """Return a function that takes steps of all seeds, its number of programs, and its bytes."""
+    """Return a function that times steps of all seeds, one that counts its programs, and bytes accessed."""
     phase = {"kind": "descent", "name": "all", "train": ["*"], "optimizer": "adam", "step_size": 1e-3}
     study = ja.Study(
         name="step",
@@ -86,7 +87,7 @@ def stepping(data, model, sequences, width, steps):
 
 
 def measure(kind, sequences, width, steps, repeats):
-    """Return the ratio of the two steps with quartiles, and the number of programs of the module."""
+    """Measure the step time of a module relative to the custom model, and count the module's programs."""
     found = page()
     module, programs, moved = stepping(found["xor"], found[kind], sequences, width, steps)
     own, _, moved_by_custom = stepping(found["xor"], custom(found[kind], kind), sequences, width, steps)

@@ -1,4 +1,4 @@
-"""Run times of the neighbours book with one seed and with a hundred, otherwise at laptop scale.
+"""Measure run times of the studies in the neighbours book at laptop scale, with one and with 100 seeds.
 
     python benchmarks/neighbours.py [--only rates] [--seeds 1 100] --out results/benchmarks
 
@@ -19,7 +19,7 @@ from jaxattn.lab.books import book
 
 
 def run(name, seeds):
-    """Run the study of an item with a number of seeds; return its seconds, cells and seeds."""
+    """Run the study of an item; return its run time in seconds and its numbers of cells and seeds."""
     study = book.read_book("neighbours").item(name).study("laptop", overrides=[f"seeds={seeds}"])
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()

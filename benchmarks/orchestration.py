@@ -1,9 +1,10 @@
-"""Overhead of a study of many seeds: planning, checkpoints, tables, progress; and time to resume.
+"""Measure how much time a study of many seeds spends outside its programs, and how long a resume takes.
 
     python benchmarks/orchestration.py --seeds 1000 --out results/benchmarks
 
 The study of benchmarks/seeds_per_second.py runs as with `jaxattn run`, and every call of a compiled program
-is timed. The remaining wall time is overhead. Then the command line runs the finished study once more.
+is timed. The remaining wall time is overhead: planning, checkpoints, tables and progress. Finally, the time
+of `jaxattn run` on the finished study is measured.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from jaxattn.lab.engine.progress import Reporter
 
 
 def timed(function, spent):
-    """Append the time of every call, until its results are ready, to a list."""
+    """Wrap a function to append the time of every call, until its results are ready, to a list."""
 
     def call(*arguments, **options):
         if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((arguments, options))):
@@ -40,7 +41,7 @@ def timed(function, spent):
 
 
 def watch(spent):
-    """Time every call of a compiled program, and the compilation before it."""
+    """Patch jaxattn to append the time of every program call and every compilation to a list."""
     lift.BatchedFunction.__call__ = timed(lift.BatchedFunction.__call__, spent)
     lift.Programs.compile = timed(lift.Programs.compile, spent)
     engine.seed_keys = timed(engine.seed_keys, spent)

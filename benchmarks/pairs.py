@@ -1,10 +1,10 @@
-"""Effect of a code change on run time: benchmarks of this tree and of a revision, run in turn.
+"""Measure the effect of a code change on run time: run benchmarks of this tree and of a revision in turn.
 
     python benchmarks/pairs.py REV [--rounds 6] [--data-dir DIRECTORY_OF_TFDS] --out results/benchmarks
 
 Each tree runs its own script. The order alternates from round to round. The result is the ratio of the
-seconds of this tree to those of the revision, pair by pair. The interval is Student's, of the mean of the
-logarithms.
+seconds of this tree to those of the revision, pair by pair. The interval is Student's t interval for the mean
+of the logarithms.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def times(value, keys, path=(), wanted=False):
 
 
 def measure(tree, name, arguments, keys):
-    """Run a benchmark of one tree, and read its times."""
+    """Run a benchmark of one tree, and return its times in seconds by name."""
     with tempfile.TemporaryDirectory() as out:
         subprocess.run(
             [sys.executable, f"benchmarks/{name}.py", *arguments, "--out", out],
@@ -68,14 +68,14 @@ def ratios(there, name, arguments, keys, rounds):
 
 
 def interval(values):
-    """Return the geometric mean of ratios and its 95 % interval."""
+    """Return [mean, low, high]: the geometric mean of ratios and its 95 % interval."""
     logs = np.log(values)
     half = stats.t.ppf(0.975, len(logs) - 1) * stats.sem(logs)
     return [float(np.exp(logs.mean() + x)) for x in (0, -half, half)]
 
 
 def tell(measured):
-    """Print intervals of ratios, and return them by benchmark."""
+    """Print the mean and the interval of the ratios of each timing, and return them by name."""
     rows = {figure: interval(values) for figure, values in measured.items()}
     for figure, (mean, low, high) in sorted(rows.items()):
         print(f"{mean:5.2f} [{low:.2f}, {high:.2f}]  {figure}", flush=True)

@@ -1,10 +1,10 @@
-"""Cost of a step on p in coordinates of the span, compared with storing only the scores a = E p.
+"""Time a step on p in coordinates of the span, compared with a step on the scores a = E p alone.
 
     python benchmarks/scores_alone.py
 
     p ← p - η Eᵀ g(E p),    a ← a - η K g(a),   K = E Eᵀ,   g = ∂L/∂a,
 
-Both run in one process on one core, medians of seven alternating runs; E has V + 2 columns.
+Times are medians of seven alternating runs in one process on one core. E has V + 2 columns.
 """
 
 import os
@@ -22,7 +22,7 @@ STEPS, RATE = 3000, 0.1
 
 
 def measure(vocab_size, sequences, length, relevant):
-    """Time both forms, and g alone, in microseconds per step."""
+    """Return the times of both steps, and of g alone, in microseconds per step."""
     corpus = ja.data.assumption1(
         jax.random.key(0), vocab_size=vocab_size, relevant=relevant, length=length, sequences=sequences
     )

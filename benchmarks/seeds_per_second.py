@@ -1,14 +1,14 @@
-"""Many seeds of a synthetic two-phase study, compared with seed loops, vmapped textbook code and PyTorch.
+"""Time many seeds of a synthetic study, compared with seed loops, vmapped textbook code and PyTorch.
 
     python benchmarks/seeds_per_second.py --out results/benchmarks
 
 Every seed samples a corpus and parameters, takes one gradient step on E, then descends on p. Rows are
-measured in one process, in turn, compiled beforehand, so that drifting times do not affect their ratios:
+compiled beforehand and measured in turn in one process, so that a drift in speed does not affect ratios:
 
 - jaxattn: all seeds vmapped in the programs of `jaxattn run`, with a probe after each phase;
 - loop, token space: a Python loop over seeds and steps with jaxattn's jitted step;
 - loop, textbook: the same loop with a jitted step of textbook code, which gathers E[x];
-- vmap, textbook: that code under jit(vmap(scan)), in batches of seeds of the fastest size;
+- vmap, textbook: that code under jit(vmap(fori_loop)), in batches of 1, 4 and 16 seeds;
 - PyTorch: an nn.Embedding model, seed after seed (with the `torch` extra installed).
 
 Slow rows run a few seeds and `--slow-steps` steps of the second phase; their times are extrapolated.
@@ -50,7 +50,7 @@ def clock(function):
 
 
 def ours(seeds):
-    """Run all seeds vmapped, as a study does."""
+    """Return a function that runs all seeds vmapped, as a study does."""
     made = Programs(STUDY.base)
     data_keys, model_keys, _ = seed_keys(list(range(seeds)))
     drawn = made.draw(data_keys, {})
@@ -70,7 +70,7 @@ def ours(seeds):
 
 
 def drawn(seeds):
-    """Return corpora and parameters of some seeds, outside the clock."""
+    """Return the parameters, corpus and padded sequences of each seed, which are not part of the timing."""
     data_keys, model_keys, _ = seed_keys(list(range(seeds)))
     programs = Programs(STUDY.base)
     loaded = programs.draw(data_keys, {})
@@ -81,7 +81,7 @@ def drawn(seeds):
 
 
 def token_loop(each, steps, embed, query):
-    """Run a Python loop over seeds and steps with the library's step."""
+    """Return a function that runs a Python loop over seeds and steps with the library's step."""
     first = jax.jit(lambda params, corpus: ja.dynamics.one_step(params, corpus, step_size=embed))
     step = jax.jit(lambda params, corpus: ja.dynamics.one_step(params, corpus, step_size=query, train=("p",)))
 
@@ -112,7 +112,7 @@ def textbook_steps(embed, query):
 
 
 def textbook_loop(each, sequences, steps, embed, query):
-    """Run the loop with textbook code."""
+    """Return a function that runs a Python loop over seeds and steps with textbook code."""
     first, step = map(jax.jit, textbook_steps(embed, query))
 
     def whole():
@@ -126,7 +126,7 @@ def textbook_loop(each, sequences, steps, embed, query):
 
 
 def textbook_vmap(each, sequences, steps, embed, query):
-    """Run textbook code for all seeds in one program."""
+    """Return a function that runs textbook code for all seeds in one program."""
     first, step = textbook_steps(embed, query)
 
     def train(params, *data):
@@ -140,7 +140,7 @@ def textbook_vmap(each, sequences, steps, embed, query):
 
 
 def torch_loop(each, sequences, steps, embed, query):
-    """Run idiomatic PyTorch; return None if it is not installed."""
+    """Return a function that runs idiomatic PyTorch, or None if PyTorch is not installed."""
     try:
         import torch
     except ImportError:

@@ -1,18 +1,19 @@
-"""Seeds on one large corpus: the token-space part of ∂L/∂p for all of them, in milliseconds per seed.
+"""Time the token-space part of ∂L/∂p for many seeds on one large corpus, in milliseconds per seed.
 
     python benchmarks/shared_corpus.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks
 
-That part is ∂L/∂a given scores a and values γ: `attend` forward and backward with the logistic loss between.
-Without --data-dir the corpus is sampled from Zipf's law with the sizes of IMDB. Rows are measured in turn in
-one process, in float32, so that drifting times do not affect their ratios:
+That part is ∂L/∂a given scores a and values γ: the logistic loss of `attend`, forward and backward.
+Without --data-dir the corpus is sampled from Zipf's law with the sizes of IMDB. Rows are measured in float32,
+in turn in one process, so that a drift in speed does not affect their ratios:
 
 - vmapped: `jax.vmap` over the seeds, which shares the products with the counts;
 - in turn: `jax.lax.map` over the seeds;
-- scipy.sparse: CSR counts, in both directions, times the columns of all seeds. It has one shift for all
-  sequences, so it works for a narrow range of scores only; an independent reference.
+- scipy.sparse: an independent reference, which multiplies CSR counts and their transpose with the columns of
+  all seeds. It uses one shift for all sequences, so it works only for a narrow range of scores.
 
-Scores are normal and scaled to a range: float32 splits them into bands of width 64. The error is that of
-vmapped ∂L/∂a relative to float64 NumPy, divided by its largest component, the maximum over up to four seeds.
+Scores are normal and scaled to a range: float32 splits them into bands of width 64. The error is the largest
+difference between vmapped ∂L/∂a and float64 NumPy, divided by the largest component of ∂L/∂a; the table shows
+the maximum over up to four seeds.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def zipf_corpus():
 
 
 def entries(corpus):
-    """Return the entries of the bags on the host: sequence, token, count."""
+    """Return the sequence, token and count of every bag entry, as NumPy arrays."""
     count = np.asarray(corpus.bags.count)
     owner = np.broadcast_to(np.asarray(corpus.bags.owner)[:, None], count.shape)
     there = count > 0
@@ -94,7 +95,7 @@ def exact_gradient(corpus, scores, values):
 
 
 def draw(seeds, spread, vocab_size):
-    """Sample scores of a given range, and values."""
+    """Sample scores with a given range, and values, both (seeds, V)."""
     rng = np.random.default_rng(seeds)
     scores, values = rng.normal(size=(2, seeds, vocab_size))
     scores *= spread / (scores.max(axis=1) - scores.min(axis=1))[:, None]
@@ -115,7 +116,7 @@ def timed(calls, repeats):
 
 
 def measure(corpus, compute, seeds, name, repeats):
-    """Measure one row of the table."""
+    """Return the times and the error of one row of the table."""
     scores, values = draw(seeds, SPREADS[name], corpus.vocab_size)
     a, g = jnp.asarray(scores), jnp.asarray(values)
     calls = {

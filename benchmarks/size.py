@@ -1,11 +1,11 @@
-"""Size and structure of the package, counted from its sources.
+"""Measure the size and structure of the package from its sources.
 
     python benchmarks/size.py [--rooms] [--imports] [--single] [--names]
 
-prints lines of code (without docstrings, blank lines and comments), modules (without `__init__`), and the
-import graph between rooms: its levels, and a cycle if there is one. A room is a directory or module of the
-package or of its lab. tests/test_imports.py checks which room may import which. A name with several meanings
-is a public function, class or constant that more than one module defines.
+The script prints lines of code (without docstrings, blank lines and comments), modules (without `__init__`),
+and the import graph between rooms: its levels, and a cycle if there is one. A room is a directory or module
+of the package or of its lab. tests/test_imports.py checks which room may import which. A name with several
+meanings is a public function, class or constant that more than one module defines.
 
 An import inside a function, or for type checkers only, counts like one at the top of a module. The exception
 is names that an `__init__` imports on first use, which it lists for type checkers. A name imported from a

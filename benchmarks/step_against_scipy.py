@@ -1,4 +1,4 @@
-"""A step of p on a separate corpus per seed, compared with the two sparse products that it must contain.
+"""Time a step on p with a separate corpus per seed, compared with the two sparse products in every step.
 
     python benchmarks/step_against_scipy.py --out results/benchmarks
 
@@ -29,7 +29,7 @@ SIZES = (
 
 
 def counts_of(corpus):
-    """Return the count matrix in row and in column format."""
+    """Return the count matrix and its transpose, both in CSR format."""
     bags = corpus.bags
     owner = np.repeat(np.asarray(bags.owner), bags.index.shape[1])
     entries = np.asarray(bags.count, np.float32).ravel(), (owner, np.asarray(bags.index).ravel())
@@ -79,7 +79,7 @@ def steps(study, corpora):
 
 
 def measure(sizes, number, repeats):
-    """Time both at one size."""
+    """Return the times of a step and of the two products for one corpus size, and their ratio."""
     study = ja.Study(
         name="step",
         data=ja.data.Independent(relevant=20, **sizes),

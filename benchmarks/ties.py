@@ -1,11 +1,12 @@
-"""Exact flow of p on data with tied tokens: how paths end, and whether the limits can be certified.
+"""Report how exact flows of p end on data with tied tokens, and whether their limits can be certified.
 
     python benchmarks/ties.py --out results/benchmarks                                     # synthetic corpora
     python benchmarks/ties.py --only reviews --data-dir DIRECTORY_OF_TFDS --out results/benchmarks    # IMDB
 
-Made corpora: one step of 200 on E, d = 2048, V = 50 with 20 relevant tokens, n = 200, T = 8, with the seeds
-of a study. Reviews: the first 500 of IMDB, words that occur 20 times in them, one step of 5,000 on E, with
-seeds of the parameters. All flows are in coordinates of the span, up to ‖p‖ = 1e6.
+The synthetic corpora have V = 50, 20 relevant tokens, n = 200 and T = 8, with d = 2048, one step of size 200
+on E, and the seeds of a study. The reviews are the first 500 of IMDB, with words that occur at least 20 times
+in them and one step of size 5,000 on E; only the parameters depend on the seed. All flows are in coordinates
+of the span, up to ‖p‖ = 1e6.
 """
 
 import argparse
@@ -36,7 +37,7 @@ MODEL = ja.models.OneLayer(dim=2048).in_span()
 
 
 def made(data, seeds):
-    """Sample corpora and parameters of many seeds as in a study."""
+    """Return the parameters after one step on E, and the corpora, of many seeds, sampled as in a study."""
     data_keys, keys, _ = seed_keys(list(range(seeds)))
 
     def draw(data_key, key):
@@ -48,7 +49,7 @@ def made(data, seeds):
 
 
 def reviews(data_dir, count, min_count, step_size, seeds):
-    """Return one corpus of reviews, and the parameters of many seeds."""
+    """Return the parameters of many seeds after one step on E, and one corpus of reviews."""
     source = ja.data.Tfds(
         dataset="imdb_reviews", data_dir=data_dir, train=f"train[:{count}]", test="", min_count=min_count
     )
@@ -62,7 +63,7 @@ def reviews(data_dir, count, min_count, step_size, seeds):
 
 
 def measure(name, params, corpus, shared, max_steps=10_000):
-    """Compute the flow of every seed, and certify its limit."""
+    """Compute the flow of every seed, certify its limit, and return a summary."""
     begin = time.perf_counter()
     path = jax.block_until_ready(
         ja.dynamics.exact_flow(

@@ -1,4 +1,4 @@
-"""Count the files of the package that one seed executes, and that a whole command executes.
+"""Count the files of the package that are executed by one seed, and by a whole command.
 
     python benchmarks/trace_files.py             # counts
     python benchmarks/trace_files.py --list      # and the files
@@ -28,7 +28,7 @@ SMALL = ("seeds=2", "phases.query.steps=20", "data.sequences=200", "data.test_se
 
 
 class Trace:
-    """Counts calls of functions of the package by file, and calls between files."""
+    """The functions of the package that were called, and the number of calls between files."""
 
     def __init__(self) -> None:
         self.functions: set[tuple[str, str, int]] = set()
@@ -36,7 +36,7 @@ class Trace:
         self._thread = threading.local()
 
     def count(self, function: Callable[[], Any]) -> None:
-        """Count all calls during the call of a function."""
+        """Call a function, and count all calls inside it."""
         threading.setprofile(self._note)
         sys.setprofile(self._note)
         try:
@@ -71,7 +71,7 @@ def _is_ours(code: Any) -> bool:
 
 
 def one_seed() -> Trace:
-    """Run one seed from start to end."""
+    """Return a trace of one seed, run from start to end."""
     study, trace = jaxattn.Study.read(SWEEP, SMALL), Trace()
     setting = study.cells[0].setting
     trace.count(lambda: list(seed.run_seed(setting, 0)))
@@ -79,7 +79,7 @@ def one_seed() -> Trace:
 
 
 def command() -> Trace:
-    """Run the command that reads a sweep file, runs it and writes its page."""
+    """Return a trace of the command that reads a sweep file, runs it and writes its page."""
     from jaxattn.lab.cli import main
 
     trace = Trace()

@@ -1,6 +1,6 @@
-"""Two-layer models, compared with textbook code: one step on a minibatch.
+"""Time one minibatch step of two-layer models, compared with textbook code.
 
-    python benchmarks/two_layer_gradient.py --out results/benchmarks   # reviews of Zipf draws
+    python benchmarks/two_layer_gradient.py --out results/benchmarks   # synthetic reviews
     python benchmarks/two_layer_gradient.py --out results/benchmarks --data-dir DIRECTORY_OF_TFDS   # IMDB
 
 The textbook code gathers E[x] and computes scores (n, T, T), jitted and differentiated by JAX. A step
@@ -36,7 +36,7 @@ PART = 32
 
 
 def zipf_reviews(sequences, vocab_size):
-    """Sample sequences with lengths of reviews (median 170, some ten times that), tokens by Zipf's law."""
+    """Sample a corpus with review-like lengths (median 170, up to 2,000) and Zipf-distributed tokens."""
     rng = np.random.default_rng(0)
     lengths = np.clip(np.exp(rng.normal(np.log(170), 0.65, sequences)), 10, 2000).astype(int)
     weight = 1 / np.arange(3, vocab_size + 3)
@@ -52,7 +52,7 @@ def seconds(function):
 
 
 def in_turn(calls, repeats):
-    """Time calls by name in turn, `repeats` times, after one run of each."""
+    """Return the times of each call by name; the calls run in turn, `repeats` times."""
     times = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
@@ -74,13 +74,13 @@ def textbook_gradient(params, ids, mask, labels, sequences):
 
 
 def relative_errors(mine, expected, names):
-    """Return the largest difference of arrays, relative to the largest entry, by name."""
+    """Return, by name, the largest difference of two arrays relative to the largest entry of `expected`."""
     pairs = {name: (getattr(mine, name), getattr(expected, name)) for name in names}
     return {name: float(jnp.abs(x - y).max() / jnp.abs(y).max()) for name, (x, y) in pairs.items()}
 
 
 class Chunks:
-    """The textbook code on chunks of sequences of similar length."""
+    """Textbook code on chunks of sequences with similar lengths."""
 
     def __init__(self, corpus, params, positions):
         self.params = params
@@ -107,7 +107,7 @@ class Chunks:
         self.epoch()
 
     def epoch(self):
-        """Sum the gradients of all chunks."""
+        """Return the sum of the gradients of all chunks."""
         total = jax.tree.map(jnp.zeros_like, self.params)
         for data in self.data:
             total = self.add(total, self.params, *data)
@@ -115,7 +115,7 @@ class Chunks:
 
 
 class Step:
-    """A jitted step with Adam, from a gradient (params, *data)."""
+    """Jitted Adam step with the gradient `gradient(params, *data)`."""
 
     def __init__(self, params, gradient, *data):
         adam = optax.adam(1e-4)
@@ -135,7 +135,7 @@ class Step:
 
 
 def minibatch(corpus, kind, params, size, repeats):
-    """Time a step on a minibatch, which jaxattn slices out of the corpus."""
+    """Return step times on a minibatch, and errors; jaxattn's step extracts the minibatch from the corpus."""
     model, names = MODELS[kind], NAMES[kind]
     own = np.sort(np.random.default_rng(0).choice(corpus.num_examples, size, replace=False))
     batch = sub_corpus(corpus, own)
@@ -231,7 +231,7 @@ def main():
         "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "jax": jax.__version__},
     }
     print(json.dumps(found, indent=2, ensure_ascii=False))
-    print(f"The textbook takes {found['minibatch']['textbook_over_token_space']:,.1f} times as long.")
+    print(f"The textbook code takes {found['minibatch']['textbook_over_token_space']:,.1f} times as long.")
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         name = "two_layer_gradient" if kind == "two_layer" else "two_layer_weights_gradient"

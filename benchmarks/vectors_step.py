@@ -1,4 +1,4 @@
-"""A gradient step on real-valued tokens, compared with two batched XLA products over the same array.
+"""Time a gradient step on real-valued tokens, compared with two batched XLA products over the same array.
 
     python benchmarks/vectors_step.py --out results/benchmarks
 
@@ -30,7 +30,7 @@ SIZE = {"sequences": 2000, "length": 16, "dim": 512}
 
 
 class Params(NamedTuple):
-    """A query, W between keys and queries, and the head."""
+    """Query p, matrix W between keys and queries, and head v."""
 
     p: jax.Array
     W: jax.Array
@@ -57,7 +57,7 @@ def draw(sequences, length, dim):
 
 
 def stepping(data, outputs, train, rounds):
-    """Return a function that takes a number of steps."""
+    """Return a function that takes `rounds` gradient steps."""
     algorithm = ja.dynamics.descent(optax.sgd(0.1), train=train, outputs=outputs)
     dim = data.dim
     state = algorithm.init(Params(jnp.zeros(dim), jnp.zeros((dim, dim)), jnp.ones(dim) / dim**0.5))
@@ -66,24 +66,24 @@ def stepping(data, outputs, train, rounds):
 
 
 def looped(once, begin, data, rounds):
-    """Return a function that applies another one repeatedly to its own result."""
+    """Return a function that iterates x ← once(x, data) for `rounds` rounds from x = `begin`."""
     run = jax.jit(lambda x, data: jax.lax.fori_loop(0, rounds, lambda _, x: once(x, data), x))
     return lambda: jax.block_until_ready(run(begin, data))
 
 
 def batched(u, data):
-    """Compute two batched products."""
+    """Compute the two batched products of a step, with u in place of the queries."""
     a = jnp.einsum("ntd,nd->nt", data.X, u)
     return jnp.einsum("nt,ntd->nd", a, data.X) / data.dim
 
 
 def dense(W, data):
-    """Compute the two products with W in a step on it."""
+    """Compute the two matrix products of a step on W."""
     return (data.z @ W.T).T @ data.z / data.dim
 
 
 def timed(run):
-    """Time a call."""
+    """Return the seconds of one call."""
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin

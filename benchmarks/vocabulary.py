@@ -1,4 +1,4 @@
-"""Tokenisers and cut-offs that may give the paper's vocabularies: counts for plausible choices.
+"""Search plausible tokenisers and count cut-offs for those that give the paper's vocabulary sizes.
 
     python benchmarks/vocabulary.py --data-dir DIRECTORY_OF_TFDS --yelp FILE.parquet --out results/vocabulary
 
@@ -59,7 +59,7 @@ SHARES = (1.0, 0.8, 0.5, 0.4, 0.2)
 
 
 def tally(texts: list[str], split: Callable[[str], list[str]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Number the tokens; return token, text and position in the text of every occurrence."""
+    """Return the token number, text number and position in the text of every token occurrence."""
     index: dict[str, int] = {}
     rows = [np.array([index.setdefault(word, len(index)) for word in split(text)], int) for text in texts]
     lengths = [len(row) for row in rows]
@@ -68,7 +68,7 @@ def tally(texts: list[str], split: Callable[[str], list[str]]) -> tuple[np.ndarr
 
 
 def settings(texts: list[str], positive: np.ndarray, wanted: int) -> Iterator[dict[str, object]]:
-    """Find the closest cut-off for every setting."""
+    """Yield one row per setting, with the cut-off whose vocabulary size is closest to `wanted`."""
     order = np.random.default_rng(0).permutation(len(texts))
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
@@ -98,7 +98,7 @@ def settings(texts: list[str], positive: np.ndarray, wanted: int) -> Iterator[di
 
 
 def nearest(count: np.ndarray, wanted: int) -> int:
-    """Find the cut-off whose vocabulary size is closest to the wanted one."""
+    """Return the cut-off whose vocabulary size is closest to `wanted`."""
     tail = np.cumsum(np.bincount(count)[::-1])[::-1]
     return int(1 + np.abs(tail[1:] - wanted).argmin())
 

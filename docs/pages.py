@@ -21,7 +21,7 @@ import tomli_w
 from docstrings import latex
 
 from jaxattn.base import Measurement
-from jaxattn.core.settings import first_line, markdown_table, meanings, written
+from jaxattn.core.settings import markdown_table, meanings, summary_line, written
 from jaxattn.lab.cli import commands
 from jaxattn.lab.cli.usage import about, options_of
 from jaxattn.lab.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
@@ -157,7 +157,7 @@ test split itself."""
 
 def texts() -> str:
     """Return the page of texts: the kinds, the settings of some kinds, and those of all kinds."""
-    kinds = [[f"`{kind}`", first_line(target)] for kind, target in READERS.items()]
+    kinds = [[f"`{kind}`", summary_line(target)] for kind, target in READERS.items()]
     settings: dict[tuple[str, str, str], list[str]] = {}
     for kind, target in READERS.items():
         meaning = meanings(target)

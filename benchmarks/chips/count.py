@@ -1,4 +1,4 @@
-"""Counts for a compiled program from its text: bytes of device memory moved, operations, launches."""
+"""Count the memory traffic, operations and launches of a compiled program from its text."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ class Type(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """One instruction.
+    """One instruction of a compiled program.
 
     Attributes:
         name: its name.
@@ -51,7 +51,7 @@ class Instruction(NamedTuple):
         op: the operation.
         operands: names of its operands.
         rest: the text after its operands.
-        argument: the text between its brackets, for parameters and constants.
+        argument: the text between its parentheses: the index of a parameter, the value of a constant.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Instruction(NamedTuple):
     argument: str
 
     def called(self, kind: str) -> str:
-        """Return the name of the computation that it calls as "calls", "body", ...; "" if there is none."""
+        """Return the name of the computation in attribute `kind` ("calls", "body", ...), or ""."""
         return next((found[2] for found in _CALLED.finditer(self.rest) if found[1] == kind), "")
 
     @property
@@ -75,7 +75,7 @@ class Instruction(NamedTuple):
 
     @property
     def trips(self) -> int | None:
-        """Number of iterations of a loop, None if it is not statically known."""
+        """Number of iterations of a loop, or None if it is not statically known."""
         found = _TRIPS.search(self.rest)
         return int(found[1]) if found else None
 
@@ -107,7 +107,7 @@ def parse(text: str) -> Module:
 
 
 def types(text: str) -> tuple[Type, ...]:
-    """Parse an array type, which may be a tuple."""
+    """Parse the type of a result, and return its array types: one, or several for a tuple."""
     return tuple(
         Type(
             found[1],
@@ -119,7 +119,7 @@ def types(text: str) -> tuple[Type, ...]:
 
 
 def _bracketed(text: str) -> tuple[str, str]:
-    """Split a text at the closing bracket that matches the open one."""
+    """Split a text at the parenthesis that closes the one opened before the text."""
     depth = 1
     for place, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
@@ -162,13 +162,13 @@ _STILL = _FREE | {
 
 
 class Work(NamedTuple):
-    """Work of a part of a program.
+    """Memory traffic, operations and launches of a part of a program.
 
     Attributes:
         bytes: traffic between the device and its memory: every operation reads its operands and writes its
             results; of an operand that is only sliced or gathered from, only the elements taken count.
         flops: arithmetic operations, two for each term of a matrix product.
-        launches: operations started, kernels on a GPU.
+        launches: number of operations started; on a GPU, of kernels.
     """
 
     bytes: int = 0
@@ -176,11 +176,11 @@ class Work(NamedTuple):
     launches: int = 0
 
     def __add__(self, other: "Work") -> "Work":  # type: ignore[override]
-        """Return the sum of both."""
+        """Return the sum, field by field."""
         return Work(*(x + y for x, y in zip(self, other, strict=True)))
 
     def times(self, often: int) -> "Work":
-        """Return the work of a number of repetitions."""
+        """Return the work of `often` repetitions."""
         return Work(*(often * x for x in self))
 
 
@@ -188,9 +188,10 @@ class Counted(NamedTuple):
     """Counts for a compiled program.
 
     Attributes:
-        step: one iteration of the loops whose length is not statically known, such as the steps of a phase.
-            Loops of unknown length inside them count once, and conditionals by their cheapest branch.
-        once: everything else.
+        step: work of one iteration of the loops whose length is not statically known, such as the steps of
+            a phase. A nested loop of unknown length counts as one iteration, a conditional as its cheapest
+            branch.
+        once: work of everything else.
         scatter_adds: number of scatters that add floating-point numbers.
         collectives: number of collective operations.
         float64: number of instructions with float64 results.
@@ -234,7 +235,7 @@ def count(text: str) -> Counted:
 
 
 class _Walk:
-    """Traverses a program in execution order; loops of unknown length are counted separately, in `step`."""
+    """Traversal of a program in execution order, with loops of unknown length counted apart, in `step`."""
 
     def __init__(self, module: Module) -> None:
         self.module, self.step = module, Work()
@@ -287,7 +288,7 @@ def _bytes(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]
 
 
 def _read(inner: Sequence[Instruction], parameter: str, given: Sequence[Type]) -> int:
-    """Count the bytes that a fusion reads of a parameter: only the slices, if it is only sliced."""
+    """Count the bytes that a fusion reads from a parameter: only the slices, if it is only sliced."""
     whole = _size(given)
     users = list(_users(inner, parameter))
     taken = 0
@@ -301,7 +302,7 @@ def _read(inner: Sequence[Instruction], parameter: str, given: Sequence[Type]) -
 
 
 def _users(inner: Sequence[Instruction], name: str) -> Iterator[tuple[str, Instruction]]:
-    """Return the users of a value, looking through bitcasts, with the operand name that each uses."""
+    """Yield (operand name, instruction) for each use of a value, directly or through bitcasts."""
     for line in inner:
         if name in line.operands:
             if line.op == "bitcast":
@@ -349,7 +350,7 @@ def _terms(line: Instruction, types: dict[str, tuple[Type, ...]]) -> int:
 
 
 def _adds_up(module: Module, line: Instruction) -> bool:
-    """Return whether it is a scatter that adds floating-point numbers."""
+    """Return whether an instruction is a scatter that adds floating-point numbers."""
     combined = module.computations.get(line.called("to_apply"), ())
     is_float = any(made.element in ("f32", "f64", "bf16", "f16") for made in line.types)
     return line.op == "scatter" and is_float and any(own.op == "add" for own in combined)

@@ -1,4 +1,4 @@
-"""The programs of a study, compiled for a chip that is not installed: memory, traffic and minimum time.
+"""Compile the programs of a study for a chip that is not installed, to determine memory and minimum time.
 
 This module runs in the process that `process.py` starts for the chip.
 """
@@ -35,7 +35,7 @@ Found = list[tuple[PhaseProgram, Compiled | None]]
 
 
 class _Fitted(NamedTuple):
-    """Number of runs in one batch, number that would fit, memory per run on a device, and the programs."""
+    """Runs in one batch, runs that would fit, device memory per run in bytes, and the compiled programs."""
 
     together: int
     fitting: int
@@ -44,7 +44,7 @@ class _Fitted(NamedTuple):
 
 
 class _Compiler(NamedTuple):
-    """Compiles the programs of a group, or only those in `only` if it is not empty.
+    """Compiler for the programs of a group, restricted to those in `only` unless it is empty.
 
     Groups share compiled programs: `known` stores the result for each program text.
     """
@@ -58,7 +58,7 @@ class _Compiler(NamedTuple):
     known: dict[str, Compiled]
 
     def compile(self, runs: int, only: Collection[str] = ()) -> Found:
-        """Compile programs for a number of vmapped runs; None for a program that runs on the host."""
+        """Compile programs for `runs` vmapped runs; a program that runs on the host is paired with None."""
         found: Found = []
         wanted = only or self.only
         for made in self.programs.shaped(self.group, runs):
@@ -93,23 +93,23 @@ def plan_on(
     only: Collection[str] = (),
     keep: str | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Compile the programs of a study for a chip.
+    """Compile the programs of a study for a chip, and return their memory, traffic and minimum time.
 
     Args:
         target: the chip.
         progress: progress callback.
         tables: tables of the study.
-        folder: base folder of relative paths in them.
+        folder: base folder of relative paths in the tables.
         max_memory: limit on device memory in bytes; defaults to that of a run.
         only: names of programs to compile, such as "query.advance" or "draw"; all if empty. With a selection,
             the number of runs that fit is not determined.
-        keep: a folder for the texts of the compiled programs.
+        keep: folder that the texts of the compiled programs are written to.
 
     Returns:
-        "groups", one row per compile group; "programs", one row per program of a group.
+        Lists of rows: "groups", with one row per compile group, and "programs", with one row per program.
 
     Raises:
-        InputError: the tables are not a study, or one seed of it fits on no device.
+        InputError: the tables do not define a study, or a single seed does not fit on a device.
     """
 
     def read(*further: str) -> Definition:
@@ -140,7 +140,7 @@ def plan_on(
 
 
 def _fit(compiler: _Compiler, wanted: int, budget: int) -> _Fitted:
-    """Find how many of the wanted runs fit, and compile the programs for that number."""
+    """Determine how many of the wanted runs fit on the devices, and compile the programs for that number."""
     group = compiler.group
     shared = group.setting.data.shared
     used = devices.device_count(shared)
@@ -177,12 +177,12 @@ def _fit(compiler: _Compiler, wanted: int, budget: int) -> _Fitted:
 
 
 def _peak(found: Found) -> tuple[int, str]:
-    """Return the largest memory of a device, and the program that needs it."""
+    """Return the largest memory that a program needs on a device, and the name of that program."""
     return max(((own.held, made.location) for made, own in found if own), default=(0, ""))
 
 
 def _row(target: Target, group: CompileGroup, made: PhaseProgram, found: Compiled | None) -> dict[str, Any]:
-    """Return the row of a program."""
+    """Return a row of the table "programs"."""
     phase = made.location.rpartition(".")[0]
     row: dict[str, Any] = {"group": group.number, "phase": phase, "program": made.name}
     if found is None:
@@ -213,7 +213,7 @@ def _row(target: Target, group: CompileGroup, made: PhaseProgram, found: Compile
 def _group_row(
     target: Target, group: CompileGroup, runs: int, fitted: _Fitted, rows: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the row of a group."""
+    """Return a row of the table "groups"."""
     batches = math.ceil(runs / fitted.together)
     steps = {phase.name: group.setting.probes.steps_of(phase) for phase in group.setting.phases}
 
@@ -242,7 +242,7 @@ def _group_row(
 def _too_large(
     target: Target, read: Callable[..., Definition], group: CompileGroup, needed: float, budget: int
 ) -> str:
-    """Return an error line with single overrides of a size for which one seed would fit."""
+    """Return an error message that lists overrides, any one of which would make one seed fit."""
     cell = group.cells[0].number
     line = (
         f"cell {cell}: one seed needs {needed / 2**30:,.1f} GiB or more, and {target.name} has "

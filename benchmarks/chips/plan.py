@@ -2,8 +2,8 @@
 
     python benchmarks/chips/plan.py sweeps/quickstart.toml --target h200 --seeds 1024
 
-The tables show memory, bytes, operations and launches of every program, how many seeds fit, and a lower bound
-of the time. The compilers need a separate environment:
+The tables show the memory, traffic, operations and launches of every program, how many seeds fit, and a lower
+bound on the time. The compilers need a separate environment:
 
     pip install -e . -r benchmarks/chips/requirements.txt
 """
@@ -40,7 +40,7 @@ _UNITS = ("", "k", "M", "G", "T", "P")
 
 
 def quantity(x: int | float) -> str:
-    """Format a number with three digits and a prefix: 12.3 M."""
+    """Format a number with three significant digits and an SI prefix, such as "12.3 M"."""
     power = 0
     while abs(x) >= 999.5 and power < len(_UNITS) - 1:
         x, power = x / 1000, power + 1
@@ -48,7 +48,7 @@ def quantity(x: int | float) -> str:
 
 
 def seconds(x: int | float) -> str:
-    """Format a time in a suitable unit."""
+    """Format a time given in seconds with a suitable unit, such as "1.5 ms"."""
     for size, unit in ((3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms")):
         if x >= size:
             return f"{x / size:.3g} {unit}"
@@ -67,11 +67,11 @@ class ChipProgram:
         error: why it does not compile, else "".
         per: "step" or "call": the unit of bytes, operations, launches and seconds.
         bytes: traffic between a device and its memory.
-        flops: operations.
-        launches: operations started, kernels on a GPU.
-        seconds_at_least: lower bound of the time from bandwidth, peak and launches.
+        flops: arithmetic operations.
+        launches: number of operations started; on a GPU, of kernels.
+        seconds_at_least: lower bound on the time from bandwidth, peak arithmetic rate and launches.
         held: peak memory of a device in bytes.
-        temporaries: the part of it that is neither arguments nor results.
+        temporaries: the part of `held` that is neither arguments nor results.
         compile_s: seconds of compilation.
         scatter_adds, compare_and_swaps, collectives, float64, conditionals: number of each.
     """
@@ -97,7 +97,7 @@ class ChipProgram:
 
     @property
     def on_host(self) -> bool:
-        """True if it runs on the host's CPU, because the chip lacks float64."""
+        """True if the program runs on the host's CPU, because the chip lacks float64."""
         return self.where == "host"
 
 
@@ -114,7 +114,7 @@ class ChipGroup:
         per_lane: memory of a device per run, in bytes.
         held: peak memory of a device in bytes; 0 if everything runs on the host.
         compile_s: seconds of compilation of its programs.
-        seconds_at_least: lower bound of the time of all runs.
+        seconds_at_least: lower bound on the time of all runs.
     """
 
     group: int
@@ -135,7 +135,7 @@ class ChipPlan:
     Attributes:
         target: the chip, "h200" or "v5e:2x2".
         groups: the compile groups.
-        programs: the programs of all of them.
+        programs: the programs of all groups.
     """
 
     target: str
@@ -153,7 +153,7 @@ class ChipPlan:
         """Display tables of the programs and of the groups, with their titles."""
         programs, groups = pd.DataFrame(map(_program, self.programs)), pd.DataFrame(map(_group, self.groups))
         return (
-            (f"Programs on {self.target}: what a step or a call comes to", programs),
+            (f"Programs on {self.target}: cost per step or call", programs),
             (f"Compile groups on {self.target}", groups),
         )
 
@@ -204,8 +204,8 @@ def _group(row: ChipGroup) -> dict[str, Any]:
         "together": row.together,
         "fitting": f"{row.fitting:,}" if row.held else "on the host",
         "batches": row.batches,
-        "memory of a lane": f"{quantity(row.per_lane)}B",
-        "of a device": f"{quantity(row.held)}B",
+        "memory per run": f"{quantity(row.per_lane)}B",
+        "per device": f"{quantity(row.held)}B",
         "compile": f"{row.compile_s:.0f} s",
         "time at least": seconds(row.seconds_at_least),
     }
@@ -225,11 +225,11 @@ def plan(
     Args:
         study: the study; its custom classes and functions need import paths.
         target: the chip, such as "h200", "a100:4" or "v5e:2x2".
-        max_memory: limit on device memory in bytes; defaults to a value for the device.
+        max_memory: limit on device memory in bytes; defaults to the limit of a run on this chip.
         progress: progress callback (what is compiled, fraction of compile groups done).
         only: names of programs to compile, such as "query.advance" or "draw"; all if empty. With a selection,
             the number of runs that fit is not determined.
-        keep: a folder for the texts of the compiled programs.
+        keep: folder that the texts of the compiled programs are written to.
 
     Returns:
         The plan.
@@ -251,7 +251,7 @@ def plan(
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print the plan of a sweep file; return 1 if a program does not compile."""
+    """Print the plan of a sweep file; return 1 if a program does not compile, else 0."""
     study = load_sweep(options.sweep, tuple(options.overrides), tuple(options.axes), options.seeds)
     with Reporter(options.quiet) as reporter:
         if known := known_bug(read_target(options.target).platform):

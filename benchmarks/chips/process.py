@@ -1,4 +1,4 @@
-"""Compilers of chips in a separate process, because they modify jax and may abort their process."""
+"""Run the compilers of chips in a separate process, because they modify jax and may abort their process."""
 
 import importlib
 import json
@@ -90,7 +90,7 @@ def _version(name: str) -> str | None:
 
 
 def _fitting(needed: tuple[str, ...]) -> dict[str, str]:
-    """Return the versions that match the installed jax: libtpu by jax's metadata, the plugin like jaxlib."""
+    """Return the required versions: of libtpu from jax's metadata, of the CUDA plugin equal to jaxlib's."""
     fitting = {name: metadata.version("jaxlib") for name in needed if name.startswith("jax-")}
     for line in metadata.requires("jax") or ():
         if "libtpu" in needed and (pinned := re.match(r"libtpu==([\d.]+?)(?:\.\*)?;", line)):
@@ -104,11 +104,12 @@ def call(
     arguments: Mapping[str, Any],
     progress: Callable[[str, float], None] = lambda text, share: None,
 ) -> Any:
-    """Call a function in a process whose programs are compiled for a chip.
+    """Call a function in a new process whose programs are compiled for a chip.
 
     Args:
         target: the chip.
-        function: "module:name"; it is called with the target, `progress` and the arguments by name.
+        function: "module:name" of a function, which is called with the target, `progress` and the arguments
+            by name.
         arguments: arguments that can be encoded as JSON.
         progress: progress callback (what, fraction done).
 
@@ -116,7 +117,7 @@ def call(
         The result of the function, decoded from JSON.
 
     Raises:
-        InputError: there is no compiler for the chip, or it does not match; or raised by the function.
+        InputError: the chip's compiler is missing or does not match jax, or the function raised InputError.
         RunError: the process ended without a result.
     """
     check(target)
@@ -144,7 +145,7 @@ def call(
 def _talk(
     process: Any, arguments: Mapping[str, Any], progress: Callable[[str, float], None]
 ) -> dict[str, Any] | None:
-    """Send the arguments, forward progress, and return the answer, or None."""
+    """Send the arguments, forward progress, and return the reply, or None if the process ends without one."""
     try:
         process.stdin.write(json.dumps(arguments))
         process.stdin.close()
@@ -162,7 +163,10 @@ def _talk(
 
 
 def main(name: str, function: str) -> None:
-    """Write each message to standard output as a line of JSON; any other output is ignored."""
+    """Call a function for a chip; write its progress and result to standard output as lines of JSON.
+
+    Any other standard output goes to standard error.
+    """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 

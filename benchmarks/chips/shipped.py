@@ -72,7 +72,7 @@ def compiled(case):
 
 
 def renew(path):
-    """Measure the cases of a file of ceilings again, and write the file."""
+    """Recompute the ceilings of all cases in a file, and rewrite the file."""
     head = "".join(line for line in path.read_text().splitlines(True) if line.startswith("#"))
     cases = tomllib.loads(path.read_text())["case"]
     for case in cases:
@@ -87,7 +87,7 @@ def renew(path):
 
 
 def measure(folder, data_dir, targets, rows):
-    """Compile the program of every row for every target; other entries of the file are kept."""
+    """Compile the program of every row for every target, and update chips.json and chips.md."""
     path = folder / "chips.json"
     held = json.loads(path.read_text()) if path.exists() else []
     found = {(row["what"], row["target"]): row for row in held}

@@ -1,4 +1,4 @@
-"""Chips that are not installed: names, sizes and speeds, and compilation for one of them."""
+"""Specifications of chips that are not installed, and compilation for them."""
 
 import re
 import tempfile
@@ -14,7 +14,7 @@ from jaxattn.lab.engine.memory import held_bytes
 
 
 class Target(NamedTuple):
-    """A number of chips of one kind, as seen by a program.
+    """One or several identical chips that programs are compiled for.
 
     Attributes:
         name: the requested name.
@@ -22,10 +22,10 @@ class Target(NamedTuple):
         topology: number or arrangement of chips: "1x1x4" on a GPU, "v5e:2x2" on a TPU.
         memory: memory of one device in bytes.
         bandwidth: bytes per second between a device and its memory.
-        flops: float32 operations per second of a device; on a TPU those of products at the highest precision,
-            which take six passes in bfloat16.
+        flops: float32 operations per second of a device; on a TPU, the rate of matrix products at the highest
+            precision, which take six passes in bfloat16.
         launch_s: minimum time to start an operation, in seconds.
-        config: XLA's description of a GPU; "" for a TPU, which libtpu knows.
+        config: XLA's description of a GPU; "" for a TPU, which libtpu describes.
     """
 
     name: str
@@ -76,7 +76,7 @@ _LAUNCH_S = 2e-6
 
 
 def read_target(name: str) -> Target:
-    """Return a target by its name.
+    """Return the target with a given name.
 
     Args:
         name: a GPU with the number of devices, by default 1 ("h200", "a100:4"); or a TPU with its shape, by
@@ -139,10 +139,10 @@ class Compiled(NamedTuple):
     """Result of compiling a program.
 
     Attributes:
-        error: why it does not compile; "" if it does. The other fields are valid only in that case.
+        error: why the program does not compile; "" if it does. After an error, only `seconds` is set.
         seconds: compile time.
         held: peak memory of a device in bytes.
-        temporaries: the part of it that is neither arguments nor results.
+        temporaries: the part of `held` that is neither arguments nor results.
         compare_and_swaps: number of compare-and-swap loops in the kernels of a GPU.
         counted: counts from the text of the program.
     """
@@ -161,7 +161,7 @@ def compile_lowered(lowered: Any, target: Target, keep: Path | None = None) -> C
     Args:
         lowered: the result of `jax.jit(f).lower(...)` with shapes on the chip's devices.
         target: the chip.
-        keep: a file for the text of the compiled program.
+        keep: file that the text of the compiled program is written to.
 
     Returns:
         The compilation result; a program that the compiler rejects is a valid result too.
@@ -190,6 +190,6 @@ def compile_lowered(lowered: Any, target: Target, keep: Path | None = None) -> C
 
 
 def seconds_at_least(work: Work, target: Target) -> float:
-    """Return a lower bound of the time of some work on a chip from its memory, arithmetic and launches."""
+    """Return a lower bound in seconds on the time that a chip needs for some work."""
     moving, computing = work.bytes / target.bandwidth, work.flops / target.flops
     return max(moving, computing, work.launches * target.launch_s)

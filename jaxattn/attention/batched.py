@@ -11,8 +11,7 @@ one. All members are therefore computed together, as products of the count matri
 With a single ceiling h, this would underflow for a sequence whose scores are all far below h. There
 is therefore one product per band, with weights exp(a_s - h_b) if a_s ≤ h_b and 0 otherwise. Each
 sequence uses the sums from the band that contains its largest score, for which the softmax is exact
-up to rounding. Members whose scores occupy too many
-bands are computed separately.
+up to rounding. Members whose scores occupy too many bands are computed separately.
 
 Shapes for one vector; a batch adds a leading axis S:
 
@@ -288,8 +287,8 @@ def banded_backward(
     """Compute the outputs of `backward` with one product for each of `num_bands` bands.
 
     Also return a mask, (S,) bool, of the batch members for which cancellation removed a third of the
-    digits of ∂L/∂a. This happens if almost every sequence attends to a single token: Σ_X q_s ḡ_X γ_s and
-    Σ_X q_s ḡ_X f_X, with ḡ = ∂L/∂f, are then nearly equal.
+    digits of ∂L/∂a. This happens if almost every sequence attends to a single token, so that
+    Σ_X q_s ḡ_X γ_s and Σ_X q_s ḡ_X f_X, with ḡ = ∂L/∂f, are nearly equal.
     """
     top, tokens, values = bands.first_ceiling(scores)[None], scores.T, columns.transpose(2, 1, 0)
     own_shift, d_sums_by_sequence = shift.T, d_sums.transpose(2, 1, 0)

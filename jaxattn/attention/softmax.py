@@ -116,7 +116,7 @@ def occurrence_weights(corpus: Corpus, scores: Array, top: Array) -> Array:
 
 @jax.custom_vjp
 def per_entry(corpus: Corpus, per_token: Array) -> Array:
-    """Look up per-token values, (V,), for each bag entry, (R, W).
+    """Gather the per-token values, (V,), of all bag entries, (R, W).
 
     The derivative is summed over entries with a gather instead of a scatter.
     """

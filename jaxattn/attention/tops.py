@@ -1,7 +1,7 @@
 """Top (highest-scoring) tokens of each sequence, and softmax averages relative to reference values.
 
 For large ‖p‖, a sequence may attend to its top token with weight 1 - e^(-3000). The difference between the
-average f and the value γ_top of this token would then be rounded to zero if it were computed by subtraction.
+average f and the value γ_top of this token would be rounded to zero if it were computed by subtraction.
 Therefore, callers of `averages` first subtract a reference value from all token values, and `averages`
 factors out the largest remaining exponential.
 """
@@ -54,7 +54,7 @@ class Averages(NamedTuple):
             reference; 0 if there are no such entries.
         idle: (n,) bool; True if no entry differs from the reference.
         mean: C arrays of shape (n,).
-        attention: (R, W); q of each entry, not valid for entries with zero count.
+        attention: (R, W); attention q of each entry, not valid for entries with zero count.
         deviation: C arrays of shape (R, W); q (γ - f) e^(-gap) of each entry with value γ, not valid for
             entries with zero count.
         normaliser: (n,); Σ_s count_s e^(a_s - top), 0 for an empty sequence.

@@ -1,4 +1,4 @@
-"""Reading arrays from FILE.npy and tensors from FILE.safetensors."""
+"""Read arrays from FILE.npy and tensors from FILE.safetensors."""
 
 import os
 import warnings

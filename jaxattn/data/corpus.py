@@ -69,7 +69,7 @@ class Corpus(Dataset):
 
     @property
     def num_pairs(self) -> int:
-        """Approximate number of pairs of entries in the same sequence, as if all sequences had equal size."""
+        """Approximate number of pairs of entries in the same sequence, assuming sequences of equal size."""
         return math.ceil(self.num_entries**2 / self.num_examples)
 
     @property
@@ -109,7 +109,7 @@ class Corpus(Dataset):
         return cut.replace(lengths=self.lengths[index], mean_entries=mean)
 
     def check_shapes(self) -> None:
-        """Do nothing: the rows of the bags do not correspond to examples."""
+        """Do nothing, because the rows of the bags do not correspond to examples."""
 
     def check(self) -> None:
         """Check labels and tokens on the host, for one or many seeds.

@@ -42,7 +42,7 @@ def xor(
     pairs: PositiveInt = 1,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample sequences labelled by the XOR of two tokens; every average signed frequency α_s is 0.
+    """Sample a corpus labelled by the XOR of two tokens; every average signed frequency α_s is 0.
 
     In the j-th XOR problem, tokens 4j and 4j+1 are a_0 and a_1, and tokens 4j+2 and 4j+3 are b_0 and b_1.
     A sequence contains one a and one b from the same problem; all its other tokens are irrelevant:

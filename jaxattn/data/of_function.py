@@ -37,8 +37,8 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
     The function may also have the form `(key, task_key, *, settings) -> Dataset`. `key` differs between
     training, test and validation data and between fresh batches. `task_key` is the same for all samples
     for a seed. The setting `sequences` is the number of examples to sample. If the function has an
-    argument `used`, which may be traced, it must sample only from the first `used` tokens. Cells with
-    different `vocab_size` then use the same program.
+    argument `used`, which may be traced, it must sample only from the first `used` tokens, so that cells
+    with different `vocab_size` use the same program.
 
     Attributes:
         test_sequences: number of test sequences, which have no label noise.
@@ -80,7 +80,7 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
         return self._noisy(noise_key, self._sample(used, task_key, batch_key, examples))
 
     def draw(self, key: Array, used: Array | None = None) -> Splits:
-        """Sample the data for one seed. The content of each split does not depend on the other splits."""
+        """Sample all splits for one seed. The content of each split does not depend on the other splits."""
         train_key, test_key = jax.random.split(key)
         validation_key, noise_key, other_noise_key = (jax.random.fold_in(key, k) for k in (2, 3, 4))
         task_key = jax.random.fold_in(key, 5) if self.has_task_key else None
@@ -113,7 +113,7 @@ class SharedOfFunction(OfFunction, SharedData, frozen=True, kw_only=True):
     """Data shared by all seeds, from a function `(*, settings) -> Dataset` or `-> (train, test)`."""
 
     def load(self, progress: Progress = silent) -> Loaded:
-        """Load the data by calling the function."""
+        """Call the function, and return its data with the token names."""
         found: object = self._call()
         several = found if type(found) is tuple else (found,)
         return Loaded(jax.jit(splits_of)(*map(_checked, several)), True, list(_numbered(several[0])))

@@ -14,7 +14,7 @@ from jaxattn.data.importance import average_signed_frequency, posterior_differen
 
 
 def flip_labels(key: Array, data: D, label_noise: float | Array) -> D:
-    """Replace each label, with a given probability, by another class chosen uniformly at random.
+    """Return data with each label replaced, with a given probability, by another class chosen at random.
 
         P(ỹ = y) = 1 - label_noise,  P(ỹ = k) = label_noise / (K-1) for every k ≠ y.
 
@@ -59,7 +59,7 @@ def splits_of(
     validation: Dataset | None = None,
     task_key: Array | None = None,
 ) -> Splits:
-    """Combine the splits, and compute token statistics if the training data are bags of tokens."""
+    """Build the `Splits` for one seed, with token statistics if the training data are bags of tokens."""
     tokens = token_statistics(train) if isinstance(train, Corpus) else None
     shared = None if task_key is None else jax.random.key_data(task_key)
     return Splits(train, tokens, test, validation, shared)

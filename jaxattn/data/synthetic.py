@@ -81,7 +81,7 @@ def check_capacity(vocab_size: int, length: int, sequences: int, special: int, h
         raise InputError(f"length: {length} is too short for {held} relevant tokens; use at least {held}")
     if vocab_size < special or (vocab_size == special and length > held):
         raise InputError(
-            f"vocab_size: {vocab_size} leaves no irrelevant tokens besides the {special} "
+            f"vocab_size: {vocab_size} leaves no irrelevant tokens next to the {special} "
             "relevant tokens; increase it"
         )
 
@@ -100,13 +100,13 @@ def independent(
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample tokens that are independent given the label.
+    """Sample a corpus whose tokens are independent given the label.
 
         P(s | y) = base_s (1 + δ_s c(s, y)),  c = 1 if s belongs to class y, else -1/(K-1),
 
     where the base distribution is uniform over relevant tokens and uniform over irrelevant tokens. The
     j-th of the m relevant tokens of a class has δ = max_posterior_difference · j/m, and irrelevant tokens
-    have δ = 0. For two classes, the posterior difference of token s is then ±δ_s in expectation. Labels
+    have δ = 0. For two classes, the posterior difference of token s is ±δ_s in expectation. Labels
     are balanced.
 
     Args:
@@ -163,7 +163,7 @@ def topics(
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample sequences of common words and topic words, with the topic as the label.
+    """Sample a corpus of common words and topic words, with the topic of each sequence as its label.
 
         P(s | y) = (1 - π_s + K π_s 1[s belongs to y]) / relevant   for each topic word.
 
@@ -226,7 +226,7 @@ def multi_relevant(
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample sequences that each contain r distinct relevant tokens from their class.
+    """Sample a corpus of sequences that each contain r distinct relevant tokens from their class.
 
     All other tokens are irrelevant. Sequences come in groups of K, one per class, with the same
     irrelevant tokens. Thus the average signed frequency α_s of every irrelevant token is exactly 0, and
@@ -269,7 +269,7 @@ def assumption1(
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
-    """Sample sequences with one relevant token each, so that Assumption 1 of the paper holds exactly.
+    """Sample a corpus with one relevant token per sequence that satisfies Assumption 1 of the paper exactly.
 
     Each relevant token occurs with only one label. All other tokens are irrelevant: their average signed
     frequency α_s is exactly 0.

@@ -55,7 +55,7 @@ def of_linen(module: Any, *, inputs: _Inputs = first_array, per_example: bool = 
     Args:
         module: the module. It is called with the inputs as its only argument.
         inputs: function that extracts the module's argument from the data; the first array by default.
-        per_example: True if the module takes a single example; it is then vmapped over examples.
+        per_example: True if the module takes a single example and must be vmapped over examples.
 
     Returns:
         The model. Its parameters are those in the collection "params", with names such as `Dense_0.kernel`.
@@ -95,7 +95,7 @@ def of_nnx(
         make: function of `nnx.Rngs` that returns the module. The module is called with the inputs as its only
             argument.
         inputs: function that extracts the module's argument from the data; the first array by default.
-        per_example: True if the module takes a single example; it is then vmapped over examples.
+        per_example: True if the module takes a single example and must be vmapped over examples.
 
     Returns:
         The model. Its parameters are the `nnx.Param` variables, with names such as `linear.kernel`.
@@ -135,7 +135,7 @@ def of_equinox(
         make: function of a PRNG key that returns the module. The module is called with the inputs as its only
             argument.
         inputs: function that extracts the module's argument from the data; the first array by default.
-        per_example: True if the module takes a single example, as is usual in Equinox; it is then vmapped
+        per_example: True if the module takes a single example, as is usual in Equinox, and must be vmapped
             over examples.
 
     Returns:

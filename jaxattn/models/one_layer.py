@@ -173,9 +173,7 @@ class OneLayer(Model[Corpus], frozen=True, kw_only=True):
 
 
 class OneLayerInSpan(OneLayer, frozen=True, kw_only=True):
-    """`OneLayer` with parameters in coordinates of the span of E, p and v, if that has fewer than d
-    dimensions.
-    """
+    """`OneLayer` in coordinates of the span of E, p and v, if this span has fewer than d dimensions."""
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Sample the parameters; see `span.start`."""

@@ -1,8 +1,9 @@
 """Coordinates in the span of E, p and v, in which the cost of training does not grow with d.
 
 A loss that depends only on E p and E v depends on E, p and v only through their inner products, and its
-gradients stay in the span of the initial p, v and rows of E. It has at most m = V + 1 + K dimensions (K = 1
-for two classes). Training in m coordinates is therefore equivalent, and an isometry Q maps them to R^d:
+gradients stay in the span of the initial p, v and rows of E. This span has at most m = V + 1 + K dimensions
+(K = 1 for two classes). Training in m coordinates is therefore equivalent, and an isometry Q maps the
+coordinates to R^d:
 
     [p; v; E] = L Qᵀ,   L (m, m) lower triangular,   Q (d, m) with orthonormal columns.
 
@@ -90,7 +91,7 @@ def basis(
 ) -> Float[Array, "d m"]:
     """Return the isometry Q that maps span coordinates from `start` to vectors in R^d: x = Q x_m.
 
-    Q applies to initial and trained parameters alike. The arguments are those of `start`, with d > m. For
+    Q applies to both initial and trained parameters. The arguments are those of `start`, with d > m. For
     d < 16,384, Q maps the initial parameters to the vectors from `embeddings_query_head`. For larger d, Q is
     random.
     """

@@ -78,7 +78,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def kind_of(table: dict[str, Any]) -> str | None:
-    """Infer the kind of a start from the keys of its table; None if the keys do not determine it."""
+    """Infer the kind of a start from the keys of its table; return None if they do not determine the kind."""
     return "file" if "file" in table else "scaled" if "scale" in table else None
 
 

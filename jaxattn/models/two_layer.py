@@ -67,9 +67,7 @@ class TwoLayer(Model[Corpus], frozen=True, kw_only=True):
 
 
 class TwoLayerInSpan(TwoLayer, frozen=True, kw_only=True):
-    """`TwoLayer` with parameters in coordinates of the span of E, p and v, if that has fewer than d
-    dimensions.
-    """
+    """`TwoLayer` in coordinates of the span of E, p and v, if this span has fewer than d dimensions."""
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Sample the parameters; see `span.start`."""

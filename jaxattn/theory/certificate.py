@@ -65,7 +65,7 @@ _REASONS = {
     Status.INFEASIBLE: "no direction separates the selection: the multipliers sum its differences to zero",
     Status.CYCLE: "no scores fit the selection: along its pairs, tokens outrank each other in a cycle",
     Status.UNDECIDED: "undecided: the solver found neither a separating direction nor a proof of none",
-    Status.INVALID: "not tried: keys hold NaN or inf, or are beyond 1e140 or all below 1e-140 (rescale "
+    Status.INVALID: "not attempted: keys contain NaN or inf, exceed 1e140 or are all below 1e-140 (rescale "
     "them), or a sequence has no selected token",
 }
 

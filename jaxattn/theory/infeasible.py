@@ -27,7 +27,7 @@ _MAX = 60
 def proves_infeasible(
     E: np.ndarray, pairs: np.ndarray, ties: np.ndarray, multipliers: np.ndarray, tie_multipliers: np.ndarray
 ) -> bool:
-    """Return whether the sum is proven to be exactly zero for some multipliers near the given ones.
+    """Return whether multipliers near the given ones are proven to make a sum of differences exactly zero.
 
     The sum is Σ λ (E_s - E_s') over pairs plus Σ μ (E_s - E_s'') over ties. False does not prove that no
     such multipliers exist.

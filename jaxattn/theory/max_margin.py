@@ -131,7 +131,7 @@ def max_margin_batch(
     """Solve one max-margin problem per seed.
 
     If a seed contains NaN, lacks a selected token in some sequence, or is infeasible, its `status` and
-    `reason` say so, and the other seeds are not affected.
+    `reason` record this, and the other seeds are not affected.
 
     Args:
         scores: keys (S, m, D), one set per seed; and either one corpus for all seeds, or a stack of corpora

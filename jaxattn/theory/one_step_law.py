@@ -93,9 +93,9 @@ def advise(
     occurs: Bool[Array | np.ndarray, " V"],
     dim: float,
 ) -> Advice | None:
-    """Recommend a step size for a single gradient step on E.
+    """Return a recommended step size for a single gradient step on E, with the predicted changes in E·v.
 
-    Return None if no token is important, or if α is 0 for all important tokens.
+    The result is None if no token is important, or if α is 0 for all important tokens.
 
         η0 = min(10 / (√d a), 1 / ℓ)
 

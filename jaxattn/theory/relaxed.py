@@ -104,7 +104,7 @@ def relaxed_max_margin(
     where y = ±1 is the label of sequence X, s(X) its selected token, and s' any other token in X. Token s has
     the value γ_s = x_s·v. The points x default to the keys Φ. For embeddings, x = Φ = E.
 
-    Only the sequences in the support of v_mm keep moving p. For all other sequences, p_relax only has to
+    Only the sequences in the support of v_mm continue to move p. For all other sequences, p_relax need only
     preserve the selection. If no sequence in the support has an unselected token, p_relax = 0. An
     infeasible problem does not raise an error: `infeasible` is True, and `reason` states which of the two
     problems has no solution.

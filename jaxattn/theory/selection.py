@@ -88,7 +88,7 @@ def selection(
     between tokens that do not tie. On a gradient-flow path, the scores of tokens that tie in the limit differ
     by O(1/‖p‖) relative to the spread. Pass a `tie` of this size to obtain the selection in the limit.
 
-    Works under jit and vmap. Otherwise, the scores are computed in float64 even if x64 is disabled in JAX.
+    Works under jit and vmap. Outside of both, scores are computed in float64 even if x64 is disabled in JAX.
 
     Args:
         p: (D,) float; the parameter or its direction, with any norm.

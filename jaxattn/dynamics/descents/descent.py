@@ -48,7 +48,7 @@ class Algorithm(NamedTuple):
 
 
 def loop(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any:
-    """Take the given number of steps inside a traced function; see `run`."""
+    """Return the state after the given number of steps. In a traced function, use this instead of `run`."""
     if algorithm.advance is not None:
         return algorithm.advance(state, data, steps)
     return jax.lax.fori_loop(0, steps, lambda _, s: algorithm.step(s, data)[0], state)
@@ -56,11 +56,12 @@ def loop(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any
 
 @partial(jax.jit, static_argnames="algorithm")
 def run(algorithm: Algorithm, state: Any, data: Any, steps: int | Array) -> Any:
-    """Take the given number of steps in one loop, compiled once per algorithm for any number of steps.
+    """Return the state after the given number of steps, taken in one loop.
 
-    Pass the same `algorithm` object in every call, because a new object triggers a new compilation.
-    `data` is the second argument of `algorithm.step`. One call with k + l steps is equivalent to a call
-    with k steps and then one with l steps.
+    The loop is compiled once per algorithm for any number of steps. Pass the same `algorithm` object in
+    every call, because a new object triggers a new compilation. `data` is the second argument of
+    `algorithm.step`. One call with k + l steps is equivalent to a call with k steps followed by one with l
+    steps.
     """
     return loop(algorithm, state, data, steps)
 
@@ -87,7 +88,7 @@ def descent(
             every epoch, and an incomplete last batch is dropped.
         cuts_batches: True to extract the batch from the data in every step. By default, a minibatch is
             the full data with weights on the examples, which requires a loss that is a sum over examples.
-            Each step then costs as much as a full-batch step, which in token space is cheaper than
+            Such a step costs as much as a full-batch step, which in token space is cheaper than
             building a new corpus.
         fresh: function (key -> data) that samples a new batch for each step, in place of the training
             data.
@@ -147,7 +148,7 @@ def one_step(
     outputs: Outputs = one_layer.outputs,
     per_sequence: PerSequence = losses.DEFAULT,
 ) -> _P:
-    """Take one full-batch gradient step, θ¹ = θ⁰ - η0 ∂L/∂θ, by default only on E.
+    """Return the parameters after one full-batch gradient step, θ¹ = θ⁰ - η0 ∂L/∂θ, by default only on E.
 
     Args:
         params: E (V, d), p (d,), v (d,) or (d, K), or the parameters of another model.

@@ -116,12 +116,12 @@ class Descent(Phase, frozen=True, kw_only=True):
         return algorithm.init(params, key) if self.batch_size or self.fresh else algorithm.init(params)
 
     def step(self, task: Task, state: Any) -> Any:
-        """Take one step."""
+        """Return the state after one step."""
         algorithm, on = self._algorithm(task)
         return algorithm.step(state, on)[0]
 
     def advance(self, task: Task, state: Any, steps: int | Array) -> Any:
-        """Take the given number of steps, which may be traced."""
+        """Return the state after the given number of steps, which may be traced."""
         algorithm, on = self._algorithm(task)
         return loop(algorithm, state, on, steps)
 
@@ -169,7 +169,7 @@ class OneStep(Phase, frozen=True, kw_only=True):
         return self._algorithm(task).init(params)
 
     def step(self, task: Task, state: Any) -> Any:
-        """Take the gradient step. A non-finite result is recorded as a failure, as in `Descent`."""
+        """Return the state after the gradient step. A non-finite result is recorded as a failure."""
         return self._algorithm(task).step(state, task.data.train)[0]
 
     def _algorithm(self, task: Task) -> Algorithm:
@@ -221,7 +221,7 @@ def optimizer(
         step_size: η, a number or a schedule. For polyak, it must be a number.
         options: further arguments of the optimiser by their optax names, such as momentum and nesterov for
             sgd and normalized, loss_floor for polyak, or weight_decay for adamw. `epsilon` is optax's eps. It
-            noticeably affects adam: with thousands of reviews, the gradient of E is about 1e-6 per entry.
+            noticeably affects adam on large corpora, where the gradient of E can be about 1e-6 per entry.
 
     Raises:
         InputError: see `check_options`; or the function does not return an optax transformation.

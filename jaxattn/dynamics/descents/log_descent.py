@@ -158,7 +158,7 @@ class LogDescent(Phase, frozen=True, kw_only=True):
     steps: PositiveInt
 
     def check(self, *context: Any) -> None:
-        """Raise InputError unless the theory applies to the model and the loss."""
+        """Raise InputError unless the model is one-layer, the loss is logistic, and there are two classes."""
         require_one_layer(*context)
 
     def init(self, task: Task, params: Any, key: Array) -> State:
@@ -166,5 +166,5 @@ class LogDescent(Phase, frozen=True, kw_only=True):
         return log_descent(self.method, self.step_size).init(params)
 
     def step(self, task: Task, state: State) -> State:
-        """Take one step."""
+        """Return the state after one step."""
         return log_descent(self.method, self.step_size).step(state, task.data.train)[0]

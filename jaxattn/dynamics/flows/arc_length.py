@@ -68,7 +68,7 @@ class FlowPath(Brief):
     Row 0 is the start, and the last row is the end. For several seeds, all arrays have a leading seed axis.
 
     Attributes:
-        status: () int32; the `Stop` code that says why the path ended.
+        status: () int32; the `Stop` code that records why the path ended.
     """
 
     status: Any
@@ -260,10 +260,10 @@ def first_step(unit: Array, ends: Ends, reach: Array) -> Array:
 
 
 def restart(integration: Integration, h: Array) -> Integration:
-    """Restart an integration in new coordinates with the current point as origin. Earlier rows are kept.
+    """Return an integration restarted in new coordinates whose origin is the current point.
 
-    The next step has length 0: it evaluates the flow, and may reach the first row. The step after it has
-    length h.
+    Earlier rows are kept. The next step has length 0: it evaluates the flow, and may reach the first row.
+    The step after it has length h.
     """
     return replace(
         integration,
@@ -284,7 +284,7 @@ def integrate(
     rows: int | Array | float = math.inf,
     clock: float = math.inf,
 ) -> Integration:
-    """Integrate one path until the first stopping condition is met.
+    """Integrate one path until the first stopping condition is met, and return the final state.
 
     Args:
         flow: the flow, in the coordinates of `integration.here`.

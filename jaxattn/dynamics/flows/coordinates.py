@@ -84,15 +84,15 @@ class Watch:
 
 
 def leap(corpus: Corpus, before: Float[Array, " V"], after: Float[Array, " V"]) -> Float[Array, ""]:
-    """Compute how far tokens leap over the top of their sequence between scores `before` and `after`.
+    """Compute how far tokens overshoot the top of their sequence in a step between two score vectors.
 
     A token exerts its full force only near the top. A step from far below the top to far above it misses
     this force at both ends.
 
     Returns:
         The maximum over tokens of min(distance below the top before the step, distance above the former
-        top token after it), in units of the maximum allowed leap. It is 0 or negative if no sequence has
-        a new top token.
+        top token after it), in units of the maximum allowed value. It is 0 or negative if no sequence
+        has a new top token.
     """
     bags = corpus.bags
     token, present = bags.index.astype(jnp.int32), bags.count > 0
@@ -219,7 +219,7 @@ class Coordinates:
 
         The tolerance is rtol (‖p‖ + 1 / max ‖E_s‖), or a tenth of the step if that is smaller: if only a late
         stage of the step encounters a force, the error is of the order of the step. The result also exceeds 1
-        if tokens slide or leap too far.
+        if attention changes too much along a curve of balanced points, or if `leap` exceeds 1.
         """
         tenth = 0.1 * (self.norm(end - start) + rtol * self.unit)
         relative = self.norm(error) / jnp.minimum(rtol * (self.norm(end, 1.0) + self.unit), tenth)

@@ -94,7 +94,7 @@ class Handover(NamedTuple):
 
 
 def hand_over(flow: JointCoordinates, z: Float[Array, " m"], until_norm: Float[Array, ""]) -> Handover:
-    """Replace v by a function of p at a point z of the joint flow where ‖v‖ is large."""
+    """Build the transition to a flow of p alone at a point z of the joint flow where ‖v‖ is large."""
     corpus, unit = flow.query.corpus, flow.unit
     z_p, z_v = jnp.split(z, 2)
     here, norm = flow.query.moved(z_p), flow.head.norm(z_v, 1.0)
@@ -136,8 +136,8 @@ def neglected(handover: Handover, z: Float[Array, " m"], log_scale: Float[Array,
         max_X max_i r q_i |γ_i - γ_s(X)|,   γ = E v_mm,   r = exp(log_scale).
 
     The notation is that of the module docstring. The result is infinite if a sequence that is not tight
-    attends to a token on the margin of v_mm. The barrier of this sequence then corresponds to a single token,
-    not a mixture, and recedes like log r.
+    attends to a token on the margin of v_mm, because its barrier corresponds to a single token, not a
+    mixture, and recedes like log r.
     """
     flow, head = handover.flow, handover.head
     bags = flow.corpus.bags

@@ -121,7 +121,7 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         return list(range(self.points))
 
     def follow(self, task: Task, params: Params) -> FlowPath:
-        """Compute the path, or only its start if steps are expensive; `advance` then computes the rest."""
+        """Compute the path; if steps are expensive, compute only its start, and let `advance` continue it."""
         return self._checked(self._call(params, task), params)
 
     def init(self, task: Task, params: Any, key: Array) -> FlowState:
@@ -129,7 +129,7 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         return self.at(params, self.follow(task, params), jnp.zeros((), jnp.int32))
 
     def advance(self, task: Task, state: FlowState, steps: int | Array) -> FlowState:
-        """Advance by the given number of rows."""
+        """Return the state the given number of rows later."""
         return self.at(state.params, state.path, state.step + steps)
 
     def at(self, params: Params, path: FlowPath, row: Array) -> FlowState:

@@ -48,7 +48,7 @@ class Force:
         gross: (); Σ_s |force_s| without cancellation between sequences.
         pull: (R, W); w c of each bag entry, with w = y g/n in units of exp(log_scale - m).
         turn: (R, W); q - k e^m c/2 of each bag entry, with k = ∂ log g/∂f.
-        attention: (R, W); q of each bag entry, 0 for padding.
+        attention: (R, W); attention q of each bag entry, 0 for padding.
         log_weight: (n,); log g.
         slope: (n,); k.
         modes: (R, W, K); terms that replace k c cᵀ for K > 2 classes, in which case `turn` is q; see

@@ -117,7 +117,7 @@ def joint_flow(
     attended tokens, the multipliers of this max-margin problem serve as the weights of the sequences, and
     log ‖v‖ is integrated separately. If dp/dt differs between the two stages at the transition, the path
     ends there with status UNSETTLED. It also ends with this status if the sequence weights later deviate
-    from the multipliers; the last row is then the last one at which they agree.
+    from the multipliers; in that case, the last row is the last one at which they agree.
 
     Args:
         params: E (V, d), p (d,), v (d,). Any of them may have a leading axis of B seeds.

@@ -50,7 +50,7 @@ def of_params(params: Any, corpus: Corpus) -> dict[str, tuple[Any, int]]:
 
 
 def of_seeds(parts: dict[str, tuple[Any, int]], corpus: Corpus) -> Inputs:
-    """Check shapes, and determine which arrays have a leading seed axis.
+    """Build the `Inputs` of a flow: check shapes, and determine which arrays have a leading seed axis.
 
     Args:
         parts: arrays by name, each with its number of axes for one seed. The embeddings or keys come

@@ -122,8 +122,8 @@ MANY_DIMS = 512
 # Possible numbers of tokens in the factorisation. Shapes are static, so each number requires a separate
 # program.
 SIZES = (64, 128, 256, 512)
-# A token is stiff if the upper bound on its row sum of c J exceeds this. The bounds are loose: on reviews,
-# five matrix-vector products per solve suffice.
+# A token is stiff if the upper bound on its row sum of c J exceeds this. The bounds are loose: on IMDB, five
+# matrix-vector products per solve suffice.
 _STIFF = 1.0
 # Relative residual tolerance of a linear solve, and maximum number of matrix-vector products per step.
 _TOLERANCE, _MAX = 1e-8, 60

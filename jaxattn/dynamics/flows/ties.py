@@ -49,7 +49,7 @@ class Ties:
     Attributes:
         leader: (V,) int32; the smallest token in each token's group; the token itself if it is not tied.
         merged: (V,) int32; like `leader`, but the token itself if its group slides.
-        normals: (`room`, d); orthonormal basis of 𝒯, padded with zero rows.
+        normals: (r, d), with r = `max_tied_dims(E)`; orthonormal basis of 𝒯, padded with zero rows.
         embeddings: (V, d); Q E, equal for merged tokens.
         values: (R, W), or (R, W, K) for K > 2 classes. For each bag entry, the mean value Γ of its group
             in its sequence, or the token's value γ if it slides and receives no attention.

@@ -6,7 +6,7 @@ from jaxattn.lab.books.checks import problems
 from jaxattn.lab.books.findings import Finding, Measured, declare_names, mean, share
 from jaxattn.lab.books.new import create
 from jaxattn.lab.books.run import list_findings, reproduce
-from jaxattn.lab.results.judge import around, at_least, within_factor
+from jaxattn.lab.results.judge import around, at_least, at_most, within_factor
 
 __all__ = [
     "Book",
@@ -16,6 +16,7 @@ __all__ = [
     "Measured",
     "around",
     "at_least",
+    "at_most",
     "cells",
     "create",
     "declare_names",

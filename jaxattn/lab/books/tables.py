@@ -6,7 +6,7 @@ import msgspec
 
 from jaxattn.core.errors import nearest
 from jaxattn.core.settings import PositiveInt
-from jaxattn.lab.results.judge import Basis, Criterion, around, at_least, within_factor
+from jaxattn.lab.results.judge import Basis, Criterion, around, at_least, at_most, within_factor
 
 # Allowed file names for a book's table of all findings.
 _NUMBERS = ("agreement.csv", "claims.csv")
@@ -99,17 +99,18 @@ class Curve(BookTable, frozen=True):
 
 
 class Expected(BookTable, frozen=True):
-    """Criterion for a finding: at least a value, within a distance of a value, or within a factor of a value.
+    """Criterion for a finding: at least or at most a value, or within a distance or a factor of a value.
 
     Attributes:
-        at_least, around, within, factor: the accepted range, given by `at_least` alone, or by `around` with
-            either `within` or `factor`; omit all four for no range.
+        at_least, at_most, around, within, factor: the accepted range, given by `at_least` alone, by `at_most`
+            alone, or by `around` with either `within` or `factor`; omit all of them for no range.
         published: the published result, as a string or number.
         basis: origin of the criterion, if it differs from that of the measure.
         optional: True if a run may produce no finding with this name.
     """
 
     at_least: float | None = None
+    at_most: float | None = None
     around: float | None = None
     within: float | None = None
     factor: float | None = None
@@ -118,20 +119,25 @@ class Expected(BookTable, frozen=True):
     optional: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless the range is given by `at_least`, or by `around` with `within` or `factor`.
+        """Raise ValueError unless the range is given in one of the forms described in the class docstring.
 
         If `basis` is set, the range may be omitted.
         """
-        given = tuple(x is not None for x in (self.at_least, self.around, self.within, self.factor))
-        forms = {(True, False, False, False), (False, True, True, False), (False, True, False, True)}
-        if given not in forms and (any(given) or self.basis is None):
-            raise ValueError("expected either `at_least`, or `around` with one of `within` and `factor`")
+        names = ("at_least", "at_most", "around", "within", "factor")
+        given = tuple(name for name in names if getattr(self, name) is not None)
+        forms = {("at_least",), ("at_most",), ("around", "within"), ("around", "factor")}
+        if given not in forms and (given or self.basis is None):
+            raise ValueError(
+                "expected either `at_least`, `at_most`, or `around` with one of `within` and `factor`"
+            )
 
     @property
     def criterion(self) -> Criterion | None:
         """Return the range as a criterion, or None if no range is given."""
         if self.at_least is not None:
             return at_least(self.at_least)
+        if self.at_most is not None:
+            return at_most(self.at_most)
         if self.around is None:
             return None
         if self.factor is not None:

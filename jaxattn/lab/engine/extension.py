@@ -168,7 +168,17 @@ def _check_programs(
     location: str, longer: Sequence[Cell], shorter: Sequence[Cell], cache: ProgramCache
 ) -> None:
     """Raise InputError if custom code in the last phase depends on the phase's number of steps."""
-    for more, less in zip(compile_groups(longer), compile_groups(shorter), strict=True):
+    # A longer run may have the number of steps of another block, so that its cells form other groups.
+    group_of = [
+        {cell.number: group.number for group in compile_groups(cells) for cell in group.cells}
+        for cells in (longer, shorter)
+    ]
+    pairs = {
+        tuple(of[more.number] for of in group_of): (more, less)
+        for more, less in zip(longer, shorter, strict=True)
+    }
+    for pair in pairs.values():
+        more, less = (compile_groups([cell])[0] for cell in pair)
         programs = cache.of(more)
         texts = [
             [

@@ -90,6 +90,11 @@ def at_least(value: float) -> Criterion:
     return Criterion(value, math.inf, f"≥ {brief(value)}")
 
 
+def at_most(value: float) -> Criterion:
+    """Return the criterion that x ≤ `value`."""
+    return Criterion(-math.inf, value, f"≤ {brief(value)}")
+
+
 def within_factor(value: float, factor: float) -> Criterion:
     """Return the criterion that x is between `value` / `factor` and `value` · `factor`."""
     return Criterion(value / factor, value * factor, f"{brief(value)} within a factor of {brief(factor)}")

@@ -253,8 +253,8 @@ def _example_data(results: Run, cell: int, seed: int, arrays: Mapping[str, Any])
 def _as_model_params(arrays: Mapping[str, Any], model: Any, like: Dataset) -> Any:
     if isinstance(model, Model) and not isinstance(like, model.takes):
         raise InputError(
-            f"model: cannot be rebuilt from a results folder alone, because it needs {model.takes.__name__}. "
-            "Use study.run(...).params(...), or omit model"
+            f"model: cannot be rebuilt from a results folder alone, because it needs data of "
+            f"type {model.takes.__name__}. Use study.run(...).params(...), or omit model"
         )
     dtype = next(iter(arrays.values())).dtype
     params = jax.eval_shape(lambda key: model.init(key, like, dtype=dtype), jax.random.key(0))

@@ -249,7 +249,7 @@ def read_batch_table(
     found = tables.cell_seed_pairs(table)
     # A finished batch has records for every seed of every cell, but may lack token scores.
     if not found <= cell_seed_pairs or (saved.finished and name == "records" and found != cell_seed_pairs):
-        raise Misplaced(f"{location}: is the table of another batch")
+        raise Misplaced(f"{location}: this table belongs to another batch")
     return table
 
 

@@ -69,8 +69,8 @@ def rehearse(
             keys = " and ".join(key_of(setting, path) for path in guilty)
             location = str(error).removesuffix(remedy(error.__cause__))
             raise InputError(
-                f"{keys}: cells with different values share a program, but {location} depends on the value; "
-                "annotate the setting as jaxattn.Static[float], or use jax.numpy.where"
+                f"{keys}: the value must be known at compile time, but cells with different values share one "
+                f"program ({location}); annotate the setting as jaxattn.Static[float], or use jax.numpy.where"
             ) from None
         rehearsal.minibatches(train)
 

@@ -100,11 +100,14 @@ def rehearse_groups(
 
 
 def _shape(cell: Cell, numbers: Hyperparameters) -> bytes:
-    """Return a key that is the same for cells that can share a program: the tables without `numbers`."""
+    """Return a key that is the same for cells that can share a program: the tables without `numbers`.
+
+    It contains the paths of `numbers`, because a setting that may be None is in `numbers` of some cells only.
+    """
     kept: Any = cell.tables
     for head, *rest in numbers:
         kept = _without(kept, (*IN_TABLES.get(head, (head,)), *rest))
-    return msgspec.json.encode(kept, order="deterministic")
+    return msgspec.json.encode((kept, list(numbers)), order="deterministic")
 
 
 def _without(tree: Any, path: SettingPath) -> Any:

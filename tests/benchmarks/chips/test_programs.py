@@ -118,7 +118,7 @@ def test_command_prints_the_study_plan(tmp_path):
     assert done.returncode == 0, done.stderr
     assert answer.sentence in done.stdout
     (_, programs), (_, groups) = answer.tables
-    for table, name in ((programs, "bytes"), (programs, "launches"), (groups, "memory of a lane")):
+    for table, name in ((programs, "bytes"), (programs, "launches"), (groups, "memory per run")):
         assert set(table[name]) <= set(re.split(r"\s{2,}", done.stdout.replace("\n", "  ")))
 
 

@@ -147,7 +147,7 @@ def test_book_without_an_item_list_contains_all_items(tmp_path):
             "step/item.toml",
             "within = 0.3,",
             "",
-            r"step/item.toml: measures\[1\]: expected either `at_least`, or `around` with .*criteria",
+            r"step/item.toml: measures\[1\]: expected either `at_least`, `at_most`, or `around`.*criteria",
         ),
         ("step/item.toml", "[[measures]]", "[measure]", r"step/item.toml: .*\bmeasure\b"),
         (

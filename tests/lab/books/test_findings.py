@@ -27,6 +27,18 @@ def test_item_agrees_only_if_all_findings_agree():
     assert item_verdict([lone]) == "measured"
 
 
+def test_criterion_of_an_item_is_a_range_in_one_of_four_forms():
+    made = [Expected(at_least=2.0), Expected(at_most=2.0), Expected(around=2.0, within=0.5)]
+    made = [each.criterion for each in (*made, Expected(around=2.0, factor=2.0), Expected(basis="beyond"))]
+    assert made[-1] is None
+    ranges = [(each.low, each.high) for each in made[:-1]]
+    assert ranges == [(2.0, math.inf), (-math.inf, 2.0), (1.5, 2.5), (1.0, 4.0)]
+    assert made[1].text == "≤ 2"
+    for wrong in ({}, {"at_least": 1.0, "at_most": 2.0}, {"around": 1.0}, {"at_most": 1.0, "within": 1.0}):
+        with pytest.raises(ValueError, match="expected either"):
+            Expected(**wrong)
+
+
 def test_wording_of_an_item_verdict_depends_on_the_basis():
     holds, fails = (Finding("", Estimate(x, x, x), "", at_least(0.9), basis="promised") for x in (1, 0))
     limit = Finding("", Estimate(1, 1, 1), basis="promised")

@@ -153,8 +153,9 @@ class Shrink(Ramp, frozen=True, kw_only=True):
         return state.replace(params=params, step=state.step + 1)
 
 
-def custom(kind, steps):
+def custom(kind, steps, blocks=None):
     return ja.Study(
+        blocks=blocks,
         name="own",
         data=DATA,
         model={"kind": "one_layer", "dim": 4},
@@ -162,6 +163,16 @@ def custom(kind, steps):
         probes={"per_decade": 2, "bins": 0},
         seeds=3,
     )
+
+
+def test_run_can_be_extended_to_the_steps_of_another_block(tmp_path):
+    """The cells then form one compile group instead of two."""
+
+    blocks = {"short": {}, "long": {"phases": {"query": {"steps": 100}}}}
+    custom(Shrink, 10, blocks).run(tmp_path / "grown", quiet=True)
+    custom(Shrink, 100, blocks).run(tmp_path / "grown", quiet=True)
+    custom(Shrink, 100, blocks).run(tmp_path / "single", quiet=True)
+    assert content(tmp_path / "grown") == content(tmp_path / "single")
 
 
 def test_custom_phase_can_be_extended_if_its_program_is_unchanged(tmp_path):

@@ -4,12 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
 
+import jaxattn as ja
 from jaxattn.lab.study.groups import compile_groups
 
 
@@ -66,6 +69,53 @@ def test_vmapped_cells_with_custom_code_match_single_cells(tmp_path, go, read, s
     mine = together[(together.cell == 1) & (together.seed == 1)]
     assert mine["metric"].tolist() == alone["metric"].tolist()
     np.testing.assert_allclose(mine["value"], alone["value"], rtol=1e-10, atol=1e-10)
+
+
+def shifted(key, *, sequences: int, shift: float | None = None) -> ja.data.Vectors:
+    """Sample vectors with a mean of `shift`, 0 by default."""
+    X = jax.random.normal(key, (sequences, 3, 2)) + (0.0 if shift is None else shift)
+    return ja.data.Vectors(targets=jnp.ones(sequences), X=X)
+
+
+class Average(ja.Model):
+    """p·x for the mean token x of each sequence."""
+
+    takes: ClassVar[type] = ja.data.Vectors
+
+    def init(self, key, like, *, dtype):
+        return {"p": jnp.zeros(like.dim, dtype)}
+
+    def outputs(self, params, data):
+        return data.X.mean(axis=1) @ params["p"]
+
+
+def mean_entry(params, data):
+    return {"mean": data.X.mean()}
+
+
+def test_a_number_that_is_none_in_some_cells_is_used_in_the_others(tmp_path):
+    wanted = ja.Study(
+        name="optional",
+        data={"kind": shifted, "sequences": 8},
+        model=Average(),
+        loss="squared_error",
+        phases=[
+            {
+                "name": "train",
+                "kind": "descent",
+                "train": ["p"],
+                "optimizer": "sgd",
+                "step_size": 0.1,
+                "steps": 1,
+            }
+        ],
+        probes={"tokens": False, "own": [mean_entry]},
+        blocks={"zero": {}, "five": {"data": {"shift": 5.0}}, "nine": {"data": {"shift": 9.0}}},
+    )
+    assert [len(group.cells) for group in compile_groups(wanted.cells)] == [1, 2]
+    records = wanted.run(tmp_path / "optional", quiet=True).records
+    means = records[(records["metric"] == "mean") & (records["step"] == 0)].sort_values("cell")["value"]
+    np.testing.assert_allclose(means, [0, 5, 9], atol=0.5)
 
 
 def compiled(function):

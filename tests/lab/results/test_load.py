@@ -112,7 +112,7 @@ def imported(tree):
         yield from names + ([node.module or ""] if isinstance(node, ast.ImportFrom) else [])
 
 
-def test_results_do_not_import_jax_or_higher_level_modules():
+def test_results_package_does_not_import_jax_or_higher_level_modules():
     for path in Path(jaxattn.lab.results.__file__).parent.glob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for name in imported(ast.walk(tree)):

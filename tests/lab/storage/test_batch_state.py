@@ -75,14 +75,14 @@ def test_tables_identify_the_seeds_of_a_batch_whose_record_has_no_name(folder):
     renamed(folder, ONE, OTHER)
     state = batch_state.read_state(folder, OTHER)
     for ask in (batch_state.read_with_tables, lambda *of: batch_state.check_cells_and_seeds(*of, state)):
-        with pytest.raises(Misplaced, match=rf"{OTHER}\.records\..*: is the table of another batch"):
+        with pytest.raises(Misplaced, match=rf"{OTHER}\.records\..*: this table belongs to another batch"):
             ask(folder, OTHER)
 
 
 @pytest.mark.parametrize(("seeds", "finished"), [([4], True), ([4, 5, 6], False), ([6], False)])
 def test_table_of_another_batch_is_rejected(folder, seeds, finished):
     save(folder, ONE, seeds, finished=finished)
-    with pytest.raises(Misplaced, match="the table of another batch"):
+    with pytest.raises(Misplaced, match="table belongs to another batch"):
         batch_state.read_with_tables(folder, ONE)
 
 

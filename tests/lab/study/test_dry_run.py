@@ -319,6 +319,7 @@ BATCHED = [
         "batch_size": 4,
     }
 ]
+SHARED = "{}: the value must be known at compile time, but cells with different values share one program"
 WRONG = {
     # missing files and names
     "no file": (
@@ -546,15 +547,15 @@ WRONG = {
     # numbers that differ between cells
     "decides": (
         {"model": model("Decides"), "axes": {"model.width": [1.0, 2.0]}},
-        "model.width: cells with different values share a program, but model: TracerBoolConversionError in outputs",
+        f"{SHARED.format('model.width')} (model: TracerBoolConversionError in outputs",
     ),
     "converts": (
         {"model": model("Converts"), "axes": {"model.width": [1.0, 2.0], "data.shown": [0.5, 1.0]}},
-        "model.width: cells with different values share a program, but model: TracerArrayConversionError in outputs",
+        f"{SHARED.format('model.width')} (model: TracerArrayConversionError in outputs",
     ),
     "counts steps": (
         {"phases": phase("Timed"), "axes": {"phases.move.time": [1.0, 2.0]}},
-        "phases.move.time: cells with different values share a program, but phases[0]: ConcretizationTypeError in timed",
+        f"{SHARED.format('phases.move.time')} (phases[0]: ConcretizationTypeError in timed",
     ),
 }
 

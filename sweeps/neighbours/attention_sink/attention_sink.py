@@ -1,0 +1,102 @@
+"""Attention sink for tokens that need no attention: its logits and its value, with the bigrams known."""
+
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+import jaxattn as ja
+
+
+class Contexts(ja.Dataset):
+    """Current tokens with the counts of the tokens in their context; targets are next-token probabilities."""
+
+    current: Array  # (n,)
+    counts: Array  # (n, V)
+
+
+def bigrams(key: Array, task_key: Array, *, sequences: int, vocab: int = 32, length: int = 64) -> Contexts:
+    """Sample contexts from a stationary Markov chain with rows from Dirichlet(1, ..., 1)."""
+    P = jax.random.dirichlet(task_key, jnp.ones(vocab), (vocab,))
+    first_key, step_key = jax.random.split(key)
+    stationary = jnp.linalg.matrix_power(P, 64).mean(axis=0)
+    first = jax.random.categorical(first_key, jnp.log(stationary), shape=(sequences,))
+
+    def follow(token: Array, key: Array) -> tuple[Array, Array]:
+        after = jax.random.categorical(key, jnp.log(P)[token])
+        return after, token
+
+    current, context = jax.lax.scan(follow, first, jax.random.split(step_key, length))
+    counts = (context[:, :, None] == jnp.arange(vocab)).sum(axis=0)
+    return Contexts(targets=P[current], current=current, counts=counts)
+
+
+class Params(NamedTuple):
+    """Parameters of the sink."""
+
+    logits: Array  # (V,) attention logit of the sink for each current token
+    value: Array  # (V,) value of the sink
+
+
+class Sink(ja.Model[Contexts]):
+    """Attention output (exp(a_v) b + size · counts)/(exp(a_v) + N) for the current token v.
+
+    The head attends to the sink, with logit a_v and value b, and to the N tokens of the context, with logits
+    0 and one-hot values. The logits of the next token are log P_v plus this output, as if an MLP had learned
+    the bigrams. The model returns the output alone, because adding log P_v would lose it to rounding once it
+    is small.
+    """
+
+    takes: ClassVar[type[Contexts]] = Contexts
+
+    size: float = 5.0  # of the values of all other tokens
+    start: float = 1.0
+
+    def init(self, key: Array, like: Contexts, *, dtype: jnp.dtype) -> Params:
+        """Return logits of 0 and a normal value."""
+        vocab = like.counts.shape[1]
+        return Params(jnp.zeros(vocab, dtype), self.start * jax.random.normal(key, (vocab,), dtype))
+
+    def outputs(self, params: Params, data: Contexts) -> Array:
+        """Compute the output of the head, (n, V)."""
+        sink = jnp.exp(params.logits[data.current])[:, None]
+        counts = data.counts.astype(sink.dtype)
+        return (sink * params.value + self.size * counts) / (sink + counts.sum(axis=1, keepdims=True))
+
+
+@jax.custom_jvp
+def exponential_remainder(x: Array) -> Array:
+    """Compute exp(x) - 1 - x, with a derivative exp(x) - 1 that is accurate for small x."""
+    return jnp.expm1(x) - x
+
+
+@exponential_remainder.defjvp
+def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return exponential_remainder(*primals), jnp.expm1(*primals) * tangents[0]
+
+
+def divergence(outputs: Array, targets: Array) -> Array:
+    """Compute KL(P‖softmax(log P + outputs)) for targets P, (n,).
+
+    With x = outputs - E_P[outputs] it equals log(1 + E_P[exp(x) - 1 - x]), in which nothing cancels in the
+    gradient.
+    """
+    x = outputs - (targets * outputs).sum(axis=1, keepdims=True)
+    return jnp.log1p((targets * exponential_remainder(x)).sum(axis=1))
+
+
+def sink(params: Params, data: Contexts) -> dict[str, Array]:
+    """Measure logits and attention of the sink over all current tokens, and the spread of its value."""
+    weight, occurs = jnp.exp(params.logits), jnp.zeros(params.logits.shape).at[data.current].set(1)
+
+    def mean(x: Array) -> Array:
+        return (occurs * x).sum() / occurs.sum()
+
+    logit = mean(params.logits)
+    return {
+        "sink_logit": logit,
+        "sink_logit_spread": jnp.sqrt(mean((params.logits - logit) ** 2)),
+        "sink_attention": mean(weight / (weight + data.counts[0].sum())),
+        "sink_value": params.value.std(),
+    }

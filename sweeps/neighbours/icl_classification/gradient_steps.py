@@ -1,0 +1,29 @@
+"""Measure of classification in context: distance from a step of gradient descent, and loss by attention."""
+
+from jaxattn.lab.books import Finding, Measured
+from jaxattn.lab.books.metrics import named
+from jaxattn.lab.results import judge
+
+WEIGHTS = {
+    "identity": "cosine of A for points with the identity",
+    "label_value": "cosine of u with the label",
+    "step_correlation": "correlation with one step of gradient descent",
+}
+
+
+def steps(results, item) -> Measured:
+    """Compare trained weights with those of one step of gradient descent, and losses between attentions."""
+    last = results.records[results.records["step"] == results.records["step"].max()]
+    table = last.pivot_table(index=["metric", "cell", "seed"], values="value")["value"]
+    found, loss = {}, {}
+    for cell, name in named(results):
+        for metric, text in WEIGHTS.items():
+            found[f"{name}: {text}"] = table[metric, cell]
+        loss[name] = table["test_loss", cell]
+        if name.endswith("linear"):
+            found[f"{name}: label in the scores / points"] = table["label_score", cell]
+    for other in ("exponential", "linear"):
+        found[f"test loss, softmax / {other}"] = loss["softmax"] / loss[other]
+        ratio = loss["clusters, softmax"] / loss[f"clusters, {other}"]
+        found[f"clusters: test loss, softmax / {other}"] = ratio
+    return Measured([Finding(name, judge.mean(x), f"{len(x)} seeds") for name, x in found.items()], {})
