@@ -1,4 +1,4 @@
-"""Attention sink for tokens that need no attention: its logits and its value, with the bigrams known."""
+"""Attention sink for tokens that need no attention: its logits and its value if the bigrams are known."""
 
 from typing import ClassVar, NamedTuple
 
@@ -50,7 +50,7 @@ class Sink(ja.Model[Contexts]):
 
     takes: ClassVar[type[Contexts]] = Contexts
 
-    size: float = 5.0  # of the values of all other tokens
+    size: float = 5.0  # size of the values of all other tokens
     start: float = 1.0
 
     def init(self, key: Array, like: Contexts, *, dtype: jnp.dtype) -> Params:
@@ -79,15 +79,15 @@ def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
 def divergence(outputs: Array, targets: Array) -> Array:
     """Compute KL(P‖softmax(log P + outputs)) for targets P, (n,).
 
-    With x = outputs - E_P[outputs] it equals log(1 + E_P[exp(x) - 1 - x]), in which nothing cancels in the
-    gradient.
+    With x = outputs - E_P[outputs], it equals log(1 + E_P[exp(x) - 1 - x]), a form whose gradient has no
+    cancellation.
     """
     x = outputs - (targets * outputs).sum(axis=1, keepdims=True)
     return jnp.log1p((targets * exponential_remainder(x)).sum(axis=1))
 
 
 def sink(params: Params, data: Contexts) -> dict[str, Array]:
-    """Measure logits and attention of the sink over all current tokens, and the spread of its value."""
+    """Compute logits and attention of the sink, averaged over current tokens, and the spread of its value."""
     weight, occurs = jnp.exp(params.logits), jnp.zeros(params.logits.shape).at[data.current].set(1)
 
     def mean(x: Array) -> Array:

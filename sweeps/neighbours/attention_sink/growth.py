@@ -1,4 +1,4 @@
-"""Measure of the growth of the sink's logits and the decay of its value."""
+"""Analysis of the growth of the sink's logits and the decay of its value."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def closed_form(end, log_time) -> float:
 
 
 def one_seed(run, last: float) -> dict[str, float]:
-    """Measure one seed from its metrics by step; slopes are over the last factor `last` of time."""
+    """Measure one seed from its metrics by step, with slopes over times from t/`last` to the final time t."""
     late, end = run[run["log_time"] >= run["log_time"].max() - np.log(last)], run.iloc[-1]
     found = {}
     if end["sink_logit"] != 0:

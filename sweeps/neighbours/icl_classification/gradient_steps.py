@@ -1,4 +1,4 @@
-"""Measure of classification in context: distance from a step of gradient descent, and loss by attention."""
+"""Analysis of in-context classification: distance from one gradient step, and losses by kind of attention."""
 
 from jaxattn.lab.books import Finding, Measured
 from jaxattn.lab.books.metrics import named
@@ -12,7 +12,7 @@ WEIGHTS = {
 
 
 def steps(results, item) -> Measured:
-    """Compare trained weights with those of one step of gradient descent, and losses between attentions."""
+    """Compare trained weights with those of one gradient step, and the losses of the kinds of attention."""
     last = results.records[results.records["step"] == results.records["step"].max()]
     table = last.pivot_table(index=["metric", "cell", "seed"], values="value")["value"]
     found, loss = {}, {}

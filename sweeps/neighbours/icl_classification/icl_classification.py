@@ -21,7 +21,7 @@ def prompts(key: Array, *, sequences: int, dim: int, length: int, spread: float 
     """Sample one linear classifier sign(w·x) per prompt, and points on the sphere.
 
     The points are uniform. With `spread`, they are normal with this standard deviation around one of four
-    random centres, which have probabilities in proportion to exp(-k), and are projected onto the sphere.
+    random centres, which has probability proportional to exp(-k), and are projected onto the sphere.
     """
     w_key, x_key, centre_key, which_key = jax.random.split(key, 4)
     w = jax.random.normal(w_key, (sequences, dim))
@@ -73,7 +73,7 @@ def logistic(outputs: Array, targets: Array) -> Array:
 
 
 class GradientStep(ja.Probe):
-    """Trained weights against those of one step of gradient descent, and the two predictions."""
+    """Comparison of trained weights and predictions with those of one step of gradient descent."""
 
     labels: ClassVar = {
         "identity": "cosine of A for points with the identity",
@@ -83,7 +83,7 @@ class GradientStep(ja.Probe):
     }
 
     def measure(self, context: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Measure one seed on its test data."""
+        """Compute the metrics of one seed on its test data."""
         data, A, u = context.data.test, context.params["A"], context.params["u"]
         points, dim = A[:-1, :-1], data.query.shape[1]
         scale = jnp.trace(points) / dim
