@@ -21,7 +21,7 @@ def prompts(key: Array, *, sequences: int, dim: int, length: int, spread: float 
     """Sample one linear classifier sign(w·x) per prompt, and points on the sphere.
 
     The points are uniform. With `spread`, they are normal with this standard deviation around one of four
-    random centres, which has probability proportional to exp(-k), and are projected onto the sphere.
+    random centres, number k with probability ∝ exp(-k), and are projected onto the sphere.
     """
     w_key, x_key, centre_key, which_key = jax.random.split(key, 4)
     w = jax.random.normal(w_key, (sequences, dim))
