@@ -25,8 +25,13 @@ def module(code):
 
 @pytest.fixture
 def other():
-    """Import another function of the item."""
+    """Import a function from another file of the item."""
     return ImportPaths(SHIPPED / NAME).load
+
+
+@pytest.fixture
+def corpus(other):
+    return sys.modules[other("corpus_statistics.py:statistics").__module__]
 
 
 @pytest.fixture
@@ -58,7 +63,7 @@ def test_outputs_match_a_loop_over_positions(module, data):
 
 
 @pytest.mark.parametrize("dim", [0, 3])
-def test_closed_forms_are_the_leading_terms_of_training(module, other, data, dim):
+def test_closed_forms_are_the_leading_terms_of_training(module, corpus, other, data, dim):
     """Weights after six small steps of gradient descent by optax, without the package's own descent."""
     next_word, powers = other("review_windows.py:next_word"), other("early_law.py:powers")
     model, eta = module.AttentionOnly(layers=2, dim=dim), 1e-3
@@ -71,17 +76,17 @@ def test_closed_forms_are_the_leading_terms_of_training(module, other, data, dim
 
         for _ in range(6):
             trained = optax.apply_updates(trained, jax.tree.map(lambda g: -eta * g, jax.grad(loss)(trained)))
-        terms = module.statistics(data, start["E"])
-        found = module.between_words({"E": start["E"], **trained})
+        terms = corpus.statistics(data, start["E"])
+        found = corpus.between_words({"E": start["E"], **trained})
         for name, factor in powers(6, eta).items():
             for ours in found[name]:
                 assert_allclose(
                     ours, factor * terms[name], atol=5e-3 * factor * float(jnp.abs(terms[name]).max())
                 )
-                assert module.cosine(ours, terms[name]) > 0.9999
+                assert corpus.cosine(ours, terms[name]) > 0.9999
 
 
-def test_distance_from_infinite_width_matches_its_closed_form(module):
+def test_distance_from_infinite_width_matches_its_closed_form(corpus):
     """E ‖(E Eᵀ - I) B‖² = (V + 1)/d ‖B‖² for normal E with variance 1/d."""
     rng = np.random.default_rng(0)
     B = rng.normal(size=(10, 10))
@@ -90,13 +95,13 @@ def test_distance_from_infinite_width_matches_its_closed_form(module):
         E = rng.normal(size=(10, 40)) / 40**0.5
         found.append((((E @ E.T - np.eye(10)) @ B) ** 2).sum() / (B**2).sum())
     assert_allclose(np.mean(found), 11 / 40, rtol=0.03)
-    assert_allclose(module.width_law(10, 40) ** 2, 11 / 40)
+    assert_allclose(corpus.width_law(10, 40) ** 2, 11 / 40)
 
 
-def test_component_along_frequencies_is_removed(module, data):
+def test_component_along_frequencies_is_removed(corpus, data):
     x, r = (np.eye(4)[np.asarray(ids)].mean(axis=(0, 1)) for ids in (data.ids, data.targets))
     part = np.outer(x, r - 0.25)
-    assert_allclose(module.without_frequencies(jnp.asarray(part, jnp.float32), data), 0, atol=1e-7)
+    assert_allclose(corpus.without_frequencies(jnp.asarray(part, jnp.float32), data), 0, atol=1e-7)
     matrix = np.random.default_rng(0).normal(size=(4, 4))
-    left = module.without_frequencies(jnp.asarray(matrix, jnp.float32), data)
+    left = corpus.without_frequencies(jnp.asarray(matrix, jnp.float32), data)
     assert abs((np.asarray(left) * part).sum()) < 1e-6

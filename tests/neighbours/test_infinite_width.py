@@ -21,6 +21,12 @@ def module(code):
     return sys.modules[code(NAME, "RandomLayer").__module__]
 
 
+@pytest.fixture
+def layers():
+    load = ImportPaths(SHIPPED / NAME).load
+    return sys.modules[load("random_layers.py:finite_layer").__module__]
+
+
 def test_outputs_match_a_loop_over_heads(module):
     data = module.tokens(jax.random.key(0), sequences=3, dim=5)
     model = module.RandomLayer(heads=2)
@@ -35,7 +41,7 @@ def test_outputs_match_a_loop_over_heads(module):
         assert_allclose(ours, total, rtol=1e-4)
 
 
-def test_moments_of_samples_match_layers_with_all_weights(module):
+def test_moments_of_samples_match_layers_with_all_weights(module, layers):
     """Sampling rows of X Q, X K and X V gives the distribution that sampled matrices give."""
     n, heads, count = 6, 2, 40_000
     model = module.RandomLayer(heads=heads)
@@ -47,7 +53,7 @@ def test_moments_of_samples_match_layers_with_all_weights(module):
 
     y = np.asarray(jax.vmap(whole)(jax.random.split(jax.random.key(0), count)), float)
     keys = jax.random.split(jax.random.key(1), count)
-    v = np.asarray(jax.vmap(lambda key: module.finite_layer(key, n, heads)[0])(keys), float)
+    v = np.asarray(jax.vmap(lambda key: layers.finite_layer(key, n, heads)[0])(keys), float)
     assert_allclose((y**2).mean(), v.mean(), rtol=0.06)
     assert_allclose((np.abs(y) < 0.3).mean(), np.mean([_below(0.3, x) for x in v[:20_000]]), atol=0.01)
 
@@ -59,10 +65,10 @@ def _below(limit, variance):
     return erf(limit / sqrt(2 * variance))
 
 
-def test_variances_of_scores_match_their_closed_forms(module):
+def test_variances_of_scores_match_their_closed_forms(layers):
     n = 8
     keys = jax.random.split(jax.random.key(0), 100_000)
-    scores = np.asarray(jax.vmap(lambda key: module.finite_layer(key, n, 1)[1])(keys), float)
+    scores = np.asarray(jax.vmap(lambda key: layers.finite_layer(key, n, 1)[1])(keys), float)
     assert_allclose((scores[:, 0] ** 2).mean(), (1 + 2 / n) ** 2, rtol=0.05)
     assert_allclose((scores[:, 1:] ** 2).mean(), 1 + 2 / n, rtol=0.03)
 
@@ -78,6 +84,6 @@ def test_quadrature_of_the_limit_matches_samples():
     assert_allclose(moments(8)[1], kurtosis / 8)
 
 
-def test_divergence_of_normal_densities_matches_its_closed_form(module):
-    p, q = module.normal_density(1.0), module.normal_density(0.8)
-    assert_allclose(module.divergence(p, q), 0.5 * (1 / 0.8 - 1 + np.log(0.8)), rtol=1e-3)
+def test_divergence_of_normal_densities_matches_its_closed_form(layers):
+    p, q = layers.normal_density(1.0), layers.normal_density(0.8)
+    assert_allclose(layers.divergence(p, q), 0.5 * (1 / 0.8 - 1 + np.log(0.8)), rtol=1e-3)

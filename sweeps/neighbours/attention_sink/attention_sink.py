@@ -88,15 +88,10 @@ def divergence(outputs: Array, targets: Array) -> Array:
 
 def sink(params: Params, data: Contexts) -> dict[str, Array]:
     """Compute logits and attention of the sink, averaged over current tokens, and the spread of its value."""
-    weight, occurs = jnp.exp(params.logits), jnp.zeros(params.logits.shape).at[data.current].set(1)
-
-    def mean(x: Array) -> Array:
-        return (occurs * x).sum() / occurs.sum()
-
-    logit = mean(params.logits)
+    weight, occurs = jnp.exp(params.logits), jnp.zeros(params.logits.shape, bool).at[data.current].set(True)
     return {
-        "sink_logit": logit,
-        "sink_logit_spread": jnp.sqrt(mean((params.logits - logit) ** 2)),
-        "sink_attention": mean(weight / (weight + data.counts[0].sum())),
+        "sink_logit": params.logits.mean(where=occurs),
+        "sink_logit_spread": params.logits.std(where=occurs),
+        "sink_attention": (weight / (weight + data.counts[0].sum())).mean(where=occurs),
         "sink_value": params.value.std(),
     }

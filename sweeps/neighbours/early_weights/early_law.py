@@ -2,7 +2,7 @@
 
 import numpy as np
 import pandas as pd
-from early_weights import COMPARED, width_law
+from corpus_statistics import COMPARED, width_law
 
 from jaxattn.lab.books import Finding, Measured
 from jaxattn.lab.books.metrics import named

@@ -4,15 +4,12 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax import Array
 
 import jaxattn as ja
-from jaxattn.base import Task
 from jaxattn.data import Vectors
 
 TOKENS = 4
-GRID = jnp.linspace(-6.0, 6.0, 241)
 
 
 def tokens(key: Array, *, sequences: int, dim: int) -> Vectors:
@@ -44,95 +41,3 @@ class RandomLayer(ja.Model[Vectors]):
         q, k, v = (jnp.einsum("Ntd,hde->hNte", X, params[name]) for name in "QKV")
         attention = jax.nn.softmax(jnp.einsum("hNe,hNse->hNs", q[:, :, 0], k) / n**0.5, axis=-1)
         return jnp.einsum("hNs,hNse,he->N", attention, v, params["O"][:, :, 0]) / self.heads**0.5
-
-
-def finite_layer(key: Array, n: int, heads: int) -> tuple[Array, Array]:
-    """Sample a layer of width n; return the variance of its output given all but O, and the scores of a head.
-
-    Given X, the rows of X Q are normal with covariance X Xᵀ/n, so that no n × n matrix is needed. Given
-    everything but O, the output is normal with variance Σ_h ‖a_h X V_h‖²/(n H).
-    """
-    X_key, head_key = jax.random.split(key)
-    X = tokens(X_key, sequences=1, dim=n).X[0]
-    root = jnp.linalg.cholesky(X @ X.T / n)
-
-    def head(key: Array) -> tuple[Array, Array]:
-        q_key, k_key, v_key = jax.random.split(key, 3)
-        q = root[0, 0] * jax.random.normal(q_key, (n,))
-        scores = root @ jax.random.normal(k_key, (TOKENS, n)) @ q / n**0.5
-        attended = jax.nn.softmax(scores) @ root @ jax.random.normal(v_key, (TOKENS, n))
-        return (attended**2).mean(), scores
-
-    variances, scores = jax.lax.map(head, jax.random.split(head_key, heads))
-    return variances.mean(), scores[0]
-
-
-def limit_layer(key: Array, heads: int) -> Array:
-    """Sample scores from N(0, 1); return the variance Σ_h ‖a_h‖²/H of the output given the scores."""
-    attention = jax.nn.softmax(jax.random.normal(key, (heads, TOKENS)), axis=1)
-    return (attention**2).sum(axis=1).mean()
-
-
-def normal_density(variance: Array) -> Array:
-    """Compute the density of N(0, variance) on the grid, (..., grid)."""
-    variance = jnp.asarray(variance)[..., None]
-    return jnp.exp(-(GRID**2) / (2 * variance)) / jnp.sqrt(2 * jnp.pi * variance)
-
-
-def divergence(p: Array, q: Array) -> Array:
-    """Compute KL(p‖q) of two densities on the grid."""
-    return jax.scipy.special.xlogy(p, p / q).sum() * (GRID[1] - GRID[0])
-
-
-@struct.dataclass
-class State:
-    """State of the phase: sums of batch means."""
-
-    params: dict[str, Array]
-    step: Array
-    failed_at: Array
-    key: Array
-    sums: dict[str, Array]
-
-
-class SampledLayers(ja.Phase, kw_only=True):
-    """Phase that samples `layers` finite and as many infinite layers per step, and sums their statistics."""
-
-    train: ClassVar[tuple[str, ...]] = ()
-
-    layers: int
-    steps: int
-
-    def init(self, task: Task, params: dict[str, Array], key: Array) -> State:
-        """Build the initial state."""
-        zero = jnp.zeros((), jnp.int32)
-        sums = {name: jnp.zeros(()) for name in ("variance", "square", "limit_variance", "limit_square")}
-        sums |= {name: jnp.zeros(()) for name in ("own_score", "other_score")}
-        sums |= {name: jnp.zeros(GRID.shape) for name in ("density", "limit_density")}
-        return State(params, zero, zero - 1, jax.random.key_data(key), sums)
-
-    def step(self, task: Task, state: State) -> State:
-        """Sample new layers, and add their means to the sums."""
-        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
-        heads, keys = task.model.heads, jax.random.split(key, (2, self.layers))
-        n = task.data.train.dim
-        v, scores = jax.lax.map(lambda key: finite_layer(key, n, heads), keys[0], batch_size=50)
-        limit = jax.vmap(lambda key: limit_layer(key, heads))(keys[1])
-        new = {"own_score": scores[:, 0] ** 2, "other_score": scores[:, 1] ** 2}
-        for prefix, variance in (("", v), ("limit_", limit)):
-            new |= {f"{prefix}variance": variance, f"{prefix}square": variance**2}
-            new[f"{prefix}density"] = normal_density(variance)
-        sums = {name: total + new[name].mean(axis=0) for name, total in state.sums.items()}
-        return state.replace(step=state.step + 1, sums=sums)
-
-    def metrics(self, state: State) -> dict[str, Array]:
-        """Compute moments of outputs and scores, and divergences of densities, over all layers so far."""
-        mean = {name: total / jnp.maximum(state.step, 1) for name, total in state.sums.items()}
-        found = {"own_score": mean["own_score"], "other_score": mean["other_score"]}
-        for prefix in ("", "limit_"):
-            variance = mean[f"{prefix}variance"]
-            found[f"{prefix}variance"] = variance
-            found[f"{prefix}excess_kurtosis"] = 3 * (mean[f"{prefix}square"] / variance**2 - 1)
-        found["from_limit"] = divergence(mean["density"], mean["limit_density"])
-        found["limit_from_normal"] = divergence(mean["limit_density"], normal_density(mean["limit_variance"]))
-        return found | {"evaluations": state.step}
