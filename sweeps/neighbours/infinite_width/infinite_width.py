@@ -41,3 +41,30 @@ class RandomLayer(ja.Model[Vectors]):
         q, k, v = (jnp.einsum("Ntd,hde->hNte", X, params[name]) for name in "QKV")
         attention = jax.nn.softmax(jnp.einsum("hNe,hNse->hNs", q[:, :, 0], k) / n**0.5, axis=-1)
         return jnp.einsum("hNs,hNse,he->N", attention, v, params["O"][:, :, 0]) / self.heads**0.5
+
+
+def finite_layer(key: Array, n: int, heads: int) -> tuple[Array, Array]:
+    """Sample a layer of width n; return the variance of its output given all but O, and the scores of a head.
+
+    Given X, the rows of X Q are normal with covariance X Xᵀ/n, so that no n × n matrix is needed. Given
+    everything but O, the output is normal with variance Σ_h ‖a_h X V_h‖²/(n H).
+    """
+    X_key, head_key = jax.random.split(key)
+    X = tokens(X_key, sequences=1, dim=n).X[0]
+    root = jnp.linalg.cholesky(X @ X.T / n)
+
+    def head(key: Array) -> tuple[Array, Array]:
+        q_key, k_key, v_key = jax.random.split(key, 3)
+        q = root[0, 0] * jax.random.normal(q_key, (n,))
+        scores = root @ jax.random.normal(k_key, (TOKENS, n)) @ q / n**0.5
+        attended = jax.nn.softmax(scores) @ root @ jax.random.normal(v_key, (TOKENS, n))
+        return (attended**2).mean(), scores
+
+    variances, scores = jax.lax.map(head, jax.random.split(head_key, heads))
+    return variances.mean(), scores[0]
+
+
+def limit_layer(key: Array, heads: int) -> Array:
+    """Sample scores from N(0, 1); return the variance Σ_h ‖a_h‖²/H of the output given the scores."""
+    attention = jax.nn.softmax(jax.random.normal(key, (heads, TOKENS)), axis=1)
+    return (attention**2).sum(axis=1).mean()

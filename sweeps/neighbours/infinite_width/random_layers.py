@@ -5,40 +5,13 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from flax import struct
-from infinite_width import TOKENS, tokens
+from infinite_width import finite_layer, limit_layer
 from jax import Array
 
 import jaxattn as ja
 from jaxattn.base import Task
 
 GRID = jnp.linspace(-6.0, 6.0, 241)
-
-
-def finite_layer(key: Array, n: int, heads: int) -> tuple[Array, Array]:
-    """Sample a layer of width n; return the variance of its output given all but O, and the scores of a head.
-
-    Given X, the rows of X Q are normal with covariance X Xᵀ/n, so that no n × n matrix is needed. Given
-    everything but O, the output is normal with variance Σ_h ‖a_h X V_h‖²/(n H).
-    """
-    X_key, head_key = jax.random.split(key)
-    X = tokens(X_key, sequences=1, dim=n).X[0]
-    root = jnp.linalg.cholesky(X @ X.T / n)
-
-    def head(key: Array) -> tuple[Array, Array]:
-        q_key, k_key, v_key = jax.random.split(key, 3)
-        q = root[0, 0] * jax.random.normal(q_key, (n,))
-        scores = root @ jax.random.normal(k_key, (TOKENS, n)) @ q / n**0.5
-        attended = jax.nn.softmax(scores) @ root @ jax.random.normal(v_key, (TOKENS, n))
-        return (attended**2).mean(), scores
-
-    variances, scores = jax.lax.map(head, jax.random.split(head_key, heads))
-    return variances.mean(), scores[0]
-
-
-def limit_layer(key: Array, heads: int) -> Array:
-    """Sample scores from N(0, 1); return the variance Σ_h ‖a_h‖²/H of the output given the scores."""
-    attention = jax.nn.softmax(jax.random.normal(key, (heads, TOKENS)), axis=1)
-    return (attention**2).sum(axis=1).mean()
 
 
 def normal_density(variance: Array) -> Array:
@@ -74,16 +47,15 @@ class SampledLayers(ja.Phase, kw_only=True):
     def init(self, task: Task, params: dict[str, Array], key: Array) -> State:
         """Build the initial state."""
         zero = jnp.zeros((), jnp.int32)
-        sums = {name: jnp.zeros(()) for name in ("variance", "square", "limit_variance", "limit_square")}
-        sums |= {name: jnp.zeros(()) for name in ("own_score", "other_score")}
-        sums |= {name: jnp.zeros(GRID.shape) for name in ("density", "limit_density")}
+        scalars = ("own_score", "other_score", "variance", "square", "limit_variance", "limit_square")
+        sums = dict.fromkeys(scalars, jnp.zeros(()))
+        sums |= dict.fromkeys(("density", "limit_density"), jnp.zeros(GRID.shape))
         return State(params, zero, zero - 1, jax.random.key_data(key), sums)
 
     def step(self, task: Task, state: State) -> State:
         """Sample new layers, and add their means to the sums."""
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
-        heads, keys = task.model.heads, jax.random.split(key, (2, self.layers))
-        n = task.data.train.dim
+        heads, n, keys = task.model.heads, task.data.train.dim, jax.random.split(key, (2, self.layers))
         v, scores = jax.lax.map(lambda key: finite_layer(key, n, heads), keys[0], batch_size=50)
         limit = jax.vmap(lambda key: limit_layer(key, heads))(keys[1])
         new = {"own_score": scores[:, 0] ** 2, "other_score": scores[:, 1] ** 2}
@@ -98,8 +70,7 @@ class SampledLayers(ja.Phase, kw_only=True):
         mean = {name: total / jnp.maximum(state.step, 1) for name, total in state.sums.items()}
         found = {"own_score": mean["own_score"], "other_score": mean["other_score"]}
         for prefix in ("", "limit_"):
-            variance = mean[f"{prefix}variance"]
-            found[f"{prefix}variance"] = variance
+            found[f"{prefix}variance"] = variance = mean[f"{prefix}variance"]
             found[f"{prefix}excess_kurtosis"] = 3 * (mean[f"{prefix}square"] / variance**2 - 1)
         found["from_limit"] = divergence(mean["density"], mean["limit_density"])
         found["limit_from_normal"] = divergence(mean["limit_density"], normal_density(mean["limit_variance"]))
