@@ -24,7 +24,7 @@ def module(code):
 @pytest.fixture
 def layers():
     load = ImportPaths(SHIPPED / NAME).load
-    return sys.modules[load("random_layers.py:finite_layer").__module__]
+    return sys.modules[load("random_layers.py:SampledLayers").__module__]
 
 
 def test_outputs_match_a_loop_over_heads(module):
