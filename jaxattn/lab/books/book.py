@@ -69,7 +69,7 @@ class Item(About, frozen=True, kw_only=True):
 
     @property
     def data(self) -> DataSet | None:
-        """Return the data set that the measures require, or None unless all of them require one."""
+        """Return the data set that the first measure requires, or None unless every measure requires one."""
         needed = [measure.needs for measure in self.measured]
         return self.book.shared.data[needed[0]] if needed and all(needed) else None
 

@@ -96,7 +96,7 @@ class Finding:
 
     @property
     def counted(self) -> str:
-        """Describe the sample, such as "64 seeds", or "995 of 1000: in 5 REASON" if seeds are missing."""
+        """Describe the sample as "64 seeds" or, if seeds have no value, as "995 of 1000: in 5 REASON"."""
         seeds, missing = self.estimate.seeds, self.estimate.missing
         if not (self.why and missing):
             return self.over or f"{seeds} seeds"

@@ -81,7 +81,7 @@ class PhaseProgram(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the program within the phase."""
+        """Return the name of the program within the phase."""
         return self.location.rpartition(".")[2]
 
 
@@ -103,7 +103,7 @@ class Programs:
 
     @cached_property
     def drawing(self) -> BatchedFunction:
-        """Function (keys, hyperparameters) -> data, which samples the data of all vmapped runs."""
+        """Return the function (keys, hyperparameters) -> data, which samples the data of all vmapped runs."""
 
         def draw(key: Array, hyperparameters: Hyperparameters) -> Splits:
             return seed.draw_data(with_hyperparameters(self.setting, hyperparameters), key)

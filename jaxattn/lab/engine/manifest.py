@@ -81,9 +81,10 @@ def batch_entries(batches: list[Batch]) -> list[dict[str, Any]]:
 
 
 def devices_since(known: Mapping[str, Any], note: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return the devices on which a run was resumed; append and report the current one if it changed.
+    """Return the devices on which a run was resumed, as the list `continued_on` for its manifest.
 
-    The result is the manifest's `continued_on` list, which excludes the device on which the run started.
+    The list excludes the device on which the run started. If the current device differs from the last one, it
+    is appended and reported.
     """
     every = [known["device"], *known.get("continued_on", ())]
     if (now := devices.describe_devices()) != every[-1]:

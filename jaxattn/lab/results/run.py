@@ -134,7 +134,10 @@ class Run:
 
     @property
     def held(self) -> str:
-        """State which sources of randomness all seeds share and which vary; "" if none is shared."""
+        """Return a phrase that lists the sources of randomness that all seeds share and those that vary.
+
+        Return "" if none is shared.
+        """
         cells: dict[str, list[int]] = {}
         for cell in self.manifest["cells"]:
             words = held_text(cell.get("hold", ()), cell.get("varies", ()))
