@@ -75,7 +75,7 @@ class Item(About, frozen=True, kw_only=True):
 
     @property
     def absent(self) -> str:
-        """Return why the item cannot be run without a checkout of the repository, or "" if it can.
+        """Return the error message if the item requires a missing checkout of the repository, else "".
 
         Raises:
             InputError: a study belongs to a book that does not exist.

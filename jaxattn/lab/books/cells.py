@@ -100,7 +100,7 @@ class Cell:
 
     @property
     def failure_reason(self) -> str:
-        """Return why seeds failed, or "" if none failed."""
+        """Return the reasons for which seeds failed, or "" if none failed."""
         failed = self.run.failures
         return " or ".join(failed["reason"][failed["cell"] == self.cell].unique())
 

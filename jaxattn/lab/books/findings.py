@@ -193,7 +193,7 @@ def measure_item(runs: Sequence[Run], request: Measure, item: Item) -> Measured:
 
 
 def with_criteria(findings: Sequence[Finding], request: Measure) -> list[Finding]:
-    """Add to each finding the first criterion that matches its name, if there is one."""
+    """Return the findings, each with the first criterion that matches its name, if there is one."""
     held = []
     for finding in findings:
         fits = [x for pattern, x in request.criteria.items() if fnmatchcase(finding.name, pattern)]

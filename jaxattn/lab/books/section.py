@@ -129,7 +129,7 @@ class Section:
 
     @property
     def reason(self) -> str:
-        """Return why findings differ or are inconclusive; "" if none does or no reason is given."""
+        """Return the reason given for findings that differ or are inconclusive, or "" if there is none."""
         return self.item.reason if self.doubtful else ""
 
     @property

@@ -78,7 +78,7 @@ def binned(
 
 
 def lowest(rows: _Rows, centres: _Rows) -> _Rows:
-    """Return, for each row, the centre of the bin with the lowest value, (B,); NaN if no entry is finite."""
+    """Return the centre of the bin with the lowest value in each of B rows, (B,); NaN if no entry is finite."""
     return _per_row(lambda row: centres[np.nanargmin(row)] if np.isfinite(row).any() else math.nan, rows)
 
 
@@ -122,7 +122,7 @@ def _run(row: _Rows) -> tuple[int, int, int]:
 
 
 def sign_change(rows: _Rows, centres: _Rows) -> _Rows:
-    """Return, for each row, the fraction of bins whose mean has the same sign as the bin centre, (B,).
+    """Return the fraction of bins in each of B rows whose mean has the same sign as the bin centre, (B,).
 
     Empty bins and bins centred at 0 are skipped.
     """

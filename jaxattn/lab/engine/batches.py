@@ -83,9 +83,9 @@ def cut_batches(
     """Split a study into batches; return the maximum batch size of each group, in runs, and the batches.
 
     The batches in the results folder, named in `existing`, are preserved, so that results do not change.
-    `known` is the manifest of this folder. If `max_memory` (bytes
-    per device) is given, the remaining runs are split again to stay within this limit. Each shard gets at
-    least one batch. `raising` contains the indices of groups whose custom code always raises an exception.
+    `known` is the manifest of this folder. If `max_memory` (bytes per device) is given, the remaining runs
+    are split again to stay within this limit. Each shard gets at least one batch. `raising` contains the
+    indices of groups whose custom code always raises an exception.
 
     Raises:
         InputError: a cell does not fit in memory, or the folder contains results of a different config.

@@ -54,7 +54,10 @@ class Program(NamedTuple):
     tokens: BatchedFunction
 
     def histories(self, carried: Any) -> dict[str, np.ndarray]:
-        """Return zeros of shape (L, k, ...) for whole-phase observations in L runs at k probe steps."""
+        """Return arrays of zeros for the whole-phase observations, keyed by the index in `observe`.
+
+        The shapes are (L, k, ...) for L runs and k probe steps.
+        """
         found = {}
         for number, (_, observe) in enumerate(self.observe):
             with jax.enable_x64(True):

@@ -111,12 +111,12 @@ def _randomness(setting: Setting) -> dict[str, list[str]]:
 
 
 def labels(study: Definition) -> dict[str, str]:
-    """Collect the metric labels from all probes."""
+    """Return the metric labels that the probes declare, keyed by metric."""
     return {name: label for probe in _probes(study) for name, label in probe.labels.items()}
 
 
 def scales(study: Definition) -> dict[str, list[Any]]:
-    """Collect the metric scales from all probes, as [kind, low, high]; an infinite bound is None."""
+    """Return the metric scales that the probes declare, as [kind, low, high]; None for an infinite bound."""
     return {
         name: [found.kind, *(x if math.isfinite(x) else None for x in (found.low, found.high))]
         for probe in _probes(study)

@@ -16,7 +16,7 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 
 
 def combine(folders: Sequence[AnyRun]) -> AnyRun:
-    """Merge folders: shards of one sweep, additional seeds for the same cells, or different sweeps.
+    """Merge results folders: shards of a sweep, additional seeds for the same cells, or different sweeps.
 
     Cells with the same config become one cell that contains the seeds from all folders. However, if the
     sweeps have different names, cells of different sweeps are kept separate.

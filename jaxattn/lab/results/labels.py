@@ -40,13 +40,13 @@ def axis_sort_key(value: object) -> tuple[float, str]:
 
 
 def brief(x: float) -> str:
-    """Format a number with few digits in its shortest form, such as 1e-9, 200 or 0.5."""
+    """Format a number with at most six significant digits and without trailing zeros, such as 1e-9 or 0.5."""
     digits, e, exponent = f"{x:g}".partition("e")
     return f"{digits}e{int(exponent)}" if e else digits
 
 
 def interval(value: float, low: float, high: float) -> str:
-    """Format a value with its interval, if it has one, using three digits for each number."""
+    """Format a value, followed by its interval unless the bounds are NaN; see `format_number`."""
     return (
         f"{format_number(value)} [{format_number(low)}, {format_number(high)}]"
         if np.isfinite(low)

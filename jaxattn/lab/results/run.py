@@ -59,7 +59,7 @@ class Run:
 
     @property
     def cells(self) -> pd.DataFrame:
-        """Return one row per cell: its index and its axis values.
+        """Return a table with one row per cell: its index and its axis values.
 
         If any cell holds randomness fixed, the column `hold` lists the sources that are shared by all seeds.
         """
