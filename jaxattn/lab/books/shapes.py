@@ -78,7 +78,7 @@ def binned(
 
 
 def lowest(rows: _Rows, centres: _Rows) -> _Rows:
-    """Return the centre of the bin with the lowest value in each of B rows, (B,); NaN if no entry is finite."""
+    """Return the centre of the bin with the lowest value in each of B rows, (B,); NaN if none is finite."""
     return _per_row(lambda row: centres[np.nanargmin(row)] if np.isfinite(row).any() else math.nan, rows)
 
 
