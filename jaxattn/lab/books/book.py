@@ -69,13 +69,13 @@ class Item(About, frozen=True, kw_only=True):
 
     @property
     def data(self) -> DataSet | None:
-        """Return the data set that the measures require, or None unless all of them require one."""
+        """Return the data set that the first measure requires, or None unless every measure requires one."""
         needed = [measure.needs for measure in self.measured]
         return self.book.shared.data[needed[0]] if needed and all(needed) else None
 
     @property
     def absent(self) -> str:
-        """Return why the item cannot be run without a checkout of the repository, or "" if it can.
+        """Return the error message if the item requires a missing checkout of the repository, else "".
 
         Raises:
             InputError: a study belongs to a book that does not exist.

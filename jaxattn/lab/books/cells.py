@@ -79,7 +79,7 @@ class Cell:
 
     @property
     def reached(self) -> np.ndarray:
-        """Return whether the flow of each of the S seeds reached `until_norm`, (S,) bool."""
+        """Return, for each of the S seeds, whether its flow reached `until_norm`, (S,) bool."""
         return self.last("p_norm") >= self.until_norm
 
     @property
@@ -100,7 +100,7 @@ class Cell:
 
     @property
     def failure_reason(self) -> str:
-        """Return why seeds failed, or "" if none failed."""
+        """Return the reasons for which seeds failed, or "" if none failed."""
         failed = self.run.failures
         return " or ".join(failed["reason"][failed["cell"] == self.cell].unique())
 
@@ -131,7 +131,10 @@ def _texts(table: Mapping[str, Any]) -> str:
 
 
 def worst(away: np.ndarray) -> str:
-    """Return "1 - cos ≤ X, ", where X is the largest finite value, rounded up; "" if no value is finite."""
+    """Return "1 - cos ≤ X, ", where X is the largest finite entry, rounded up; "" if no entry is finite.
+
+    `away`, (S,), contains 1 - cos for each seed.
+    """
     found = away[np.isfinite(away)]
     return f"1 - cos ≤ {round_up(found.max())}, " if found.size else ""
 

@@ -31,7 +31,7 @@ _SCORES = ("rise of E·v", "U of E·p", "test accuracy")
 
 
 def choices(results: Run, item: Item, *, shown: str) -> Measured:
-    """Measure how often random settings reproduce each published shape, and which settings affect this.
+    """Measure how often random settings reproduce each published shape, and correlate shapes with settings.
 
     Each cell of the run is one random choice of the settings. A shape is reproduced if its mean over the
     seeds of the cell satisfies the figure's criterion. It is not reproduced if all seeds diverged.

@@ -96,7 +96,7 @@ class Finding:
 
     @property
     def counted(self) -> str:
-        """Describe the sample, such as "64 seeds", or "995 of 1000: in 5 REASON" if seeds are missing."""
+        """Describe the sample as "64 seeds" or, if seeds have no value, as "995 of 1000: in 5 REASON"."""
         seeds, missing = self.estimate.seeds, self.estimate.missing
         if not (self.why and missing):
             return self.over or f"{seeds} seeds"
@@ -193,7 +193,7 @@ def measure_item(runs: Sequence[Run], request: Measure, item: Item) -> Measured:
 
 
 def with_criteria(findings: Sequence[Finding], request: Measure) -> list[Finding]:
-    """Add to each finding the first criterion that matches its name, if there is one."""
+    """Return the findings, each with the first criterion that matches its name, if there is one."""
     held = []
     for finding in findings:
         fits = [x for pattern, x in request.criteria.items() if fnmatchcase(finding.name, pattern)]

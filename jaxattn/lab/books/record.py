@@ -1,4 +1,4 @@
-"""Record files: they store page sections, so that the page can be rebuilt without the runs."""
+"""Record files, which store the sections of a page so that it can be rebuilt without the runs."""
 
 import math
 import time
@@ -137,8 +137,8 @@ def read_record(item: Item, scale: RunScale, folder: Path) -> Section:
     """Read an item's record from a results folder, for a page at a given scale.
 
     Returns:
-        The section. If there is no record, or the item's settings have changed since it was written, the
-        section contains the command to run instead.
+        The section. If there is no record, or if the item's settings have changed since the record was
+        written, the section contains the command to run instead of results.
 
     Raises:
         InputError: the record has a different scale, or the record or one of its figures is damaged.
@@ -183,7 +183,7 @@ def criteria_date(item: Item, folder: Path) -> CriteriaDate | None:
 
 
 def _dated(section: Section, folder: Path) -> Section:
-    """Add the date of the criteria: the date in an earlier record with the same criteria, or else today."""
+    """Return the section with the date of its criteria: as recorded earlier if unchanged, else today."""
     digest, before = section.item.criteria_digest, criteria_date(section.item, folder)
     if not digest or (before and before.digest == digest):
         return replace(section, criteria=before if digest else None)
@@ -213,7 +213,10 @@ def _section(item: Item, scale: RunScale, record: Record, pictures: list[bytes])
 
 
 def with_recorded(section: Section, scale: RunScale, folder: Path) -> Section:
-    """Add the date of the criteria and, if runs are missing, the contents of an earlier record."""
+    """Return the section with the date of its criteria.
+
+    If runs are missing, the findings and tables of an earlier record are also added.
+    """
     section = _dated(section, folder)
     if LEFT_OUT not in section.facts or not (old := read_record(section.item, scale, folder)).ran:
         return section

@@ -129,7 +129,7 @@ class Section:
 
     @property
     def reason(self) -> str:
-        """Return why findings differ or are inconclusive; "" if none does or no reason is given."""
+        """Return the reason given for findings that differ or are inconclusive, or "" if there is none."""
         return self.item.reason if self.doubtful else ""
 
     @property
@@ -215,7 +215,9 @@ def measured(item: Item, location: RunLocation) -> Section | None:
             continue
         if not _matches(run, location.study(item, name)):
             return missing(
-                item, location.scale, f"{location.run(item, name)} holds a run of other settings; delete it"
+                item,
+                location.scale,
+                f"{location.run(item, name)} contains a run with other settings; delete it",
             )
         runs[name] = run
     there = [request for request in item.measured if all(name in runs for name in request.studies)]

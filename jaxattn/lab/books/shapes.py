@@ -78,14 +78,21 @@ def binned(
 
 
 def lowest(rows: _Rows, centres: _Rows) -> _Rows:
-    """Return, for each row, the centre of the bin with the lowest value, (B,); NaN if no entry is finite."""
+    """Return the centre of the bin with the lowest value in each of B rows, (B,); NaN if none is finite."""
     return _per_row(lambda row: centres[np.nanargmin(row)] if np.isfinite(row).any() else math.nan, rows)
 
 
 def u_shape(rows: _Rows, centres: _Rows) -> _Rows:
-    """Score how U-shaped each row is about x = 0, (B,): 1 for a U, near 0 or negative if flat or monotone.
+    """Return a score for the U-shape of each row about 0: 1 for a U, near 0 or negative if flat or monotone.
 
-    The score is min(-Spearman(row, x) over x < 0, Spearman(row, x) over x > 0).
+    Let x be the bin centres. The score is min(-Spearman(row, x) over x < 0, Spearman(row, x) over x > 0).
+
+    Args:
+        rows: (B, m).
+        centres: (m,).
+
+    Returns:
+        The scores, (B,).
     """
     left, right = centres < 0, centres > 0
     return np.minimum(-spearman(rows[:, left], centres[left]), spearman(rows[:, right], centres[right]))
@@ -115,7 +122,7 @@ def _run(row: _Rows) -> tuple[int, int, int]:
 
 
 def sign_change(rows: _Rows, centres: _Rows) -> _Rows:
-    """Return, for each row, the fraction of bins whose mean has the same sign as the bin centre, (B,).
+    """Return the fraction of bins in each of B rows whose mean has the same sign as the bin centre, (B,).
 
     Empty bins and bins centred at 0 are skipped.
     """
@@ -146,7 +153,7 @@ CORRELATION, PART = (-1.0, 1.0), (0.0, 1.0)
 
 
 def shapes(results: Run, item: Item, *, cell: int = 0, metrics: tuple[str, ...] = ()) -> Measured:
-    """Measure the shapes in one cell: E·v rises with the posterior difference, and E·p is U-shaped about 0.
+    """Measure whether E·v rises with the posterior difference and E·p is U-shaped about 0, in one cell.
 
     These are the shapes in Figures 1-3 of the paper. The final values of the given metrics are also measured.
     """
@@ -200,7 +207,8 @@ def directions(results: Run, item: Item) -> Measured:
 def beside(results: Run, item: Item) -> Measured:
     """Compare the means of E·v and E·p in bins with the published curves.
 
-    The findings are the rank correlations with the curves, the longest rise of E·v, and where E·p is lowest.
+    The findings are the rank correlations with the curves, the number of bins in the longest rise of E·v, and
+    the centre of the bin in which E·p is lowest.
     """
     ev, ep = _bins(results, "Ev"), _bins(results, "Ep")
     curves = item.published("Ev"), item.published("Ep")
@@ -224,10 +232,10 @@ def spread_name(letters: str, size: Any) -> str:
 def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
     """Compare the spread of E·v and of E·p within bins after one step on E and after joint training.
 
-    The finding for each step size is a ratio of standard deviations, each averaged over bins: the one after
-    joint training, divided by the one after one step. The table also divides each spread by the range of its
-    bin means, which removes the dependence on the step size. `to_the_end` is the name of the block in which E
-    is trained to convergence.
+    The spread is the standard deviation within a bin, averaged over bins. The finding for each quantity and
+    step size is the spread after joint training, divided by the spread after one step. The table also divides
+    each spread by the range of the bin means, which removes the dependence on the step size. `to_the_end` is
+    the name of the block in which E is trained to convergence.
     """
     cells = dict(named(results))
     if to_the_end not in cells.values():

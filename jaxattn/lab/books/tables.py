@@ -75,8 +75,8 @@ class Curve(BookTable, frozen=True):
 
     Attributes:
         name: model and quantity, separated by a comma.
-        low, high: first and last x.
-        values: y of each point.
+        low, high: x-coordinates of the first and last point.
+        values: y-coordinates of the points.
         source: publication, and location in it, from which the curve is taken.
     """
 
@@ -232,7 +232,7 @@ class About(BookTable, frozen=True):
         reports: result that the paper reports, with its source.
         chosen: unpublished settings and the values chosen for them.
         compared: description of the comparison.
-        reason: why a number differs, as found by varying one setting at a time.
+        reason: explanation of why a number differs, found by varying one setting at a time.
         flat: explanation shown next to a figure with flat curves.
         takes: run time that the source reports for the authors' code.
         laptop: overrides for the item's studies at laptop scale.

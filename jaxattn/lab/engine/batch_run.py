@@ -84,8 +84,8 @@ class _BatchRun(NamedTuple):
     """Batch in progress, with its data, measurements and results folder.
 
     Attributes:
-        kept: parameters saved at the end of each completed phase, by phase name.
-        before: the finished batch that this batch extends.
+        kept: parameters saved at the end of each completed phase, keyed by phase name.
+        before: commit record of the finished batch that this batch extends, or None.
     """
 
     batch: Batch

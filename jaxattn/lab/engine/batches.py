@@ -28,23 +28,23 @@ class Batch(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the batch, built from its cell and seed ranges, and unique within the study."""
+        """Return the batch's name, which is built from its cell and seed ranges and unique in the study."""
         first, last = self.cells[0].number, self.cells[-1].number
         return f"cells-{first:05d}-{last:05d}-seeds-{self.seeds.start:05d}-{self.seeds.stop - 1:05d}"
 
     @property
     def configs(self) -> dict[str, str]:
-        """Config hash of each cell, keyed by cell number."""
+        """Return the config hash of each cell, keyed by cell number."""
         return {str(cell.number): cell.config_hash for cell in self.cells}
 
     @property
     def width(self) -> int:
-        """Number of vmapped runs: one for each (cell, seed) pair."""
+        """Return the number of vmapped runs: one for each (cell, seed) pair."""
         return len(self.cells) * len(self.seeds)
 
     @property
     def runs(self) -> list[tuple[Cell, int]]:
-        """Cell and seed of each vmapped run, ordered by cell."""
+        """Return the cell and seed of each vmapped run, ordered by cell."""
         return [(cell, seed) for cell in self.cells for seed in self.seeds]
 
 
@@ -80,11 +80,12 @@ def cut_batches(
     raising: frozenset[int] = frozenset(),
     progress: Callable[[str, float], None] = lambda description, fraction: None,
 ) -> tuple[list[int], list[Batch]]:
-    """Split a study into batches; return the number of runs per batch for each group, and the batches.
+    """Split a study into batches; return the maximum batch size of each group, in runs, and the batches.
 
-    Existing batches in a results folder are preserved, so that results do not change. If `max_memory` (bytes
-    per device) is given, the remaining runs are split again to stay within this limit. Each shard gets at
-    least one batch. `raising` contains the indices of groups whose custom code always raises an exception.
+    The batches in the results folder, named in `existing`, are preserved, so that results do not change.
+    `known` is the manifest of this folder. If `max_memory` (bytes per device) is given, the remaining runs
+    are split again to stay within this limit. Each shard gets at least one batch. `raising` contains the
+    indices of groups whose custom code always raises an exception.
 
     Raises:
         InputError: a cell does not fit in memory, or the folder contains results of a different config.

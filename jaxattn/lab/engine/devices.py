@@ -171,7 +171,7 @@ class BatchedFunction:
 
     @property
     def on_host(self) -> bool:
-        """True if the function runs on the host because the devices do not support float64."""
+        """Return True if the function runs on the host because the devices do not support float64."""
         return self._double and backend.platform() in backend.WITHOUT_FLOAT64
 
     def precision(self) -> Any:

@@ -54,7 +54,10 @@ class Program(NamedTuple):
     tokens: BatchedFunction
 
     def histories(self, carried: Any) -> dict[str, np.ndarray]:
-        """Return zeros of shape (L, k, ...) for whole-phase observations in L runs at k probe steps."""
+        """Return arrays of zeros for the whole-phase observations, keyed by the index in `observe`.
+
+        The shapes are (L, k, ...) for L runs and k probe steps.
+        """
         found = {}
         for number, (_, observe) in enumerate(self.observe):
             with jax.enable_x64(True):
@@ -81,7 +84,7 @@ class PhaseProgram(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the program within the phase."""
+        """Return the name of the program within the phase."""
         return self.location.rpartition(".")[2]
 
 
@@ -103,7 +106,7 @@ class Programs:
 
     @cached_property
     def drawing(self) -> BatchedFunction:
-        """Function (keys, hyperparameters) -> data, which samples the data of all vmapped runs."""
+        """Return the function (keys, hyperparameters) -> data, which samples the data of all vmapped runs."""
 
         def draw(key: Array, hyperparameters: Hyperparameters) -> Splits:
             return seed.draw_data(with_hyperparameters(self.setting, hyperparameters), key)

@@ -81,9 +81,10 @@ def batch_entries(batches: list[Batch]) -> list[dict[str, Any]]:
 
 
 def devices_since(known: Mapping[str, Any], note: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return the devices on which a run was resumed; append and report the current one if it changed.
+    """Return the devices on which a run was resumed, as the list `continued_on` for its manifest.
 
-    The result is the manifest's `continued_on` list, which excludes the device on which the run started.
+    The list excludes the device on which the run started. If the current device differs from the last one, it
+    is appended and reported.
     """
     every = [known["device"], *known.get("continued_on", ())]
     if (now := devices.describe_devices()) != every[-1]:
@@ -110,12 +111,12 @@ def _randomness(setting: Setting) -> dict[str, list[str]]:
 
 
 def labels(study: Definition) -> dict[str, str]:
-    """Collect the metric labels from all probes."""
+    """Return the metric labels that the probes declare, keyed by metric."""
     return {name: label for probe in _probes(study) for name, label in probe.labels.items()}
 
 
 def scales(study: Definition) -> dict[str, list[Any]]:
-    """Collect the metric scales from all probes, as [kind, low, high]; an infinite bound is None."""
+    """Return the metric scales that the probes declare, as [kind, low, high]; None for an infinite bound."""
     return {
         name: [found.kind, *(x if math.isfinite(x) else None for x in (found.low, found.high))]
         for probe in _probes(study)

@@ -87,7 +87,7 @@ class RunMonitor:
 
     @property
     def stop_requested(self) -> bool:
-        """True if the run has been asked to save and stop."""
+        """Return True if the run has been asked to save and stop."""
         return self._stop.is_set()
 
     @contextmanager
@@ -116,7 +116,7 @@ class RunMonitor:
 
     @property
     def is_time_to_save(self) -> bool:
-        """True if a checkpoint within a phase is due."""
+        """Return True if a checkpoint within a phase is due."""
         return time.monotonic() >= self._save_at
 
     @contextmanager

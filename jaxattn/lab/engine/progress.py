@@ -80,6 +80,7 @@ class Reporter:
         """Show the progress of loading data.
 
         On a terminal, update the bar. Otherwise, print one line at the end if loading took over a second.
+        `total` is None if it is unknown; if it is 0, `description` is printed as a note.
         """
         if total == 0:
             self.note(description)

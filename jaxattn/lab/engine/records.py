@@ -29,7 +29,7 @@ class Records:
     def __init__(
         self, batch: Batch, so_far: Mapping[str, pd.DataFrame], failures: Sequence[dict[str, Any]]
     ) -> None:
-        """Start from the tables and failures stored in a checkpoint."""
+        """Initialise the tables and failures with those stored in a checkpoint."""
         self.failures = list(failures)
         self._batch = batch
         # Concatenate only when writing, because concatenating at every step would take quadratic time.

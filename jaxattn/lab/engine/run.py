@@ -213,7 +213,7 @@ class _Queue(NamedTuple):
                 raise Interrupted
 
     def reason(self, batch: Batch, error: Exception) -> str:
-        """Return why a batch failed, on one line, or "" if the error must stop the run."""
+        """Return the reason why a batch failed, as one line, or "" if the error must stop the run."""
         files = self.study.names.files(self.study.custom_kinds)
         if isinstance(error, jax.errors.JaxRuntimeError | MemoryError):
             lines = str(error).strip().split("\n")

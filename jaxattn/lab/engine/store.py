@@ -210,7 +210,7 @@ class Store:
             self.warn(f"{reason}; moved to {self._move_aside(batch)}")
 
     def is_finished(self, batch: str) -> bool:
-        """Return whether a batch is finished, without checking its tables."""
+        """Return True if a batch is finished, without checking its tables."""
         saved = batch_state.read_shown(self.directory, batch)
         return saved is not None and saved.finished
 
@@ -225,11 +225,11 @@ class Store:
         return saved if saved.finished else saved.before
 
     def states(self) -> dict[str, BatchState]:
-        """Return the commit records of the run's batches by name, skipping damaged records."""
+        """Return the commit records of the run's batches, keyed by name; damaged records are skipped."""
         return {saved.batch or "": saved for saved in self._whole_states(self.batches())}
 
     def is_complete(self, batch: str) -> bool:
-        """Return whether a batch is finished and its tables are intact. A damaged batch is moved aside."""
+        """Return True if a batch is finished and its tables are intact. A damaged batch is moved aside."""
         try:
             saved = batch_state.read_state(self.directory, batch)
             if saved is None or not saved.finished:
@@ -386,7 +386,7 @@ class Store:
                 self.bucket.forget(batch)
 
     def is_merged(self, known: Mapping[str, Any]) -> bool:
-        """Return whether the checksums of the merged tables match the manifest."""
+        """Return True if the checksums of the merged tables match the manifest."""
         if self.bucket:
             self.bucket.download({f"{name}.parquet": known["sha256"].get(name, "") for name in TABLES})
         try:

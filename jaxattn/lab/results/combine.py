@@ -16,7 +16,7 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 
 
 def combine(folders: Sequence[AnyRun]) -> AnyRun:
-    """Merge folders: shards of one sweep, additional seeds for the same cells, or different sweeps.
+    """Merge results folders: shards of a sweep, additional seeds for the same cells, or different sweeps.
 
     Cells with the same config become one cell that contains the seeds from all folders. However, if the
     sweeps have different names, cells of different sweeps are kept separate.
@@ -78,11 +78,11 @@ def choose(
     metrics: Sequence[str] = (),
     phases: Sequence[str] = (),
 ) -> AnyRun:
-    """Select cells, metrics and phases.
+    """Return the results for the selected cells, metrics and phases.
 
     Args:
         results: the results to select from.
-        where: required values of config keys, as values or as the strings printed in tables.
+        where: required value of each config key, as a value or as the string printed in tables.
         metrics: names of the metrics; all if empty.
         phases: names of the phases; all if empty.
 
@@ -116,13 +116,16 @@ def choose(
 
 
 def group(results: AnyRun, by: Sequence[str]) -> AnyRun:
-    """Average each seed over cells that agree in the given config keys: x_s = Σ_c x_cs / C.
+    """Average the values of each seed over the cells that agree in the given config keys.
 
-    Seed s uses the same random numbers in every cell, so its values in different cells are not independent.
-    The seeds form the sample, and `statistics.aggregate` resamples whole seeds.
+        x_s = Σ_c x_cs / C
 
-    For each (phase, step, metric), the C cells of a group are those that recorded it for any seed. A seed
-    without a value (NaN) in one of these cells is dropped, because its mean would be over fewer settings.
+    Here x_cs is the value of seed s in cell c. For each (phase, step, metric), the sum is over the C cells of
+    the group in which the metric was recorded for any seed. If seed s has no value in one of these cells, x_s
+    is NaN, because the mean would be over fewer settings.
+
+    A seed uses the same random numbers in every cell, so its values in different cells are not independent.
+    `statistics.aggregate` therefore treats the seeds as the sample, and resamples whole seeds.
 
     Args:
         results: the results to group.
@@ -154,8 +157,8 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
     Args:
         results: the results to compare.
         key: a swept key.
-        first: value of the key for the results to subtract, as a value or as printed in tables.
-        second: value of the key for the results from which to subtract.
+        first: value of the key whose results are subtracted, as a value or as the string printed in tables.
+        second: value of the key from whose results those for `first` are subtracted, in the same form.
 
     Returns:
         Results with one cell per setting of the other axes. Each metric is the difference second - first,

@@ -84,7 +84,7 @@ class Binned(NamedTuple):
     """Variable to correlate, with its bins.
 
     Attributes:
-        values: (N,).
+        values: (N,); value of each point.
         bins: (N,) int; bin index of each point; -1 if the point is in no bin.
     """
 

@@ -30,7 +30,7 @@ from jaxattn.lab.results.style import FIGURE_WIDTH, INK, SOFT, colours, legend_b
 
 PANELS = ("loss", "accuracy", "p_norm", "log_gradient_norm", "important_mass")
 _MAX_CELLS = 12
-# Characters of the titles of a row of panels; longer titles are wrapped.
+# Maximum total number of characters in the titles of a row of panels; longer titles are wrapped.
 _TITLE_WIDTH = 108
 
 
@@ -54,8 +54,8 @@ def curves(
         results: a results folder.
         phase: name of the phase; defaults to every phase with more than two recorded steps, with one row
             of panels per phase.
-        metrics: one panel each; defaults to loss, accuracy, ‖p‖, log ‖∇L‖ and attention on important
-            tokens. The training and test values of a metric share a panel.
+        metrics: names of the metrics, with one panel each; defaults to loss, accuracy, ‖p‖, log ‖∇L‖ and
+            attention on important tokens. The training and test values of a metric share a panel.
         cells: indices of the cells, one colour each; defaults to at most twelve cells.
         x: "step", or the metric on the horizontal axis, plotted as its mean over seeds at each step.
             Defaults to the metric `time` in phases that record it, such as `gradient_flow` phases, and to

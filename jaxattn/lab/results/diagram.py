@@ -136,9 +136,9 @@ class PhaseDiagram:
         """Plot the median thresholds over seeds with 95 % intervals, and the points that were run.
 
         Args:
-            theory: the predicted y, drawn as a line. Either a function of x, which receives `math.inf` for
-                infinite x, or a mapping from values of x in the diagram.
-            label: legend label of this line.
+            theory: the predicted y, drawn as a line: either a function of x, which receives `math.inf` for
+                infinite x, or a mapping from values of x in the diagram to y.
+            label: legend label of the line.
 
         Raises:
             InputError: `theory` is a function but x is not numeric, or `theory` contains values of x that are

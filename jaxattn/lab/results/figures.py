@@ -47,7 +47,7 @@ class Problem(NamedTuple):
 
 
 def function(kind: Any, location: str = "figure") -> Callable[..., RenderedFigure]:
-    """Import the function (results, **options) -> RenderedFigure that draws figures of a given kind.
+    """Return the function (results, **options) -> RenderedFigure that draws figures of a given kind.
 
     Args:
         kind: one of `KINDS`.
@@ -72,7 +72,7 @@ def check_figures(
     """Check the figures in a sweep file before the run.
 
     Args:
-        specs: one mapping per figure, keyed by its index, with its kind and options.
+        specs: kind and options of each figure, keyed by its index in the sweep file.
         phases: the names of the phases.
         axes: the swept keys.
         without_tokens: indices of cells whose model has no token scores and values.

@@ -66,7 +66,7 @@ def powers(x: Any, y: Any) -> _Floats:
         y: (S, m) float > 0; points with y = NaN are dropped.
 
     Returns:
-        (S,) float64; NaN for a seed with fewer than two distinct values of x.
+        The powers, (S,) float64; NaN for a seed with fewer than two distinct values of x.
     """
     return _lines(x, y)[0]
 

@@ -64,7 +64,7 @@ def metrics(results: Run) -> list[str]:
 def sentences(results: Run) -> tuple[str, str]:
     """Return two sentences: the final accuracy and loss, and the behaviour of E·v, attention and p.
 
-    The numbers are those in `summary_rows` for the last phase that recorded the metric. If there are several
+    The numbers are those in `summary_rows` for the last phase that recorded each metric. If there are several
     cells, the lowest and highest numbers are reported.
     """
     names = recorded(results, finite=True)
@@ -177,7 +177,8 @@ def caveats(results: Run) -> list[str]:
     """Explain why some metrics have no final value, and on which tokens and bins the other metrics are based.
 
     Returns:
-        One line per reason, starting with the affected metrics.
+        One line per reason, starting with the affected metrics, and one line per phase and reason for which
+        seeds failed.
     """
     last = last_steps(results.records)
     last = last[~last["metric"].str.contains(r"_bin_\d+$")]

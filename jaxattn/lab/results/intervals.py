@@ -23,7 +23,7 @@ def student_t(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, An
 
     Args:
         samples: (..., n) float.
-        confidence: coverage.
+        confidence: nominal coverage of the intervals.
 
     Returns:
         The bounds, (...) each; NaN for fewer than two samples, or if samples are non-finite or all equal.
@@ -53,7 +53,7 @@ def clopper_pearson(hits: Any, trials: int, *, confidence: float = LEVEL) -> tup
     Args:
         hits: k, (...) int.
         trials: n.
-        confidence: coverage 1 - α.
+        confidence: nominal coverage 1 - α.
 
     Returns:
         Lower bound: the α/2 quantile of Beta(k, n - k + 1), or 0 if k = 0. Upper bound: the 1 - α/2 quantile
@@ -76,9 +76,10 @@ def jackknife(value: Any, left_out: Any) -> tuple[Any, Any]:
 
         value ± t σ,   σ² = (n - 1)/n Σ_i (x_(i) - mean)²
 
-    Here t is the quantile of Student's distribution with n - 1 degrees of freedom. For a mean, this is
-    Student's interval. For any other symmetric function of the seeds, the expectation of σ² is at least the
-    variance for n - 1 seeds, but the coverage may still be below 95 %.
+    Here mean is the average of the x_(i), and t is the 97.5 % quantile of Student's distribution with n - 1
+    degrees of freedom. If the statistic is a mean, this is Student's interval. For any other symmetric
+    function of the seeds, the expectation of σ² is at least the variance for n - 1 seeds, but the coverage
+    may still be below 95 %.
 
     Args:
         value: (...) float; the statistic over all seeds.
@@ -110,10 +111,10 @@ def bca(value: Any, draws: Any, left_out: Any, *, confidence: float = LEVEL) -> 
     d_i = mean_j x_(j) - x_(i).
 
     Args:
-        value: (...) float.
+        value: (...) float; the statistic of all points.
         draws: (B, ...) float; resampled values.
         left_out: (n, ...) float; x_(i), the value without point i, or without the i-th group of points.
-        confidence: coverage.
+        confidence: nominal coverage of the intervals.
 
     Returns:
         The bounds, (...) each, which contain the value; NaN for non-finite numbers, or if the value is

@@ -151,7 +151,7 @@ def share(satisfied: ArrayLike, known: ArrayLike | bool = True) -> Estimate:
         known: (S,) bool; False for seeds to exclude.
 
     Returns:
-        The fraction of the included seeds; NaN if no seed is included.
+        The estimate; its value is NaN if no seed is included.
     """
     satisfied, known = np.broadcast_arrays(satisfied, known)
     hits, seeds = int(np.sum(satisfied & known)), int(known.sum())

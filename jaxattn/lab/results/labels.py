@@ -13,7 +13,7 @@ from jaxattn.core.errors import InputError
 
 
 def format_number(value: float) -> str:
-    """Format a number with three significant digits and an unpadded exponent."""
+    """Format a number with at least three significant digits and an unpadded exponent; "–" if not finite."""
     if not np.isfinite(value):
         return "–"
     if value == 0 or 1e-3 <= abs(value) < 1e5:
@@ -23,7 +23,7 @@ def format_number(value: float) -> str:
 
 
 def setting(value: object) -> str:
-    """Format an axis value for display, or return "" if the cell does not have this axis."""
+    """Format an axis value for display, or return "" if it is None or NaN, as for a cell without the axis."""
     if value is None or value != value:
         return ""
     if value == "inf":
@@ -40,13 +40,13 @@ def axis_sort_key(value: object) -> tuple[float, str]:
 
 
 def brief(x: float) -> str:
-    """Format a number with few digits in its shortest form, such as 1e-9, 200 or 0.5."""
+    """Format a number with at most six significant digits and without trailing zeros, such as 1e-9 or 0.5."""
     digits, e, exponent = f"{x:g}".partition("e")
     return f"{digits}e{int(exponent)}" if e else digits
 
 
 def interval(value: float, low: float, high: float) -> str:
-    """Format a value with its interval, if it has one, using three digits for each number."""
+    """Format a value, followed by its interval unless the bounds are NaN; see `format_number`."""
     return (
         f"{format_number(value)} [{format_number(low)}, {format_number(high)}]"
         if np.isfinite(low)
@@ -55,7 +55,11 @@ def interval(value: float, low: float, high: float) -> str:
 
 
 def with_interval(value: float, low: float, high: float) -> str:
-    """Format a number and its interval, rounded to two digits of the half-width, at most six decimals."""
+    """Format a number and its interval, rounded to two significant digits of the interval's half-width.
+
+    At most six decimals are shown. Very small or large numbers, and numbers without an interval, are
+    formatted as in `interval`.
+    """
     half = (high - low) / 2
     if not (half > 0 and 1e-3 <= abs(value) < 1e5):
         return interval(value, low, high)
@@ -180,7 +184,10 @@ NOT_HELD = "no random numbers are held"
 
 
 def held_text(hold: Sequence[str], varies: Sequence[str]) -> str:
-    """State which sources of randomness are held at seed 0 and which vary; "" if none is held."""
+    """Return a phrase that lists the sources of randomness held at seed 0 and those that vary.
+
+    Return "" if none is held.
+    """
     if not hold:
         return ""
     held, others = (" and ".join(filter(None, (", ".join(x[:-1]), *x[-1:]))) for x in (hold, varies))
@@ -189,14 +196,14 @@ def held_text(hold: Sequence[str], varies: Sequence[str]) -> str:
 
 
 def ranges_text(numbers: Sequence[int]) -> str:
-    """Format ascending integers as ranges, such as "0 to 5", or as a list, such as "2, 5"."""
+    """Format ascending integers as a range like "0 to 5" if consecutive, else as a list like "2, 5"."""
     if len(numbers) == numbers[-1] - numbers[0] + 1 > 1:
         return f"{numbers[0]} to {numbers[-1]}"
     return ", ".join(map(str, numbers))
 
 
 def seed_words(counts: Iterable[int]) -> str:
-    """Format a number of seeds, such as "5 seeds" or "3 to 5 seeds"."""
+    """Format one or more numbers of seeds as "5 seeds", or as "3 to 5 seeds" if they differ."""
     few, many = min(counts := list(counts)), max(counts)
     if few != many:
         return f"{few} to {many} seeds"
@@ -204,12 +211,12 @@ def seed_words(counts: Iterable[int]) -> str:
 
 
 def short_name(name: str, longest: int = 24) -> str:
-    """Shorten a user-defined name for a figure."""
+    """Shorten a user-defined name to at most `longest` characters, and escape its dollar signs."""
     return literal(name if len(name) <= longest else name[: longest - 1] + "…")
 
 
 def minus(text: str) -> str:
-    """Replace hyphens before negative numbers with minus signs, as on axes."""
+    """Replace all hyphens with minus signs, as in tick labels."""
     return text.replace("-", "\N{MINUS SIGN}")
 
 

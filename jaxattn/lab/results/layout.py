@@ -82,7 +82,7 @@ class Column(NamedTuple):
     Attributes:
         head: name of the column.
         cells: formatted cells.
-        number: True if all cells are numbers; the column is then right-aligned.
+        number: True if all cells are numbers; such a column is right-aligned.
         long: True if the column contains a word that may be broken because it is very long.
         least: minimum width in em at which no other word is broken.
     """

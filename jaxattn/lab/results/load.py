@@ -32,7 +32,7 @@ class Results(Run):
         metrics: Sequence[str] = (),
         phases: Sequence[str] = (),
     ) -> "Results":
-        """Select cells, metrics and phases; see `combine.choose`."""
+        """Return the results for the selected cells, metrics and phases; see `combine.choose`."""
         return combine.choose(self, where=where, metrics=metrics, phases=phases)
 
     def aggregate(
@@ -51,7 +51,7 @@ class Results(Run):
         Args:
             metrics: names of the metrics; all if empty.
             phases: names of the phases; all if empty.
-            where: required values of config keys.
+            where: required value of each config key.
             by: config keys. Cells with the same values for these keys are averaged seed by seed; see
                 `combine.group`.
             seed: random seed of the bootstrap for interquartile means.

@@ -90,7 +90,7 @@ def params_of(
 ) -> Any:
     """Return the parameters of one seed of one cell, before or after a phase; see `load.Results.params`.
 
-    Parameters in span coordinates are converted to vectors in R^d, with a basis that is resampled from the
+    Parameters in span coordinates are converted to vectors in R^d, with a basis that is regenerated from the
     seed. For d = ∞, they remain in span coordinates. Vocabulary padding is removed.
     """
     results.settings(cell)
@@ -279,8 +279,8 @@ def dataset_of_run(results: Run, *, seed: int, cell: int) -> Splits:
     """Regenerate the data for one seed of one cell.
 
     Raises:
-        InputError: the cell or seed is unknown, or the data come from files, user-defined code, or a block.
-            Use `Study.dataset` in these cases.
+        InputError: the cell or seed is unknown; or the results were loaded from a folder, and the data come
+            from files, user-defined code or a block. In the latter case, use `Study.dataset`.
     """
     results.settings(cell)
     if seed not in (known := results.manifest["seeds"]):

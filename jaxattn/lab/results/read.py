@@ -104,9 +104,9 @@ def _joined(tables: list[pd.DataFrame], name: str, directory: Path, known: Mappi
             raise Damaged(f"{path}: column {strange[0]!r} contains values other than {_kind(strange[0])}")
         for column, asked in (("cell", cells), ("seed", seeds)):
             if not asked.issuperset(table[column].unique()):
-                raise Damaged(f"{path}: it has {column}s that the manifest lacks")
+                raise Damaged(f"{path}: contains {column}s that are not in the manifest")
         if parquet.repeats(table, name):
-            raise Damaged(f"{path}: it has two rows with the same {', '.join(parquet.TABLE_KEYS[name])}")
+            raise Damaged(f"{path}: contains two rows with the same {', '.join(parquet.TABLE_KEYS[name])}")
     if not tables:
         return pd.DataFrame(columns=list(columns))
     return tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)

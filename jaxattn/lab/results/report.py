@@ -34,9 +34,9 @@ class Report:
     """Report written by `write_report`.
 
     Attributes:
-        page: report.html.
-        summary: summary.csv, with the last step of each phase.
-        figures: each figure as PNG and, if it was rendered again, as PDF.
+        page: path of report.html.
+        summary: path of summary.csv, which contains the last step of each phase.
+        figures: paths of the figures: a PNG file each and, if the figure was rendered again, a PDF file.
         problems: figures that could not be drawn, with the reasons.
         made_by: note on the package version that produced the run; empty if that version is installed.
     """

@@ -59,7 +59,7 @@ class Run:
 
     @property
     def cells(self) -> pd.DataFrame:
-        """Return one row per cell: its index and its axis values.
+        """Return a table with one row per cell: its index and its axis values.
 
         If any cell holds randomness fixed, the column `hold` lists the sources that are shared by all seeds.
         """
@@ -134,7 +134,10 @@ class Run:
 
     @property
     def held(self) -> str:
-        """State which sources of randomness all seeds share and which vary; "" if none is shared."""
+        """Return a phrase that lists the sources of randomness that all seeds share and those that vary.
+
+        Return "" if none is shared.
+        """
         cells: dict[str, list[int]] = {}
         for cell in self.manifest["cells"]:
             words = held_text(cell.get("hold", ()), cell.get("varies", ()))

@@ -66,7 +66,8 @@ def scaling(
     Args:
         results: a results folder.
         axis: swept key on the x-axis. Each combination of values on the other axes is drawn as a separate
-            line. Cells of blocks without this axis are left out, and so are single points next to lines.
+            line. Cells of blocks without this axis are left out. Combinations with a single point are also
+            left out, unless every combination has a single point.
         metric: name of the metric.
         phase: name of the phase; defaults to the last phase that recorded the metric.
         expected: expected slope, drawn as a dashed line.
@@ -232,7 +233,8 @@ class Course:
 
     Attributes:
         settings: the cell's settings.
-        x: (m, seeds); NaN if x or y is not positive, or if the entry repeats the last point of a path.
+        x: (m, seeds); NaN if x or y is not positive, or if x is the same as at the previous step, as after
+            the end of a path.
         y: (m, seeds); NaN at the same entries as x.
         law: the power law fitted to the chosen range of x.
     """

@@ -48,7 +48,7 @@ _DECLARED = tuple(
 
 
 def scale(metric: str, declared: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> Scale:
-    """Return the scale of a metric; the default is linear and unbounded.
+    """Return the scale of a metric: the built-in scale, else the declared one, else linear and unbounded.
 
     Args:
         metric: name of the metric. An entry of a vector, such as NAME_07, has the scale of NAME.
@@ -84,7 +84,7 @@ def aggregate(
 
         linear    the mean, with Student's interval
         log       the geometric mean exp(mean of log x), with exp of Student's interval for log x
-        yes/no    the fraction of seeds, with a Clopper-Pearson interval
+        yes/no    the fraction of seeds with value 1, with a Clopper-Pearson interval
 
     Differences, and series with values outside the scale, are treated as linear. The interquartile mean is
     the mean of the middle half, iqm = 2 ∫_{1/4}^{3/4} x(u) du with the empirical quantile function x(u). It
@@ -195,7 +195,7 @@ def summary_rows(
     Args:
         results: a results folder.
         metrics: names of the metrics; defaults to all metrics except those that describe a single bin.
-        statistic: "mean", on the scale of the metric, or "iqm".
+        statistic: "mean", computed on the scale of each metric, or "iqm" for the interquartile mean.
         seed: see `aggregate`.
         resamples: see `aggregate`.
         confidence: see `aggregate`.
@@ -302,7 +302,7 @@ def _means(
     logs, shares = kind == LOG, kind == YES_NO
     bounds = np.stack(student_t(series, confidence=confidence))
     bounds[:, logs] = geometric(series[logs], confidence=confidence)
-    # If a value is outside the declared range, the name is that of a different metric; do not clip its
+    # A value outside the declared range means that the name belongs to a different metric, so do not clip its
     # interval.
     inside = ((series >= low) & (series <= high)).all(axis=1)
     bounds = np.where(inside, np.clip(bounds, low[:, 0], high[:, 0]), bounds)

@@ -84,7 +84,7 @@ def style() -> Iterator[None]:
 
 
 def use_in_notebook() -> None:
-    """Use this style for all figures in a notebook, at twice the screen resolution."""
+    """Apply the common style to all figures in a notebook, at twice the screen resolution."""
     matplotlib.rcParams.update(RC | {"figure.figsize": (FIGURE_WIDTH, 2.8), "figure.dpi": 110})
     # matplotlib_inline is available only in notebooks.
     with suppress(ImportError):

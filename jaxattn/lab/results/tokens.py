@@ -127,10 +127,10 @@ def top(tokens: Tokens, *, count: int = 20, min_count: int = 1) -> pd.DataFrame:
 
 
 def with_classes(best: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Set the column "class" of `top` to the name of the class for which each token is evidence.
+    """Return a table from `top` whose column "class" names the class for which each token is evidence.
 
-    `names` contains the class names, with the negative class first for two classes; it may be empty. For two
-    classes, the sign of α determines the class, and tokens with α = 0 get "–".
+    `names` contains the class names, with the negative class first for two classes; if it is empty, the table
+    is returned unchanged. For two classes, the sign of α determines the class, and tokens with α = 0 get "–".
     """
     if len(names) == 2:
         sign = np.sign(best["alpha"].to_numpy(float)).astype(int)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from jaxattn.lab.results.labels import format_number
 
 _NAMES = re.compile(r"(\w+_)?(accuracy|loss|cosine|error)")
-# On logarithmic axes, a curve counts as rising after its minimum if its final value is at least this multiple
-# of the minimum.
+# On logarithmic axes, a curve counts as falling and then rising if its first and last values are at least
+# this multiple of its minimum.
 _FACTOR = 3.0
 # Minimum difference between an extremum and the value at either end, as a fraction of the curve's range;
 # larger for a single seed.
@@ -47,8 +47,8 @@ class Turn(NamedTuple):
 def turn(curve: pd.DataFrame) -> Turn | None:
     """Return the interior extremum of a curve, or None if no extremum is distinct from both ends.
 
-    Its 95 % interval must be disjoint from those at both ends. Curves from a single seed have no intervals;
-    for these, a larger difference is required.
+    The 95 % interval of the extremum must be disjoint from those of both ends. Curves from a single seed have
+    no intervals; for these, a larger difference is required.
 
     Args:
         curve: aggregate rows for one metric, cell and phase, in ascending order of the step.
@@ -81,7 +81,7 @@ def rise(x: NDArray[np.float64], y: NDArray[np.float64], names: tuple[str, str])
         names: names of x and y.
 
     Returns:
-        A sentence, or "" if the start or the end of the curve is not far above its minimum.
+        A clause, or "" if the start or the end of the curve is not far above its minimum.
     """
     if len(y) < 3:
         return ""
@@ -104,8 +104,8 @@ def turning_sentences(
         cells: the cells that are drawn.
 
     Returns:
-        Sentences. For one cell, a sentence describes the start, the extremum and the end of the curve. For
-        several cells, it states how many of them have an extremum.
+        At most one description per panel. For one cell, it describes the start, the extremum and the end of
+        the curve. For several cells, it gives the number of cells whose curve has an extremum.
     """
     found = []
     for names in panels.values():

@@ -22,7 +22,7 @@ BREAK = re.compile(r"(?<=\w\w_)(?=\w\w)|(?<=[A-Za-z]\.)(?=[A-Za-z])")
 
 
 def typeset(text: str) -> str:
-    """Replace hyphens with minus signs, and use no-break spaces in intervals and between numbers and units.
+    """Insert minus signs in formulas, and no-break spaces in intervals and between numbers and units.
 
     A lone hyphen, which marks an empty table cell, becomes a dash.
     """

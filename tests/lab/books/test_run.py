@@ -287,7 +287,7 @@ def test_reading_a_finished_run_imports_no_code_from_its_folder(page, tmp_path, 
     assert not (tmp_path / "executed").exists()
     if key != "figures":  # which are drawn as a study asks for, and change no number
         shown = made.sections[[item.name for item in PAPER.items].index("fig2_synthetic")]
-        assert "holds a run of other settings; delete it" in shown.remedy
+        assert "contains a run with other settings; delete it" in shown.remedy
 
 
 def test_symbolic_link_to_a_run_is_not_read(page, again, tmp_path):

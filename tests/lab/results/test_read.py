@@ -156,7 +156,7 @@ def test_duplicate_row_is_rejected(write, rewrite, tmp_path):
         table = pd.read_parquet(folder / f"{name}.parquet")
         rewrite(folder, name, pd.concat([table, table.iloc[5:6]]))
         with pytest.raises(
-            InputError, match=rf"{name}\.parquet: it has two rows with the same cell, seed, phase"
+            InputError, match=rf"{name}\.parquet: contains two rows with the same cell, seed, phase"
         ):
             load(folder)
         rewrite(folder, name, table)
@@ -180,7 +180,7 @@ def test_column_with_the_wrong_type_is_rejected(write, rewrite, tmp_path, column
     table = pd.read_parquet(folder / "records.parquet")
     rewrite(folder, "records", table.assign(**{column: WRONG[column]}))
     reason = (
-        "it has cells that the manifest lacks"
+        "contains cells that are not in the manifest"
         if column == "cell"
         else f"column '{column}' contains values other than"
     )
