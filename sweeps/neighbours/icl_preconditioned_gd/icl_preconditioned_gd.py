@@ -87,7 +87,7 @@ def minimum(data: Prompts) -> Params:
     return Params(zero.at[-1, -1].set(1), zero.at[:-1, :-1].set(-A))
 
 
-@ja.declare(labels={f"step_size_{name}": f"step size along λ = {name}, over closed form" for name in GROUPS})
+@ja.declare(labels={f"step_size_{name}": f"step size along λ = {name} (ratio)" for name in GROUPS})
 def preconditioner(params: Params, data: Prompts) -> dict[str, Array]:
     """Compare A = -P_yy Q_xx with the closed form, and measure the other entries that have an effect.
 
@@ -103,10 +103,7 @@ def preconditioner(params: Params, data: Prompts) -> dict[str, Array]:
     return sizes | {"matrix_error": error, "other_entries": rest}
 
 
-@ja.declare(
-    labels={"loss_ratio": "loss, over that of the closed form"},
-    scales={"loss_ratio": ja.probes.Scale("log", low=0)},
-)
+@ja.declare(labels={"loss_ratio": "loss / that of the closed form"})
 def loss_ratio(params: Params, data: Prompts) -> Array:
     """Compute the loss over that of the closed-form minimum on the same prompts."""
     losses = [
