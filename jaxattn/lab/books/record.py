@@ -25,7 +25,7 @@ Number: TypeAlias = float | None
 
 
 class _Criterion(msgspec.Struct):
-    low: float
+    low: Number
     high: Number
     text: str
 
@@ -56,7 +56,8 @@ class _Finding(msgspec.Struct, omit_defaults=True):
         value, low, high = (math.nan if x is None else x for x in self.estimate)
         within = None
         if known := self.criterion:
-            within = Criterion(known.low, math.inf if known.high is None else known.high, known.text)
+            low_end = -math.inf if known.low is None else known.low
+            within = Criterion(low_end, math.inf if known.high is None else known.high, known.text)
         return Finding(
             self.measured,
             Estimate(value, low, high, self.seeds or 0, self.missing, self.hits),

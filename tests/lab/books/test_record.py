@@ -15,20 +15,21 @@ from jaxattn.core.errors import InputError
 from jaxattn.lab.books import findings, page, read_book, reading, record
 from jaxattn.lab.books.findings import Finding
 from jaxattn.lab.books.section import NOT_RUN, RunLocation, Section, SectionPicture, texts
-from jaxattn.lab.results.judge import Estimate, around, at_least
+from jaxattn.lab.results.judge import Estimate, around, at_least, at_most
 from jaxattn.lab.results.typeset import typeset
 
 PAPER = read_book("paper")
 ITEM = PAPER.item("fig2_synthetic")
 SECTION = Section(
     ITEM,
-    "1 of 2 agrees, 1 inconclusive",
+    "2 of 3 agree, 1 inconclusive",
     "jaxattn reproduce paper --only fig2_synthetic",
     facts={"run time": "3 s"},
     findings=(
         Finding("ρ of E·v", Estimate(0.1 + 0.2, math.nan, 1.0, 5), "5 seeds", at_least(0.9), "increasing"),
         Finding("the lowest", Estimate(0.0, -0.1, 0.1), "tokens", around(0.0, 0.3), old=True),
         Finding("alone", Estimate(1.0, math.nan, math.nan), "nothing"),
+        Finding("the largest", Estimate(0.1, 0.0, 0.2, 5), "5 seeds", at_most(0.3)),
     ),
     tables={"Bin means": pd.DataFrame({"x": ["-0.5", "–"], "tokens": ["3", "4"]})},
     pictures=(SectionPicture("figures/fig2_synthetic.png", "All seeds.", b"\x89PNG"),),
@@ -65,7 +66,8 @@ def test_records_round_trip_through_files(folder):
     for book in (PAPER, BOOKS["claims"]):
         ours, theirs = page.page_table(book, (mine,)), page.page_table(book, (SECTION,))
         pd.testing.assert_frame_equal(ours, theirs, check_exact=True)
-    assert [finding.verdict for finding in mine.findings] == ["cannot tell", "agrees", "measured"]
+    verdicts = [finding.verdict for finding in mine.findings]
+    assert verdicts == ["cannot tell", "agrees", "measured", "agrees"]
 
 
 def test_tables_with_numeric_column_names_are_preserved(tmp_path):
