@@ -73,8 +73,8 @@ def scipy_gradient(matrix, transposed, labels):
         normaliser, moment = np.split(sums, 2, axis=1)
         f = moment / normaliser
         flow = -labels / (1 + np.exp(labels * f)) / len(labels) / normaliser
-        pushed, pulled = np.split(transposed @ np.concatenate([flow, flow * f], axis=1), 2, axis=1)
-        return weight * (values * pushed - pulled)
+        pushed, force_on_z = np.split(transposed @ np.concatenate([flow, flow * f], axis=1), 2, axis=1)
+        return weight * (values * pushed - force_on_z)
 
     return compute
 

@@ -58,7 +58,7 @@ def test_basis_maps_span_coordinates_to_the_sampled_vectors():
         np.testing.assert_allclose(back, wanted, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("dim", [40, pytest.param(span.LARGE, marks=pytest.mark.more), "inf"])
+@pytest.mark.parametrize("dim", [40, pytest.param(span.LARGE_DIM, marks=pytest.mark.more), "inf"])
 @pytest.mark.usefixtures("x64")
 def test_enlarging_the_vocabulary_preserves_existing_inner_products(dim):
     small, large = (start(dim=dim, **SIZES | {"vocab_size": size}) for size in (6, 9))

@@ -12,7 +12,7 @@ from scipy.integrate import solve_ivp
 import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.dynamics.flows.arc_length import Stop
-from jaxattn.dynamics.flows.far_field import Handover, Head, Weights, neglected
+from jaxattn.dynamics.flows.far_field import Handover, Head, LogisticWeights, neglected
 from jaxattn.theory import Scores, one_minus_cosine, relaxed_max_margin, selection_of
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -291,7 +291,7 @@ def test_error_of_treating_v_as_a_function_of_p_matches_the_closed_form(value, e
     )
     flow = SimpleNamespace(
         corpus=corpus,
-        weigh=Weights(jnp.zeros(2), jnp.array([0.0, 9.0])),
+        weigh=LogisticWeights(jnp.zeros(2), jnp.array([0.0, 9.0])),
         scores=jnp.array([10.0, 10.0, 0.0, 0.0]),
         lift=jnp.zeros((4, 1)),
     )

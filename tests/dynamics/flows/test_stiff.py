@@ -200,7 +200,7 @@ def test_solver_matches_the_full_jacobian(corpus, large, dim, c):
     def at(z, b):
         local = flow.at(z)
         _, force = flow._pull(z)
-        whole = flow._matrix(local.velocity, flow.norm(flow.pulled(force.force)), force)
+        whole = flow._matrix(local.velocity, flow.norm(flow.force_on_z(force.force)), force)
         return local, whole, stiff.times(flow, local.jacobian, b)
 
     local, (jacobian, slope), product = at(z, b)

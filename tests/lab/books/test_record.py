@@ -85,7 +85,7 @@ def test_page_shows_records_and_commands_for_missing_items(folder):
     text = written.paths[0].read_text()
     assert "![Figure 2: synthetic data: All seeds](figures/fig2_synthetic.png)" in text
     assert (
-        "**2 numbers in 1 of 31 items are compared with a criterion: 1 agrees and 1 is inconclusive. "
+        "**3 numbers in 1 of 31 items are compared with a criterion: 2 agree and 1 is inconclusive. "
         "1 further number has no criterion.**" in text
     )
     assert written.status == 0
