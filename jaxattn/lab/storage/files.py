@@ -308,7 +308,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def saving(path: Path, folder: Path) -> Iterator[None]:
-    """Inside the `with` block, convert write errors to RunError; the message says if the disk is full."""
+    """Inside the `with` block, convert write errors to RunError; the message reports a full disk."""
     try:
         yield
     except (OSError, ValueError) as error:
