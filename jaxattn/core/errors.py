@@ -101,7 +101,7 @@ def in_user_code(error: BaseException, files: frozenset[str], location: str) -> 
 
 @contextmanager
 def from_user_code(files: frozenset[str], location: str) -> Iterator[None]:
-    """Convert exceptions raised in the user's code to `UserCodeError`; re-raise all others unchanged."""
+    """Context manager that converts exceptions raised in the user's code, and no others, to UserCodeError."""
     try:
         yield
     except Exception as error:
