@@ -52,7 +52,7 @@ class UserCodeError(RunError):
 
     @property
     def trace(self) -> str:
-        """Traceback, starting at the first frame in the user's code."""
+        """Formatted traceback of the frames in the user's code; "" if the error has no cause."""
         cause = self.__cause__
         if cause is None:
             return ""

@@ -228,7 +228,7 @@ class Study(Definition):
         """Return the data for one seed of one cell, exactly as used in a run.
 
         Args:
-            seed: the seed; ignored if all seeds share the data.
+            seed: the seed; ignored if all seeds share the data, or if `hold` contains "data".
             cell: index of the cell.
 
         Returns:

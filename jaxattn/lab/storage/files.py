@@ -173,7 +173,7 @@ def read_file(
 
 
 def check_file(path: Path, folder: Path, sha256: str) -> None:
-    """Check a file against its checksum; raise the same errors as `read_file`."""
+    """Raise Damaged if a file does not match its checksum; other errors are those of `read_file`."""
     with open_file(path, folder) as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     _compare(path, found, sha256)
