@@ -16,7 +16,7 @@ become the settings:
     loss                      (outputs, targets, *, settings) -> (n,)
     start                     (key, drawn, *, settings) -> array like drawn
     phase (a flow)            (params, task, *, points, settings) -> jaxattn.dynamics.RecordedPath
-    probe                     (params, data, *, settings) -> (), (m,) or a dictionary of them
+    probe                     (params, data, *, settings) -> (), (m,) or a dictionary of such values
     figure                    (results, *, settings) -> matplotlib figure or RenderedFigure
 
 Notation: n examples, V tokens, K classes, embedding dimension d.

@@ -46,7 +46,7 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
         return None
 
     def take(self, index: Array) -> Self:
-        """Return a minibatch of the given examples. Works inside `jax.jit` and under `jax.vmap`.
+        """Return a minibatch of the given examples; may be traced by `jax.jit` and `jax.vmap`.
 
         Args:
             index: (B,) int; distinct indices of examples.

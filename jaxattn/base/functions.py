@@ -61,7 +61,7 @@ class OfFunction(Spec, frozen=True, kw_only=True):
 
 
 class ModelOfFunction(OfFunction, Model[Any], frozen=True, kw_only=True):
-    """Model built from a function `(*, settings) -> model`. It has methods `init` and `outputs`."""
+    """Model built from a function `(*, settings) -> model`; the returned model has `init` and `outputs`."""
 
     def init(self, key: Array, like: Any, *, dtype: Any) -> Params:
         """Sample the parameters for one seed."""
@@ -110,7 +110,7 @@ class StartOfFunction(OfFunction, Start, frozen=True, kw_only=True):
 
 
 class ProbeOfFunction(OfFunction, Probe, frozen=True, kw_only=True):
-    """Probe built from a function `(params, data, *, settings) -> number, (m,) or a dictionary of them`.
+    """Probe built from a function `(params, data, *, settings) -> number, (m,) or dictionary of such values`.
 
     Attributes:
         name: name of the metric; defaults to the name of the function.
@@ -256,6 +256,6 @@ def _is_array(annotation: Any) -> bool:
 
 
 def as_default(value: Any) -> Any:
-    """Return a default value as msgspec requires it: a mutable value becomes a factory that copies it."""
+    """Return a default value in msgspec's form: a nonempty mutable value becomes a factory that copies it."""
     mutable = isinstance(value, list | dict | set) and value
     return msgspec.field(default_factory=lambda: type(value)(value)) if mutable else value

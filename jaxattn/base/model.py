@@ -37,8 +37,8 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
         parameters: names of the parameters, so that wrong names are reported early; () if unknown.
         token_rows: names of the parameters with one row per token, so that one program can sweep V.
         attends_to_tokens: True if attention is a softmax of the scores over the tokens of a sequence.
-        cuts_batches: True if a minibatch step builds a new corpus from the sequences in the batch. Use it
-            if this is cheaper than evaluating the model on the whole corpus.
+        cuts_batches: True if a minibatch step builds a new corpus from the sequences in the batch. Set it
+            to True if this is cheaper than evaluating the model on the whole corpus.
         linear_in: name of the parameter in which `scores` is linear; None for a model without `scores`.
         is_one_layer: True for the one-layer model of the theory: scores E·p, values E·v, and the
             attention-weighted mean of the values as output.
@@ -143,7 +143,7 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
         raise NotImplementedError(f"{type(self).__name__}.scores")
 
     def in_span(self) -> "Model[D]":
-        """Return the model with parameters in coordinates of their span, or the model if unsupported."""
+        """Return the model with parameters in coordinates of their span, or `self` if this is unsupported."""
         return self
 
 
@@ -152,7 +152,7 @@ class Loss(Spec, frozen=True, kw_only=True):
 
     Attributes:
         coupled: True if the loss is a single number for a whole batch, as in contrastive and ranking losses.
-            A minibatch step then uses only the examples in the batch.
+            In that case, a minibatch step uses only the examples in the batch.
     """
 
     coupled: ClassVar[bool] = False

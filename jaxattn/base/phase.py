@@ -71,8 +71,9 @@ class Goal(NamedTuple):
 class Phase(Spec, frozen=True, kw_only=True):
     """Base class for training phases: pure functions for one seed.
 
-    Subclasses define `train`, `steps`, and either `step`, which `advance` repeats, or `advance`. They also
-    define `init` if their state is not a `State`: a pytree with at least `params`, `step` and `failed_at`.
+    Subclasses define `train`, `steps`, and either `step`, which `advance` repeats, or `advance`. A
+    subclass whose state is not a `State` also defines `init`, which must return a pytree with at least
+    `params`, `step` and `failed_at`.
 
     Attributes:
         name: name of the phase in tables and figures.
@@ -87,8 +88,8 @@ class Phase(Spec, frozen=True, kw_only=True):
         one_step: True for a single full gradient step of size `step_size`, as described by the one-step
             law.
         batch_size: number of examples per step; None for all.
-        end_key: name of the setting, such as a schedule, that makes earlier steps depend on the end of
-            the phase. A finished phase then cannot be extended. "" if there is no such setting.
+        end_key: name of a setting, such as a schedule, that makes earlier steps depend on the end of the
+            phase, so that a finished phase cannot be extended; "" if there is no such setting.
         is_random: True if the phase uses random numbers, for example to sample minibatches.
         rotation_invariant: True if the phase commutes with rotations of R^d, so that it can run in
             coordinates of the span of the parameters.
@@ -130,7 +131,7 @@ class Phase(Spec, frozen=True, kw_only=True):
 
     @property
     def is_random(self) -> bool:
-        """True if the phase uses random numbers. Default: True if it defines `init`, which takes a key."""
+        """True if the phase uses random numbers; by default, if it defines `init`, which takes a key."""
         return type(self).init is not Phase.init
 
     @property

@@ -36,7 +36,7 @@ class ProbeContext:
         data: the training, test and validation data for the seed.
         phase: the current phase.
         memory: return value of `Probe.remember` at the start of the phase.
-        sample: number of examples per split for losses and gradients; None for all.
+        sample: maximum number of examples per split for losses and gradients; None for all.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ _CHOSEN: ContextVar[tuple[Any, ...] | None] = ContextVar("devices", default=None
 
 @contextmanager
 def compile_for(devices: Sequence[Any]) -> Iterator[None]:
-    """Context manager: compile for the given devices, which may only describe an unavailable chip.
+    """Context manager that compiles for the given devices, which may be descriptions of an unavailable chip.
 
     Functions that have already been traced keep their devices, so use a separate process to compile for an
     unavailable chip.
@@ -87,7 +87,7 @@ def is_host() -> bool:
 
 @contextmanager
 def pinned() -> Iterator[None]:
-    """Context manager: set the JAX options in `PINNED`, whatever the environment or the caller has set."""
+    """Context manager that sets the JAX options in `PINNED`, overriding the environment and the caller."""
     with ExitStack() as stack:
         for name, value in PINNED.items():
             stack.enter_context(_option(name, value))
@@ -111,7 +111,7 @@ def _updated(name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def float64() -> Iterator[None]:
-    """Context manager: use float64 and the options in `PINNED`, on the host's CPU if devices lack float64."""
+    """Context manager for float64 with the `PINNED` options, on the host's CPU if devices lack float64."""
     with ExitStack() as stack:
         stack.enter_context(pinned())
         stack.enter_context(jax.enable_x64(True))
@@ -124,7 +124,7 @@ def float64() -> Iterator[None]:
 
 @contextmanager
 def precision(dtype: str) -> Iterator[None]:
-    """Context manager: use the study's dtype, full-precision matrix products and the options in `PINNED`."""
+    """Context manager for the study's dtype, full-precision matrix products and the options in `PINNED`."""
     double = dtype == "float64"
     with pinned(), float64() if double else jax.enable_x64(False), jax.default_matmul_precision("highest"):
         yield

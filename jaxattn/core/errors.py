@@ -52,7 +52,7 @@ class UserCodeError(RunError):
 
     @property
     def trace(self) -> str:
-        """Traceback, starting at the first frame in the user's code."""
+        """Formatted traceback of the frames in the user's code; "" if the error has no cause."""
         cause = self.__cause__
         if cause is None:
             return ""
@@ -101,7 +101,7 @@ def in_user_code(error: BaseException, files: frozenset[str], location: str) -> 
 
 @contextmanager
 def from_user_code(files: frozenset[str], location: str) -> Iterator[None]:
-    """Convert exceptions raised in the user's code to `UserCodeError`; re-raise all others unchanged."""
+    """Context manager that converts exceptions raised in the user's code, and no others, to UserCodeError."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Apply a function to many items, in a compiled loop over equal chunks or on threads."""
+"""Maps over many items, in a compiled loop over equal chunks or on threads, and a sum of outer products."""
 
 import math
 import os

@@ -81,7 +81,7 @@ def summary_line(target: Any) -> str:
 
 
 def meanings(target: Any) -> dict[str, str]:
-    """Parse the descriptions of settings from the docstring of a class or function into one line each.
+    """Return one-line descriptions of the settings, parsed from the docstring of a class or function.
 
     Descriptions in a class take precedence over those in its base classes.
     """
@@ -96,7 +96,7 @@ def meanings(target: Any) -> dict[str, str]:
 
 
 def markdown_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a Markdown table."""
+    """Return a Markdown table with the given heading and rows."""
     # An unescaped vertical bar would end the table cell.
     lines = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
     first, *others = [f"| {' | '.join(line)} |" for line in lines]

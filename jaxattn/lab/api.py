@@ -42,8 +42,8 @@ class Plan(NamedTuple):
         groups: one row per compile group, with the number of vmapped runs, the number of batches, and the
             estimated memory and time.
         sentence: one-sentence summary.
-        metrics: one line per phase of the first cell, which lists its metrics, and the skipped probes with
-            reasons; empty for a quick plan.
+        metrics: one line per phase of the first cell, with the metrics of the phase, and the skipped probes
+            with reasons; empty for a quick plan.
     """
 
     cells: pd.DataFrame
@@ -63,7 +63,7 @@ class Plan(NamedTuple):
 class Study(Definition):
     """A study: data, model, training phases and probes, run for many seeds and settings.
 
-    Wherever a sweep file says `kind = ...`, pass an instance of a class, a function, a table or the name of
+    Wherever a sweep file has `kind = ...`, pass an instance of a class, a function, a table or the name of
     the kind. This includes your own classes and functions.
     """
 
@@ -228,7 +228,7 @@ class Study(Definition):
         """Return the data for one seed of one cell, exactly as used in a run.
 
         Args:
-            seed: the seed; ignored if all seeds share the data.
+            seed: the seed; ignored if all seeds share the data, or if `hold` contains "data".
             cell: index of the cell.
 
         Returns:
@@ -310,10 +310,10 @@ class Finished(NamedTuple):
 def run(
     study: Study, directory: Path, *, reporter: Any, command: str | None = None, **options: Any
 ) -> Finished:
-    """Run a study in a folder and write its report; the options are those of `engine.run.run`.
+    """Run a study in a folder and write its report; the options are those of `engine.run.run_study`.
 
     Raises:
-        InputError, RunError, Interrupted: as in `engine.run.run`.
+        InputError, RunError, Interrupted: as in `engine.run.run_study`.
     """
     from jaxattn.lab.engine import devices
     from jaxattn.lab.engine.run import run_study as execute

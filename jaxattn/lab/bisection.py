@@ -6,8 +6,8 @@ independent seeds have crossed. The confidence interval for the median of T cons
 
     the Clopper-Pearson interval for k(y) out of n contains 1/2.
 
-This inverts the sign test, so its coverage is at least that of the Clopper-Pearson interval, whatever
-the distribution of T. Because k(y) is known only at the values of y that were run, the ends of the
+The interval inverts the sign test, so its coverage is at least that of the Clopper-Pearson interval,
+whatever the distribution of T. Because k(y) is known only at the values of y that were run, the ends of the
 interval are rounded outwards to the nearest of these values.
 """
 
@@ -58,7 +58,7 @@ def phase_diagram(
     `level` or not finite). The method assumes that a seed that has crossed at y also crosses at every
     larger y; `thresholds["turned_back"]` counts the seeds that violate this. All seeds are first run at both
     ends of the y range and at points in between. Further points are added near the median threshold and near
-    both ends of its confidence interval, until neighbouring values of y bracket each of these three. The
+    both ends of its confidence interval, until neighbouring values of y bracket all three points. The
     module docstring of `jaxattn.lab.bisection` defines the interval, which requires at least six seeds.
 
     Each round of points is a study in a separate folder. Points and seeds from earlier rounds with the same
@@ -148,7 +148,7 @@ class Bracket(NamedTuple):
 
 @lru_cache(maxsize=64)
 def ranks(seeds: int) -> Ranks:
-    """Return the numbers of crossed seeds that mark the median threshold and the ends of its 95 % interval.
+    """Return the numbers of crossed seeds at the median threshold and at the ends of its 95 % interval.
 
     Args:
         seeds: number of seeds n.
@@ -177,7 +177,7 @@ def bracket(crossed: Mapping[int, int], rank: int, number: int) -> Bracket:
 
 
 def wanted(crossed: Mapping[int, int], seeds: int, number: int, parts: int = 2) -> set[int]:
-    """Return the indices of the values to run next: both ends, then points that divide each bracket evenly.
+    """Return the indices of the values to run next: missing ends, and points that divide each bracket evenly.
 
     The result is empty once neighbouring values bracket all thresholds. `crossed` is as in `bracket`, and
     `parts` is the number of parts into which a bracket is divided.

@@ -1,4 +1,4 @@
-"""Print lines, paragraphs, and tables that fit the terminal."""
+"""Functions that print lines, paragraphs and tables to fit the terminal."""
 
 import re
 import shutil
@@ -92,10 +92,7 @@ def print_error(error: Exception, status: int) -> int:
 
 @contextmanager
 def stoppable(command: str) -> Iterator[None]:
-    """Handle a run that is stopped on request inside the `with` block.
-
-    Print the command that resumes the run, and exit with status 130.
-    """
+    """If the run is stopped in the `with` block, print its resume command and exit with status 130."""
     from jaxattn.lab.engine.monitor import Interrupted
 
     try:

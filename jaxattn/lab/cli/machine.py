@@ -40,7 +40,7 @@ class _Finding(NamedTuple):
 
 
 def examine(compiled: Path) -> list[_Finding]:
-    """Run all checks. A check that raises an exception is reported as "broken".
+    """Run the checks, and return their results. A check that raises an exception is reported as "broken".
 
     Args:
         compiled: folder of the compilation cache.

@@ -294,7 +294,7 @@ def reproduce(
         only: Run only these items; the page shows earlier results for the other items.
         scale: Use the sizes in the sweep files (full), or smaller sizes that take about 15 minutes on two
             cores (laptop).
-        seeds: Number of seeds; overrides the sweep files, but items may limit it.
+        seeds: Number of seeds; overrides the sweep files, up to the maximum of each item.
         data_dir: Folder with the book's data sets; for the paper, tfds/imdb_reviews and yelp_stars.parquet.
             Items that require missing data are skipped.
         out: Results folder for one scale; by default results/BOOK. Finished runs in it are not repeated.

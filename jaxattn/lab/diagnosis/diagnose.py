@@ -39,7 +39,7 @@ NOTE = (
 class Diagnosis(Measurements):
     """Statistics that relate scores and values to token importance, with tables, figures and a page.
 
-    The fields are those of `measure.Measurements`. A notebook displays the page that `write` writes.
+    The fields are those of `measure.Measurements`. Notebooks display the page that `write` saves.
     """
 
     def tables(self, number: int = 15) -> list[tuple[str, pd.DataFrame]]:

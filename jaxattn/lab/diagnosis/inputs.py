@@ -152,7 +152,7 @@ def read_weights(embedding: Any, query: Any, head: Any, corpus: Corpus) -> Model
 
 
 def _heads(v: Floats, embedding: tuple[int, ...], number: int, classes: int) -> Floats:
-    """Stack v by attention head: (H, d, C), or (1, d, C) if all heads share it."""
+    """Return v as (H, d, C), or as (1, d, C) if all attention heads share the same v."""
     dim = embedding[1]
     if v.ndim == 3 and len(v) == number:
         return np.stack([_one(x, embedding, classes) for x in v])

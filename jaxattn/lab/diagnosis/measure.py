@@ -54,8 +54,8 @@ class Measurements:
             (95 % interval; NaN if there is none); null_low and null_high (range of 95 % of random models);
             healthy (value after one gradient step; NaN for E·p, which a step on E does not change);
             verdict; and head (0 to H - 1).
-        by_class: for K > 2 classes, the rows for E·v of each class separately, with a column `class`; else
-            empty.
+        by_class: for K > 2 classes, the rows for E·v of each class separately, with a column `class`;
+            empty for two classes.
         verdicts: one line per quantity.
         tokens: one row per attention head and token that occurs; for K > 2 classes, also per class. Columns
             id, token, count, class, alpha, posterior_difference, Ep, Ev, head, and selected: the number of

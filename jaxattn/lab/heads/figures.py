@@ -44,7 +44,7 @@ def heat_maps(heads: pd.DataFrame, margins: pd.DataFrame, model: str) -> Rendere
         figure.axes[0].set_ylabel("layer")
     caption = (
         "Letters: most common kind of the selected token; F first, S separator, I the query itself, N a "
-        "neighbour, O other. On the right, empty cells have no selection."
+        "neighbour, O other. On the right, empty cells are heads without a selection."
     )
     return RenderedFigure(f"heads_{file_name(model)}", f"Attention heads of {model}", caption, figure)
 

@@ -125,7 +125,7 @@ class Heads:
         return self._html(self.figures())
 
     def _html(self, drawn: list[RenderedFigure]) -> str:
-        heading = "What do attention heads select, and by which margin?"
+        heading = "What do attention heads select, and by what margin?"
         tables = [(title, table, 3) for title, table in self.tables()]
         return summary_page("Attention heads", heading, self.summary(), drawn, tables, _note(self))
 
@@ -181,7 +181,7 @@ def heads(
     """Measure which tokens attention heads select, and how far the heads are from max-margin directions.
 
     The scores of a head at one query position are linear in W_Q and, without rotary embeddings, in
-    W = W_Kᵀ W_Q. Over the sequences in which a head selects one token, its margin is divided by the
+    W = W_Kᵀ W_Q. Over the sequences in which a head selects one token, the head's margin is divided by the
     certified maximum margin for the same selected tokens. The head's cosine with the max-margin matrix is
     compared with the cosines of null baselines; see `HeadSettings`.
 

@@ -169,7 +169,7 @@ class OneStepError(Probe, frozen=True, kw_only=True):
     from_step: ClassVar[int] = 1
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
-        """Return why the one-step law does not apply, or None if it does."""
+        """Return why the one-step law does not apply, or None if it applies."""
         return (
             require_one_layer_model(task, phase, ("E",))
             if phase.one_step

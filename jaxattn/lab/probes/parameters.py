@@ -20,7 +20,7 @@ from jaxattn.models.gradients import loss_and_gradients
 
 
 class Norms(Probe, frozen=True, kw_only=True):
-    """Euclidean norms of vectors and Frobenius norms of matrices: norm_E, norm_p, ..."""
+    """Norms of the parameters (Euclidean for vectors, Frobenius for matrices): norm_E, norm_p, ..."""
 
     rotation_invariant: ClassVar[bool] = True
 

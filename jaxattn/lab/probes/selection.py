@@ -25,8 +25,8 @@ class Selected(Probe, frozen=True, kw_only=True):
 
     An important token is selected in a sequence if every token with the highest score is important, and at
     least one token has a lower score. An important token is tied if an unimportant token also has the highest
-    score, or if all tokens have the same score, as under uniform attention. The metrics are NaN if no token
-    is important.
+    score, or if all tokens have the same score, as under uniform attention. The metrics, except for
+    `selected_tokens`, are NaN if no token is important.
 
     Attributes:
         important: minimum |posterior difference| for a token to count as important.
@@ -104,11 +104,11 @@ class HeadsSelected(Selected, frozen=True, kw_only=True):
 
 
 def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
-    """Select the tokens whose scores are within `nats` of the highest score in their sequence.
+    """Return the selection of tokens whose scores are within `nats` of the highest score in their sequence.
 
-    If `nats` is None, select only ties up to rounding error. Scores that tie in the limit of a flow differ by
-    a few nats along the path, whereas all other gaps grow at least like margin · ‖p‖. A threshold of 10 nats
-    therefore separates the two cases once ‖p‖ exceeds about 20 / margin.
+    If `nats` is None, only ties up to rounding error are selected. Scores that tie in the limit of a flow
+    differ by a few nats along the path, whereas all other gaps grow at least like margin · ‖p‖. A threshold
+    of 10 nats therefore separates the two cases once ‖p‖ exceeds about 20 / margin.
     """
     if nats is None:
         return selection_from_scores(scores, corpus)

@@ -17,8 +17,8 @@ from jaxattn.lab.probes.directions import MaxMarginDirection
 from jaxattn.lab.probes.importance import Importance, OneStepError
 from jaxattn.lab.probes.selection import Selected
 
-# Metrics added by the engine, each with a second metric: the test accuracy at the step where the second
-# metric was best so far.
+# Metrics added by the engine, each with the metric that selects the step: the test accuracy at the step with
+# the best value so far of that metric.
 BEST = {
     "test_accuracy_best_on_test": "test_accuracy",
     "test_accuracy_best_on_validation": "validation_accuracy",
@@ -162,7 +162,7 @@ class Accuracy(Probe, frozen=True, kw_only=True):
         """
         if task.data.train.num_classes is None:
             return "requires targets that are classes"
-        return "requires a loss of single examples" if task.loss.coupled else None
+        return "requires a per-example loss" if task.loss.coupled else None
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Compute the metrics for one seed."""

@@ -63,14 +63,13 @@ class BatchState(msgspec.Struct, frozen=True):
         phase: index of the current phase.
         step: number of steps taken in that phase.
         failures: seeds that have failed so far.
-        tables: SHA-256 of each current table.
+        tables: SHA-256 of each current table, keyed by name.
         checkpoint: checkpoint from which to resume, or the trained parameters if the batch is finished.
         origin: provenance of the batch.
         resumable: True if the checkpoint of a finished batch includes the final state of its last phase.
         before: commit record of the finished batch that this batch extends to more steps. It is kept until
             this batch is finished without failures.
-        batch: name of the batch. Version 0.2 did not store the name; cells and tables are then checked
-            instead.
+        batch: name of the batch; None in records of version 0.2, whose cells and tables are checked instead.
     """
 
     finished: bool
@@ -91,7 +90,7 @@ class BatchState(msgspec.Struct, frozen=True):
 
 
 def spans(batch: str) -> tuple[range, range]:
-    """Parse the ranges of cells and seeds in the name of a batch."""
+    """Return the ranges of cells and seeds in the name of a batch; raise ValueError for an invalid name."""
     found = BATCH_NAME.fullmatch(batch)
     if found is None:
         raise ValueError(f"{batch!r} is not a valid batch name")
@@ -100,10 +99,10 @@ def spans(batch: str) -> tuple[range, range]:
 
 
 def overlaps(cells: Mapping[str, Iterable[int]]) -> list[tuple[str, str]]:
-    """Return pairs of overlapping batches, which have a (cell, seed) pair in common.
+    """Return pairs of batches that overlap, that is, contain the same seed of the same cell.
 
-    Not all such pairs are returned, but at least one if any batches overlap. `cells` maps the name of each
-    batch to its cell numbers.
+    Not all overlapping pairs are returned, but at least one if any batches overlap. `cells` maps the name of
+    each batch to its cell numbers.
     """
     runs: dict[int, list[tuple[int, int, str]]] = {}
     for batch, own in cells.items():
@@ -147,7 +146,7 @@ def batches(directory: Path) -> list[str]:
 
 
 def read_shown(directory: Path, batch: str) -> BatchState | None:
-    """Read the commit record that determines the results of a batch; see `BatchState.shown`.
+    """Return the commit record that determines a batch's results, or None; see `BatchState.shown`.
 
     The errors are the same as for `read_state`.
     """
@@ -200,7 +199,7 @@ def write_state(directory: Path, batch: str, saved: BatchState) -> None:
 
 
 def cells_of_other_configs(saved: BatchState, cells: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a batch's cells whose configs match neither the manifest entries nor the runs they extend."""
+    """Return a batch's cells whose config matches neither the manifest nor a run that the cell extends."""
     known = {str(entry["cell"]): entry for entry in cells}
     hashes = {cell: [entry.get("config_hash"), *entry.get("extends", ())] for cell, entry in known.items()}
     made = saved.origin.cells.items()
@@ -254,9 +253,9 @@ def read_batch_table(
 
 
 def check_cells_and_seeds(directory: Path, batch: str, saved: BatchState) -> None:
-    """Check that a batch's tables contain only its cells and seeds, and all of them if it is finished.
+    """Raise Misplaced if a batch's tables contain other cells or seeds, or lack some although it is finished.
 
-    The errors are the same as for `read_with_tables`.
+    Other errors are the same as for `read_with_tables`.
     """
     for name in saved.tables:
         read_batch_table(directory, batch, saved, name, tables.CELL_AND_SEED)

@@ -3,7 +3,7 @@
 The files to which a commit record refers are uploaded first, under unique names. The commit record is
 then uploaded, provided that the object in the bucket is still the version that this run last read or
 wrote. Every commit record in the bucket therefore refers to complete files, even if the run is killed. If
-two runs use the same folder, one of them gets an error. Readers fetch the objects that they need into a
+two runs use the same folder, one of them raises an error. Readers fetch the objects that they need into a
 separate local folder.
 """
 
@@ -50,7 +50,7 @@ class Bucket:
 
     @contextmanager
     def locked(self, warn: Callable[[str], None]) -> Iterator[None]:
-        """Lock the folder and its local copy for this process, and fetch the files needed to resume.
+        """Context manager that locks the folder and its local copy, and fetches the files needed to resume.
 
         Raises:
             InputError: the bucket cannot be read, or the folder contains unrelated files.
@@ -229,7 +229,7 @@ class Bucket:
         return [x for x in self.listed if x.startswith((f"parts/{batch}.", f"checkpoints/{batch}/"))]
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects."""
+        """Delete objects by name, ignoring names that do not exist."""
         there = [name for name in names if name in self.listed]
         if there:
             with self._writing():
@@ -240,7 +240,7 @@ class Bucket:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Remember an error raised inside the `with` block; if an earlier write failed, raise that error.
+        """Raise the RunError of an earlier failed write, if any; store one raised in the `with` block.
 
         A run that ends after a failed write therefore does not wait for another timeout.
         """

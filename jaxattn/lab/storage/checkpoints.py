@@ -33,7 +33,7 @@ METADATA = 2**17
 
 @cache
 def prepare() -> Any:
-    """Import orbax early, because the import takes as long as compiling many small programs.
+    """Import and return `orbax.checkpoint`. The import takes as long as compiling many small programs.
 
     Messages from orbax are silenced, because the functions in this module raise its errors as exceptions.
     """

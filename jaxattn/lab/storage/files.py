@@ -173,7 +173,7 @@ def read_file(
 
 
 def check_file(path: Path, folder: Path, sha256: str) -> None:
-    """Check a file against its checksum; raise the same errors as `read_file`."""
+    """Raise Damaged if a file does not match its checksum; other errors are those of `read_file`."""
     with open_file(path, folder) as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     _compare(path, found, sha256)
@@ -308,7 +308,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def saving(path: Path, folder: Path) -> Iterator[None]:
-    """Inside the `with` block, convert write errors to RunError; the message says if the disk is full."""
+    """Inside the `with` block, convert write errors to RunError; the message reports a full disk."""
     try:
         yield
     except (OSError, ValueError) as error:

@@ -3,7 +3,7 @@
 A local folder has a file lock. The lock of a bucket folder is an object that the holder of the lock
 replaces every few seconds. A waiting process times these replacements with its local clock. A replacement
 succeeds only if the object is still the version that the process last read or wrote. If two processes try
-to take over a lock, one of them therefore fails. A process that has lost its lock gets an error at its
+to take over a lock, one of them therefore fails. A process that has lost its lock raises an error at its
 next replacement.
 """
 
@@ -42,7 +42,7 @@ LOOK_S = 0.5
 
 @contextmanager
 def locked(directory: Path, warn: Callable[[str], None] = lambda line: None) -> Iterator[None]:
-    """Lock a folder for this process. `warn` is called if the file system does not support locks.
+    """Context manager that locks a folder for this process. `warn` is called if the file system has no locks.
 
     Raises:
         RunError: another process holds the lock.
@@ -200,7 +200,7 @@ class Lock:
     def heartbeat(self, callback: Callable[[], None], may_end: Callable[[], bool]) -> Iterator[None]:
         """Renew the lock regularly inside the `with` block, calling `callback` each time.
 
-        At the end, `callback` is called once more if `may_end()` returns True.
+        At the end, if `may_end()` returns True, `callback` is called once more and the lock is released.
         """
         stopping = threading.Event()
 
@@ -249,7 +249,7 @@ def is_held(objects: Objects) -> bool:
 
 
 def _replaced(objects: Objects, found: bytes | None, seconds: float) -> dict[str, Any] | None:
-    """Wait up to `seconds` seconds for the lock object to be replaced; return the new one, or None."""
+    """Wait up to `seconds` seconds for the lock object to be replaced; return its new content, or None."""
     begin = time.monotonic()
     while time.monotonic() - begin < seconds:
         time.sleep(LOOK_S)

@@ -88,7 +88,7 @@ class Objects:
         return {x["path"]: _entry(x) for x in found["objects"]}, list(found["common_prefixes"])
 
     def read(self, name: str) -> bytes | None:
-        """Read an object so that this process may later replace it; return None if it does not exist."""
+        """Read an object, and record its version for `commit`; return None if the object does not exist."""
         self._versions.pop(name, None)
         with self._translated(InputError, "read"):
             try:
@@ -268,7 +268,7 @@ def _reason(error: BaseException) -> str:
             return reason
     causes = re.findall(r"(?:Server returned|error sending request|operation timed out)[^<\n]*", text)
     cause = causes[-1] if causes else text.partition("\n")[0]
-    return f"unexpected response of the server ({cause.strip(' :'):.120})"
+    return f"unexpected response from the server ({cause.strip(' :'):.120})"
 
 
 def _is_conflict(error: BaseException | None) -> bool:

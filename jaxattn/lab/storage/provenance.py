@@ -44,7 +44,7 @@ def package_versions(manifest: Mapping[str, Any]) -> list[dict[str, str | None]]
 
 
 def version_warning(made_by: Sequence[Mapping[str, str | None]]) -> str:
-    """Return a note if the results were produced by code that differs from the installed package, or ""."""
+    """Return a note if the results were produced by code that differs from the installed package, else ""."""
     now = installed()
     keys = [("source",) if one.get("source") else ("version", "commit") for one in made_by]
     if all(one.get(key) == now[key] for one, own in zip(made_by, keys, strict=True) for key in own):

@@ -71,7 +71,7 @@ def code_hash(target: Any) -> str:
 
 
 class _Code:
-    """Hash of everything on which a class or function depends, in the order of discovery."""
+    """Running hash of everything on which a class or function depends, in the order of discovery."""
 
     def __init__(self) -> None:
         self.state = hashlib.sha256()
@@ -116,7 +116,7 @@ class _Code:
             self.value(x, location)
 
     def value(self, x: Any, location: str) -> None:
-        """Hash an array, an object of a custom class, a C function, or a picklable object."""
+        """Hash an array, an object of a custom class, a C function, or any other picklable object."""
         kind = type(x)
         if callable(x) and hasattr(x, "__name__"):
             self.add(f"{getattr(x, '__module__', '')}.{x.__name__}")

@@ -1,4 +1,4 @@
-"""Dry run of a setting with abstract arrays, which validates return values before compilation."""
+"""Dry run of a setting with abstract arrays, to validate what each component returns before compilation."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,7 +45,7 @@ def rehearse(
     files: frozenset[str],
     progress: Progress = silent,
 ) -> None:
-    """Trace the computation for one seed, and validate what each component returns.
+    """Trace the computation for one seed, and validate the return value of each component.
 
     `varying` maps the numeric settings that differ between vmapped runs to their dtypes. `files` contains the
     source files of the user's code.
@@ -82,7 +82,7 @@ class _Rehearsal:
         self.setting, self.shared, self.files = setting, shared, files
 
     def run(self, numbers: Hyperparameters) -> Any:
-        """Trace all components, with the values of `numbers` traced; return the training data's shapes."""
+        """Trace all components with traced `numbers`, and return the training data as abstract arrays."""
 
         def run(numbers: Hyperparameters, of_seed: Keys) -> Any:
             setting = with_hyperparameters(self.setting, numbers)
@@ -168,7 +168,7 @@ class _Rehearsal:
     def minibatches(self, data: Dataset) -> None:
         """Raise InputError if the loss couples sequences but a minibatch phase would evaluate it on all data.
 
-        The loss must then set `coupled = True`, so that it is evaluated on each minibatch.
+        Such a loss must set `coupled = True`, so that it is evaluated on each minibatch.
         """
         setting = self.setting
         batched = [k for k, phase in enumerate(setting.phases) if phase.batch_size]
@@ -246,7 +246,7 @@ class _Rehearsal:
 
     @contextmanager
     def at(self, location: str, concept: Concept[Any] | str) -> Iterator[None]:
-        """Inside the `with` block, add to each exception the location and whether custom code caused it."""
+        """Inside the `with` block, convert exceptions to InputError or UserCodeError with a location."""
         try:
             with at(location):
                 yield

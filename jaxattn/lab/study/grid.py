@@ -52,7 +52,7 @@ def grid_cells(
 
     The cells of a block are the product of the explicit `cells`, the zipped axes, the Halton points and the
     product axes, except for the excluded cells. The last axis varies fastest. `tables_of` validates and
-    returns the tables of a block or cell, and `read` creates a cell from its tables, number and axis values.
+    returns the tables of a block or cell, and `read` creates a cell from its tables, index and axis values.
 
     Raises:
         InputError: a block or axis has an unknown key, a value makes a cell invalid, or the grid is empty.
@@ -96,7 +96,7 @@ def points(grid: Any) -> list[dict[str, Any]]:
 
 
 def check_lists(tree: Mapping[str, Any]) -> None:
-    """Raise InputError unless each axis in the tables, which are not yet validated, is a nonempty list."""
+    """Raise InputError unless each axis in the unvalidated tables is a nonempty list."""
     for table in ("axes", "zip"):
         axes = tree.get(table)
         for key, values in axes.items() if isinstance(axes, Mapping) else ():
@@ -132,7 +132,11 @@ def product(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
 
 
 def zipped(axes: dict[str, tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Combine the i-th values of all axes for each i; raise InputError if the axes differ in length."""
+    """Return one dictionary per index i, with the i-th value of every axis, or [{}] if there are no axes.
+
+    Raises:
+        InputError: the axes differ in length.
+    """
     lengths = {key: len(values) for key, values in axes.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{key} has {length}" for key, length in lengths.items())

@@ -52,7 +52,7 @@ class CompileGroup(NamedTuple):
         }
 
     def dtypes(self) -> dict[SettingPath, Any]:
-        """Return the dtypes of the varying numeric settings."""
+        """Return the dtypes of the varying numeric settings, keyed by path."""
         first = self.numbers[self.cells[0].number]
         known = {int: jnp.dtype("int32"), float: jnp.dtype(self.setting.dtype)}
         return {path: known[type(first[path])] for path in self.varying}
@@ -63,7 +63,7 @@ class CompileGroup(NamedTuple):
 
 
 def compile_groups(cells: Iterable[Cell]) -> list[CompileGroup]:
-    """Group cells that can run in the same program. The groups are in the order of their first cells."""
+    """Return groups of cells that can run in the same program, in the order of their first cells."""
     members: dict[bytes, list[Cell]] = {}
     numbers = {}
     for cell in cells:
@@ -102,7 +102,8 @@ def rehearse_groups(
 def _shape(cell: Cell, numbers: Hyperparameters) -> bytes:
     """Return a key that is the same for cells that can share a program: the tables without `numbers`.
 
-    It contains the paths of `numbers`, because a setting that may be None is in `numbers` of some cells only.
+    The key includes the paths of `numbers`, because a setting that is None in some cells is missing from
+    their `numbers`.
     """
     kept: Any = cell.tables
     for head, *rest in numbers:

@@ -69,7 +69,7 @@ class ImportPaths:
             return None
 
     def unhashable(self, name: str) -> str:
-        """Return which value prevents hashing the code at an import path, or "" if none does."""
+        """Return the name of a value that makes the code at an import path unhashable, or "" if none does."""
         try:
             code_hash(self.load(name))
         except (Unhashable, OSError) as error:
@@ -143,7 +143,7 @@ class ImportPaths:
 
 @contextmanager
 def _local_files_first(path: Path, location: str) -> Iterator[None]:
-    """Inside the `with` block, let a file import other files only from its search folders.
+    """Inside the `with` block, resolve a file's imports of local files in its search folders.
 
     A process can import only one module under each name. If the file imports a module whose name is already
     in use for a file in another folder, all imports from the search folders in this block are undone.

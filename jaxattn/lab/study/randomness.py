@@ -1,8 +1,8 @@
 """PRNG keys of a seed for data, initial parameters and batches.
 
-A study can hold any of these three keys fixed; every seed then uses the key of seed 0. Initial parameters
-and batches use the same key, unless exactly one of the two is held. A key depends only on the seed and on
-`hold`, so seeds can be added to a study later.
+A study can hold any of these three keys fixed, so that every seed uses the key of seed 0. Initial parameters
+and batches use the same key, unless exactly one of the two is held fixed. A key depends only on the seed
+and on `hold`, so seeds can be added to a study later.
 """
 
 from collections.abc import Collection
@@ -61,7 +61,7 @@ def varying(data: Data, phases: Collection[Phase], hold: Collection[str]) -> lis
 
 
 def check_fresh(phases: Collection[Phase], hold: Collection[str]) -> None:
-    """Raise InputError if `hold` fixes the data, but a phase samples different new examples for each seed."""
+    """Raise InputError if `hold` fixes the data, but a phase samples fresh examples with a key per seed."""
     for phase in phases:
         if "data" in hold and "batches" not in hold and getattr(phase, "fresh", None):
             raise InputError(

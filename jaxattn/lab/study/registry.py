@@ -159,10 +159,10 @@ def _located(mark: str, value: Any, names: ImportPaths) -> Any:
 
 
 def describe(thing: Any, concept: Concept[Any], names: ImportPaths) -> Any:
-    """Return the table that describes an object. The kind of a custom object is its import path.
+    """Return the table of an object, or only its kind if it has no settings; a custom kind is an import path.
 
     Raises:
-        InputError: the object is not a table, an instance, a class or a function accepted for this component.
+        InputError: a setting cannot be stored, or another object in the study has the same import path.
     """
     if isinstance(thing, str):
         return thing
@@ -179,7 +179,7 @@ def describe(thing: Any, concept: Concept[Any], names: ImportPaths) -> Any:
 
 
 def convert(target: type[Spec], values: Table, location: str) -> Table:
-    """Validate settings against a class's annotations, raising InputError on failure, and add defaults."""
+    """Return settings with defaults added; raise InputError if a setting does not match its annotation."""
     fields = fields_of(target, location)
     rest = dict(values)
     if takes := target.options_field:

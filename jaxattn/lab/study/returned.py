@@ -1,4 +1,4 @@
-"""Validation of the values that custom code returns; a failed check raises an InputError with a fix."""
+"""Validation of the values that custom code returns; failed checks raise an InputError with a remedy."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ NOT_REAL = "metrics must be real; return its real and imaginary parts, or its ab
 
 
 def check_examples(data: Dataset, name: str) -> None:
-    """Check the shapes of data, and that `take` changes only the length of the first axis."""
+    """Raise InputError if shapes do not match or `take` changes more than the length of the first axis."""
     with at(name):
         data.check_shapes()
         size = min(2, data.num_examples)
@@ -39,7 +39,7 @@ def check_examples(data: Dataset, name: str) -> None:
 
 
 def check_vocabulary(data: Dataset, vocab_size: int | None) -> None:
-    """Check that the data have the vocabulary size given in their settings."""
+    """Raise InputError unless the data have the vocabulary size given in their settings."""
     found = data.vocab_size if isinstance(data, Corpus | Sequences) else None
     if found != vocab_size:
         raise InputError(
@@ -49,7 +49,7 @@ def check_vocabulary(data: Dataset, vocab_size: int | None) -> None:
 
 
 def check_scores(model: Model[Any], params: Any, corpus: Corpus) -> None:
-    """Check the shapes of token scores, (V,), and of token values, (V,), (V, K) or (V, 1)."""
+    """Raise InputError unless token scores have shape (V,) and token values (V,), (V, K) or (V, 1)."""
     name = f"{model.kind or type(model).__name__}.scores_and_values"
     vocab, classes = corpus.vocab_size, corpus.num_classes
     columns = () if classes == 2 else (classes,)
@@ -61,7 +61,7 @@ def check_scores(model: Model[Any], params: Any, corpus: Corpus) -> None:
 
 
 def check_floats(name: str, value: Any, shapes: set[tuple[int, ...]], why: str) -> None:
-    """Check that a value is a float array with one of the given shapes; `why` is the reason for the shape."""
+    """Raise InputError unless `value` is a float array with one of `shapes`; `why` explains the shape."""
     if not is_floats(value) or value.shape not in shapes:
         raise InputError(f"{name} returns {shown(value)}; return {min(shapes, key=len)} floats, {why}")
 
@@ -72,7 +72,7 @@ def is_floats(value: Any) -> bool:
 
 
 def check_like(wanted: Any, found: Any, what: str) -> None:
-    """Check that the tree `found` has the same structure, shapes and dtypes as the tree `wanted`."""
+    """Raise InputError unless the tree `found` has the structure, shapes and dtypes of the tree `wanted`."""
     if _structure(wanted) != _structure(found):
         raise InputError(f"{what} a {shown(found)}; return the same structure as its input, {shown(wanted)}")
     for (path, x), y in zip(jax.tree.leaves_with_path(wanted), jax.tree.leaves(found), strict=True):
@@ -88,10 +88,10 @@ def _structure(tree: Any) -> Any:
 
 
 def metric_names(what: str, metrics: Any, axes: int) -> list[str]:
-    """Check that metrics are real numbers, and return their names.
+    """Return the names of metrics; raise InputError if a metric is not real or has more than `axes` axes.
 
-    A vector adds one numbered name per entry. `what` names the function in error messages, and `axes` is the
-    maximum number of axes of a metric, 0 or 1.
+    A vector adds one numbered name per entry. `what` names the function in error messages, and `axes` is 0
+    or 1.
     """
     if not isinstance(metrics, dict):
         raise InputError(f"{what} returns {shown(metrics)}; return a dictionary of numbers keyed by name")
@@ -108,7 +108,7 @@ def metric_names(what: str, metrics: Any, axes: int) -> list[str]:
 
 
 def couples(loss: PerSequence, sequences: int, classes: int) -> bool:
-    """Test on random data whether the loss of a sequence depends on the other sequences.
+    """Return whether, on random data, the loss of a sequence depends on the other sequences.
 
     The loss, (outputs, targets) -> (n,), is called with n = 8, or with n = `sequences` if it does not accept
     8 sequences.

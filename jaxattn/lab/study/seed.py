@@ -78,7 +78,7 @@ def initial_params(setting: Setting, data: Splits, key: Array, tokens: Sequence[
 
 
 def task_of(setting: Setting, data: Splits) -> Task:
-    """Combine the model, the loss and the data into the task that a phase trains on."""
+    """Return the task on which a phase trains: the model, the loss and the data."""
 
     def fresh(key: Array, examples: int) -> Dataset:
         shared = {} if data.task_key is None else {"task_key": jax.random.wrap_key_data(data.task_key)}
@@ -99,7 +99,7 @@ def begin_phase(setting: Setting, index: int, params: Params, data: Splits, key:
 
 
 def advance(setting: Setting, index: int, carried: Carried, data: Splits, steps: int | Array) -> Carried:
-    """Advance a phase by `steps` steps. Advancing by k and then by l steps is equivalent to k + l steps."""
+    """Advance a phase by `steps` steps. Advancing by k and then by l steps equals advancing by k + l."""
     task = task_of(setting, data)
     return carried._replace(state=setting.phases[index].advance(task, carried.state, steps))
 

@@ -87,7 +87,7 @@ _CONCEPTS: dict[str, Concept[Any]] = {
 
 
 def merged_tables(tree: Any, changes: dict[str, Any], names: ImportPaths) -> Any:
-    """Merge changes into tables.
+    """Return a copy of tables with changes merged in.
 
     If the kind of a table changes, only settings that the new kind accepts are kept.
     """
@@ -102,7 +102,7 @@ def merged_tables(tree: Any, changes: dict[str, Any], names: ImportPaths) -> Any
 
 
 class Reader:
-    """Builds cells from tables. Cells that contain an equal table share the object built from it."""
+    """Builder of cells from tables. Cells with an equal table share the object built from this table."""
 
     def __init__(self, names: ImportPaths) -> None:
         """Store the resolver for import paths."""
@@ -114,7 +114,7 @@ class Reader:
         """Create instances from tables, check that they are compatible, and return them as a cell.
 
         Args:
-            tree: the tables data, model, loss, phases and probes, and the dtype.
+            tree: the tables data, model, loss, phases and probes, and the values of dtype and hold.
             number: index of the cell.
             settings: axis values of the cell, which are already in the tables.
 
@@ -206,7 +206,7 @@ def pads_vocabulary(setting: Setting) -> bool:
 
 
 def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
-    """Replace the numeric settings with the values for one run, which may be tracers.
+    """Return a copy of `setting` with the numeric values of one run, which may be tracers.
 
     The vocabulary size of the data is unchanged, because it determines array shapes; the run's vocabulary
     size is stored in `Setting.used`.
@@ -241,7 +241,7 @@ def numbers_of(thing: Spec) -> Iterator[tuple[SettingPath, float]]:
 
 def _check(setting: Setting) -> None:
     names = [phase.name for phase in setting.phases]
-    # A custom model may leave `parameters` empty; the dry run then checks the parameter names.
+    # A custom model may leave `parameters` empty; in that case the dry run checks the names.
     known = setting.model.parameters
     for name in setting.starts:
         if known and name not in known:

@@ -161,7 +161,7 @@ def _text(path: Path) -> str:
 
 
 def flatten_grid(table: dict[str, Any]) -> None:
-    """Flatten nested grid keys to dotted keys, including the keys in blocks."""
+    """Flatten nested grid keys to dotted keys in place, including the keys in blocks."""
     for key in ("axes", "zip"):
         if isinstance(table.get(key), dict):
             table[key] = flatten(table[key])

@@ -125,7 +125,7 @@ def parse(text: str) -> Any:
 
 
 def location_of_entry(path: _Path) -> str | None:
-    """Return the component to which a path refers, such as "data" or "model.init"; None if there is none."""
+    """Return the component to which a path refers, such as "data" or "model.init", or None."""
     path = path[2:] if path[:1] == ("blocks",) else path
     location = ".".join(path if len(path) == 1 else path[:-1])
     known = ("data", "model", "loss") if len(path) == 1 else ("phases", "probes.own", "model.init")

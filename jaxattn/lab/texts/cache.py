@@ -15,7 +15,7 @@ Note = Callable[[str], None]
 
 
 def source_digest(files: Mapping[str, str], settings: bytes) -> str:
-    """Hash files and settings to 40 hexadecimal digits, independent of where the files are stored.
+    """Return the hash of files and settings as 40 hexadecimal digits, independent of the files' location.
 
     Raises:
         InputError: a file cannot be read.

@@ -26,7 +26,7 @@ class LabelledTexts(NamedTuple):
 
 
 class Labelled(NamedTuple):
-    """Rows of a split whose label is one of the classes: texts, class indices (n,), and file locations."""
+    """Rows of a split whose label is one of the classes: texts, class indices (n,), and row locations."""
 
     texts: LabelledTexts
     classes: np.ndarray
@@ -67,7 +67,7 @@ def members(label: ClassLabels) -> tuple[Label, ...]:
 
 
 def class_numbers(labels: Sequence[ClassLabels], ignored: Sequence[Label]) -> dict[Any, int]:
-    """Map each normalised raw label to its class index, or to IGNORED.
+    """Return a dictionary from each normalised raw label to its class index, or to IGNORED.
 
     Raises:
         InputError: a label occurs twice.

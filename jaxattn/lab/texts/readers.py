@@ -53,7 +53,7 @@ class Tfds(Source, frozen=True, kw_only=True):
         return {path.relative_to(root).as_posix(): str(path) for path in paths}
 
     def read(self, split: str) -> TextRows:
-        """Open a split with `tensorflow_datasets.data_source`."""
+        """Open a split with `tensorflow_datasets.data_source`, and return its rows."""
         # tensorflow_datasets is slow to import, and a cached data set does not need it.
         import tensorflow_datasets as tfds
 
@@ -127,7 +127,7 @@ class Folder(Source, frozen=True, kw_only=True):
         return {name: path for split in self.splits for name, path, _ in self._texts(split)}
 
     def read(self, split: str) -> TextRows:
-        """Open a split, one of `splits`."""
+        """Open a split, one of `splits`, and return its rows."""
         texts = self._texts(split)
         return TextRows(len(texts), ((name, self._content(path), label) for name, path, label in texts))
 

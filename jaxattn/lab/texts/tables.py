@@ -68,7 +68,7 @@ class Files(Source, frozen=True, kw_only=True):
         raise InputError(f"data.{setting}: no file {where}{folder}")
 
     def read(self, split: str) -> TextRows:
-        """Open a split, one of `splits`."""
+        """Open a split, one of `splits`, and return its rows."""
         paths = self._found("test_path" if split == "test" and self.test_path else "path")
         totals = [self._total(path) for path in paths]
         total = None if None in totals else sum(filter(None, totals))
@@ -93,8 +93,8 @@ class _Table(Files, frozen=True, kw_only=True):
         text: field that contains the text, or a list of fields to concatenate.
         label: field that contains the label.
         split_column: field that contains the split of each row, if one file contains several splits.
-            `train` and `test` are then values of this field, or several values joined by "+", such as
-            "train+extra".
+            In that case, `train` and `test` are values of this field, or several values joined by "+", such
+            as "train+extra".
     """
 
     text: Texts = "text"
@@ -107,7 +107,7 @@ class _Table(Files, frozen=True, kw_only=True):
             raise InputError("test_path, split_column: both select the test rows; set only one of them")
 
     def _records(self, path: str) -> Iterator[Any]:
-        """Yield, for each row in a file, its location and its values of `table_fields`."""
+        """Yield the location and the values of `table_fields` for each row in a file."""
         raise NotImplementedError
 
     def _rows(self, paths: Sequence[str], wanted: str) -> Iterator[TextRow]:

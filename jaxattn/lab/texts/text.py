@@ -114,7 +114,9 @@ def _word_with_marks() -> re.Pattern[str]:
 
 
 def build_vocabulary(texts: Iterable[str], *, min_count: int = 1, max_vocab: int | None = None) -> Vocabulary:
-    """Build a vocabulary of the words that occur at least `min_count` times, at most `max_vocab` words.
+    """Build a vocabulary of the `max_vocab` most frequent words that occur at least `min_count` times.
+
+    If `max_vocab` is None, the size is unlimited.
 
     Raises:
         InputError: no word occurs at least `min_count` times.

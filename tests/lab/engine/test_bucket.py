@@ -364,8 +364,8 @@ def test_occasional_request_failures_are_retried(
     [
         ("denied", "access denied; use credentials"),
         ("expired", "the credentials have expired; renew them"),
-        pytest.param("500", "unexpected response of the server", marks=pytest.mark.more),
-        ("lost before", "unexpected response of the server"),
+        pytest.param("500", "unexpected response from the server", marks=pytest.mark.more),
+        ("lost before", "unexpected response from the server"),
     ],
 )
 def test_bucket_failure_during_a_run_raises_a_one_line_error(

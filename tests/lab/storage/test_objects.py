@@ -22,4 +22,4 @@ def test_server_without_conditional_writes_is_reported(what):
 @pytest.mark.parametrize(("port", "elapsed"), [(35013, "12.7"), (9000, "310.501234"), (5501, "501")])
 def test_port_and_duration_in_an_error_are_not_mistaken_for_status_codes(port, elapsed):
     error = ValueError(TEXT.format(port=port, elapsed=elapsed, what="HTTP error: error sending request"))
-    assert _reason(error) == "unexpected response of the server (error sending request)"
+    assert _reason(error) == "unexpected response from the server (error sending request)"
