@@ -17,6 +17,7 @@ from jaxattn.lab.books.section import RunLocation, Section
 from jaxattn.lab.books.tables import Measure
 from jaxattn.lab.engine import run as engine
 from jaxattn.lab.engine.progress import Reporter
+from jaxattn.lab.engine.store import CODE_REMEDY
 from jaxattn.lab.results.judge import Criterion
 from jaxattn.lab.storage.files import inside
 
@@ -124,7 +125,8 @@ def _run(
             )
             reason = outcome.errors[0]["reason"] if outcome.errors else ""
         except (InputError, RunError) as error:
-            reason = str(error)
+            # Records of a book must be those of its code.
+            reason = str(error).replace(CODE_REMEDY, "delete this folder, and run the command again")
         if reason:
             failed |= {item.name: reason for item, _ in users if item.name not in failed}
             reporter.note(f"{folder.name}: failed")

@@ -19,6 +19,9 @@ from jaxattn.lab.storage.bucket import OWN, Bucket
 from jaxattn.lab.storage.files import Damaged
 from jaxattn.lab.storage.objects import is_address
 
+CODE_REMEDY = (
+    "choose another folder with --out, or resume with accept_code=True (command line: --accept-code)"
+)
 # Files and folders that may exist before any batch is computed, or remain if no batch could be computed.
 EMPTY = (lock.LOCK_FILE, "parts", "checkpoints", run_log.RUN_LOG, manifest.MANIFEST, *OWN)
 
@@ -144,10 +147,7 @@ class Store:
             self._check_same(changed, described, batches)
             codes = [known["code"]] if known else [saved.origin.code for saved in self._whole_states(batches)]
             if not accept_code and (change := code_changes(codes, described["code"])):
-                raise InputError(
-                    f"{self.directory}: {change}; choose another folder with --out, or resume with "
-                    "accept_code=True (command line: --accept-code)"
-                )
+                raise InputError(f"{self.directory}: {change}; {CODE_REMEDY}")
         elif changed:
             # Nothing has been computed yet, for example because the earlier config did not fit in memory.
             # Ignore its manifest.
