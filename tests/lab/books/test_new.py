@@ -51,7 +51,9 @@ def test_new_item_runs_and_agrees_with_its_closed_form(call, book):
     assert "1 agrees" in page
     assert re.search(r"- written by: TODO: your names\n- criteria: unchanged since \d{4}-\d\d-\d\d\n", page)
     code = book / "my_paper" / "my_paper.py"
-    code.write_text(code.read_text(encoding="utf-8").replace("data.X - ", "1.0 * data.X - "), encoding="utf-8")
+    code.write_text(
+        code.read_text(encoding="utf-8").replace("data.X - ", "1.0 * data.X - "), encoding="utf-8"
+    )
     status, _, errors = call("reproduce", book, "--only", "my_paper", "--seeds", "6", "--quiet")
     assert status == 1
     assert "changed since this run started; delete this folder, and run the command again" in errors
