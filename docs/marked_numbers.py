@@ -43,7 +43,7 @@ PUBLISHED = ROOT / "results" / "published"
 LIST = Path(__file__).parent / "numbers.toml"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md")))
 HEAD = "# Sources of the measured numbers of README and docs. docs/marked_numbers.py explains the format.\n"
-# Match whole numbers only: 1,000 is never read as 1, nor 0.95 as 0.9.
+# Match complete numbers, never a prefix: 1,000 is not read as 1, nor 0.95 as 0.9.
 NUMBER = r"(?>-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:e-?\d+)?)"
 PRINTED = re.compile(rf"(?:(?P<count>{NUMBER}) of )?(?P<value>{NUMBER})(?P<ends> \[{NUMBER}, {NUMBER}\])?")
 

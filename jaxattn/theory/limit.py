@@ -213,8 +213,8 @@ def certify_limit(
     gradient, curvature, slack, tied = _balance(E, found.leader, entries, loss)
     order = orders(E, entries, loss, tied)
     rate = _required(order)
-    # Require a margin of 1 over tokens that are tied with the selected tokens without being selected. The
-    # problem is then infeasible.
+    # Require a margin of 1 over unselected tokens that are tied with selected ones. If there are any, the
+    # problem is infeasible.
     rate[~entries.chosen & (found.leader[entries.token] == found.leader[entries.top])] = 1
     required = np.zeros(np.shape(selection.mask))
     required[np.asarray(corpus.bags.count) > 0] = rate

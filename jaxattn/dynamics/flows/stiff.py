@@ -60,7 +60,7 @@ class Solver(NamedTuple):
 
     Attributes:
         solve: function (b, known) -> (x, known), with b and x (r,). `known` is a pytree of information that
-            accelerates further solves; the returned `known` is an update.
+            speeds up later solves; pass the returned `known` to the next solve.
         known: the value of `known` for the first solve.
     """
 

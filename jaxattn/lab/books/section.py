@@ -23,7 +23,7 @@ from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage.files import inside
 
 NOT_RUN = "not run"
-# Name under which the facts of a section list the studies that were not run.
+# Key of a section's facts under which the studies that were not run are listed.
 LEFT_OUT = "not run"
 DOUBTFUL = {HOLDS_FOR_SOME, *(word for words in VERDICTS.values() for word in (words.outside, words.unknown))}
 UNREADABLE = "not readable"

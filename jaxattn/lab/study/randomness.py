@@ -74,6 +74,6 @@ def check_seeds(data: Data, phases: Collection[Phase], hold: Collection[str], se
     """Raise InputError if several seeds would give identical results because all randomness is held fixed."""
     if hold and seeds > 1 and not varying(data, phases, hold):
         raise InputError(
-            f"hold: all {seeds} seeds would be identical, because all randomness of this study is fixed; "
+            f"hold: all {seeds} seeds would give the same results, because all randomness is fixed; "
             "remove an entry from hold, or use a single seed"
         )

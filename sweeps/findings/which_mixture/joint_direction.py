@@ -141,10 +141,10 @@ class Program(NamedTuple):
     def _level(
         self, found: TwoSided, scores: np.ndarray, holders: dict[int, int]
     ) -> Iterator[dict[int, int]]:
-        """Yield every choice of holders among the tokens that are tied with the current holders.
+        """Yield every assignment of holders to the tokens that are tied with the current holders.
 
-        Sequences without a multiplier keep their holders, because p_* is also the shortest vector without
-        their requirements.
+        Sequences whose multipliers are zero keep their holders, because dropping their constraints does not
+        change p_*.
         """
         pairs, _ = _requirements(scores, self.classes, holders, self.heavy, self.weight)
         tight = found.multipliers > _NO_MULTIPLIER * found.multipliers.max(initial=0)

@@ -15,7 +15,7 @@ from jaxattn.data import Sequences
 def frequent_words(data_dir: str, length: int) -> tuple[np.ndarray, int]:
     """Return all windows of `length` + 1 frequent words of the training reviews, and the vocabulary size."""
     source = ja.data.Tfds(dataset="imdb_reviews", data_dir=data_dir, min_count=4000, order="kept")
-    # The function is called while the sampling of windows is traced, and reads concrete arrays.
+    # JAX calls this function while it traces the sampling of windows, but concrete arrays are needed here.
     with jax.ensure_compile_time_eval():
         reviews, span = source.load().splits.train, length + 1
         rows, sizes = np.asarray(reviews.ids), np.asarray(reviews.lengths)

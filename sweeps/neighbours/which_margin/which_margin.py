@@ -62,7 +62,7 @@ class Attention(ja.Model[Vectors]):
 
 
 class Margins(ja.PhaseProbe):
-    """The margin of p in ℓ₂ and ℓ_∞, relative to the largest one for the final selection."""
+    """The ℓ₂ and ℓ_∞ margins of p, relative to the maximum margins for the final selection."""
 
     metrics: ClassVar[tuple[str, ...]] = (
         *(f"{norm}_{what}" for norm in NORMS for what in ("margin_share", "gap", "largest_margin")),

@@ -123,8 +123,8 @@ def test_shared_data_can_be_held_fixed():
     ("hold", "phase", "words"),
     [
         (["dat"], None, "hold.*'dat'; did you mean 'data'"),
-        (["data", "start", "batches"], None, "hold: all 3 seeds would be identical"),
-        (["data", "start"], {}, "hold: all 3 seeds would be identical"),
+        (["data", "start", "batches"], None, "hold: all 3 seeds would give the same results"),
+        (["data", "start"], {}, "hold: all 3 seeds would give the same results"),
         (["data"], {"fresh": 4}, "hold: 'data' does not fix the examples of phase 'a'.*add 'batches'"),
     ],
 )
@@ -135,4 +135,6 @@ def test_invalid_hold_settings_raise_one_line_errors(hold, phase, words):
 
 def test_one_seed_may_hold_all_randomness_fixed_and_fresh_data_may_hold_batches_fixed():
     study(PARTS, seeds=1)
+    with pytest.raises(InputError, match="all 2 seeds would give the same results"):
+        study(PARTS, seeds=2)
     study(["data", "batches"], phase={"fresh": 4})
