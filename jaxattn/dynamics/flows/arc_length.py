@@ -156,7 +156,7 @@ class Flow(Protocol):
         ...
 
     def to_end(self, z: Array, velocity: Array, until_norm: Array) -> Array:
-        """Return the scalar s for which a straight move by s · `velocity` ends at the norm `until_norm`."""
+        """Return the step s at which the straight line z + s · `velocity` reaches the norm `until_norm`."""
         ...
 
 

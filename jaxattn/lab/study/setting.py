@@ -102,7 +102,7 @@ def merged_tables(tree: Any, changes: dict[str, Any], names: ImportPaths) -> Any
 
 
 class Reader:
-    """Builder of cells from tables. Cells with an equal table share the object built from this table."""
+    """Builder that turns tables into cells. Cells with equal tables share the object built from them."""
 
     def __init__(self, names: ImportPaths) -> None:
         """Store the resolver for import paths."""

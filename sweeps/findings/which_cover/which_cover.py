@@ -127,7 +127,7 @@ _KNOWN: dict[bytes, dict[str, float]] = {}
 
 
 def _sizes(corpus: ja.data.Corpus) -> dict[str, float]:
-    """Return the sizes of covers of a corpus, NaN without a cover; cached across the cells of a study."""
+    """Return the sizes of the minimum and greedy covers, NaN if there is none; cached across cells."""
     key = b"".join(np.asarray(x).tobytes() for x in (corpus.bags.index, corpus.bags.count, corpus.targets))
     if key not in _KNOWN:
         shortest, greedy = minimum_cover(corpus), greedy_cover(corpus)

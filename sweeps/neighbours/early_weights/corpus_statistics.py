@@ -55,7 +55,7 @@ def cosine(X: Array, Y: Array) -> Array:
 
 
 class ClosedForm(ja.Probe):
-    """Comparison of trained weights with their leading terms, and of these with their limits at infinite d."""
+    """Comparison of trained weights with their leading terms, and of these with their limits."""
 
     labels: ClassVar = {f"cosine_{name}": f"cosine with the closed form: {name} matrix" for name in COMPARED}
     scales: ClassVar = {f"cosine_{name}": ja.probes.Scale(high=1) for name in COMPARED}

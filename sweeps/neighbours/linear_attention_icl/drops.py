@@ -88,7 +88,7 @@ def times(results) -> list[Finding]:
     }
     steps = {name: np.array([half(values[seed]) for seed in values]) for name, values in mean.items()}
     value = spectrum(4, True)[0]
-    slope = CONTEXT * value**2 * 2  # ‖E y z‖, where 2 is the square root of D
+    slope = CONTEXT * value**2 * 2  # ‖E[y z]‖; the factor 2 is √D with D = 4
     end = 2 / (value * (CONTEXT + 1 + 1 / value))
     begun = curves(results, cells["merged, white"], "growing").iloc[0].to_numpy()
     predicted = np.log(end / begun - 1) / (4 * slope * 0.001)

@@ -39,7 +39,7 @@ class LinearAttention(ja.Model[Rows]):
         return drawn | mixing | {"v": drawn["v"].at[:, :-1].set(0)}
 
     def outputs(self, params: dict[str, Array], data: Rows) -> Array:
-        """Compute the predictions of the query's answer, (n,)."""
+        """Predict the answer to each query, (n,)."""
         C, (a, b) = tensor(params), np.triu_indices(data.dim + 1)
         if self.mlp:
             C = jnp.zeros_like(C).at[-1, :-1].set(C[-1, :-1])

@@ -1,4 +1,4 @@
-"""Analysis of rates: powers of t in the distance to the max-margin direction and in attention off token 1."""
+"""Fits of power laws in t: distance from the max-margin direction, and attention to all tokens but token 1."""
 
 import numpy as np
 import pandas as pd

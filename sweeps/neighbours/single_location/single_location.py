@@ -52,7 +52,7 @@ class Pointwise(ja.Model[Vectors]):
 
 
 def on_spheres(step_size: optax.Schedule) -> optax.GradientTransformation:
-    """Build gradient descent on the unit spheres of k and v, with projection; t counts the steps."""
+    """Build projected gradient descent that keeps k and v on the unit sphere; t counts the steps."""
 
     def moves(g: Array, x: Array, η: Array) -> Array:
         if x.ndim == 0:

@@ -64,7 +64,7 @@ def test_custom_metrics_in_figures_come_first():
 
 
 @pytest.mark.parametrize(("low", "weakly"), [(0.4996, True), (0.5004, False)])
-def test_sentences_are_chosen_from_unrounded_numbers(low, weakly):
+def test_choice_of_sentences_depends_on_unrounded_numbers(low, weakly):
     """Both intervals start at 0.500 when rounded."""
     half = low * 0.1
     values = [low + half * (1 + x) for x in (-1, 1, -1, 1)]

@@ -71,7 +71,7 @@ def test_fraction_has_a_clopper_pearson_interval(hits, seeds, promised, beyond):
     assert verdict(found, at_least(0.9), "beyond") == beyond
 
 
-def test_mean_over_finite_seeds_has_a_student_interval():
+def test_mean_over_finite_seeds_has_a_t_interval():
     samples = np.array([1.0, 2.0, 4.0, 5.0])
     half = stats.t.ppf(0.975, 3) * samples.std(ddof=1) / 2
     for given, missing in ((samples, 0), ([1, math.nan, 2, 4, math.inf, 5], 2)):
@@ -85,7 +85,7 @@ def test_mean_over_finite_seeds_has_a_student_interval():
     assert judge.share([True], known=[False])[3:] == (0, 1, 0)
 
 
-def test_jackknifed_mean_has_a_student_interval(rng):
+def test_jackknifed_mean_has_a_t_interval(rng):
     samples = rng.normal(size=20)
     rows = [samples.mean(), *((samples.sum() - x) / 19 for x in samples)]
     np.testing.assert_allclose(judge.jackknifed(rows)[:4], judge.mean(samples)[:4], rtol=1e-9)
