@@ -1,4 +1,4 @@
-"""Fits of power laws in t: distance from the max-margin direction, and attention to all tokens but token 1."""
+"""Fits of power laws in t: distance from the max-margin direction, and attention to the tokens 2, 3, ..."""
 
 import numpy as np
 import pandas as pd
