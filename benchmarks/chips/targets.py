@@ -64,7 +64,7 @@ _GPUS = {
     "h100": _Gpu(85_899_345_920, 3.35e12, 66.9e12, 132, 128, 1.98, 52_428_800, 233_472, 9, "NVIDIA H100"),
     "h200": _Gpu(150_110_011_392, 4.8e12, 66.9e12, 132, 128, 1.98, 52_428_800, 233_472, 9, "NVIDIA H200"),
 }
-# Specifications per device, as libtpu reports it: a v4 chip is two devices, and a v5p chip is one.
+# Specifications per device, as counted by libtpu: a v4 chip is two devices, and a v5p chip is one.
 _TPUS = {
     "v4": _Tpu(16 * 2**30, 0.614e12, 137e12, 3, "2x2x1"),
     "v5e": _Tpu(16 * 2**30, 0.819e12, 197e12, 2, "1x1"),

@@ -124,7 +124,7 @@ def bounds(annotation: Any) -> str:
     for part in (annotation, *typing.get_args(annotation)):
         for meta in getattr(part, "__metadata__", ()):
             if isinstance(meta, msgspec.Meta):
-                # The 32-bit upper bound of sizes is omitted, because it is never reached in practice.
+                # Omit the 32-bit upper bound on sizes, which is never reached in practice.
                 words += [
                     f"{word} {getattr(meta, name):g}"
                     for name, word in BOUNDS.items()

@@ -156,8 +156,8 @@ def explain(
     Args:
         message: the message from msgspec.
         location: key of the settings in the sweep file.
-        values: the settings; the message shows a value that is out of bounds.
-        keys: valid keys; the message suggests the closest one for an unknown key.
+        values: the settings, from which a value that is out of bounds is quoted.
+        keys: valid keys, from which the closest to an unknown key is suggested.
         choices: valid values of each key that has a fixed set of values.
         patterns: descriptions of the patterns that values must match, by key.
         required: required keys; if several are missing, one message lists all of them.

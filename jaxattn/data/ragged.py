@@ -41,7 +41,7 @@ COMPARED = 1 << 29
 # represents counts up to this value exactly.
 DENSE, EXACT = 1 << 30, 255
 
-# Eigen's kernel processes eight columns at a time, so a remainder of fewer takes as long as eight.
+# Eigen's kernel processes eight columns at a time, so a partial group takes as long as a full one.
 PACKET = 8
 
 

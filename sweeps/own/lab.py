@@ -57,7 +57,7 @@ class Temperature(ja.Model):
         return ja.attention.attend(corpus, *self.scores_and_values(params))
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
-        """Compute a (V,) and γ (V,). This optional method enables tables and figures of tokens."""
+        """Compute scores and values, (V,) each. This optional method enables tables and figures of tokens."""
         return params.E @ params.p / jnp.exp(params.log_temperature), params.E @ params.v
 
 

@@ -286,7 +286,7 @@ def _widest_gaps(below: Float[Array, "R W"]) -> Float[Array, " k"]:
     ends = jnp.append(jnp.sort(below.ravel()), jnp.inf)
     # Clip the distances, so that distances beyond _BEHIND do not widen a gap.
     width = jnp.diff(jnp.minimum(ends, _BEHIND))
-    # A token farther than LEFT below the top is not tied with any other token, so no gap starts there.
+    # A token whose score is more than LEFT below the top is not tied with any other, so no gap starts there.
     near = ends[:-1] <= LEFT
     end, width = jnp.where(near, ends[:-1], -1), jnp.where(near, width, -1)
     # argsort uses int64 indices, which cannot be lowered in a caller's jit with float64 disabled.

@@ -12,10 +12,10 @@ e^(-gap). Let S be the set of tokens whose rows are not small relative to 1/c. T
 
     P = 1 - c (1 - u mᵀ) R_S H_SS L_S / ‖R F‖,
 
-in which R, H and L are restricted to S, can be inverted with an |S| × |S| matrix (Woodbury's identity), and
-P⁻¹ (1 - c J) differs from 1 only by the neglected rows. Conjugate residuals, preconditioned with P, converge
-in a few products. All systems in a step have the same matrix, so each solve starts with the search directions
-of the previous solves.
+in which R, H and L are restricted to S. By Woodbury's identity, inverting P requires only the inverse of an
+|S| × |S| matrix, and P⁻¹ (1 - c J) differs from 1 only by the neglected rows. The conjugate residual method,
+preconditioned with P, converges in a few iterations. All systems in a step have the same matrix, so each
+solve starts with the search directions of the previous solves.
 """
 
 from collections.abc import Callable

@@ -125,7 +125,7 @@ def _run(
             )
             reason = outcome.errors[0]["reason"] if outcome.errors else ""
         except (InputError, RunError) as error:
-            # A book's records must be produced by its current code, so accepting old ones is not suggested.
+            # A book's records must come from its current code, so do not offer to accept runs of older code.
             reason = str(error).replace(CODE_REMEDY, "delete this folder, and run the command again")
         if reason:
             failed |= {item.name: reason for item, _ in users if item.name not in failed}

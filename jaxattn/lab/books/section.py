@@ -23,7 +23,7 @@ from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage.files import inside
 
 NOT_RUN = "not run"
-# Key of a section's facts under which the studies that were not run are listed.
+# Key in `Section.facts` for the list of studies that were not run.
 LEFT_OUT = "not run"
 DOUBTFUL = {HOLDS_FOR_SOME, *(word for words in VERDICTS.values() for word in (words.outside, words.unknown))}
 UNREADABLE = "not readable"

@@ -147,8 +147,9 @@ def _check_rows(location: str, shorter: Setting, longer: Setting) -> None:
     near = sorted(sorted(set(fitting), key=lambda steps: abs(steps - more.steps))[:2])
     hint = f"use {' or '.join(f'{steps:,}' for steps in near)} steps, or " if near else ""
     raise InputError(
-        f"{location}: a run of {more.steps:,} steps would be measured at other steps than the existing run; "
-        f"{hint}choose another folder with --out (with probes.every = K, the steps must be a multiple of K)"
+        f"{location}: a run of {more.steps:,} steps would be measured at different steps from the existing "
+        f"run; {hint}choose another folder with --out (with probes.every = K, the number of steps must be a "
+        "multiple of K)"
     )
 
 

@@ -102,7 +102,7 @@ def merged_tables(tree: Any, changes: dict[str, Any], names: ImportPaths) -> Any
 
 
 class Reader:
-    """Builder that turns tables into cells. Cells with equal tables share the object built from them."""
+    """Builder that turns tables into cells. Equal tables of several cells are built once and shared."""
 
     def __init__(self, names: ImportPaths) -> None:
         """Store the resolver for import paths."""

@@ -17,7 +17,7 @@ from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.setting import merged_tables
 from jaxattn.lab.study.tree import assign, check_values, flatten, numbered, parse
 
-# Maximum file size in bytes, and maximum number of files that extend one another.
+# Maximum file size in bytes, and maximum number of files in a chain of `extends`.
 _LARGEST = 16 * 2**20
 _LONGEST = 20
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)

@@ -141,7 +141,7 @@ class Program(NamedTuple):
     def _level(
         self, found: TwoSided, scores: np.ndarray, holders: dict[int, int]
     ) -> Iterator[dict[int, int]]:
-        """Yield every assignment of holders to the tokens that are tied with the current holders.
+        """Yield every choice of a holder for each sequence among the tokens tied with its current holder.
 
         Sequences whose multipliers are zero keep their holders, because dropping their constraints does not
         change p_*.

@@ -25,7 +25,7 @@ class Transformer(ja.Model[WindowSums]):
     attention_scale: float = 1.0  # factor on the attention of outputs 2 to n to their two numbers
 
     def init(self, key: Array, like: WindowSums, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Sample normal weights with standard deviation 0.02, and 0.02/√2 for the outputs of both blocks."""
+        """Sample normal weights with standard deviation 0.02, or 0.02/√2 for both output matrices."""
         d, V, T = self.dim, like.vocab_size, like.ids.shape[1]
         shapes = dict.fromkeys("QKVO", (d, d)) | {"up": (d, 4 * d), "down": (4 * d, d)}
         biases = {f"{name}_bias": jnp.zeros(shape[1], dtype) for name, shape in shapes.items()}

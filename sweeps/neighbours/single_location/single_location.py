@@ -52,7 +52,7 @@ class Pointwise(ja.Model[Vectors]):
 
 
 def on_spheres(step_size: optax.Schedule) -> optax.GradientTransformation:
-    """Build projected gradient descent that keeps k and v on the unit sphere; t counts the steps."""
+    """Build an optimiser that projects k and v to the unit sphere and increments t at each step."""
 
     def moves(g: Array, x: Array, η: Array) -> Array:
         if x.ndim == 0:

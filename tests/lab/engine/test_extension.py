@@ -188,7 +188,7 @@ def test_custom_phase_can_be_extended_if_its_program_is_unchanged(tmp_path):
     [
         (10, {"schedule": "cosine"}, r"phases\.query\.steps: 10 -> 100.*phases\.query\.schedule"),
         (10, {"patience": 2}, r"phases\.query\.steps: 10 -> 100.*phases\.query\.patience"),
-        (40, {}, r"steps: 40 -> 100: .* would be measured at other steps .*; use 101 steps"),
+        (40, {}, r"steps: 40 -> 100: .* would be measured at different steps .*; use 101 steps"),
         (1000, {}, r"a different config \(phases\.query\.steps: 1000 -> 100\)"),
     ],
 )

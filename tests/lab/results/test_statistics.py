@@ -121,7 +121,7 @@ def test_intervals_are_clipped_to_the_metric_range():
     assert other["mean_low"] < 92 < other["mean_high"]
 
 
-def test_identical_values_of_all_seeds_have_no_interval(results):
+def test_no_interval_is_reported_if_all_seeds_have_the_same_value(results):
     row = aggregate(table([1.0] * 30, metric="spearman_Ev_bins")).iloc[0]
     assert row["mean"] == 1
     assert row[["mean_low", "mean_high", "iqm_low", "iqm_high"]].isna().all()
