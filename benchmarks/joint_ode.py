@@ -1,4 +1,4 @@
-"""Gradient flow on p and v with fixed E, integrated by NumPy and SciPy only: a reference for `joint_flow`.
+"""Gradient flow on p and v with fixed E, integrated with NumPy and SciPy only: a reference for `joint_flow`.
 
 The state is p, u = v/‖v‖ and ρ = log ‖v‖. With γ = E u, attention q and weights w = sigmoid(-y e^ρ q·γ) of
 the sequences, stored as logarithms,

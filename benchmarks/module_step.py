@@ -61,7 +61,7 @@ def custom(of_module, kind):
 
 
 def stepping(data, model, sequences, width, steps):
-    """Return a function that times steps of all seeds, one that counts its programs, and bytes accessed."""
+    """Return functions that time steps of all seeds and count compiled programs, and the bytes accessed."""
     phase = {"kind": "descent", "name": "all", "train": ["*"], "optimizer": "adam", "step_size": 1e-3}
     study = ja.Study(
         name="step",

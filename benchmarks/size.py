@@ -106,7 +106,7 @@ def between_rooms(graph: Graph) -> Graph:
 
 
 def circle(graph: Graph) -> list[str]:
-    """Return one import cycle as the names along it, or an empty list."""
+    """Return the names along one import cycle, or an empty list if there is none."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

@@ -235,7 +235,7 @@ def count(text: str) -> Counted:
 
 
 class _Walk:
-    """Traversal of a program in execution order, with loops of unknown length counted apart, in `step`."""
+    """Traversal of a program in execution order; `step` counts loops of unknown length separately."""
 
     def __init__(self, module: Module) -> None:
         self.module, self.step = module, Work()

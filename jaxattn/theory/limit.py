@@ -340,7 +340,7 @@ def _balance(
         hessian += (heavy[:, None] * steered).T @ steered
     hessian = lift.T @ hessian @ lift
     size, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
-    # Scale each direction by the forces that cancel along it, because the scales of keys and weights vary.
+    # Compare the curvature in each direction with the forces that cancel along it: keys have no fixed scale.
     loose = np.abs(size) <= _ZERO * (gross @ np.square((E[tied] - E[leader[tied]]) @ normals.T @ vectors))
     longest = np.sqrt(np.square(E).sum(axis=1).max())
     gradient = float(np.linalg.norm(force @ lift) / max(gross.sum() * longest, _TINY))

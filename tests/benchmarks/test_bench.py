@@ -152,7 +152,7 @@ def test_special_and_oversized_files_are_rejected_without_blocking(tmp_path):
     (tmp_path / "large").touch()
     os.truncate(tmp_path / "large", 2**40)
     with pytest.raises(
-        InputError, match=r"large: has 1,099,511,627,776 bytes; at most 16,777,216 bytes are read"
+        InputError, match=r"large: too large: 1,099,511,627,776 bytes, with a limit of 16,777,216 bytes"
     ):
         read(tmp_path / "large")
     (tmp_path / "deep").write_text("[" * 10**6)

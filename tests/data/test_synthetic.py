@@ -27,7 +27,7 @@ def test_assumption1_samples_satisfy_assumption_1_exactly(classes, seed):
 
 
 @pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
-def test_multi_relevant_draws_distinct_relevant_tokens_of_its_class(classes):
+def test_multi_relevant_sequences_contain_distinct_relevant_tokens_of_their_class(classes):
     corpus = ja.data.multi_relevant(jax.random.key(0), **SIZES, relevant_per_sequence=3, num_classes=classes)
     ids, _ = padded_sequences(corpus)
     for row, k in zip(ids, np.asarray(corpus.class_index), strict=True):

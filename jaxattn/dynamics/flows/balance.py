@@ -238,7 +238,7 @@ def _rest(
 
     force, curvature = at(jnp.zeros(len(normals)))
     size, vectors = jnp.linalg.eigh(curvature)
-    # Scale each direction by the forces that cancel along it, because the scales of keys and weights vary.
+    # Compare the curvature in each direction with the forces that cancel along it: keys have no fixed scale.
     apart = lift - take(lift, leader)
     sizes = by_token(tied, force.pull)[1] @ jnp.square(apart @ vectors)
     free = jnp.abs(size) <= _LOOSE * sizes

@@ -52,8 +52,8 @@ class Watch:
     """Conditions on bag entries under which the coordinates describe the flow.
 
     Attributes:
-        idle: (R, W) bool; True for tokens that exert no force and must stay away from the top of their
-            sequence.
+        idle: (R, W) bool; True for tokens that exert no force; their scores must stay well below the top
+            score of their sequence.
         attention: (R, W); initial attention to tokens that slide along a curve of balanced points, or -1 for
             other entries. The attention must stay close to this initial value.
     """

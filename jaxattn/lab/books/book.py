@@ -341,7 +341,7 @@ def _measure(path: Path, number: int, table: Mapping[str, Any]) -> Measure:
     settings = {key: x for key, x in table.items() if key not in known}
     with at(f"{path}: measures[{number}]"):
         for key, remedy in (
-            ("kind", "add the name of a measure, or mine.py:NAME"),
+            ("kind", "add the name of a measure, or your own function as FILE.py:NAME"),
             ("criteria", "add criteria for the findings, or {} to measure without criteria"),
         ):
             if key not in table:

@@ -150,7 +150,8 @@ def load_measure(measure: Measure, item: Item) -> Callable[..., Measured]:
     location = f"{item.folder / 'item.toml'}: measures"
     if kind not in _KINDS and ":" not in kind:
         raise InputError(
-            f"{location}: unknown kind {kind!r}; use one of {', '.join(_KINDS)}, or mine.py:NAME"
+            f"{location}: unknown kind {kind!r}; use one of {', '.join(_KINDS)}, or your own function as "
+            "FILE.py:NAME"
         )
     function = _function(kind, item)
     parameters = inspect.signature(function)

@@ -17,8 +17,8 @@ from jaxattn.lab.probes.directions import MaxMarginDirection
 from jaxattn.lab.probes.importance import Importance, OneStepError
 from jaxattn.lab.probes.selection import Selected
 
-# Metrics added by the engine, each with the metric that selects the step: the test accuracy at the step with
-# the best value so far of that metric.
+# Metrics added by the engine, mapped to the metric that selects the step. Each is the test accuracy at the
+# step at which the selecting metric has its best value so far.
 BEST = {
     "test_accuracy_best_on_test": "test_accuracy",
     "test_accuracy_best_on_validation": "validation_accuracy",

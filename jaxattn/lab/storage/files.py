@@ -288,7 +288,7 @@ def open_file(path: Path, folder: Path | None, maximum: int | None = None) -> It
             raise Damaged(f"{path}: not a regular file{'' if folder is None else '; remove it'}")
         maximum = memory() // 4 if maximum is None else maximum
         if found.st_size > maximum:
-            raise Damaged(f"{path}: has {found.st_size:,} bytes; at most {maximum:,} bytes are read")
+            raise Damaged(f"{path}: too large: {found.st_size:,} bytes, with a limit of {maximum:,} bytes")
         yield file
 
 

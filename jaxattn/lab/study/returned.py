@@ -27,13 +27,13 @@ def check_examples(data: Dataset, name: str) -> None:
         if not isinstance(data, Corpus):
             if _structure(data) != _structure(taken):
                 raise InputError(
-                    f"take returns a {shown(taken)} with a different structure; return the same type of data"
+                    f"`take` returned a {shown(taken)} of another structure; return the same type of data"
                 )
             pairs = [(field, x, y) for (field, x), (_, y) in zip(data.arrays(), taken.arrays(), strict=True)]
         for field, x, y in pairs:
             if (y.shape, y.dtype) != ((size, *x.shape[1:]), x.dtype):
                 raise InputError(
-                    f"{field}: take returns {shown(y)} for {size} rows of {shown(x)}; only the length of "
+                    f"{field}: `take` returned {shown(y)} for {size} rows of {shown(x)}; only the length of "
                     "the first axis may change"
                 )
 

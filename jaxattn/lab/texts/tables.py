@@ -64,8 +64,9 @@ class Files(Source, frozen=True, kw_only=True):
         if found := sorted(filter(os.path.isfile, glob.glob(location, recursive=True))):
             return found
         where = os.path.abspath(location)
-        folder = f'; it is a folder: list its files, such as "{where}/*"' if os.path.isdir(location) else ""
-        raise InputError(f"data.{setting}: no file {where}{folder}")
+        if os.path.isdir(location):
+            raise InputError(f'data.{setting}: {where} is a folder; use a pattern for its files: "{where}/*"')
+        raise InputError(f"data.{setting}: no file {where}")
 
     def read(self, split: str) -> TextRows:
         """Open a split, one of `splits`, and return its rows."""

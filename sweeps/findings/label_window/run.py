@@ -144,7 +144,7 @@ def _drawn_counts(draws, seed=0):
 
 
 def _followed(step_size, dim, own, noise):
-    """Return the reduced flow of one corpus, and its end."""
+    """Return the reduced flow for one corpus and its final state."""
     sizes = {name: SIZES[name] for name in ("relevant", "length", "vocab_size")}
     flow = reduced_flow(step_size, **sizes, dim=dim, counts=own, noise=noise)
     return flow, follow(flow, longest=300.0)

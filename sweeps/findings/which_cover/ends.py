@@ -111,7 +111,7 @@ def cells(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def exceptions(found: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that did not reach the end or a cover, followed by those farthest from the law."""
+    """Return the runs that stopped early or without a cover, then those farthest from the prediction."""
     off = (found["came_to_end"] != 1) | (found["cover_share"] != 1)
     farthest = found[~off & (found["cover_error"] > WITHIN)].nlargest(FARTHEST, "cover_error")
     names = ["log_loss", "cover_share", "cover_size", "cover_error", "cover_elsewhere", "cover_attention"]

@@ -46,7 +46,7 @@ def problems(relevant, seeds):
 
 
 def compare(params, corpus, path):
-    """Integrate one seed with both methods; return log ‖v‖ and the relative distance, (k, 2)."""
+    """Integrate the flow of a seed with both methods; return log ‖v‖ and their relative distance, (k, 2)."""
     E, rho = np.asarray(params.E), np.asarray(path.log_v_norm)
     place = int(np.argmin(np.abs(rho - BEGIN)))
     p, v = np.asarray(path.p[place]), np.asarray(path.v[place]) * np.exp(rho[place])

@@ -42,7 +42,7 @@ class Attention(ja.Model[Vectors]):
     all_digits: bool = False
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
-        """Sample W and the head of one seed."""
+        """Sample W and the head for one seed."""
         matrix, head = jax.random.split(key)
         v = jax.random.normal(head, (like.dim,), dtype)
         W = self.scale * jax.random.normal(matrix, (like.dim, like.dim), dtype)

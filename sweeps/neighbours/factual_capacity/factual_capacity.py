@@ -1,4 +1,4 @@
-"""Number of facts in a matrix W: pair i of N in R^d is recalled if u_j·W e_i is largest at j = i."""
+"""Number of facts that a matrix W stores: a pair (e_i, u_i) is recalled if j = i maximises u_j·W e_i."""
 
 from math import log
 from typing import NamedTuple

@@ -23,7 +23,7 @@ def limit_moments(heads: int, points: int = 24) -> tuple[float, float]:
 
 
 def layers(results, item) -> Measured:
-    """Compare variance, kurtosis and scores with their closed forms, and fit powers of width and heads."""
+    """Compare moments of outputs and scores with closed forms, and fit power laws in width and heads."""
     records = results.with_axes(results.records)
     last = records[records["step"] == records["step"].max()]
     findings, tables = [], {}

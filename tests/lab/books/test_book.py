@@ -166,7 +166,7 @@ def test_book_without_an_item_list_contains_all_items(tmp_path):
             "step/item.toml",
             'kind = "law"',
             "",
-            r"step/item.toml: measures\[1\]: kind is missing; add the name of a measure, or mine.py:NAME",
+            r"step/item.toml: measures\[1\]: kind is missing; add the name of a measure, or your own",
         ),
         (
             "elsewhere/item.toml",
@@ -229,7 +229,7 @@ def changed(folder, file, old, new):
         (
             '"mine.py:least"',
             '"shape"',
-            r"own/item.toml: measures: unknown kind 'shape'; use one of cells, .*or mine.py:NAME",
+            r"own/item.toml: measures: unknown kind 'shape'; use one of cells, .*FILE.py:NAME",
         ),
         (
             '"mine.py:least"',

@@ -287,7 +287,7 @@ def test_label_claim_holds_if_labels_are_lost_exactly_inside_the_window(made, wi
 
 
 @pytest.mark.more
-def test_predicted_label_window_uses_the_sizes_of_the_cell(made):
+def test_prediction_of_the_label_window_uses_the_sizes_of_the_cell(made):
     (found,) = judged(LABEL, at(made, 800.0, 0.0))
     assert found.certificate == "predicted: lost from 306 to 1334"
 

@@ -106,7 +106,7 @@ def test_status_without_a_step_shows_no_fraction_and_no_time_left(run):
     assert [entry["doing"] for entry in run.entries] == ["compiling", "embed begins", "query begins"]
 
 
-def test_flow_shows_the_progress_of_its_path(monkeypatch, study):
+def test_monitor_shows_the_progress_of_a_flow_along_its_path(monkeypatch, study):
     run = Run(monkeypatch, study("flow"))
     run.monitor.begin_batch(run.batches[0], 0, 3)
     run.monitor.begin_phase(1, [0, 1, 2, 11], 0)

@@ -21,7 +21,7 @@ TABLE = pd.DataFrame({"metric": ["loss"] * 5000, "mean": range(5000)})
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".md", ".tex", ".parquet"])
-def test_full_disk_preserves_the_existing_file(tmp_path, suffix):
+def test_existing_file_is_preserved_if_the_disk_is_full(tmp_path, suffix):
     path = tmp_path / f"table{suffix}"
     path.write_bytes(b"as it was")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -192,7 +192,7 @@ def test_column_with_the_wrong_type_is_rejected(write, rewrite, tmp_path, column
     "changes",
     [{"wall_time_s": float("nan")}, {"wall_time_s": -1.0}, {"device": 3}, {"peak_memory_mib": float("nan")}],
 )
-def test_verify_checks_report_files(write, tmp_path, changes):
+def test_invalid_manifest_values_are_rejected(write, tmp_path, changes):
     folder = write(tmp_path / "run", vocab_size=20, seeds=1, **changes)
     with pytest.raises(
         InputError, match=r"manifest\.json: Expected .*; use a folder written by `jaxattn run`"

@@ -157,7 +157,7 @@ def test_unwritable_folder_raises_a_one_line_error(folder):
     assert "\n" not in str(caught.value)
 
 
-def test_full_disk_preserves_the_old_report(folder, monkeypatch):
+def test_old_report_is_preserved_if_the_disk_is_full(folder, monkeypatch):
     (folder / "figures").mkdir()
     (folder / "figures" / "importance_joint.png").write_bytes(b"old")
 

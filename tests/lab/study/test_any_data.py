@@ -107,7 +107,7 @@ WRONG = {
     ),
     "a take that changes shapes": (
         {"data": "mine.py:flat", "model": "mine.py:Linear"},
-        "data: train: x: take returns float32[4] for 2 rows of float32[6, 2]; only the length of the first axis may change",
+        "data: train: x: `take` returned float32[4] for 2 rows of float32[6, 2]; only the length of the first axis may change",
     ),
     "targets that a loss does not accept": (
         {"loss": "classification"},

@@ -105,7 +105,7 @@ class TestShards:
     def test_missing_shard_is_rejected(self, tmp_path):
         assert message(Parquet(path=str(tmp_path / "*.pq")).files).endswith(f"no file {tmp_path}/*.pq")
         said = message(Parquet(path=str(tmp_path)).files)
-        assert said.endswith(f'it is a folder: list its files, such as "{tmp_path}/*"')
+        assert said.endswith(f'is a folder; use a pattern for its files: "{tmp_path}/*"')
 
 
 class TestBytes:
