@@ -34,7 +34,7 @@ def test_new_item_in_a_new_book_has_all_files(book):
     )
     readme = (book / "my_paper" / "README.md").read_text(encoding="utf-8")
     assert "jaxattn run mine/my_paper/study.toml\n    jaxattn reproduce ./mine --only my_paper\n" in readme
-    text = "".join(path.read_text(encoding="utf-8") for path in (book / "my_paper").iterdir())
+    text = "".join((book / "my_paper" / name).read_text(encoding="utf-8") for name in FILES)
     assert TEMPLATE.name not in text
 
 

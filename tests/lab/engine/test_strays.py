@@ -51,11 +51,11 @@ def test_batch_stored_under_another_name_is_recomputed(folder, go, study, two_ba
     put(two_batches if batch_state.read_state(folder, FIRST).batch else folder, SECOND, folder, FIRST)
     (line,) = verify(folder)
     assert FIRST in line
-    assert "of another batch; run the same sweep again into" in line
-    with pytest.raises(InputError, match=r"of another batch; run the same sweep again into"):
+    assert "another batch; run the same sweep again into" in line
+    with pytest.raises(InputError, match=r"another batch; run the same sweep again into"):
         load(folder).params(seed=0)
     _, lines = go(folder, study(chunk=1))
-    assert [FIRST in line and "of another batch; moved to" in line for line in lines] == [True]
+    assert [FIRST in line and "another batch; moved to" in line for line in lines] == [True]
     assert_same(folder, two_batches)
     assert verify(folder) == []
 

@@ -322,7 +322,7 @@ class TestTables:
         path = WRITERS[kind](tmp_path / "x", TRAIN)
         said = message(lambda: kind(path=path, test_path=str(tmp_path / "nowhere")).files())
         assert said == f"data.test_path: no file {tmp_path / 'nowhere'}"
-        assert message(kind(path=str(tmp_path)).files).startswith("data.path: no file")
+        assert message(kind(path=str(tmp_path)).files).startswith(f"data.path: {tmp_path} is a folder")
 
     @tables
     @pytest.mark.parametrize("setting", ["text", "label", "split_column"])
