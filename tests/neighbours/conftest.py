@@ -22,8 +22,12 @@ def read():
 
 @pytest.fixture
 def code():
-    """Import a function from the file of a neighbour."""
-    return lambda name, function: ImportPaths(SHIPPED / name).load(f"{name}.py:{function}")
+    """Import a function from a file of a neighbour, by default the one with its name."""
+
+    def load(name, function, file=None):
+        return ImportPaths(SHIPPED / name).load(f"{file or name}.py:{function}")
+
+    return load
 
 
 @pytest.fixture

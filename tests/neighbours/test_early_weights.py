@@ -1,7 +1,6 @@
 """Early weights of an attention-only transformer: model, corpus statistics and closed forms."""
 
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +10,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 from jaxattn.data import Sequences
-from jaxattn.lab.study.import_paths import ImportPaths
 
 pytestmark = pytest.mark.more
 NAME = "early_weights"
-SHIPPED = Path(__file__).parents[2] / "sweeps" / "neighbours"
 
 
 @pytest.fixture
@@ -24,14 +21,8 @@ def module(code):
 
 
 @pytest.fixture
-def other():
-    """Import a function from another file of the item."""
-    return ImportPaths(SHIPPED / NAME).load
-
-
-@pytest.fixture
-def corpus(other):
-    return sys.modules[other("corpus_statistics.py:statistics").__module__]
+def corpus(code):
+    return sys.modules[code(NAME, "statistics", "corpus_statistics").__module__]
 
 
 @pytest.fixture
@@ -63,9 +54,9 @@ def test_outputs_match_a_loop_over_positions(module, data):
 
 
 @pytest.mark.parametrize("dim", [0, 3])
-def test_closed_forms_are_the_leading_terms_of_training(module, corpus, other, data, dim):
+def test_closed_forms_are_the_leading_terms_of_training(module, corpus, code, data, dim):
     """Weights after six small steps of gradient descent by optax, without the package's own descent."""
-    next_word, powers = other("review_windows.py:next_word"), other("early_law.py:powers")
+    next_word, powers = code(NAME, "next_word", "review_windows"), code(NAME, "powers", "early_law")
     model, eta = module.AttentionOnly(layers=2, dim=dim), 1e-3
     with jax.enable_x64(True):
         start = model.init(jax.random.key(1), data, dtype=jnp.float64)

@@ -1,7 +1,6 @@
 """Random attention layers: samples without weights, and moments of the limit."""
 
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +8,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from jaxattn.lab.study.import_paths import ImportPaths
-
 pytestmark = pytest.mark.more
 NAME = "infinite_width"
-SHIPPED = Path(__file__).parents[2] / "sweeps" / "neighbours"
 
 
 @pytest.fixture
@@ -22,9 +18,8 @@ def module(code):
 
 
 @pytest.fixture
-def layers():
-    load = ImportPaths(SHIPPED / NAME).load
-    return sys.modules[load("random_layers.py:SampledLayers").__module__]
+def layers(code):
+    return sys.modules[code(NAME, "SampledLayers", "random_layers").__module__]
 
 
 def test_outputs_match_a_loop_over_heads(module):
@@ -73,8 +68,8 @@ def test_variances_of_scores_match_their_closed_forms(layers):
     assert_allclose((scores[:, 1:] ** 2).mean(), 1 + 2 / n, rtol=0.03)
 
 
-def test_quadrature_of_the_limit_matches_samples():
-    moments = ImportPaths(SHIPPED / NAME).load("limit_law.py:limit_moments")
+def test_quadrature_of_the_limit_matches_samples(code):
+    moments = code(NAME, "limit_moments", "limit_law")
     scores = np.random.default_rng(0).normal(size=(400_000, 4))
     attention = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
     y = (attention * np.random.default_rng(1).normal(size=(400_000, 4))).sum(axis=1)

@@ -8,9 +8,6 @@ from jaxattn.lab.books import Finding, Measured
 from jaxattn.lab.books.metrics import named
 from jaxattn.lab.results import judge
 
-# Step size of the first block and number of words of the second in the study.
-STEP_SIZE, WORDS = 1.0, 50
-
 
 def powers(step: int, eta: float) -> dict[str, float]:
     """Return the factors of the leading terms of O, V and W after `step` steps from zero.
@@ -34,6 +31,7 @@ def first_below(values: pd.Series, limit: float) -> float:
 def early(results, item, *, step: int = 8, limit: float = 0.9) -> Measured:
     """Compare weights at `step` with their closed forms, and closed forms with those at infinite width."""
     table = results.records.pivot_table(index=["metric", "cell", "step", "seed"], values="value")["value"]
+    config = results.manifest["config"]
     findings, widths = [], {name: {} for name in COMPARED}
 
     def add(name: str, samples) -> None:
@@ -42,7 +40,7 @@ def early(results, item, *, step: int = 8, limit: float = 0.9) -> Measured:
 
     for cell, name in named(results):
         if name == "one-hot":
-            factors = powers(step, STEP_SIZE)
+            factors = powers(step, config["phases"][0]["step_size"])
             for part in COMPARED:
                 add(f"{part}: cosine after {step} steps", table[f"cosine_{part}", cell, step])
                 add(f"{part}: size / closed form", table[f"factor_{part}", cell, step] / factors[part])
@@ -62,6 +60,7 @@ def early(results, item, *, step: int = 8, limit: float = 0.9) -> Measured:
         log_dim = np.log(list(by_dim))
         slopes = np.polyfit(log_dim, np.log(np.stack(list(by_dim.values()))), 1)[0]
         add(f"{part}: power of d in the distance from infinite width", slopes)
-    ratio = np.stack([found / width_law(WORDS, dim) for dim, found in widths["output"].items()])
+    words = config["blocks"]["embedded"]["data"]["words"] + 1  # with the token for all other words
+    ratio = np.stack([found / width_law(words, dim) for dim, found in widths["output"].items()])
     add("output: distance from infinite width / √((words + 1)/d)", np.sqrt((ratio**2).mean(axis=0)))
     return Measured(findings, {})
