@@ -33,7 +33,7 @@ from jaxattn.lab.api import Study
 from jaxattn.lab.cli.console import print_error, print_line, print_table
 from jaxattn.lab.cli.options import check_once, require_local_folder
 from jaxattn.lab.engine import devices, memory
-from jaxattn.lab.engine.lift import ProgramCache, seed_keys
+from jaxattn.lab.engine.programs import ProgramCache, seed_keys
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.storage import files, provenance
 from jaxattn.lab.study.groups import compile_groups

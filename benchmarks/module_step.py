@@ -22,7 +22,7 @@ import numpy as np
 
 import jaxattn as ja
 from jaxattn.core.pytrees import get
-from jaxattn.lab.engine.lift import Programs, seed_keys
+from jaxattn.lab.engine.programs import Programs, seed_keys
 from jaxattn.models.adapters import Adapted
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/howto/modules.md"

@@ -21,7 +21,7 @@ import jax
 from seeds_per_second import STUDY
 
 import jaxattn as ja
-from jaxattn.lab.engine import devices, lift
+from jaxattn.lab.engine import devices, programs
 from jaxattn.lab.engine import run as engine
 from jaxattn.lab.engine.progress import Reporter
 
@@ -42,8 +42,8 @@ def timed(function, spent):
 
 def watch(spent):
     """Patch jaxattn to append the time of every program call and every compilation to a list."""
-    lift.BatchedFunction.__call__ = timed(lift.BatchedFunction.__call__, spent)
-    lift.Programs.compile = timed(lift.Programs.compile, spent)
+    programs.BatchedFunction.__call__ = timed(programs.BatchedFunction.__call__, spent)
+    programs.Programs.compile = timed(programs.Programs.compile, spent)
     engine.seed_keys = timed(engine.seed_keys, spent)
 
 

@@ -28,7 +28,7 @@ import numpy as np
 
 import jaxattn as ja
 from jaxattn.lab.engine import devices
-from jaxattn.lab.engine.lift import Programs, seed_keys
+from jaxattn.lab.engine.programs import Programs, seed_keys
 
 STUDY = ja.Study(
     name="seeds-per-second",

@@ -24,7 +24,7 @@ from imdb import folder_of_imdb
 
 import jaxattn as ja
 from jaxattn.core.mapping import map_on_cores
-from jaxattn.lab.engine.lift import seed_keys
+from jaxattn.lab.engine.programs import seed_keys
 
 SIZES = {"vocab_size": 50, "length": 8, "sequences": 200}
 MADE = {

@@ -13,7 +13,7 @@ from chips.targets import Compiled, Target, compile_lowered, seconds_at_least
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import devices, memory
-from jaxattn.lab.engine.lift import PhaseProgram, ProgramCache, Programs
+from jaxattn.lab.engine.programs import PhaseProgram, ProgramCache, Programs
 from jaxattn.lab.study import toml
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.groups import CompileGroup, compile_groups
@@ -61,10 +61,10 @@ class _Compiler(NamedTuple):
         """Compile programs for `runs` vmapped runs; a program that runs on the host is paired with None."""
         found: Found = []
         wanted = only or self.only
-        for made in self.programs.shaped(self.group, runs):
+        for made in self.programs.phase_programs(self.group, runs):
             if wanted and made.location not in wanted:
                 continue
-            if made.lifted.on_host or backend.platform() == "cpu":
+            if made.function.on_host or backend.platform() == "cpu":
                 found.append((made, None))
                 continue
             self.tell(f"{made.location}, {runs} runs")
@@ -73,7 +73,7 @@ class _Compiler(NamedTuple):
 
     def _compiled(self, made: PhaseProgram, runs: int) -> Compiled:
         """Compile a program, or return the stored result."""
-        lowered = made.lifted.lower(*made.arguments)
+        lowered = made.function.lower(*made.arguments)
         text = lowered.as_text()
         if text in self.known and self.keep is None:
             return self.known[text]._replace(seconds=0.0)

@@ -95,10 +95,11 @@ class Phase(Spec, frozen=True, kw_only=True):
             coordinates of the span of the parameters.
     """
 
-    overridable: ClassVar[frozenset[str]] = frozenset({"train", "steps", "batch_size", "step_size"})
+    overridable: ClassVar[frozenset[str]] = frozenset(
+        {"train", "steps", "batch_size", "step_size", "seeds_per_core"}
+    )
     failure: ClassVar[str] = "loss or gradient is not finite"
     dtype: ClassVar[str | None] = None
-    seeds_per_core: ClassVar[int | None] = None
     refines: ClassVar[tuple[str, ...]] = ()
     one_step: ClassVar[bool] = False
 
@@ -122,6 +123,11 @@ class Phase(Spec, frozen=True, kw_only=True):
     @property
     def batch_size(self) -> int | None:
         """Number of examples per step; None for all."""
+        return None
+
+    @property
+    def seeds_per_core(self) -> int | None:
+        """Number of seeds that a CPU core computes at a time; None for as many as fit in its cache."""
         return None
 
     @property

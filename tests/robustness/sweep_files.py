@@ -20,8 +20,8 @@ from jaxattn import Study
 from jaxattn.core.errors import InputError, UserCodeError
 from jaxattn.lab.engine import memory
 from jaxattn.lab.engine.batches import cut_batches
-from jaxattn.lab.engine.lift import ProgramCache
 from jaxattn.lab.engine.manifest import new_manifest
+from jaxattn.lab.engine.programs import ProgramCache
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.study.groups import compile_groups, rehearse_groups
 

@@ -44,6 +44,8 @@ class Descent(Phase, frozen=True, kw_only=True):
         patience: number of consecutive checks without a new best validation loss after which the phase stops
             with the best parameters; 0 disables early stopping.
         check_every: number of steps between checks of the validation loss.
+        seeds_per_core: number of seeds that a CPU core computes at a time, such as 1 for a model with large
+            activations; defaults to as many as fit in its cache.
     """
 
     options_field: ClassVar[str] = "options"
@@ -58,6 +60,7 @@ class Descent(Phase, frozen=True, kw_only=True):
     fresh: PositiveInt | None = None
     patience: Count = 0
     check_every: PositiveInt = 10
+    seeds_per_core: PositiveInt | None = None
     options: dict[str, Any] = {}  # noqa: RUF012  msgspec copies it
 
     @property

@@ -13,8 +13,8 @@ from jaxattn.core.pytrees import get, names, selected
 from jaxattn.data.splits import Loaded
 from jaxattn.lab.engine import devices, extension
 from jaxattn.lab.engine.batches import Batch
-from jaxattn.lab.engine.lift import Program, ProgramCache, seed_keys
 from jaxattn.lab.engine.monitor import Interrupted, RunMonitor
+from jaxattn.lab.engine.programs import Program, ProgramCache, seed_keys
 from jaxattn.lab.engine.records import Records, log_entry, seed_series
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.storage.batch_state import BatchState

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jaxattn.core.errors import InputError, counted
 from jaxattn.lab.engine import memory
-from jaxattn.lab.engine.lift import ProgramCache
+from jaxattn.lab.engine.programs import ProgramCache
 from jaxattn.lab.storage.batch_state import spans
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.groups import CompileGroup, compile_groups

@@ -85,7 +85,7 @@ def vmap_over_devices(
             fit in the cache, or all runs if they share a corpus.
 
     Returns:
-        The lifted function. It requires a number of runs that `pad_to_devices` leaves unchanged.
+        The vmapped function. It requires a number of runs that `pad_to_devices` leaves unchanged.
     """
     every = jax.vmap(function, in_axes=tuple(in_axes))
 
@@ -205,7 +205,7 @@ def put(tree: Any, shared: bool) -> Any:
 
 
 def moved(arguments: Sequence[Any], in_axes: Sequence[int | None], shared: bool) -> tuple[Any, ...]:
-    """Transfer the arguments of a lifted function to the devices for which it is compiled."""
+    """Transfer the arguments of a vmapped function to the devices for which it is compiled."""
     runs = jax.tree.leaves(_own(arguments, in_axes))[0].shape[0]
     shardings = [_place(runs, axis, shared) for axis in in_axes]
     with jax.enable_x64(True):  # Preserve float64 arrays.

@@ -14,8 +14,8 @@ import pandas as pd
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine.batches import Batch
-from jaxattn.lab.engine.lift import ProgramCache, Programs
 from jaxattn.lab.engine.manifest import differences
+from jaxattn.lab.engine.programs import ProgramCache, Programs
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.probes.standard import BEST
 from jaxattn.lab.storage import manifest
@@ -183,9 +183,9 @@ def _check_programs(
         programs = cache.of(more)
         texts = [
             [
-                (shaped.location, shaped.lifted.lower(*shaped.arguments).as_text())
-                for shaped in made.shaped(group, 1)
-                if shaped.phase == len(group.setting.phases) - 1
+                (each.location, each.function.lower(*each.arguments).as_text())
+                for each in made.phase_programs(group, 1)
+                if each.phase == len(group.setting.phases) - 1
             ]
             for group, made in ((more, programs), (less, Programs(less.setting, programs.shared_data)))
         ]

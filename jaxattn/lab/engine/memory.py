@@ -11,7 +11,7 @@ import jax
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import devices
-from jaxattn.lab.engine.lift import Programs
+from jaxattn.lab.engine.programs import Programs
 from jaxattn.lab.storage import files
 from jaxattn.lab.study.groups import CompileGroup
 
@@ -88,9 +88,9 @@ def peak(group: CompileGroup, programs: Programs, runs: int) -> int:
     with backend.precision(group.setting.dtype):
         # Programs that can need the most memory in a phase. In minibatch training, `measure` needs the most,
         # because it uses all data.
-        heavy = [x for x in programs.shaped(group, runs) if x.name in ("begin", "advance", "measure")]
-        own = [x for x in heavy if not x.lifted.on_host]
-        return max((held_bytes(x.lifted.lower(*x.arguments).compile()) for x in own), default=0)
+        heavy = [x for x in programs.phase_programs(group, runs) if x.name in ("begin", "advance", "measure")]
+        own = [x for x in heavy if not x.function.on_host]
+        return max((held_bytes(x.function.lower(*x.arguments).compile()) for x in own), default=0)
 
 
 def held_bytes(compiled: Any) -> int:

@@ -18,8 +18,8 @@ from jaxattn.core.errors import InputError, counted, nearest
 from jaxattn.data.splits import Splits
 from jaxattn.lab.engine import batches, devices, memory
 from jaxattn.lab.engine.extension import extended_cells
-from jaxattn.lab.engine.lift import ProgramCache, Programs, seed_keys
 from jaxattn.lab.engine.manifest import new_manifest
+from jaxattn.lab.engine.programs import ProgramCache, Programs, seed_keys
 from jaxattn.lab.engine.progress import duration
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.probes.standard import BEST

@@ -13,8 +13,8 @@ from jaxattn.core.errors import RunError, in_user_code
 from jaxattn.lab.engine import devices, extension, loggers, manifest, memory
 from jaxattn.lab.engine.batch_run import run_batch
 from jaxattn.lab.engine.batches import Batch, cut_batches, halved, select_shard
-from jaxattn.lab.engine.lift import ProgramCache
 from jaxattn.lab.engine.monitor import Interrupted, Intervals, RunMonitor, forget_peak
+from jaxattn.lab.engine.programs import ProgramCache
 from jaxattn.lab.engine.progress import Reporter, delayed
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.storage import checkpoints, run_log

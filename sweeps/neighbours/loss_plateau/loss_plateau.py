@@ -61,9 +61,3 @@ class Transformer(ja.Model[WindowSums]):
         x = x + linear(attention @ v, "O")
         x = x + linear(jax.nn.gelu(linear(normalised(x, *norms[1]), "up")), "down")
         return normalised(x, *norms[2]), attention
-
-
-class SeedBySeed(ja.dynamics.Descent, kw_only=True):
-    """Descent in which each CPU core runs one seed at a time, which is faster for large activations."""
-
-    seeds_per_core: ClassVar[int | None] = 1

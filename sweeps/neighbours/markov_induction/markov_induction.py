@@ -70,9 +70,3 @@ def adamw(step_size: optax.Schedule) -> optax.GradientTransformation:
     return optax.adamw(
         step_size, b2=0.95, weight_decay=0.1, mask=lambda params: {name: name in DECAYED for name in params}
     )
-
-
-class SeedBySeed(ja.dynamics.Descent, kw_only=True):
-    """Descent in which each CPU core runs one seed at a time, which is faster for large activations."""
-
-    seeds_per_core: ClassVar[int | None] = 1

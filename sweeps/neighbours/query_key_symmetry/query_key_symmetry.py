@@ -77,12 +77,6 @@ def structure(params: dict[str, Array], data: Sequences) -> dict[str, Array]:
     return {"symmetry": symmetry(M).mean(), "directionality": directionality(M).mean()}
 
 
-class SeedBySeed(ja.dynamics.Descent, kw_only=True):
-    """Descent in which each CPU core runs one seed at a time, which is faster for large activations."""
-
-    seeds_per_core: ClassVar[int | None] = 1
-
-
 def scores(results, item) -> Measured:
     """Measure the symmetry at the start and at the end, and the directionality at the end."""
     table = results.records.pivot_table(index=["metric", "cell", "step", "seed"], values="value")["value"]

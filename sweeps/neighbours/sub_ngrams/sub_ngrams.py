@@ -68,9 +68,3 @@ class Simplified(ja.Model[Grams]):
 def adamw(step_size: optax.Schedule) -> optax.GradientTransformation:
     """Build AdamW with the settings of the authors: no momentum, weight decay 1e-4."""
     return optax.adamw(step_size, b1=0.0, weight_decay=1e-4)
-
-
-class SeedBySeed(ja.dynamics.Descent, kw_only=True):
-    """Descent in which each CPU core runs one seed at a time, which is faster for large activations."""
-
-    seeds_per_core: ClassVar[int | None] = 1

@@ -10,7 +10,7 @@ from jaxattn import Study
 from jaxattn.base import silent
 from jaxattn.core.errors import UserCodeError
 from jaxattn.lab.cli.corpus import describe_data
-from jaxattn.lab.engine.lift import seed_keys
+from jaxattn.lab.engine.programs import seed_keys
 from jaxattn.lab.study.import_paths import ImportPaths
 
 

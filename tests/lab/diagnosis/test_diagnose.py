@@ -10,7 +10,7 @@ from scipy import stats
 import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.lab.diagnosis import diagnose
-from jaxattn.lab.engine.lift import seed_keys
+from jaxattn.lab.engine.programs import seed_keys
 from jaxattn.lab.results import layout
 from jaxattn.lab.results.typeset import typeset
 

@@ -6,7 +6,7 @@ import pytest
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import batches, manifest
-from jaxattn.lab.engine.lift import ProgramCache
+from jaxattn.lab.engine.programs import ProgramCache
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.results import load
 from jaxattn.lab.results.combine import combine

@@ -7,7 +7,7 @@ import pytest
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import memory
-from jaxattn.lab.engine.lift import programs
+from jaxattn.lab.engine.programs import programs
 from jaxattn.lab.study.groups import compile_groups
 
 

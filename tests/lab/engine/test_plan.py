@@ -10,8 +10,8 @@ from jaxattn.lab.api import Study
 from jaxattn.lab.engine import memory
 from jaxattn.lab.engine import plan as planning
 from jaxattn.lab.engine.batches import Batch
-from jaxattn.lab.engine.lift import programs
 from jaxattn.lab.engine.plan import check_metrics, plan_study, recorded_lines
+from jaxattn.lab.engine.programs import programs
 from jaxattn.lab.study.groups import compile_groups
 
 

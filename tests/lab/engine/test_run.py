@@ -14,7 +14,7 @@ import pytest
 from jaxattn import Study
 from jaxattn.core.errors import InputError, RunError, UserCodeError
 from jaxattn.lab.cli.status import run_status
-from jaxattn.lab.engine import lift, run
+from jaxattn.lab.engine import programs, run
 from jaxattn.lab.engine.monitor import Interrupted
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results import load
@@ -222,13 +222,13 @@ def test_on_failure_retry_restarts_the_batch(tmp_path, monkeypatch, go, study):
 
 
 def test_on_failure_stop_stops_at_nan(tmp_path, monkeypatch, go, study):
-    original = lift.Programs.start
+    original = programs.Programs.start
 
     def poisoned(*arguments):
         params = original(*arguments)
         return params.replace(p=params.p * jnp.nan)
 
-    monkeypatch.setattr(lift.Programs, "start", poisoned)
+    monkeypatch.setattr(programs.Programs, "start", poisoned)
     with pytest.raises(RunError, match="not finite; the run was stopped"):
         go(tmp_path, study(chunk=1), on_failure="stop")
     outcome, _ = go(tmp_path / "on", study(chunk=1))

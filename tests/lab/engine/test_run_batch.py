@@ -10,8 +10,8 @@ import jaxattn as ja
 from jaxattn import losses
 from jaxattn.core import pytrees
 from jaxattn.dynamics.flows import stiff, ties
-from jaxattn.lab.engine import batch_run, lift, run
-from jaxattn.lab.engine.lift import seed_keys
+from jaxattn.lab.engine import batch_run, programs, run
+from jaxattn.lab.engine.programs import seed_keys
 from jaxattn.lab.probes import MaxMarginDirection
 from jaxattn.lab.probes.standard import BEST
 from jaxattn.lab.storage import checkpoints, run_log
@@ -183,13 +183,13 @@ def test_run_killed_while_saving_resumes_bitwise_identically(
 
 def poison(monkeypatch, change):
     """Let some runs start with NaN."""
-    original = lift.Programs.start
+    original = programs.Programs.start
 
     def poisoned(*arguments):
         params = original(*arguments)
         return params.replace(p=change(params.p))
 
-    monkeypatch.setattr(lift.Programs, "start", poisoned)
+    monkeypatch.setattr(programs.Programs, "start", poisoned)
 
 
 def test_nan_is_reported_and_other_seeds_continue(tmp_path, monkeypatch, go, study, read):
@@ -555,11 +555,11 @@ def test_batches_of_a_group_share_traced_programs(study, monkeypatch):
     for name in ("draw_data", "initial_params"):
         monkeypatch.setattr(of_seed, name, counted(name, getattr(of_seed, name)))
     (group,) = compile_groups(study(model={"kind": "one_layer", "dim": 15}).cells)
-    programs = lift.Programs(group.setting)
+    made = programs.Programs(group.setting)
     for seeds in ([0, 1], [2, 3], [4, 5]):
         data_keys, model_keys, _ = seed_keys(seeds)
-        loaded = programs.draw(data_keys, {})
-        params = programs.start(loaded, model_keys, {})
+        loaded = made.draw(data_keys, {})
+        params = made.start(loaded, model_keys, {})
         expected = group.setting.model.init(model_keys[1], loaded.splits.train, dtype=params.p.dtype)
         np.testing.assert_allclose(params.p[1], expected.p, rtol=1e-6)
     assert sorted(traced) == ["draw_data", "initial_params"]

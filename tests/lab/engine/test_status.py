@@ -9,7 +9,7 @@ import pytest
 from jaxattn.core.errors import InputError
 from jaxattn.lab.cli import status as cli_status
 from jaxattn.lab.cli.status import run_status
-from jaxattn.lab.engine import lift
+from jaxattn.lab.engine import programs
 from jaxattn.lab.engine.store import Store
 from jaxattn.lab.storage import files, run_log
 
@@ -53,13 +53,13 @@ def test_status_shows_the_median_loss_of_each_cell(tmp_path, go, study, read, ch
 
 @pytest.mark.more
 def test_status_counts_the_failed_seeds_of_a_finished_run(tmp_path, monkeypatch, go, study):
-    original = lift.Programs.start
+    original = programs.Programs.start
 
     def poisoned(*arguments):
         params = original(*arguments)
         return params.replace(p=params.p.at[1].set(jnp.nan))
 
-    monkeypatch.setattr(lift.Programs, "start", poisoned)
+    monkeypatch.setattr(programs.Programs, "start", poisoned)
     go(tmp_path / "small", study())
     table, whole = run_status(tmp_path / "small")
     assert table["state"].tolist() == ["finished"]

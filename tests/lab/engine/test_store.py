@@ -13,7 +13,7 @@ import pytest
 
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.cli.status import run_status
-from jaxattn.lab.engine import lift, run, store
+from jaxattn.lab.engine import programs, run, store
 from jaxattn.lab.engine.monitor import Interrupted
 from jaxattn.lab.engine.plan import plan_study
 from jaxattn.lab.results import load
@@ -225,13 +225,13 @@ def test_failed_start_leaves_no_folder(tmp_path, go, study, tables, monkeypatch)
 
 def test_deleting_the_folder_during_a_run_raises_a_one_line_error(tmp_path, go, study, monkeypatch):
     folder = tmp_path / "parent" / "run"
-    load_corpora = lift.Programs.draw
+    load_corpora = programs.Programs.draw
 
     def delete(*given):
         shutil.rmtree(tmp_path / "parent")
         return load_corpora(*given)
 
-    monkeypatch.setattr(lift.Programs, "draw", delete)
+    monkeypatch.setattr(programs.Programs, "draw", delete)
     with pytest.raises(RunError, match=f"{folder}: was deleted; run the same command again"):
         go(folder, study())
     assert not folder.exists()

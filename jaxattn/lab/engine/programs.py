@@ -73,13 +73,13 @@ class PhaseProgram(NamedTuple):
         phase: index of the phase; None for programs that run before the first phase.
         location: names of the phase and the program, such as "query.advance"; "draw" or "start" before
             the first phase.
-        lifted: the function, vmapped over runs and devices.
+        function: the function, vmapped over runs and devices.
         arguments: shapes of its arguments.
     """
 
     phase: int | None
     location: str
-    lifted: BatchedFunction
+    function: BatchedFunction
     arguments: tuple[Any, ...]
 
     @property
@@ -153,7 +153,7 @@ class Programs:
         """Return the compiled functions for a phase."""
         return self._keep(index, lambda: _program(self.setting, index, loaded))
 
-    def shaped(self, group: CompileGroup, runs: int) -> Iterator[PhaseProgram]:
+    def phase_programs(self, group: CompileGroup, runs: int) -> Iterator[PhaseProgram]:
         """Yield the programs for a batch in the order in which they are first called.
 
         Call this function, and lower the programs, in the study's precision. `runs` includes padding.
@@ -185,8 +185,8 @@ class Programs:
                 ("advance", made.advance, (carried, splits, hyperparameters, steps)),
                 ("tokens", made.tokens, (carried.state.params, splits, hyperparameters)),
             ]
-            for name, lifted, arguments in functions:
-                yield PhaseProgram(index, f"{phase.name}.{name}", lifted, arguments)
+            for name, function, arguments in functions:
+                yield PhaseProgram(index, f"{phase.name}.{name}", function, arguments)
             params = carried.state.params
 
     def corpora(self, group: CompileGroup, runs: int) -> Loaded:
@@ -210,13 +210,13 @@ class Programs:
         self.compiled = True
         with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "compile") as pool:
             compiling = []
-            for each in self.shaped(group, runs):
+            for each in self.phase_programs(group, runs):
                 is_done = each.phase is not None and (
                     each.phase < phase or (resumed and each.phase == phase and each.name == "begin")
                 )
                 if not is_done:
-                    lowered = each.lifted.lower(*each.arguments)
-                    compiling.append(pool.submit(_compile, lowered, each.lifted, self.setting.dtype))
+                    lowered = each.function.lower(*each.arguments)
+                    compiling.append(pool.submit(_compile, lowered, each.function, self.setting.dtype))
         for each_done in compiling:
             each_done.result()
         if not resumed:
@@ -330,9 +330,9 @@ def _hyperparameters(group: CompileGroup, runs: int) -> Any:
     return {path: jax.ShapeDtypeStruct((runs,), dtype) for path, dtype in group.dtypes().items()}
 
 
-def _compile(lowered: Any, lifted: BatchedFunction, dtype: str) -> None:
+def _compile(lowered: Any, function: BatchedFunction, dtype: str) -> None:
     # JAX's settings are thread-local, so they must be set in each thread.
-    with backend.precision(dtype), lifted.precision():
+    with backend.precision(dtype), function.precision():
         lowered.compile()
 
 
@@ -345,9 +345,9 @@ class _Parameters(NamedTuple):
 def _program(setting: Setting, index: int, loaded: Loaded) -> Program:
     phase = setting.phases[index]
     axis = None if loaded.shared else 0
-    lifted = partial(BatchedFunction, shared=loaded.shared)
-    moving = partial(lifted, per_core=phase.seeds_per_core, dtype=phase.dtype)
-    of_state = partial(lifted, in_axes=(0,), per_core=EVERY, dtype=phase.dtype)
+    batched = partial(BatchedFunction, shared=loaded.shared)
+    moving = partial(batched, per_core=phase.seeds_per_core, dtype=phase.dtype)
+    of_state = partial(batched, in_axes=(0,), per_core=EVERY, dtype=phase.dtype)
 
     def begin(params: Any, splits: Splits, hyperparameters: Hyperparameters, key: Array) -> Carried:
         return seed.begin_phase(with_hyperparameters(setting, hyperparameters), index, params, splits, key)
@@ -373,8 +373,8 @@ def _program(setting: Setting, index: int, loaded: Loaded) -> Program:
         probe_steps=setting.probes.steps_of(phase),
         begin=moving(begin, (0, axis, 0, 0)),
         advance=moving(advance, (0, axis, 0, None), donate_argnums=0),
-        measure=lifted(measure, (0, axis, 0), view=view),
+        measure=batched(measure, (0, axis, 0), view=view),
         state_metrics=of_state(lambda carried: phase.metrics(carried.state)),
         observe=[(probe, observed(probe)) for probe in probes],
-        tokens=lifted(tokens, (0, axis, 0)),
+        tokens=batched(tokens, (0, axis, 0)),
     )

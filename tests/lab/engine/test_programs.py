@@ -1,4 +1,4 @@
-"""Functions of one seed, lifted to vmapped runs and compiled before they are called."""
+"""Functions of one seed, vmapped over runs and compiled before they are called."""
 
 import gc
 import threading
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from jaxattn.core import backend
-from jaxattn.lab.engine import lift
-from jaxattn.lab.engine.lift import Programs, seed_keys
+from jaxattn.lab.engine import programs
+from jaxattn.lab.engine.programs import Programs, seed_keys
 from jaxattn.lab.study.groups import compile_groups
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -34,9 +34,9 @@ def test_large_corpus_code_path_matches_the_regular_one(monkeypatch, study):
     for large in (1 << 60, 0):
         monkeypatch.setattr("jaxattn.data.ragged.LARGE", large)
         jax.clear_caches()
-        programs = Programs(setting, shared)
-        params = programs.start(shared, model_keys, {})
-        made = programs.phase(1, shared)
+        own_programs = Programs(setting, shared)
+        params = own_programs.start(shared, model_keys, {})
+        made = own_programs.phase(1, shared)
         carried = made.begin(params, shared.splits, {}, model_keys)
         carried = made.advance(carried, shared.splits, {}, jnp.int32(7))
         found = made.measure(carried, shared.splits, {})
@@ -49,7 +49,7 @@ def test_large_corpus_code_path_matches_the_regular_one(monkeypatch, study):
 
 def test_programs_are_cached_except_for_custom_code(study):
     def made(name="small", **changes):
-        return lift.programs(study(name, **changes).base)
+        return programs.programs(study(name, **changes).base)
 
     first = made()
     assert made() is first
@@ -82,10 +82,10 @@ def compiling():
 def test_programs_are_compiled_before_they_are_called(tmp_path, go, study, monkeypatch, assert_same):
     wanted = study(model={"kind": "one_layer", "dim": 13}, seeds=3)
     jax.clear_caches()
-    lift._KNOWN.clear()
+    programs._KNOWN.clear()
     with compiling() as before:
         assert not go(tmp_path / "before", wanted)[0].failures
-    lift._KNOWN.clear()
+    programs._KNOWN.clear()
     jax.clear_caches()
     monkeypatch.setattr(Programs, "compile", lambda *_, **__: None)
     with compiling() as as_called:
@@ -101,7 +101,7 @@ def test_programs_are_compiled_before_they_are_called(tmp_path, go, study, monke
 @pytest.mark.more
 def test_resumed_batch_compiles_only_remaining_programs(tmp_path, go, stop, study, small_run, assert_same):
     stop(tmp_path / "small", study(), 4)
-    lift._KNOWN.clear()
+    programs._KNOWN.clear()
     jax.clear_caches()
     with compiling() as threads:
         go(tmp_path / "small", study())
@@ -112,14 +112,14 @@ def test_resumed_batch_compiles_only_remaining_programs(tmp_path, go, stop, stud
 
 def test_compilation_error_is_raised(study, monkeypatch):
     (group,) = compile_groups(study(model={"kind": "one_layer", "dim": 14}).cells)
-    programs = Programs(group.setting)
+    made = Programs(group.setting)
 
     def fail(*_):
         raise ZeroDivisionError("in a thread")
 
-    monkeypatch.setattr(lift, "_compile", fail)
+    monkeypatch.setattr(programs, "_compile", fail)
     with backend.precision("float32"), pytest.raises(ZeroDivisionError, match="in a thread"):
-        programs.compile(group, 2)
+        made.compile(group, 2)
 
 
 def arguments(programs):
@@ -128,28 +128,28 @@ def arguments(programs):
 
 def test_programs_that_were_only_traced_are_discarded_without_collecting_garbage(monkeypatch, study):
     """Plans trace the programs of many groups, and a collection takes longer than tracing."""
-    monkeypatch.setattr(lift, "_KNOWN", {})
-    monkeypatch.setattr(lift, "MAX_KNOWN", 1)
-    monkeypatch.setattr(lift.gc, "collect", None)
-    cache, groups = lift.ProgramCache(), compile_groups(study(axes={"model.dim": [2, 3, 4]}).cells)
+    monkeypatch.setattr(programs, "_KNOWN", {})
+    monkeypatch.setattr(programs, "MAX_KNOWN", 1)
+    monkeypatch.setattr(programs.gc, "collect", None)
+    cache, groups = programs.ProgramCache(), compile_groups(study(axes={"model.dim": [2, 3, 4]}).cells)
     for group in groups:
         cache.of(group).params(group, 2)
 
 
 def test_programs_discarded_from_the_cache_are_freed(monkeypatch, study):
     """Every program maps memory, and a process may have a limited number of mappings."""
-    monkeypatch.setattr(lift, "_KNOWN", {})
-    monkeypatch.setattr(lift, "MAX_KNOWN", 2)
+    monkeypatch.setattr(programs, "_KNOWN", {})
+    monkeypatch.setattr(programs, "MAX_KNOWN", 2)
     gc.disable()
     try:
         settings = [study(model={"kind": "one_layer", "dim": dim}).base for dim in (2, 3, 4)]
-        first = lift.programs(settings[0])
+        first = programs.programs(settings[0])
         first.start(first.draw(*arguments(first)), *arguments(first))
         forgotten = weakref.ref(first)
         del first
-        lift.programs(settings[1])
-        assert forgotten() is lift.programs(settings[0])
-        lift.programs(settings[2])
+        programs.programs(settings[1])
+        assert forgotten() is programs.programs(settings[0])
+        programs.programs(settings[2])
         assert forgotten() is None
     finally:
         gc.enable()
@@ -157,10 +157,10 @@ def test_programs_discarded_from_the_cache_are_freed(monkeypatch, study):
 
 def test_programs_of_a_group_are_freed_when_the_next_group_starts(monkeypatch, study):
     """Programs with custom code are not in the cache of known programs."""
-    monkeypatch.setattr(lift, "programs", Programs)
+    monkeypatch.setattr(programs, "programs", Programs)
     gc.disable()
     try:
-        cache, groups = lift.ProgramCache(), compile_groups(study(axes={"model.dim": [2, 3]}).cells)
+        cache, groups = programs.ProgramCache(), compile_groups(study(axes={"model.dim": [2, 3]}).cells)
         first = cache.of(groups[0])
         first.start(first.draw(*arguments(first)), *arguments(first))
         forgotten = weakref.ref(first)
@@ -169,3 +169,20 @@ def test_programs_of_a_group_are_freed_when_the_next_group_starts(monkeypatch, s
         assert forgotten() is None
     finally:
         gc.enable()
+
+
+def test_seeds_per_core_changes_how_many_seeds_train_at_a_time_but_not_the_results(study):
+    texts, trained = [], []
+    for setting in ({}, {"seeds_per_core": 1}):
+        first, last = study().config["phases"]
+        group_setting = study(phases=[first, last | setting]).base
+        data_keys, model_keys, _ = seed_keys([0, 1, 2])
+        made = Programs(group_setting)
+        loaded = made.draw(data_keys, {})
+        program = made.phase(1, loaded)
+        carried = program.begin(made.start(loaded, model_keys, {}), loaded.splits, {}, model_keys)
+        texts.append(program.advance.lower(carried, loaded.splits, {}, jnp.int32(5)).as_text())
+        trained.append(program.advance(carried, loaded.splits, {}, jnp.int32(5)).state.params.p)
+    # By default all three seeds are vmapped; with the setting, a loop trains one of them at a time.
+    assert texts[1].count("stablehlo.while") == texts[0].count("stablehlo.while") + 1
+    np.testing.assert_allclose(*trained, rtol=1e-5)
