@@ -22,16 +22,16 @@ POWER = "power of d in the error per unit of η0"
 
 def cells(results: Run, item: Item, *, metrics: Sequence[str]) -> Measured:
     """Measure the given metrics at the end of the last phase in each cell."""
-    findings = [last(results, cell, metric, name) for metric in metrics for cell, name in named(results)]
+    findings = [last(results, cell, metric, name) for metric in metrics for cell, name in cell_names(results)]
     return Measured(findings, {})
 
 
 def along(results: Run, item: Item) -> Measured:
     """Measure final accuracy and loss in the last phase of each cell, and tabulate both during training."""
-    findings = [last(results, cell, metric, name) for cell, name in named(results) for metric in ALONG]
+    findings = [last(results, cell, metric, name) for cell, name in cell_names(results) for metric in ALONG]
     records = results.records[results.records["metric"].isin(["test_accuracy", "loss"])]
     wide = records.pivot_table(index=["cell", "step"], columns="metric", values="value").reset_index()
-    names = wide.pop("cell").map(dict(named(results)))
+    names = wide.pop("cell").map(dict(cell_names(results)))
     wide.insert(0, "", names)
     wide = wide.rename(columns=lambda x: x.replace("_", " "))
     return Measured(findings, {"Along the way, mean over seeds": wide})
@@ -73,7 +73,7 @@ def values(results: Run, cell: int, metric: str) -> NDArray[np.float64]:
     return last_steps(records[records["metric"] == metric])["value"].to_numpy(float)
 
 
-def named(results: Run) -> list[tuple[int, str]]:
+def cell_names(results: Run) -> list[tuple[int, str]]:
     """Return (index, name) for each cell."""
     return [(int(entry["cell"]), cell_name(entry["settings"])) for entry in results.manifest["cells"]]
 

@@ -61,7 +61,7 @@ def _agreement(item: Item, finding: Finding) -> dict[str, Any]:
         "item": item.name,
         "measured": finding.name,
         **_numbers(finding),
-        "interval_over": finding.over,
+        "interval_over": finding.counted,
         "published": finding.published,
         "criterion": _criterion(finding),
         "verdict": finding.verdict,

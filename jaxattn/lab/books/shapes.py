@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from jaxattn.core.errors import InputError
 from jaxattn.lab.books.book import Item
 from jaxattn.lab.books.findings import Finding, Measured
-from jaxattn.lab.books.metrics import last, last_phase, named, values
+from jaxattn.lab.books.metrics import cell_names, last, last_phase, values
 from jaxattn.lab.books.tables import Curve
 from jaxattn.lab.results.correlations import axis, bin_numbers, spearman
 from jaxattn.lab.results.judge import Estimate, jackknifed, share
@@ -171,7 +171,7 @@ def shapes(results: Run, item: Item, *, cell: int = 0, metrics: tuple[str, ...] 
 def variations(results: Run, item: Item) -> Measured:
     """Measure the shapes in each cell; see `shapes`."""
     findings, rows = [], []
-    for cell, name in named(results):
+    for cell, name in cell_names(results):
         found = shapes(results, item, cell=cell).findings
         findings += [
             Finding(f"{name}: {each.measured}", each.estimate, each.over)
@@ -189,7 +189,7 @@ def directions(results: Run, item: Item) -> Measured:
     The findings are fractions of seeds, for each cell.
     """
     findings, rows = [], []
-    for cell, name in named(results):
+    for cell, name in cell_names(results):
         each = values(results, cell, "spearman_Ev_bins")
         for way, sign in (("rises", 1), ("falls", -1)):
             counted = f"{name}: {WAYS}{way}"
@@ -237,7 +237,7 @@ def spread(results: Run, item: Item, *, to_the_end: str) -> Measured:
     each spread by the range of the bin means, which removes the dependence on the step size. `to_the_end` is
     the name of the block in which E is trained to convergence.
     """
-    cells = dict(named(results))
+    cells = dict(cell_names(results))
     if to_the_end not in cells.values():
         raise InputError(
             f"to_the_end: no cell named {to_the_end!r}; choose one of {', '.join(cells.values())}"

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from jaxattn.lab.books import Finding, Measured
-from jaxattn.lab.books.metrics import named
+from jaxattn.lab.books import Finding, Measured, cell_names
 from jaxattn.lab.results import judge
 
 
@@ -42,7 +41,7 @@ def one_seed(run, last: float) -> dict[str, float]:
 def growth(results, item, *, last: float = 100.0) -> Measured:
     """Compare slopes against log t with their closed forms, for each block."""
     findings = []
-    for cell, name in named(results):
+    for cell, name in cell_names(results):
         records = results.records[results.records["cell"] == cell]
         wide = records.pivot_table(index=["seed", "step"], columns="metric", values="value")
         seeds = [one_seed(run, last) for _, run in wide.groupby("seed")]

@@ -1,7 +1,6 @@
 """Analysis of the trained transformer, and of training in two stages."""
 
-from jaxattn.lab.books import Finding, Measured, declare_names
-from jaxattn.lab.books.metrics import named
+from jaxattn.lab.books import Finding, Measured, cell_names, declare_names
 from jaxattn.lab.results import judge
 
 ATTENTION = {
@@ -36,7 +35,7 @@ def seeds_of(results, cell: int, phase: str, *, last: bool):
 
 def attention_and_losses(results, *, attention_phase: str, last_phase: str):
     """Yield names and values per seed: the attention after one phase, and the losses after another."""
-    for cell, name in named(results):
+    for cell, name in cell_names(results):
         first = seeds_of(results, cell, attention_phase, last=True)
         for words, metric in ATTENTION.items():
             if metric in first and first[metric].notna().all():
@@ -65,7 +64,7 @@ def trained(results, item) -> Measured:
 def staged(results, item) -> Measured:
     """Measure the first gradient, the attention after one step, and the losses after both stages."""
     found = []
-    for cell, name in named(results):
+    for cell, name in cell_names(results):
         start = seeds_of(results, cell, "first", last=False)
         found += [(f"{name}: {words}", start[metric]) for words, metric in GRADIENT.items()]
     return judged([*found, *attention_and_losses(results, attention_phase="first", last_phase="second")])

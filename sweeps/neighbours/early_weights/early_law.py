@@ -4,8 +4,7 @@ import numpy as np
 import pandas as pd
 from corpus_statistics import COMPARED, width_law
 
-from jaxattn.lab.books import Finding, Measured
-from jaxattn.lab.books.metrics import named
+from jaxattn.lab.books import Finding, Measured, cell_names
 from jaxattn.lab.results import judge
 
 
@@ -38,7 +37,7 @@ def early(results, item, *, step: int = 8, limit: float = 0.9) -> Measured:
         samples = np.asarray(samples)
         findings.append(Finding(name, judge.mean(samples), f"{len(samples)} seeds"))
 
-    for cell, name in named(results):
+    for cell, name in cell_names(results):
         if name == "one-hot":
             factors = powers(step, config["phases"][0]["step_size"])
             for part in COMPARED:

@@ -2,15 +2,14 @@
 
 import numpy as np
 
-from jaxattn.lab.books import Finding, Measured
-from jaxattn.lab.books.metrics import cells, named
+from jaxattn.lab.books import Finding, Measured, cell_names
 from jaxattn.lab.results import judge
 
 
 def plateau(results, item) -> Measured:
     """Measure the end of training, and the plateau: the slowest decrease of a loss between 3 and 1."""
     findings = cells(results, item, metrics=["test_accuracy", "test_loss", "relation_known"]).findings
-    for cell, name in named(results):
+    for cell, name in cell_names(results):
         records = results.records[results.records["cell"] == cell]
         metrics = ("test_loss", "test_accuracy", "relation_known")
         wide = records[records["metric"].isin(metrics)].pivot_table(

@@ -1,7 +1,6 @@
 """Analysis of in-context classification: distance from one gradient step, and losses by kind of attention."""
 
-from jaxattn.lab.books import Finding, Measured
-from jaxattn.lab.books.metrics import named
+from jaxattn.lab.books import Finding, Measured, cell_names
 from jaxattn.lab.results import judge
 
 WEIGHTS = {
@@ -16,7 +15,7 @@ def steps(results, item) -> Measured:
     last = results.records[results.records["step"] == results.records["step"].max()]
     table = last.pivot_table(index=["metric", "cell", "seed"], values="value")["value"]
     found, loss = {}, {}
-    for cell, name in named(results):
+    for cell, name in cell_names(results):
         for metric, text in WEIGHTS.items():
             found[f"{name}: {text}"] = table[metric, cell]
         loss[name] = table["test_loss", cell]

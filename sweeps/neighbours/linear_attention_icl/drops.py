@@ -4,8 +4,7 @@ import numpy as np
 import pandas as pd
 from regression_prompts import CONTEXT, saddles, spectrum
 
-from jaxattn.lab.books import Finding, Measured
-from jaxattn.lab.books.metrics import named
+from jaxattn.lab.books import Finding, Measured, cell_names
 from jaxattn.lab.results import judge
 
 SLOW = 0.02  # as a fraction of the peak speed of the slower of the two adjacent drops
@@ -51,7 +50,7 @@ def drops(results, item) -> Measured:
     def add(name: str, samples) -> None:
         findings.append(Finding(name, judge.mean(np.array(samples, float)), f"{len(samples)} seeds"))
 
-    for cell, name in named(results):
+    for cell, name in cell_names(results):
         data = results.manifest["cells"][cell]["settings"]
         dim = 8 if "D = 8" in name else 4
         levels = saddles(dim, "white" in str(data))
@@ -81,7 +80,7 @@ def drops(results, item) -> Measured:
 
 def times(results) -> list[Finding]:
     """Compare the half time of merged attention with its closed form, and with the half time of the MLP."""
-    cells = {name: cell for cell, name in named(results)}
+    cells = {name: cell for cell, name in cell_names(results)}
     mean = {
         name: sum(curves(results, cells[name], f"component_{d}") for d in range(1, 5)) / 4
         for name in ("merged", "mlp", "merged, white")

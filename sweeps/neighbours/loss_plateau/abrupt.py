@@ -3,8 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from jaxattn.lab.books import Finding, Measured
-from jaxattn.lab.books.metrics import named
+from jaxattn.lab.books import Finding, Measured, cell_names
 from jaxattn.lab.results import judge
 
 STEPS = "steps until the drop"
@@ -83,7 +82,7 @@ def abrupt(results, batches, item) -> Measured:
     """Measure every block, and compare scaled attention and larger batches with c = 1 seed by seed."""
     findings, blocks = [], {}
     for study in (results, batches):
-        for cell, name in named(study):
+        for cell, name in cell_names(study):
             records = study.records[study.records["cell"] == cell]
             wide = records.pivot_table(index=["seed", "step"], columns="metric", values="value")
             seeds = {seed: one_seed(run.droplevel("seed")) for seed, run in wide.groupby("seed")}

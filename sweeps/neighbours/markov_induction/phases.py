@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from jaxattn.lab.books import Finding, Measured
-from jaxattn.lab.books.metrics import named
+from jaxattn.lab.books import Finding, Measured, cell_names
 from jaxattn.lab.results import judge
 
 STRATEGIES = ["uniform", "unigram", "bigram"]
@@ -52,7 +51,7 @@ def phases(results, item, *, best: dict[str, float]) -> Measured:
     unigram loss.
     """
     findings, drops = [], {}
-    for cell, name in named(results):
+    for cell, name in cell_names(results):
         records = results.records[results.records["cell"] == cell]
         wide = records.pivot_table(index=["seed", "step"], columns="metric", values="value")
         seeds = [one_seed(run.droplevel("seed"), best.get(name, 0)) for _, run in wide.groupby("seed")]

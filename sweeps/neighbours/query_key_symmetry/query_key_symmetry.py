@@ -8,8 +8,7 @@ from jax import Array
 
 import jaxattn as ja
 from jaxattn.data import Sequences
-from jaxattn.lab.books import Finding, Measured
-from jaxattn.lab.books.metrics import named
+from jaxattn.lab.books import Finding, Measured, cell_names
 from jaxattn.lab.results import judge
 
 
@@ -80,7 +79,7 @@ def structure(params: dict[str, Array], data: Sequences) -> dict[str, Array]:
 def scores(results, item) -> Measured:
     """Measure the symmetry at the start and at the end, and the directionality at the end."""
     table = results.records.pivot_table(index=["metric", "cell", "step", "seed"], values="value")["value"]
-    cells = {name: cell for cell, name in named(results)}
+    cells = {name: cell for cell, name in cell_names(results)}
     end = results.records["step"].max()
     found = {}
     for name, cell in cells.items():

@@ -4,8 +4,7 @@ import numpy as np
 import pandas as pd
 from vanishing import norm, ratio
 
-from jaxattn.lab.books import Finding, Measured
-from jaxattn.lab.books.metrics import named
+from jaxattn.lab.books import Finding, Measured, cell_names
 from jaxattn.lab.results import judge
 
 NAMES = {1: "unigram", 2: "bigram", 3: "trigram"}
@@ -62,7 +61,7 @@ def one_seed(run: pd.DataFrame) -> dict[str, float]:
 def stages(results, item) -> Measured:
     """Measure the plateaus, their order, the attention and the gradients of each block."""
     findings, rows = [], []
-    for cell, name in named(results):
+    for cell, name in cell_names(results):
         runs = by_step(results, cell)
         seeds = [one_seed(run) for run in runs.values()]
         known = [key for key in seeds[0] if any(np.isfinite(seed[key]) for seed in seeds)]
