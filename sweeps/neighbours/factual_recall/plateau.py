@@ -3,6 +3,7 @@
 import numpy as np
 
 from jaxattn.lab.books import Finding, Measured, cell_names
+from jaxattn.lab.books.metrics import cells
 from jaxattn.lab.results import judge
 
 
