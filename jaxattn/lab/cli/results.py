@@ -284,8 +284,8 @@ def reproduce(
 
     A book is a folder of items with published values and criteria; see docs/howto/books.md. The books
     neighbours and findings are in the repository's sweeps folder. The command writes a page that compares
-    results with published values. The exit status is 1 if a finding that should hold does not, or if --check
-    reports that something is missing.
+    results with published values, and prints the verdicts; with --only, it also prints the numbers. The exit
+    status is 1 if a finding that should hold does not, or if --check reports that something is missing.
 
     Example: jaxattn reproduce paper --only fig2_synthetic fig3_imdb --data-dir ../data
 
@@ -331,7 +331,12 @@ def reproduce(
         written = books.reproduce(
             items, asked, out=folder, command=command, reporter=reporter, max_memory=memory
         )
-    print_table(items.shared.title, written.summary[["item", "verdict", "run time"]])
+    summary = written.summary[["item", "verdict", "run time"]]
+    print_table(items.shared.title, summary[summary["item"].isin(only)] if only else summary)
+    for section in written.sections:
+        if section.item.name in only:
+            for statement, numbers in section.agreement.items():
+                print_table(statement or section.item.heading, numbers)
     for path in written.paths:
         print_line(path)
     for name, reason in sorted(written.failed.items()):

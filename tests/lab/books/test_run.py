@@ -108,6 +108,17 @@ def of_tiny(tiny, out, *only, quiet=True, **options):
         return reproduce(tiny, request, out=out, command="jaxattn reproduce", reporter=reporter)
 
 
+def test_numbers_of_items_requested_by_name_are_printed(call, tmp_path):
+    out = tmp_path / "out"
+    status, printed, _ = call("reproduce", TINY_BOOK, "--only", "step", "--out", out, "--quiet")
+    assert status == 0
+    (row,) = [line for line in printed.splitlines() if "power of d in the error per unit of η0" in line]
+    assert "-0.5 ± 0.3" in row
+    assert row.rstrip().endswith("agrees")
+    # Items that were not requested are on the page only.
+    assert "not run" not in printed
+
+
 @pytest.mark.more
 def test_custom_book_is_reproduced(call, tmp_path):
     out = tmp_path / "out"
