@@ -26,7 +26,7 @@ from jaxattn.lab.cli import commands
 from jaxattn.lab.cli.usage import about, options_of
 from jaxattn.lab.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
 from jaxattn.lab.probes.standard import Probes
-from jaxattn.lab.results.labels import PHASE_LABELS
+from jaxattn.lab.results.labels import phase_labels
 from jaxattn.lab.study.definition import Tables
 from jaxattn.lab.study.registry import CONCEPTS, fields_of
 from jaxattn.lab.texts.readers import READERS
@@ -91,7 +91,7 @@ def metrics() -> str:
         "A study uses these probes only if the list `own` of `[probes]` contains their names.",
         *(_section(probe, f"`{name}`") for name, probe in PROBES.items()),
         "## Metrics of flows",
-        _table(PHASE_LABELS),
+        _table(phase_labels()),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -280,7 +280,8 @@ LINE = """# Command line
 `jaxattn` lists the commands, `jaxattn COMMAND --help` prints the section of this page for a command, and
 `jaxattn --version` prints the version. `python -m jaxattn` is equivalent to `jaxattn`. The exit status of a
 command is 0 for success, 1 if the command fails, 2 if the input is invalid, and 130 if the command is
-stopped. An error message is one line on standard error, which contains the location and the remedy."""
+stopped. An error message is one line on standard error, which contains the location and the remedy; a
+traceback of custom code follows it."""
 
 COMMON = "Each command lists the common options that it accepts."
 

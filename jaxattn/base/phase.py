@@ -1,6 +1,6 @@
 """Base class for training phases: the trained parameters, the dynamics and the number of steps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -84,6 +84,7 @@ class Phase(Spec, frozen=True, kw_only=True):
         dtype: dtype of the state in every study; None for the dtype of the study.
         seeds_per_core: number of seeds that a CPU core computes at a time; None for as many as fit in its
             cache.
+        labels: printed name of each metric in figures.
         refines: metrics of standard probes that the phase replaces with more precise metrics of its own.
         one_step: True for a single full gradient step of size `step_size`, as described by the one-step
             law.
@@ -100,6 +101,7 @@ class Phase(Spec, frozen=True, kw_only=True):
     )
     failure: ClassVar[str] = "loss or gradient is not finite"
     dtype: ClassVar[str | None] = None
+    labels: ClassVar[Mapping[str, str]] = {}
     refines: ClassVar[tuple[str, ...]] = ()
     one_step: ClassVar[bool] = False
 

@@ -1,8 +1,9 @@
 """Flows as phases: a flow computes a whole path, whose rows are the steps of the phase."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -82,13 +83,20 @@ class RecordedPath(FlowPath):
 class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
     """Phase that runs a flow, built from a function `(params, task, *, points, settings) -> FlowPath`.
 
-    The function computes the path for one seed, with `points` rows. It is traced with float64 enabled.
-    Declare the trained parameters with `@ja.declare(train=["p"])` or as a setting `train`.
+    The function computes the path for one seed, with `points` rows. In every study, it is called with
+    parameters and training data in float64. Declare the trained parameters with `@ja.declare(train=["p"])`
+    or as a setting `train`.
     """
 
     failure: ClassVar[str] = "the flow met NaN or a step too short to represent"
     dtype: ClassVar[str | None] = "float64"
     is_random: ClassVar[bool] = False
+    labels: ClassVar[Mapping[str, str]] = {
+        "time": "$t$",
+        "log_time": r"$\log\,t$",
+        "log_loss": r"$\log\,L$",
+        "came_to_end": "paths that reach their stopping condition",
+    }
     # The arrays for one seed fit into a core's cache, and a slow seed does not delay the other seeds.
     seeds_per_core: ClassVar[int | None] = 1
     overridable: ClassVar[frozenset[str]] = Phase.overridable - {"steps"} | {"points"}
@@ -122,7 +130,9 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
 
     def follow(self, task: Task, params: Params) -> FlowPath:
         """Compute the path; if steps are expensive, compute only its start, and let `advance` continue it."""
-        return self._checked(self._call(params, task), params)
+        train = _in_float64(task.data.train)
+        task = task._replace(data=task.data.replace(train=train))  # type: ignore[attr-defined]
+        return self._checked(self._call(_in_float64(params), task), params)
 
     def init(self, task: Task, params: Any, key: Array) -> FlowState:
         """Return the state at the start of the path."""
@@ -162,6 +172,12 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
             raise InputError(f"the function returned {shown(path)}; return a ja.dynamics.RecordedPath")
         if not isinstance(path, RecordedPath):
             return path
+        if not isinstance(path.params, Mapping):
+            raise InputError(
+                f"the path contains {shown(path.params)} as params; return a dictionary of arrays by name"
+            )
+        if not isinstance(path.status, int | np.integer | Array):
+            raise InputError(f"the path has status {path.status!r:.40}; return a member of ja.dynamics.Stop")
         trained = selected(params, self.train)
         if path.params.keys() != trained.keys():
             names = ", ".join(path.params) or "no parameters"
@@ -194,7 +210,21 @@ def of_function(function: Function, kind: str) -> type[FlowPhase]:
     return made
 
 
+def _in_float64(tree: Any) -> Any:
+    """Cast the float arrays in a pytree to float64."""
+    return jax.tree.map(
+        lambda x: jnp.asarray(x, jnp.float64) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x, tree
+    )
+
+
 class _TheoryFlow(FlowPhase, frozen=True, kw_only=True):
+    labels: ClassVar[Mapping[str, str]] = {
+        **FlowPhase.labels,
+        "arc_length": "length of the path",
+        "log_v_norm": r"$\log\,\Vert v\Vert$",
+        "drift": r"drift of $E^\top E - pp^\top - vv^\top$",
+        "mismatch": "error of $dp/dt$ if $v$ is determined by $p$",
+    }
     refines: ClassVar[tuple[str, ...]] = ("p_norm", "log_gradient_norm")
     rotation_invariant: ClassVar[bool] = True
 

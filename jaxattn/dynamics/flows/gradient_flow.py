@@ -46,7 +46,7 @@ def gradient_flow(
 
         dθ/dt = -∂L/∂θ,   integrated in log(1 + t)
 
-    The full training data are used, in float64. Row k is at time t_k = (1 + until_time)^(k/(points - 1)) - 1.
+    The full training data are used. Row k is at time t_k = (1 + until_time)^(k/(points - 1)) - 1.
 
     Args:
         params: the initial parameters.
@@ -78,7 +78,7 @@ def gradient_flow(
 
     if not math.isfinite(until_time):
         raise InputError(f"until_time: must be finite, got {until_time}")
-    params, data = _in_float64(params), _in_float64(task.data.train)
+    data = task.data.train
     start, unravel = ravel_pytree(selected(params, train))
 
     def evaluate(theta: Array) -> tuple[Array, Array]:
@@ -145,9 +145,3 @@ def _recorded(solution: Any, marks: Array, evaluate: Any, unravel: Any, until_no
 
 
 GradientFlow = settings_class(gradient_flow, FlowPhase, "GradientFlow")
-
-
-def _in_float64(tree: Any) -> Any:
-    return jax.tree.map(
-        lambda x: jnp.asarray(x, jnp.float64) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x, tree
-    )

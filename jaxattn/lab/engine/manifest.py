@@ -111,8 +111,10 @@ def _randomness(setting: Setting) -> dict[str, list[str]]:
 
 
 def labels(study: Definition) -> dict[str, str]:
-    """Return the metric labels that the probes declare, keyed by metric."""
-    return {name: label for probe in _probes(study) for name, label in probe.labels.items()}
+    """Return the metric labels that the phases and probes declare, keyed by metric."""
+    phases = {type(phase): phase.labels for cell in study.cells for phase in cell.setting.phases}
+    declared = [*phases.values(), *(probe.labels for probe in _probes(study))]
+    return {name: label for names in declared for name, label in names.items()}
 
 
 def scales(study: Definition) -> dict[str, list[Any]]:

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from jaxattn.lab.results.labels import format_number, setting
+from jaxattn.lab.results.labels import format_number, ranges_text, setting
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import estimates, last_steps
 
@@ -183,12 +183,13 @@ def caveats(results: Run) -> list[str]:
     last = last_steps(results.records)
     last = last[~last["metric"].str.contains(r"_bin_\d+$")]
     finite = np.isfinite(last["value"]).groupby([last[key] for key in ("cell", "metric", "phase")]).any()
-    reasons: dict[str, dict[str, None]] = {}
+    # Metrics and cells to which a reason applies.
+    reasons: dict[str, tuple[dict[str, None], dict[int, None]]] = {}
     infinite = "the value is minus infinity, the logarithm of exactly zero"
     for cell, metric, phase in finite.index[~finite]:
         own = last[(last["cell"] == cell) & (last["metric"] == metric) & (last["phase"] == phase)]
         if np.isneginf(own["value"]).all():
-            reasons.setdefault(infinite, {})[metric] = None
+            _note(reasons, infinite, metric, cell)
     for pattern, reason in (
         (_OVER_TOKENS, _few_tokens),
         (_OVER_SIGNED_BINS, _outside_bins),
@@ -196,15 +197,30 @@ def caveats(results: Run) -> list[str]:
     ):
         for cell, metric in dict.fromkeys((cell, metric) for cell, metric, _ in finite.index):
             if pattern.fullmatch(metric) and (words := reason(results, int(cell))):
-                reasons.setdefault(words, {})[metric] = None
+                _note(reasons, words, metric, cell)
     lines = [f"all metrics: {held}"] if (held := results.held) else []
-    lines += [f"{', '.join(metrics)}: {reason}" for reason, metrics in reasons.items()]
+    lines += [
+        f"{', '.join(metrics)}: {reason}{_in_cells(results, [*cells])}"
+        for reason, (metrics, cells) in reasons.items()
+    ]
     failed = results.failures.groupby(["phase", "reason"], sort=False).size()
     return lines + [
         f"{number} seed{'s' * (number > 1)} failed in phase {phase} and {'are' if number > 1 else 'is'} not "
         f"in the means from then on: {reason}"
         for (phase, reason), number in failed.items()
     ]
+
+
+def _note(reasons: dict[str, Any], reason: str, metric: str, cell: int) -> None:
+    metrics, cells = reasons.setdefault(reason, ({}, {}))
+    metrics[metric] = cells[int(cell)] = None
+
+
+def _in_cells(results: Run, cells: Sequence[int]) -> str:
+    """Return " (cells 0 to 2)", or "" if the cells are all cells of the run."""
+    if len(cells) == len(results.manifest["cells"]):
+        return ""
+    return f" (cell{'s' * (len(cells) > 1)} {ranges_text(sorted(cells))})"
 
 
 def _of_probes(results: Run, cell: int, *keys: str) -> list[float]:

@@ -73,19 +73,6 @@ def grow_by_factors(values: Sequence[int | float]) -> bool:
     return bool(x[0] > 0 and len(x) > 2 and np.ptp(np.diff(np.log(x))) < np.ptp(np.diff(x)) / x[-1])
 
 
-# Labels for metrics that phases record. Probes define their own labels.
-PHASE_LABELS = MappingProxyType(
-    {
-        "arc_length": "length of the path",
-        "time": "$t$",
-        "log_time": r"$\log\,t$",
-        "log_v_norm": r"$\log\,\Vert v\Vert$",
-        "came_to_end": "paths that reach their stopping condition",
-        "log_loss": r"$\log\,L$",
-        "drift": r"drift of $E^\top E - pp^\top - vv^\top$",
-        "mismatch": "error of $dp/dt$ if $v$ is determined by $p$",
-    }
-)
 AXES = MappingProxyType(
     {
         "model.dim": "$d$",
@@ -108,6 +95,13 @@ CUSTOM_SCORES = "the score", "score of token $s$"
 VALUES = MappingProxyType({"Ev": r"$E_s^\top v$", "Ep": r"$E_s^\top p$"})
 
 
+def phase_labels() -> dict[str, str]:
+    """Return the labels of the metrics of built-in phases, which manifests of version 0.2 do not contain."""
+    from jaxattn.dynamics.kinds import PHASES  # slow to import
+
+    return {name: label for phase in PHASES.values() for name, label in phase.labels.items()}
+
+
 def literal(text: str) -> str:
     """Escape dollar signs, so that matplotlib does not interpret the string as a formula."""
     return text.replace("$", r"\$")
@@ -127,11 +121,11 @@ def formula(text: str) -> str:
 
 
 def metric_label(metric: str, labels: Mapping[str, str]) -> str:
-    """Return the figure label for a metric: declared by its probe, built in, or generated from its name."""
+    """Return the figure label for a metric: declared by a probe or phase, or generated from its name."""
     if metric in labels:
         return formula(str(labels[metric]))
-    if metric in PHASE_LABELS:
-        return PHASE_LABELS[metric]
+    if metric in (known := phase_labels()):
+        return known[metric]
     if found := re.fullmatch(r"spearman_Ev_(\w+)", metric):
         return f"Spearman of {VALUES['Ev']}, {short_name(found[1], LONGEST_LABEL)}"
     return short_name(metric.replace("_", " "), LONGEST_LABEL)

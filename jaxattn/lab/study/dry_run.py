@@ -241,8 +241,7 @@ class _Rehearsal:
                     found = [x for x in metric_names(_name(probe), measured, 1) if x not in refined]
                 for name in found:
                     if owner.setdefault(name, location) != location:
-                        by = owner[name] if owner[name] != "probes" else "a standard probe"
-                        raise InputError(f"{name!r} is also a metric of {by}; choose another name")
+                        raise InputError(_same_name(name, owner[name], location))
 
     @contextmanager
     def at(self, location: str, concept: Concept[Any] | str) -> Iterator[None]:
@@ -258,6 +257,17 @@ class _Rehearsal:
             reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
             wanted = concept if isinstance(concept, str) else f"{concept.name} must be {concept.requirement}"
             raise InputError(f"{location}: {reason}; {wanted}") from error
+
+
+def _same_name(metric: str, owner: str, location: str) -> str:
+    """Return the error message for a metric with two owners; `location` is that of the second, a probe."""
+    if location == "probes":
+        return (
+            f"{metric!r} is also a metric of {owner}; choose another name for it, or declare "
+            f"refines = [{metric!r}] to replace the standard metric"
+        )
+    by = "a standard probe" if owner == "probes" else owner
+    return f"{metric!r} is also a metric of {by}; choose another name"
 
 
 def _is_double(setting: Setting, phase: Phase) -> bool:

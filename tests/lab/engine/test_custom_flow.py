@@ -88,6 +88,34 @@ def test_custom_flow_matches_the_exact_flow(x64):
     np.testing.assert_allclose(np.log(1e3), exact.log_time[-1], atol=2e-2)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_custom_flow_is_called_with_float64_arrays_in_every_study(dtype, tmp_path):
+    """A cast of each row to the dtype of the parameters must not round a path to float32."""
+    seen = {}
+
+    @ja.declare(train=["p"], labels={"size": "size of $p$"})
+    def doubling(params, task, *, points: int = 3):
+        seen.update(p=params.p.dtype, counts=task.data.train.occurrences.dot(jnp.ones(20))[0].dtype)
+        p = jnp.stack([params.p * (1 + k * jnp.asarray(1e-12, params.p.dtype)) for k in range(points)])
+        growth = jnp.linalg.norm(p, axis=1) / jnp.linalg.norm(params.p) - 1
+        return RecordedPath(params={"p": p}, metrics={"size": growth}, status=Stop.TIME)
+
+    both = ja.Study(
+        name="own",
+        data=DATA,
+        model=ja.models.OneLayer(dim=16),
+        phases=[EMBED, {"kind": doubling, "name": "flow"}],
+        seeds=1,
+        dtype=dtype,
+    )
+    results = both.run(tmp_path / "out", quiet=True)
+    assert seen == {"p": jnp.float64, "counts": jnp.float64}
+    size = results.records.query("phase == 'flow' and metric == 'size'")["value"]
+    np.testing.assert_allclose(size, [0, 1e-12, 2e-12], atol=1e-15)
+    assert results.label("size") == "size of $p$"
+    assert results.label("time") == "$t$"
+
+
 def test_custom_flow_can_take_its_trained_parameters_as_a_setting(tmp_path):
     def still(params, task, *, train: list[str], points: int = 3):
         rows = {
@@ -131,6 +159,13 @@ def rows(x, count=3):
     return jnp.broadcast_to(x, (count, *x.shape))
 
 
+def of_wrong_type(params):
+    """Build a path with parameters of any type, which is possible only without runtime type checks."""
+    path = RecordedPath(params={}, status=1)
+    object.__setattr__(path, "params", params)
+    return path
+
+
 @ja.declare(train=["p"])
 def without_points(params, task, *, steps: int = 3):
     """Lack the setting points."""
@@ -163,7 +198,7 @@ def misspelt(params, task, *, points: int = 3):
         ),
         (misspelt, r"phases\[1\]: declare: FlowPhase has no attribute 'trains'; did you mean 'train'"),
         (returning(None, train=["q"]), r"phases\[1\].train: q: not a parameter of the model; known: E, p, v"),
-        (returning(lambda params: params.p), r"phases\[1\]: the function returned float32\[16\]; return"),
+        (returning(lambda params: params.p), r"phases\[1\]: the function returned float64\[16\]; return"),
         (
             returning(lambda x: RecordedPath(params={"v": rows(x.v)}, status=1)),
             r"phases\[1\]: the path contains v, but train is p",
@@ -171,6 +206,18 @@ def misspelt(params, task, *, points: int = 3):
         (
             returning(lambda x: RecordedPath(params={"p": rows(x.p, 4)}, status=1)),
             r"phases\[1\]: p in the path has shape \(4, 16\); expected \(3, 16\), one row per point",
+        ),
+        (
+            returning(lambda x: of_wrong_type(rows(x.p))),
+            r"phases\[1\]: the path contains float64\[3, 16\] as params; return a dictionary of arrays",
+        ),
+        (
+            returning(lambda x: RecordedPath(params={"p": rows(x.p)}, status="time")),
+            r"phases\[1\]: the path has status 'time'; return a member of ja.dynamics.Stop",
+        ),
+        (
+            returning(lambda x: RecordedPath({"p": rows(x.p)}, 1, {"loss": jnp.zeros(3)})),
+            r"probes: 'loss' is also a metric of phase flow; choose another name for it, or declare",
         ),
         (
             returning(lambda x: RecordedPath({"p": rows(x.p)}, 1, {"time": jnp.zeros(())})),

@@ -214,6 +214,19 @@ def test_caveat_reports_a_small_number_of_tokens(planted):
     )
 
 
+def test_caveat_that_applies_to_some_cells_names_them(planted):
+    run = planted(45, log_of_mine=-np.inf)
+    own = run.records["metric"] == "log_of_mine"
+    other = run.records[own].assign(cell=2)
+    cells = [{"cell": k, "settings": {}} for k in range(4)]
+    two = dataclasses.replace(
+        run, manifest=run.manifest | {"cells": cells}, records=pd.concat([run.records, other])
+    )
+    text = "log_of_mine: the value is minus infinity, the logarithm of exactly zero"
+    assert text + " (cells 0, 2)" in caveats(two)
+    assert caveats(dataclasses.replace(two, manifest=run.manifest | {"cells": cells[::2]})) == [text]
+
+
 def test_caveat_counts_tokens_outside_the_bins(planted):
     run = planted(1)
     tokens = run.tokens[(run.tokens["cell"] == 0) & (run.tokens["count"] > 0)].drop_duplicates("id")
