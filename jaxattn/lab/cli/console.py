@@ -132,7 +132,10 @@ def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
         more = f"and {left:,} more: see {folder}/manifest.json, or run `jaxattn status {folder}`; "
         remedy = "try a smaller step_size in that phase, or --set dtype=float64"
         if all(failure["step"] == 0 for failure in failures):
-            remedy = "no step was taken: check the outputs of the model and the loss before the phase, and the start of a custom flow"
+            remedy = (
+                "no step was taken: check the outputs of the model and the loss before the phase, and the "
+                "start of a custom flow"
+            )
         print_line(f"jaxattn: {more if left else ''}{remedy}", err=True)
 
 
