@@ -22,11 +22,11 @@ from docstrings import latex
 
 from jaxattn.base import Measurement
 from jaxattn.core.settings import markdown_table, meanings, summary_line, written
+from jaxattn.dynamics.kinds import PHASES
 from jaxattn.lab.cli import commands
 from jaxattn.lab.cli.usage import about, options_of
 from jaxattn.lab.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
 from jaxattn.lab.probes.standard import Probes
-from jaxattn.lab.results.labels import phase_labels
 from jaxattn.lab.study.definition import Tables
 from jaxattn.lab.study.registry import CONCEPTS, fields_of
 from jaxattn.lab.texts.readers import READERS
@@ -91,7 +91,7 @@ def metrics() -> str:
         "A study uses these probes only if the list `own` of `[probes]` contains their names.",
         *(_section(probe, f"`{name}`") for name, probe in PROBES.items()),
         "## Metrics of flows",
-        _table(phase_labels()),
+        _table({name: label for phase in PHASES.values() for name, label in phase.labels.items()}),
     ]
     return "\n\n".join(sections) + "\n"
 

@@ -14,7 +14,7 @@ from jaxattn.base import Model
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
-from jaxattn.models.initial import SquareInit, embeddings_query_head, sizes, square_matrix
+from jaxattn.models.starts import SquareInit, embeddings_query_head, sizes, square_matrix
 
 
 @struct.dataclass(repr=False)

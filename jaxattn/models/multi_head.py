@@ -15,7 +15,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
-from jaxattn.models.initial import embeddings_query_head, sizes
+from jaxattn.models.starts import embeddings_query_head, sizes
 
 
 @struct.dataclass(repr=False)

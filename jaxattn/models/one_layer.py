@@ -19,8 +19,8 @@ from jaxattn.core import backend
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.models import span
-from jaxattn.models.initial import embeddings_query_head, sizes
 from jaxattn.models.span import Dim, infinite_by_name
+from jaxattn.models.starts import embeddings_query_head, sizes
 
 
 def project(E: Array | np.ndarray, p: Array | np.ndarray, v: Array | np.ndarray) -> tuple[Array, Array]:

@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxattn.core.settings import PositiveInt
-from jaxattn.models.initial import embeddings_query_head
+from jaxattn.models.starts import embeddings_query_head
 
 # Embedding dimension of a model. "inf" means that the initial rows of E, p and v are orthonormal.
 Dim = PositiveInt | Literal["inf"]

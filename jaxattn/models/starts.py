@@ -2,17 +2,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from jaxattn.base import Start
 from jaxattn.base.functions import StartOfFunction, declare, settings_class
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import FilePath
 from jaxattn.data.arrays import read_array
+from jaxattn.data.corpus import Corpus
 
 
 @declare(rotation_invariant=True)
@@ -86,3 +89,59 @@ Zero = settings_class(zero, StartOfFunction, "Zero")
 Scaled = settings_class(scaled, StartOfFunction, "Scaled")
 FromFile = settings_class(from_file, StartOfFunction, "FromFile")
 STARTS: dict[str, type[Start]] = {"zero": Zero, "scaled": Scaled, "file": FromFile}
+
+
+SquareInit = Literal["identity", "normal"]
+
+
+def embeddings_query_head(
+    key: Array, *, vocab_size: int, dim: int, num_classes: int, dtype: DTypeLike
+) -> tuple[Array, Array, Array]:
+    """Sample E (V, d) and p (d,) from N(0, I/d), and v, (d,) or (d, K), uniformly from the unit sphere.
+
+    The same key produces the same E, p and v in all models. Models with more parameters sample them with
+    `jax.random.fold_in(key, i)`. Increasing V does not change the existing rows.
+
+    Raises:
+        InputError: a size is below 1, or there are fewer than two classes.
+
+    Source:
+        Model section of arXiv 2505.17282. The paper does not specify the direction of v, so it is random
+        here.
+    """
+    for name, size, least in (
+        ("vocab_size", vocab_size, 1),
+        ("dim", dim, 1),
+        ("num_classes", num_classes, 2),
+    ):
+        if size < least:
+            raise InputError(f"{name}: must be at least {least}, got {size}")
+    e_key, p_key, v_key = jax.random.split(key, 3)
+    scale = dim**-0.5
+    shape = (dim,) if num_classes == 2 else (dim, num_classes)
+    # Prevent XLA from fusing sampling and division: for small d, the fused float64 kernel takes a very long
+    # time to compile on a GPU.
+    v = jax.lax.optimization_barrier(jax.random.normal(v_key, shape, dtype))
+    return (
+        scale * jax.random.normal(e_key, (vocab_size, dim), dtype),
+        scale * jax.random.normal(p_key, (dim,), dtype),
+        v / jnp.linalg.norm(v, axis=0),
+    )
+
+
+def sizes(like: Corpus) -> dict[str, int]:
+    """Return V and K of a corpus, as keyword arguments for `init`."""
+    return {"vocab_size": like.vocab_size, "num_classes": like.num_classes}
+
+
+def square_matrix(key: Array, dim: int, dtype: DTypeLike, weights: SquareInit = "normal") -> Array:
+    """Return the (d, d) identity, or a matrix with entries from N(0, 1/d), which preserves norms on average.
+
+    Raises:
+        InputError: `weights` is neither "identity" nor "normal".
+    """
+    if weights not in ("identity", "normal"):
+        raise InputError(f"weights: must be 'identity' or 'normal', got {weights!r}")
+    if weights == "identity":
+        return jnp.eye(dim, dtype=dtype)
+    return dim**-0.5 * jax.random.normal(key, (dim, dim), dtype)

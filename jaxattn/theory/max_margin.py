@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from jaxattn.attention.scores import Scores
 from jaxattn.core.errors import InputError
 from jaxattn.core.mapping import map_on_cores
-from jaxattn.theory.active_set import active_set
+from jaxattn.theory.active_set import active_set, solve_normalised
 from jaxattn.theory.certificate import (
     LARGEST,
     SMALLEST,
@@ -23,7 +23,6 @@ from jaxattn.theory.certificate import (
     unsolved,
 )
 from jaxattn.theory.constraints import Constraints, constraints, find_cycle, find_equal_keys
-from jaxattn.theory.normalised import solve_normalised
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 
 # Maximum number of entries of the difference matrix for which the normalised problem is also tried.

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.attention.tops import below_top, first_tokens
+from jaxattn.core.mapping import nonzero
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows.cancelled import Tied, cancelled
-from jaxattn.dynamics.flows.conditions import nonzero
 from jaxattn.dynamics.flows.coordinates import LEFT, Watch, coordinates
 from jaxattn.dynamics.flows.force import Force, by_token, score_force, token_curvature
 from jaxattn.dynamics.flows.ties import (

@@ -29,9 +29,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxattn.attention.tops import first_tokens
+from jaxattn.core.mapping import nonzero
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.dynamics.flows.conditions import nonzero
 from jaxattn.dynamics.flows.force import LOGISTIC, dense, residual
 from jaxattn.dynamics.flows.pairs import MAX_PAIRS, Pairs
 from jaxattn.dynamics.flows.ties import first_of

@@ -18,11 +18,11 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.attention.tops import below_top, score_entries, top_scores
+from jaxattn.core.mapping import cond_under_vmap, nonzero
 from jaxattn.core.pytrees import Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows import stiff
-from jaxattn.dynamics.flows.conditions import cond_under_vmap, nonzero
 from jaxattn.dynamics.flows.force import (
     LOGISTIC,
     Force,

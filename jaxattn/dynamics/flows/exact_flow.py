@@ -23,6 +23,7 @@ from jaxtyping import Array, Float
 from jaxattn.attention.scores import Scores, require_values
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
+from jaxattn.core.mapping import cond_under_vmap
 from jaxattn.core.pytrees import Leaf
 from jaxattn.core.settings import NotNegative, Positive, PositiveInt, Static
 from jaxattn.data.corpus import Corpus
@@ -39,7 +40,6 @@ from jaxattn.dynamics.flows.arc_length import (
     restart,
 )
 from jaxattn.dynamics.flows.balance import find_ties, initial_balance
-from jaxattn.dynamics.flows.conditions import cond_under_vmap
 from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.seeds import (
     Inputs,

@@ -23,9 +23,9 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.attention.tops import below_top, first_tokens
+from jaxattn.core.mapping import nonzero
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.dynamics.flows.conditions import nonzero
 from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.joint_coordinates import JointCoordinates, joint_force
 from jaxattn.dynamics.flows.nearest_point import nearest_point

@@ -27,9 +27,9 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxattn.core.mapping import cond_under_vmap, nonzero
 from jaxattn.core.pytrees import Leaf
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.flows.conditions import cond_under_vmap, nonzero
 from jaxattn.dynamics.flows.force import Force, curvature_product, token_curvature
 
 ORDER = 4

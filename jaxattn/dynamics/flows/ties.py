@@ -24,11 +24,11 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from jaxattn.attention.tops import below_top, first_tokens
+from jaxattn.core.mapping import nonzero
 from jaxattn.core.pytrees import Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows import stiff
-from jaxattn.dynamics.flows.conditions import nonzero
 from jaxattn.dynamics.flows.coordinates import Coordinates, Watch, coordinates
 from jaxattn.dynamics.flows.pairs import Pairs, no_pairs
 

@@ -1,8 +1,9 @@
-"""Page for a book: its items with figures, results next to published numbers, and verdicts."""
+"""Page for a book: its items with figures, results next to published numbers, verdicts and their rules."""
 
+import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -11,14 +12,14 @@ from typing import Any
 import pandas as pd
 
 from jaxattn.core.errors import writing
-from jaxattn.lab.books import reading, record, tally
+from jaxattn.lab.books import record, tally
 from jaxattn.lab.books.book import Book, Item
 from jaxattn.lab.books.findings import Finding
 from jaxattn.lab.books.section import RunLocation, Section, measured, missing
 from jaxattn.lab.results import layout
-from jaxattn.lab.results.judge import VERDICTS, Estimate
-from jaxattn.lab.results.layout import fill, markdown
-from jaxattn.lab.results.typeset import marked, typeset
+from jaxattn.lab.results.intervals import LEVEL
+from jaxattn.lab.results.judge import ENOUGH_SEEDS, VERDICTS, Basis, Estimate
+from jaxattn.lab.results.layout import fill, markdown, marked, typeset
 from jaxattn.lab.storage.files import inside
 from jaxattn.lab.storage.files import write_file as write_file
 
@@ -264,7 +265,7 @@ def _introduction(book: Book, sections: tuple[Section, ...], location: RunLocati
         book.shared.introduction.strip(),
         sizes[location.scale] if reduced else f"The runs on this page use {files} without overrides.",
         *([_cost(book, ran, location)] if (ran := [each for each in sections if each.seconds]) else []),
-        *reading.rules([finding for each in sections for finding in each.findings]),
+        *rules([finding for each in sections for finding in each.findings]),
     ]
 
 
@@ -275,3 +276,85 @@ def _cost(book: Book, ran: list[Section], location: RunLocation) -> str:
     words += ["--data-dir", "DIR"] if book.shared.data else []
     took = f"The runs of the {len(ran)} items shown took" if len(ran) > 1 else "The run shown took"
     return f"{took} {minutes:,.0f} minutes in total on {machines}. Command: `{shlex.join(words)}`."
+
+
+# Fraction of seeds for which a yes/no statement must hold.
+REQUIRED = 0.9
+# Minimum number of seeds that can decide a yes/no statement: if it holds for all n seeds, the lower end of
+# the interval is 0.025^(1/n).
+DECIDING_SEEDS = math.ceil(math.log(0.025) / math.log(REQUIRED))
+
+_INTERVALS = (
+    "Intervals are 95 % intervals over seeds: Student's t interval for a mean, a jackknife interval for "
+    "a statistic of all seeds together, and the Clopper-Pearson interval for a share of seeds. A single "
+    "seed has no interval. If all seeds give the same number there is no interval either; from "
+    f"{ENOUGH_SEEDS} seeds on the number itself is then compared with the criterion."
+)
+_RULES: dict[Basis, str] = {
+    "published": "A number agrees if its whole interval is within the criterion, and differs if none of "
+    "the interval is. It is inconclusive if a part of the interval is within the criterion, or if there "
+    "is no interval. A number without a criterion is reported without a verdict. The interval of the centre "
+    "of a bin is at least as wide as the bin.",
+    "promised": "A number that the theory promises holds if its whole interval is within the criterion, "
+    "and fails if none of the interval is. Otherwise it is inconclusive. A promise without a criterion "
+    "is inconclusive too, because it is a limit that no finite run reaches. A yes/no statement is "
+    f"measured by the share of seeds that satisfy it. Its criterion is a share of at least {REQUIRED:g}, "
+    f"which {DECIDING_SEEDS} seeds or more can show. The number of seeds has to be chosen before the run: "
+    "adding seeds until a statement holds makes any statement hold.",
+    "beyond": "The same rule applies to numbers that the theory does not promise: such a number holds, "
+    "does not hold, or is inconclusive. It holds for some seeds if the share of seeds is below the "
+    "criterion but not zero. It is only measured if it has no criterion.",
+}
+_OLD = (
+    "Some intervals of this page are percentile bootstrap intervals of an earlier version, which cover "
+    "less than 95 % with few seeds. With fewer than six seeds that version also resampled the tokens "
+    "within bins."
+)
+CERTIFICATES = (
+    "A certificate is a numerical proof: a duality gap, which bounds the distance of the computed "
+    "max-margin direction from the true one, and a primal residual. In settings, V is the size of the "
+    "vocabulary, n the number of sequences, T their length, d the dimension, and η0 the size of the one "
+    "step on E."
+)
+_FILES = {
+    "cannot tell": "The files record an inconclusive number as `cannot tell`.",
+    "undecided": "The files record an inconclusive number as `undecided`.",
+    "holds there too": "The files record a number that holds without a promise as `holds there too`.",
+}
+
+
+def rules(findings: Sequence[Finding]) -> list[str]:
+    """Return paragraphs that explain the verdicts and intervals of the findings."""
+    bases = {finding.basis or "published" for finding in findings} or {"published"}
+    return [
+        *(
+            text
+            for basis, text in _RULES.items()
+            if basis in bases or (not findings and basis == "published")
+        ),
+        _INTERVALS,
+        *([CERTIFICATES] if any(finding.certificate != "-" for finding in findings) else []),
+        *([expected_misses(findings)] if any(finding.criterion for finding in findings) else []),
+        *(text for word, text in _FILES.items() if any(finding.verdict == word for finding in findings)),
+        *([_OLD] if any(finding.old for finding in findings) else []),
+    ]
+
+
+def expected_misses(findings: Sequence[Finding]) -> str:
+    """Return a sentence with the number of intervals that are expected to miss the true value by chance."""
+    judged = sum(finding.criterion is not None for finding in findings)
+    return (
+        f"{judged} of {len(findings)} numbers have a criterion. At a coverage of {100 * LEVEL:.0f} % up "
+        f"to {(1 - LEVEL) * judged:.1f} of these {judged} intervals are expected to miss the true number "
+        "by chance. Numbers of the same runs are not independent, so they may miss together."
+    )
+
+
+def too_few(seeds: int) -> str:
+    """Return a warning if there are too few seeds to decide a yes/no statement, else ""."""
+    if seeds >= DECIDING_SEEDS:
+        return ""
+    return (
+        f"{seeds} seeds are too few for yes/no statements to hold: the whole interval of the share must be "
+        f"above {REQUIRED:g}, which requires {DECIDING_SEEDS} seeds or more"
+    )

@@ -303,7 +303,7 @@ def reproduce(
         new: Create an item with this name in the given book (default: neighbours).
     """
     from jaxattn.lab import books
-    from jaxattn.lab.books import reading
+    from jaxattn.lab.books import page
     from jaxattn.lab.books.run import Request
     from jaxattn.lab.engine import devices
     from jaxattn.lab.engine.progress import Reporter
@@ -324,7 +324,7 @@ def reproduce(
         if len(lacking):
             print_table("Missing before publication", lacking)
         return int(len(lacking) > 0)
-    if seeds and seeds > 1 and items.has_promised_findings and (few := reading.too_few(seeds)):
+    if seeds and seeds > 1 and items.has_promised_findings and (few := page.too_few(seeds)):
         print_line(f"jaxattn: {few}", err=True)
     command = shlex.join(["jaxattn", *sys.argv[1:]])
     with Reporter(quiet) as reporter, stoppable(command):

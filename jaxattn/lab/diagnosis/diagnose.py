@@ -20,9 +20,9 @@ from jaxattn.lab.diagnosis.measure import BINS, Measurements, Settings, measure_
 from jaxattn.lab.results import layout
 from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import format_number, interval
+from jaxattn.lab.results.layout import framed, summary_page, write_contents
 from jaxattn.lab.results.read import TOKEN_COLUMNS
 from jaxattn.lab.results.run import Run
-from jaxattn.lab.results.summary import framed, summary_page, write_contents
 from jaxattn.lab.results.token_figures import importance
 from jaxattn.lab.results.tokens import with_classes
 

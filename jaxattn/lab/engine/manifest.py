@@ -111,9 +111,13 @@ def _randomness(setting: Setting) -> dict[str, list[str]]:
 
 
 def labels(study: Definition) -> dict[str, str]:
-    """Return the metric labels that the phases and probes declare, keyed by metric."""
-    phases = {type(phase): phase.labels for cell in study.cells for phase in cell.setting.phases}
-    declared = [*phases.values(), *(probe.labels for probe in _probes(study))]
+    """Return the metric labels that the phases and probes declare, keyed by metric.
+
+    A phase also has the labels of its base classes.
+    """
+    kinds = dict.fromkeys(type(phase) for cell in study.cells for phase in cell.setting.phases)
+    declared = [getattr(base, "labels", {}) for kind in kinds for base in reversed(kind.__mro__)]
+    declared += [probe.labels for probe in _probes(study)]
     return {name: label for names in declared for name, label in names.items()}
 
 

@@ -16,7 +16,7 @@ from jaxattn.lab.heads.measure import NULLS, SINKS, TOKEN_KINDS, HeadSettings, m
 from jaxattn.lab.heads.model import Position, TokenisedTexts, Transformer
 from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import interval
-from jaxattn.lab.results.summary import framed, summary_page, write_contents
+from jaxattn.lab.results.layout import framed, summary_page, write_contents
 from jaxattn.lab.storage import files
 from jaxattn.lab.texts.files import decoding
 

@@ -95,13 +95,6 @@ CUSTOM_SCORES = "the score", "score of token $s$"
 VALUES = MappingProxyType({"Ev": r"$E_s^\top v$", "Ep": r"$E_s^\top p$"})
 
 
-def phase_labels() -> dict[str, str]:
-    """Return the labels of the metrics of built-in phases, which manifests of version 0.2 do not contain."""
-    from jaxattn.dynamics.kinds import PHASES  # slow to import
-
-    return {name: label for phase in PHASES.values() for name, label in phase.labels.items()}
-
-
 def literal(text: str) -> str:
     """Escape dollar signs, so that matplotlib does not interpret the string as a formula."""
     return text.replace("$", r"\$")
@@ -124,8 +117,6 @@ def metric_label(metric: str, labels: Mapping[str, str]) -> str:
     """Return the figure label for a metric: declared by a probe or phase, or generated from its name."""
     if metric in labels:
         return formula(str(labels[metric]))
-    if metric in (known := phase_labels()):
-        return known[metric]
     if found := re.fullmatch(r"spearman_Ev_(\w+)", metric):
         return f"Spearman of {VALUES['Ev']}, {short_name(found[1], LONGEST_LABEL)}"
     return short_name(metric.replace("_", " "), LONGEST_LABEL)

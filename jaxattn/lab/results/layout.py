@@ -1,21 +1,23 @@
-"""Format tables as CSV, Markdown, LaTeX and self-contained HTML pages."""
+"""Format tables as CSV, Markdown and LaTeX, and typeset text, tables and figures on self-contained pages."""
 
 import base64
+import html
 import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from jaxattn.core.errors import InputError, writing
 from jaxattn.core.settings import markdown_table
+from jaxattn.lab.results import layout
+from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import format_number
-from jaxattn.lab.results.typeset import BREAK, breakable, coded, typeset
 from jaxattn.lab.storage import files
 
 
@@ -207,3 +209,111 @@ def _column(head: str, cells: list[str]) -> Column:
 
 def _words(text: str) -> list[str]:
     return re.split(rf"[ \n]+|(?<=\w-)(?=[A-Za-z])|{BREAK.pattern}", text)
+
+
+NO_BREAK, MINUS, DASH = "\N{NO-BREAK SPACE}", "\N{MINUS SIGN}", "\N{EN DASH}"
+_NUMBER = r"[-−]?(?:\d[\d.,]*(?:e[-−]?\d+)?|∞)"
+# Matches signs (-1, -α), differences (1 - cos) and exponents (2e-5), but not hyphens (max-margin, Figures
+# 1-3).
+_SIGNS = re.compile(r"(?<![\w.)\]}\"'`/⟩‖|-])-(?=[\d.]|[^\W\d_]|[∞½(‖])|(?<=\S )-(?= \S)|(?<=\de)-(?=\d)")
+# Strings that must stay on one line: intervals, tolerances, bounds, short settings, and numbers with units.
+_TOGETHER = (
+    re.compile(rf"\[{_NUMBER}, {_NUMBER}\]"),
+    re.compile(rf"{_NUMBER} ± {_NUMBER}"),
+    re.compile(rf"[≤≥<>~≈] {_NUMBER}"),
+    re.compile(rf"(?<![\w.])(?:‖\w‖|\w{{1,12}}) = {_NUMBER}"),
+    re.compile(rf"{_NUMBER} (?:%|s|ms|min|h|GiB|MiB|GB|seeds?)(?!\w)"),
+)
+# Allow line breaks in names after underscores and dots, but never in numbers.
+BREAK = re.compile(r"(?<=\w\w_)(?=\w\w)|(?<=[A-Za-z]\.)(?=[A-Za-z])")
+
+
+def typeset(text: str) -> str:
+    """Insert minus signs in formulas, and no-break spaces in intervals and between numbers and units.
+
+    A lone hyphen, which marks an empty table cell, becomes a dash.
+    """
+    if text == "-":
+        return DASH
+    text = _SIGNS.sub(MINUS, text)
+    for pattern in _TOGETHER:
+        text = pattern.sub(lambda found: found[0].replace(" ", NO_BREAK), text)
+    return text
+
+
+def breakable(text: str) -> Markup:
+    """Convert typeset text to HTML in which long names can be broken after underscores and dots."""
+    return Markup("<wbr>").join(map(escape, BREAK.split(typeset(text))))
+
+
+def coded(text: str) -> Markup:
+    """Convert text to HTML. Code in backticks is formatted as code, and the rest is typeset."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return escape(text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if number % 2 else escape(typeset(part))
+        for number, part in enumerate(parts)
+    )
+
+
+def marked(text: str) -> str:
+    """Convert text to Markdown. Code in backticks is unchanged, and the rest is typeset."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return text
+    return "`".join(part if number % 2 else typeset(part) for number, part in enumerate(parts))
+
+
+_TEMPLATE = Path(__file__).with_name("summary.html")
+
+
+def summary_page(
+    title: str,
+    heading: str,
+    lines: Sequence[str],
+    figures: Sequence[RenderedFigure],
+    tables: Sequence[tuple[str, pd.DataFrame, int]],
+    note: str,
+    *,
+    toned: bool = False,
+) -> str:
+    """Return a self-contained HTML page.
+
+    Args:
+        title: title of the document.
+        heading: heading of the page.
+        lines: sentences below the heading.
+        figures: figures with captions.
+        tables: for each table, (title, table, number of leading columns that identify a row).
+        note: paragraph at the end.
+        toned: True to colour each sentence by its verdict.
+    """
+    images = [x.png() for x in figures]
+    pictures = [
+        {"title": x.title, "caption": x.caption, "width": layout.shown_width(image), "data": image}
+        for x, image in zip(figures, images, strict=True)
+    ]
+    shown = [(name, layout.texts(table), keys) for name, table, keys in tables]
+    content = {"lines": lines, "figures": pictures, "tables": shown, "note": note}
+    return layout.fill(_TEMPLATE, title=title, heading=heading, toned=toned, **content)
+
+
+def framed(title: str, page: str) -> str:
+    """Wrap a page in an iframe, which isolates its style, for display in a notebook."""
+    style = "width:100%;height:60rem;border:0"
+    return f'<iframe title="{title}" srcdoc="{html.escape(page)}" style="{style}"></iframe>'
+
+
+def write_contents(directory: str | Path, contents: Mapping[str, bytes]) -> list[Path]:
+    """Write files to a folder, which is created if it does not exist; return their paths.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    directory = Path(directory)
+    with writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            (directory / name).write_bytes(content)
+    return [directory / name for name in contents]

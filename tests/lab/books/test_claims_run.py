@@ -16,7 +16,7 @@ from jaxattn.lab.books.run import Request
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results import judge, layout, load
 from jaxattn.lab.results.judge import VERDICTS, Estimate
-from jaxattn.lab.results.typeset import typeset
+from jaxattn.lab.results.layout import typeset
 
 SEEDS = 3
 CLAIMS = read_book("claims")

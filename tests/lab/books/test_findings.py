@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.books import findings, metrics, read_book, reading
+from jaxattn.lab.books import findings, metrics, page, read_book
 from jaxattn.lab.books.findings import Finding, mean, share
 from jaxattn.lab.books.tables import Expected
 from jaxattn.lab.books.tally import item_verdict
@@ -77,24 +77,24 @@ def test_identical_values_of_all_seeds_have_no_interval():
 
 
 def test_yes_no_finding_is_undecided_with_too_few_seeds():
-    of = {"basis": "promised", "criterion": at_least(reading.REQUIRED)}
+    of = {"basis": "promised", "criterion": at_least(page.REQUIRED)}
     holds = [share("x", np.ones(n, bool), **of).verdict == "holds" for n in range(1, 60)]
-    assert holds.index(True) + 1 == reading.DECIDING_SEEDS == 36
+    assert holds.index(True) + 1 == page.DECIDING_SEEDS == 36
     assert share("x", np.ones(64, bool), **of).text == "64 of 64 [0.944, 1.00]"
-    assert reading.too_few(35).startswith("35 seeds are too few for yes/no statements")
-    assert reading.too_few(36) == ""
+    assert page.too_few(35).startswith("35 seeds are too few for yes/no statements")
+    assert page.too_few(36) == ""
 
 
 def test_expected_number_of_misses_counts_only_findings_with_criteria():
     free, judged = mean("x", [1.0, 2.0]), mean("x", [1.0, 2.0], criterion=around(0, 1))
-    text = reading.expected_misses([free, *[judged] * 30])
+    text = page.expected_misses([free, *[judged] * 30])
     assert text.startswith("30 of 31 numbers have a criterion.")
     assert "up to 1.5 of these 30 intervals" in text
 
 
 def test_page_explains_verdicts_only_for_the_bases_in_use():
     def explained(*bases):
-        return " ".join(reading.rules([Finding("x", Estimate(1, 0, 2, 9), basis=basis) for basis in bases]))
+        return " ".join(page.rules([Finding("x", Estimate(1, 0, 2, 9), basis=basis) for basis in bases]))
 
     assert "A number agrees if" in explained("published")
     assert "that the theory promises" not in explained("published")

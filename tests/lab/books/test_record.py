@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.books import findings, page, read_book, reading, record
+from jaxattn.lab.books import findings, page, read_book, record
 from jaxattn.lab.books.findings import Finding
 from jaxattn.lab.books.section import NOT_RUN, RunLocation, Section, SectionPicture, texts
 from jaxattn.lab.results.judge import Estimate, around, at_least, at_most
-from jaxattn.lab.results.typeset import typeset
+from jaxattn.lab.results.layout import typeset
 
 PAPER = read_book("paper")
 ITEM = PAPER.item("fig2_synthetic")
@@ -129,12 +129,12 @@ def test_damaged_record_raises_an_error_with_a_remedy(folder, damage):
 
 
 def test_page_marks_intervals_from_an_older_version():
-    assert typeset(reading._OLD) in page.as_markdown(PAPER, (SECTION,), HERE)
+    assert typeset(page._OLD) in page.as_markdown(PAPER, (SECTION,), HERE)
     new = (
         Finding("the lowest", Estimate(0.0, -0.1, 0.1, 5), "5 seeds", around(0.0, 0.3)),
         Finding("certified", Estimate(0.5, 0.499, 0.5), "its duality gap"),
     )
-    assert typeset(reading._OLD) not in page.as_markdown(PAPER, (replace(SECTION, findings=new),), HERE)
+    assert typeset(page._OLD) not in page.as_markdown(PAPER, (replace(SECTION, findings=new),), HERE)
 
 
 def test_missing_figure_is_reported(folder):

@@ -12,7 +12,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.lab.diagnosis import diagnose
 from jaxattn.lab.engine.programs import seed_keys
 from jaxattn.lab.results import layout
-from jaxattn.lab.results.typeset import typeset
+from jaxattn.lab.results.layout import typeset
 
 V, DIM = 60, 32
 FAST = {"min_count": 5, "draws": 20, "resampled": 100}

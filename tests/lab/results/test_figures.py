@@ -486,7 +486,9 @@ def test_curves_are_drawn_against_time_if_the_phase_records_it(results):
     run = results["one_seed"]
     loss = run.records.query("phase == 'joint' and metric == 'loss'")
     times = loss.assign(metric="time", value=10.0 * loss["step"] ** 2)
-    timed = dataclasses.replace(run, records=pd.concat([run.records, times]))
+    labels = {**run.manifest["labels"], "time": "$t$"}
+    manifest = run.manifest | {"labels": labels}
+    timed = dataclasses.replace(run, records=pd.concat([run.records, times]), manifest=manifest)
     drawn = curves(timed, phase="joint", metrics=("loss",))
     (ax,) = drawn.figure.axes
     assert ax.get_xlabel() == "$t$"

@@ -13,8 +13,8 @@ from PIL import Image
 
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.results import aggregate, headline, load, report, style
+from jaxattn.lab.results.layout import typeset
 from jaxattn.lab.results.statistics import last_steps
-from jaxattn.lab.results.typeset import typeset
 from jaxattn.lab.storage import manifest, provenance
 
 FIGURES = (
