@@ -58,6 +58,16 @@ def test_second_order_terms_match_autodiff():
     np.testing.assert_allclose(size_of(got.ties.pairs, 0, 1), jax.hessian(loss)(0.0), rtol=1e-10)
 
 
+def test_second_order_terms_are_independent_of_repetitions_of_a_whole_bag():
+    """Attention, and so the loss, is the same if every token of a sequence occurs three times."""
+    values, p = [np.log(2), -0.7, 0, 1, 0, 0], [20.0, -10, 0, 30, -30, 0]
+    sizes = [
+        size_of(found(corpus_of([[0, 1] * times] * 3 + [[3, 4]], [1, 1, -1, 1]), values, p).ties.pairs, 0, 1)
+        for times in (1, 3)
+    ]
+    np.testing.assert_allclose(*sizes, rtol=1e-12)
+
+
 def answered(x, y):
     """Compute the loss of (0, 1, 2) and (0, 1) with both labels.
 

@@ -1,0 +1,68 @@
+"""Second-order forces of pairs, and their derivative, compared with automatic differentiation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.dynamics.flows.force import curvature_bound, curvature_product, score_force, token_curvature
+from jaxattn.dynamics.flows.pairs import Pairs, no_pairs
+
+pytestmark = pytest.mark.usefixtures("x64")
+# Pairs (0, 2), (1, 2) and (0, 3) with coupled terms.
+TOP, LOW = np.array([0, 1, 0], np.int32), np.array([2, 2, 3], np.int32)
+M = np.array([[0.7, -0.2, 0.1], [-0.2, 0.5, 0.3], [0.1, 0.3, -0.4]])
+
+
+@pytest.fixture(params=[2, 3], ids=["K = 2", "K = 3"])
+def problem(request):
+    rng = np.random.default_rng(5)
+    labels = rng.choice([-1, 1], 12) if request.param == 2 else rng.integers(0, 3, 12)
+    corpus = ja.data.from_sequences(
+        rng.integers(0, 6, (12, 4)).tolist(), labels.tolist(), vocab_size=6, num_classes=request.param
+    )
+    values = rng.normal(size=6) if request.param == 2 else rng.normal(size=(6, 3))
+    return corpus, jnp.asarray(rng.normal(size=6)), jnp.asarray(values)
+
+
+@pytest.fixture
+def pairs():
+    empty = no_pairs(jnp.float64)
+    return Pairs(
+        top=empty.top.at[:3].set(TOP),
+        low=empty.low.at[:3].set(LOW),
+        log_size=empty.log_size.at[:3, :3].set(np.log(np.abs(M))),
+        sign=empty.sign.at[:3, :3].set(np.sign(M)),
+    )
+
+
+def second_order_loss(scores):
+    x = jnp.exp(scores[LOW] - scores[TOP])
+    return x @ M @ x / 2
+
+
+def test_force_with_pairs_is_the_gradient_of_the_loss_with_their_second_order_terms(problem, pairs):
+    corpus, scores, values = problem
+    plain = score_force(corpus, scores, values)
+    both = pairs.add_to(plain, scores)
+    expected = plain.force * jnp.exp(plain.log_scale) - jax.grad(second_order_loss)(scores)
+    total = (both.force + both.pairs.on_tokens(6)) * jnp.exp(both.log_scale)
+    np.testing.assert_allclose(total, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_curvature_with_pairs_is_the_hessian_of_the_loss_with_their_second_order_terms(problem, pairs):
+    corpus, scores, values = problem
+    plain = score_force(corpus, scores, values)
+    both = pairs.add_to(plain, scores)
+    expected = token_curvature(corpus, plain) * jnp.exp(plain.log_scale) - jax.hessian(second_order_loss)(
+        scores
+    )
+    matrix = token_curvature(corpus, both) * jnp.exp(both.log_scale)
+    np.testing.assert_allclose(matrix, expected, rtol=1e-12, atol=1e-14)
+    for x in np.random.default_rng(7).normal(size=(3, 6)):
+        product = curvature_product(corpus, both, jnp.asarray(x)) * jnp.exp(both.log_scale)
+        np.testing.assert_allclose(product, expected @ x, rtol=1e-11, atol=1e-13)
+    lengths = jnp.asarray(np.random.default_rng(8).uniform(1, 2, 6))
+    bound = curvature_bound(corpus, both, lengths) * jnp.exp(both.log_scale)
+    assert (np.abs(expected) @ lengths * lengths <= bound * (1 + 1e-12)).all()
