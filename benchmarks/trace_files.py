@@ -2,10 +2,12 @@
 
     python benchmarks/trace_files.py             # counts
     python benchmarks/trace_files.py --list      # and the files
+    python benchmarks/trace_files.py --chain models/gradients.py:loss_and_gradients
 
 The script counts calls of functions of the package with `sys.setprofile`, in all threads. It excludes code
 that runs during imports. The study is the quickstart with few seeds and steps, which trace and compile the
-same code. A crossing is a call from a function of one file to a function of another.
+same code. A crossing is a call from a function of one file to a function of another. With
+`--chain`, the script prints the functions of the package between the command and the first call of a function.
 """
 
 import argparse
@@ -30,7 +32,8 @@ SMALL = ("seeds=2", "phases.query.steps=20", "data.sequences=200", "data.test_se
 class Trace:
     """The functions of the package that were called, and the number of calls between files."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: str = "") -> None:
+        self.wanted, self.chain = wanted, list[str]()
         self.functions: set[tuple[str, str, int]] = set()
         self.crossings: Counter[tuple[str, str]] = Counter()
         self._thread = threading.local()
@@ -55,6 +58,8 @@ class Trace:
         if event != "call" or importing or not _is_ours(code):
             return
         self.functions.add((code.co_filename, code.co_qualname, code.co_firstlineno))
+        if not self.chain and _name(code) == self.wanted:
+            self.chain = _chain(frame)
         caller = frame.f_back
         while caller is not None and not _is_ours(caller.f_code):
             caller = caller.f_back
@@ -70,6 +75,19 @@ def _is_ours(code: Any) -> bool:
     return code.co_filename.startswith(f"{PACKAGE}/") and code.co_filename.endswith(".py")
 
 
+def _name(code: Any) -> str:
+    return f"{code.co_filename.removeprefix(f'{PACKAGE}/')}:{code.co_name}"
+
+
+def _chain(frame: Any) -> list[str]:
+    names = []
+    while frame is not None:
+        if _is_ours(frame.f_code):
+            names.append(_name(frame.f_code))
+        frame = frame.f_back
+    return names[::-1]
+
+
 def one_seed() -> Trace:
     """Return a trace of one seed, run from start to end."""
     study, trace = jaxattn.Study.read(SWEEP, SMALL), Trace()
@@ -78,11 +96,11 @@ def one_seed() -> Trace:
     return trace
 
 
-def command() -> Trace:
+def command(wanted: str = "") -> Trace:
     """Return a trace of the command that reads a sweep file, runs it and writes its page."""
     from jaxattn.lab.cli import main
 
-    trace = Trace()
+    trace = Trace(wanted)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         words = ["run", str(SWEEP), "--out", f"{folder}/out", "--quiet"]
         words += [word for change in SMALL for word in ("--set", change)]
@@ -98,7 +116,15 @@ def report() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--list", action="store_true", help="list the files")
-    listing = parser.parse_args().list
+    parser.add_argument("--chain", metavar="FILE:FUNCTION", help="print the calls that lead to a function")
+    given = parser.parse_args()
+    listing = given.list
+    if given.chain:
+        chain = command(given.chain).chain
+        if not chain:
+            parser.error(f"--chain {given.chain}: not called; a name is like models/gradients.py:loss")
+        print("\n".join(chain))
+        return
     for name, run in (("one seed", one_seed), ("command to page", command)):
         trace = run()
         crossings = sum(trace.crossings.values())
