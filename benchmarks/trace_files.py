@@ -7,7 +7,7 @@
 The script counts calls of functions of the package with `sys.setprofile`, in all threads. It excludes code
 that runs during imports. The study is the quickstart with few seeds and steps, which trace and compile the
 same code. A crossing is a call from a function of one file to a function of another. With
-`--chain`, the script prints the functions of the package between the command and the first call of a function.
+`--chain`, the script prints the functions of the package from the command to the first call of a function.
 """
 
 import argparse
