@@ -136,8 +136,13 @@ def cross_entropy(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0
         raise InputError(
             "loss: cross_entropy requires one logit per class, got one for two classes; use logistic"
         )
-    target = _target(logits, labels, smoothing)
-    return jax.nn.logsumexp(logits, axis=1) - (target * logits).sum(axis=1)
+    own = jax.nn.one_hot(labels, logits.shape[1], dtype=bool)
+    label = jnp.where(own, logits, 0).sum(axis=1)
+    # log(1 + e^(others - label)) does not cancel for confident examples, unlike logsumexp(f) - f_y.
+    loss = jax.nn.softplus(jax.nn.logsumexp(jnp.where(own, -jnp.inf, logits), axis=1) - label)
+    if _is_zero(smoothing):
+        return loss
+    return loss + jnp.asarray(smoothing, logits.dtype) * (label - logits.mean(axis=1))
 
 
 @_of_classes

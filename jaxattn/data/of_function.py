@@ -10,7 +10,7 @@ from jax import Array
 
 from jaxattn.base import Dataset, DrawnData, Progress, SharedData, silent
 from jaxattn.base.functions import OfFunction, hints_of, settings_class
-from jaxattn.core.errors import InputError, shown
+from jaxattn.core.errors import InputError, at, shown
 from jaxattn.core.settings import Count, HalfShare
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.sequences import Sequences
@@ -68,9 +68,14 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
 
     def check(self, *context: Any) -> None:
         """Raise InputError if the check passed to `declare` rejects the settings for any split."""
-        sizes = {self._sequences, self.test_sequences, self.validation_sequences} - {0}
-        for sequences in sorted(sizes) if self.draws_batches else [0]:
-            self._check(sequences=sequences)
+        if not self.draws_batches:
+            self._check(sequences=0)
+            return
+        self._check(sequences=self._sequences)
+        for key in ("test_sequences", "validation_sequences"):
+            if size := getattr(self, key):
+                with at(key):
+                    self._check(sequences=size)
 
     def batch(
         self, key: Array, examples: int, used: Array | None = None, task_key: Array | None = None

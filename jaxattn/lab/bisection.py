@@ -257,7 +257,10 @@ def _axis(name: str, given: Values) -> tuple[str, list[Any]]:
     if len(given) != 1:
         raise InputError(f"{name}: expected one key with its values, got {len(given)} keys")
     ((key, values),) = given.items()
-    return key, [value.item() if isinstance(value, np.generic) else value for value in values]
+    values = [value.item() if isinstance(value, np.generic) else value for value in values]
+    if repeated := [value for k, value in enumerate(values) if value in values[:k]]:
+        raise InputError(f"{name}: {key} = {repeated[0]!r} is listed twice; list every value once")
+    return key, values
 
 
 class _Measured:

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from jaxattn.core.errors import InputError
 from jaxattn.theory.active_set import active_set
 from jaxattn.theory.certificate import Status
+from jaxattn.theory.infeasible import proves_no_matrix
 from jaxattn.theory.selection import require_finite
 
 Norm = Literal["frobenius", "nuclear"]
@@ -122,7 +123,7 @@ def bilinear_max_margin(
         The matrix with its certificate. If the problem has no solution, `status` records this.
 
     Raises:
-        InputError: the shapes do not match, or an array contains NaN or inf.
+        InputError: the shapes do not match, an array contains NaN or inf, or products are out of range.
 
     Source: Tarzanagh et al. 2023 (arXiv 2308.16898), the attention SVM in both norms.
     """
@@ -145,9 +146,20 @@ def bilinear_max_margin(
     if vanishing.any():
         return BilinearMargin(np.zeros(shape), 0.0, 0.0, 1.0 * vanishing, Status.INFEASIBLE)
     basis, scale = span(z), (_largest_length(u), _largest_length(z))
+    if not 0 < scale[0] * scale[1] < np.inf:
+        raise InputError(
+            f"differences of length {scale[0]:.0e} and queries of length {scale[1]:.0e}: products are out of "
+            "range; rescale one of them"
+        )
     pairs = _Pairs(u / scale[0], (z / scale[1]) @ basis, sequence)
     W, multipliers = (_frobenius if norm == "frobenius" else _nuclear)(pairs, tolerance)
-    return _certify(pairs, W, multipliers, norm, tolerance, scale[0] * scale[1], basis)
+    found = _certify(pairs, W, multipliers, norm, tolerance, scale[0] * scale[1], basis)
+    if found.status == Status.INFEASIBLE:
+        # A sum that vanishes in floating point is no proof.
+        used = np.flatnonzero(multipliers)
+        if not proves_no_matrix(u[used], z[sequence[used]], multipliers[used]):
+            return found._replace(status=Status.UNDECIDED)
+    return found
 
 
 def matrix_norm(W: np.ndarray, norm: Norm) -> float:

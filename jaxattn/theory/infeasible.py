@@ -17,11 +17,14 @@ from fractions import Fraction
 from operator import mul
 
 import numpy as np
+from jaxtyping import Float
 
 # Singular values below this fraction of the largest may be rounding error.
 _DEPENDENT = 1e-9
 # Maximum number of multipliers computed in rational arithmetic.
 _MAX = 60
+# Maximum number of entries of the rows, for matrices.
+_MAX_ENTRIES = 100_000
 
 
 def proves_infeasible(
@@ -48,7 +51,41 @@ def proves_infeasible(
     rows, weight = differences / size[:, None], np.append(multipliers, tie_multipliers) * size
     if _proved_by_span(rows, weight, len(pairs)):
         return True
-    return len(ends) <= _MAX and _rational_multipliers(E, ends, rows, weight, size, len(pairs)) is not None
+    return (
+        len(ends) <= _MAX
+        and _rational_multipliers(_exact(E, ends), rows, weight, size, len(pairs)) is not None
+    )
+
+
+def proves_no_matrix(
+    u: Float[np.ndarray, "k a"], z: Float[np.ndarray, "k b"], multipliers: Float[np.ndarray, " k"]
+) -> bool:
+    """Return whether multipliers near the given ones are proven to make Σ λ u zᵀ exactly zero.
+
+    False does not prove that no such multipliers exist. In particular, large problems are not tried.
+
+    Args:
+        u: nonzero token differences.
+        z: nonzero queries.
+        multipliers: λ > 0.
+    """
+    if len(u) > _MAX or u.shape[1] * z.shape[1] * len(u) > _MAX_ENTRIES:
+        return False
+    lengths = np.abs(u).max(axis=1), np.abs(z).max(axis=1)
+    size = lengths[0] * lengths[1]
+    if not (np.isfinite(size) & (size > 0)).all():
+        return False
+    rows = (u / lengths[0][:, None])[:, :, None] * (z / lengths[1][:, None])[:, None, :]
+    exact = [
+        [Fraction(x) * Fraction(y) for x in one for y in other]
+        for one, other in zip(u.tolist(), z.tolist(), strict=True)
+    ]
+    rows = rows.reshape(len(u), -1)
+    return _rational_multipliers(exact, rows, multipliers * size, size, len(u)) is not None
+
+
+def _exact(E: np.ndarray, ends: np.ndarray) -> list[list[Fraction]]:
+    return [[Fraction(x) - Fraction(y) for x, y in zip(E[s], E[t], strict=True)] for s, t in ends]
 
 
 def exact_multipliers(
@@ -71,7 +108,8 @@ def exact_multipliers(
         return [Fraction(int(i == equal[0])) for i in range(len(pairs))]
     if len(pairs) > maximum:
         return None
-    return _rational_multipliers(E, pairs, differences / size[:, None], multipliers * size, size, len(pairs))
+    rows, weight = differences / size[:, None], multipliers * size
+    return _rational_multipliers(_exact(E, pairs), rows, weight, size, len(pairs))
 
 
 def _proved_by_span(rows: np.ndarray, weight: np.ndarray, pairs: int) -> bool:
@@ -88,8 +126,13 @@ def _proved_by_span(rows: np.ndarray, weight: np.ndarray, pairs: int) -> bool:
 
 
 def _rational_multipliers(
-    E: np.ndarray, ends: np.ndarray, rows: np.ndarray, weight: np.ndarray, size: np.ndarray, pairs: int
+    exact: list[list[Fraction]], rows: np.ndarray, weight: np.ndarray, size: np.ndarray, pairs: int
 ) -> list[Fraction] | None:
+    """Return multipliers near `weight` / `size` for which the exact rows sum to zero, or None.
+
+    `rows` are the exact rows divided by `size`, in floating point. The first `pairs` multipliers must be
+    nonnegative, and one of them positive.
+    """
     from scipy.linalg import qr  # slow to import
 
     _, triangle, order = qr(rows.T, mode="economic", pivoting=True)
@@ -99,10 +142,6 @@ def _rational_multipliers(
     if len(others) == 0:
         return None
     columns = qr(rows[basis], mode="r", pivoting=True)[1][:rank]
-    exact = {
-        int(i): [Fraction(E[ends[i, 0], j]) - Fraction(E[ends[i, 1], j]) for j in range(E.shape[1])]
-        for i in range(len(ends))
-    }
     known = {int(i): Fraction(weight[i] / size[i]) for i in others}
     system = [
         [exact[int(i)][j] for i in basis] + [-sum(x * exact[i][j] for i, x in known.items())] for j in columns
@@ -112,8 +151,8 @@ def _rational_multipliers(
         return None
     known |= {int(i): x for i, x in zip(basis, solved, strict=True)}
     positive = all(known[i] >= 0 for i in range(pairs)) and any(known[i] > 0 for i in range(pairs))
-    zero = all(sum(x * exact[i][j] for i, x in known.items()) == 0 for j in range(E.shape[1]))
-    return [known[i] for i in range(len(ends))] if positive and zero else None
+    zero = all(sum(x * exact[i][j] for i, x in known.items()) == 0 for j in range(len(exact[0])))
+    return [known[i] for i in range(len(exact))] if positive and zero else None
 
 
 def _solve_integers(system: list[list[Fraction]]) -> list[Fraction] | None:

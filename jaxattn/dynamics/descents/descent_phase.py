@@ -91,6 +91,9 @@ class Descent(Phase, frozen=True, kw_only=True):
             )
         suggestions = set(self.__struct_fields__) - {self.options_field}
         check_options(_target(self.optimizer), self.options, suggestions)
+        if self.optimizer == "polyak" and (self.schedule != "constant" or self.warmup):
+            key = "warmup" if self.schedule == "constant" else "schedule"
+            raise InputError(f"{key}: polyak computes its step sizes from the loss; remove this setting")
         if self.fresh and self.batch_size:
             raise InputError("fresh: cannot be combined with batch_size; remove one of them")
         for setting in context:
@@ -208,8 +211,9 @@ def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: i
 
     if warmup > 0:
         made = optax.join_schedules([optax.linear_schedule(0.0, 1.0, warmup), made], [warmup])
-    # Optax compares its arguments with numbers, which is impossible if the step size is traced.
-    return lambda count: step_size * made(count)
+    # Optax compares its arguments with numbers, which is impossible if the step size is traced. It would
+    # compute in float32 if the count were an integer.
+    return lambda count: step_size * made(jnp.asarray(count, float))
 
 
 def optimizer(

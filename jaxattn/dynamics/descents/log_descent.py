@@ -120,7 +120,9 @@ def log_descent(method: str, step_size: float | Array) -> Algorithm:
                 move = jnp.minimum(step_size, jnp.exp(log_excess - log_norm)) * u
             case "dual_acceleration":
                 pull = jnp.exp(log_norm - log_excess) * u
-                momentum = state.step / (state.step + 1) * (momentum + pull)
+                # The ratio of two integers would be float32.
+                step = state.step.astype(pull.dtype)
+                momentum = step / (step + 1) * (momentum + pull)
                 move = step_size * (momentum + pull)
             case "log_time":
                 rate = log_time + log_norm

@@ -52,7 +52,7 @@ from jaxattn.dynamics.flows.seeds import (
     refuse_derivative,
     to_float64,
 )
-from jaxattn.dynamics.flows.ties import Ties, no_ties, selected, tied_coordinates
+from jaxattn.dynamics.flows.ties import Ties, no_ties, selected, tied_coordinates, zero_if_isolated
 from jaxattn.theory.selection import Selection
 
 # Maximum number of stages; each ends when a tie forms or breaks.
@@ -234,7 +234,7 @@ def begin_path(scores: Scores, p: Array, ends: Ends, points: int) -> PathSoFar:
     """Return a path for one seed that contains only its start. `continue_path` computes further rows."""
     keys, start, values, corpus = _inputs(scores, p).arrays
     with backend.float64():
-        arrays = to_float64((keys, start, values))
+        arrays = to_float64((zero_if_isolated(keys, corpus), start, values))
         return _begin(*arrays, corpus, to_float64(ends), points, _log_gradient_norm(*arrays, corpus))
 
 
@@ -243,13 +243,15 @@ def continue_path(
 ) -> PathSoFar:
     """Extend a path from `begin_path`, with the same scores, until it reaches the given row or ends."""
     with backend.float64():
-        arrays = *to_float64((scores.keys, scores.values)), scores.corpus, path, to_float64(ends)
+        keys = zero_if_isolated(scores.keys, scores.corpus)
+        arrays = *to_float64((keys, scores.values)), scores.corpus, path, to_float64(ends)
         return _continued(*arrays, jnp.asarray(max_steps, jnp.int32), row + 1)
 
 
 def _follow(
     E: Array, p: Array, values: Array, corpus: Corpus, ends: Ends, max_steps: Array, points: int
 ) -> Path:
+    E = zero_if_isolated(E, corpus)
     initial = _begin(E, p, values, corpus, ends, points)
     path = _continue(E, values, corpus, initial, ends, max_steps, points)
     rows = path.rows

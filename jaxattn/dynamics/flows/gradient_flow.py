@@ -73,6 +73,7 @@ def gradient_flow(
         Tsitouras 2011 and Kværnø 2004, as implemented by diffrax.
     """
     import diffrax  # slow to import
+    import optimistix
 
     from jaxattn.dynamics.flows.implicit import kvaerno5
 
@@ -88,18 +89,20 @@ def gradient_flow(
         value, gradients = gradients_by_name(loss, replaced(params, **unravel(theta)), train)
         return value, ravel_pytree(gradients)[0]
 
-    def ended(t: Array, theta: Array, args: Any, **others: Any) -> Array:
-        reached = jnp.asarray(False)
-        if until_norm is not None:
-            reached |= jnp.linalg.norm(theta) >= until_norm
-        if until_log_loss is not None:
-            reached |= jnp.log(evaluate(theta)[0]) <= until_log_loss
-        return reached
+    def distances(theta: Array) -> tuple[Array, Array]:
+        """Return the distances of the norm and the loss from their targets; the path ends if one is 0."""
+        norm = math.inf if until_norm is None else until_norm - jnp.linalg.norm(theta)
+        loss = math.inf if until_log_loss is None else jnp.log(evaluate(theta)[0]) - until_log_loss
+        return jnp.asarray(norm), jnp.asarray(loss)
 
+    def least(t: Array, y: Array, args: Any, **others: Any) -> Array:
+        return jnp.minimum(*distances(y))
+
+    moves = jnp.minimum(*distances(start)) > 0
     end = math.log1p(until_time)
     marks = jnp.linspace(0, end, points)
     solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(lambda t, theta, args: -jnp.exp(t) * evaluate(theta)[1]),
+        diffrax.ODETerm(lambda t, theta, args: -jnp.exp(t) * moves * evaluate(theta)[1]),
         diffrax.Tsit5() if solver == "explicit" else kvaerno5(),
         0.0,
         end,
@@ -107,27 +110,31 @@ def gradient_flow(
         start,
         saveat=diffrax.SaveAt(subs=[diffrax.SubSaveAt(ts=marks), diffrax.SubSaveAt(t1=True)]),
         stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol),
-        event=diffrax.Event(ended),
+        event=diffrax.Event(least, optimistix.Bisection(1e-12, 1e-12)),  # type: ignore[call-arg]
         max_steps=max_steps,
         throw=False,
     )
-    return _recorded(solution, marks, evaluate, unravel, until_norm)
+    return _recorded(solution, marks, evaluate, unravel, distances, moves)
 
 
-def _recorded(solution: Any, marks: Array, evaluate: Any, unravel: Any, until_norm: float | None) -> Any:
-    """Return the rows of the path for a diffrax solution. Rows after the path's end repeat its last state."""
+def _recorded(
+    solution: Any, marks: Array, evaluate: Any, unravel: Any, distances: Any, moves: Array
+) -> RecordedPath:
+    """Return the rows of the path for a diffrax solution. Rows after the path's end repeat its last state.
+
+    `moves` is False if the norm or the loss has already reached its target at the start.
+    """
     import diffrax
 
     (times, rows), (last_time, last_row) = zip(solution.ts, solution.ys, strict=True)
     known = jnp.isfinite(times)
     rows = jnp.where(known[:, None], rows, last_row)
-    log_times = jnp.where(known, times, last_time)
+    log_times = jnp.where(moves, jnp.where(known, times, last_time), 0)
     losses, gradients = jax.lax.map(evaluate, rows)
-    by_event = diffrax.is_event(solution.result)
-    norm = jnp.linalg.norm(rows[-1])
-    by_norm = norm >= (jnp.inf if until_norm is None else until_norm)
+    by_event = diffrax.is_event(solution.result) | ~moves
+    norm, loss = distances(rows[-1])
     status = jnp.where(diffrax.is_successful(solution.result), Stop.TIME, Stop.FAILED)
-    status = jnp.where(by_event, jnp.where(by_norm, Stop.NORM, Stop.LOSS), status)
+    status = jnp.where(by_event, jnp.where(norm <= loss, Stop.NORM, Stop.LOSS), status)
     time = jnp.expm1(log_times)
     return RecordedPath(
         params=jax.vmap(unravel)(rows),
@@ -140,7 +147,7 @@ def _recorded(solution: Any, marks: Array, evaluate: Any, unravel: Any, until_no
             "trained_norm": jnp.linalg.norm(rows, axis=1),
             "solver_steps": jnp.full(len(marks), solution.stats["num_steps"], float),
         },
-        last=jnp.minimum(known.sum(), len(marks) - 1),
+        last=jnp.where(moves, jnp.minimum(known.sum(), len(marks) - 1), 0),
     )
 
 

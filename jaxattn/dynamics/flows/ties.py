@@ -30,6 +30,7 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.coordinates import Coordinates, Watch, coordinates
+from jaxattn.dynamics.flows.force import by_token
 from jaxattn.dynamics.flows.pairs import Pairs, no_pairs
 
 # Maximum number of tied tokens for large vocabularies, fixed because all arrays have static shapes.
@@ -98,6 +99,18 @@ def sharing(leader: Int[Array, " V"]) -> Bool[Array, " V"]:
     # Use integers: GPUs have no atomic operations on Booleans, so XLA would generate slow compare-and-swap
     # loops.
     return tied | (jnp.zeros_like(leader).at[leader].max(tied.astype(leader.dtype)) > 0)
+
+
+def zero_if_isolated(E: Float[Array, "V d"], corpus: Corpus) -> Float[Array, "V d"]:
+    """Set the keys of tokens that never occur together with another token to zero.
+
+    These tokens exert no force, but their keys would change length scales and tolerances.
+    """
+    bags = corpus.bags
+    present = 1.0 * (bags.count > 0)
+    (tokens,) = bags.sum(present)
+    meetings, _ = by_token(corpus, present * (bags.spread(tokens) > 1))
+    return jnp.where((meetings > 0)[:, None], E, 0)
 
 
 def no_ties(E: Float[Array, "V d"], values: Float[Array, " V *K"], corpus: Corpus) -> Ties:

@@ -183,7 +183,10 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
         raise InputError(f"{key}: {first!r} and {second!r} were not both swept; choose two of {known:.200}")
 
     def signed(records: pd.DataFrame) -> pd.DataFrame:
-        both = records[records["cells"] == 2]
+        signs = records["from"].map(side)
+        series = [records[key] for key in ("cell", "phase", "step", "metric")]
+        sides = signs.groupby(series, observed=True).transform("nunique")
+        both = records[(records["cells"] == 2) & (sides == 2)]
         return both.assign(value=both["value"] * both["from"].map(side))
 
     low, high = (setting(matching[0]) for _, matching in sides)

@@ -34,8 +34,11 @@ def student_t(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, An
     if n < 2:
         return _around(centre, np.full_like(centre, np.nan))
     varies = (samples != samples[..., :1]).any(axis=-1)
+    # Squares of very small or large numbers would underflow or overflow.
+    unit = np.abs(samples).max(axis=-1, keepdims=True)
+    unit = np.where((unit > 0) & np.isfinite(unit), unit, 1.0)
     with np.errstate(invalid="ignore"):
-        error = samples.std(axis=-1, ddof=1) / math.sqrt(n)
+        error = (samples / unit).std(axis=-1, ddof=1) * unit[..., 0] / math.sqrt(n)
     return _around(centre, np.where(varies, _quantile_of_t(n - 1, confidence) * error, np.nan))
 
 

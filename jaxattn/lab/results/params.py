@@ -108,9 +108,10 @@ def params_of(
         vocab_size = msgspec.convert(results.lookup(cell, "data.vocab_size"), PositiveInt)
     except (InputError, msgspec.ValidationError):
         vocab_size = None  # texts determine V, which is not padded
+    of_run = _built_in(results, cell) or (results.study and results.study.cells[cell].setting.model)
     with backend.pinned(), jax.enable_x64(True):
-        arrays = _without_padding(_in_full_space(results, cell, seed, arrays), vocab_size)
-    model = model or _built_in(results, cell) or (results.study and results.study.cells[cell].setting.model)
+        arrays = _without_padding(_in_full_space(results, cell, seed, arrays), vocab_size, of_run)
+    model = model or of_run
     # Without x64, JAX would silently convert float64 to float32.
     with backend.pinned(), jax.enable_x64(True):
         found = {name: jnp.asarray(x) for name, x in arrays.items()}
@@ -231,15 +232,20 @@ def _in_full_space(results: Run, cell: int, seed: int, arrays: Arrays) -> Arrays
     return {name: x @ basis.T if name in model.token_rows else basis @ x for name, x in arrays.items()}
 
 
-def _without_padding(arrays: Arrays, vocab_size: int | None) -> Arrays:
+def _without_padding(arrays: Arrays, vocab_size: int | None, model: Any) -> Arrays:
     if vocab_size is None or "E" not in arrays or len(arrays["E"]) <= vocab_size:
         return arrays
-    padded, dim = arrays["E"].shape
-    # If V = d, the shape does not show which axis is the vocabulary. Only E is known to have one row per
-    # token.
-    over_tokens = [
-        name for name, x in arrays.items() if x.ndim and len(x) == padded and (name == "E" or padded != dim)
-    ]
+    if model is not None:
+        over_tokens = list(model.token_rows)
+    else:
+        padded, dim = arrays["E"].shape
+        # The folder does not contain `token_rows` of a custom model. If V = d, the shape does not show which
+        # axis is the vocabulary, and only E is known to have one row per token.
+        over_tokens = [
+            name
+            for name, x in arrays.items()
+            if x.ndim and len(x) == padded and (name == "E" or padded != dim)
+        ]
     return arrays | {name: arrays[name][:vocab_size] for name in over_tokens}
 
 

@@ -1,6 +1,6 @@
 """Runs read from a results folder: settings, records and token tables."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -102,18 +102,29 @@ class Run:
         entry = self._entry(cell)
         if key in entry["settings"]:
             return entry["settings"][key]
-        config = self.config(cell)
-        block = config.get("blocks", {}).get(entry["settings"].get("block"))
-        value = next((x for x in (find_cell(block, key), find_cell(config, key)) if x is not None), None)
-        if value is None:
+        if (value := find_cell(self._tables(cell), key)) is None:
             swept = ", ".join(self.axes) or "none"
             raise InputError(f"{key}: no such key in the config of {self.directory}; swept keys: {swept}")
         return value
 
+    def _tables(self, cell: int) -> Any:
+        """Return the config of a cell with the settings of its block and its axis values."""
+        if cell not in self._known:
+            settings, tables = self._entry(cell)["settings"], self.config(cell)
+            block = tables.get("blocks", {}).get(settings.get("block"), {})
+            for change in (block, *(_nested(key, x) for key, x in settings.items())):
+                tables = _merged(tables, change)
+            self._known[cell] = tables
+        return self._known[cell]
+
+    @cached_property
+    def _known(self) -> dict[int, Any]:
+        return {}
+
     def class_names(self, cell: int) -> tuple[str, ...]:
         """Return the class names of a cell's corpus, with the negative class first; empty if unknown."""
-        config = self.config(cell)
-        names = find_cell(config, "data.class_names") or find_cell(config, "data.labels")
+        tables = self._tables(cell)
+        names = find_cell(tables, "data.class_names") or find_cell(tables, "data.labels")
         return tuple(map(class_name, names)) if isinstance(names, list | tuple) else ()
 
     def label(self, metric: str) -> str:
@@ -202,6 +213,34 @@ class Run:
         return {entry["cell"]: entry for entry in self.manifest["cells"]}
 
 
+def _nested(key: str, value: Any) -> Any:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def _merged(tree: Any, changes: Any) -> Any:
+    """Return a tree with changes merged in. List entries are addressed by index or name."""
+    if not isinstance(changes, Mapping):
+        return changes
+    if isinstance(tree, list | tuple):
+        places = _places(tree)
+        known = {places[part]: change for part, change in changes.items() if part in places}
+        return [_merged(entry, known[k]) if k in known else entry for k, entry in enumerate(tree)]
+    old = tree if isinstance(tree, Mapping) else {}
+    return {**old, **{part: _merged(old.get(part), change) for part, change in changes.items()}}
+
+
+def _places(entries: Sequence[Any]) -> dict[str, int]:
+    """Return the positions of list entries, keyed by index and by name; a name takes precedence."""
+    names = {
+        str(entry["name"]): k
+        for k, entry in enumerate(entries)
+        if isinstance(entry, Mapping) and "name" in entry
+    }
+    return {str(k): k for k in range(len(entries))} | names
+
+
 def find_cell(tree: Any, key: str) -> Any:
     """Return the value at a dotted key, or None if the key does not exist.
 
@@ -209,9 +248,8 @@ def find_cell(tree: Any, key: str) -> Any:
     """
     for part in key.split("."):
         if isinstance(tree, list | tuple):
-            named = {str(number): entry for number, entry in enumerate(tree)}
-            tables = [entry for entry in tree if isinstance(entry, Mapping)]
-            tree = (named | {str(entry.get("name", "")): entry for entry in tables}).get(part)
+            place = _places(tree).get(part)
+            tree = None if place is None else tree[place]
         else:
             tree = tree.get(part) if isinstance(tree, Mapping) else None
     return tree

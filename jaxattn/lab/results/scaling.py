@@ -114,7 +114,8 @@ def scaling(
         f"{metric} against {axis}",
         f"{metric} at the end of phase {phase} against {axis} on logarithmic axes, {seed_words(counts)}. "
         f"Dark dots are means{geometric_words(series[0].table)} with 95 % intervals, light dots are "
-        f"single seeds, and the line is a power law fitted to all seeds. {' '.join(verdicts)}",
+        "single seeds, and the line is a power law fitted to the seeds that have a value in every cell. "
+        + " ".join(verdicts),
         figure,
     )
 

@@ -178,15 +178,11 @@ def _labels(tokens: Tokens, label: int | str | None, maximum: int | None = None)
 
 
 def _step_size(results: Run, phase: str, cell: int) -> float:
-    phases = results.manifest["config"]["phases"]
-    index = [entry["name"] for entry in phases].index(phase)
-    settings = results.settings(cell)
-    for key in (f"phases.{index}.step_size", f"phases.{phase}.step_size"):
-        if key in settings:
-            return float(settings[key])
-    if phases[index].get("step_size") is None:
-        raise InputError(f"one_step_law: phase {phase!r} has no step_size; set the figure option step_size")
-    return float(phases[index]["step_size"])
+    try:
+        return float(results.lookup(cell, f"phases.{phase}.step_size"))
+    except InputError:
+        remedy = "set the figure option step_size"
+        raise InputError(f"one_step_law: phase {phase!r} has no step_size; {remedy}") from None
 
 
 def _scatter(

@@ -103,12 +103,14 @@ def _shape(cell: Cell, numbers: Hyperparameters) -> bytes:
     """Return a key that is the same for cells that can share a program: the tables without `numbers`.
 
     The key includes the paths of `numbers`, because a setting that is None in some cells is missing from
-    their `numbers`.
+    their `numbers`. It also includes whether the loss is logistic, which depends on the number `smoothing`
+    and determines the probes.
     """
     kept: Any = cell.tables
     for head, *rest in numbers:
         kept = _without(kept, (*IN_TABLES.get(head, (head,)), *rest))
-    return msgspec.json.encode((kept, list(numbers)), order="deterministic")
+    logistic = bool(cell.setting.loss.is_logistic)
+    return msgspec.json.encode((kept, list(numbers), logistic), order="deterministic")
 
 
 def _without(tree: Any, path: SettingPath) -> Any:

@@ -68,7 +68,10 @@ def test_copied_function_gives_bitwise_identical_results(study, tmp_path, genera
     ("changes", "message"),
     [
         ({"sequences": 13}, "data: sequences: 13 is not a positive multiple of num_classes = 2"),
-        ({"test_sequences": 13}, "data: sequences: 13 is not a positive multiple of num_classes = 2"),
+        (
+            {"test_sequences": 13},
+            "data: test_sequences: sequences: 13 is not a positive multiple of num_classes = 2",
+        ),
         ({"vocab_size": 3}, "data: vocab_size: 3 leaves no irrelevant token"),
         ({"length": 2**20, "sequences": 2**12}, "data: length: 4,096 sequences of 1,048,576 tokens total"),
         ({"max_posterior_difference": 1.5}, "data.max_posterior_difference: expected 'float' <= 1.0"),

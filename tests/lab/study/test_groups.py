@@ -46,8 +46,16 @@ def test_settings_that_change_the_program_split_groups(found):
 def test_numeric_options_of_starts_and_losses_are_vmapped(found):
     init = {"p": {"kind": "scaled", "scale": 1.0}}
     model = {"kind": "one_layer", "dim": 4, "init": init}
-    (group,) = found(model=model, axes={"model.init.p.scale": [0.5, 2.0], "loss.smoothing": [0.0, 0.1]})
+    (group,) = found(model=model, axes={"model.init.p.scale": [0.5, 2.0], "loss.smoothing": [0.1, 0.2]})
     assert {group.key(path) for path in group.varying} == {"model.init.p.scale", "loss.smoothing"}
+
+
+def test_cells_without_label_smoothing_keep_the_probes_of_the_logistic_loss(study):
+    """Cells with and without smoothing do not share a program, because the one-step law requires none."""
+    cells = study(axes={"loss.smoothing": [0.0, 0.1, 0.2]}).cells
+    groups = compile_groups(cells)
+    assert [[cell.number for cell in group.cells] for group in groups] == [[0], [1, 2]]
+    assert [group.setting.loss.is_logistic for group in groups] == [True, False]
 
 
 def test_numeric_settings_of_custom_code_are_vmapped_unless_static(study):
