@@ -1,5 +1,6 @@
 import jax
 import jax.numpy as jnp
+import mpmath
 import msgspec
 import numpy as np
 import pytest
@@ -23,6 +24,20 @@ def test_cross_entropy_matches_the_formula(rng, x64):
     expected = -log_softmax(logits, axis=1)[np.arange(30), labels]
     got = losses.cross_entropy(jnp.asarray(logits), jnp.asarray(labels))
     np.testing.assert_allclose(got, expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("gap", [5.0, 18.0, 38.0, 60.0])
+def test_cross_entropy_of_confident_examples_does_not_cancel(gap, dtype, x64):
+    """logsumexp(f) - f_y is exactly 0 from a gap of about 17 on in float32, and so is its gradient."""
+    logits = jnp.array([[gap, 0.0, -1.0]], dtype)
+    value, gradient = jax.value_and_grad(lambda f: losses.cross_entropy(f, jnp.array([0]))[0])(logits)
+    others = mpmath.exp(-gap) + mpmath.exp(-gap - 1)
+    exact = [-others / (1 + others), mpmath.exp(-gap) / (1 + others), mpmath.exp(-gap - 1) / (1 + others)]
+    # Rounding of the difference of logits.
+    tolerance = 4 * gap * float(jnp.finfo(dtype).eps)
+    np.testing.assert_allclose(float(value), float(mpmath.log1p(others)), rtol=tolerance)
+    np.testing.assert_allclose(gradient[0], np.array(exact, float), rtol=tolerance)
 
 
 def test_two_class_cross_entropy_is_the_logistic_loss(rng, x64):

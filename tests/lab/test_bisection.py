@@ -126,6 +126,7 @@ def test_falling_metrics_reuse_the_runs_and_report_seeds_that_turn_back(folder, 
         ({"metric": "p_nrm"}, "did you mean 'p_norm'"),
         ({"phase": "embed"}, "phase 'embed': p_norm was recorded only in query"),
         ({"x": {"data.lenght": [4]}}, "lenght"),
+        ({"x": {"data.length": [4, 6, 4]}}, "x: data.length = 4 is listed twice; list every value once"),
     ],
 )
 def test_invalid_input_is_rejected(folder, changes, why):

@@ -127,6 +127,25 @@ def test_contradictory_pairs_are_proven_infeasible(norm):
 
 
 @pytest.mark.parametrize("norm", ["frobenius", "nuclear"])
+@pytest.mark.parametrize("small", [1e-15, 1e-18, -1e-20])
+def test_almost_contradictory_pairs_are_not_reported_as_infeasible(norm, small):
+    """The matrix (1, 2 / small) separates (1, 0) and (-1, small) exactly, but their sum is tiny."""
+    u = np.array([[1.0, 0.0], [-1.0, small]])
+    solution = bilinear_max_margin(u, np.ones((1, 1)), np.zeros(2, int), norm=norm)
+    assert solution.status != Status.INFEASIBLE
+    # 2 u_1 + u_2 + u_3 = 0 exactly.
+    u = np.array([[1.0, 0.0], [-1.0, 0.3], [-1.0, -0.3]])
+    solution = bilinear_max_margin(u, np.ones((1, 1)), np.zeros(3, int), norm=norm)
+    assert solution.status == Status.INFEASIBLE
+
+
+def test_products_out_of_range_are_rejected():
+    u = np.array([[1e160, 0.0], [1e160, 1e150]])
+    with pytest.raises(InputError, match=r"products are out of range; rescale one of them"):
+        bilinear_max_margin(u, np.full((1, 1), 1e160), np.zeros(2, int))
+
+
+@pytest.mark.parametrize("norm", ["frobenius", "nuclear"])
 def test_very_different_norms_are_not_reported_as_infeasible(norm):
     """The margin of e_1 and δ e_2 with one query is that of p = (1, 1/δ): δ / √(1 + δ²)."""
     for small in (1e-3, 1e-9, 1e-17):

@@ -8,7 +8,7 @@ import pytest
 
 from jaxattn.core.errors import InputError
 from jaxattn.dynamics import optimizer, schedule
-from jaxattn.dynamics.descents.descent_phase import check_options
+from jaxattn.dynamics.descents.descent_phase import Descent, check_options
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,29 @@ def test_schedules_match_their_formulas(name, formula):
 def test_inverse_sqrt_schedule_with_warmup_matches_its_formula():
     made = schedule("inverse_sqrt", 0.3, 100, warmup=10)
     np.testing.assert_allclose([made(0), made(5), made(10), made(13)], [0, 0.15, 0.3, 0.15], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["constant", "cosine", "linear", "exponential", "inverse_sqrt"])
+def test_schedules_are_accurate_in_float64(name, x64):
+    """Optax computes with an integer count in float32."""
+    made = jax.jit(schedule(name, 0.3, 20, warmup=6))
+    formulas = {
+        "constant": lambda k: 1.0,
+        "cosine": lambda k: (1 + np.cos(np.pi * k / 14)) / 2,
+        "linear": lambda k: 1 - k / 14,
+        "exponential": lambda k: 0.01 ** (k / 14),
+        "inverse_sqrt": lambda k: (1 + k) ** -0.5,
+    }
+    for step in (1, 5, 9, 13):
+        expected = 0.3 * (step / 6 if step < 6 else formulas[name](step - 6))
+        np.testing.assert_allclose(made(jnp.int32(step)), expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize(("key", "value"), [("schedule", "cosine"), ("warmup", 5)])
+def test_polyak_rejects_a_schedule_that_it_would_ignore(key, value):
+    phase = Descent(name="q", train=("p",), optimizer="polyak", step_size=1.0, steps=10, **{key: value})
+    with pytest.raises(InputError, match=f"{key}: polyak computes its step sizes from the loss"):
+        phase.check()
 
 
 def last_of(transformation, steps=4):

@@ -77,6 +77,22 @@ def test_dual_acceleration_uses_the_gradient_of_the_log_excess_loss(problem, nor
     np.testing.assert_allclose(state.params.p, expected, atol=1e-9)
 
 
+def test_dual_acceleration_is_accurate_in_float64(problem):
+    """k/(k+1) of two integers is float32."""
+    params, corpus = problem
+    momentum, p = np.zeros(params.p.shape), np.asarray(params.p)
+    made = log_descent("dual_acceleration", 0.05)
+    state = made.init(params)
+    step = jax.jit(lambda state: made.step(state, corpus)[0])
+    gradient = jax.jit(jax.grad(lambda p: ja.dynamics.loss(params.replace(p=p), corpus)))
+    for k in range(6):
+        pull = -np.asarray(gradient(p)) / excess(p, params, corpus)
+        momentum = k / (k + 1) * (momentum + pull)
+        p = p + 0.05 * (momentum + pull)
+        state = step(state)
+    np.testing.assert_allclose(state.params.p, p, rtol=1e-11, atol=1e-12)
+
+
 def test_methods_match_loops_with_plain_gradients(problem):
     params, corpus = problem
     gradient = jax.jit(jax.grad(lambda p: ja.dynamics.loss(params.replace(p=p), corpus)))

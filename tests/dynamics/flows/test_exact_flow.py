@@ -230,6 +230,20 @@ def test_repeated_and_single_token_sequences_do_not_change_the_path():
     np.testing.assert_allclose(with_one_token.log_time[1:] - twice.log_time[1:], np.log(2), rtol=1e-9)
 
 
+@pytest.mark.parametrize("length", [1.0, 1e6, 1e12])
+@pytest.mark.parametrize("sequences", [[[0, 1, 2], [1, 2, 2], [0, 2, 1]], [[0, 1, 2], [1, 2, 2], [3]]])
+def test_token_that_meets_no_other_token_does_not_change_the_path(sequences, length, rng):
+    """A token that does not occur, or only alone, exerts no force, however long its key is."""
+    keys, values = rng.normal(size=(4, 3)), np.array([1, -0.5, 0.3, 0])
+    corpus, p = four_pairs(sequences, [1, -1, 1]), 0.1 * rng.normal(size=3)
+    paths = []
+    for size in (0.0, length):
+        keys[3] = size
+        paths.append(ja.dynamics.exact_flow(ja.theory.Scores(keys, corpus, values), p, until_norm=1e3))
+    assert paths[0].stop == paths[1].stop == "norm"
+    np.testing.assert_array_equal(paths[0].p - paths[1].p, 0)
+
+
 def test_float32_session_computes_the_float64_path():
     params, corpus = problem(0)
     single = jax.tree.map(lambda x: x.astype(jnp.float32), params)

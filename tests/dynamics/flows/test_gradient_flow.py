@@ -134,13 +134,30 @@ def test_path_ends_at_the_requested_loss_or_norm():
     path = gradient_flow(params, task, train=train, until_time=1e3, until_log_loss=float(log_loss[40]))
     assert int(path.status) == Stop.LOSS
     assert 40 <= int(path.reached) <= 42
-    assert path.metrics["log_loss"][-1] <= log_loss[40]
+    np.testing.assert_allclose(path.metrics["log_loss"][-1], log_loss[40], rtol=1e-9)
+    np.testing.assert_allclose(path.metrics["time"][-1], whole.metrics["time"][40], rtol=1e-6)
     np.testing.assert_array_equal(path.params["p"][int(path.reached) :] - path.params["p"][-1], 0)
     np.testing.assert_allclose(path.params["p"][:40], whole.params["p"][:40], rtol=1e-6)
     assert norm[-1] > norm[0]
     path = gradient_flow(params, task, train=train, until_time=1e3, until_norm=float(norm[50]))
     assert int(path.status) == Stop.NORM
-    assert path.metrics["trained_norm"][-1] >= norm[50]
+    np.testing.assert_allclose(path.metrics["trained_norm"][-1], norm[50], rtol=1e-9)
+    np.testing.assert_allclose(path.metrics["time"][-1], whole.metrics["time"][50], rtol=1e-6)
+
+
+@pytest.mark.parametrize("key", ["until_norm", "until_log_loss"])
+def test_path_that_starts_beyond_its_target_stays_at_the_start(key):
+    params, task, train = problem("two classes")
+    start = gradient_flow(params, task, train=train, until_time=1.0, points=2)
+    target = {
+        "until_norm": 0.5 * start.metrics["trained_norm"][0],
+        "until_log_loss": start.metrics["log_loss"][0] + 1,
+    }
+    path = gradient_flow(params, task, train=train, until_time=1e3, **{key: float(target[key])})
+    assert int(path.status) == {"until_norm": Stop.NORM, "until_log_loss": Stop.LOSS}[key]
+    assert int(path.reached) == 0
+    np.testing.assert_array_equal(path.metrics["time"], 0)
+    np.testing.assert_array_equal(path.params["p"] - params.p, 0)
 
 
 def test_path_that_is_too_stiff_fails_with_a_remedy():

@@ -81,6 +81,36 @@ def test_lookup_returns_the_value_set_in_the_block():
     assert results.lookup(1, "data.sequences") == 40
 
 
+def test_lookup_finds_a_key_in_every_spelling_whether_an_axis_or_a_block_sets_it():
+    """A phase can be addressed by its name or index in axes, in blocks and in lookups."""
+    config = {
+        "model": {"dim": 4, "init": {"p": {"kind": "scaled", "scale": 1.0}}},
+        "phases": [{"name": "embed", "step_size": 20.0}, {"name": "q", "step_size": 0.5, "steps": 7}],
+        "blocks": {
+            "named": {"phases": {"embed": {"step_size": 5.0}}},
+            "numbered": {"phases": {"0": {"step_size": 6.0}}},
+            "listed": {"phases": [{"name": "q", "step_size": 7.0}]},
+        },
+    }
+    settings = [
+        {"block": "named", "phases.1.step_size": 2.0},
+        {"block": "numbered", "phases.q.steps": 9},
+        {"block": "listed", "model.init.p": {"kind": "zero"}},
+    ]
+    cells = [{"cell": k, "settings": own} for k, own in enumerate(settings)]
+    run = Run(Path(), {"config": config, "cells": cells}, pd.DataFrame(), pd.DataFrame())
+    for key in ("phases.embed.step_size", "phases.0.step_size"):
+        assert [run.lookup(cell, key) for cell in (0, 1)] == [5.0, 6.0]
+    for key in ("phases.q.step_size", "phases.1.step_size"):
+        assert [run.lookup(cell, key) for cell in (0, 1)] == [2.0, 0.5]
+    assert [run.lookup(cell, "phases.1.steps") for cell in (0, 1)] == [7, 9]
+    assert run.lookup(2, "phases.0.step_size") == run.lookup(2, "phases.q.step_size") == 7.0
+    assert [run.lookup(cell, "model.init.p.kind") for cell in (1, 2)] == ["scaled", "zero"]
+    assert [entry["name"] for entry in run.lookup(0, "phases")] == ["embed", "q"]
+    # The manifest is unchanged.
+    assert config["phases"][0]["step_size"] == 20.0
+
+
 def test_choose_selects_cells_metrics_and_phases(folder):
     results = folder(range(2))
     chosen = choose(results, where={"model.dim": "16"}, metrics=["loss"], phases=["query"])
@@ -218,6 +248,28 @@ def test_zipped_keys_change_together_in_paired_differences(load_planted, in_bloc
     apart = load_planted(rows, name="x", config={"phases": [{"name": "query"}]}, cells=cells, seeds=[0, 1])
     with pytest.raises(InputError, match="have no combination of seed, phase, step and metric in common"):
         paired(apart, "model.dim", 8, 16)
+
+
+def test_two_cells_with_the_same_value_of_the_key_are_not_a_pair(load_planted):
+    """A value may be repeated on a zipped axis, and the cell with the other value may be excluded."""
+    sizes = [(0.5, 1), (0.5, 2), (1.0, 3)]
+    settings = [{"data.length": n, "phases.query.step_size": x} for n in (4, 6) for x, _ in sizes[:2]]
+    settings.append({"data.length": 6, "phases.query.step_size": 1.0})
+    rows = [
+        (cell, seed, "query", 1, "loss", 10 * s["phases.query.step_size"] + s["data.length"] + seed)
+        for cell, s in enumerate(settings)
+        for seed in (0, 1)
+    ]
+    cells = [{"cell": k, "settings": s} for k, s in enumerate(settings)]
+    config = {"phases": [{"name": "query"}]}
+    run = load_planted(rows, name="x", config=config, cells=cells, seeds=[0, 1])
+    with pytest.raises(InputError, match="have no combination of seed, phase, step and metric in common"):
+        paired(run, "phases.query.step_size", 0.5, 1.0)
+    fewer = choose(run, where={"data.length": 6}).manifest["cells"][1:]
+    single = replace(run, manifest=dict(run.manifest) | {"cells": [*run.manifest["cells"][:2], *fewer]})
+    found = paired(single, "phases.query.step_size", 0.5, 1.0)
+    assert aggregate(found)["data.length"].tolist() == [6]
+    np.testing.assert_allclose(aggregate(found)["mean"], 5.0)
 
 
 def test_failed_seed_has_no_paired_difference(folder):

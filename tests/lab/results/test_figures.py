@@ -252,6 +252,14 @@ def test_one_step_law_uses_swept_step_size(results):
     assert "η₀ = 100" in one_step_law(results["failed"], cell=1).caption
 
 
+def test_one_step_law_uses_the_step_size_of_the_block(results):
+    run = results["text"]
+    config = dict(run.manifest["config"]) | {"blocks": {"slow": {"phases": {"embed": {"step_size": 7.0}}}}}
+    cells = [run.manifest["cells"][0] | {"settings": {"block": "slow"}}]
+    other = dataclasses.replace(run, manifest=run.manifest | {"config": config, "cells": cells})
+    assert "η₀ = 7.00" in one_step_law(other, cell=0).caption
+
+
 def test_one_step_law_requires_one_step_phase(results, configured):
     phases = [{"kind": "descent", "name": "joint", "step_size": None}]
     other = configured(results["text"], phases=phases)

@@ -47,6 +47,12 @@ def test_clopper_pearson_matches_beta_quantiles(k, n):
     np.testing.assert_allclose(clopper_pearson(k, n), expected, rtol=1e-10)
 
 
+@pytest.mark.parametrize("unit", [1e-170, 1e-300, 1e160])
+def test_student_t_does_not_underflow_or_overflow(unit):
+    low, high = student_t(unit * np.array([1.0, 2.0, 3.0]))
+    np.testing.assert_allclose(np.divide([low, high], unit), student_t([1.0, 2.0, 3.0]), rtol=1e-12)
+
+
 def test_student_t_matches_scipy(rng):
     samples = rng.normal(size=9)
     expected = stats.t.interval(0.95, 8, samples.mean(), stats.sem(samples))

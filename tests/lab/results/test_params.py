@@ -238,3 +238,27 @@ def test_invalid_model_raises_a_one_line_error(folder, configured, dim):
         InputError, match=r"this version of jaxattn cannot build the model: |do not fit in memory"
     ):
         forged.params()
+
+
+@pytest.mark.more
+def test_parameters_of_padded_and_blocked_runs_have_their_own_shapes(tmp_path):
+    """As many heads as rows of the padded vocabulary, and a block that changes a phase."""
+    study = ja.Study(
+        name="heads",
+        seeds=1,
+        data={"kind": "independent", "vocab_size": 6, "relevant": 2, "length": 4, "sequences": 8},
+        model={"kind": "multi_head", "dim": 4, "heads": 8},
+        axes={"data.vocab_size": [6, 8]},
+        phases=[ja.dynamics.OneStep(name="embed", step_size=1.0)],
+        blocks={"a": {}, "b": {"phases": {"embed": {"step_size": 2.0}}}},
+    )
+    study.run(tmp_path / "out", quiet=True)
+    results = load(tmp_path / "out")
+    for cell in range(4):
+        params = results.params(cell=cell, seed=0)
+        assert params.E.shape == (results.lookup(cell, "data.vocab_size"), 4)
+        assert params.p.shape[0] == 8
+    steps = [
+        results.params(cell=cell, seed=0).E - results.params(cell=cell, seed=0, step=0).E for cell in (0, 2)
+    ]
+    np.testing.assert_allclose(2 * steps[0], steps[1], rtol=1e-3, atol=1e-6)
