@@ -44,8 +44,8 @@ class Descent(Phase, frozen=True, kw_only=True):
         patience: number of consecutive checks without a new best validation loss after which the phase stops
             with the best parameters; 0 disables early stopping.
         check_every: number of steps between checks of the validation loss.
-        seeds_per_core: number of seeds that a CPU core computes at a time, such as 1 for a model with large
-            activations; defaults to as many as fit in its cache.
+        seeds_per_core: number of seeds that a CPU core trains at a time; by default, as many as fit in its
+            cache.
     """
 
     options_field: ClassVar[str] = "options"

@@ -284,7 +284,7 @@ def reproduce(
 
     A book is a folder of items with published values and criteria; see docs/howto/books.md. The books
     neighbours and findings are in the repository's sweeps folder. The command writes a page that compares
-    results with published values, and prints the verdicts; with --only, it also prints the numbers. The exit
+    results with published values; with --only, it also prints the numbers. The exit
     status is 1 if a finding that should hold does not, or if --check reports that something is missing.
 
     Example: jaxattn reproduce paper --only fig2_synthetic fig3_imdb --data-dir ../data

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxattn.base import Measurement
+from jaxattn.base import Measurement, Phase
 from jaxattn.core import backend
 from jaxattn.lab.engine import devices
 from jaxattn.lab.engine.batches import Batch
@@ -116,7 +116,8 @@ def labels(study: Definition) -> dict[str, str]:
     A phase also has the labels of its base classes.
     """
     kinds = dict.fromkeys(type(phase) for cell in study.cells for phase in cell.setting.phases)
-    declared = [getattr(base, "labels", {}) for kind in kinds for base in reversed(kind.__mro__)]
+    bases = [base for kind in kinds for base in reversed(kind.__mro__) if issubclass(base, Phase)]
+    declared = [base.labels for base in bases]
     declared += [probe.labels for probe in _probes(study)]
     return {name: label for names in declared for name, label in names.items()}
 

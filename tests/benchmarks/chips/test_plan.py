@@ -102,7 +102,7 @@ def test_study_that_exceeds_chip_memory_raises_an_error(study, monkeypatch, need
     """A compiler may reject a program that is too large, or compile it and report its memory."""
 
     def compile_first(self, lanes, only=()):
-        first = next(self.programs.shaped(self.group, lanes))
+        first = next(self.programs.phase_programs(self.group, lanes))
         refused = math.isinf(needed)
         return [(first, Compiled("RESOURCE_EXHAUSTED", 0.0) if refused else Compiled("", 0.0, held=needed))]
 
