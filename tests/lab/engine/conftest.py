@@ -127,8 +127,8 @@ HEAVY = {"name": "heavy", "kind": "descent", "train": ["E", "p"], "optimizer": "
 QUERY = {"name": "query", "kind": "descent", "train": ["p"], "optimizer": "polyak", "step_size": 0.5}
 PHASES = [
     {"name": "embed", "kind": "one_step", "step_size": 20.0},
-    HEAVY | {"steps": 3},
-    QUERY | {"steps": 4, "schedule": "cosine"},
+    HEAVY | {"steps": 3, "schedule": "cosine"},
+    QUERY | {"steps": 4},
     {"name": "log", "kind": "log_descent", "method": "normalized", "step_size": 0.2, "steps": 3},
 ]
 
