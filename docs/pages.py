@@ -280,8 +280,8 @@ LINE = """# Command line
 `jaxattn` lists the commands, `jaxattn COMMAND --help` prints the section of this page for a command, and
 `jaxattn --version` prints the version. `python -m jaxattn` is equivalent to `jaxattn`. The exit status of a
 command is 0 for success, 1 if the command fails, 2 if the input is invalid, and 130 if the command is
-stopped. An error is one line on standard error with the location and the remedy, and a traceback of custom
-code."""
+stopped. An error is one line on standard error with the location and the remedy. Errors of custom code add
+a traceback."""
 
 COMMON = "Each command lists the common options that it accepts."
 

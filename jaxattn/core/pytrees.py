@@ -8,6 +8,7 @@ from html import escape
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -160,3 +161,10 @@ def _written(x: Any) -> str:
     if isinstance(x, tuple | list):
         return f"{len(x)} of {type(x[0]).__name__}" if x else "()"
     return type(x).__name__
+
+
+def floats_to_float64(tree: Any) -> Any:
+    """Cast the float arrays in a pytree to float64, and leave its other arrays unchanged."""
+    return jax.tree.map(
+        lambda x: jnp.asarray(x, jnp.float64) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x, tree
+    )

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -13,7 +12,7 @@ from jaxattn.attention.scores import Scores
 from jaxattn.base import Goal, Params, Phase, Task
 from jaxattn.base.functions import Function, OfFunction, settings_class
 from jaxattn.core.errors import InputError, shown
-from jaxattn.core.pytrees import Brief, Leaf, get, replaced, selected
+from jaxattn.core.pytrees import Brief, Leaf, floats_to_float64, get, replaced, selected
 from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.arc_length import Ends, FlowPath, Stop
 from jaxattn.dynamics.flows.exact_flow import Path, begin_path, continue_path, ends_of, exact_flow
@@ -130,9 +129,9 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
 
     def follow(self, task: Task, params: Params) -> FlowPath:
         """Compute the path; if steps are expensive, compute only its start, and let `advance` continue it."""
-        train = _in_float64(task.data.train)
+        train = floats_to_float64(task.data.train)
         task = task._replace(data=task.data.replace(train=train))  # type: ignore[attr-defined]
-        return self._checked(self._call(_in_float64(params), task), params)
+        return self._checked(self._call(floats_to_float64(params), task), params)
 
     def init(self, task: Task, params: Any, key: Array) -> FlowState:
         """Return the state at the start of the path."""
@@ -208,13 +207,6 @@ def of_function(function: Function, kind: str) -> type[FlowPhase]:
     if "points" not in made.arguments:
         raise InputError(f"{kind}: has no setting 'points' for the number of rows; add `points: int = 64`")
     return made
-
-
-def _in_float64(tree: Any) -> Any:
-    """Cast the float arrays in a pytree to float64."""
-    return jax.tree.map(
-        lambda x: jnp.asarray(x, jnp.float64) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x, tree
-    )
 
 
 class _TheoryFlow(FlowPhase, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxattn.base import Goal, Params, Task
 from jaxattn.base.functions import declare, settings_class
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import gradients_by_name, replaced, selected
+from jaxattn.core.pytrees import floats_to_float64, gradients_by_name, replaced, selected
 from jaxattn.core.settings import Names, Positive, PositiveInt, Static
 from jaxattn.dynamics.flows.arc_length import Stop
 from jaxattn.dynamics.flows.flow_phase import FlowPhase, RecordedPath
@@ -46,7 +46,7 @@ def gradient_flow(
 
         dθ/dt = -∂L/∂θ,   integrated in log(1 + t)
 
-    The full training data are used. Row k is at time t_k = (1 + until_time)^(k/(points - 1)) - 1.
+    The full training data are used, in float64. Row k is at time t_k = (1 + until_time)^(k/(points - 1)) - 1.
 
     Args:
         params: the initial parameters.
@@ -79,7 +79,7 @@ def gradient_flow(
 
     if not math.isfinite(until_time):
         raise InputError(f"until_time: must be finite, got {until_time}")
-    data = task.data.train
+    params, data = floats_to_float64(params), floats_to_float64(task.data.train)
     start, unravel = ravel_pytree(selected(params, train))
 
     def evaluate(theta: Array) -> tuple[Array, Array]:

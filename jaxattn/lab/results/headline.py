@@ -12,6 +12,8 @@ from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import estimates, last_steps
 
 _MAX = 6
+# Maximum number of cells that a note lists.
+_LISTED = 8
 ACCURACIES = ("test_accuracy", "validation_accuracy", "accuracy", "train_accuracy")
 _LOSSES = ("loss", "log_loss", "test_loss")
 _VALUES = ("spearman_Ev_tokens", "spearman_Ev_bins", "correlation_Ev_alpha")
@@ -218,8 +220,10 @@ def _note(reasons: dict[str, Any], reason: str, metric: str, cell: int) -> None:
 
 def _in_cells(results: Run, cells: Sequence[int]) -> str:
     """Return " (cells 0 to 2)", or "" if the cells are all cells of the run."""
-    if len(cells) == len(results.manifest["cells"]):
+    if len(cells) == (total := len(results.manifest["cells"])):
         return ""
+    if len(cells) > _LISTED:
+        return f" ({len(cells):,} of {total:,} cells)"
     return f" (cell{'s' * (len(cells) > 1)} {ranges_text(sorted(cells))})"
 
 

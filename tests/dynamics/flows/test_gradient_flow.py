@@ -167,3 +167,12 @@ def test_path_that_is_too_stiff_fails_with_a_remedy():
     assert "use exact_flow" in GradientFlow.failure
     with pytest.raises(InputError, match="until_time: must be finite, got inf"):
         gradient_flow(params, task, train=train, until_time=np.inf)
+
+
+def test_float32_parameters_give_the_float64_path():
+    params, task, train = problem("two classes")
+    single = jax.tree.map(lambda x: x.astype(jnp.float32), params)
+    same = jax.tree.map(lambda x: x.astype(jnp.float64), single)
+    paths = [gradient_flow(each, task, train=train, until_time=100.0, points=4) for each in (single, same)]
+    assert paths[0].params["p"].dtype == jnp.float64
+    np.testing.assert_array_equal(paths[0].params["p"], paths[1].params["p"])

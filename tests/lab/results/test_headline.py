@@ -225,6 +225,10 @@ def test_caveat_that_applies_to_some_cells_names_them(planted):
     text = "log_of_mine: the value is minus infinity, the logarithm of exactly zero"
     assert text + " (cells 0, 2)" in caveats(two)
     assert caveats(dataclasses.replace(two, manifest=run.manifest | {"cells": cells[::2]})) == [text]
+    many = [{"cell": k, "settings": {}} for k in range(50)]
+    records = pd.concat([run.records, *(run.records[own].assign(cell=k) for k in range(1, 30, 2))])
+    several = dataclasses.replace(run, manifest=run.manifest | {"cells": many}, records=records)
+    assert f"{text} (16 of 50 cells)" in caveats(several)
 
 
 def test_caveat_counts_tokens_outside_the_bins(planted):
