@@ -12,6 +12,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.theory.constraints import Constraints
 from jaxattn.theory.infeasible import proves_infeasible
+from jaxattn.theory.selection import require_finite
 
 # Relative size below which a nonzero sum of differences may be due to rounding.
 INFEASIBLE = 1e-14
@@ -146,12 +147,31 @@ class MaxMargin(Brief):
         found = np.isin(self.status, statuses)
         return bool(found) if found.ndim == 0 else found
 
+    def brief(self) -> str:
+        """Return a one-line summary: the outcome, margin, duality gap and sizes."""
+        if np.ndim(self.status) > 0:
+            counts = zip(*np.unique(self.status, return_counts=True), strict=True)
+            outcome = ", ".join(f"{count} {Status(int(status)).name}" for status, count in counts)
+            return f"batch of {len(self.status)}: {outcome}; p {np.shape(self.p)}"
+        size = f"p {np.shape(self.p)}, {int(self.num_pairs)} pairs, {len(self.ties)} ties"
+        numbers = f"margin {float(self.margin):.4g}, duality_gap {float(self.duality_gap):.4g}"
+        return f"{Status(int(self.status)).name}, {self.reason}; {numbers}, {size}"
+
     @property
     def reason(self) -> str | list[str]:
         """Description of the outcome, or a list of descriptions for a batch."""
         if np.ndim(self.status) == 0:
             return _REASONS[Status(int(self.status))]
         return [_REASONS[Status(int(status))] for status in self.status]
+
+
+def require_margins(required: np.ndarray) -> None:
+    """Raise InputError unless all required margins are finite and at least 0."""
+    wrong = np.flatnonzero(~(np.isfinite(required) & (required >= 0)))
+    if len(wrong):
+        raise InputError(
+            f"required: margin {required[wrong[0]]} of pair {wrong[0]}; pass finite margins of at least 0"
+        )
 
 
 class Solution(NamedTuple):
@@ -211,8 +231,11 @@ def certify_max_margin(
         positive required margin.
 
     Raises:
-        InputError: the number of multipliers differs from the number of pairs or ties.
+        InputError: the number of multipliers differs from the number of pairs or ties, the keys or a required
+            margin contain NaN or inf, or a required margin is negative.
     """
+    require_finite(keys=keys)
+    require_margins(constraints.required)
     E = keys
     better, worse, ties, _, required = constraints
     if len(multipliers) != len(better) or len(tie_multipliers) != len(ties):
@@ -271,6 +294,18 @@ def certify_max_margin(
         duality_gap=gap,
         status=np.int8(Status.SOLVED if gap <= tolerance else Status.LOOSE),
         **found,
+    )
+
+
+def in_unit(solution: MaxMargin, unit: float) -> MaxMargin:
+    """Return the solution for keys multiplied by `unit`, a power of two, given the solution for the keys."""
+    return replace(
+        solution,
+        p=solution.p / unit,
+        margin=solution.margin * unit,
+        margin_bound=solution.margin_bound * unit,
+        multipliers=solution.multipliers / unit / unit,
+        tie_multipliers=solution.tie_multipliers / unit / unit,
     )
 
 

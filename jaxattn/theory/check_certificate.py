@@ -17,16 +17,29 @@ token t,
   separating vector q would satisfy 0 < Σ λ ≤ q·w = 0.
 
 "Accepted" does not imply that the data come from an experiment, or that training converges to p.
+
+Files may come from anyone. Only regular files are opened, and the sizes of files and numbers are checked before
+they are read or built. The time of the check is at most proportional to the size of the data.
 """
 
 import hashlib
 import json
+import os
+import re
+import stat
 import struct
 import sys
 from fractions import Fraction
 from operator import mul
 from pathlib import Path
 from typing import Any
+
+# Largest sizes of the certificate and of the data in bytes, and largest number of integers of all sequences.
+_CLAIM, _DATA, _ENTRIES = 2**24, 2**30, 2**25
+# Largest number of digits of an integer; Python's own limit for the conversion from text is the same.
+_DIGITS = 4300
+# Forms of an exact number: A, A/B, or a decimal with an exponent of at most four digits.
+_NUMBER = re.compile(rf"[0-9]{{1,{_DIGITS}}}(/[0-9]{{1,{_DIGITS}}}|(\.[0-9]{{1,40}})?([Ee][+-]?[0-9]{{1,4}})?)")
 
 
 def require(condition: bool, reason: str) -> None:
@@ -35,11 +48,49 @@ def require(condition: bool, reason: str) -> None:
         raise ValueError(reason)
 
 
+def contents(path: Path, limit: int) -> bytes:
+    """Read a regular file of at most `limit` bytes."""
+    # Without O_NONBLOCK, opening a named pipe would wait for a writer.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+        require(stat.S_ISREG(os.fstat(file.fileno()).st_mode), f"{path.name} is not a regular file")
+        found = file.read(limit + 1) if os.fstat(file.fileno()).st_size <= limit else b""
+        require(0 < len(found) <= limit, f"{path.name} is empty or has more than {limit} bytes")
+    return found
+
+
+def parse(text: bytes) -> dict[str, Any]:
+    """Parse a certificate, whose numbers are integers of at most _DIGITS digits."""
+
+    def integer(text: str) -> int:
+        require(len(text) <= _DIGITS, f"an integer has more than {_DIGITS} digits")
+        return int(text)
+
+    def refuse(text: str) -> None:
+        require(False, f"{text[:20]} is not an integer")
+
+    try:
+        claim = json.loads(
+            text.decode("utf-8"), parse_int=integer, parse_float=refuse, parse_constant=refuse
+        )
+    except RecursionError:
+        raise ValueError("brackets are nested too deeply") from None
+    require(type(claim) is dict, "the file does not contain a JSON object")
+    return claim
+
+
+def exact_number(text: Any) -> Fraction:
+    """Convert a string to an exact number; numbers in JSON would be rounded to float64."""
+    short = type(text) is str and len(text) <= 2 * _DIGITS + 1
+    require(short and _NUMBER.fullmatch(text) is not None, "the scale or the gap is not a number in a string")
+    return Fraction(text)
+
+
 def read(data: bytes) -> tuple[int, int, list[tuple[int, list[int]]]]:
     """Parse `data` as the number of tokens, the dimension, and each sequence's selected and other tokens."""
     magic, tokens, dim, number = struct.unpack_from("<8s3q", data)
     require(magic == b"MAXMARG1" and min(tokens, dim, number) > 0, "the data are not in the format MAXMARG1")
     begin = 32 + 8 * tokens * dim  # per sequence: its length, s if selected, -1 - t for other tokens
+    require(0 < len(data) - begin <= 4 * _ENTRIES, "the sequences are missing or too large")
     entries = struct.unpack(f"<{(len(data) - begin) // 4}i", data[begin:])
     found: list[tuple[int, list[int]]] = []
     place = 0
@@ -82,9 +133,7 @@ def check(claim: dict[str, Any], data: bytes) -> str:
     if "p" not in claim:
         require(not any(w), "Σ λ (K_s - K_t) is not 0")
         return f"no vector separates the selection {shown}"
-    for text in (claim["scale"], claim["gap"]):  # strings, because JSON would round these numbers to float64
-        require(type(text) is str and not set(text) - set("0123456789.Ee+-/"), "not a number in a string")
-    scale, gap = Fraction(claim["scale"]) * 2 ** (places - 1), Fraction(claim["gap"])
+    scale, gap = exact_number(claim["scale"]) * 2 ** (places - 1), exact_number(claim["gap"])
     require(scale > 0 and 0 <= gap < 1, "the scale or the gap is out of range")
     for number, (s, others) in enumerate(sequences):
         for t in others:
@@ -100,10 +149,10 @@ if __name__ == "__main__":
         sys.exit("usage: python check_certificate.py CERTIFICATE.json")
     try:
         path = Path(sys.argv[1])
-        claim = json.loads(path.read_text(encoding="utf-8"))
-        proved = check(claim, path.with_name(claim["data"]).read_bytes())
-    except (ValueError, OSError, ArithmeticError) as reason:
-        sys.exit(f"refused: {reason}")
+        claim = parse(contents(path, _CLAIM))
+        proved = check(claim, contents(path.with_name(claim["data"]), _DATA))
+    except (ValueError, OSError, ArithmeticError, MemoryError) as reason:
+        sys.exit(f"refused: {' '.join(str(reason).split())[:200]}")
     except (TypeError, KeyError, struct.error) as reason:
-        sys.exit(f"refused: the file is malformed, {reason!r}")
+        sys.exit(f"refused: the file is malformed, {repr(reason)[:200]}")
     print("accepted:", proved)

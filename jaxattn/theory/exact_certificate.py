@@ -16,10 +16,10 @@ from jaxattn.core.errors import InputError, writing
 from jaxattn.theory.certificate import MaxMargin
 from jaxattn.theory.constraints import distinct_tokens
 from jaxattn.theory.infeasible import exact_multipliers
-from jaxattn.theory.selection import Selection
+from jaxattn.theory.selection import Selection, require_finite
 
-# Number of bits of the integers to which the largest entry of p and the largest multiplier are scaled.
-_BITS = 80
+# Largest number of digits of a multiplier. The checker, like Python, converts at most 4,300 digits.
+_DIGITS = 4000
 
 
 class ExactCertificate(NamedTuple):
@@ -40,12 +40,15 @@ class ExactCertificate(NamedTuple):
 def certify_exactly(scores: Scores, selection: Selection, solution: MaxMargin) -> ExactCertificate:
     """Certify, in exact arithmetic, a max-margin direction or the absence of any separating direction.
 
-    The certificate proves, for a vector p that is a multiple of `solution.p` up to rounding, that
+    The certificate proves, for the vector p = `solution.p` / scale, that
 
         p·(Φ_s - Φ_t) ≥ 1  for every X, its selected token s and its other tokens t,
         ‖q‖² ≥ (1 - gap) ‖p‖²  for every q that satisfies these constraints;
 
-    or, if no q satisfies them, that Σ λ (Φ_s - Φ_t) = 0 for some λ ≥ 0, not all zero.
+    or, if no q satisfies them, that Σ λ (Φ_s - Φ_t) = 0 for some λ ≥ 0, not all zero. p and the multipliers of
+    `solution` are used as they are, without rounding, so that the proven gap is the gap of the solution.
+
+    TIME
 
     Args:
         scores: the keys Φ (m, D) and bags of the problem.
@@ -53,9 +56,10 @@ def certify_exactly(scores: Scores, selection: Selection, solution: MaxMargin) -
         solution: the solution, as returned by `max_margin(scores, selection)`.
 
     Raises:
-        InputError: `solution` is a batch, has no pairs, or is undecided; the selection has ties; p does not
-            separate the selected tokens exactly; or no exact multipliers are found for an infeasible
-            selection with more than 128 pairs.
+        InputError: `solution` is a batch, has no pairs, or is undecided; an array contains NaN or inf; the
+            selection has ties; p does not separate the selected tokens exactly; no exact multipliers are
+            found for an infeasible selection, for example because it has more than 128 pairs; or the exact
+            multipliers have more than 4,000 digits.
 
     Source:
         Weak duality and Gordan's theorem.
@@ -66,6 +70,7 @@ def certify_exactly(scores: Scores, selection: Selection, solution: MaxMargin) -
             "pass a decided result of max_margin "
             "for one problem"
         )
+    require_finite(keys=scores.keys, multipliers=solution.multipliers)
     if len(solution.ties):
         raise InputError("selection: distinct tokens in a sequence are tied; select one token per sequence")
     keys = np.ascontiguousarray(scores.keys, np.float64)
@@ -76,6 +81,7 @@ def certify_exactly(scores: Scores, selection: Selection, solution: MaxMargin) -
     claim = {"sha256": hashlib.sha256(data).hexdigest()}
     if solution.infeasible:
         return ExactCertificate(claim | {"multipliers": _exact_pairs(keys, solution)}, data, math.nan)
+    require_finite(p=solution.p)
     p, weights = _integers(np.asarray(solution.p)), _integers(np.asarray(solution.multipliers))
     pairs = [(int(s), int(t), x) for (s, t), x in zip(solution.pairs, weights, strict=True) if x]
     exact, w, unit = _scores_and_sum(keys, p, pairs)
@@ -132,9 +138,16 @@ def _exact_pairs(keys: np.ndarray, solution: MaxMargin) -> list[tuple[int, int, 
             "tolerance of max_margin"
         )
     scale = math.lcm(*(x.denominator for x in found))
-    return [
-        (int(s), int(t), int(x * scale)) for (s, t), x in zip(solution.pairs, found, strict=True) if x > 0
-    ]
+    integers = [int(x * scale) for x in found]
+    shared = math.gcd(*integers)
+    integers = [x // shared for x in integers]
+    digits = int(max(integers).bit_length() * math.log10(2)) + 1
+    if digits > _DIGITS:
+        raise InputError(
+            f"solution: its exact multipliers have {digits:,} digits, more than {_DIGITS:,}; use keys whose "
+            "lengths differ less, or fewer pairs"
+        )
+    return [(int(s), int(t), x) for (s, t), x in zip(solution.pairs, integers, strict=True) if x > 0]
 
 
 def _sequences(scores: Scores, selection: Selection) -> list[tuple[int, list[int]]]:
@@ -148,9 +161,12 @@ def _sequences(scores: Scores, selection: Selection) -> list[tuple[int, list[int
 
 
 def _integers(x: np.ndarray) -> list[int]:
-    """Scale numbers by a power of two so that the largest has _BITS bits, and round them to integers."""
-    shift = _BITS - math.frexp(float(np.abs(x).max()))[1]
-    return [round(Fraction(value) * Fraction(2) ** shift) for value in x.tolist()]
+    """Scale numbers by the smallest power of two that makes all of them integers."""
+    ratios = [value.as_integer_ratio() for value in x.tolist()]
+    scale = max(denominator for _, denominator in ratios)
+    integers = [numerator * (scale // denominator) for numerator, denominator in ratios]
+    shared = math.gcd(*integers)
+    return [value // max(shared & -shared, 1) for value in integers]
 
 
 def _scores_and_sum(

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from jaxattn.attention.scores import Scores
 from jaxattn.core.errors import InputError
 from jaxattn.core.mapping import map_on_cores
+from jaxattn.core.scaling import power_of_two
 from jaxattn.theory.active_set import active_set, solve_normalised
 from jaxattn.theory.certificate import (
     LARGEST,
@@ -19,7 +20,9 @@ from jaxattn.theory.certificate import (
     Solution,
     Status,
     certify_max_margin,
+    in_unit,
     lengths,
+    require_margins,
     unsolved,
 )
 from jaxattn.theory.constraints import Constraints, constraints, find_cycle, find_equal_keys
@@ -91,9 +94,9 @@ def max_margin(
     Source: Wu et al. 2025 (arXiv 2505.17282), §4, the max-margin problem; ties as in Tarzanagh et al. 2023
         (arXiv 2308.16898).
     """
+    require_keys(scores.keys, scores.corpus)
     require_finite(keys=scores.keys)
-    problem = _prepare(scores, selection)
-    return problem if isinstance(problem, MaxMargin) else problem.solve(tolerance)
+    return _solve(np.asarray(scores.keys, np.float64), constraints(scores.corpus, selection), tolerance)
 
 
 def max_margin_from_constraints(
@@ -111,14 +114,15 @@ def max_margin_from_constraints(
         tolerance: relative duality gap up to which the problem counts as solved.
 
     Raises:
-        InputError: Φ contains NaN or inf, or its number of rows differs from the number of tokens.
+        InputError: Φ or a required margin contains NaN or inf, a required margin is negative, or the number of
+            rows of Φ differs from the number of tokens.
     """
     keys, tokens = np.asarray(keys, np.float64), len(constraints.leader)
     if keys.ndim != 2 or len(keys) != tokens:
         raise InputError(f"keys: expected shape ({tokens}, d), one row per token, got {keys.shape}")
     require_finite(keys=keys)
-    problem = _problem(keys, constraints)
-    return problem if isinstance(problem, MaxMargin) else problem.solve(tolerance)
+    require_margins(constraints.required)
+    return _solve(keys, constraints, tolerance)
 
 
 def max_margin_batch(
@@ -161,25 +165,27 @@ def max_margin_batch(
         selected = np.bincount(own.bags.owner, present.sum(axis=1), minlength=own.num_examples)
         if not np.isfinite(E[seed]).all() or (selected[: own.num_examples] == 0).any():
             return unsolved(Status.INVALID, E.shape[2])
-        problem = _prepare(Scores(E[seed], own), Selection(mask[seed]))
-        return problem if isinstance(problem, MaxMargin) else problem.solve(tolerance)
+        require_keys(E[seed], own)
+        return _solve(np.asarray(E[seed], np.float64), constraints(own, Selection(mask[seed])), tolerance)
 
     return _stack(map_on_cores(solve, range(len(E))))
 
 
-def _prepare(scores: Scores, selection: Selection) -> _Problem | MaxMargin:
-    require_keys(scores.keys, scores.corpus)
-    keys = np.asarray(scores.keys, np.float64)
-    return _problem(keys, constraints(scores.corpus, selection))
+def _solve(keys: np.ndarray, found: Constraints, tolerance: float) -> MaxMargin:
+    largest = np.abs(keys).max(initial=0)
+    if largest > LARGEST or 0 < largest < SMALLEST:
+        return unsolved(Status.INVALID, keys.shape[1], ties=found.ties)
+    if not found.required.any():
+        return unsolved(Status.NO_PAIRS, keys.shape[1], ties=found.ties)
+    # Solve in a unit of length next to the largest entry, so that the solution is the same in any unit.
+    unit = float(power_of_two(largest))
+    problem = _problem(keys / unit, found)
+    solution = problem if isinstance(problem, MaxMargin) else problem.solve(tolerance)
+    return in_unit(solution, unit)
 
 
 def _problem(E: np.ndarray, found: Constraints) -> _Problem | MaxMargin:
-    better, worse, ties, _, required = found
-    largest = np.abs(E).max(initial=0)
-    if largest > LARGEST or 0 < largest < SMALLEST:
-        return unsolved(Status.INVALID, E.shape[1], ties=ties)
-    if not required.any():
-        return unsolved(Status.NO_PAIRS, E.shape[1], ties=ties)
+    better, worse, ties, *_ = found
     same = find_equal_keys(E, found)
     if same is not None:
         alone = 1.0 * (np.arange(len(better)) == same)

@@ -122,7 +122,7 @@ def relaxed_max_margin(
 
     Raises:
         InputError: there are more than two classes, keys or points contain NaN or inf, a sequence does
-            not have exactly one selected token, the shapes do not match, or `tied` is negative.
+            not have exactly one selected token, the shapes do not match, or `tied` is negative or not finite.
 
     Source:
         Tarzanagh et al. 2023 (arXiv 2306.13596), limit of the regularisation path of p and v.
@@ -132,8 +132,8 @@ def relaxed_max_margin(
         raise InputError(
             f"corpus: has {corpus.num_classes} classes, but the max-margin v requires two; use another corpus"
         )
-    if not tied >= 0:
-        raise InputError(f"tied: must be at least 0, got {tied}")
+    if not 0 <= tied < np.inf:
+        raise InputError(f"tied: must be a finite number of at least 0, got {tied}")
     require_keys(scores.keys, corpus)
     keys = np.asarray(scores.keys, np.float64)
     points = keys if points is None else np.asarray(points, np.float64)
