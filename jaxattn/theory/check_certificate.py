@@ -18,8 +18,8 @@ token t,
 
 "Accepted" does not imply that the data come from an experiment, or that training converges to p.
 
-Files may come from anyone. Only regular files are opened, and the sizes of files and numbers are checked before
-they are read or built. The time of the check is at most proportional to the size of the data.
+Files may come from anyone. Only regular files are read, and the sizes of files and numbers are checked before
+they are read or built.
 """
 
 import hashlib
@@ -39,7 +39,9 @@ _CLAIM, _DATA, _ENTRIES = 2**24, 2**30, 2**25
 # Largest number of digits of an integer; Python's own limit for the conversion from text is the same.
 _DIGITS = 4300
 # Forms of an exact number: A, A/B, or a decimal with an exponent of at most four digits.
-_NUMBER = re.compile(rf"[0-9]{{1,{_DIGITS}}}(/[0-9]{{1,{_DIGITS}}}|(\.[0-9]{{1,40}})?([Ee][+-]?[0-9]{{1,4}})?)")
+_NUMBER = re.compile(
+    rf"[0-9]{{1,{_DIGITS}}}(/[0-9]{{1,{_DIGITS}}}|(\.[0-9]{{1,40}})?([Ee][+-]?[0-9]{{1,4}})?)"
+)
 
 
 def require(condition: bool, reason: str) -> None:
@@ -50,12 +52,16 @@ def require(condition: bool, reason: str) -> None:
 
 def contents(path: Path, limit: int) -> bytes:
     """Read a regular file of at most `limit` bytes."""
-    # Without O_NONBLOCK, opening a named pipe would wait for a writer.
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
-        require(stat.S_ISREG(os.fstat(file.fileno()).st_mode), f"{path.name} is not a regular file")
-        found = file.read(limit + 1) if os.fstat(file.fileno()).st_size <= limit else b""
-        require(0 < len(found) <= limit, f"{path.name} is empty or has more than {limit} bytes")
-    return found
+
+    def opener(name: str, flags: int) -> int:
+        # Without O_NONBLOCK, opening a named pipe would wait for a writer.
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
+    with open(path, "rb", opener=opener) as file:
+        status = os.fstat(file.fileno())
+        require(stat.S_ISREG(status.st_mode), f"{path.name} is not a regular file")
+        require(status.st_size <= limit, f"{path.name} has more than {limit} bytes")
+        return file.read(limit)
 
 
 def parse(text: bytes) -> dict[str, Any]:
@@ -69,9 +75,7 @@ def parse(text: bytes) -> dict[str, Any]:
         require(False, f"{text[:20]} is not an integer")
 
     try:
-        claim = json.loads(
-            text.decode("utf-8"), parse_int=integer, parse_float=refuse, parse_constant=refuse
-        )
+        claim = json.loads(text.decode("utf-8"), parse_int=integer, parse_float=refuse, parse_constant=refuse)
     except RecursionError:
         raise ValueError("brackets are nested too deeply") from None
     require(type(claim) is dict, "the file does not contain a JSON object")

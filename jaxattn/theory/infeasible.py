@@ -25,6 +25,8 @@ _DEPENDENT = 1e-9
 _MAX = 60
 # Maximum number of entries of the rows, for matrices.
 _MAX_ENTRIES = 100_000
+# The prime modulo which ranks are computed.
+_PRIME = 2**31 - 19
 
 
 def proves_infeasible(
@@ -110,6 +112,36 @@ def exact_multipliers(
         return None
     rows, weight = differences / size[:, None], multipliers * size
     return _rational_multipliers(_exact(E, pairs), rows, weight, size, len(pairs))
+
+
+def exact_rank(E: np.ndarray, pairs: np.ndarray) -> int:
+    """Return the rank of the differences E_s - E_s' over pairs (s, s') in exact arithmetic.
+
+    The rank is computed modulo a prime of 31 bits. The result is never too large, and too small only if the
+    prime divides every minor of the size of the rank.
+
+    Args:
+        E: (V, d) float64; finite.
+        pairs: (k, 2) int.
+    """
+    mantissa, exponent = np.frexp(E[pairs.ravel()])
+    powers, place = np.unique(exponent, return_inverse=True)
+    residues = np.array([pow(2, int(x) - 53, _PRIME) for x in powers])
+    keys = (mantissa * 2.0**53).astype(np.int64) % _PRIME * residues[place.reshape(exponent.shape)] % _PRIME
+    rows = (keys[0::2] - keys[1::2]) % _PRIME
+    rank = 0
+    for column in range(rows.shape[1]):
+        pivots = np.flatnonzero(rows[rank:, column])
+        if len(pivots) == 0:
+            continue
+        rows[[rank, rank + pivots[0]]] = rows[[rank + pivots[0], rank]]
+        head = rows[rank] * pow(int(rows[rank, column]), -1, _PRIME) % _PRIME
+        rest = rows[rank + 1 :]
+        rows[rank + 1 :] = (rest - rest[:, column, None] * head) % _PRIME
+        rank += 1
+        if rank == len(rows):
+            break
+    return rank
 
 
 def _proved_by_span(rows: np.ndarray, weight: np.ndarray, pairs: int) -> bool:

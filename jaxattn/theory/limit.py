@@ -9,12 +9,14 @@ from jaxtyping import Array, Float
 from jaxattn.attention.scores import Scores, require_values
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.scaling import power_of_two
 from jaxattn.data.corpus import Corpus
-from jaxattn.theory.certificate import MaxMargin, Status
+from jaxattn.theory.certificate import MaxMargin, Status, in_unit, lengths
 from jaxattn.theory.constraints import constraints, distinct_tokens
 from jaxattn.theory.max_margin import max_margin_from_constraints
-from jaxattn.theory.orders import Entries, LossDerivatives, Orders, TiedPart, orders
+from jaxattn.theory.orders import Entries, LossDerivatives, Orders, orders
 from jaxattn.theory.selection import Selection, one_minus_cosine, require_finite
+from jaxattn.theory.tied_part import tied_part
 
 
 def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> LossDerivatives:
@@ -46,12 +48,8 @@ def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> LossDerivat
     return LossDerivatives(own - others, log_size, modes, log_pi)
 
 
-# Squared singular values below this fraction of the largest are treated as rounding error.
-_DEPENDENT = 1e-12
 # Relative size below which a force counts as zero. At ‖p‖ = 1e6, scores and forces are accurate to 1e-10.
 _ZERO = 1e-8
-# Value that replaces a zero denominator.
-_TINY = np.finfo(float).tiny
 # Maximum relative size of a force that should be zero, at a duality gap of 1e-10.
 _NO_FORCE = 1e-5
 # p is on course if its cosine distance from the limit, 1 - cos, is at most this.
@@ -74,14 +72,19 @@ class Limit(Brief):
     Attributes:
         direction: solution of the max-margin problem for the limit. Its status is NO_PAIRS if no force
             moves p, so that the limit is finite.
+        angle: (); 1 - cos(p, p_*); 0 if no force moves p. It may be large at a point on course, because
+            components of p that no force moves do not vanish.
         distance: (); 1 - cos between the score differences at p and at p_*, taken over a_top - a_s for all
             tokens s below the top. Components of p that do not affect score differences are ignored. 0 if
             no force moves p.
-        gradient: (); norm of the gradient of the tied part on 𝒯, relative to the forces that cancel in it;
-            0 if there are no ties.
-        curvature: (); smallest eigenvalue of the Hessian of the tied part on 𝒯, relative to the largest;
-            inf if there are no ties. Eigenvalues that are zero relative to the cancelling forces are
-            excluded, and their eigenvectors are called loose directions.
+        gradient: (); gradient of the tied part on 𝒯, as the largest derivative with respect to a score
+            difference of two tied tokens. Each derivative is relative to the forces that cancel in it, and
+            includes their rounding errors, so the value is at most 1. 0 if there are no ties.
+        curvature: (); smallest eigenvalue of the Hessian of the tied part, relative to the largest, in
+            score differences of tied tokens, each in the unit of the forces that cancel in it; inf if there
+            are no ties. Eigenvalues that are zero relative to the cancelling forces are excluded, and the
+            directions of p in their eigenspace are called loose directions.
+        untied: (); norm of the projection of p_* onto 𝒯, relative to ‖p_*‖; 0 if there are no ties.
         loose_force: (); component, along the loose directions, of the force represented by the tie
             multipliers, relative to ‖p_*‖. It must be zero, because no other force acts on tied tokens in
             these directions.
@@ -90,19 +93,24 @@ class Limit(Brief):
             difference outside the span of 𝒯 and of the support pairs of `direction`, relative to its length;
             0 if there are none.
         cancelled_rate: (); smallest rate of the pairs whose first-order forces cancel; inf if there are none.
+        cancelled_cosine: (); smallest cosine between p_* and the key differences of these pairs; inf if there
+            are none.
         unknown_rate: (); smallest rate of the pairs whose second-order forces also cancel, even without a
             response of the tied tokens, so that the order of the remaining force is unknown; inf if there are
             none.
     """
 
     direction: MaxMargin
+    angle: Leaf
     distance: Leaf
     gradient: Leaf
     curvature: Leaf
+    untied: Leaf
     loose_force: Leaf
     attracting_rate: Leaf
     attracting_component: Leaf
     cancelled_rate: Leaf
+    cancelled_cosine: Leaf
     unknown_rate: Leaf
 
     @property
@@ -116,8 +124,11 @@ class Limit(Brief):
         return next((text for holds, text in self._conditions() if not holds), "")
 
     def brief(self) -> str:
-        """Return a one-line summary of the certificate, or the first condition that fails."""
-        return self.reason or f"certified, 1 - cos {float(self.distance):.3g}, {self.direction.brief()}"
+        """Return a one-line summary: the first condition that fails, if any, and how far p is from p_*."""
+        course = (
+            f"1 - cos {float(self.angle):.3g} of p and p_*, {float(self.distance):.3g} of score differences"
+        )
+        return f"{self.reason or 'certified'}; {course}; p_*: {self.direction.brief()}"
 
     def _conditions(self) -> list[tuple[Any, str]]:
         solved = int(self.direction.status) in (Status.SOLVED, Status.NO_PAIRS)
@@ -125,15 +136,17 @@ class Limit(Brief):
             (solved, f"the max-margin problem of the limit: {self.direction.reason}"),
             (
                 self.gradient <= _ZERO,
-                f"the forces on tied tokens do not balance, gradient {self.gradient:.3g}",
+                f"the forces on tied tokens are not known to balance, gradient {self.gradient:.3g}",
             ),
             (self.curvature > 0, f"tied tokens are not at a strict minimum, curvature {self.curvature:.3g}"),
+            (self.untied <= _ZERO, f"tied tokens separate along p_* (relative size {self.untied:.3g})"),
             (
                 self.loose_force <= _NO_FORCE,
                 f"p_* exerts a force along loose directions (relative size {self.loose_force:.3g})",
             ),
             (
-                self.cancelled_rate > _ZERO,
+                # ‖p_* - p‖ is at most √gap ‖p_*‖ for the exact p_*.
+                self.cancelled_cosine > _ZERO + np.sqrt(self.direction.duality_gap),
                 f"two tokens whose forces cancel approach each other (rate {self.cancelled_rate:.3g})",
             ),
             (
@@ -149,7 +162,10 @@ class Limit(Brief):
                 "two attracting tokens at rate 1 are not held apart "
                 f"(component {self.attracting_component:.3g})",
             ),
-            (self.distance <= _ON_COURSE, f"p is not on course to p_*, 1 - cos {self.distance:.3g}"),
+            (
+                self.distance <= _ON_COURSE,
+                f"p is not on course to p_*, 1 - cos of score differences {self.distance:.3g}",
+            ),
         ]
 
 
@@ -200,6 +216,9 @@ def certify_limit(
     require_values(scores)
     require_finite(keys=scores.keys, p=p, values=scores.values)
     E, p, values = (np.asarray(x, np.float64) for x in (scores.keys, p, scores.values))
+    # Compute in a unit of length next to the largest entry, so that the result is the same in any unit.
+    unit = float(power_of_two(np.abs(E).max(initial=0)))
+    E, p = E / unit, p * unit
     if E.shape != (corpus.vocab_size, len(p)):
         raise InputError(
             f"shapes do not match: keys {E.shape}, p {p.shape}; expected ({corpus.vocab_size}, D) and (D,)"
@@ -210,8 +229,8 @@ def certify_limit(
     # Compute with the logarithms of residuals: for a sequence with a large margin y f, e^(-y f) underflows in
     # float64.
     loss = residual(entries.f, np.asarray(corpus.targets), corpus.num_classes)
-    gradient, curvature, slack, tied = _balance(E, found.leader, entries, loss)
-    order = orders(E, entries, loss, tied)
+    balance = tied_part(E, found.leader, entries, loss)
+    order = orders(E, entries, loss, balance.part)
     rate = _required(order)
     # Require a margin of 1 over unselected tokens that are tied with selected ones. If there are any, the
     # problem is infeasible.
@@ -219,22 +238,39 @@ def certify_limit(
     required = np.zeros(np.shape(selection.mask))
     required[np.asarray(corpus.bags.count) > 0] = rate
     direction = max_margin_from_constraints(E, constraints(corpus, selection, required), tolerance=tolerance)
-    slowest, component = _attracting(E, entries, order, direction, tied.normals)
-    apart = E @ direction.p
-    apart = apart[entries.top] - apart[entries.token]
-    cancels = order.pair >= 0
-    unknown = np.append(order.unknown, False)[order.pair]
+    slowest, component = _attracting(E, entries, order, direction, balance.normals)
+    idle = order.pair >= 0
+    rates, cosines = _rates(E, entries, idle, direction.p)
+    unknown = np.append(order.unknown, False)[order.pair][idle]
+    moves = direction.feasible and direction.p.any()
     return Limit(
-        direction=direction,
-        distance=_angle(E @ p, E @ direction.p, entries),
-        gradient=gradient,
-        curvature=curvature,
-        loose_force=_loose_force(E, direction, slack),
+        direction=in_unit(direction, unit),
+        angle=float(one_minus_cosine(p, direction.p)) if moves else 0.0,
+        distance=_distance(E @ p, E @ direction.p, entries),
+        gradient=balance.gradient,
+        curvature=balance.curvature,
+        untied=_norm(balance.normals @ direction.p) / _norm(direction.p) if moves else 0.0,
+        loose_force=_loose_force(E, direction, balance.loose),
         attracting_rate=slowest,
         attracting_component=component,
-        cancelled_rate=apart[cancels].min(initial=np.inf),
-        unknown_rate=apart[cancels & unknown].min(initial=np.inf),
+        cancelled_rate=rates.min(initial=np.inf),
+        cancelled_cosine=cosines.min(initial=np.inf),
+        unknown_rate=rates[unknown].min(initial=np.inf),
     )
+
+
+def _norm(x: np.ndarray) -> float:
+    return float(np.linalg.norm(x))
+
+
+def _rates(E: np.ndarray, entries: Entries, some: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return p·(E_top - E_s) and the cosine of the angle, for some entries."""
+    pairs = np.stack([entries.top[some], entries.token[some]])
+    (top, low), number = np.unique(pairs, axis=1, return_inverse=True)
+    rows = E[top] - E[low]
+    rates, size = rows @ p, lengths(rows) * _norm(p)
+    cosines = np.divide(rates, size, out=np.zeros_like(rates), where=size > 0)
+    return rates[number.ravel()], cosines[number.ravel()]
 
 
 def _entries(corpus: Corpus, selection: Selection, scores: np.ndarray, values: np.ndarray) -> Entries:
@@ -256,7 +292,7 @@ def _entries(corpus: Corpus, selection: Selection, scores: np.ndarray, values: n
     return Entries(sequence, token, top, chosen, log_weight, value, f, log_total)
 
 
-def _angle(scores: np.ndarray, limit: np.ndarray, entries: Entries) -> float:
+def _distance(scores: np.ndarray, limit: np.ndarray, entries: Entries) -> float:
     top, low = entries.top[~entries.chosen], entries.token[~entries.chosen]
     apart = limit[top] - limit[low]
     return float(one_minus_cosine(scores[top] - scores[low], apart)) if apart.any() else 0.0
@@ -288,9 +324,11 @@ def _attracting(
     near = theta[rates <= 1 + _ZERO]
     if len(near) == 0:
         return rates.min(initial=np.inf), 0.0
-    active = direction.multipliers > _NO_FORCE * direction.multipliers.max(initial=0)
-    better, worse = direction.pairs[active].T
-    held = np.concatenate([E[better] - E[worse], normals], axis=0)
+    rows = E[direction.pairs[:, 0]] - E[direction.pairs[:, 1]]
+    length = lengths(rows)
+    # The force of a pair on p is its multiplier times the length of its difference.
+    active = direction.multipliers * length > _NO_FORCE * _norm(direction.p)
+    held = np.concatenate([rows[active] / length[active, None], normals], axis=0)
     _, size, vt = np.linalg.svd(held, full_matrices=False)
     basis = vt[size > _NO_FORCE * size.max(initial=0)]
     left = near - near @ basis.T @ basis
@@ -299,54 +337,6 @@ def _attracting(
 
 def _summed(index: np.ndarray, columns: np.ndarray, size: int) -> np.ndarray:
     return np.stack([np.bincount(index, column, size) for column in columns.T], axis=1)
-
-
-def _balance(
-    E: np.ndarray, leader: np.ndarray, entries: Entries, loss: LossDerivatives
-) -> tuple[float, float, np.ndarray, TiedPart]:
-    """Compute the gradient, curvature, loose directions and Hessian of the tied part, as in `Limit`."""
-    nothing = np.zeros((0, E.shape[1]))
-    alone = 0.0, np.inf, nothing, TiedPart(nothing, 0.0, np.zeros((0, 0)))
-    tied = np.flatnonzero(np.bincount(leader, minlength=len(E))[leader] > 1)
-    if len(tied) == 0:
-        return alone
-    q = entries.attention
-    deviation = q[:, None] * (entries.value - entries.f[entries.sequence])
-    _, size, vt = np.linalg.svd(E[tied] - E[leader[tied]], full_matrices=False)
-    normals = vt[size**2 > _DEPENDENT * size[0] ** 2]
-    if len(normals) == 0:  # all tied tokens have equal embeddings
-        return alone
-    lift = E[tied] @ normals.T
-    place = np.full(len(E), -1)
-    place[tied] = np.arange(len(tied))
-    inside = place[entries.token] >= 0
-    rows, columns = entries.sequence[inside], place[entries.token[inside]]
-    n = len(loss.direction)
-    several = np.bincount(entries.sequence[inside & entries.chosen], minlength=n) > 1
-    log_share = np.where(several, loss.log_size, -np.inf)
-    unit = float(log_share.max()) if several.any() else 0.0
-    share = np.exp(log_share - unit)
-    pull, size, attention = np.zeros((3, n, len(tied)))
-    parts = loss.direction[rows] * deviation[inside]
-    pull[rows, columns], size[rows, columns] = parts.sum(axis=1), np.abs(parts).sum(axis=1)
-    attention[rows, columns] = q[inside]
-    force, gross = share @ pull, share @ size
-    product = (share[:, None] * pull).T @ attention
-    hessian = product + product.T - np.diag(force)
-    weight = np.exp(np.where(several[:, None], loss.log_weight, -np.inf) - unit)
-    for mode, heavy in zip(np.moveaxis(loss.modes, 1, 0), weight.T, strict=True):
-        steered = np.zeros((n, len(tied)))
-        steered[rows, columns] = (mode[rows] * deviation[inside]).sum(axis=1)
-        hessian += (heavy[:, None] * steered).T @ steered
-    hessian = lift.T @ hessian @ lift
-    size, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
-    # Compare the curvature in each direction with the forces that cancel along it: keys have no fixed scale.
-    loose = np.abs(size) <= _ZERO * (gross @ np.square((E[tied] - E[leader[tied]]) @ normals.T @ vectors))
-    longest = np.sqrt(np.square(E).sum(axis=1).max())
-    gradient = float(np.linalg.norm(force @ lift) / max(gross.sum() * longest, _TINY))
-    curvature = float(size[~loose].min() / max(abs(size[-1]), _TINY)) if not loose.all() else np.inf
-    part = TiedPart((vectors.T @ normals)[~loose], unit, np.diag(size[~loose]))
-    return gradient, curvature, (vectors.T @ normals)[loose], part
 
 
 def _loose_force(E: np.ndarray, direction: MaxMargin, slack: np.ndarray) -> float:

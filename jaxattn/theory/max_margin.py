@@ -114,8 +114,8 @@ def max_margin_from_constraints(
         tolerance: relative duality gap up to which the problem counts as solved.
 
     Raises:
-        InputError: Φ or a required margin contains NaN or inf, a required margin is negative, or the number of
-            rows of Φ differs from the number of tokens.
+        InputError: Φ or a required margin contains NaN or inf, a required margin is negative, or Φ does not
+            have one row per token.
     """
     keys, tokens = np.asarray(keys, np.float64), len(constraints.leader)
     if keys.ndim != 2 or len(keys) != tokens:
@@ -299,7 +299,7 @@ def differentiable_direction(E: Float[Array | np.ndarray, "V d"], solution: MaxM
             f"solution: has no direction ({solution.reason}); pass a solution of a feasible problem"
         )
     # λ·b = ‖p‖² for any required margins b, so the multipliers sum to ‖p‖² if every required margin is 1.
-    if not np.isclose(solution.multipliers.sum(), solution.p @ solution.p, rtol=1e-6):
+    if not np.isclose(solution.multipliers.sum(), solution.p @ solution.p, rtol=1e-6, atol=0.0):
         raise InputError(
             "solution: is inexact, or some required margin is not 1; pass a solved problem with "
             "a required margin of 1 for every pair"

@@ -20,11 +20,15 @@ import numpy as np
 # Relative tolerances at first and second order: a force counts as zero if cancellation leaves less than this
 # fraction.
 _CANCELS, _CANCELS_TWICE = 1e-7, 1e-6
-# A value and an output count as equal if their difference, relative to their magnitudes, is less than this.
+# A value and an output count as equal if their difference is less than this fraction of the spread of the values
+# of the tied tokens.
 _EQUAL = 1e-8
+# Bound on the rounding error of an output, relative to the magnitudes of the values.
+_ROUNDING = 16 * 2.0**-52
 # Cap exponents at this value to prevent overflow in exp; the factor in front of exp vanishes faster.
-_LARGE = 300.0
-# Embedding differences θ count as equal if they differ by less than this fraction of the longest difference.
+LARGE = 300.0
+# Two key differences count as equal modulo 𝒯 if the part of their difference orthogonal to 𝒯 is less than this
+# fraction of it. Without ties, they are equal only if their difference is exactly zero.
 _SAME = 1e-11
 
 
@@ -86,11 +90,15 @@ class TiedPart(NamedTuple):
     Attributes:
         normals: (k, D); orthonormal basis of 𝒯, the span of the differences of tied keys, excluding
             directions along which the Hessian is zero.
+        directions: (D, j); directions in 𝒯, j ≤ k, along which p responds. Their lengths are such that the
+            score differences of tied tokens change at similar rates. Directions are missing if the forces
+            along them underflow.
         log_unit: () float; log of the unit in which `hessian` is measured.
-        hessian: (k, k); second derivative, with respect to p along the normals, of the sum of the losses.
+        hessian: (j, j); second derivative, with respect to p along the directions, of the sum of the losses.
     """
 
     normals: np.ndarray
+    directions: np.ndarray
     log_unit: float
     hessian: np.ndarray
 
@@ -121,13 +129,8 @@ class Orders(NamedTuple):
 def orders(E: np.ndarray, entries: Entries, loss: LossDerivatives, tied: TiedPart) -> Orders:
     """Compute the order of the force on each entry, given the loss derivatives at `entries.f`."""
     below = entries.value - entries.f[entries.sequence]
-    # Values that cancel leave a rounding error proportional to their magnitudes.
-    sizes = np.zeros_like(entries.f)
-    np.add.at(sizes, entries.sequence, entries.attention[:, None] * np.abs(entries.value))
-    size = np.abs(entries.value) + sizes[entries.sequence]
-    below = np.where(np.abs(below) <= _EQUAL * size, 0, below)
-    flat = E - E @ tied.normals.T @ tied.normals
-    group = _groups(flat[entries.token] - flat[entries.top])
+    below = np.where(np.abs(below) <= _uncertainty(entries, below), 0, below)
+    group = _groups(E, entries, tied.normals)
     # Within a group, score differences stay bounded, because they are those of tied tokens. Evaluate U with
     # x = 1 for the highest-scoring member.
     rest = ~entries.chosen
@@ -157,18 +160,84 @@ def _largest(group: np.ndarray, x: np.ndarray, among: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(largest), largest, 0)
 
 
-def _groups(theta: np.ndarray) -> np.ndarray:
-    dim = theta.shape[1]
-    along = np.random.default_rng(0).normal(size=(dim, 2))
-    rounding = max(_SAME * np.abs(theta).max() * dim, np.finfo(float).tiny)
-    one, other = (theta @ along).T
-    order = np.lexsort((other, np.round(one / rounding)))
-    new = (np.diff(np.round(one[order] / rounding), prepend=-np.inf) > 1) | (
-        np.abs(np.diff(other[order], prepend=np.inf)) > rounding
-    )
-    group = np.empty(len(theta), int)
-    group[order] = np.cumsum(new) - 1
-    return group
+def _uncertainty(entries: Entries, below: np.ndarray) -> np.ndarray:
+    """Bound the error of γ_s - f for each entry, (N, C); zero if f is the value of a single top token."""
+    n = len(entries.f)
+    several = np.bincount(entries.sequence[entries.chosen], minlength=n) > 1
+    spread, size = np.zeros((2, *entries.f.shape))
+    # The attention of tied tokens is that of a point near their equilibrium.
+    np.add.at(spread, entries.sequence, entries.attention[:, None] * np.abs(below))
+    np.add.at(size, entries.sequence, entries.attention[:, None] * np.abs(entries.value))
+    rounding = _ROUNDING * (size[entries.sequence] + np.abs(entries.value))
+    # With more than one output, the values are differences, which are rounded.
+    inexact = several[entries.sequence, None] | (entries.f.shape[1] > 1)
+    return np.where(inexact, _EQUAL * spread[entries.sequence] + rounding, 0.0)
+
+
+def _groups(E: np.ndarray, entries: Entries, normals: np.ndarray) -> np.ndarray:
+    """Return the index of the group of each entry, (N,). In a group, key differences are equal modulo 𝒯."""
+    pairs, number = np.unique(entries.token * len(E) + entries.top, return_inverse=True)
+    token, top = np.divmod(pairs, len(E))
+    flat = E - E @ normals.T @ normals
+    x = flat @ _directions(E.shape[1])
+    found = _split(x[token] - x[top], _SAME * E.shape[1] * float(np.abs(flat).max()))
+    for members in _members(found):
+        better, worse = E[top[members]], E[token[members]]
+        rows = better - worse
+        back = better - rows  # the rounding error of the subtraction, after Knuth
+        rest = (better - (rows + back)) + (back - worse)
+        _relabel(found, members, _classes(rows, rest, normals))
+    return np.unique(found, return_inverse=True)[1][number]
+
+
+def _classes(rows: np.ndarray, rest: np.ndarray, normals: np.ndarray) -> np.ndarray:
+    """Return a label for each row + rest, (m,), the same for rows that are equal modulo 𝒯.
+
+    Rows that a random projection does not distinguish are compared through their differences from the first
+    of them. These are exact up to their own rounding, however short they are.
+    """
+    apart = rows
+    for _ in range(2):  # two passes make the result orthogonal up to rounding
+        apart = apart - apart @ normals.T @ normals
+    size = np.abs(rows).max(axis=1)
+    apart = np.where((np.abs(apart).max(axis=1) <= _SAME * size)[:, None], 0.0, apart)
+    scale, dim = float(np.abs(apart).max()), rows.shape[1]
+    if scale == 0:
+        return np.zeros(len(rows), int)
+    rounding = _SAME * scale + _ROUNDING * float(size.max())
+    found = _split(apart @ _directions(dim), dim * min(rounding, 1e-3 * scale))
+    if not found.any():  # every row is near another one: separate at least those that are zero
+        found = apart.any(axis=1).astype(int)
+    for members in _members(found):
+        high, low = rows[members] - rows[members[0]], rest[members] - rest[members[0]]
+        total = high + low
+        _relabel(found, members, _classes(total, low - (total - high), normals))
+    return found
+
+
+def _directions(dim: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(dim, 2))
+
+
+def _split(points: np.ndarray, tolerance: float) -> np.ndarray:
+    """Return a label for each point, (m,). Gaps larger than the tolerance in a coordinate separate labels."""
+    found = np.zeros(len(points), int)
+    for x in points.T:
+        order = np.lexsort((x, found))
+        new = (np.diff(found[order]) > 0) | (np.diff(x[order]) > tolerance)
+        found[order] = np.concatenate([[0], np.cumsum(new)])
+    return found
+
+
+def _members(found: np.ndarray) -> list[np.ndarray]:
+    """Return the indices of the members of each label that has more than one."""
+    order = np.argsort(found, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(found[order])) + 1)
+    return [members for members in parts if len(members) > 1]
+
+
+def _relabel(found: np.ndarray, members: np.ndarray, labels: np.ndarray) -> None:
+    found[members] = np.where(labels > 0, found.max() + labels, found[members])
 
 
 def _second_order(
@@ -194,7 +263,7 @@ def _second_order(
     size = sum(_scaled(np.abs(r), abs(x)) for r, x in zip(columns, deviation, strict=True))
     cross = (along.T @ weight).toarray()
     # Second derivative of the loss, in units of the first derivative.
-    heavy = np.exp(np.minimum(loss.log_weight - loss.log_size[:, None], _LARGE))
+    heavy = np.exp(np.minimum(loss.log_weight - loss.log_size[:, None], LARGE))
     steered = [
         sum(_scaled(mode[:, c], x) for c, x in enumerate(deviation)) for mode in np.moveaxis(loss.modes, 1, 0)
     ]
@@ -204,7 +273,7 @@ def _second_order(
     gross = gross + sizes + sizes.T
     direct = direct + cross + cross.T
     solution = np.zeros((m, m))
-    if len(tied.normals):
+    if tied.directions.shape[1]:
         own = idle, pair[idle], share
         turning = _response(E, entries, loss, tied, own, (weight, along, steered), heavy, below)
         solution = turning @ np.linalg.solve(tied.hessian, turning.T)
@@ -230,9 +299,9 @@ def _response(
     The result is in the units of each pair and of the tied part. See the module docstring for g and y.
     """
     (place, number, share), (weight, along, steered) = idle, of_pairs
-    lift, shape = E @ tied.normals.T, (len(loss.log_size), len(E))
+    lift, shape = E @ tied.directions, (len(loss.log_size), len(E))
     # Combine both units with the sequence weight: e^(log_size - pair unit/2 - tied unit/2).
-    unit = np.exp(np.minimum((loss.log_size - tied.log_unit) / 2, _LARGE))
+    unit = np.exp(np.minimum((loss.log_size - tied.log_unit) / 2, LARGE))
     moved = entries.attention[:, None] * below  # ∂f_X/∂a of each top entry
 
     def by_token(x: np.ndarray) -> Any:

@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.sparse.csgraph import minimum_spanning_tree
 
 import jaxattn as ja
 from jaxattn.attention.scores import one_layer
@@ -31,7 +32,7 @@ def on_top(params, corpus):
 
 
 def by_loops(params, corpus, chosen, bags_of):
-    """Compute by loops the gradient of the tied part, the repelled pairs and the attracted pairs."""
+    """Compute by loops the forces on tied tokens, their sizes, the repelled pairs and the attracted pairs."""
     bags, selected = bags_of
     a, values = params.E @ params.p, params.E @ params.v
     classes = []
@@ -39,8 +40,7 @@ def by_loops(params, corpus, chosen, bags_of):
         joined = [x for x in classes if x & set(group)]
         classes = [x for x in classes if not x & set(group)] + [set(group).union(*joined)]
     of = {s: min(x) for x in classes for s in x}
-    tied = {s for x in classes if len(x) > 1 for s in x}
-    gradient, gross, pulls = np.zeros(len(a)), 0.0, {}
+    gradient, gross, pulls = np.zeros(len(a)), np.zeros(len(a)), {}
     labels = np.asarray(corpus.targets)
     for tokens, top, y in zip(bags(corpus), selected(corpus, chosen), labels, strict=True):
         q = np.exp(a[top] - a[of[top[0]]])
@@ -49,13 +49,13 @@ def by_loops(params, corpus, chosen, bags_of):
         g = y / (1 + np.exp(y * f))
         force = g * q / total * (values[top] - f) / len(labels)
         gradient[top] -= force
-        gross += np.abs(force[[s in tied for s in top]]).sum()
+        gross[top] += np.abs(force)
         for s in set(tokens) - set(top):
             leader = of.get(s, s)
             pull = g * np.exp(a[s] - a[leader]) / total * (f - values[s])
             pulls.setdefault((of[top[0]], leader), []).append(pull)
     net = {pair: sum(x) / sum(map(abs, x)) for pair, x in pulls.items()}
-    return of, gradient / (gross or 1.0), net
+    return of, gradient, gross, net
 
 
 def hessian_of_tied_loss(params, corpus, chosen, bags_of):
@@ -83,7 +83,7 @@ def hessian_of_tied_loss(params, corpus, chosen, bags_of):
 def test_direction_matches_an_independent_solver(seed, dim, loops, shortest):
     params, corpus = draw(seed, dim)
     chosen = on_top(params, corpus)
-    of, gradient, net = by_loops(params, corpus, chosen, loops)
+    of, gradient, gross, net = by_loops(params, corpus, chosen, loops)
     certificate = certify_limit(one_layer(params, corpus), params.p, chosen)
     pushed = {pair for pair, pull in net.items() if pull > 1e-7 or pair[0] == pair[1]}
     ties = [(leader, s) for s, leader in of.items() if s != leader]
@@ -98,16 +98,29 @@ def test_direction_matches_an_independent_solver(seed, dim, loops, shortest):
         drawn = [p @ (params.E[s] - params.E[t]) for (s, t), pull in net.items() if pull < -1e-7]
         np.testing.assert_allclose(certificate.attracting_rate, min(drawn, default=np.inf), atol=1e-4)
     if ties and not any(top == below for top, below in net):
-        apart = np.array([params.E[s] - params.E[t] for s, t in ties])
-        basis = np.linalg.svd(apart, full_matrices=False)[2]
-        size = np.linalg.norm(basis @ params.E.T @ gradient)
-        longest = np.linalg.norm(params.E, axis=1).max()
-        np.testing.assert_allclose(certificate.gradient, size / longest, rtol=1e-9)
-        curved = basis @ hessian_of_tied_loss(params, corpus, chosen, loops) @ basis.T
+        rates, leaders = score_differences(params.E, of), np.array([of.get(s, s) for s in range(8)])
+        tied = np.bincount(leaders, minlength=8)[leaders] > 1
+        force, size = gradient * tied @ rates, gross * tied @ np.abs(rates)
+        np.testing.assert_allclose(certificate.gradient, np.abs(force / size).max(), rtol=1e-9)
+        p_of = np.linalg.lstsq(params.E[tied] - params.E[leaders[tied]], rates[tied])[0]
+        unit = np.sqrt(gross * tied @ rates**2)
+        curved = p_of.T @ hessian_of_tied_loss(params, corpus, chosen, loops) @ p_of / np.outer(unit, unit)
         eigenvalues = np.linalg.eigvalsh(curved)
         np.testing.assert_allclose(
-            certificate.curvature, eigenvalues[0] / abs(eigenvalues[-1]), rtol=1e-6, atol=1e-9
+            certificate.curvature, eigenvalues[0] / np.abs(eigenvalues).max(), rtol=1e-6, atol=1e-9
         )
+
+
+def score_differences(E, of):
+    """Return the score of each token relative to the first in its group, in differences of near tokens."""
+    edges = np.zeros((0, len(E)))
+    for leader in set(of.values()):
+        group = sorted(s for s in of if of[s] == leader)
+        distances = np.linalg.norm(E[group][:, None] - E[group], axis=2)
+        for s, t in zip(*minimum_spanning_tree(distances).nonzero(), strict=True):
+            edges = np.append(edges, [np.eye(len(E))[group[s]] - np.eye(len(E))[group[t]]], axis=0)
+    roots = np.array([of.get(s, s) for s in range(len(E))])
+    return (np.eye(len(E)) - np.eye(len(E))[roots]) @ np.linalg.pinv(edges)
 
 
 def by_hand(p):
