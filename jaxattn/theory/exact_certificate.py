@@ -45,13 +45,13 @@ def certify_exactly(scores: Scores, selection: Selection, solution: MaxMargin) -
         p·(Φ_s - Φ_t) ≥ 1  for every X, its selected token s and its other tokens t,
         ‖q‖² ≥ (1 - gap) ‖p‖²  for every q that satisfies these constraints;
 
-    or, if no q satisfies them, that Σ λ (Φ_s - Φ_t) = 0 for some λ ≥ 0, not all zero. The arrays of `solution`
-    are not rounded, so the proven gap is its gap in exact arithmetic.
+    or, if no q satisfies them, that Σ λ (Φ_s - Φ_t) = 0 for some λ ≥ 0, not all zero. The arrays of
+    `solution` are not rounded, so the proven gap is its gap in exact arithmetic.
 
-    For an infeasible selection, the multipliers are computed in rational arithmetic. Their number of digits is
-    proportional to the number k of pairs, and increases with the range of exponents of the keys. The time grows
-    like k⁵. For k = 60 (90), it is 2 s (14 s) and there are 1,063 (1,632) digits if all entries of the keys have
-    the same scale, and 5 s (27 s) and 2,057 (3,138) digits if they range over 20 decades.
+    For an infeasible selection, the multipliers are computed in rational arithmetic. Their number of digits
+    is proportional to the number k of pairs, and increases with the range of exponents of the keys. The time
+    grows like k⁵. For k = 60 (90), it is 2 s (14 s) and there are 1,063 (1,632) digits if all entries of the
+    keys have the same scale, and 5 s (27 s) and 2,057 (3,138) digits if they range over 20 decades.
 
     Args:
         scores: the keys Φ (m, D) and bags of the problem.

@@ -114,21 +114,24 @@ def exact_multipliers(
     return _rational_multipliers(_exact(E, pairs), rows, weight, size, len(pairs))
 
 
-def exact_rank(E: np.ndarray, pairs: np.ndarray) -> int:
-    """Return the rank of the differences E_s - E_s' over pairs (s, s') in exact arithmetic.
+def residues(x: np.ndarray) -> np.ndarray:
+    """Return finite floats modulo the prime of `exact_rank`, as int64 with the shape of x."""
+    mantissa, exponent = np.frexp(x)
+    powers, place = np.unique(exponent, return_inverse=True)
+    units = np.array([pow(2, int(power) - 53, _PRIME) for power in powers])
+    return (mantissa * 2.0**53).astype(np.int64) % _PRIME * units[place.reshape(x.shape)] % _PRIME
 
-    The rank is computed modulo a prime of 31 bits. The result is never too large, and too small only if the
-    prime divides every minor of the size of the rank.
+
+def exact_rank(rows: np.ndarray) -> int:
+    """Return the rank of a matrix of exact numbers, given their residues modulo a prime of 31 bits.
+
+    The result is never too large. It is too small only if the prime divides every minor of the size of the
+    rank.
 
     Args:
-        E: (V, d) float64; finite.
-        pairs: (k, 2) int.
+        rows: (k, d) int64; sums and differences of `residues`.
     """
-    mantissa, exponent = np.frexp(E[pairs.ravel()])
-    powers, place = np.unique(exponent, return_inverse=True)
-    residues = np.array([pow(2, int(x) - 53, _PRIME) for x in powers])
-    keys = (mantissa * 2.0**53).astype(np.int64) % _PRIME * residues[place.reshape(exponent.shape)] % _PRIME
-    rows = (keys[0::2] - keys[1::2]) % _PRIME
+    rows = rows % _PRIME
     rank = 0
     for column in range(rows.shape[1]):
         pivots = np.flatnonzero(rows[rank:, column])

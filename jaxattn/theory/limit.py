@@ -13,6 +13,7 @@ from jaxattn.core.scaling import power_of_two
 from jaxattn.data.corpus import Corpus
 from jaxattn.theory.certificate import MaxMargin, Status, in_unit, lengths
 from jaxattn.theory.constraints import constraints, distinct_tokens
+from jaxattn.theory.infeasible import exact_rank, residues
 from jaxattn.theory.max_margin import max_margin_from_constraints
 from jaxattn.theory.orders import Entries, LossDerivatives, Orders, orders
 from jaxattn.theory.selection import Selection, one_minus_cosine, require_finite
@@ -54,6 +55,8 @@ _ZERO = 1e-8
 _NO_FORCE = 1e-5
 # p is on course if its cosine distance from the limit, 1 - cos, is at most this.
 _ON_COURSE = 1e-3
+# Bound on the rounding error of a product of vectors, relative to the product of their lengths.
+_ROUNDING = 8 * 2.0**-52
 
 
 @struct.dataclass(repr=False)
@@ -91,13 +94,14 @@ class Limit(Brief):
         attracting_rate: (); smallest rate of the attracting terms; inf if there are none.
         attracting_component: (); for attracting terms with rate 1, the largest component of the key
             difference outside the span of 𝒯 and of the support pairs of `direction`, relative to its length;
-            0 if there are none.
+            0 if there are none. 1 if the rate differs from 1 in exact arithmetic only.
         cancelled_rate: (); smallest rate of the pairs whose first-order forces cancel; inf if there are none.
         cancelled_cosine: (); smallest cosine between p_* and the key differences of these pairs; inf if there
             are none.
         unknown_rate: (); smallest rate of the pairs whose second-order forces also cancel, even without a
             response of the tied tokens, so that the order of the remaining force is unknown; inf if there are
             none.
+        resolved: False if the scores at p are so large that their rounding errors hide whether forces cancel.
     """
 
     direction: MaxMargin
@@ -112,6 +116,7 @@ class Limit(Brief):
     cancelled_rate: Leaf
     cancelled_cosine: Leaf
     unknown_rate: Leaf
+    resolved: bool
 
     @property
     def holds(self) -> bool:
@@ -145,12 +150,15 @@ class Limit(Brief):
                 f"p_* exerts a force along loose directions (relative size {self.loose_force:.3g})",
             ),
             (
-                # ‖p_* - p‖ is at most √gap ‖p_*‖ for the exact p_*.
-                self.cancelled_cosine > _ZERO + np.sqrt(self.direction.duality_gap),
+                self.resolved,
+                "scores at p are too large to decide which forces cancel; pass a point with a smaller norm",
+            ),
+            (
+                self.cancelled_cosine > _accuracy(self.direction),
                 f"two tokens whose forces cancel approach each other (rate {self.cancelled_rate:.3g})",
             ),
             (
-                self.unknown_rate >= 1 / 3 - _ZERO,
+                self.unknown_rate > 1 / 3 + _ZERO,
                 f"a force of unknown order matters (rate {self.unknown_rate:.3g})",
             ),
             (
@@ -225,12 +233,13 @@ def certify_limit(
         )
     values = values.reshape(len(E), -1)
     found = constraints(corpus, selection)
-    entries = _entries(corpus, selection, E @ p, values)
+    entries = _entries(corpus, selection, E, p, values)
     # Compute with the logarithms of residuals: for a sequence with a large margin y f, e^(-y f) underflows in
     # float64.
     loss = residual(entries.f, np.asarray(corpus.targets), corpus.num_classes)
     balance = tied_part(E, found.leader, entries, loss)
-    order = orders(E, entries, loss, balance.part)
+    rounding = _ROUNDING * _norm(p) * float(lengths(E).max(initial=0))
+    order = orders(E, entries, loss, balance.part, rounding)
     rate = _required(order)
     # Require a margin of 1 over unselected tokens that are tied with selected ones. If there are any, the
     # problem is infeasible.
@@ -256,6 +265,7 @@ def certify_limit(
         cancelled_rate=rates.min(initial=np.inf),
         cancelled_cosine=cosines.min(initial=np.inf),
         unknown_rate=rates[unknown].min(initial=np.inf),
+        resolved=order.resolved,
     )
 
 
@@ -273,14 +283,21 @@ def _rates(E: np.ndarray, entries: Entries, some: np.ndarray, p: np.ndarray) -> 
     return rates[number.ravel()], cosines[number.ravel()]
 
 
-def _entries(corpus: Corpus, selection: Selection, scores: np.ndarray, values: np.ndarray) -> Entries:
+def _entries(
+    corpus: Corpus, selection: Selection, E: np.ndarray, p: np.ndarray, values: np.ndarray
+) -> Entries:
     present, sequence, token = distinct_tokens(corpus)
     chosen, n = np.asarray(selection.mask)[present], corpus.num_examples
-    first = np.full(n, len(scores))
+    first, scores = np.full(n, len(E)), E @ p
     np.minimum.at(first, sequence[chosen], token[chosen])
     top = first[sequence]
     times = np.asarray(corpus.bags.count)[present].astype(float)
-    log_weight = np.log(times) + scores[token] - scores[top]
+    apart = scores[token] - scores[top]
+    # Differences of scores have the rounding error of the scores, but tied keys may be much closer than long.
+    tied = chosen & (token != top)
+    (one, other), number = np.unique(np.stack([token[tied], top[tied]]), axis=1, return_inverse=True)
+    apart[tied] = ((E[one] - E[other]) @ p)[number.ravel()]
+    log_weight = np.log(times) + apart
     # Adding the same constant to the outputs of all classes has no effect, so subtract the last output.
     value = values[token] if values.shape[1] == 1 else (values - values[:, -1:])[token]
     highest = np.full(n, -np.inf)
@@ -306,24 +323,40 @@ def _required(order: Orders) -> np.ndarray:
 def _attracting(
     E: np.ndarray, entries: Entries, order: Orders, direction: MaxMargin, normals: np.ndarray
 ) -> tuple[float, float]:
+    """Return `attracting_rate` and `attracting_component` of `Limit`."""
     if not direction.feasible:
         return np.inf, 0.0
     number = np.unique(order.pair[order.pair >= 0], return_index=True)[1]
     place = np.flatnonzero(order.pair >= 0)[number]
-    pairs = E[entries.top[place]] - E[entries.token[place]]
+    pairs = np.stack([entries.top, entries.token], axis=1)
     i, j = np.nonzero(np.triu(order.second_order))
     # Skip a mixed term that does not attract if the squares of both its pairs repel, because it then needs no
     # condition of its own.
     square = np.diag(order.second_order)
     own = (order.second_order[i, j] < 0) | (square[i] <= 0) | (square[j] <= 0)
-    first = order.first < 0
-    theta = np.concatenate(
-        [E[entries.top[first]] - E[entries.token[first]], pairs[i[own]] + pairs[j[own]]], axis=0
+    alone = np.unique(pairs[order.first < 0], axis=0)
+    # A term of second order is the sum of two differences. The second difference of other terms is zero.
+    ends = np.concatenate(
+        [
+            np.pad(alone, [(0, 0), (0, 2)]),
+            np.concatenate([pairs[place[i[own]]], pairs[place[j[own]]]], axis=1),
+        ]
     )
+    theta = E[ends[:, 0]] - E[ends[:, 1]] + (E[ends[:, 2]] - E[ends[:, 3]])
     rates = theta @ direction.p
-    near = theta[rates <= 1 + _ZERO]
-    if len(near) == 0:
+    near = rates <= 1 + _accuracy(direction) * lengths(theta) * _norm(direction.p)
+    if not near.any():
         return rates.min(initial=np.inf), 0.0
+    return rates.min(), _component(E, theta[near], ends[near], direction, normals)
+
+
+def _component(
+    E: np.ndarray, theta: np.ndarray, ends: np.ndarray, direction: MaxMargin, normals: np.ndarray
+) -> float:
+    """Return the largest component of θ outside the span of tight differences, relative to its length.
+
+    The result is 1 if only exact arithmetic shows that some θ is not in the span, or that its rate is not 1.
+    """
     rows = E[direction.pairs[:, 0]] - E[direction.pairs[:, 1]]
     length = lengths(rows)
     # The force of a pair on p is its multiplier times the length of its difference.
@@ -331,8 +364,19 @@ def _attracting(
     held = np.concatenate([rows[active] / length[active, None], normals], axis=0)
     _, size, vt = np.linalg.svd(held, full_matrices=False)
     basis = vt[size > _NO_FORCE * size.max(initial=0)]
-    left = near - near @ basis.T @ basis
-    return rates.min(), float((np.linalg.norm(left, axis=1) / np.linalg.norm(near, axis=1)).max())
+    left = float((lengths(theta - theta @ basis.T @ basis) / lengths(theta)).max())
+    keys = residues(E)
+    tight = np.concatenate([direction.pairs[active], direction.ties])
+    rates = np.concatenate([np.rint(2 * rows[active] @ direction.p), np.zeros(len(direction.ties))])
+    inside = np.column_stack([keys[tight[:, 0]] - keys[tight[:, 1]], rates.astype(int)])
+    terms = keys[ends[:, 0]] - keys[ends[:, 1]] + keys[ends[:, 2]] - keys[ends[:, 3]]
+    every = np.concatenate([inside, np.column_stack([terms, np.full(len(terms), 2)])])
+    return left if left > _NO_FORCE or exact_rank(every) == exact_rank(inside) else 1.0
+
+
+def _accuracy(direction: MaxMargin) -> float:
+    """Bound the error of p_* relative to its norm: ‖p - p_*‖² ≤ gap ‖p‖², for the solution p."""
+    return _ZERO + float(np.sqrt(direction.duality_gap))
 
 
 def _summed(index: np.ndarray, columns: np.ndarray, size: int) -> np.ndarray:

@@ -20,15 +20,15 @@ import numpy as np
 # Relative tolerances at first and second order: a force counts as zero if cancellation leaves less than this
 # fraction.
 _CANCELS, _CANCELS_TWICE = 1e-7, 1e-6
-# A value and an output count as equal if their difference is less than this fraction of the spread of the values
-# of the tied tokens.
+# A value and an output count as equal if their difference is less than this fraction of the spread of the
+# values of the tied tokens.
 _EQUAL = 1e-8
 # Bound on the rounding error of an output, relative to the magnitudes of the values.
 _ROUNDING = 16 * 2.0**-52
 # Cap exponents at this value to prevent overflow in exp; the factor in front of exp vanishes faster.
 LARGE = 300.0
-# Two key differences count as equal modulo 𝒯 if the part of their difference orthogonal to 𝒯 is less than this
-# fraction of it. Without ties, they are equal only if their difference is exactly zero.
+# Two key differences count as equal modulo 𝒯 if the part of their difference orthogonal to 𝒯 is less than
+# this fraction of it. Without ties, they are equal only if their difference is exactly zero.
 _SAME = 1e-11
 
 
@@ -118,16 +118,21 @@ class Orders(NamedTuple):
             differ between pairs.
         unknown: (m,) bool; True if the second-order force of the pair also cancels for fixed scores of the
             tied tokens, so that the order of the remaining force is unknown.
+        resolved: () bool; False if rounding errors of scores hide whether some first-order force cancels.
     """
 
     first: np.ndarray
     pair: np.ndarray
     second_order: np.ndarray
     unknown: np.ndarray
+    resolved: bool
 
 
-def orders(E: np.ndarray, entries: Entries, loss: LossDerivatives, tied: TiedPart) -> Orders:
-    """Compute the order of the force on each entry, given the loss derivatives at `entries.f`."""
+def orders(E: np.ndarray, entries: Entries, loss: LossDerivatives, tied: TiedPart, rounding: float) -> Orders:
+    """Compute the order of the force on each entry, given the loss derivatives at `entries.f`.
+
+    `rounding` is the rounding error of the scores.
+    """
     below = entries.value - entries.f[entries.sequence]
     below = np.where(np.abs(below) <= _uncertainty(entries, below), 0, below)
     group = _groups(E, entries, tied.normals)
@@ -147,11 +152,14 @@ def orders(E: np.ndarray, entries: Entries, loss: LossDerivatives, tied: TiedPar
     pull[np.abs(pull) <= _EQUAL * gross] = 0
     net, gross = np.bincount(group, pull)[group], np.bincount(group, gross)[group]
     first = np.where(rest & (np.abs(net) > _CANCELS * gross), -np.sign(net), 0).astype(int)
+    # Forces of the same sign do not cancel, whatever their sizes are.
+    mixed = rest & (np.abs(net) < (1 - _EQUAL) * gross) & (np.abs(net) <= rounding * gross)
+    resolved = rounding <= _CANCELS or not mixed.any()
     idle = rest & (first == 0)
     pair = np.full(len(group), -1)
     pair[idle] = np.unique(group[idle], return_inverse=True)[1]
     second, unknown = _second_order(E, entries, loss, tied, pair, log_share, log_own, below)
-    return Orders(first, pair, second, unknown)
+    return Orders(first, pair, second, unknown, bool(resolved))
 
 
 def _largest(group: np.ndarray, x: np.ndarray, among: np.ndarray) -> np.ndarray:

@@ -1,10 +1,10 @@
 """Tied part of the loss: balance and curvature along the differences of tied keys.
 
 The tied part is the loss if only the top tokens of each sequence receive attention. It depends on p only
-through the score differences of tied tokens. These may belong to key differences of very different lengths, and
-to sequences of very different weights. Coordinates are therefore score differences z instead of components of
-p, one for each of r linearly independent edges of a forest that joins every tied token to a near one. Gradient
-and Hessian along a coordinate are measured relative to the forces along the same coordinate.
+through the score differences of tied tokens. These may belong to key differences of very different lengths,
+and to sequences of very different weights. Coordinates are therefore score differences z, one for each of r
+linearly independent edges of a forest that joins every tied token to a near one. Gradient and Hessian along a
+coordinate are measured relative to the forces along the same coordinate.
 """
 
 from typing import NamedTuple
@@ -12,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxattn.theory.certificate import lengths
-from jaxattn.theory.infeasible import exact_rank
+from jaxattn.theory.infeasible import exact_rank, residues
 from jaxattn.theory.orders import LARGE, Entries, LossDerivatives, TiedPart
 
 # A curvature counts as zero below this fraction of the forces that cancel along the same direction.
 _ZERO = 1e-8
-# A key difference counts as linearly dependent on longer ones if its orthogonal part is below this fraction of
-# its length. If it is not dependent in exact arithmetic, the balance is unknown.
+# A key difference counts as linearly dependent on longer ones if its orthogonal part is below this fraction
+# of its length. If it is not dependent in exact arithmetic, the balance is unknown.
 _DEPENDENT = 1e-8
 # Bound on the rounding error in a component of a vector, relative to its length.
 _ROUNDING = 64 * 2.0**-52
@@ -211,9 +211,14 @@ def _coordinates(E: np.ndarray, leader: np.ndarray) -> _Coordinates:
     coefficients[basis] = np.eye(len(basis))
     unknown = _ROUNDING * lengths(rows)[:, None] / left
     unknown[basis] = 0.0
-    if len(basis) < min(rows.shape) and exact_rank(E, edges) > len(basis):
+    if len(basis) < min(rows.shape) and _exact_rank(E, edges) > len(basis):
         unknown[np.setdiff1d(np.arange(len(rows)), basis)] = _UNKNOWN
     return _Coordinates(tokens, joins @ coefficients, joins @ unknown, normals, inverse)
+
+
+def _exact_rank(E: np.ndarray, edges: np.ndarray) -> int:
+    keys = residues(E[edges.ravel()])
+    return exact_rank(keys[1::2] - keys[0::2])
 
 
 def _forest(E: np.ndarray, tokens: np.ndarray, leader: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
