@@ -231,7 +231,7 @@ def solve_normalised(E: np.ndarray, found: Constraints) -> tuple[Solution, np.nd
     better, worse, ties, _, required = found
     rows, strict = E[better] - E[worse], required > 0
     size = lengths(rows)
-    rows = _orthogonal_to(rows, E[ties[:, 0]] - E[ties[:, 1]])
+    rows = orthogonal_to(rows, E[ties[:, 0]] - E[ties[:, 1]])
     left = lengths(rows)
     inside = left <= _ROUNDING * size
     if (inside & strict).any():  # the ties alone exclude a positive margin for these pairs
@@ -280,7 +280,8 @@ def _cosine(rows: np.ndarray, q: np.ndarray) -> float:
     return float((rows @ q).min() / np.linalg.norm(q))
 
 
-def _orthogonal_to(rows: np.ndarray, ties: np.ndarray) -> np.ndarray:
+def orthogonal_to(rows: np.ndarray, ties: np.ndarray) -> np.ndarray:
+    """Return the rows projected orthogonally to the differences of ties, of any lengths."""
     size = lengths(ties)
     ties = ties[size > 0] / size[size > 0, None]
     if len(ties) == 0:

@@ -97,7 +97,8 @@ class MaxMargin(Brief):
             required margins b.
         pairs: (k, 2) int32; support pairs (s, s'), which have a positive multiplier.
         multipliers: (k,); λ of the support pairs; 0 for padding in a batch.
-        ties: (t, 2) int32; tied tokens, each paired with the smallest token in its group.
+        ties: (t, 2) int32; pairs of tied tokens that join the tokens of each group. In a solution of
+            `max_margin`, each token is paired with a near one.
         tie_multipliers: (t,); μ, of any sign.
         primal_residual: (); largest violation of a constraint by p; NaN if not feasible.
         dual_residual: (); ‖p - Σ λ (E_s - E_s') - Σ μ (E_s - E_s'')‖ / ‖p‖, with the sum accumulated pair
@@ -299,13 +300,15 @@ def certify_max_margin(
 
 def in_unit(solution: MaxMargin, unit: float) -> MaxMargin:
     """Return the solution for keys multiplied by `unit`, a power of two, given the solution for the keys."""
+    # The multipliers of a proof of infeasibility have the sum 1 in any unit.
+    force = 1 / unit if solution.feasible else 1.0
     return replace(
         solution,
         p=solution.p / unit,
         margin=solution.margin * unit,
         margin_bound=solution.margin_bound * unit,
-        multipliers=solution.multipliers / unit / unit,
-        tie_multipliers=solution.tie_multipliers / unit / unit,
+        multipliers=solution.multipliers * force * force,
+        tie_multipliers=solution.tie_multipliers * force * force,
     )
 
 

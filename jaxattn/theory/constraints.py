@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus
@@ -143,6 +143,41 @@ def find_equal_keys(E: np.ndarray, constraints: Constraints) -> int | None:
         if (E[better[pair]] == E[worse[pair]]).all():
             return int(pair)
     return None
+
+
+def near_ties(
+    E: Float[np.ndarray, "V d"], leader: Int[np.ndarray, " V"]
+) -> tuple[Int[np.ndarray, "t 2"], Float[np.ndarray, "k t"]]:
+    """Join each tied token to a near one by Prim's algorithm, a minimum spanning tree in each group.
+
+    Differences along these edges keep short distances between tied tokens, which rounding removes from
+    differences from a common token that is farther away.
+
+    Args:
+        E: (V, d) float64; the keys.
+        leader: (V,) int; the smallest token in each token's group.
+
+    Returns:
+        The edges (parent, child), and a row for each of the k tied tokens in order, with 1 for the edges that
+        lead from the smallest token in its group to it, and 0 for all others.
+    """
+    tokens = np.flatnonzero(np.bincount(leader, minlength=len(leader))[leader] > 1)
+    edges: list[tuple[int, int]] = []
+    joins = np.zeros((len(tokens), len(tokens)))
+    for first in np.unique(leader[tokens]):
+        group = np.flatnonzero(leader[tokens] == first)
+        keys = E[tokens[group]]
+        parent, outside = np.zeros(len(group), int), np.arange(len(group)) > 0
+        nearest = np.linalg.norm(keys - keys[0], axis=1)
+        for _ in range(len(group) - 1):
+            child = int(np.where(outside, nearest, np.inf).argmin())
+            joins[group[child]] = joins[group[parent[child]]]
+            joins[group[child], len(edges)] = 1.0
+            edges.append((tokens[group[parent[child]]], tokens[group[child]]))
+            outside[child] = False
+            distance = np.linalg.norm(keys - keys[child], axis=1)
+            parent, nearest = np.where(distance < nearest, child, parent), np.minimum(distance, nearest)
+    return np.array(edges, np.int32).reshape(-1, 2), joins[:, : len(edges)]
 
 
 def tie_classes(

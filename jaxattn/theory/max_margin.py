@@ -12,7 +12,7 @@ from jaxattn.attention.scores import Scores
 from jaxattn.core.errors import InputError
 from jaxattn.core.mapping import map_on_cores
 from jaxattn.core.scaling import power_of_two
-from jaxattn.theory.active_set import active_set, solve_normalised
+from jaxattn.theory.active_set import active_set, orthogonal_to, solve_normalised
 from jaxattn.theory.certificate import (
     LARGEST,
     SMALLEST,
@@ -25,7 +25,13 @@ from jaxattn.theory.certificate import (
     require_margins,
     unsolved,
 )
-from jaxattn.theory.constraints import Constraints, constraints, find_cycle, find_equal_keys
+from jaxattn.theory.constraints import (
+    Constraints,
+    constraints,
+    find_cycle,
+    find_equal_keys,
+    near_ties,
+)
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 
 # Maximum number of entries of the difference matrix for which the normalised problem is also tried.
@@ -198,19 +204,11 @@ def _problem(E: np.ndarray, found: Constraints) -> _Problem | MaxMargin:
         weight = np.bincount(better[around], minlength=len(E)) - np.bincount(worse[around], minlength=len(E))
         solution = certify_max_margin(E, found, multipliers, 1.0 * weight[ties[:, 1]], tolerance=0.0)
         return replace(solution, status=np.int8(Status.CYCLE))
+    found = found._replace(ties=near_ties(E, found.leader)[0])
     rows = np.asarray(np.linalg.qr(E.T, mode="r")).T if len(E) < E.shape[1] else E
     rows = rows / max(np.sqrt(np.square(rows).sum(axis=1).max()), np.finfo(float).tiny)
-    return _Problem(E, found, _project_out(rows, ties))
-
-
-def _project_out(rows: np.ndarray, ties: np.ndarray) -> np.ndarray:
-    if len(ties) == 0:
-        return rows
-    _, size, vt = np.linalg.svd(rows[ties[:, 1]] - rows[ties[:, 0]], full_matrices=False)
-    across = vt[size > 1e-12]
-    rows = rows - (rows @ across.T) @ across
-    rows[ties[:, 1]] = rows[ties[:, 0]]
-    return rows
+    rows = orthogonal_to(rows, rows[found.ties[:, 1]] - rows[found.ties[:, 0]])
+    return _Problem(E, found, rows[found.leader])
 
 
 def _conclude(

@@ -136,11 +136,11 @@ def orders(E: np.ndarray, entries: Entries, loss: LossDerivatives, tied: TiedPar
     below = entries.value - entries.f[entries.sequence]
     below = np.where(np.abs(below) <= _uncertainty(entries, below), 0, below)
     group = _groups(E, entries, tied.normals)
-    # Within a group, score differences stay bounded, because they are those of tied tokens. Evaluate U with
-    # x = 1 for the highest-scoring member.
+    # Within a group, score differences stay bounded, because they are those of tied tokens. Scale x such that
+    # the largest U is 1.
     rest = ~entries.chosen
-    log_share = entries.log_weight - _largest(group, entries.log_weight, rest)[group]
-    log_share = np.where(rest, log_share - entries.log_total[entries.sequence], -np.inf)
+    log_share = entries.log_weight - entries.log_total[entries.sequence]
+    log_share = np.where(rest, log_share - _largest(group, log_share, rest)[group], -np.inf)
     # Express sequence weights relative to the largest weight in the group.
     log_own = loss.log_size[entries.sequence]
     log_own = log_own - _largest(group, log_own, rest)[group]

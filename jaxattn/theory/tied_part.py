@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxattn.theory.certificate import lengths
+from jaxattn.theory.constraints import near_ties
 from jaxattn.theory.infeasible import exact_rank, residues
 from jaxattn.theory.orders import LARGE, Entries, LossDerivatives, TiedPart
 
@@ -199,7 +200,7 @@ def _hessian(at: _Coordinates, forces: _Forces) -> tuple[np.ndarray, np.ndarray,
 
 def _coordinates(E: np.ndarray, leader: np.ndarray) -> _Coordinates:
     tokens = np.flatnonzero(np.bincount(leader, minlength=len(E))[leader] > 1)
-    edges, joins = _forest(E, tokens, leader[tokens])
+    edges, joins = near_ties(E, leader)
     rows = E[edges[:, 1]] - E[edges[:, 0]]
     different = lengths(rows) > 0
     edges, joins, rows = edges[different], joins[:, different], rows[different]
@@ -219,31 +220,6 @@ def _coordinates(E: np.ndarray, leader: np.ndarray) -> _Coordinates:
 def _exact_rank(E: np.ndarray, edges: np.ndarray) -> int:
     keys = residues(E[edges.ravel()])
     return exact_rank(keys[1::2] - keys[0::2])
-
-
-def _forest(E: np.ndarray, tokens: np.ndarray, leader: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Join each tied token to a near one by Prim's algorithm.
-
-    Returns:
-        The edges (parent, child), (m, 2), and the edges between each token and the root of its group, (k, m)
-        bool.
-    """
-    edges: list[tuple[int, int]] = []
-    joins = np.zeros((len(tokens), len(tokens)), bool)
-    for root in np.unique(leader):
-        group = np.flatnonzero(leader == root)
-        keys = E[tokens[group]]
-        parent, outside = np.zeros(len(group), int), np.arange(len(group)) > 0
-        nearest = lengths(keys - keys[0])
-        for _ in range(len(group) - 1):
-            child = int(np.where(outside, nearest, np.inf).argmin())
-            joins[group[child]] = joins[group[parent[child]]]
-            joins[group[child], len(edges)] = True
-            edges.append((tokens[group[parent[child]]], tokens[group[child]]))
-            outside[child] = False
-            distance = lengths(keys - keys[child])
-            parent, nearest = np.where(distance < nearest, child, parent), np.minimum(distance, nearest)
-    return np.array(edges, int).reshape(-1, 2), joins[:, : len(edges)].astype(float)
 
 
 def _independent(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -16,7 +16,7 @@ from jaxattn.theory import Scores, certify_limit, one_minus_cosine, selection_of
 
 
 class Problem(NamedTuple):
-    """Keys, values, sequences, labels, top tokens, a point far along the path, and p_*, if it is the limit."""
+    """Keys, values, sequences, labels, top tokens, a point on the path, and p_*, None if it is no limit."""
 
     E: np.ndarray
     values: list[float]
