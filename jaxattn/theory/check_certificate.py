@@ -100,7 +100,7 @@ if __name__ == "__main__":
         sys.exit("usage: python check_certificate.py CERTIFICATE.json")
     try:
         path = Path(sys.argv[1])
-        claim = json.loads(path.read_text(encoding="utf-8"))
+        claim = json.loads(path.read_bytes())
         proved = check(claim, path.with_name(claim["data"]).read_bytes())
     except (ValueError, OSError, ArithmeticError) as reason:
         sys.exit(f"refused: {reason}")

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxattn.base import Dataset, Progress, silent
 from jaxattn.core.errors import InputError, at
+from jaxattn.data.arrays import read_vocabulary
 from jaxattn.data.corpus import Corpus
 from jaxattn.lab.results.correlations import Floats
 from jaxattn.lab.study import toml
@@ -56,7 +57,7 @@ def read_corpus(
     if vocabulary is not None:
         if not isinstance(setting.data, Source):
             raise InputError(f"{path}: data.kind: this corpus does not contain text; omit the vocabulary")
-        read = text.load_text(setting.data, tokens=_lines(Path(vocabulary)), progress=progress)
+        read = text.load_text(setting.data, tokens=read_vocabulary(vocabulary), progress=progress)
         return _bags(read.train, path), read.vocabulary.tokens
     loaded = seed_dataset(setting.data, seed, setting.dtype, progress=progress, hold=setting.hold)
     return _bags(loaded.splits.train, path), tuple(loaded.tokens)
@@ -78,17 +79,6 @@ def _study(path: Path, overrides: Sequence[str]) -> Definition:
                 raise InputError(f"--set {override}: expected data.KEY=VALUE")
         toml.change(tree, overrides)
         return Definition(REST | tree, ImportPaths(path.parent))
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        content = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); check the path") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text ({error.reason}); save it as UTF-8") from None
-    # Split only at line feeds, because other line separators, such as U+2028, may be tokens.
-    return content.removesuffix("\n").split("\n")
 
 
 class ModelWeights(NamedTuple):

@@ -40,6 +40,13 @@ _COMPRESSED = {
     b"BZh91AY&SY": "bzip2",
     b"PK\x03\x04": "zip",
 }
+# Codecs that would read a byte order mark as a character: the mark, and the codec that removes it.
+_MARKED = {
+    "utf-16-le": (codecs.BOM_UTF16_LE, "utf-16"),
+    "utf-16-be": (codecs.BOM_UTF16_BE, "utf-16"),
+    "utf-32-le": (codecs.BOM_UTF32_LE, "utf-32"),
+    "utf-32-be": (codecs.BOM_UTF32_BE, "utf-32"),
+}
 
 
 def refuse_compressed(path: str) -> None:
@@ -54,8 +61,6 @@ def refuse_compressed(path: str) -> None:
 def codec(encoding: str | None) -> str:
     """Return Python's name for an encoding. None means UTF-8 with or without a byte order mark.
 
-    Latin-1 is read as Windows-1252, as in browsers, because the two differ only in control characters.
-
     Raises:
         InputError: the encoding is unknown.
     """
@@ -66,7 +71,7 @@ def codec(encoding: str | None) -> str:
         raise InputError(
             f'encoding: unknown encoding {encoding!r:.40}; use a Python codec, such as "cp1252"'
         ) from None
-    return {"utf-8": "utf-8-sig", "iso8859-1": "cp1252"}.get(name, name)
+    return "utf-8-sig" if name == "utf-8" else name
 
 
 @contextmanager
@@ -80,6 +85,7 @@ def decoding(path: str, encoding: str | None) -> Iterator[str]:
     name = codec(encoding)
     with reading(path, REMEDY):
         refuse_compressed(path)
+        name = _without_mark(path, name)
         try:
             yield name
         except UnicodeDecodeError:
@@ -88,6 +94,15 @@ def decoding(path: str, encoding: str | None) -> Iterator[str]:
             if message := _undecodable(path, name):
                 raise InputError(message) from None
             raise
+
+
+def _without_mark(path: str, name: str) -> str:
+    """Return a codec that removes the byte order mark of a file, if it has one."""
+    mark, without = _MARKED.get(name, (b"", ""))
+    if not mark:
+        return name
+    with open(path, "rb") as file:
+        return without if file.read(len(mark)) == mark else name
 
 
 def _undecodable(path: str, name: str) -> str:

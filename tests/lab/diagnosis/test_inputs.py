@@ -49,14 +49,15 @@ def test_synthetic_corpus_is_the_one_sampled_by_the_sweep_for_the_seed(tmp_path,
             np.testing.assert_array_equal(x, y)
 
 
-def test_texts_are_encoded_with_the_model_vocabulary(texts, tmp_path):
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_texts_are_encoded_with_the_model_vocabulary(texts, tmp_path, encoding):
     learnt, words = read_corpus(texts)
     assert words == ("good", "bad", "film", "a", "one")
-    (tmp_path / "words.txt").write_text("[PAD]\nfilm\ngood\n\nbad\n", encoding="utf-8")
+    (tmp_path / "words.txt").write_text("film\n[PAD]\ngood\n\nbad\n", encoding=encoding)
     corpus, tokens = read_corpus(texts, vocabulary=tmp_path / "words.txt")
-    assert tokens == ("[PAD]", "film", "good", "", "bad")
+    assert tokens == ("film", "[PAD]", "good", "", "bad")
     dense = np.asarray(corpus.bags.matmul(jnp.eye(5)))
-    assert dense.tolist() == [[0, 1, 1, 0, 0], [0, 1, 0, 0, 1], [0, 0, 2, 0, 0], [0, 0, 0, 0, 1]]
+    assert dense.tolist() == [[1, 0, 1, 0, 0], [1, 0, 0, 0, 1], [0, 0, 2, 0, 0], [0, 0, 0, 0, 1]]
     assert corpus.targets.tolist() == learnt.targets.tolist()
 
 
