@@ -45,7 +45,7 @@ def describe_devices() -> dict[str, Any]:
 
     The number of devices affects the last digits of results.
     """
-    device = jax.devices()[0]
+    device = backend.local_devices()[0]
     return {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()}
 
 
