@@ -81,7 +81,6 @@ def _started_devices() -> Sequence[Any]:
         ) from None
 
 
-
 @cache
 def mesh_of(devices: tuple[Any, ...]) -> Mesh:
     """Return a one-dimensional mesh of the given devices."""
