@@ -76,9 +76,8 @@ def _started_devices() -> Sequence[Any]:
         asked = jax.config.jax_platforms
         if not asked:
             raise InputError(f"JAX cannot start a device ({reason}); check its driver") from None
-        raise InputError(
-            f"JAX_PLATFORMS: JAX cannot start {asked!r} ({reason}); unset JAX_PLATFORMS{_INSTALL.get(asked, '')}"
-        ) from None
+        remedy = f"unset JAX_PLATFORMS{_INSTALL.get(asked, '')}"
+        raise InputError(f"JAX_PLATFORMS: JAX cannot start {asked!r} ({reason}); {remedy}") from None
 
 
 @cache
