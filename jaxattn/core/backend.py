@@ -73,7 +73,7 @@ def _started_devices() -> Sequence[Any]:
     # If a known plugin is not installed, JAX raises an AssertionError without a message.
     except (RuntimeError, AssertionError) as error:
         reason = first_line(error).partition(" (set JAX_PLATFORMS")[0] if str(error) else "not installed"
-        asked = jax.config.jax_platforms
+        asked = jax.config.jax_platforms  # type: ignore[attr-defined]
         if not asked:
             raise InputError(f"JAX cannot start a device ({reason}); check its driver") from None
         remedy = f"unset JAX_PLATFORMS{_INSTALL.get(asked, '')}"

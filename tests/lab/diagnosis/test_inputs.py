@@ -87,3 +87,20 @@ def test_custom_corpus_is_imported_from_the_folder_of_its_file(tmp_path):
     corpus, tokens = read_corpus(tmp_path / "own.toml", overrides=["data.vocab_size=4"])
     assert tokens == ("0", "1", "2", "3")
     assert corpus.num_examples == 2
+
+
+@pytest.mark.parametrize(
+    ("mark", "name"), [("##", "WordPiece"), ("Ġ", "byte-level BPE"), ("▁", "SentencePiece"), ("", "")]
+)
+def test_vocabulary_of_subwords_is_explained(texts, tmp_path, mark, name):
+    words = ["[PAD]", "good", "film", "bad", f"{mark}ing", f"{mark}ed", "#"]
+    (tmp_path / "words.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    notes = []
+    read_corpus(
+        texts, vocabulary=tmp_path / "words.txt", progress=lambda text, done, total: notes.append(text)
+    )
+    notes = [note for note in notes if "begin with" in note]
+    assert len(notes) == bool(mark)
+    if mark:
+        assert f"2 of 7 tokens begin with {mark!r}, such as '{mark}ing' ({name})" in notes[0]
+        assert "tokenise the texts with the model's tokeniser" in notes[0]
