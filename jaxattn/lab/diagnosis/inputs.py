@@ -74,8 +74,8 @@ def _subwords(tokens: Sequence[str]) -> str:
             return (
                 f"{len(marked):,} of {len(tokens):,} tokens begin with {mark!r}, such as {marked[0]!r:.30} "
                 f"({name}). Texts are split into whole words, so these tokens never occur, and only rows of "
-                "E whose token is a whole word are diagnosed. To include subwords, tokenise the texts with the "
-                "model's tokeniser, build a corpus with ja.data.from_sequences, and call "
+                "E whose token is a whole word are diagnosed. To include subwords, tokenise the texts with "
+                "the model's tokeniser, build a corpus with ja.data.from_sequences, and call "
                 "jaxattn.lab.diagnosis.diagnose"
             )
     return ""
