@@ -225,7 +225,7 @@ def _read_parquet(root: Path, settings: dict[str, Any]) -> Iterator[tuple[str, A
 
 def _decoded(path: Path, settings: dict[str, Any]) -> str:
     encoding = settings.get("encoding", "utf-8-sig")
-    return path.read_bytes().decode(encoding)
+    return path.read_bytes().decode("cp1252" if encoding == "latin-1" else encoding)
 
 
 def _label(label: Any) -> str:
