@@ -143,8 +143,10 @@ WORDS = """## Words
 
 Texts are normalised to Unicode NFC and converted to lower case. A word is a sequence of letters, digits and
 inner apostrophes. `<br />` tags and escaped line breaks separate words. A null text is read as an empty text.
-A null, NaN or empty label is a missing label, and `empty = "drop"` drops its row. Compressed files must be
-decompressed first."""
+A null, NaN or empty label is a missing label, and `empty = "drop"` drops its row. The names "nan", "NA" and
+"null" in a text file are ordinary labels. Files may begin with a byte order mark. Compressed files must be
+decompressed first. Texts without spaces between words, as in Chinese, Japanese and Thai, must be segmented
+first. Otherwise a note reports that their words are whole phrases."""
 
 HELD_OUT = """## Held-out texts
 

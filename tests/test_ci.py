@@ -1,12 +1,15 @@
 """Minimum versions, Python versions and commands that .ci/run uses."""
 
+import itertools
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 BASH = shutil.which("bash")
@@ -19,6 +22,21 @@ def test_every_requirement_has_a_minimum_version():
     names = [line.partition("==")[0] for line in lines]
     assert {"jax", "numpy", "pytest"} <= set(names)
     assert len(set(names)) == len(names)
+
+
+def test_jax_0_11_1_is_excluded():
+    """On a CPU, this version copies a whole array to write a few of its bytes in a loop."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
+    every = [requirement for requirement in map(Requirement, lines) if requirement.name in ("jax", "jaxlib")]
+    assert {requirement.name for requirement in every} == {"jax", "jaxlib"}
+    for requirement in every:
+        # Python 3.11 has no version after 0.11.0.
+        if not requirement.marker or requirement.marker.evaluate({"python_version": "3.12"}):
+            assert list(requirement.specifier.filter(["0.11.1", "0.11.2", "0.12.0.1"])) == [
+                "0.11.2",
+                "0.12.0.1",
+            ]
 
 
 @pytest.mark.skipif(BASH is None, reason="no bash")

@@ -78,7 +78,8 @@ class Phase(Spec, frozen=True, kw_only=True):
     Attributes:
         name: name of the phase in tables and figures.
         train: names or patterns of the trained parameters, such as `head.*`, or names of submodules, such
-            as `head`.
+            as `head`. An entry after `!` excludes parameters: `["*", "!head"]` trains all others. Integer
+            arrays are not trained.
         steps: number of steps.
         failure: reason recorded for a failed seed.
         dtype: dtype of the state in every study; None for the dtype of the study.

@@ -10,6 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from jaxattn.core.errors import InputError, first_line
+
 # Platforms whose float64 has only the exponent range of float32 and does not support matrix factorisations.
 WITHOUT_FLOAT64 = ("tpu",)
 
@@ -34,6 +36,10 @@ PINNED: Mapping[str, Any] = {
     "jax_disable_jit": False,
 }
 
+_INSTALL = {
+    "cuda": ', or set it to "cuda,cpu", or install the plugin with pip install "jaxattn[cuda]"',
+    "tpu": ', or install the plugin with pip install "jaxattn[tpu]"',
+}
 _CHOSEN: ContextVar[tuple[Any, ...] | None] = ContextVar("devices", default=None)
 
 
@@ -53,7 +59,25 @@ def compile_for(devices: Sequence[Any]) -> Iterator[None]:
 
 def local_devices() -> Sequence[Any]:
     """Return the devices for which programs are compiled."""
-    return _CHOSEN.get() or jax.local_devices()
+    return _CHOSEN.get() or _started_devices()
+
+
+def _started_devices() -> Sequence[Any]:
+    """Return the devices of this process, and start them if necessary.
+
+    Raises:
+        InputError: JAX cannot start a platform.
+    """
+    try:
+        return jax.local_devices()
+    # If a known plugin is not installed, JAX raises an AssertionError without a message.
+    except (RuntimeError, AssertionError) as error:
+        reason = first_line(error).partition(" (set JAX_PLATFORMS")[0] if str(error) else "not installed"
+        asked = jax.config.jax_platforms  # type: ignore[attr-defined]
+        if not asked:
+            raise InputError(f"JAX cannot start a device ({reason}); check its driver") from None
+        remedy = f"unset JAX_PLATFORMS{_INSTALL.get(asked, '')}"
+        raise InputError(f"JAX_PLATFORMS: JAX cannot start {asked!r} ({reason}); {remedy}") from None
 
 
 @cache
@@ -66,7 +90,12 @@ def mesh_of(devices: tuple[Any, ...]) -> Mesh:
 def platform() -> str:
     """Return the platform for which programs are compiled: "cpu", "gpu" or "tpu"."""
     chosen = _CHOSEN.get()
-    return jax.default_backend() if chosen is None else chosen[0].platform
+    return _default_platform() if chosen is None else chosen[0].platform
+
+
+def _default_platform() -> str:
+    _started_devices()
+    return jax.default_backend()
 
 
 def are_described() -> bool:
@@ -77,7 +106,7 @@ def are_described() -> bool:
 
 def has_host() -> bool:
     """Return whether float64 runs on the host's CPU because the devices do not support it."""
-    return jax.default_backend() in WITHOUT_FLOAT64
+    return _default_platform() in WITHOUT_FLOAT64
 
 
 def is_host() -> bool:
@@ -124,7 +153,12 @@ def float64() -> Iterator[None]:
 
 @contextmanager
 def precision(dtype: str) -> Iterator[None]:
-    """Context manager for the study's dtype, full-precision matrix products and the options in `PINNED`."""
+    """Context manager for the study's dtype, full-precision matrix products and the options in `PINNED`.
+
+    Raises:
+        InputError: JAX cannot start a platform.
+    """
+    local_devices()
     double = dtype == "float64"
     with pinned(), float64() if double else jax.enable_x64(False), jax.default_matmul_precision("highest"):
         yield

@@ -67,24 +67,42 @@ def get(params: Any, name: str) -> Any:
 
 
 def selected(params: Any, patterns: Iterable[str]) -> dict[str, Any]:
-    """Return the parameters that match any of the patterns, by name, in the order of the patterns.
+    """Return the float parameters that match any of the patterns, by name, in the order of the patterns.
 
     Args:
         params: a pytree of arrays.
         patterns: names; `fnmatch` patterns, such as `attention.*`; or common prefixes of several paths, such
-            as `attention`.
+            as `attention`. A pattern after `!` excludes its matches, as in `["*", "!attention"]`.
 
     Raises:
-        InputError: a pattern matches no parameter.
+        InputError: a pattern matches no parameter or no float parameter, or all parameters are excluded.
     """
-    known = leaves(params)
+    known, patterns = leaves(params), list(patterns)
     found: dict[str, Any] = {}
     for pattern in patterns:
-        matches = [x for x in known if fnmatchcase(x, pattern) or x.startswith(f"{pattern}.")]
-        if not matches:
-            raise InputError(f"{pattern}: not a parameter of the model{nearest(pattern, known)}")
-        found |= {name: known[name] for name in matches}
-    return found
+        if not pattern.startswith("!"):
+            matches = {name: known[name] for name in _matches(known, pattern)}
+            floats = {name: x for name, x in matches.items() if _is_float(x)}
+            if not floats:
+                name, x = next(iter(matches.items()))
+                raise InputError(f"{name!r} is {shown(x)}; only float parameters can be trained")
+            found |= floats
+    excluded = {x for pattern in patterns if pattern.startswith("!") for x in _matches(known, pattern[1:])}
+    if not found.keys() - excluded:
+        what = "selects no parameter" if not found else "excludes all parameters"
+        raise InputError(f"{', '.join(patterns)}: {what}; add the parameters to train, such as '*'")
+    return {name: x for name, x in found.items() if name not in excluded}
+
+
+def _matches(known: Iterable[str], pattern: str) -> list[str]:
+    matches = [x for x in known if fnmatchcase(x, pattern) or x.startswith(f"{pattern}.")]
+    if not matches:
+        raise InputError(f"{pattern}: not a parameter of the model{nearest(pattern, known)}")
+    return matches
+
+
+def _is_float(x: Any) -> bool:
+    return bool(jnp.issubdtype(getattr(x, "dtype", type(x)), jnp.floating))
 
 
 def gradients_by_name(
@@ -95,10 +113,10 @@ def gradients_by_name(
     Args:
         function: params -> ().
         params: a pytree of arrays.
-        train: names or patterns of the parameters for which to compute gradients.
+        train: names or patterns of the parameters for which to compute gradients; see `selected`.
 
     Raises:
-        InputError: a pattern matches no parameter.
+        InputError: as in `selected`.
     """
 
     def of_trained(trained: dict[str, Array]) -> Array:

@@ -75,6 +75,15 @@ def class_name(label: Any) -> str:
     return "+".join(map(str, label)) if isinstance(label, list | tuple) else str(label)
 
 
+def plain_values(tree: Any) -> Any:
+    """Return settings in which Python numbers, strings and lists replace NumPy scalars and arrays."""
+    if isinstance(tree, dict):
+        return {key: plain_values(x) for key, x in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(map(plain_values, tree))
+    return tree.tolist() if hasattr(tree, "tolist") else tree
+
+
 def summary_line(target: Any) -> str:
     """Return the first line of the docstring of a class or function."""
     return (inspect.getdoc(target) or "").partition("\n")[0]

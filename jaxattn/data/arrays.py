@@ -1,4 +1,4 @@
-"""Read arrays from FILE.npy and tensors from FILE.safetensors."""
+"""Read arrays from FILE.npy, tensors from FILE.safetensors, and vocabularies from text files."""
 
 import os
 import warnings
@@ -45,6 +45,22 @@ def read_array(location: str | Path) -> np.ndarray:
     # The header parsers may raise almost any exception for a corrupted file.
     except Exception as error:
         raise InputError(f"{path}: cannot be read ({first_line(error)}); save the file again") from error
+
+
+def read_vocabulary(path: str | Path) -> list[str]:
+    """Read a UTF-8 file, with or without a byte order mark, with one token per line.
+
+    Raises:
+        InputError: the file cannot be read, or is not UTF-8 text.
+    """
+    try:
+        content = Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); check the path") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text ({error.reason}); save it as UTF-8") from None
+    # Split only at line feeds, because other line separators, such as U+2028, may be tokens.
+    return content.removesuffix("\n").split("\n")
 
 
 def _npy(path: str) -> np.ndarray:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -64,12 +65,15 @@ def of_linen(module: Any, *, inputs: _Inputs = first_array, per_example: bool = 
         InputError: at initialisation, if the module has other collections, such as batch statistics; when
             computing outputs, if it needs random keys, for example for dropout.
     """
+    from flax.core import meta
     from flax.errors import InvalidRngError
 
     def init(key: Array, like: Dataset, *, dtype: DTypeLike) -> Any:
         # Only the shapes of the data are known at this point.
         x = inputs(jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), like))
-        variables = module.init(key, _first(x) if per_example else x)
+        # As in `of_nnx`, ignore the names of mesh axes; they are in boxes around the parameters.
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            variables = meta.unbox(module.init(key, _first(x) if per_example else x))
         for name in variables:
             if name != "params":
                 raise InputError(
@@ -98,30 +102,50 @@ def of_nnx(
         per_example: True if the module takes a single example and must be vmapped over examples.
 
     Returns:
-        The model. Its parameters are the `nnx.Param` variables, with names such as `linear.kernel`.
+        The model. Its parameters are the `nnx.Param` variables, with names such as `linear.kernel`. Other
+        variables, such as stored batch statistics, are constants.
 
     Raises:
-        InputError: at initialisation, if the module has other variables, such as batch statistics or dropout
-            keys.
+        InputError: at initialisation, if a constant depends on the PRNG key; when computing outputs, if a
+            call changes a variable, as dropout and batch statistics do in training.
     """
     from flax import nnx
 
     def split(key: Array) -> Any:
-        return nnx.split(make(nnx.Rngs(key)), nnx.Param, ...)
+        # Names of mesh axes in parameters refer to the module's own mesh, not to that of the study.
+        with nnx.use_eager_sharding(False):
+            return nnx.split(make(nnx.Rngs(key)), nnx.Param, ...)
+
+    def constants(key: Array) -> Any:
+        return nnx.to_pure_dict(split(key)[2])
+
+    def variables(module: Any) -> dict[str, Any]:
+        return leaves(nnx.to_pure_dict(nnx.state(module, nnx.Not(nnx.Param))))
 
     def init(key: Array, like: Dataset, *, dtype: DTypeLike) -> Any:
-        _, params, others = split(key)
-        for path, _ in nnx.to_flat_state(others):
-            name = ".".join(map(str, path))
-            raise InputError(
-                f"of_nnx: the module has mutable state or PRNG keys ({name}); remove the layers that use them"
-            )
+        _, params, _ = split(key)
+        _check_constant(
+            lambda key: leaves(nnx.to_pure_dict(nnx.split_state(split(key)[2], nnx.RngState, ...)[1]))
+        )
         return _cast(nnx.to_pure_dict(params), dtype)
 
     def apply(params: Any, x: Any) -> Any:
-        structure, state, _ = nnx.eval_shape(lambda: split(jax.random.key(0)))
+        structure, state, others = nnx.eval_shape(lambda: split(jax.random.key(0)))
+        floats = (x.dtype for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating))
+        dtype = next(floats, jnp.result_type(float))
         nnx.replace_by_pure_dict(state, params)
-        return nnx.merge(structure, state)(x)
+        nnx.replace_by_pure_dict(others, _cast(jax.jit(constants)(jax.random.key(0)), dtype))
+        module = nnx.merge(structure, state, others)
+        before = variables(module)
+        found = module(x)
+        after = variables(module)
+        for name, value in before.items():
+            if after[name] is not value:
+                raise InputError(
+                    f"of_nnx: the module has mutable state or PRNG keys ({name}); remove the layers that "
+                    "use them, or call module.eval() in the function that makes the module"
+                )
+        return found
 
     return Adapted(init, _outputs(apply, inputs, per_example))
 
@@ -165,6 +189,18 @@ def of_equinox(
         return eqx.combine(arrays, static)(x)
 
     return Adapted(init, _outputs(apply, inputs, per_example))
+
+
+def _check_constant(constants: Callable[[Array], dict[str, Any]]) -> None:
+    """Raise InputError if a constant of a module depends on the PRNG key and so differs between seeds."""
+    with jax.ensure_compile_time_eval():
+        one, other = (jax.jit(constants)(jax.random.key(seed)) for seed in (0, 1))
+        for name, value in one.items():
+            if not np.array_equal(value, other[name], equal_nan=jnp.issubdtype(value.dtype, jnp.inexact)):
+                raise InputError(
+                    f"of_nnx: the constant {name} depends on the PRNG key; make it an nnx.Param, and "
+                    f'exclude it from training with "!{name}" in `train`'
+                )
 
 
 _RANDOM = "{}: the module requires a random key at every call; disable dropout and noise"

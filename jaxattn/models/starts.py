@@ -1,7 +1,6 @@
 """Starts: initial parameter values that a study uses in place of those sampled by the model."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -14,7 +13,7 @@ from jaxattn.base import Start
 from jaxattn.base.functions import StartOfFunction, declare, settings_class
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import FilePath
-from jaxattn.data.arrays import read_array
+from jaxattn.data.arrays import read_array, read_vocabulary
 from jaxattn.data.corpus import Corpus
 
 
@@ -60,7 +59,7 @@ def from_file(
         if rows.shape != drawn.shape:
             raise InputError(f"{file}: has shape {rows.shape}, but the model requires {drawn.shape}")
         return jnp.asarray(rows, drawn.dtype)
-    lines = _lines(Path(vocabulary))
+    lines = read_vocabulary(vocabulary)
     if rows.shape != (wanted := (len(lines), *drawn.shape[1:])):
         raise InputError(f"{file}: has shape {rows.shape}, but the model and vocabulary require {wanted}")
     place = {token: k for k, token in enumerate(lines)}
@@ -69,15 +68,6 @@ def from_file(
         raise InputError(f"{vocabulary}: contains none of the tokens in the corpus; write one token per line")
     known = jnp.asarray((index >= 0).reshape(-1, *(1,) * (drawn.ndim - 1)))
     return jnp.where(known, jnp.asarray(rows[np.maximum(index, 0)], drawn.dtype), drawn)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path}: cannot be read as text ({error}); write one token per line in UTF-8"
-        ) from None
 
 
 def kind_of(table: dict[str, Any]) -> str | None:

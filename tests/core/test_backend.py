@@ -1,6 +1,11 @@
 """JAX options of the environment change neither the numbers nor the programs of a study."""
 
+import importlib.util
+import os
+import subprocess
+import sys
 from contextlib import ExitStack
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -62,3 +67,49 @@ def test_user_jax_options_are_restored(hostile):
 
 def test_every_pinned_option_exists_in_jax():
     assert set(backend.PINNED) <= set(jax.config.values)
+
+
+STARTS = """
+import sys
+from pathlib import Path
+import jaxattn as ja
+from jaxattn.lab import cli
+from jaxattn.lab.cli.machine import examine
+sweep, folder = sys.argv[1:]
+for start in (ja.Study.read(sweep).run, ja.Study.read(sweep).plan, ja.Study.read(sweep).dataset):
+    try:
+        start()
+    except ja.InputError as error:
+        print(error)
+print(*(finding.found for finding in examine(Path(folder)) if finding.state == "broken"), sep="\\n")
+sys.argv = ["jaxattn", "run", sweep]
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("platform", "words"),
+    [
+        ("nonsense", "'nonsense' is not in the list of known backends"),
+        ("cuda", '(not installed); unset JAX_PLATFORMS, or set it to "cuda,cpu", or install the plugin with'),
+    ],
+)
+def test_platform_that_cannot_be_started_is_reported_in_one_line(platform, words, tmp_path):
+    if platform == "cuda" and importlib.util.find_spec("jax_plugins"):
+        pytest.skip("a plugin is installed")
+    sweep = Path(__file__).parents[1] / "sweeps" / "small.toml"
+    ended = subprocess.run(
+        [sys.executable, "-c", STARTS, str(sweep), str(tmp_path)],
+        cwd=tmp_path,
+        env=os.environ | {"JAX_PLATFORMS": platform, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    lines = [*ended.stdout.splitlines(), ended.stderr.strip().removeprefix("jaxattn: ")]
+    assert len(lines) == 5
+    assert len(set(lines)) == 1
+    assert lines[0].startswith(f"JAX_PLATFORMS: JAX cannot start '{platform}' (")
+    assert words in lines[0]
+    assert "unset JAX_PLATFORMS" in lines[0]

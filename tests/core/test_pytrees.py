@@ -57,6 +57,50 @@ class Module(NamedTuple):
     nothing: None = None
 
 
+BUFFERS = {"w": np.ones(2), "ids": np.arange(2), "head": {"v": np.ones(1), "on": np.array([True])}}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        (["*"], ["head.v", "w"]),
+        (["head"], ["head.v"]),
+        (["*", "!head"], ["w"]),
+        (["!w", "*"], ["head.v"]),
+        (["w", "head", "!*.v"], ["w"]),
+        (["*", "!ids"], ["head.v", "w"]),
+    ],
+)
+def test_excluded_and_integer_parameters_are_not_selected(patterns, names):
+    assert list(pytrees.selected(BUFFERS, patterns)) == names
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (["*", "!hed"], "hed: not a parameter of the model; did you mean 'head.v'?"),
+        (["!w"], "!w: selects no parameter; add the parameters to train, such as '*'"),
+        (["w", "!w"], "w, !w: excludes all parameters; add the parameters to train, such as '*'"),
+        (["w", "ids"], "'ids' is int64[2]; only float parameters can be trained"),
+    ],
+)
+def test_selection_without_trainable_parameters_raises(patterns, message):
+    with pytest.raises(InputError) as caught:
+        pytrees.selected(BUFFERS, patterns)
+    assert str(caught.value) == message
+
+
+def test_gradients_ignore_integer_parameters():
+    def loss(params):
+        return (params["w"][params["ids"]] * jnp.array([1.0, 2.0])).sum() * params["head"]["v"].sum()
+
+    value, gradients = pytrees.gradients_by_name(loss, BUFFERS | {"ids": np.array([1, 1])}, ["*"])
+    assert value == 3
+    np.testing.assert_array_equal(gradients["w"], [0, 3])
+    np.testing.assert_array_equal(gradients["head.v"], [3])
+    assert set(gradients) == {"w", "head.v"}
+
+
 MODULE = Module({"kernel": np.ones((2, 3)), "bias": np.zeros(3)}, [np.ones(3), {"kernel": np.ones(1)}])
 
 

@@ -148,6 +148,78 @@ def test_modules_with_state_or_keys_raise_one_line_errors(model, words, points):
         model.outputs(model.init(jax.random.key(0), points, dtype=jnp.float32), points)
 
 
+class NnxEvaluated(nnx.Module):
+    def __init__(self, rngs, random=False, training=False):
+        self.linear = nnx.Linear(3, 3, rngs=rngs)
+        self.norm = nnx.BatchNorm(3, use_running_average=not training, epsilon=0.0, rngs=rngs)
+        self.norm.mean[...] = jnp.array([1.0, 2.0, 3.0], jnp.float32)
+        self.dropout = nnx.Dropout(0.5, deterministic=True, rngs=rngs)
+        self.order = nnx.Variable(jnp.array([2, 0, 1]))
+        self.scale = nnx.Variable(jax.random.normal(rngs.params(), ()) if random else jnp.array(0.5))
+
+    def __call__(self, x):
+        return self.scale[...] * self.dropout(self.norm(self.linear(x)))[:, self.order[...]][:, 0]
+
+
+def test_nnx_variables_other_than_parameters_are_constants(points):
+    model = of_nnx(NnxEvaluated)
+    params = model.init(jax.random.key(0), points, dtype=jnp.float32)
+    assert set(pytrees.names(params)) == {"linear.kernel", "linear.bias", "norm.scale", "norm.bias"}
+    W, b = np.asarray(params["linear"]["kernel"]), np.asarray(params["linear"]["bias"])
+    wanted = 0.5 * ((np.asarray(points.X) @ W + b - [1, 2, 3])[:, 2])
+    np.testing.assert_allclose(jax.jit(model.outputs)(params, points), wanted, rtol=1e-5, atol=1e-6)
+    with jax.enable_x64(True):
+        params = model.init(jax.random.key(0), points, dtype=jnp.float64)
+        exact = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), points.X)
+        assert model.outputs(params, points.replace(X=exact)).dtype == jnp.float64
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"training": True}, r"mutable state or PRNG keys \(norm.mean\); remove .* or call module.eval\(\)"),
+        ({"random": True}, r"constant scale depends on the PRNG key; make it an nnx.Param, .*\"!scale\""),
+    ],
+)
+def test_nnx_variables_that_are_not_constant_raise_one_line_errors(settings, words, points):
+    model = of_nnx(lambda rngs: NnxEvaluated(rngs, **settings))
+    with pytest.raises(InputError, match=words) as caught:
+        model.outputs(model.init(jax.random.key(0), points, dtype=jnp.float32), points)
+    assert "\n" not in str(caught.value)
+
+
+class Boxed(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        weights = linen.with_partitioning(linen.initializers.lecun_normal(), ("rows", "columns"))
+        hidden = linen.Dense(4, name="hidden", kernel_init=weights)(x)
+        logical = linen.with_logical_partitioning(linen.initializers.lecun_normal(), ("embed", "out"))
+        return linen.Dense(1, kernel_init=logical)(jnp.tanh(hidden))
+
+
+class NnxBoxed(Nnx):
+    def __init__(self, rngs):
+        super().__init__(rngs)
+        weights = nnx.with_partitioning(nnx.initializers.lecun_normal(), ("rows", "columns"))
+        self.hidden = nnx.Linear(3, 4, kernel_init=weights, rngs=rngs)
+
+
+@pytest.mark.parametrize(
+    ("boxed", "library"), [(of_linen(Boxed()), "linen"), (of_nnx(NnxBoxed), "nnx")], ids=["linen", "nnx"]
+)
+def test_axis_names_of_parameters_are_ignored(boxed, library, points):
+    """The mesh of a study has other axes than those that the parameters name."""
+    params = ADAPTED[library].init(jax.random.key(0), points, dtype=jnp.float32)
+    mesh = jax.make_mesh((1,), ("runs",), axis_types=(jax.sharding.AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        found = jax.jit(lambda key: boxed.init(key, points, dtype=jnp.float32))(jax.random.key(0))
+    assert {name: x.shape for name, x in pytrees.leaves(found).items()} == {
+        name: x.shape for name, x in pytrees.leaves(params).items()
+    }
+    wanted = ADAPTED[library].outputs(found, points)
+    np.testing.assert_array_equal(boxed.outputs(found, points), wanted)
+
+
 def test_custom_inputs_and_per_example_modules_are_supported(points):
     doubled = of_linen(Linen(), inputs=lambda data: 2 * data.X)
     params = doubled.init(jax.random.key(0), points, dtype=jnp.float32)

@@ -40,10 +40,11 @@ def test_array_paths_are_relative_to_the_sweep_file(started, tmp_path):
     np.testing.assert_array_equal(found.p, p[0])
 
 
-def test_rows_are_matched_to_tokens_by_name(started, tmp_path):
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_rows_are_matched_to_tokens_by_name(started, tmp_path, encoding):
     rows = np.arange(12, dtype=np.float32).reshape(3, 4)
     np.save(tmp_path / "E.npy", rows)
-    (tmp_path / "words.txt").write_text("dog\ncat\nunused\n")
+    (tmp_path / "words.txt").write_text("dog\ncat\nunused\n", encoding=encoding)
     tokens = ["the", "cat", "sat", "dog"]
     drawn = started(tokens, vocab_size=20)
     found = started([*tokens, *map(str, range(16))], E={"file": "E.npy", "vocabulary": "words.txt"})
@@ -62,7 +63,7 @@ def test_rows_are_matched_to_tokens_by_name(started, tmp_path):
             r"shape \(3, 4\), but the model and vocabulary require \(2, 4\)",
         ),
         ({"file": "short.npy", "vocabulary": "three.txt"}, "contains none of the tokens in the corpus"),
-        ({"file": "short.npy", "vocabulary": "none.txt"}, "none.txt: cannot be read as text"),
+        ({"file": "short.npy", "vocabulary": "none.txt"}, "none.txt: cannot be read "),
     ],
 )
 def test_files_with_the_wrong_shape_are_rejected(started, tmp_path, start, message):

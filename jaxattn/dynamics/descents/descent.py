@@ -4,7 +4,10 @@ One full-batch step on E writes token importance into the embeddings. On p alone
 approximates gradient flow.
 """
 
-from collections.abc import Callable, Sequence
+import os
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -19,12 +22,14 @@ from jax.custom_batching import custom_vmap
 from jaxattn import losses
 from jaxattn.base import Dataset, State
 from jaxattn.core import backend
+from jaxattn.core.errors import InputError, first_line
 from jaxattn.core.pytrees import Leaf, get, replaced, selected
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 from jaxattn.models.gradients import Outputs, loss, loss_and_gradients
 
 _P = TypeVar("_P")
+_LIBRARIES = tuple(os.path.dirname(str(module.__file__)) for module in (jax, optax))
 
 
 @struct.dataclass
@@ -103,9 +108,11 @@ def descent(
 
     def init(params: Any, key: Array | None = None) -> State:
         trained = selected(params, train)
+        with _stepping():
+            carried = transformation.init(trained)
         return State(
             params,
-            transformation.init(trained),
+            carried,
             jnp.zeros((), jnp.int32),
             -jnp.ones((), jnp.int32),
             None if is_full or key is None else jax.random.key_data(key),
@@ -123,9 +130,10 @@ def descent(
         def value_fn(trained: dict[str, Array]) -> Array:
             return loss(replaced(state.params, **trained), data, outputs, weights, per_sequence)
 
-        updates, carried = transformation.update(
-            gradients, state.optimizer, trained, value=value, grad=gradients, value_fn=value_fn
-        )
+        with _stepping():
+            updates, carried = transformation.update(
+                gradients, state.optimizer, trained, value=value, grad=gradients, value_fn=value_fn
+            )
         updates, fails = _checked(updates, value, gradients)
         moved = State(
             params=replaced(state.params, **optax.apply_updates(trained, updates)),
@@ -137,6 +145,24 @@ def descent(
         return moved, Info(value, optax.tree.norm(gradients))
 
     return Algorithm(init, step)
+
+
+@contextmanager
+def _stepping() -> Iterator[None]:
+    """Convert exceptions that optax raises about the way in which it is called to one-line errors."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        files = {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}
+        # Leave errors in custom transformations and models unchanged, because their line is reported.
+        if any(not file.startswith((*_LIBRARIES, __file__)) for file in files):
+            raise
+        raise InputError(
+            f"optimizer: this optax transformation cannot take a step ({first_line(error)}); it may use "
+            "only one gradient, the parameters, and the arguments value, grad and value_fn"
+        ) from error
 
 
 def one_step(

@@ -5,12 +5,13 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
 import msgspec
 import optax
+import optax.contrib
 from jax import Array
 
 from jaxattn.base import Phase, Task
@@ -91,9 +92,9 @@ class Descent(Phase, frozen=True, kw_only=True):
             )
         suggestions = set(self.__struct_fields__) - {self.options_field}
         check_options(_target(self.optimizer), self.options, suggestions)
-        if self.optimizer == "polyak" and (self.schedule != "constant" or self.warmup):
+        if (self.schedule != "constant" or self.warmup) and not _takes_schedule(_target(self.optimizer)):
             key = "warmup" if self.schedule == "constant" else "schedule"
-            raise InputError(f"{key}: polyak computes its step sizes from the loss; remove this setting")
+            raise InputError(f"{key}: {self.optimizer} requires a constant step size; remove this setting")
         if self.fresh and self.batch_size:
             raise InputError("fresh: cannot be combined with batch_size; remove one of them")
         for setting in context:
@@ -132,11 +133,10 @@ class Descent(Phase, frozen=True, kw_only=True):
         return loop(algorithm, state, on, steps)
 
     def _algorithm(self, task: Task) -> tuple[Algorithm, Any]:
-        # Polyak steps need a constant maximum step size; all other optimisers accept a schedule. A schedule
-        # adds a step counter to the state, so pass a constant step size as a float where possible.
+        # A schedule adds a step counter to the state, so pass a constant step size as a float where possible.
         step_size: Any = self.step_size
         constant = self.schedule == "constant" and self.warmup == 0 and self.optimizer in ("sgd", "adam")
-        if not constant and self.optimizer != "polyak":
+        if not constant and _takes_schedule(_target(self.optimizer)):
             step_size = schedule(self.schedule, self.step_size, self.steps, self.warmup)
         of_model: dict[str, Any] = {"outputs": task.model.outputs, "per_sequence": task.loss}
         made = optimizer(_target(self.optimizer), step_size, **self.options)
@@ -223,8 +223,9 @@ def optimizer(
 
     Args:
         name: sgd, θ - η g; normalized, θ - η g/‖g‖ (norm over all trained parameters; θ where g = 0); polyak,
-            θ - min(η, (L - loss_floor)/‖g‖²) g; any optax optimiser that takes a learning rate (adam, adamw,
-            lion, ...); or a function (step_size, **options) that returns an optax transformation.
+            θ - min(η, (L - loss_floor)/‖g‖²) g; any optimiser of the module optax that takes a learning rate
+            and one gradient per step (adam, nadam, adamw, lion, lbfgs, ...); or a function
+            (step_size, **options) that returns an optax transformation.
         step_size: η, a number or a schedule. For polyak, it must be a number.
         options: further arguments of the optimiser by their optax names, such as momentum and nesterov for
             sgd and normalized, loss_floor for polyak, or weight_decay for adamw. `epsilon` is optax's eps. It
@@ -297,19 +298,33 @@ def _factory(name: str | Factory) -> Factory:
 def _named(name: str) -> Factory:
     if name in _BUILT_IN:
         return _BUILT_IN[name]
-    # Exclude optimisers that add noise: they need a separate PRNG key for each seed, which only a
-    # user-defined function can supply.
+    if reason := _UNSUPPORTED.get(name):
+        raise InputError(f"optimizer: '{name}' is not supported, because {reason}; choose another optimiser")
+    # Some optimisers, such as nadam, are partial functions.
     found = {
         key: value
         for key, value in vars(optax).items()
-        if inspect.isfunction(value)
+        if (inspect.isfunction(value) or isinstance(value, partial))
         and not key.startswith(("_", "scale_by_"))
-        and "learning_rate" in (parameters := inspect.signature(value).parameters)
-        and "key" not in parameters
+        and "learning_rate" in inspect.signature(value).parameters
+        and key not in _UNSUPPORTED
     }
-    if name not in found:
-        raise InputError(f"optimizer: unknown optimiser '{name}'; {_nearest(name, {*_BUILT_IN, *found})}")
-    return found[name]
+    if name in found:
+        return found[name]
+    if hasattr(optax.contrib, name) and not name.startswith(("_", "scale_by_")):
+        raise InputError(
+            f"optimizer: '{name}' is in optax.contrib, whose optimisers have no names here; use a function "
+            f"of the step size that returns optax.contrib.{name}(step_size)"
+        )
+    raise InputError(f"optimizer: unknown optimiser '{name}'; {_nearest(name, {*_BUILT_IN, *found})}")
+
+
+def _takes_schedule(name: Any) -> bool:
+    """Return False for an optimiser, given by name, whose step size must be a number."""
+    if not isinstance(name, str):
+        return True
+    first, *_ = inspect.signature(_factory(name)).parameters.values()
+    return any(get_origin(x) is Callable for x in get_args(first.annotation))
 
 
 def _optax_name(option: str, known: Mapping[str, Any]) -> str:
@@ -347,6 +362,19 @@ def _polyak(step_size: float | Array, *, loss_floor: float | Array = 0.0) -> opt
     return optax.polyak_sgd(step_size, f_min=loss_floor)
 
 
+# Optimisers that a step with one gradient and one loss cannot run, or whose result is not the parameters.
+_NOISE = "it adds noise, which requires a PRNG key for each seed"
+_AVERAGED = "its result is an average that differs from the parameters"
+_UNSUPPORTED = {
+    "sam": "it needs the gradient at a second point in every step",
+    "lookahead": "it needs a second, slow copy of the parameters",
+    "sophia": "it needs random estimates of the Hessian",
+    "noisy_sgd": _NOISE,
+    "dpsgd": _NOISE,
+    "schedule_free": _AVERAGED,
+    "schedule_free_sgd": _AVERAGED,
+    "schedule_free_adamw": _AVERAGED,
+}
 _BUILT_IN: dict[Any, Factory] = {"sgd": _sgd, "normalized": _normalized, "polyak": _polyak}
 
 

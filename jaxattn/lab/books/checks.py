@@ -44,7 +44,7 @@ def problems(book: Book, request: Request | None = None, *, out: Path) -> pd.Dat
 def _open_questions(item: Item) -> Iterator[str]:
     for path in sorted(item.folder.iterdir()):
         if path.suffix in (".toml", ".py", ".md"):
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
             if found := [str(number) for number, line in enumerate(lines, 1) if OPEN in line]:
                 where = f"line{'s' if len(found) > 1 else ''} {', '.join(found)}"
                 yield f"{path.name}: answer the questions marked {OPEN} in {where}"

@@ -55,7 +55,7 @@ def public_names(module: str) -> dict[str, Any]:
 def used_names(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield (module, attributes) for each use of this package in a Python file."""
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = ast.parse(path.read_bytes())
     except SyntaxError as error:
         raise InputError(f"{path}: line {error.lineno}: {error.msg}") from None
     roots = set()

@@ -13,6 +13,7 @@ from jaxattn.core.errors import from_user_code
 from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.splits import Splits
 from jaxattn.lab.api import Study
+from jaxattn.lab.diagnosis.measure import suggested_count
 from jaxattn.lab.study import toml
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.seed import seed_dataset
@@ -82,7 +83,12 @@ def _one_step(study: Definition, held: Splits) -> tuple[str, pd.DataFrame]:
     alpha = tokens.alpha[:, 0] if tokens.alpha.shape[1] == 1 else tokens.alpha
     advice = advise(held.train, alpha, important, tokens.count > 0, dim)
     if advice is None:
-        return f"One step on E: no advice, because no important token ({which}) has nonzero α", pd.DataFrame()
+        large = np.abs(np.asarray(tokens.posterior_difference)).max(axis=1) >= least
+        moving = large & (np.abs(np.asarray(tokens.alpha)).max(axis=1) > 0)
+        lower = suggested_count(np.asarray(tokens.count)[moving])
+        remedy = f"; set probes.min_count = {lower}" if 0 < lower < count else ""
+        title = f"One step on E: no advice, because no important token ({which}) has nonzero α{remedy}"
+        return title, pd.DataFrame()
     start = float(f"{advice.step_size:.2g}")
     sizes = [start / 4, start, 4 * start]
     table = pd.DataFrame(

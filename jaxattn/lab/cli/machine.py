@@ -87,6 +87,9 @@ def _address_space() -> tuple[str, str]:
 def _devices() -> tuple[str, str]:
     import jax
 
+    from jaxattn.core import backend
+
+    backend.local_devices()
     devices = jax.devices()
     kinds = {device.device_kind for device in devices}
     return "ok", f"{len(devices)} × {', '.join(sorted(kinds))}; {os.cpu_count()} CPU cores"

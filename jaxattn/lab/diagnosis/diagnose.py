@@ -228,6 +228,8 @@ def _by_class(found: Diagnosis) -> pd.DataFrame:
 
 
 def _with_intervals(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    # A line of the verdicts gives the reason why rows are not defined.
+    rows = rows[rows["verdict"] != "not defined"]
     laid = rows[keys].assign(
         **{
             "model [95 %]": [interval(*row) for row in _rows(rows, "value", "low", "high")],

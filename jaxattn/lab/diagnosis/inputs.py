@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxattn.base import Dataset, Progress, silent
 from jaxattn.core.errors import InputError, at
+from jaxattn.data.arrays import read_vocabulary
 from jaxattn.data.corpus import Corpus
 from jaxattn.lab.results.correlations import Floats
 from jaxattn.lab.study import toml
@@ -56,10 +57,28 @@ def read_corpus(
     if vocabulary is not None:
         if not isinstance(setting.data, Source):
             raise InputError(f"{path}: data.kind: this corpus does not contain text; omit the vocabulary")
-        read = text.load_text(setting.data, tokens=_lines(Path(vocabulary)), progress=progress)
+        words = read_vocabulary(vocabulary)
+        if note := _subwords(words):
+            progress(f"{vocabulary}: {note}", 0, 0)
+        read = text.load_text(setting.data, tokens=words, progress=progress)
         return _bags(read.train, path), read.vocabulary.tokens
     loaded = seed_dataset(setting.data, seed, setting.dtype, progress=progress, hold=setting.hold)
     return _bags(loaded.splits.train, path), tuple(loaded.tokens)
+
+
+def _subwords(tokens: Sequence[str]) -> str:
+    """Describe the vocabulary of a subword tokeniser, or return "" for a vocabulary of words."""
+    for mark, name in (("##", "WordPiece"), ("Ġ", "byte-level BPE"), ("▁", "SentencePiece")):
+        marked = [token for token in tokens if token.startswith(mark) and token != mark]
+        if 20 * len(marked) > len(tokens):
+            return (
+                f"{len(marked):,} of {len(tokens):,} tokens begin with {mark!r}, such as {marked[0]!r:.30} "
+                f"({name}). Texts are split into whole words, so these tokens never occur, and only rows of "
+                "E whose token is a whole word are diagnosed. To include subwords, tokenise the texts with "
+                "the model's tokeniser, build a corpus with ja.data.from_sequences, and call "
+                "jaxattn.lab.diagnosis.diagnose"
+            )
+    return ""
 
 
 def _bags(data: Dataset, path: str | Path) -> Corpus:
@@ -78,17 +97,6 @@ def _study(path: Path, overrides: Sequence[str]) -> Definition:
                 raise InputError(f"--set {override}: expected data.KEY=VALUE")
         toml.change(tree, overrides)
         return Definition(REST | tree, ImportPaths(path.parent))
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        content = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); check the path") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text ({error.reason}); save it as UTF-8") from None
-    # Split only at line feeds, because other line separators, such as U+2028, may be tokens.
-    return content.removesuffix("\n").split("\n")
 
 
 class ModelWeights(NamedTuple):

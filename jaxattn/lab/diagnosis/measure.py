@@ -29,6 +29,8 @@ from jaxattn.models import one_layer
 from jaxattn.theory import Scores, selection
 
 _BLOCK = 1_000_000
+# Number of tokens below which a lower min_count is suggested.
+_ENOUGH = 20
 # Number of groups of tokens in the jackknife estimate of the acceleration for BCa bootstrap intervals.
 GROUPS = 40
 _PAIRS = (
@@ -159,7 +161,11 @@ def measure_model(
     return Measurements(
         found,
         pd.concat(by_class, ignore_index=True) if by_class else found.iloc[:0].assign(**{"class": 0}),
-        tuple(_verdicts(found, f"important: {which}", shared=weights.shared)),
+        (
+            *_advice(importance.count, count),
+            *_undefined(found, importance, weights, which),
+            *_verdicts(found, f"important: {which}", shared=weights.shared),
+        ),
         pd.concat(listed, ignore_index=True),
         {
             "tokens of the embedding (V)": len(weights.embedding),
@@ -187,10 +193,59 @@ def _token_importance(corpus: Corpus, min_count: int, important: float) -> _Toke
     if used.sum() < 3:
         raise InputError(
             f"min_count: only {int(used.sum())} tokens occur at least {min_count} times, but three "
-            "are required; lower min_count"
+            f"are required; lower min_count to {suggested_count(count) or 1}"
         )
     large = np.asarray(found.important(important, min_count))
     return _TokenImportance(corpus, count, alpha, difference, used, large)
+
+
+def suggested_count(count: Floats) -> int:
+    """Return the largest number of occurrences that at least twenty tokens, or else all tokens, reach.
+
+    Args:
+        count: (n,); number of occurrences of each token.
+
+    Returns:
+        The number, or 0 if no token occurs.
+    """
+    occurring = np.sort(count[count > 0])[::-1]
+    return int(occurring[:_ENOUGH][-1]) if len(occurring) else 0
+
+
+def _advice(count: Floats, min_count: int) -> Iterable[str]:
+    used, lower = int((count >= max(min_count, 1)).sum()), suggested_count(count)
+    if used < _ENOUGH and lower < min_count:
+        yield (
+            f"The correlations use only {used} tokens; min_count = {lower} includes "
+            f"{int((count >= lower).sum())} of the {int((count > 0).sum()):,} tokens that occur"
+        )
+
+
+def _undefined(
+    quantities: pd.DataFrame, importance: _TokenImportance, weights: ModelWeights, important: str
+) -> Iterable[str]:
+    """Yield one line for each reason why statistics are not defined, with their names."""
+    reasons: dict[str, list[str]] = {}
+    tokens = f"the same for all {int(importance.used.sum())} tokens"
+    for h, rows in quantities[quantities["verdict"] == "not defined"].groupby("head"):
+        scores, values = weights.scores(h)[importance.used], weights.values(h)[importance.used]
+        where = f"head {h}, " if len(weights.queries) > 1 else ""
+        for k, (pair, axis) in enumerate(zip(_PAIRS, importance.axes(), strict=True)):
+            statistics = set(rows.loc[rows["quantity"] == pair, "statistic"])
+            side, against = pair.split(" against ")
+            if not statistics:
+                continue
+            if np.ptp(values if k < 2 else scores, axis=0).max() == 0:
+                reasons.setdefault(f"{side} is {tokens}", []).append(f"{where}{pair}")
+            elif min(np.ptp(part.values) for part in axis) == 0:
+                reasons.setdefault(f"{against} is {tokens}", []).append(f"{where}{pair}")
+            else:
+                bins = "too few bins contain tokens"
+                reasons.setdefault(bins, []).append(f"{where}{pair} ({', '.join(sorted(statistics))})")
+    for reason, names in reasons.items():
+        yield f"{'; '.join(names)}: not defined, because {reason}"
+    if not importance.important.any():
+        yield f"{SELECTED}: not defined, because no token is important ({important})"
 
 
 def _tables(
@@ -372,6 +427,8 @@ def _verdicts(quantities: pd.DataFrame, important: str, *, shared: bool) -> Iter
     }
     rows = quantities[quantities["statistic"].isin(["Spearman, tokens", "share"])]
     rows = rows[(rows["quantity"] != TIED) | (rows["value"] > 0)]
+    # `_undefined` gives the reasons.
+    rows = rows[rows["verdict"] != "not defined"]
     several = quantities["head"].nunique() > 1
     for row in rows.itertuples(index=False):
         once = shared and row.quantity in _PAIRS[:2]
@@ -383,11 +440,10 @@ def _verdicts(quantities: pd.DataFrame, important: str, *, shared: bool) -> Iter
             if row.verdict.startswith("above")
             else f"no sign that {meaning[row.quantity]}"
         )
-        conclusion = "" if row.verdict == "not defined" else f": {yes}"
         band = f"[{row.null_low:.3f}, {row.null_high:.3f}]"
         step = f" (one gradient step: {row.healthy:.3f})" if np.isfinite(row.healthy) else ""
         which = f" ({important})" if row.quantity == SELECTED else ""
-        yield f"{head}{row.quantity}{which}: {row.value:.3f} is {row.verdict} {band}{conclusion}{step}"
+        yield f"{head}{row.quantity}{which}: {row.value:.3f} is {row.verdict} {band}: {yes}{step}"
 
 
 def _token_table(

@@ -45,7 +45,7 @@ def describe_devices() -> dict[str, Any]:
 
     The number of devices affects the last digits of results.
     """
-    device = jax.devices()[0]
+    device = backend.local_devices()[0]
     return {"platform": device.platform, "kind": device.device_kind, "count": jax.device_count()}
 
 
@@ -57,16 +57,19 @@ def known_bug(platform: str, jaxlib: str = "") -> str:
         jaxlib: version of jaxlib; if empty, the installed version.
 
     Source:
-        jax#36958 (wrong results), jax#38806 and xla#46225 (slow scatter-adds).
+        jax#36958 (wrong results), jax#38806 and xla#46225 (slow scatter-adds), jax#40101 (slow writes).
     """
     version = jaxlib or metadata.version("jaxlib")
     number = tuple(map(int, re.findall(r"\d+", version)[:3]))
+    if platform == "cpu" and number == (0, 11, 1):
+        slow = "loops that write a few bytes of an array copy the whole array"
+        return f"jaxlib {version} on a CPU: {slow}; use another version of jax"
     if platform != "gpu" or number >= (0, 11, 1):
         return ""
     found = "scans under vmap, which every study uses, may compute wrong numbers"
     if number >= (0, 10, 2):
         found += ", and float32 scatter-adds in custom code are up to 2,000 times slower"
-    return f"jaxlib {version} on a GPU: {found}; use Python 3.12 or later and jax 0.11.1 or later"
+    return f"jaxlib {version} on a GPU: {found}; use Python 3.12 or later and jax 0.11.2 or later"
 
 
 def vmap_over_devices(

@@ -262,7 +262,7 @@ def _as_model_params(arrays: Mapping[str, Any], model: Any, like: Dataset) -> An
             f"model: cannot be rebuilt from a results folder alone, because it needs data of "
             f"type {model.takes.__name__}. Use study.run(...).params(...), or omit model"
         )
-    dtype = next(iter(arrays.values())).dtype
+    dtype = next((x.dtype for x in arrays.values() if np.issubdtype(x.dtype, np.floating)), np.float32)
     params = jax.eval_shape(lambda key: model.init(key, like, dtype=dtype), jax.random.key(0))
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)
     wanted = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}

@@ -9,7 +9,8 @@ import resource
 import stat
 import sys
 import zlib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ def prepare() -> Any:
 
     Messages from orbax are silenced, because the functions in this module raise its errors as exceptions.
     """
-    imported = importlib.import_module("orbax.checkpoint")
+    with _unchanged_root_logger():
+        imported = importlib.import_module("orbax.checkpoint")
     logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
     # If several arrays cannot be written, only the first error is raised. Hide asyncio's messages about the
     # others.
@@ -51,6 +53,17 @@ def prepare() -> Any:
 
     sys.unraisablehook = hook
     return imported
+
+
+@contextmanager
+def _unchanged_root_logger() -> Iterator[None]:
+    """Prevent absl from adding a handler to the root logger, which it does with its first message."""
+    root, placeholder = logging.getLogger(), logging.NullHandler()
+    root.addHandler(placeholder)
+    try:
+        yield
+    finally:
+        root.removeHandler(placeholder)
 
 
 def check_handles() -> None:
@@ -125,8 +138,14 @@ def _check_room(folder: Path, arrays: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _checkpointer() -> Any:
+@contextmanager
+def _checkpointer() -> Iterator[Any]:
     ocp = prepare()
+    with _unchanged_root_logger(), _orbax_checkpointer(ocp) as checkpointer:
+        yield checkpointer
+
+
+def _orbax_checkpointer(ocp: Any) -> Any:
     # With several processes, each process writes a separate folder without waiting for the others.
     here = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(

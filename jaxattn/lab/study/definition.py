@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from jaxattn.core.errors import InputError, explain
-from jaxattn.core.settings import Count, PositiveInt
+from jaxattn.core.settings import Count, PositiveInt, plain_values
 from jaxattn.lab.study import grid, randomness
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.randomness import PARTS, Part
@@ -60,7 +60,7 @@ class Definition:
 
     def __init__(self, tree: Mapping[str, Any], names: ImportPaths | None = None) -> None:
         """Validate the tables; if a key is invalid, raise InputError with the key and a similar valid key."""
-        self.tree = dict(tree)
+        self.tree: dict[str, Any] = plain_values(dict(tree))
         check_values(self.tree)
         self.names = names or ImportPaths()
         self._tables = _tables(self.tree)

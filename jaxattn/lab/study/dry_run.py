@@ -188,12 +188,7 @@ class _Rehearsal:
         phase, location = setting.phases[index], f"phases[{index}]"
         name = _name(phase)
         with at(f"{location}.train"):
-            trained = selected(params, phase.train)
-        for parameter, x in trained.items():
-            if not jnp.issubdtype(x.dtype, jnp.floating):
-                raise InputError(
-                    f"{location}.train: {parameter!r} is {shown(x)}; only float parameters can be trained"
-                )
+            selected(params, phase.train)
         with jax.enable_x64(_is_double(setting, phase)), self.at(location, registry.PHASE):
             setting.probes.steps_of(phase)
             carried = seed.begin_phase(setting, index, params, data, key)

@@ -4,6 +4,8 @@ import codecs
 import csv
 from collections.abc import Iterator
 from contextlib import contextmanager
+from encodings import cp1252
+from typing import Any
 
 from jaxattn.core.errors import InputError, first_line
 
@@ -32,6 +34,32 @@ def reading(where: str, remedy: str = "save it as UTF-8") -> Iterator[None]:
 
 
 REMEDY = 'save it as UTF-8, or set its encoding, such as data.encoding = "cp1252" for files from Windows'
+_LATIN_1 = "jaxattn_latin_1"
+_UNDEFINED = "\ufffe"
+_CHARACTERS = "".join(
+    chr(byte) if character == _UNDEFINED else character
+    for byte, character in enumerate(cp1252.decoding_table)
+)
+
+
+class _Latin1Decoder(codecs.IncrementalDecoder):
+    def decode(self, data: Any, final: bool = False) -> str:
+        return codecs.charmap_decode(data, self.errors, _CHARACTERS)[0]
+
+
+def _find_codec(name: str) -> codecs.CodecInfo | None:
+    if name != _LATIN_1:
+        return None
+    return codecs.CodecInfo(
+        cp1252.Codec().encode,
+        lambda data, errors="strict": codecs.charmap_decode(data, errors, _CHARACTERS),
+        incrementaldecoder=_Latin1Decoder,
+        incrementalencoder=cp1252.IncrementalEncoder,
+        name=_LATIN_1,
+    )
+
+
+codecs.register(_find_codec)
 # Magic numbers of compressed files.
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
@@ -39,6 +67,13 @@ _COMPRESSED = {
     b"\xfd7zXZ\0": "xz",
     b"BZh91AY&SY": "bzip2",
     b"PK\x03\x04": "zip",
+}
+# Codecs that would read a byte order mark as a character: the mark, and the codec that removes it.
+_MARKED = {
+    "utf-16-le": (codecs.BOM_UTF16_LE, "utf-16"),
+    "utf-16-be": (codecs.BOM_UTF16_BE, "utf-16"),
+    "utf-32-le": (codecs.BOM_UTF32_LE, "utf-32"),
+    "utf-32-be": (codecs.BOM_UTF32_BE, "utf-32"),
 }
 
 
@@ -54,7 +89,8 @@ def refuse_compressed(path: str) -> None:
 def codec(encoding: str | None) -> str:
     """Return Python's name for an encoding. None means UTF-8 with or without a byte order mark.
 
-    Latin-1 is read as Windows-1252, as in browsers, because the two differ only in control characters.
+    Latin-1 is read as Windows-1252, as in browsers. The two differ only in control characters, and the five
+    bytes that Windows-1252 leaves undefined are those control characters.
 
     Raises:
         InputError: the encoding is unknown.
@@ -66,7 +102,7 @@ def codec(encoding: str | None) -> str:
         raise InputError(
             f'encoding: unknown encoding {encoding!r:.40}; use a Python codec, such as "cp1252"'
         ) from None
-    return {"utf-8": "utf-8-sig", "iso8859-1": "cp1252"}.get(name, name)
+    return {"utf-8": "utf-8-sig", "iso8859-1": _LATIN_1}.get(name, name)
 
 
 @contextmanager
@@ -80,6 +116,7 @@ def decoding(path: str, encoding: str | None) -> Iterator[str]:
     name = codec(encoding)
     with reading(path, REMEDY):
         refuse_compressed(path)
+        name = _without_mark(path, name)
         try:
             yield name
         except UnicodeDecodeError:
@@ -88,6 +125,15 @@ def decoding(path: str, encoding: str | None) -> Iterator[str]:
             if message := _undecodable(path, name):
                 raise InputError(message) from None
             raise
+
+
+def _without_mark(path: str, name: str) -> str:
+    """Return a codec that removes the byte order mark of a file, if it has one."""
+    mark, without = _MARKED.get(name, (b"", ""))
+    if not mark:
+        return name
+    with open(path, "rb") as file:
+        return without if file.read(len(mark)) == mark else name
 
 
 def _undecodable(path: str, name: str) -> str:

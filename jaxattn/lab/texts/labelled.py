@@ -9,12 +9,12 @@ import numpy as np
 
 from jaxattn.core.errors import InputError
 
-Label = int | str
+Label = int | float | str
 # One or several raw labels that form one class.
 ClassLabels = Label | tuple[Label, ...]
 
 _WHOLE = re.compile(r"[+-]?(?:0|[1-9][0-9]*)(?:\.0*)?")
-_WORDS = {"true": 1, "false": 0, "nan": None}
+_BOOLEANS = {"true": 1, "false": 0}
 IGNORED = -1
 
 
@@ -47,13 +47,14 @@ def is_missing(value: Any) -> bool:
 def plain_text(label: Any) -> Any:
     """Normalise a raw label for comparison.
 
-    Integers and booleans become ints: 1, 1.0, True, "1", "1.0" and "true" all become 1. Null, NaN, "nan" and
-    the empty string become None. Non-integer numbers become strings.
+    Integers and booleans become ints: 1, 1.0, True, "1", "1.0" and "true" all become 1. Null, NaN and the
+    empty string become None. The strings "nan", "NA", "null" and "None" are ordinary labels. Non-integer
+    numbers become strings.
     """
     if isinstance(label, str):
         if _WHOLE.fullmatch(label):
             return int(label.partition(".")[0])
-        return _WORDS.get(label.lower(), label or None)
+        return _BOOLEANS.get(label.lower(), label or None)
     if is_missing(label):
         return None
     if isinstance(label, float):

@@ -55,8 +55,9 @@ class Source(SharedData, frozen=True, kw_only=True):
         order: "kept" to read texts as sequences of token ids, for models that depend on the order. By
             default, texts are read as bags of words.
         escapes: "kept" to read a backslash followed by n as two characters. By default, it is read as a
-            line break if most backslashes before letters in the text precede an n, as in the files of Yelp,
-            Amazon and DBpedia.
+            line break, as in the files of Yelp, Amazon and DBpedia, if the words after it show this in the
+            training texts: they begin with a capital letter, follow a full stop, or occur elsewhere without
+            the n. In a text in which most backslashes precede other letters, it is two characters.
         empty: handling of rows that have no label or no word in the vocabulary: "error", or "drop" to
             ignore them. Rows without a word in the vocabulary are dropped after balancing and after the
             validation split.

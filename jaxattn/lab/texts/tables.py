@@ -5,6 +5,7 @@ import glob
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,10 @@ from jaxattn.lab.texts.labelled import class_numbers, plain_text
 from jaxattn.lab.texts.source import Name, Source, TextRow, TextRows, as_text
 
 _BATCH = 512
+# Names with which the files of a split begin.
+_SPLITS = dict.fromkeys(("train", "training"), "train") | {"test": "test", "testing": "test"}
+_SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
+_SPLIT = re.compile(rf"({'|'.join(_SPLITS)})(?:[^a-z]|$)", re.IGNORECASE)
 
 # One field, or several fields to concatenate.
 Texts = Name | Annotated[tuple[Name, ...], msgspec.Meta(min_length=1)]
@@ -49,11 +54,14 @@ class Files(Source, frozen=True, kw_only=True):
 
     def files(self) -> dict[str, str]:
         """Return the files of all splits. Files that match the same pattern are sorted by name."""
-        found = {}
-        for setting in ("path", "test_path"):
-            for number, path in enumerate(self._found(setting)):
-                found[f"{setting} {number}" if number else setting] = path
-        return found
+        paths = {setting: self._found(setting) for setting in ("path", "test_path")}
+        if not self.split_column:
+            _check_apart(**paths)
+        return {
+            f"{setting} {number}" if number else setting: path
+            for setting, found in paths.items()
+            for number, path in enumerate(found)
+        }
 
     def _found(self, setting: str) -> list[str]:
         if not (given := getattr(self, setting)):
@@ -65,7 +73,8 @@ class Files(Source, frozen=True, kw_only=True):
             return found
         where = os.path.abspath(location)
         if os.path.isdir(location):
-            raise InputError(f'data.{setting}: {where} is a folder; use a pattern for its files: "{where}/*"')
+            pattern = _pattern(where, "test" if setting == "test_path" else "train")
+            raise InputError(f'data.{setting}: {where} is a folder; use a pattern for its files: "{pattern}"')
         raise InputError(f"data.{setting}: no file {where}")
 
     def read(self, split: str) -> TextRows:
@@ -80,6 +89,46 @@ class Files(Source, frozen=True, kw_only=True):
 
     def _rows(self, paths: Sequence[str], wanted: str) -> Iterator[TextRow]:
         raise NotImplementedError
+
+
+def _split_of(name: str) -> tuple[str, str]:
+    """Return the split that a file or folder name begins with, and this part of the name, or "" twice."""
+    found = _SPLIT.match(name)
+    return (_SPLITS[found[1].lower()], found[0]) if found else ("", "")
+
+
+def _pattern(folder: str, split: str) -> str:
+    """Return a pattern for the files of one split in a folder, or for all files if no name is a split."""
+    for name in sorted(os.listdir(folder)):
+        found, start = _split_of(name)
+        if found == split:
+            return os.path.join(
+                folder, f"{name}/*" if os.path.isdir(os.path.join(folder, name)) else f"{start}*"
+            )
+    return f"{folder}/*"
+
+
+def _check_apart(path: Sequence[str], test_path: Sequence[str]) -> None:
+    """Raise InputError if the training files include a test file, or have the names of several splits."""
+    tests = {os.path.realpath(file): file for file in test_path}
+    for file in path:
+        if os.path.realpath(file) in tests:
+            raise InputError(
+                f"data.path, data.test_path: {file} is in both splits; use patterns that keep them apart, "
+                'such as "train-*" and "test-*"'
+            )
+    inside = os.path.commonpath(path) if len(path) > 1 else ""
+    first: dict[str, str] = {}
+    for file in path if inside else ():
+        names = os.path.relpath(file, inside).split(os.sep)
+        split = next(filter(None, (_split_of(name)[0] for name in names)), "")
+        if split:
+            first.setdefault(split, file)
+    if len(first) > 1:
+        raise InputError(
+            f"data.path: matches files of several splits ({listed(first.values())}); use a pattern for the "
+            f'training files, such as "{_pattern(inside, "train")}"'
+        )
 
 
 def place_in(paths: Sequence[str], path: str, location: str) -> str:

@@ -1,9 +1,5 @@
-"""Conversion of labelled texts to corpora: tokeniser, vocabulary of the training split, and token ids."""
+"""Conversion of labelled texts to corpora: vocabulary of the training split, and token ids."""
 
-import functools
-import re
-import sys
-import unicodedata
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,12 +13,13 @@ import numpy as np
 
 from jaxattn.base import Progress, silent
 from jaxattn.core.errors import InputError
-from jaxattn.core.settings import class_name
+from jaxattn.core.settings import class_name, plain_values
 from jaxattn.data import sequences
 from jaxattn.data.corpus import Corpus, class_labels, count_tokens, from_counted
 from jaxattn.data.sequences import Sequences
 from jaxattn.lab.storage.files import cache_folder
 from jaxattn.lab.texts import cache
+from jaxattn.lab.texts.escapes import has_escaped_breaks, readings, tokenise_escaped
 from jaxattn.lab.texts.labelled import (
     IGNORED,
     Labelled,
@@ -32,20 +29,10 @@ from jaxattn.lab.texts.labelled import (
     held_out,
     plain_text,
 )
+from jaxattn.lab.texts.words import tokenise, unsegmented
 
 # Format version, included in the cache key. Change it whenever the tokeniser or the stored arrays change.
-_FORMAT = b"words, bags 2"
-_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
-_BREAK = re.compile(r"<br\s*/?>")
-# Invisible characters that do not end a word: soft hyphens, word joiners and direction marks.
-_INVISIBLE = re.compile("[\u00ad\u061c\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069]")
-# Code points that may require normalisation; Western European letters and punctuation do not.
-_FAR = re.compile(
-    "[\\u00ad\\u0300-\\u1fff\\u200c-\\u200f\\u202a-\\u202e\\u2060-\\u2069\\u20d0-\\u20ff\\u2c00-\\U0010ffff]"
-)
-# Zero-width joiner and non-joiner, which do not end a word.
-_JOINERS = "\u200c\u200d"
-_ESCAPE = re.compile(r"\\[A-Za-z]")
+_FORMAT = b"words, bags 3"
 _STRIDE = 512
 # Names of the arrays stored for a split: as bags of words, and as sequences.
 _BAGS = ("tokens", "counts", "distinct", "classes")
@@ -91,28 +78,6 @@ class TextCorpora(NamedTuple):
     validation: Corpus | Sequences | None = None
 
 
-def tokenise(text: str) -> list[str]:
-    """Split a text into lower-case words that consist of letters, digits and inner apostrophes ("don't").
-
-    `<br />` tags are removed. A combining mark belongs to the preceding letter. Words are normalised to
-    Unicode NFC, so canonically equivalent texts yield equal words.
-    """
-    plain = _BREAK.sub(" ", text.lower().replace("’", "'"))
-    if plain.isascii() or not _FAR.search(plain):
-        return _WORD.findall(plain)
-    visible = _INVISIBLE.sub("", unicodedata.normalize("NFC", plain))
-    return _word_with_marks().findall(visible.replace("_", " "))
-
-
-@functools.cache
-def _word_with_marks() -> re.Pattern[str]:
-    characters = map(chr, range(sys.maxunicode + 1))
-    marks = "".join(c for c in characters if unicodedata.category(c).startswith("M"))
-    # Test the range first: this lookahead is faster than matching the set of all marks.
-    part = rf"\w+(?:(?=[{marks[0]}-{marks[-1]}])[{marks}{_JOINERS}]+\w*)*"
-    return re.compile(rf"{part}(?:'{part})*")
-
-
 def build_vocabulary(texts: Iterable[str], *, min_count: int = 1, max_vocab: int | None = None) -> Vocabulary:
     """Build a vocabulary of the `max_vocab` most frequent words that occur at least `min_count` times.
 
@@ -122,7 +87,7 @@ def build_vocabulary(texts: Iterable[str], *, min_count: int = 1, max_vocab: int
         InputError: no word occurs at least `min_count` times.
     """
     words = _numbering()
-    return _select(words, _number(texts, words), min_count, max_vocab)
+    return _select(words, _number(map(tokenise, texts), words), min_count, max_vocab)
 
 
 def encode(
@@ -135,7 +100,7 @@ def encode(
         which may be 0.
     """
     words = _numbering()
-    return _known(_number(texts, words), _token_ids(words, vocabulary), max_length)
+    return _known(_number(map(tokenise, texts), words), _token_ids(words, vocabulary), max_length)
 
 
 def load_text(
@@ -212,7 +177,7 @@ def _corpus_of(
 def _checked(source: Any) -> Any:
     # The types and bounds of settings constructed in Python have not been checked yet.
     try:
-        checked = msgspec.convert(msgspec.to_builtins(source), type(source))
+        checked = msgspec.convert(plain_values(msgspec.structs.asdict(source)), type(source))
     except msgspec.ValidationError as error:
         raise InputError(f"data: {error}") from error
     checked.check()
@@ -247,6 +212,7 @@ def _distinct(tokens: Sequence[str]) -> tuple[str, ...]:
 def _arrays(source: Any, given: tuple[str, ...] | None, progress: Progress) -> dict[str, np.ndarray]:
     words = _numbering()
     labelled = {split: _read(source, split, words, progress) for split in source.splits}
+    labelled = _with_breaks(labelled, words, progress)
     if source.balance:
         labelled = {split: balanced(source, split, rows) for split, rows in labelled.items()}
     if source.validation:
@@ -286,10 +252,10 @@ def _read(source: Any, split: str, words: defaultdict[str, int], progress: Progr
     places: list[str] = []
     numbers = class_numbers(source.labels, source.ignore_labels)
     unescape = source.escapes != "kept"
-    unlabelled = unescaped = 0
+    unlabelled = 0
 
-    def texts() -> Iterator[str]:
-        nonlocal unlabelled, unescaped
+    def texts() -> Iterator[list[str]]:
+        nonlocal unlabelled
         total, rows = source.read(split)
         done = 0
         progress(f"reading {split}", done, total)
@@ -302,10 +268,7 @@ def _read(source: Any, split: str, words: defaultdict[str, int], progress: Progr
             elif number != IGNORED:
                 classes.append(number)
                 places.append(location)
-                if unescape and has_escaped_breaks(text):
-                    unescaped += 1
-                    text = text.replace("\\n", "\n")
-                yield text
+                yield tokenise_escaped(text) if unescape and has_escaped_breaks(text) else tokenise(text)
         progress(f"reading {split}", done, done)
 
     numbered = _number(texts(), words)
@@ -316,10 +279,29 @@ def _read(source: Any, split: str, words: defaultdict[str, int], progress: Progr
         )
     if unlabelled:
         progress(f"data.empty: {unlabelled:,} rows of the {split} split have no label and are dropped", 0, 0)
-    if unescaped:
-        message = rf"data.escapes: in {unescaped:,} texts of the {split} split \n is read as a line break"
-        progress(f'{message}; set data.escapes = "kept" to keep it as two characters', 0, 0)
     return Labelled(numbered, np.array(classes), places)
+
+
+def _with_breaks(
+    labelled: dict[str, Labelled], words: defaultdict[str, int], progress: Progress
+) -> dict[str, Labelled]:
+    """Replace marked words by their readings, and report escaped line breaks and texts without spaces."""
+    counts = np.bincount(labelled["train"].texts.numbers, minlength=len(words))
+    if message := unsegmented(words, counts):
+        progress(message, 0, 0)
+    mapping, is_break = readings(words, counts)
+    changes = mapping != np.arange(len(mapping))
+    if not changes.any():
+        return labelled
+    for split, rows in labelled.items():
+        numbers, lengths = rows.texts
+        changed = np.unique(np.repeat(np.arange(len(lengths)), lengths)[changes[numbers]]).size
+        read, lengths = _known(rows.texts, mapping, None)
+        labelled[split] = rows._replace(texts=LabelledTexts(read.astype(np.uint32), lengths))
+        if changed and is_break:
+            message = rf"data.escapes: in {changed:,} texts of the {split} split \n is read as a line break"
+            progress(f'{message}; set data.escapes = "kept" to keep it as two characters', 0, 0)
+    return labelled
 
 
 def _class_of(source: Any, split: str, location: str, label: Any, numbers: Mapping[Any, int]) -> int | None:
@@ -340,25 +322,16 @@ def _class_of(source: Any, split: str, location: str, label: Any, numbers: Mappi
     return number
 
 
-def has_escaped_breaks(text: str) -> bool:
-    r"""Return True if a text encodes line breaks as a backslash followed by n.
-
-    Most backslashes before letters must precede an n: "the C:\Users\new folder" has no line break.
-    """
-    breaks = text.count("\\n")
-    return breaks > 0 and 2 * breaks > len(_ESCAPE.findall(text))
-
-
 def _numbering() -> defaultdict[str, int]:
     words: defaultdict[str, int] = defaultdict()
     words.default_factory = words.__len__
     return words
 
 
-def _number(texts: Iterable[str], words: defaultdict[str, int]) -> LabelledTexts:
+def _number(texts: Iterable[list[str]], words: defaultdict[str, int]) -> LabelledTexts:
     numbers, ends = array("I"), array("Q")
     for text in texts:
-        numbers.extend(map(words.__getitem__, tokenise(text)))
+        numbers.extend(map(words.__getitem__, text))
         ends.append(len(numbers))
     return LabelledTexts(np.array(numbers, np.uint32), np.diff(np.array(ends, np.int64), prepend=0))
 

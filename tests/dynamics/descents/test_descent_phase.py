@@ -1,11 +1,15 @@
+import inspect
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 
+import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.dynamics import optimizer, schedule
 from jaxattn.dynamics.descents.descent_phase import Descent, check_options
@@ -48,9 +52,10 @@ def test_schedules_are_accurate_in_float64(name, x64):
 
 
 @pytest.mark.parametrize(("key", "value"), [("schedule", "cosine"), ("warmup", 5)])
-def test_polyak_rejects_a_schedule_that_it_would_ignore(key, value):
-    phase = Descent(name="q", train=("p",), optimizer="polyak", step_size=1.0, steps=10, **{key: value})
-    with pytest.raises(InputError, match=f"{key}: polyak computes its step sizes from the loss"):
+@pytest.mark.parametrize("name", ["polyak", "sm3", "rprop"])
+def test_schedule_is_rejected_for_optimizers_with_a_constant_step_size(name, key, value):
+    phase = Descent(name="q", train=("p",), optimizer=name, step_size=1.0, steps=10, **{key: value})
+    with pytest.raises(InputError, match=f"{key}: {name} requires a constant step size"):
         phase.check()
 
 
@@ -86,6 +91,8 @@ def last_of(transformation, steps=4):
         ("sgd", {"momentum": 0.9, "nesterov": True}, lambda: optax.sgd(0.1, momentum=0.9, nesterov=True)),
         ("rmsprop", {"decay": 0.8}, lambda: optax.rmsprop(0.1, decay=0.8)),
         ("lion", {}, lambda: optax.lion(0.1)),
+        ("nadam", {"b1": 0.5}, lambda: optax.adam(0.1, b1=0.5, nesterov=True)),
+        ("nadamw", {"weight_decay": 0.3}, lambda: optax.adamw(0.1, weight_decay=0.3, nesterov=True)),
         ("signum", {"beta": 0.5}, lambda: optax.signum(0.1, beta=0.5)),
         ("adagrad", {}, lambda: optax.adagrad(0.1)),
         ("lamb", {"weight_decay": 0.1}, lambda: optax.lamb(0.1, weight_decay=0.1)),
@@ -140,7 +147,10 @@ def test_custom_optax_chain_is_accepted():
     [
         ("adamv", [], "unknown optimiser 'adamv'; did you mean 'adam"),
         ("polyak_sgd", [], "did you mean 'polyak'?"),
-        ("noisy_sgd", [], "unknown optimiser 'noisy_sgd'"),
+        ("noisy_sgd", [], "'noisy_sgd' is not supported, because it adds noise"),
+        ("sam", [], "'sam' is not supported, because it needs the gradient at a second point in every step"),
+        ("lookahead", [], "'lookahead' is not supported, because it needs a second, slow copy"),
+        ("muon", [], "use a function of the step size that returns optax.contrib.muon(step_size)"),
         ("scale_by_adam", [], "unknown optimiser 'scale_by_adam'"),
         ("adamw", ["weight_decy"], "weight_decy: not an option of adamw; did you mean 'weight_decay'?"),
         ("adamw", ["learning_rate"], "learning_rate: not accepted as an option of adamw"),
@@ -171,3 +181,75 @@ def test_normalized_step_has_length_step_size():
     updates, _ = made.update(gradients, made.init(gradients))
     np.testing.assert_allclose(updates["p"], [-0.06, 0], rtol=1e-6)
     np.testing.assert_allclose(updates["v"], 0.08, rtol=1e-6)
+
+
+def _of_optax():
+    """Return the names of the functions of a learning rate that optax exports."""
+    names = [name for name in dir(optax) if not name.startswith(("_", "scale_by_", "noisy_", "polyak_"))]
+    called = [
+        name
+        for name in names
+        if callable(getattr(optax, name)) and not isinstance(getattr(optax, name), type)
+    ]
+    return [name for name in called if "learning_rate:" in str(_signature(getattr(optax, name)))]
+
+
+def _signature(function):
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return ""
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", _of_optax())
+def test_every_optimizer_of_optax_takes_the_steps_of_optax(name, task, params):
+    phase = Descent(name="q", train=("p",), optimizer=name, step_size=0.1, steps=2)
+    phase.check()
+    state = phase.init(task, params, jax.random.key(0))
+    step = jax.jit(partial(phase.step, task))
+    found = step(step(state)).params.p
+
+    def loss(p):
+        return ja.dynamics.loss(params.replace(p=p["p"]), task.data.train)
+
+    made = optax.with_extra_args_support(getattr(optax, name)(0.1))
+    wanted = {"p": params.p}
+    carried = made.init(wanted)
+    for _ in range(2):
+        value, gradient = jax.value_and_grad(loss)(wanted)
+        updates, carried = made.update(gradient, carried, wanted, value=value, grad=gradient, value_fn=loss)
+        wanted = optax.apply_updates(wanted, updates)
+    np.testing.assert_allclose(found, wanted["p"], rtol=1e-9)
+    assert (found != params.p).any()
+
+
+def _looking_ahead(step_size):
+    return optax.lookahead(optax.sgd(step_size), 5, 0.5)
+
+
+def _estimating(step_size):
+    return optax.contrib.sophia(step_size)
+
+
+def _faulty(step_size):
+    def update(gradients, state, params=None):
+        return gradients["q"], state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+@pytest.mark.parametrize("made", [_looking_ahead, _estimating])
+def test_transformation_of_another_protocol_is_rejected(made, task, params):
+    phase = Descent(name="q", train=("p",), optimizer=made, step_size=0.1, steps=2)
+    with pytest.raises(
+        InputError, match=r"^optimizer: this optax transformation cannot take a step \("
+    ) as caught:
+        phase.step(task, phase.init(task, params, jax.random.key(0)))
+    assert "\n" not in str(caught.value)
+
+
+def test_error_in_a_custom_transformation_is_not_hidden(task, params):
+    phase = Descent(name="q", train=("p",), optimizer=_faulty, step_size=0.1, steps=2)
+    with pytest.raises(KeyError):
+        phase.step(task, phase.init(task, params, jax.random.key(0)))

@@ -117,3 +117,12 @@ def test_no_step_size_is_recommended_if_no_token_is_important(tables):
     wanted = Study.of_tables(tables(probes={"min_count": 10**6}, figures=[]))
     titles = [title for title, _ in describe_data(wanted, 1, silent)]
     assert "One step on E: no advice, because no important token (|posterior difference| ≥ 0.5, " in titles[2]
+
+
+def test_missing_step_size_advice_suggests_a_min_count(texts):
+    """Each of the words "good" and "bad" occurs twenty times."""
+    study = texts()
+    table = study.tree | {"probes": {"min_count": 21}}
+    titles = [title for title, _ in describe_data(Study.of_tables(table), 1, silent)]
+    (title,) = [title for title in titles if title.startswith("One step on E: no advice")]
+    assert title.endswith("; set probes.min_count = 20")

@@ -377,3 +377,42 @@ def test_page_and_object_have_the_same_content(corpus, alpha, tmp_path):
     assert repr(found).splitlines()[1:] == list(found.verdicts)
     with pytest.raises(InputError, match="head: must be between 0 and 0, got 1"):
         found.figure(1)
+
+
+def lines(found, word):
+    return [line for line in found.verdicts if word in line]
+
+
+def test_reason_for_undefined_statistics_is_one_line(corpus, alpha):
+    found = diagnose(*planted(np.zeros(V), alpha), corpus, **FAST)
+    (line,) = lines(found, "not defined")
+    assert line.startswith(
+        "E·p against |α|; E·p against |posterior difference|: not defined, because E·p is the same"
+    )
+    assert not lines(found, "nan")
+    shown = dict(found.tables())[f"Correlations with importance over {found.over}"]
+    assert not shown["quantity"].str.startswith("E·p").any()
+    assert (shown["verdict"] != "not defined").all()
+    assert len(shown) == 10
+    found = diagnose(*planted(alpha, alpha), corpus, **(FAST | {"important": 1.1}))
+    (line,) = lines(found, "not defined")
+    assert line.endswith(
+        "because no token is important (|posterior difference| ≥ 1.1, at least 5 occurrences)"
+    )
+
+
+@pytest.mark.parametrize("used", [2, 5, 19, 20])
+def test_min_count_that_leaves_few_tokens_suggests_another(corpus, alpha, used):
+    counts = sorted(np.asarray(ja.data.token_counts(corpus)), reverse=True)
+    given = {"min_count": int(counts[used - 1])}
+    lower = int(counts[19])
+    if used < 3:
+        with pytest.raises(InputError, match=f"three are required; lower min_count to {lower}$"):
+            diagnose(*planted(alpha, alpha), corpus, **(FAST | given))
+        return
+    found = diagnose(*planted(alpha, alpha), corpus, **(FAST | given))
+    said = [
+        f"min_count = {lower} includes {sum(x >= lower for x in counts)} of" in x
+        for x in lines(found, "only")
+    ]
+    assert said == ([True] if given["min_count"] > lower else [])

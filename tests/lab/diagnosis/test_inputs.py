@@ -49,14 +49,15 @@ def test_synthetic_corpus_is_the_one_sampled_by_the_sweep_for_the_seed(tmp_path,
             np.testing.assert_array_equal(x, y)
 
 
-def test_texts_are_encoded_with_the_model_vocabulary(texts, tmp_path):
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_texts_are_encoded_with_the_model_vocabulary(texts, tmp_path, encoding):
     learnt, words = read_corpus(texts)
     assert words == ("good", "bad", "film", "a", "one")
-    (tmp_path / "words.txt").write_text("[PAD]\nfilm\ngood\n\nbad\n", encoding="utf-8")
+    (tmp_path / "words.txt").write_text("film\n[PAD]\ngood\n\nbad\n", encoding=encoding)
     corpus, tokens = read_corpus(texts, vocabulary=tmp_path / "words.txt")
-    assert tokens == ("[PAD]", "film", "good", "", "bad")
+    assert tokens == ("film", "[PAD]", "good", "", "bad")
     dense = np.asarray(corpus.bags.matmul(jnp.eye(5)))
-    assert dense.tolist() == [[0, 1, 1, 0, 0], [0, 1, 0, 0, 1], [0, 0, 2, 0, 0], [0, 0, 0, 0, 1]]
+    assert dense.tolist() == [[1, 0, 1, 0, 0], [1, 0, 0, 0, 1], [0, 0, 2, 0, 0], [0, 0, 0, 0, 1]]
     assert corpus.targets.tolist() == learnt.targets.tolist()
 
 
@@ -86,3 +87,20 @@ def test_custom_corpus_is_imported_from_the_folder_of_its_file(tmp_path):
     corpus, tokens = read_corpus(tmp_path / "own.toml", overrides=["data.vocab_size=4"])
     assert tokens == ("0", "1", "2", "3")
     assert corpus.num_examples == 2
+
+
+@pytest.mark.parametrize(
+    ("mark", "name"), [("##", "WordPiece"), ("Ġ", "byte-level BPE"), ("▁", "SentencePiece"), ("", "")]
+)
+def test_vocabulary_of_subwords_is_explained(texts, tmp_path, mark, name):
+    words = ["[PAD]", "good", "film", "bad", f"{mark}ing", f"{mark}ed", "#"]
+    (tmp_path / "words.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    notes = []
+    read_corpus(
+        texts, vocabulary=tmp_path / "words.txt", progress=lambda text, done, total: notes.append(text)
+    )
+    notes = [note for note in notes if "begin with" in note]
+    assert len(notes) == bool(mark)
+    if mark:
+        assert f"2 of 7 tokens begin with {mark!r}, such as '{mark}ing' ({name})" in notes[0]
+        assert "tokenise the texts with the model's tokeniser" in notes[0]

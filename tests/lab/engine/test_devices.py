@@ -40,6 +40,8 @@ def test_resuming_on_the_same_devices_is_not_reported(two_batches, study, go, tm
         ("gpu", "0.11.1", []),
         ("gpu", "0.12.0.1", []),
         ("cpu", "0.10.2", []),
+        ("cpu", "0.11.1", ["jaxlib 0.11.1 on a CPU: ", "copy the whole array; use another version"]),
+        ("cpu", "0.11.2", []),
         ("tpu", "0.10.2", []),
     ],
 )

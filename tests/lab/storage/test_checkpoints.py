@@ -1,9 +1,10 @@
-"""Checkpoints on a full disk: an error is raised, and orbax prints nothing."""
+"""Checkpoints on a full disk raise an error, orbax prints nothing, and the root logger is unchanged."""
 
 import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -44,3 +45,26 @@ def test_full_disk_raises_before_anything_is_written(tmp_path, monkeypatch):
     checkpoints.save(tmp_path / "1", arrays)
     free.f_blocks, free.f_bavail = 10**6, 1000
     checkpoints.save(tmp_path / "2", arrays)
+
+
+RUN = """
+import logging
+import sys
+import jaxattn as ja
+root = logging.getLogger()
+before = root.level, [*root.handlers]
+results = ja.Study.read(sys.argv[1]).run("results", quiet=True)
+results.params(seed=0)
+assert (root.level, root.handlers) == before, root.handlers
+"""
+
+
+def test_first_run_leaves_the_root_logger_unchanged(tmp_path):
+    """Absl adds a handler to the root logger when orbax is imported and at every later message."""
+    root = Path(__file__).parents[3]
+    subprocess.run(
+        [sys.executable, "-c", RUN, str(root / "tests" / "sweeps" / "small.toml")],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(root)},
+        check=True,
+    )

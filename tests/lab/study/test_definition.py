@@ -6,6 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -148,6 +149,16 @@ def test_seeds_can_be_a_number_a_range_or_a_list(tables, seeds, expected):
 def test_invalid_seeds_raise(tables, seeds, message):
     with pytest.raises(InputError, match=message):
         Definition(tables(seeds=seeds))
+
+
+def test_numpy_values_in_tables_are_plain_settings(tables):
+    plain = tables("small", seeds=[2, 5], axes={"model.dim": [4, 8]})
+    numeric = tables("small", seeds=np.array([2, 5]), axes={"model.dim": [np.int32(4), np.int64(8)]})
+    numeric["phases"] = [
+        {key: np.asarray(x)[()] if isinstance(x, int | float) else x for key, x in phase.items()}
+        for phase in numeric["phases"]
+    ]
+    assert Definition(numeric).config == Definition(plain).config
 
 
 def test_config_recreates_the_study(study):

@@ -11,7 +11,8 @@ from jaxattn.lab.texts.labelled import IGNORED, class_numbers, plain_text
     [
         *((x, 1) for x in (1, 1.0, True, "1", "1.0", "+1", "1.", "True", "true", "TRUE")),
         *((x, -1) for x in (-1, "-1", -1.0, "-1.00")),
-        *((x, None) for x in (None, float("nan"), "", "NaN")),
+        *((x, None) for x in (None, float("nan"), "")),
+        *((x, x) for x in ("nan", "NaN", "NA", "null", "None")),
         (0.5, "0.5"),
         ("02", "02"),
         ("pos", "pos"),

@@ -24,6 +24,7 @@ def message(action):
 
 
 def put(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return str(path)
 
@@ -77,16 +78,16 @@ class TestShards:
     @pytest.mark.parametrize("kind", [Parquet, Jsonl, Lines])
     def test_pattern_can_match_several_files(self, tmp_path, kind):
         self.write(tmp_path, kind)
-        source = kind(path=str(tmp_path / "train-*"), test_path=str(tmp_path / "train-00001*"))
+        source = kind(path=str(tmp_path / "train-0000[02]*"), test_path=str(tmp_path / "train-00001*"))
         read = source.read("train")
-        assert read.total == (6 if kind is Parquet else None)
+        assert read.total == (4 if kind is Parquet else None)
         found = list(read.rows)
-        assert "".join(text for _, text, _ in found) == "abcdef"
+        assert "".join(text for _, text, _ in found) == "abef"
         first = {Parquet: "row 0", Jsonl: "line 1", Lines: "line 1"}[kind]
-        assert found[2][0] == f"{first} of train-00001-of-00003"
+        assert found[2][0] == f"{first} of train-00002-of-00003"
         assert [text for text, _ in rows(source, "test")] == ["c", "d"]
-        assert list(source.files()) == ["path", "path 1", "path 2", "test_path"]
-        assert text.load_text(source, cache_dir=tmp_path / "cache").train.num_examples == 6
+        assert list(source.files()) == ["path", "path 1", "test_path"]
+        assert text.load_text(kind(path=source.path), cache_dir=tmp_path / "cache").train.num_examples == 4
 
     def test_column_can_determine_the_split_within_each_shard(self, tmp_path):
         for name in ("one", "two"):
@@ -101,6 +102,37 @@ class TestShards:
         self.write(tmp_path, Lines)
         path = put(tmp_path / "set[1]", "1 good\n")
         assert rows(Lines(path=path)) == [("good", "1")]
+
+    def test_file_of_another_split_in_the_training_pattern_is_rejected(self, tmp_path):
+        for name in ("train-0", "train-1", "dev-0", "holdout"):
+            put(tmp_path / "d" / f"{name}.jsonl", '{"text": "a", "label": 1}\n')
+        folder = tmp_path / "d"
+        held = f"{folder}/holdout.jsonl"
+        for path, test_path in ((f"{folder}/*", held), (held, held), (f"{folder}/../d/hold*", held)):
+            said = message(Jsonl(path=path, test_path=test_path).files)
+            assert said.startswith("data.path, data.test_path: ")
+            assert said.endswith(
+                'is in both splits; use patterns that keep them apart, such as "train-*" and "test-*"'
+            )
+        said = message(Jsonl(path=f"{folder}/*").files)
+        assert "matches files of several splits" in said
+        assert said.endswith(f'use a pattern for the training files, such as "{folder}/train-*"')
+        assert len(Jsonl(path=f"{folder}/train-*", test_path=held).files()) == 3
+        assert len(Jsonl(path=f"{folder}/*", split_column="label").files()) == 4
+
+    def test_advice_for_a_folder_selects_one_split(self, tmp_path):
+        for name in ("train/0.pq", "test/0.pq", "flat/validation_1.pq", "flat/Test_1.pq", "flat/training.pq"):
+            put(tmp_path / name, b"")
+        for settings, advice in (
+            ({"path": tmp_path}, f"{tmp_path}/train/*"),
+            ({"path": tmp_path / "flat"}, f"{tmp_path}/flat/training.*"),
+            (
+                {"path": tmp_path / "flat/training.pq", "test_path": tmp_path / "flat"},
+                f"{tmp_path}/flat/Test_*",
+            ),
+        ):
+            source = Parquet(**{key: str(path) for key, path in settings.items()})
+            assert message(source.files).endswith(f'use a pattern for its files: "{advice}"')
 
     def test_missing_shard_is_rejected(self, tmp_path):
         assert message(Parquet(path=str(tmp_path / "*.pq")).files).endswith(f"no file {tmp_path}/*.pq")
@@ -132,3 +164,24 @@ class TestBytes:
         path = put(tmp_path / "x", "1 “isn’t” – été\n".encode("cp1252"))
         assert rows(Lines(path=path, encoding=encoding)) == [("“isn’t” – été", "1")]
         assert 'such as data.encoding = "cp1252"' in message(lambda: rows(Lines(path=path)))
+
+    @pytest.mark.parametrize("encoding", ["latin-1", "ISO-8859-1", "l1"])
+    def test_latin_1_decodes_every_byte(self, tmp_path, encoding):
+        every = bytes(x for x in range(256) if x not in b"\n\r")
+        characters = [every[k : k + 1].decode("cp1252", "replace") for k in range(33, len(every))]
+        characters = [chr(every[33 + k]) if x == "\ufffd" else x for k, x in enumerate(characters)]
+        path = put(tmp_path / "x", b"1\tfirst " + every[33:] + b" last\n")
+        ((text, label),) = rows(Lines(path=path, encoding=encoding, separator="\t"))
+        assert (text, label) == ("first " + "".join(characters) + " last", "1")
+
+    @pytest.mark.parametrize(
+        "encoding", [None, "utf-8", "utf-16", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]
+    )
+    @pytest.mark.parametrize("kind", [Csv, Jsonl, Lines])
+    def test_byte_order_mark_is_not_text(self, tmp_path, kind, encoding):
+        content = {Csv: "label,text\n1,fine\n", Jsonl: '{"label": "1", "text": "fine"}\n', Lines: "1 fine\n"}[
+            kind
+        ]
+        written = content if encoding == "utf-16" else f"\ufeff{content}"
+        path = put(tmp_path / "x", written.encode(encoding or "utf-8"))
+        assert rows(kind(path=path, encoding=encoding)) == [("fine", "1")]

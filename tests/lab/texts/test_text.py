@@ -354,6 +354,79 @@ def test_escaped_line_breaks_do_not_become_letters(tmp_path, settings, kind):
     assert {"nnever", "nnow"} <= set(kept)
 
 
+def words_of(path, texts, settings, notes=None, **fields):
+    rows = [(text, i % 2) for i, text in enumerate(texts)]
+
+    def note(text, done, total):
+        if notes is not None and total == 0:
+            notes.append(text)
+
+    return set(
+        load_text(Jsonl(path=write(path, rows), **fields), progress=note, **settings).vocabulary.tokens
+    )
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        # One backslash before a word that begins with n, as in LaTeX and in files with bare backslashes.
+        ([r"the gap\narrows", r"a norm $\nabla f$", "some text"], "the gap narrows a norm nabla f some text"),
+        ([r"red\nose", "a nose"], "red nose a"),
+        # Lower-case words after a line break, which occur elsewhere without the n.
+        ([r"fine\nbut slow", "slow but fine", "nothing else"], "fine but slow nothing else"),
+        # Full stops and capital letters show line breaks.
+        ([r"dull.\nso long", "fine"], "dull so long fine"),
+        ([r"dull\nToo long", "fine"], "dull too long fine"),
+        ([r"dull\n\nlong", r"a\n 1"], "dull long a 1"),
+    ],
+)
+def test_backslash_n_is_a_line_break_if_the_texts_show_it(tmp_path, settings, texts, words):
+    assert words_of(tmp_path / "a", texts, settings) == set(words.split())
+
+
+@pytest.mark.parametrize(
+    ("texts", "phrases"),
+    [
+        (["这部电影的故事非常好看", "我会再看一遍，而且推荐给朋友们"], True),
+        (["この映画はとても面白かったです", "もう一度見たいと思います"], True),
+        (["ภาพยนตร์เรื่องนี้สนุกมาก", "ฉันจะดูอีกครั้งแน่นอน"], True),
+        (["这 部 电影 的 故事 非常 好看", "我 会 再 看 一遍"], False),
+        (["この 映画 は とても 面白かった", "もう 一度 見たい"], False),
+        (["ภาพยนตร์ เรื่อง นี้ สนุก มาก", "ฉัน จะ ดู อีก ครั้ง"], False),
+        (["한국어 단어 그리고 문장", "фильм очень хороший"], False),
+        (
+            ["the title 这部电影的故事非常好看 is cited in an English text of more than ten words", "dull"],
+            False,
+        ),
+    ],
+)
+def test_texts_without_spaces_between_words_are_reported(tmp_path, settings, texts, phrases):
+    notes = []
+    words_of(tmp_path / "a", texts, settings, notes)
+    assert [("segment the texts into words" in note) for note in notes] == [True] * phrases
+    assert not any("\n" in note for note in notes)
+
+
+@pytest.mark.parametrize("name", ["nan", "NA", "null", "None"])
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+def test_class_may_have_the_name_of_a_missing_value(tmp_path, settings, name, delimiter):
+    (tmp_path / "a").write_text(f"label{delimiter}text\n{name}{delimiter}dull\nok{delimiter}fine\n")
+    source = Csv(path=str(tmp_path / "a"), delimiter=delimiter, labels=("ok", name))
+    assert load_text(source, **settings).train.targets.tolist() == [1, -1]
+    source = Csv(path=str(tmp_path / "a"), delimiter=delimiter, labels=("ok", "x"), empty="drop")
+    assert f"label '{name}' is not one of" in message(source, **settings)
+
+
+def test_numpy_scalars_and_arrays_are_accepted_as_settings(tmp_path, settings):
+    path = write(tmp_path / "a", [("good film", 7), ("bad film", 3), ("fine", 5)])
+    expected = load_text(Jsonl(path=path, labels=(3, 7), ignore_labels=(5,), min_count=1), **settings)
+    for labels in (np.array([3, 7]), list(np.array([3, 7])), (np.float32(3), np.str_("7"))):
+        source = Jsonl(path=path, labels=labels, ignore_labels=(np.int8(5),), min_count=np.int64(1))
+        found = load_text(source, **settings)
+        assert found.vocabulary == expected.vocabulary
+        assert found.train.targets.tolist() == expected.train.targets.tolist() == [1, -1]
+
+
 def test_texts_in_the_label_field_yield_a_short_message(tmp_path, settings):
     source = Jsonl(path=write(tmp_path / "a.jsonl", [("good", "film\n" * 500)]))
     assert len(message(source, **settings)) < 300
