@@ -58,9 +58,9 @@ def phase_diagram(
     A seed has crossed if its metric is at least `level` at the end of a phase (with `falls`: if it is below
     `level` or not finite). A value that differs from the level only by rounding errors reaches it; see
     `jaxattn.core.fractions.reaches`. The method assumes that a seed that has crossed at y also crosses at
-    every larger y; `thresholds["turned_back"]` counts the seeds that violate this. All seeds are first run at both
-    ends of the y range and at points in between. Further points are added near the median threshold and near
-    both ends of its confidence interval, until neighbouring values of y bracket all three points. The
+    every larger y; `thresholds["turned_back"]` counts the seeds that violate this. All seeds are first run at
+    both ends of the y range and at points in between. Further points are added near the median threshold and
+    near both ends of its confidence interval, until neighbouring values of y bracket all three points. The
     module docstring of `jaxattn.lab.bisection` defines the interval, which requires at least six seeds.
 
     Each round of points is a study in a separate folder. Points and seeds from earlier rounds with the same
