@@ -267,7 +267,9 @@ def accuracy(logits: Array, labels: Int[Array, " n"]) -> Float[Array, ""]:
     """
     scale = jnp.where(jnp.isfinite(logits), jnp.abs(logits), 0).max()
     margin = labels * logits if logits.ndim == 1 else _lead(logits, labels)
-    return share(margin > rounding(logits.dtype) * scale, dtype=logits.dtype)
+    rounded = rounding(jnp.promote_types(logits.dtype, jnp.float32)) * scale
+    right: Array = share(margin > rounded, dtype=logits.dtype)
+    return right
 
 
 def _lead(logits: Float[Array, "n K"], labels: Int[Array, " n"]) -> Float[Array, " n"]:

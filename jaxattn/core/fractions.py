@@ -6,22 +6,20 @@ below 0.7 in float64. Comparisons with a level therefore use the tolerance `ROUN
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jax.typing import DTypeLike
+
+# Tables and figures use this module, so it does not import JAX.
 
 ROUNDING = 16
 """Number of machine epsilons, relative to the size of the values, within which two values count as equal."""
 
 
-def rounding(dtype: DTypeLike = "float32") -> float:
+def rounding(dtype: Any = "float32") -> float:
     """Return the relative tolerance for values computed in `dtype`, `ROUNDING` times its machine epsilon."""
-    return ROUNDING * float(jnp.finfo(dtype).eps)
+    return ROUNDING * float(np.finfo(dtype).eps)
 
 
-def fraction(numerator: Array, denominator: Array) -> Array:
+def fraction(numerator: Any, denominator: Any) -> Any:
     """Divide counts, with correct rounding, so that equal fractions are equal floats.
 
     Args:
@@ -36,19 +34,18 @@ def fraction(numerator: Array, denominator: Array) -> Array:
     return numerator / (denominator + 0 * numerator)
 
 
-def share(mask: Array, axis: int = 0, dtype: DTypeLike | None = None) -> Array:
+def share(mask: Any, axis: int = 0, dtype: Any = float) -> Any:
     """Return the fraction of True entries along an axis, correctly rounded.
 
     Args:
         mask: array of bool.
         axis: the axis.
-        dtype: dtype of the result; defaults to JAX's default float dtype.
+        dtype: dtype of the result; defaults to the default float dtype.
     """
-    number = mask.sum(axis=axis, dtype=dtype or float)
-    return fraction(number, jnp.asarray(mask.shape[axis], number.dtype))
+    return fraction(mask.sum(axis=axis, dtype=dtype), mask.shape[axis])
 
 
-def reaches(x: Any, level: Any, *, scale: Any = None, dtype: DTypeLike = "float32") -> Any:
+def reaches(x: Any, level: Any, *, scale: Any = None, dtype: Any = "float32") -> Any:
     """Return x ≥ level, where values that are equal up to rounding errors reach the level.
 
     Args:
@@ -57,12 +54,12 @@ def reaches(x: Any, level: Any, *, scale: Any = None, dtype: DTypeLike = "float3
         scale: size of the values that the tolerance is relative to; defaults to |level|.
         dtype: dtype in which x was computed.
     """
-    xp = jnp if isinstance(x, jax.Array) else np
+    xp = _namespace(x)
     size = xp.where(xp.isfinite(level), xp.abs(level) if scale is None else scale, 0)
     return x >= level - rounding(dtype) * size
 
 
-def bin_numbers(x: Any, edges: Any, *, scale: Any = None, dtype: DTypeLike = "float32") -> Any:
+def bin_numbers(x: Any, edges: Any, *, scale: Any = None, dtype: Any = "float32") -> Any:
     """Return the bin index of each point, or -1 if the point is outside all bins.
 
     Bin b is edges[b] ≤ x < edges[b + 1], and the last bin includes its upper edge. A point that is on an edge
@@ -78,14 +75,14 @@ def bin_numbers(x: Any, edges: Any, *, scale: Any = None, dtype: DTypeLike = "fl
     Returns:
         (N,) int, from -1 to m - 1.
     """
-    xp = jnp if isinstance(x, jax.Array) else np
+    xp = _namespace(x)
     scale = xp.broadcast_to(xp.abs(edges).max() if scale is None else scale, edges.shape)
     number = reaches(x[:, None], edges, scale=scale, dtype=dtype).sum(axis=1) - 1
     inside = reaches(-x, -edges[-1], scale=scale[-1], dtype=dtype)
     return xp.where(inside, xp.minimum(number, len(edges) - 2), -1)
 
 
-def tied(x: np.ndarray, dtype: DTypeLike) -> np.ndarray:
+def tied(x: np.ndarray, dtype: Any) -> np.ndarray:
     """Return fractions of 1 with values that differ only by rounding errors replaced by the same value.
 
     Sums of fractions with different denominators, such as the average signed frequency, are not correctly
@@ -101,3 +98,7 @@ def tied(x: np.ndarray, dtype: DTypeLike) -> np.ndarray:
     first = distinct[starts]
     merged: np.ndarray = np.copysign(first[np.searchsorted(first, size, side="right") - 1], x)
     return merged
+
+
+def _namespace(x: Any) -> Any:
+    return x.__array_namespace__() if hasattr(x, "__array_namespace__") else np

@@ -118,9 +118,7 @@ def one_step_law(
         Lemma 4.1 of arXiv 2505.17282; K classes from its public review thread.
     """
     if phase is None:
-        steps = [
-            entry["name"] for entry in results.manifest["config"]["phases"] if entry.get("kind") == "one_step"
-        ]
+        steps = [entry["name"] for entry in results.lookup(cell, "phases") if entry.get("kind") == "one_step"]
         if not steps:
             raise InputError(
                 "one_step_law: the run has no phase of kind 'one_step'; set the phase to plot with the "
