@@ -306,5 +306,5 @@ def test_cells_of_blocks_with_other_kinds_have_the_defaults_of_their_kinds(tmp_p
         c["cell"] for c in grouped.manifest["cells"] if c["settings"]["model.weights"] == "identity"
     )
     assert grouped.lookup(identity, "model.kind") == "key_query"
-    with pytest.raises(InputError, match="data.kind: no such key"):
+    with pytest.raises(InputError, match=r"data\.kind: no such key"):
         grouped.lookup(identity, "data.kind")
