@@ -57,8 +57,8 @@ def interquartile(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any
         confidence: nominal coverage of the intervals.
 
     Returns:
-        The bounds, (...) each; NaN for fewer than four samples, if samples are non-finite, or if the h samples
-        in the middle are all equal.
+        The bounds, (...) each; NaN for fewer than four samples, if samples are non-finite, or if the h
+        samples in the middle are all equal.
 
     Source:
         Standard error: Tukey and McLaughlin, Sankhyā A 25 (1963); Yuen, Biometrika 61 (1974). The factor 0.8
