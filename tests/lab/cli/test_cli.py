@@ -268,7 +268,7 @@ def test_help_shows_an_example_and_omits_defaults_of_none(command, width, monkey
         (["run"], "run: missing SWEEP; see `jaxattn run --help`"),
         (["diagnose", "--head", "v.npy"], "diagnose: missing --embedding, --query, --corpus; see "),
         (["run", "x.toml", "y.toml"], "run: unrecognized options: y.toml; see `jaxattn run --help`"),
-        (["diagnose", "--seed", "a"], "diagnose: error parsing --seed: invalid literal"),
+        (["heads", "x", "--texts", "y", "--draws", "a"], "heads: error parsing --draws: invalid literal"),
     ],
 )
 def test_mistyped_command_line_suggests_the_nearest_name(call, words, message):
