@@ -46,7 +46,12 @@ The metrics `spearman_..._tokens` are correlations across tokens with at least `
 training split. Use a lower `min_count` for a small corpus. The metrics `spearman_..._bins` are correlations
 across the means of `bins` equal bins of the posterior difference between `low` and `high`. For the absolute
 posterior difference, the bins start at 0. A token is important if it has at least `min_count` occurrences and
-an absolute posterior difference of at least `important`."""
+an absolute posterior difference of at least `important`.
+
+Posterior differences and fractions of sequences are single divisions of integers, so equal fractions tie in
+rankings. A fraction exactly at `important`, at a level of a phase diagram or at a criterion reaches it, and a
+posterior difference exactly on the edge of two bins is in the upper one. The tolerance for rounding errors in
+these comparisons is 16 machine epsilons, `jaxattn.core.fractions.ROUNDING`."""
 
 
 # Labels of figures are short; these metrics have a full description on the page.

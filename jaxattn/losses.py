@@ -26,6 +26,7 @@ from jaxtyping import Array, Float, Int
 from jaxattn.base import Dataset, Loss
 from jaxattn.base.functions import LossOfFunction, declare, settings_class
 from jaxattn.core.errors import InputError, shown
+from jaxattn.core.fractions import rounding, share
 from jaxattn.core.settings import Share
 from jaxattn.data.sequences import Sequences, Vectors
 
@@ -260,7 +261,17 @@ def mean(loss: PerSequence, outputs: Array, targets: Array, weights: Weights = N
 def accuracy(logits: Array, labels: Int[Array, " n"]) -> Float[Array, ""]:
     """Compute the accuracy of the predicted classes: the sign of logits (n,), or the argmax of logits (n, K).
 
-    For two classes, a logit of exactly 0 counts as wrong.
+    An example with a logit of 0, or with several largest logits, has no predicted class and counts as wrong.
+    Differences of at most `jaxattn.core.fractions.rounding` times the largest finite |logit| are regarded as
+    rounding errors: the sign of a logit that cancels to 0 predicts no class, either.
     """
-    right = labels * logits > 0 if logits.ndim == 1 else logits.argmax(axis=1) == labels
-    return right.mean(dtype=logits.dtype)
+    scale = jnp.where(jnp.isfinite(logits), jnp.abs(logits), 0).max()
+    margin = labels * logits if logits.ndim == 1 else _lead(logits, labels)
+    rounded = rounding(jnp.promote_types(logits.dtype, jnp.float32)) * scale
+    right: Array = share(margin > rounded, dtype=logits.dtype)
+    return right
+
+
+def _lead(logits: Float[Array, "n K"], labels: Int[Array, " n"]) -> Float[Array, " n"]:
+    own = labels[:, None] == jnp.arange(logits.shape[1])
+    return jnp.where(own, logits, 0).sum(axis=1) - jnp.where(own, -jnp.inf, logits).max(axis=1)

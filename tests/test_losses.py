@@ -52,6 +52,17 @@ def test_accuracy_counts_correct_signs_and_largest_logits():
     assert losses.accuracy(jnp.array([[1.0, 2], [3, 0]]), jnp.array([1, 1])) == 0.5
 
 
+def test_logits_without_a_single_largest_class_count_as_wrong():
+    rounded = jnp.float32(1 - 41 * np.float32(1 / 41))
+    assert rounded != 0
+    logits = jnp.array([rounded, -rounded, 0, 0.4, -1e-4])
+    assert losses.accuracy(logits, jnp.array([1, 1, 1, 1, -1])) == jnp.float32(0.4)
+    many = jnp.array([[0.3, 0.3 + rounded, 0.1], [0.3, 0.3 + rounded, 0.1], [0, 0, 0], [0.2, 0.1, -jnp.inf]])
+    assert losses.accuracy(many, jnp.array([0, 1, 0, 0])) == 0.25
+    assert losses.accuracy(jnp.array([jnp.nan, jnp.inf, -jnp.inf, 1.0]), jnp.array([1, 1, 1, 1])) == 0.5
+    assert jax.jit(losses.accuracy)(jnp.ones(41), jnp.ones(41, int)) == 1
+
+
 def test_gradient_of_the_logistic_loss_is_minus_y_sigmoid(rng, x64):
     f, y = jnp.asarray(rng.normal(size=9)), jnp.asarray(rng.choice([-1, 1], 9))
     got = jax.grad(lambda f: losses.mean(losses.logistic, f, y))(f)

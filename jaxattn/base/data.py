@@ -12,6 +12,7 @@ from jax import Array
 from jaxtyping import Bool
 
 from jaxattn.core.errors import InputError, shown
+from jaxattn.core.fractions import reaches
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import Spec
 
@@ -99,7 +100,8 @@ class TokenStatistics(Brief):
         least `size` for some class. Rare tokens are excluded because their posterior difference is mostly
         noise: it is ±1 for any token that occurs once.
         """
-        large = (jnp.abs(self.posterior_difference) >= size).any(axis=1)
+        difference = jnp.abs(self.posterior_difference)
+        large = reaches(difference, size, dtype=difference.dtype).any(axis=1)
         marked: Array = large & (self.count >= min_count)
         return marked
 

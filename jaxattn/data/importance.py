@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jaxattn.core.fractions import fraction, rounding
 from jaxattn.data.corpus import Corpus
 
 
@@ -14,7 +15,8 @@ def average_signed_frequency(corpus: Corpus) -> Float[Array, " V"] | Float[Array
         K = 2:  α_s = (1/n) Σ_X y count_s(X) / T(X)
         K > 2:  α_{s,k} = (1/n) Σ_X count_s(X)/T(X) ((K-1)/K 1[y=k] - (1/K) 1[y≠k]).
 
-    The result is exactly 0 if the contributions from sequences of equal length cancel.
+    The result is exactly 0 if the contributions cancel. If no length divides the longest one, they cancel up
+    to the tolerance `jaxattn.core.fractions.rounding`, relative to Σ_X count_s(X) / T(X).
 
     Source:
         Definition of α_s in arXiv 2505.17282; for K classes, its public review thread.
@@ -24,11 +26,16 @@ def average_signed_frequency(corpus: Corpus) -> Float[Array, " V"] | Float[Array
     # of counts are exact.
     weight = longest / corpus.lengths.astype(float)
     scale = 1 / (corpus.num_examples * longest.astype(float))
+    exact = (weight == jnp.round(weight)).all()
+    (frequency,) = corpus.occurrences.dot(weight)
+    rounded = jnp.where(exact, 0, rounding(weight.dtype)) * frequency * scale
     if corpus.num_classes == 2:
-        return corpus.occurrences.dot(corpus.targets * weight)[0] * scale
+        alpha = corpus.occurrences.dot(corpus.targets * weight)[0] * scale
+        return jnp.where(jnp.abs(alpha) <= rounded, 0, alpha)
     by_class = jnp.stack(corpus.occurrences.dot(*(_indicators(corpus) * weight)), axis=1)
     differences = by_class[:, :, None] - by_class[:, None, :]
-    return differences.mean(axis=2) * scale
+    alpha = differences.mean(axis=2) * scale
+    return jnp.where(jnp.abs(alpha) <= rounded[:, None], 0, alpha)
 
 
 @jax.jit
@@ -50,8 +57,8 @@ def posterior_difference(corpus: Corpus) -> Float[Array, " V"] | Float[Array, "V
         K = 2:  P(1|s) - P(-1|s) = (n⁺_s - n⁻_s) / (n⁺_s + n⁻_s)
         K > 2:  P(k|s) - mean_{j≠k} P(j|s).
 
-    Here n⁺_s and n⁻_s count the occurrences of s in sequences with label +1 and -1. The result is NaN for a
-    token that never occurs.
+    Here n⁺_s and n⁻_s count the occurrences of s in sequences with label +1 and -1. The result is a single
+    division of two integers, so equal fractions are equal floats. It is NaN for a token that never occurs.
 
     Source:
         x-axis of the figures in the experiments of arXiv 2505.17282. The extension to K classes is
@@ -59,8 +66,8 @@ def posterior_difference(corpus: Corpus) -> Float[Array, " V"] | Float[Array, "V
     """
     counts = class_counts(corpus)
     classes = corpus.num_classes
-    posterior = counts / counts.sum(axis=1, keepdims=True)
-    against_rest = posterior - (1 - posterior) / (classes - 1)
+    total = counts.sum(axis=1, keepdims=True)
+    against_rest = fraction(classes * counts - total, (classes - 1) * total)
     return against_rest[:, 1] if classes == 2 else against_rest
 
 

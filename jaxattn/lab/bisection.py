@@ -25,6 +25,7 @@ import numpy as np
 import pandas as pd
 
 from jaxattn.core.errors import InputError, RunError
+from jaxattn.core.fractions import reaches
 from jaxattn.lab.api import Study
 from jaxattn.lab.engine import devices
 from jaxattn.lab.engine.progress import Reporter
@@ -55,10 +56,11 @@ def phase_diagram(
     """Find, for each x, the y at which half of the seeds reach a given level of a metric, by bisection.
 
     A seed has crossed if its metric is at least `level` at the end of a phase (with `falls`: if it is below
-    `level` or not finite). The method assumes that a seed that has crossed at y also crosses at every
-    larger y; `thresholds["turned_back"]` counts the seeds that violate this. All seeds are first run at both
-    ends of the y range and at points in between. Further points are added near the median threshold and near
-    both ends of its confidence interval, until neighbouring values of y bracket all three points. The
+    `level` or not finite). A value that differs from the level only by rounding errors reaches it; see
+    `jaxattn.core.fractions.reaches`. The method assumes that a seed that has crossed at y also crosses at
+    every larger y; `thresholds["turned_back"]` counts the seeds that violate this. All seeds are first run at
+    both ends of the y range and at points in between. Further points are added near the median threshold and
+    near both ends of its confidence interval, until neighbouring values of y bracket all three points. The
     module docstring of `jaxattn.lab.bisection` defines the interval, which requires at least six seeds.
 
     Each round of points is a study in a separate folder. Points and seeds from earlier rounds with the same
@@ -100,7 +102,8 @@ def phase_diagram(
         while points:
             cells = [{x_key: column, y_key: value} for column, value in points]
             more = measured.outcomes(cells, reporter).rename(columns={x_key: "x", y_key: "y"})
-            more["crossed"] = ~(more["value"] >= level) if falls else more["value"] >= level
+            reached = reaches(more["value"], level, dtype=study.dtype)
+            more["crossed"] = ~reached if falls else reached
             outcomes = pd.concat([outcomes, more], ignore_index=True)
             known = {column: outcomes[outcomes["x"] == column] for column in columns}
             crossed = {column: counts(own, index_of) for column, own in known.items()}

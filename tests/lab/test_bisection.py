@@ -216,3 +216,23 @@ def test_seeds_that_fall_back_below_the_level_are_counted():
     outcomes = pd.DataFrame(rows, columns=["y", "seed", "crossed"])
     assert turned_back(outcomes) == 1
     assert counts(outcomes, {1.0: 0, 2.0: 1, 3.0: 2}) == {0: 0, 1: 1, 2: 1}
+
+
+def test_seed_whose_fraction_equals_the_level_has_crossed(tmp_path):
+    """The selected fractions are multiples of 1/20, and some seeds are exactly at 0.7."""
+    study = ja.Study(
+        name="level",
+        seeds=8,
+        data=ja.data.Assumption1(vocab_size=12, relevant=4, length=4, sequences=16, test_sequences=20),
+        model=ja.models.OneLayer(dim=8),
+        phases=[ja.dynamics.OneStep(name="embed", step_size=1.0)],
+        probes=ja.Probes(tokens=False),
+    )
+    options = {"metric": "test_accuracy", "level": 0.7, "folder": tmp_path, "quiet": True}
+    axes = {"x": {"model.dim": [8]}, "y": {"phases.embed.step_size": [0.5, 1.0, 2.0, 4.0]}}
+    outcomes = ja.phase_diagram(study, **axes, **options).outcomes
+    right = np.rint(20 * outcomes["value"])
+    assert (right == 14).any()
+    assert (outcomes["crossed"] == (right >= 14)).all()
+    falls = ja.phase_diagram(study, **axes, **options, falls=True).outcomes
+    assert (falls["crossed"] == (np.rint(20 * falls["value"]) < 14)).all()

@@ -204,12 +204,14 @@ class EarlyStopped:
         best: the parameters with the smallest held-out loss so far.
         best_loss: () float; the smallest held-out loss so far.
         waited: () int32; number of checks since `best_loss` was reached.
+        evaluations: () int32; number of gradients computed before the early stop.
     """
 
     inner: State
     best: Leaf
     best_loss: Leaf
     waited: Leaf
+    evaluations: Leaf
 
     @property
     def params(self) -> Any:
@@ -254,14 +256,14 @@ def early_stop(
 
     def init(params: Any, *key: Array) -> EarlyStopped:
         dtype = next(x.dtype for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating))
-        return EarlyStopped(
-            algorithm.init(params, *key), params, jnp.full((), jnp.inf, dtype), jnp.zeros((), jnp.int32)
-        )
+        none = jnp.zeros((), jnp.int32)
+        return EarlyStopped(algorithm.init(params, *key), params, jnp.full((), jnp.inf, dtype), none, none)
 
     def move(state: EarlyStopped, train: Dataset) -> tuple[EarlyStopped, Info]:
         moved, info = algorithm.step(state.inner, train)
-        inner = _where(state.waited >= patience, state.inner, moved)
-        return replace(state, inner=replace(inner, step=moved.step)), info
+        stopped = state.waited >= patience
+        inner = replace(_where(stopped, state.inner, moved), step=moved.step)
+        return replace(state, inner=inner, evaluations=state.evaluations + ~stopped), info
 
     def is_due(state: EarlyStopped) -> Array:
         ends = (state.step % every == 0) | (state.step == steps)
@@ -275,7 +277,8 @@ def early_stop(
         waited = jnp.where(better, 0, state.waited + due)
         ends = due & ((waited >= patience) | (state.step == steps))
         inner = replace(state.inner, params=_where(ends, best, params))
-        return EarlyStopped(inner, best, jnp.where(better, found, state.best_loss), waited)
+        best_loss = jnp.where(better, found, state.best_loss)
+        return replace(state, inner=inner, best=best, best_loss=best_loss, waited=waited)
 
     def step(state: EarlyStopped, corpora: tuple[Dataset, Dataset]) -> tuple[EarlyStopped, Info]:
         train, held_out = corpora

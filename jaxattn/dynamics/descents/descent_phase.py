@@ -132,6 +132,10 @@ class Descent(Phase, frozen=True, kw_only=True):
         algorithm, on = self._algorithm(task)
         return loop(algorithm, state, on, steps)
 
+    def metrics(self, state: Any) -> dict[str, Array]:
+        """Return the number of gradient evaluations, which excludes the steps after an early stop."""
+        return {"evaluations": state.evaluations if self.patience else state.step}
+
     def _algorithm(self, task: Task) -> tuple[Algorithm, Any]:
         # A schedule adds a step counter to the state, so pass a constant step size as a float where possible.
         step_size: Any = self.step_size

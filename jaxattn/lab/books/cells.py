@@ -57,7 +57,7 @@ class Cell:
         """Return a description of the data and their sizes. Text data are read to determine the sizes."""
         kind = self["data.kind"]
         if self.of_texts:
-            return _texts(self.run.config(self.cell)["data"])
+            return _texts(self["data"])
         # If the data come from a function, the config contains only settings that were set explicitly.
         classes = 2 if ":" in kind else self["data.num_classes"]
         kind = kind.rpartition(":")[2]

@@ -12,11 +12,12 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from jaxattn.core.errors import InputError
+from jaxattn.core.fractions import bin_numbers
 from jaxattn.lab.books.book import Item
 from jaxattn.lab.books.findings import Finding, Measured
 from jaxattn.lab.books.metrics import cell_names, last, last_phase, values
 from jaxattn.lab.books.tables import Curve
-from jaxattn.lab.results.correlations import axis, bin_numbers, spearman
+from jaxattn.lab.results.correlations import axis, quantile_bins, spearman
 from jaxattn.lab.results.judge import Estimate, jackknifed, share
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.tokens import final_tokens
@@ -60,7 +61,7 @@ def binned(
     edges = np.asarray(edges, float)
     bins = len(edges) - 1
     at, y = tokens[x].to_numpy(float), tokens[quantity].to_numpy(float)
-    bin_index = bin_numbers(at, edges)
+    bin_index = quantile_bins(at, edges) if x == "alpha" else bin_numbers(at, edges)
     inside = (bin_index >= 0) & np.isfinite(y)
     bin_index, y = bin_index[inside], y[inside]
     seeds, seed_index = np.unique(tokens["seed"].to_numpy()[inside], return_inverse=True)

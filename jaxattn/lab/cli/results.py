@@ -3,7 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -44,8 +44,6 @@ def aggregate(
     phases: Annotated[tuple[str, ...], arg(metavar="PHASE ...")] = (),
     by: Annotated[tuple[str, ...], arg(metavar="KEY ...")] = (),
     pair: Annotated[str | None, arg(metavar="KEY=A,B")] = None,
-    seed: int = 0,
-    resamples: int = 2000,
     out: Annotated[Path | None, arg(metavar="FILE")] = None,
     every: Every = False,
     as_json: Json = False,
@@ -63,8 +61,6 @@ def aggregate(
         phases: Show only these phases.
         by: Average over all cells with the same values of these keys, separately for each seed.
         pair: Compute the difference B - A between two values of a swept key, separately for each seed.
-        seed: Seed of the bootstrap for the intervals of interquartile means.
-        resamples: Number of bootstrap resamples.
         out: Write all rows (cell, phase, step, metric) to a CSV or Parquet file, or the printed table to a
             LaTeX or Markdown file.
     """
@@ -81,14 +77,13 @@ def aggregate(
         loaded = combine.paired(loaded, *read_two("--pair", pair))
     if by:
         loaded = combine.group(loaded, by)
-    options: dict[str, Any] = {"seed": seed, "resamples": resamples}
     if as_json:
-        print_json(rows_of(statistics.aggregate(loaded, **options)))
+        print_json(rows_of(statistics.aggregate(loaded)))
     else:
-        print_summary(loaded, every=every or bool(metrics), **options)
+        print_summary(loaded, every=every or bool(metrics))
     if out is not None:
         lay_out = statistics.aggregate if out.suffix in (".csv", ".parquet") else statistics.summary_table
-        layout.write_page(lay_out(loaded, **options), out)
+        layout.write_page(lay_out(loaded), out)
         print_line(out, err=as_json)
     return 0
 

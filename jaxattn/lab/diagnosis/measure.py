@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
+from jaxattn.core.fractions import bin_numbers, tied
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import token_statistics
 from jaxattn.dynamics import one_step
@@ -20,8 +21,8 @@ from jaxattn.lab.results.correlations import (
     CORRELATIONS,
     Binned,
     Floats,
-    bin_numbers,
     correlations,
+    quantile_bins,
     quantile_edges,
 )
 from jaxattn.lab.results.intervals import TAILS, bca, clopper_pearson, resamples
@@ -116,11 +117,15 @@ class _TokenImportance:
         largest_alpha, largest = (np.abs(x).max(axis=1) for x in (alpha, difference))
         signed, unsigned = np.linspace(-1, 1, BINS + 1), np.linspace(0, 1, BINS + 1)
         return [
-            [Binned(x, bin_numbers(x, quantile_edges(x, BINS))) for x in alpha.T],
-            [Binned(x, bin_numbers(x, signed)) for x in difference.T],
-            [Binned(largest_alpha, bin_numbers(largest_alpha, quantile_edges(largest_alpha, BINS)))],
-            [Binned(largest, bin_numbers(largest, unsigned))],
+            [_quantiles(x) for x in alpha.T],
+            [Binned(x, bin_numbers(x, signed, dtype="float64")) for x in difference.T],
+            [_quantiles(largest_alpha)],
+            [Binned(largest, bin_numbers(largest, unsigned, dtype="float64"))],
         ]
+
+
+def _quantiles(x: Floats) -> Binned:
+    return Binned(x, quantile_bins(x, quantile_edges(x, BINS), "float64"))
 
 
 class Settings(NamedTuple):
@@ -185,18 +190,17 @@ def measure_model(
 
 
 def _token_importance(corpus: Corpus, min_count: int, important: float) -> _TokenImportance:
-    found = token_statistics(corpus)
-    count, alpha, difference = (
-        np.asarray(x, np.float64) for x in (found.count, found.alpha, found.posterior_difference)
-    )
+    with backend.precision("float64"):
+        found = token_statistics(corpus)
+        large = np.asarray(found.important(important, min_count))
+    count, alpha, difference = map(np.asarray, (found.count, found.alpha, found.posterior_difference))
     used = count >= max(min_count, 1)
     if used.sum() < 3:
         raise InputError(
             f"min_count: only {int(used.sum())} tokens occur at least {min_count} times, but three "
             f"are required; lower min_count to {suggested_count(count) or 1}"
         )
-    large = np.asarray(found.important(important, min_count))
-    return _TokenImportance(corpus, count, alpha, difference, used, large)
+    return _TokenImportance(corpus, count, tied(alpha, "float64"), difference, used, large)
 
 
 def suggested_count(count: Floats) -> int:

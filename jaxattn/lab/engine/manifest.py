@@ -13,9 +13,10 @@ from jaxattn.lab.engine.batches import Batch
 from jaxattn.lab.storage import provenance
 from jaxattn.lab.storage.manifest import FORMAT
 from jaxattn.lab.study.definition import Definition
+from jaxattn.lab.study.effective import changed_tables
 from jaxattn.lab.study.grid import GRID, PRESENTATION
 from jaxattn.lab.study.randomness import varying
-from jaxattn.lab.study.setting import Setting
+from jaxattn.lab.study.setting import Cell, Setting
 from jaxattn.lab.texts.source import Source
 
 PACKAGES = ("jaxattn", "jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "numpy", "scipy", "pandas")
@@ -24,10 +25,11 @@ INERT = frozenset(f"data.{name}" for name in Source.inert)
 
 def new_manifest(study: Definition, command: str, shard: tuple[int, int] = (1, 1)) -> dict[str, Any]:
     """Build the manifest of a new run: config and hash, command, versions, commit, device and start time."""
-    source = provenance.installed()
+    source, config = provenance.installed(), study.config
     cells = [
         {"cell": cell.number, "settings": cell.settings, "config_hash": cell.config_hash}
         | _randomness(cell.setting)
+        | _tables(config, cell)
         for cell in study.cells
     ]
     return {
@@ -36,7 +38,7 @@ def new_manifest(study: Definition, command: str, shard: tuple[int, int] = (1, 1
         "description": study.description,
         "status": "running",
         "command": command,
-        "config": study.config,
+        "config": config,
         "config_hash": study.config_hash,
         "cells": cells,
         "seeds": list(study.seeds),
@@ -102,6 +104,11 @@ def note_unhashed(study: Definition, code: Mapping[str, str | None], note: Calla
             f"{name}: its code has no hash, because {reason}, which it uses, has none; pass that as a "
             "setting, or resume this run with accept_code=True (command line: --accept-code)"
         )
+
+
+def _tables(config: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
+    changed = changed_tables(config, cell.settings, cell.tables)
+    return {"tables": changed} if changed else {}
 
 
 def _randomness(setting: Setting) -> dict[str, list[str]]:

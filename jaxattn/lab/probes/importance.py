@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxattn.base import Phase, Probe, Task
 from jaxattn.base.probe import ProbeContext
+from jaxattn.core.fractions import bin_numbers
 from jaxattn.core.settings import Count
 from jaxattn.lab.probes.requirements import require_one_layer_model, require_token_scores
 from jaxattn.theory import one_step_error, predicted_values
@@ -115,15 +116,12 @@ def bin_means_array(
 ) -> Float[Array, " bins"]:
     """Average token values over equal-width bins of the posterior difference between `low` and `high`.
 
-    Tokens whose posterior difference is NaN or outside [low, high] are ignored. The mean of an empty bin is
-    NaN.
+    The bins are those of `jaxattn.core.fractions.bin_numbers`. Tokens whose posterior difference is NaN or
+    outside [low, high] are ignored. The mean of an empty bin is NaN.
     """
-    # Ratios of counts can lie on bin edges up to rounding error, so add a tolerance, as in
-    # `results.correlations`.
-    at = (difference - low) / ((high - low) / bins) + 1e-5
-    number = jnp.clip(jnp.floor(at), 0, bins - 1)
-    inside = (at >= 0) & (at <= bins + 2e-5)
-    member = inside & (number == jnp.arange(bins, dtype=values.dtype)[:, None])
+    edges = low + (high - low) * jnp.arange(bins + 1, dtype=values.dtype) / bins
+    number = bin_numbers(difference, edges, dtype=difference.dtype)
+    member = number == jnp.arange(bins)[:, None]
     return jnp.where(member, values, 0).sum(axis=1) / member.sum(axis=1)
 
 

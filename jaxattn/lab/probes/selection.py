@@ -13,6 +13,7 @@ from jaxattn.attention.batched import sequential_vmap_if_large
 from jaxattn.attention.tops import below_top, first_tokens
 from jaxattn.base import Phase, Probe, Task
 from jaxattn.base.probe import ProbeContext
+from jaxattn.core.fractions import fraction, share
 from jaxattn.core.settings import Count, NotNegative, PositiveInt, Share, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
@@ -57,10 +58,10 @@ class Selected(Probe, frozen=True, kw_only=True):
         selects, tied = chosen.selects(train, important)
         shares = {
             "important_mass": attend(train, scores, important.astype(scores.dtype)).mean(),
-            "important_selected": selects.mean(),
-            "important_tied": tied.mean(),
+            "important_selected": share(selects),
+            "important_tied": share(tied),
         }
-        known = {name: jnp.where(important.any(), share, jnp.nan) for name, share in shares.items()}
+        known = {name: jnp.where(important.any(), x, jnp.nan) for name, x in shares.items()}
         return known | {"selected_tokens": chosen.counts(train).mean()}
 
     def _important(self, context: ProbeContext) -> Array:
@@ -96,11 +97,11 @@ class HeadsSelected(Selected, frozen=True, kw_only=True):
         mass, selects = jax.vmap(of_head)(context.model.head_scores(context.params))
         shares = {
             "head_mass": mass,
-            "head_selected": selects.mean(axis=1),
-            "any_head_selected": selects.any(axis=0).mean(),
-            "all_heads_selected": selects.all(axis=0).mean(),
+            "head_selected": share(selects, axis=1),
+            "any_head_selected": share(selects.any(axis=0)),
+            "all_heads_selected": share(selects.all(axis=0)),
         }
-        return {name: jnp.where(important.any(), share, jnp.nan) for name, share in shares.items()}
+        return {name: jnp.where(important.any(), x, jnp.nan) for name, x in shares.items()}
 
 
 def attended(scores: Array, corpus: Corpus, nats: float | None) -> Selection:
@@ -171,7 +172,8 @@ class RelevantTokens(Probe, frozen=True, kw_only=True):
             "relevant_tied": tied,
         }
         linear = Scores(context.params.E, corpus)
-        shares = {name: x.sum() / (every > 0).sum() for name, x in found.items()}
+        held = (every > 0).sum(dtype=float)
+        shares = {name: fraction(x.sum(dtype=float), held) for name, x in found.items()}
         return shares | {"relevant_margin": margin(context.params.p, linear, present)}
 
 
@@ -296,7 +298,7 @@ class Cover(Probe, frozen=True, kw_only=True):
         error = jnp.abs(ratio - jnp.where(positive, 1, -1))
         return {
             "cover_size": size,
-            "cover_share": one_label[token].mean(),
+            "cover_share": share(one_label[token]),
             "cover_error": jnp.where(one_label.any(), jnp.where(one_label, error, 0).max(), jnp.nan),
             "cover_elsewhere": jnp.where(chosen, 0, jnp.abs(ratio)).max(),
             "cover_cost": 2 * jnp.sqrt(size),

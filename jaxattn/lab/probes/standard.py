@@ -143,7 +143,12 @@ class Fit(Probe, frozen=True, kw_only=True):
 
 
 class Accuracy(Probe, frozen=True, kw_only=True):
-    """Accuracy on training, test and validation data."""
+    """Accuracy on training, test and validation data.
+
+    An example is predicted correctly if its output has the sign of the label, or, for K > 2 classes, if the
+    output for its class is larger than all others. An output of 0, or a tie for the largest output, counts as
+    wrong. Differences of at most 16 machine epsilons times the largest output count as ties.
+    """
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {

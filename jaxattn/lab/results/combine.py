@@ -224,14 +224,37 @@ def _regroup(
     # pandas skips NaN when it computes a sum, so drop every sum in which a term is missing.
     whole = terms["value"].count() == terms["cells"].first()
     records = terms["value"].sum().where(whole).reset_index()
+    sources: dict[int, list[int]] = {}
+    for cell in values:
+        sources.setdefault(number[texts[cell]], []).append(cell)
     manifest = dict(results.manifest) | {
-        "cells": [{"cell": k, "settings": found} for k, found in sorted(settings.items())],
+        "cells": [
+            {"cell": k, "settings": found} | _common_entry(results, sources[k])
+            for k, found in sorted(settings.items())
+        ],
         "seeds": sorted(records["seed"].unique().tolist()),
         "failures": [],
         "batches": [],
         "derived": [*results.derived, words],
     }
     return replace(results, manifest=manifest, records=records, tokens=results.tokens.iloc[:0])
+
+
+def _common_entry(results: Run, cells: Sequence[int]) -> dict[str, Any]:
+    """Return the config of cells that are combined into one, and the settings on which they agree."""
+    first, *others = (results.tables(cell) for cell in cells)
+    for other in others:
+        first = {key: _common(first.get(key), other.get(key)) for key in first}
+    return {"config": results.config(cells[0]), "tables": first}
+
+
+def _common(first: Any, other: Any) -> Any:
+    """Return a value with the parts on which two values agree; None if there are none."""
+    if isinstance(first, Mapping) and isinstance(other, Mapping):
+        return {key: _common(x, other.get(key)) for key, x in first.items()}
+    if isinstance(first, list) and isinstance(other, list) and len(first) == len(other):
+        return [_common(x, y) for x, y in zip(first, other, strict=True)]
+    return first if first == other else None
 
 
 def _matching(key: str, values: Sequence[Any], wanted: Any) -> list[Any]:

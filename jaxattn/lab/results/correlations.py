@@ -11,9 +11,11 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from jaxattn.core.errors import InputError
+from jaxattn.core.fractions import bin_numbers
 from jaxattn.lab.results.run import Run
 
 BINS = 20
+Floats = NDArray[np.float64]
 
 
 def axis(results: Run, cell: int) -> dict[str, Any]:
@@ -30,28 +32,17 @@ def axis(results: Run, cell: int) -> dict[str, Any]:
     return found
 
 
-def bin_numbers(x: ArrayLike, edges: ArrayLike) -> NDArray[np.int64]:
-    """Return the bin index of each point, or -1 if the point is outside all bins.
+def quantile_bins(x: Floats, edges: Floats, dtype: str = "float32") -> NDArray[np.int64]:
+    """Return the bin index of each point for bins between quantiles, or -1 outside all bins.
 
-    Bin b is edges[b] ≤ x < edges[b + 1]; the last bin includes its upper edge.
-
-    Args:
-        x: (N,); NaN is outside all bins.
-        edges: (m + 1,) ascending.
-
-    Returns:
-        (N,) int, from -1 to m - 1.
+    The values of α span decades, so each edge has a tolerance relative to its own size; see
+    `jaxattn.core.fractions.bin_numbers`.
     """
-    x, edges = np.asarray(x, float), np.asarray(edges, float)
-    # Ratios of counts can lie exactly on a bin edge, but are rounded to float32, so allow a tolerance.
-    gaps = np.diff(edges[np.isfinite(edges)])
-    slack = 1e-5 * gaps.min() if gaps.size else 0.0
-    inside = (x >= edges[0] - slack) & (x <= edges[-1] + slack)
-    number = np.clip(np.searchsorted(edges - slack, x, side="right") - 1, 0, len(edges) - 2)
-    return np.where(inside, number, -1)
+    numbers: NDArray[np.int64] = bin_numbers(x, edges, scale=np.abs(edges), dtype=dtype)
+    return numbers
 
 
-def quantile_edges(x: ArrayLike, bins: int) -> NDArray[np.float64]:
+def quantile_edges(x: ArrayLike, bins: int) -> Floats:
     """Return edges of bins with approximately equal numbers of points; tied points are in the same bin."""
     inner = np.unique(np.quantile(np.asarray(x, float), np.linspace(0, 1, bins + 1)[1:-1]))
     return np.concatenate([[-np.inf], inner, [np.inf]])
@@ -67,15 +58,13 @@ def bin_means(
         [low, high] are dropped.
     """
     edges = np.linspace(low, high, bins + 1)
-    number = bin_numbers(x, edges)
+    number = bin_numbers(np.asarray(x, float), edges)
     inside = number >= 0
     groups = pd.Series(np.asarray(y, float)[inside]).groupby(number[inside])
     n = np.bincount(number[inside], minlength=bins)
     table = pd.DataFrame({"center": (edges[1:] + edges[:-1]) / 2, "n": n})
     return table.assign(mean=groups.mean(), sd=groups.std(ddof=0))
 
-
-Floats = NDArray[np.float64]
 
 CORRELATIONS = ("Pearson, tokens", "Spearman, tokens", "Pearson, bins", "Spearman, bins")
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from jaxattn.core.fractions import bin_numbers, reaches
 from jaxattn.lab.results.labels import format_number, ranges_text, setting
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import estimates, last_steps
@@ -256,7 +257,7 @@ def _outside_bins(results: Run, cell: int) -> str:
     low, high = known
     tokens = results.tokens[(results.tokens["cell"] == cell) & (results.tokens["count"] > 0)]
     difference = tokens["posterior_difference"]
-    far = tokens["id"].where((difference < low - 1e-6) | (difference > high + 1e-6))
+    far = tokens["id"].where(bin_numbers(difference.to_numpy(float), np.array([low, high])) < 0)
     outside = far.groupby(tokens["seed"]).nunique()
     if outside.empty or outside.max() == 0:
         return ""
@@ -277,7 +278,7 @@ def _important(results: Run, cell: int) -> str:
     )
     tokens = results.tokens[results.tokens["cell"] == cell]
     tokens = tokens[tokens["phase"] == tokens["phase"].min()]
-    large = tokens[tokens["posterior_difference"].abs() >= size]
+    large = tokens[reaches(tokens["posterior_difference"].abs(), size)]
     if tokens.empty:
         return words
     frequent = large["id"].where(large["count"] >= least).groupby(large["seed"]).nunique()

@@ -13,12 +13,11 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import get, names
 from jaxattn.data import Splits, corpus
 from jaxattn.lab.results.run import Run
-from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.groups import compile_groups
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.randomness import keys
 from jaxattn.lab.study.seed import draw_data, initial_params
-from jaxattn.lab.study.setting import Hyperparameters, Setting, with_hyperparameters
+from jaxattn.lab.study.setting import Cell, Hyperparameters, Reader, Setting, with_hyperparameters
 
 Arrays = dict[str, np.ndarray]
 
@@ -40,11 +39,11 @@ def initial_arrays(results: Run, cell: int, seed: int, trained: Arrays) -> Array
         InputError: the results were loaded from a folder, and the study needs custom code or a data file.
     """
     try:
-        study = results.study or Definition(results.config(cell), _NoImports())
-        wanted = next((own for own in study.cells if own.number == cell), None)
+        cells = results.study.cells if results.study else _cells(results, cell)
+        wanted = next((own for own in cells if own.number == cell), None)
         if wanted is None or wanted.config_hash != results.config_hash(cell):
             raise InputError("the config of this folder was written by another version of jaxattn")
-        (group,) = (group for group in compile_groups(study.cells) if wanted in group.cells)
+        (group,) = (group for group in compile_groups(cells) if wanted in group.cells)
         with backend.precision(group.setting.dtype):
             data, tokens = _shapes(results, group.setting, trained)
     except InputError as error:
@@ -58,6 +57,13 @@ def initial_arrays(results: Run, cell: int, seed: int, trained: Arrays) -> Array
         numbers = {path: x[0] for path, x in group.hyperparameters([wanted]).items()}
         params = jax.jit(start)(keys(seed, group.setting.hold).start, numbers)
         return {name: np.asarray(get(params, name)) for name in names(params)}
+
+
+def _cells(results: Run, cell: int) -> list[Cell]:
+    """Return the cells of the study to which a cell of a loaded folder belongs."""
+    reader, config = Reader(_NoImports()), results.config(cell)
+    same = [entry for entry in results.manifest["cells"] if results.config(entry["cell"]) is config]
+    return [reader.read(results.tables(e["cell"]), e["cell"], e["settings"]) for e in same]
 
 
 def _shapes(results: Run, setting: Setting, trained: Arrays) -> tuple[Splits, Sequence[str]]:

@@ -14,8 +14,9 @@ _Floats = NDArray[np.float64]
 
 LEVEL = 0.95
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-# Minimum number of seeds for bootstrap intervals; with fewer, their coverage is below its nominal level.
-BOOTSTRAP_SEEDS = 20
+# Degrees of freedom of the interval for interquartile means, relative to those of Yuen. With this factor, the
+# coverage for normal samples is 0.949 to 0.957 for 4 to 60 seeds (`python benchmarks/coverage.py`).
+FREEDOM = 0.8
 
 
 def student_t(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, Any]:
@@ -40,6 +41,49 @@ def student_t(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, An
     with np.errstate(invalid="ignore"):
         error = (samples / unit).std(axis=-1, ddof=1) * unit[..., 0] / math.sqrt(n)
     return _around(centre, np.where(varies, _quantile_of_t(n - 1, confidence) * error, np.nan))
+
+
+def interquartile(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, Any]:
+    """Compute intervals for the interquartile means of independent samples.
+
+        iqm ± t √(Σ_i (w_i - mean w)² / (h (h - 1)))
+
+    Here w are the winsorised samples: the g = ⌊n/4⌋ smallest and largest of the n samples are replaced by
+    the smallest and largest of the h = n - 2g others. t is a quantile of Student's distribution with
+    0.8 (h - 1) degrees of freedom, for which the coverage is close to nominal for normal samples.
+
+    Args:
+        samples: (..., n) float, in ascending order along the last axis.
+        confidence: nominal coverage of the intervals.
+
+    Returns:
+        The bounds, (...) each; NaN for fewer than four samples, if samples are non-finite, or if the h
+        samples in the middle are all equal.
+
+    Source:
+        Standard error: Tukey and McLaughlin, Sankhyā A 25 (1963); Yuen, Biometrika 61 (1974). The factor 0.8
+        is original to this library.
+    """
+    samples = np.asarray(samples, float)
+    n = samples.shape[-1]
+    centre, g = samples @ middle_weights(n), n // 4
+    if g == 0:
+        return _around(centre, np.full_like(centre, np.nan))
+    h = n - 2 * g
+    middle = samples[..., g : n - g]
+    winsorised = np.clip(samples, middle[..., :1], middle[..., -1:])
+    low, high = student_t(winsorised, confidence=confidence)
+    # `student_t` provides t(n - 1) √(variance / n), without overflow.
+    ratio = math.sqrt(n * (n - 1) / (h * (h - 1))) / _quantile_of_t(n - 1, confidence)
+    return _around(centre, _quantile_of_t(FREEDOM * (h - 1), confidence) * ratio * (high - low) / 2)
+
+
+def middle_weights(n: int) -> _Floats:
+    """Return the weights of n sorted values in the interquartile mean.
+
+    The weight of value j = 0, ..., n - 1 is 2 |[j/n, (j+1)/n] ∩ [1/4, 3/4]|.
+    """
+    return 2 * np.diff(np.clip(np.arange(n + 1) / n, 0.25, 0.75))
 
 
 def geometric(samples: ArrayLike, *, confidence: float = LEVEL) -> tuple[Any, Any]:
@@ -153,7 +197,7 @@ def _around(centre: Any, half: Any) -> tuple[Any, Any]:
     return centre - half, centre + half
 
 
-def _quantile_of_t(freedom: int, confidence: float) -> float:
+def _quantile_of_t(freedom: float, confidence: float) -> float:
     from scipy.special import stdtrit  # slow to import
 
     return float(stdtrit(freedom, (1 + confidence) / 2))

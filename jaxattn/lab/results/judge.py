@@ -27,6 +27,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from jaxattn.core.fractions import reaches
 from jaxattn.lab.results.intervals import clopper_pearson, jackknife, student_t
 from jaxattn.lab.results.labels import brief, with_interval
 
@@ -195,8 +196,8 @@ def verdict(estimate: Estimate, criterion: Criterion | None, basis: Basis) -> st
         low = high = value
     if not np.isfinite([value, low, high]).all():
         return words.unknown
-    if criterion.low <= low and high <= criterion.high:
+    if reaches(low, criterion.low) and reaches(-high, -criterion.high):
         return words.within
-    if low <= criterion.high and criterion.low <= high:
+    if reaches(-low, -criterion.high) and reaches(high, criterion.low):
         return words.unknown
     return HOLDS_FOR_SOME if basis == "beyond" and estimate.hits else words.outside

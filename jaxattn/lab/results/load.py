@@ -42,8 +42,6 @@ class Results(Run):
         phases: Sequence[str] = (),
         where: Mapping[str, Any] | None = None,
         by: Sequence[str] = (),
-        seed: int = 0,
-        resamples: int = 2000,
         confidence: float = 0.95,
     ) -> pd.DataFrame:
         """Summarise each (cell, phase, step, metric) over seeds, with 95 % intervals.
@@ -54,8 +52,6 @@ class Results(Run):
             where: required value of each config key.
             by: config keys. Cells with the same values for these keys are averaged seed by seed; see
                 `combine.group`.
-            seed: random seed of the bootstrap for interquartile means.
-            resamples: number of bootstrap resamples.
             confidence: coverage of the intervals.
 
         Returns:
@@ -66,7 +62,7 @@ class Results(Run):
         """
         chosen = self.choose(where=where, metrics=metrics, phases=phases)
         pooled = combine.group(chosen, by) if by else chosen
-        return statistics.aggregate(pooled, seed=seed, resamples=resamples, confidence=confidence)
+        return statistics.aggregate(pooled, confidence=confidence)
 
     def summary(self, *, metrics: Sequence[str] = (), statistic: str = "mean") -> pd.DataFrame:
         """Return the statistics at the last step of each phase as a table; see `statistics.summary_table`."""
@@ -81,8 +77,6 @@ class Results(Run):
         metrics: Sequence[str] = (),
         phases: Sequence[str] = (),
         where: Mapping[str, Any] | None = None,
-        seed: int = 0,
-        resamples: int = 2000,
         confidence: float = 0.95,
     ) -> pd.DataFrame:
         """Compare two values of a swept key: summarise the differences second - first, seed by seed.
@@ -98,7 +92,7 @@ class Results(Run):
         """
         chosen = self.choose(where=where, metrics=metrics, phases=phases)
         differences = combine.paired(chosen, key, first, second)
-        return statistics.aggregate(differences, seed=seed, resamples=resamples, confidence=confidence)
+        return statistics.aggregate(differences, confidence=confidence)
 
     def top_tokens(
         self, *, phase: str | None = None, cell: int = 0, number: int = 20, min_count: int = 1

@@ -286,7 +286,7 @@ def dataset_of_run(results: Run, *, seed: int, cell: int) -> Splits:
 
     Raises:
         InputError: the cell or seed is unknown; or the results were loaded from a folder, and the data come
-            from files, user-defined code or a block. In the latter case, use `Study.dataset`.
+            from files or user-defined code. In the latter case, use `Study.dataset`.
     """
     results.settings(cell)
     if seed not in (known := results.manifest["seeds"]):
@@ -294,18 +294,12 @@ def dataset_of_run(results: Run, *, seed: int, cell: int) -> Splits:
     if results.study is not None:
         splits: Splits = results.study.dataset(seed, cell)
         return splits
-    own = results.settings(cell)
-    config = results.config(cell)
-    block = config.get("blocks", {}).get(own.get("block"), {})
-    table = config["data"] | {
-        key.removeprefix("data."): x for key, x in own.items() if key.startswith("data.")
-    }
+    table = results.lookup(cell, "data")
     target = GENERATORS.get(str(table.get("kind")))
-    if target is None or "data" in block:
+    if target is None:
         raise InputError(
             f"data.kind = {table.get('kind')!r}: these data cannot be rebuilt from a results folder, because "
-            "they are defined by code, files or blocks; use "
-            "jaxattn.Study.read(SWEEP).dataset(...)"
+            "they are defined by code or files; use jaxattn.Study.read(SWEEP).dataset(...)"
         )
     settings = {name: table[name] for name in target.__struct_fields__ if name in table}
     try:

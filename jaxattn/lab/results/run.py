@@ -22,6 +22,7 @@ from jaxattn.lab.results.labels import (
 )
 from jaxattn.lab.storage import provenance
 from jaxattn.lab.storage.manifest import run_command
+from jaxattn.lab.study.effective import effective_tables
 
 _FAILURES = ("cell", "seed", "phase", "step", "reason")
 
@@ -102,19 +103,15 @@ class Run:
         entry = self._entry(cell)
         if key in entry["settings"]:
             return entry["settings"][key]
-        if (value := find_cell(self._tables(cell), key)) is None:
+        if (value := find_cell(self.tables(cell), key)) is None:
             swept = ", ".join(self.axes) or "none"
             raise InputError(f"{key}: no such key in the config of {self.directory}; swept keys: {swept}")
         return value
 
-    def _tables(self, cell: int) -> Any:
-        """Return the config of a cell with the settings of its block and its axis values."""
+    def tables(self, cell: int) -> Mapping[str, Any]:
+        """Return the tables of all settings with which a cell ran, including the defaults of its kinds."""
         if cell not in self._known:
-            settings, tables = self._entry(cell)["settings"], self.config(cell)
-            block = tables.get("blocks", {}).get(settings.get("block"), {})
-            for change in (block, *(_nested(key, x) for key, x in settings.items())):
-                tables = _merged(tables, change)
-            self._known[cell] = tables
+            self._known[cell] = effective_tables(self.config(cell), self._entry(cell))
         return self._known[cell]
 
     @cached_property
@@ -123,7 +120,7 @@ class Run:
 
     def class_names(self, cell: int) -> tuple[str, ...]:
         """Return the class names of a cell's corpus, with the negative class first; empty if unknown."""
-        tables = self._tables(cell)
+        tables = self.tables(cell)
         names = find_cell(tables, "data.class_names") or find_cell(tables, "data.labels")
         return tuple(map(class_name, names)) if isinstance(names, list | tuple) else ()
 
@@ -192,7 +189,7 @@ class Run:
         return provenance.version_warning(provenance.package_versions(self.manifest))
 
     def config(self, cell: int) -> Mapping[str, Any]:
-        """Return the config of a cell without its axis values."""
+        """Return the config of a cell's study, without the settings of its block and axes."""
         config: Mapping[str, Any] = self._entry(cell).get("config", self.manifest["config"])
         return config
 
@@ -211,24 +208,6 @@ class Run:
     @cached_property
     def _entries(self) -> Mapping[int, Mapping[str, Any]]:
         return {entry["cell"]: entry for entry in self.manifest["cells"]}
-
-
-def _nested(key: str, value: Any) -> Any:
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return value
-
-
-def _merged(tree: Any, changes: Any) -> Any:
-    """Return a tree with changes merged in. List entries are addressed by index or name."""
-    if not isinstance(changes, Mapping):
-        return changes
-    if isinstance(tree, list | tuple):
-        places = _places(tree)
-        known = {places[part]: change for part, change in changes.items() if part in places}
-        return [_merged(entry, known[k]) if k in known else entry for k, entry in enumerate(tree)]
-    old = tree if isinstance(tree, Mapping) else {}
-    return {**old, **{part: _merged(old.get(part), change) for part, change in changes.items()}}
 
 
 def _places(entries: Sequence[Any]) -> dict[str, int]:

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from jaxattn.core.errors import InputError
 from jaxattn.core.scales import Scale
 from jaxattn.lab.results.intervals import (
-    BOOTSTRAP_SEEDS,
-    bca,
     clopper_pearson,
     geometric,
+    interquartile,
+    middle_weights,
     student_t,
 )
 from jaxattn.lab.results.labels import interval, seed_words, setting, unknown_metric
@@ -67,15 +67,11 @@ def scale(metric: str, declared: Mapping[str, Sequence[Any]] = MappingProxyType(
 _Floats = NDArray[np.float64]
 
 STATISTICS = ("mean", "median", "iqm", "mean_low", "mean_high", "iqm_low", "iqm_high")
-# Maximum size of a block (series times resamples); a block of this size uses less than 16 MB.
-_BLOCK = 2_000_000
 
 
 def aggregate(
     results: Run | pd.DataFrame,
     *,
-    seed: int = 0,
-    resamples: int = 2000,
     confidence: float = 0.95,
 ) -> pd.DataFrame:
     """Compute statistics over seeds for each series.
@@ -88,13 +84,10 @@ def aggregate(
 
     Differences, and series with values outside the scale, are treated as linear. The interquartile mean is
     the mean of the middle half, iqm = 2 ∫_{1/4}^{3/4} x(u) du with the empirical quantile function x(u). It
-    has a bootstrap interval (BCa) if there are at least `intervals.BOOTSTRAP_SEEDS` seeds.
+    has an interval if there are at least four seeds; see `intervals.interquartile`.
 
     Args:
         results: a results folder, or some or all of its records.
-        seed: random seed for the resampling. All series of n seeds use the same resamples, so an interval
-            does not depend on the other series.
-        resamples: number of bootstrap resamples.
         confidence: coverage of the intervals.
 
     Returns:
@@ -131,8 +124,9 @@ def aggregate(
         series = value[start[rows, None] + np.arange(seeds)]
         kind[rows] = _valid_scales(series, kind[rows])
         means = _means(series, kind[rows], low[rows], high[rows], confidence)
-        middles = _middles(series, seed=seed, resamples=resamples, confidence=confidence)
-        summary[rows] = np.stack([means[0], *middles[:2], *means[1:], *middles[2:]], axis=1)
+        middles = [np.median(series, axis=1), series @ middle_weights(seeds)]
+        bounds = _clipped(interquartile(series, confidence=confidence), series, low[rows], high[rows])
+        summary[rows] = np.stack([means[0], *middles, *means[1:], *bounds], axis=1)
     table = pd.DataFrame(
         {
             "cell": keys[0, start],
@@ -186,8 +180,6 @@ def summary_rows(
     *,
     metrics: Sequence[str] | None = None,
     statistic: str = "mean",
-    seed: int = 0,
-    resamples: int = 2000,
     confidence: float = 0.95,
 ) -> pd.DataFrame:
     """Return, for each cell, the statistics at the last step of each phase, formatted as strings.
@@ -196,8 +188,6 @@ def summary_rows(
         results: a results folder.
         metrics: names of the metrics; defaults to all metrics except those that describe a single bin.
         statistic: "mean", computed on the scale of each metric, or "iqm" for the interquartile mean.
-        seed: see `aggregate`.
-        resamples: see `aggregate`.
         confidence: see `aggregate`.
 
     Returns:
@@ -205,8 +195,7 @@ def summary_rows(
         entry is, for example, "0.873 [0.871, 0.875]", or "1.00 (all equal)" if all seeds are equal. "(n=3)"
         is appended if fewer seeds than planned have a value.
     """
-    options: Any = {"statistic": statistic, "seed": seed, "resamples": resamples, "confidence": confidence}
-    table = estimates(results, metrics=metrics, **options)
+    table = estimates(results, metrics=metrics, statistic=statistic, confidence=confidence)
     _, chosen = _shown(results, metrics)
     keys = [*(results.axes or []), "phase"]
     wide = table.pivot(index=["cell", "phase"], columns="metric", values="text").fillna("")
@@ -248,7 +237,7 @@ def summary_title(results: Run) -> str:
 def summary_words(results: Run) -> str:
     """Describe the entries of a summary: statistic, interval and number of seeds."""
     records, _ = _shown(results, None)
-    table = aggregate(replace(results, records=records), resamples=1)
+    table = aggregate(replace(results, records=records))
     counts = table.loc[table["n"] > 0, "n"]
     if counts.empty or counts.max() == 1:
         return "1 seed, without an interval" if len(counts) else "no seed has a value"
@@ -302,10 +291,7 @@ def _means(
     logs, shares = kind == LOG, kind == YES_NO
     bounds = np.stack(student_t(series, confidence=confidence))
     bounds[:, logs] = geometric(series[logs], confidence=confidence)
-    # A value outside the declared range means that the name belongs to a different metric, so do not clip its
-    # interval.
-    inside = ((series >= low) & (series <= high)).all(axis=1)
-    bounds = np.where(inside, np.clip(bounds, low[:, 0], high[:, 0]), bounds)
+    bounds = _clipped(bounds, series, low, high)
     found = np.stack([series.mean(axis=1), *bounds])
     found[0, logs] = np.exp(np.log(series[logs]).mean(axis=1))
     hits = series[shares].sum(axis=1)
@@ -313,38 +299,11 @@ def _means(
     return list(found)
 
 
-def _middles(series: _Floats, *, seed: int, resamples: int, confidence: float) -> list[_Floats]:
-    """Return the median, and the interquartile mean with its interval, for each row of `series`.
+def _clipped(bounds: Any, series: _Floats, low: _Floats, high: _Floats) -> _Floats:
+    """Clip the bounds of each row to [low, high], unless some of its values are outside this range.
 
-    `series` has shape (m, n), and its rows are sorted in ascending order.
+    Such a value means that the name belongs to a different metric than the declared range.
     """
-    seeds = series.shape[1]
-    iqm = series @ _iqm_weights(seeds)
-    bounds = np.full((2, len(series)), np.nan)
-    if seeds >= BOOTSTRAP_SEEDS:
-        draws = np.random.default_rng(seed).integers(0, seeds, (resamples, seeds))
-        # If each series is in ascending order, sorted indices yield sorted resamples. The statistic of a
-        # resample is then linear in the series, so a single matrix product computes it for thousands of
-        # series.
-        resampled = np.zeros((resamples, seeds))
-        where = (np.arange(resamples)[:, None], np.sort(draws, axis=1))
-        np.add.at(resampled, where, _iqm_weights(seeds))
-        left_out = np.zeros((seeds, seeds))
-        left_out[~np.eye(seeds, dtype=bool)] = np.tile(_iqm_weights(seeds - 1), seeds)
-        step = max(1, _BLOCK // resamples)
-        for first in range(0, len(series), step):
-            block = series[first : first + step].T
-            of_draws, of_others = resampled @ block, left_out @ block
-            bounds[:, first : first + step] = bca(
-                iqm[first : first + step], of_draws, of_others, confidence=confidence
-            )
-    return [np.median(series, axis=1), iqm, *bounds]
-
-
-def _iqm_weights(n: int) -> NDArray[np.float64]:
-    """Return the weights of n sorted values in the interquartile mean.
-
-    The weight of value j = 0, ..., n - 1 is 2 |[j/n, (j+1)/n] ∩ [1/4, 3/4]|.
-    """
-    edges = np.clip(np.arange(n + 1) / n, 0.25, 0.75)
-    return 2 * np.diff(edges)
+    bounds = np.stack(bounds)
+    inside = ((series >= low) & (series <= high)).all(axis=1)
+    return np.where(inside, np.clip(bounds, low[:, 0], high[:, 0]), bounds)

@@ -11,7 +11,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.results.correlations import axis, bin_means, bin_numbers, spearman
+from jaxattn.core.fractions import bin_numbers
+from jaxattn.lab.results.correlations import axis, bin_means, spearman
 from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import VALUES, evenly_spaced, file_name, format_number, minus, short_name
 from jaxattn.lab.results.run import Run
@@ -117,9 +118,7 @@ def one_step_law(
         Lemma 4.1 of arXiv 2505.17282; K classes from its public review thread.
     """
     if phase is None:
-        steps = [
-            entry["name"] for entry in results.manifest["config"]["phases"] if entry.get("kind") == "one_step"
-        ]
+        steps = [entry["name"] for entry in results.lookup(cell, "phases") if entry.get("kind") == "one_step"]
         if not steps:
             raise InputError(
                 "one_step_law: the run has no phase of kind 'one_step'; set the phase to plot with the "
@@ -204,7 +203,7 @@ def _band(
     ax: matplotlib.axes.Axes, table: pd.DataFrame, quantity: str, bins: dict[str, Any], means: pd.DataFrame
 ) -> None:
     edges = np.linspace(bins["low"], bins["high"], bins["bins"] + 1)
-    number = bin_numbers(table["posterior_difference"], edges)
+    number = bin_numbers(table["posterior_difference"].to_numpy(float), edges)
     inside = number >= 0
     # Group all seeds at once, because thousands of small groupings would take longer than the study.
     of_seeds = table[quantity][inside].groupby([table["seed"][inside], number[inside]]).mean()

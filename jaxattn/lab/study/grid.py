@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -12,7 +12,7 @@ from jaxattn.core.errors import InputError, at
 from jaxattn.core.settings import Count, PositiveInt
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.setting import Cell, merged_tables
-from jaxattn.lab.study.tree import assign
+from jaxattn.lab.study.tree import assign, flatten, location_of_entry, numbered, parents_first
 
 # Tables that define the grid. A block may contain them; a cell may not.
 GRID = ("axes", "zip", "halton", "cells", "exclude")
@@ -55,7 +55,9 @@ def grid_cells(
     returns the tables of a block or cell, and `read` creates a cell from its tables, index and axis values.
 
     Raises:
-        InputError: a block or axis has an unknown key, a value makes a cell invalid, or the grid is empty.
+        InputError: a block or axis has an unknown key, a value makes a cell invalid, a value of a block or
+            axis has no effect because another one replaces it, two cells of a block have the same settings,
+            or the grid is empty.
     """
     result: list[Cell] = []
     for name, block in tree.get("blocks", {}).items() or [("", {})]:
@@ -64,13 +66,51 @@ def grid_cells(
                 if key in PRESENTATION and key not in GRID:
                     raise InputError(f"{key} cannot differ between blocks; set it outside the blocks")
             own = merged_tables({key: x for key, x in tree.items() if key != "blocks"}, block, names)
-            for settings in points(tables_of(own)):
-                if len(result) == _MAX_CELLS:
-                    raise InputError(
-                        f"the blocks have more than {_MAX_CELLS:,} cells in total; use fewer values"
-                    )
+            every = points(tables_of(own))
+            _check_effect(own, block, dict.fromkeys(map(tuple, every)))
+            if len(result) + len(every) > _MAX_CELLS:
+                raise InputError(f"the blocks have more than {_MAX_CELLS:,} cells in total; use fewer values")
+            first = len(result)
+            for settings in every:
                 result.append(_cell(len(result), own, name, settings, tables_of, read))
+            _check_labels(result[first:])
     return result
+
+
+def _check_effect(tree: Mapping[str, Any], block: Mapping[str, Any], swept: Iterable[Sequence[str]]) -> None:
+    """Raise InputError if a cell sweeps a key twice, or a key that replaces a setting of its block.
+
+    `swept` contains the keys of the cells. The entries of lists are addressed by name or index.
+    """
+    changed = {key: x for key, x in block.items() if key not in GRID}
+    fixed = {}
+    for key, x in flatten(changed).items():
+        # A bare name is shorthand for a table with this `kind`.
+        kind = ".kind" if isinstance(x, str) and location_of_entry(tuple(key.split("."))) else ""
+        fixed[numbered(tree, key) + kind] = key
+    for keys in swept:
+        known: dict[str, str] = {}
+        for key in keys:
+            same = known.setdefault(numbered(tree, key), key)
+            if same != key:
+                raise InputError(f"{key}: the same setting as {same}; sweep only one of them")
+        for place, key in known.items():
+            for location, name in fixed.items():
+                if f"{location}.".startswith(f"{place}."):
+                    raise InputError(f"{name}: has no effect, because {key} is swept; remove one of them")
+
+
+def _check_labels(cells: Sequence[Cell]) -> None:
+    """Raise InputError if two cells have the same settings."""
+    known: dict[str, Cell] = {}
+    for cell in cells:
+        if (same := known.setdefault(cell.config_hash, cell)) is not cell:
+            labels = " and ".join(f"{each.number} ({_label(each.settings)})" for each in (same, cell))
+            raise InputError(f"cells {labels} have the same settings; remove one of them")
+
+
+def _label(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {value!r}" for key, value in settings.items())
 
 
 def points(grid: Any) -> list[dict[str, Any]]:
@@ -206,9 +246,8 @@ def _cell(
 ) -> Cell:
     own: Any = {key: value for key, value in tree.items() if key not in _OF_ALL_CELLS}
     named = {"block": block} if block else {}
-    location = ", ".join(f"{key} = {value!r}" for key, value in (named | settings).items())
-    with at(f"axes: cell {number} ({location})" if settings else ""):
-        for key, value in settings.items():
+    with at(f"axes: cell {number} ({_label(named | settings)})" if settings else ""):
+        for key, value in parents_first(settings):
             if key.partition(".")[0] in PRESENTATION:
                 raise InputError(f"{key} cannot be swept; set it outside the axes")
             own = assign(own, key, value)

@@ -7,7 +7,7 @@ can be padded.
 
 import functools
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -158,7 +158,8 @@ class Reader:
         }
         if setting.hold:
             tables["hold"] = list(setting.hold)
-        return Cell(number, dict(settings), setting_in_span(setting), tables, _config_hash(setting, tables))
+        hash = _config_hash(setting, tables, settings.keys())
+        return Cell(number, dict(settings), setting_in_span(setting), tables, hash)
 
     def _thing(self, concept: Concept[_C], table: Any, location: str) -> tuple[_C, Any]:
         key = location, repr(table)
@@ -284,8 +285,9 @@ def check_kind(given: type[Dataset], model: Model[Any]) -> None:
         )
 
 
-def _config_hash(setting: Setting, tables: Mapping[str, Any]) -> str:
-    kept = {key: x for key, x in tables["data"].items() if key not in setting.data.inert}
+def _config_hash(setting: Setting, tables: Mapping[str, Any], swept: Collection[str]) -> str:
+    inert = {key for key in setting.data.inert if f"data.{key}" not in swept}
+    kept = {key: x for key, x in tables["data"].items() if key not in inert}
     encoded = msgspec.json.encode({**tables, "data": kept}, order="deterministic")
     return hashlib.sha256(encoded).hexdigest()[:16]
 

@@ -27,6 +27,14 @@ def assign(tree: Any, key: str, value: Any) -> Any:
     return _assigned(tree, (), [*axis[1].split("."), axis[2]] if axis else key.split("."), value)
 
 
+def parents_first(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the items of settings in the order in which to assign them: tables before the keys in them.
+
+    A value of a key such as `loss` replaces the whole table.
+    """
+    return sorted(settings.items(), key=lambda item: item[0].count("."))
+
+
 def numbered(tree: Any, key: str) -> str:
     """Replace the names of list entries in a dotted key with their indices."""
     parts = []

@@ -377,6 +377,7 @@ def test_early_stop_ends_with_the_best_parameters(overfitting, patience):
     np.testing.assert_allclose(state.params.E, expected.E, rtol=1e-12)
     np.testing.assert_allclose(state.params.v, expected.v, rtol=1e-12)
     assert state.step == STEPS
+    assert state.evaluations == gave_up
     # Before it stops, it is an ordinary descent.
     early = run(algorithm, algorithm.init(params), (train, held_out), EVERY - 1)
     np.testing.assert_allclose(early.params.E, run(inner, inner.init(params), train, EVERY - 1).params.E)
@@ -393,6 +394,7 @@ def test_vmapped_runs_stop_independently(overfitting):
     for lane, one in enumerate((params, other)):
         alone = run(algorithm, algorithm.init(one), (train, held_out), STEPS)
         np.testing.assert_allclose(state.params.E[lane], alone.params.E, rtol=1e-10)
+        assert state.evaluations[lane] == alone.evaluations == by_hand(one, train, held_out, 1)[1]
 
 
 def test_advancing_several_steps_at_once_equals_single_steps(overfitting):

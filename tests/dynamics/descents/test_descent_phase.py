@@ -10,8 +10,10 @@ import optax.contrib
 import pytest
 
 import jaxattn as ja
+from jaxattn.base import Task
 from jaxattn.core.errors import InputError
-from jaxattn.dynamics import optimizer, schedule
+from jaxattn.data.splits import splits_of
+from jaxattn.dynamics import loss, optimizer, schedule
 from jaxattn.dynamics.descents.descent_phase import Descent, check_options
 
 
@@ -253,3 +255,31 @@ def test_error_in_a_custom_transformation_is_not_hidden(task, params):
     phase = Descent(name="q", train=("p",), optimizer=_faulty, step_size=0.1, steps=2)
     with pytest.raises(KeyError):
         phase.step(task, phase.init(task, params, jax.random.key(0)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"optimizer": "adam", "step_size": 0.05}, {"optimizer": "polyak", "step_size": 4.0}, {"batch_size": 7}],
+)
+def test_evaluations_count_the_gradients_before_an_early_stop(options):
+    """The oracle is a loop that calls the phase without early stopping one step at a time."""
+    sizes = {"vocab_size": 60, "relevant": 10, "length": 6, "sequences": 40, "max_posterior_difference": 0.5}
+    train, held_out = (ja.data.independent(jax.random.key(seed), **sizes) for seed in (0, 1))
+    model, key = ja.models.OneLayer(dim=32), jax.random.key(3)
+    task = Task(model, ja.losses.DEFAULT, splits_of(train, validation=held_out))
+    params = ja.models.one_layer.init(jax.random.key(2), vocab_size=60, dim=32)
+    settings = {"name": "joint", "train": ("E", "p", "v"), "optimizer": "sgd", "step_size": 30.0, "steps": 80}
+    plain = Descent(**settings | options)
+    state, best, waited, gradients = plain.init(task, params, key), np.inf, 0, 0
+    step, of_held_out = jax.jit(lambda x: plain.step(task, x)), jax.jit(lambda x: loss(x, held_out))
+    while gradients < 80 and waited < 2:
+        state, gradients = step(state), gradients + 1
+        if gradients % 5 == 0:
+            found = float(of_held_out(state.params))
+            best, waited = (found, 0) if found < best else (best, waited + 1)
+    assert gradients < 80
+    assert plain.metrics(state)["evaluations"] == gradients
+    stopping = Descent(**settings | options, patience=2, check_every=5)
+    end = jax.jit(lambda x: stopping.advance(task, x, 80))(stopping.init(task, params, key))
+    assert stopping.metrics(end)["evaluations"] == gradients
+    assert end.step == 80

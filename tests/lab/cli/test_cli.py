@@ -44,7 +44,7 @@ def test_runs_can_be_aggregated_and_reported(call, tmp_path):
     assert out.splitlines()[-1] == page
     for name in ("records.parquet", "tokens.parquet", "manifest.json", "report.html"):
         assert (folder / name).stat().st_size > 0
-    status, out, _ = call("aggregate", folder, "--out", tmp_path / "all.csv", "--resamples", "50")
+    status, out, _ = call("aggregate", folder, "--out", tmp_path / "all.csv")
     assert status == 0
     assert "iqm" in (tmp_path / "all.csv").read_text().partition("\n")[0]
     status, out, _ = call("aggregate", folder, "--metrics", "loss", "--json")
@@ -268,7 +268,7 @@ def test_help_shows_an_example_and_omits_defaults_of_none(command, width, monkey
         (["run"], "run: missing SWEEP; see `jaxattn run --help`"),
         (["diagnose", "--head", "v.npy"], "diagnose: missing --embedding, --query, --corpus; see "),
         (["run", "x.toml", "y.toml"], "run: unrecognized options: y.toml; see `jaxattn run --help`"),
-        (["aggregate", "x", "--seed", "a"], "aggregate: error parsing --seed: invalid literal"),
+        (["heads", "x", "--texts", "y", "--draws", "a"], "heads: error parsing --draws: invalid literal"),
     ],
 )
 def test_mistyped_command_line_suggests_the_nearest_name(call, words, message):

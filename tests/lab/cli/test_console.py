@@ -104,7 +104,7 @@ def run_of(directory, cells, seeds=2, metrics=METRICS):
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("cells", [1, 6, 40])
 def test_summary_fits_the_terminal_without_truncation(lines, tmp_path, cells, width):
-    found = lines(console.print_summary, run_of(tmp_path, cells), width=width, resamples=20)
+    found = lines(console.print_summary, run_of(tmp_path, cells), width=width)
     assert max(map(len, found)) <= width
     assert "…" not in "".join(found)
     assert "mean over 2 seeds [95 % interval, Student's t]" in " ".join(" ".join(found).split())
@@ -125,10 +125,10 @@ MANY = [*METRICS, *(f"spectral_norm_of_layer_{k}" for k in range(14))]
 @pytest.mark.parametrize("cells", [1, 6])
 def test_six_metrics_are_printed_unless_all_are_requested(lines, tmp_path, cells):
     run = run_of(tmp_path, cells, metrics=MANY)
-    found = " ".join(" ".join(lines(console.print_summary, run, resamples=20)).split())
+    found = " ".join(" ".join(lines(console.print_summary, run)).split())
     assert sum(f" {name} " in found for name in MANY) == 6
     assert "13 more metrics with --all" in found
-    found = " ".join(" ".join(lines(console.print_summary, run, every=True, resamples=20)).split())
+    found = " ".join(" ".join(lines(console.print_summary, run, every=True)).split())
     assert all(f" {name} " in found for name in MANY)
     assert "more metrics" not in found
 
@@ -145,7 +145,7 @@ def learned(tmp_path):
 def test_words_in_the_output_of_a_run_are_never_broken(lines, learned, width, every):
     def show():
         console.print_headline(learned)
-        console.print_summary(learned, every=every, resamples=20)
+        console.print_summary(learned, every=every)
 
     wide, found = lines(show, width=10_000), lines(show, width=width)
     assert max(map(len, found)) <= width

@@ -1,5 +1,7 @@
 """Planted models: E·v = α is detected, and random models stay in the null band."""
 
+from fractions import Fraction
+
 import jax
 import numpy as np
 import optax
@@ -416,3 +418,25 @@ def test_min_count_that_leaves_few_tokens_suggests_another(corpus, alpha, used):
         for x in lines(found, "only")
     ]
     assert said == ([True] if given["min_count"] > lower else [])
+
+
+def test_spearman_over_tokens_ties_equal_fractions():
+    """Tokens occur a few times, in sequences of different lengths, so most fractions occur repeatedly."""
+    rng = np.random.default_rng(3)
+    sequences = [rng.integers(0, 40, length).tolist() for length in rng.choice([3, 6, 7, 9], 60)]
+    labels = rng.choice([-1, 1], 60)
+    corpus = ja.data.from_sequences(sequences, labels.tolist(), vocab_size=40)
+    signed = [
+        [(int(y), s.count(t), len(s)) for s, y in zip(sequences, labels, strict=True)] for t in range(40)
+    ]
+    counts = np.array([sum(n for _, n, _ in row) for row in signed])
+    used = [t for t in range(40) if counts[t]]
+    alpha = [abs(sum(Fraction(y * n, size) for y, n, size in signed[t])) for t in used]
+    difference = [abs(Fraction(sum(y * n for y, n, _ in signed[t]), int(counts[t]))) for t in used]
+    scores = rng.normal(size=40)
+    found = diagnose(*planted(scores, scores), corpus, min_count=1, draws=2, resampled=2)
+    for quantity, exact in (("|α|", alpha), ("|posterior difference|", difference)):
+        assert len(set(exact)) < len(exact)
+        ranks = np.unique(np.array(exact), return_inverse=True)[1]
+        expected = stats.spearmanr(scores[used], ranks).statistic
+        np.testing.assert_allclose(row(found, f"E·p against {quantity}")["value"], expected, atol=1e-12)

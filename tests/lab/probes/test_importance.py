@@ -1,13 +1,18 @@
 """Probes of importance: correlations compared with SciPy, and one step compared with its law."""
 
+from fractions import Fraction
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
+import jaxattn as ja
 from jaxattn import dynamics, models
-from jaxattn.lab.probes import OneStepEmbeddings, Probes, importance
+from jaxattn.base import Task
+from jaxattn.data.splits import splits_of
+from jaxattn.lab.probes import OneStepEmbeddings, ProbeContext, Probes, importance
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -67,3 +72,22 @@ def test_one_step_embeddings_match_the_definition(x64, corpus, show, draw, measu
     law = alpha @ np.atleast_2d(v.T if classes > 2 else v)
     expected = np.linalg.norm((after.E - before.E) / 3.0 - law, axis=1).max()
     np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_spearman_over_tokens_ties_equal_posterior_differences(rng, measure):
+    sequences = rng.integers(0, 40, (60, 9)).tolist()
+    labels = rng.choice([-1, 1], 60)
+    corpus = ja.data.from_sequences(sequences, labels.tolist(), vocab_size=40)
+    model = models.OneLayer(dim=16)
+    like = jax.eval_shape(lambda: model.init(jax.random.key(0), corpus, dtype=jnp.float32))
+    params = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), like)
+    task = Task(model, ja.losses.DEFAULT, splits_of(corpus))
+    seen = ProbeContext(params, task, dynamics.OneStep(name="step", step_size=3.0), None)
+    found = measure(importance.Importance(min_count=1), seen)
+    counts = [
+        [sum(s.count(t) for s, y in zip(sequences, labels, strict=True) if y == k) for k in (-1, 1)]
+        for t in range(40)
+    ]
+    exact = np.array([abs(Fraction(b - a, a + b)) for a, b in counts])
+    expected = stats.spearmanr(np.asarray(params.E @ params.p), np.unique(exact, return_inverse=True)[1])
+    np.testing.assert_allclose(found["spearman_Ep_absolute_tokens"], expected.statistic, atol=1e-6)

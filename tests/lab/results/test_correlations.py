@@ -6,13 +6,14 @@ import pytest
 import scipy.stats
 from scipy import stats
 
+from jaxattn.core.fractions import bin_numbers
 from jaxattn.lab.probes import importance as compiled
 from jaxattn.lab.results.correlations import (
     Binned,
     bin_means,
-    bin_numbers,
     correlations,
     pearson,
+    quantile_bins,
     quantile_edges,
     spearman,
     weighted_ranks,
@@ -46,9 +47,9 @@ def test_points_outside_the_bin_range_have_no_bin():
 
 def test_quantile_bins_have_equal_counts_and_do_not_split_ties(rng):
     x = rng.normal(size=100)
-    assert np.bincount(bin_numbers(x, quantile_edges(x, 5))).tolist() == [20] * 5
+    assert np.bincount(quantile_bins(x, quantile_edges(x, 5))).tolist() == [20] * 5
     x = np.array([0.0] * 50 + list(range(1, 11)))
-    tied = bin_numbers(x, quantile_edges(x, 5))
+    tied = quantile_bins(x, quantile_edges(x, 5))
     assert len(set(tied[:50])) == 1
     assert (tied >= 0).all()
 
@@ -66,7 +67,8 @@ def test_point_on_an_edge_is_in_the_upper_bin_in_both_precisions():
         inside = compiled.bin_means_array(jnp.asarray(tenths, float), jnp.asarray(x), 20, -1.0, 1.0)
         assert inside.tolist() == [*range(-10, 9), 9.5]
     # The width of bins of α scales with α.
-    assert bin_numbers([1e-7, 2e-7, 3e-7], [-np.inf, 1.5e-7, 2.5e-7, np.inf]).tolist() == [0, 1, 2]
+    edges = np.array([-np.inf, 1.5e-7, 2.5e-7, 1.0, np.inf])
+    assert quantile_bins(np.array([1e-7, 2e-7, 3e-7]), edges).tolist() == [0, 1, 2]
 
 
 def equal_bins(x, low, high, bins):
@@ -74,7 +76,7 @@ def equal_bins(x, low, high, bins):
 
 
 def equal_counts(x, bins):
-    return Binned(x, bin_numbers(x, quantile_edges(x, bins)))
+    return Binned(x, quantile_bins(x, quantile_edges(x, bins)))
 
 
 def written_out(x, weights):

@@ -18,10 +18,10 @@ UNIT = Criterion(0.0, 1.0, "")
     [
         (0.2, 0.8, "within"),
         (0.0, 1.0, "within"),
-        (0.0, np.nextafter(1, 2), "unknown"),
+        (0.0, 1.00001, "unknown"),
         (-1.0, 2.0, "unknown"),
         (1.0, 2.0, "unknown"),
-        (np.nextafter(1, 2), 2.0, "outside"),
+        (1.00001, 2.0, "outside"),
         (-2.0, -1.0, "outside"),
         (math.nan, math.nan, "unknown"),
         (0.5, math.nan, "unknown"),
@@ -41,6 +41,14 @@ def test_value_is_compared_with_the_criterion_if_enough_seeds_are_equal(value, s
     assert verdict(Estimate(value, math.nan, math.nan, seeds), UNIT, "published") == getattr(
         VERDICTS["published"], where
     )
+
+
+def test_fraction_in_float32_meets_its_decimal_criterion():
+    value = float(np.float32(0.95))
+    assert value < 0.95
+    equal = Estimate(value, math.nan, math.nan, 6)
+    assert verdict(equal, Criterion(0.95, math.inf, ""), "promised") == "holds"
+    assert verdict(equal, Criterion(-math.inf, 0.949, ""), "promised") == "fails"
 
 
 def test_finding_without_a_criterion_is_measured_or_undecided():

@@ -18,6 +18,7 @@ import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.data import corpus
 from jaxattn.lab.results import load
+from jaxattn.lab.results.combine import group
 from jaxattn.lab.results.params import Parameters
 from jaxattn.lab.storage import batch_state, checkpoints
 from jaxattn.lab.storage import manifest as manifests
@@ -262,3 +263,48 @@ def test_parameters_of_padded_and_blocked_runs_have_their_own_shapes(tmp_path):
         results.params(cell=cell, seed=0).E - results.params(cell=cell, seed=0, step=0).E for cell in (0, 2)
     ]
     np.testing.assert_allclose(2 * steps[0], steps[1], rtol=1e-3, atol=1e-6)
+
+
+def test_cells_of_blocks_with_other_kinds_have_the_defaults_of_their_kinds(tmp_path):
+    """The weights of `key_query` are the identity by default, and those of `mlp` are normal."""
+    data = {"kind": "independent", "vocab_size": 12, "relevant": 4, "length": 4, "sequences": 16}
+    study = ja.Study(
+        name="kinds",
+        seeds=1,
+        data=data,
+        model={"kind": "key_query", "dim": 8},
+        phases=[ja.dynamics.OneStep(name="embed", step_size=1.0)],
+        axes={"phases.embed.step_size": [1.0, 2.0]},
+        blocks={
+            "a": {},
+            "b": {"model": {"kind": "mlp"}, "loss": "squared"},
+            "c": {
+                "data": {"kind": "assumption1"},
+                "phases": {"embed": {"kind": "descent", "optimizer": "sgd", "steps": 2}},
+            },
+        },
+    )
+    ran = study.run(tmp_path / "out", quiet=True)
+    results = load(tmp_path / "out")
+    for cell in study.cells:
+        wanted = {"tables": cell.tables, "weights": cell.setting.model.weights}
+        assert {key: x for key, x in results.tables(cell.number).items() if key in cell.tables} == cell.tables
+        assert results.lookup(cell.number, "model.weights") == wanted["weights"]
+        for step in (0, None):
+            same = [run.params(cell=cell.number, step=step) for run in (ran, results)]
+            jax.tree.map(np.testing.assert_array_equal, *same)
+        splits = [run.dataset(0, cell.number).train.targets for run in (ran, results)]
+        np.testing.assert_array_equal(*splits)
+    normal = results.choose(where={"model.weights": "normal"})
+    assert [cell["settings"]["block"] for cell in normal.manifest["cells"]] == ["b", "b"]
+    grouped = group(results, ["model.weights"])
+    assert sorted(cell["settings"]["model.weights"] for cell in grouped.manifest["cells"]) == [
+        "identity",
+        "normal",
+    ]
+    identity = next(
+        c["cell"] for c in grouped.manifest["cells"] if c["settings"]["model.weights"] == "identity"
+    )
+    assert grouped.lookup(identity, "model.kind") == "key_query"
+    with pytest.raises(InputError, match=r"data\.kind: no such key"):
+        grouped.lookup(identity, "data.kind")

@@ -130,6 +130,54 @@ def test_invalid_grids_raise_errors_with_a_location(settings, grid, message):
         settings(**grid)
 
 
+PAIRED = {"loss": ["logistic", "squared"]}
+SMOOTH = {"loss.smoothing": [0.0, 0.5]}
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [
+        {"axes": SMOOTH | PAIRED},
+        {"axes": PAIRED | SMOOTH},
+        {"cells": [{"loss.smoothing": x} for x in (0.0, 0.5)], "zip": PAIRED},
+        {"blocks": {name: {"loss": name, "axes": SMOOTH} for name in PAIRED["loss"]}},
+        {"axes": PAIRED, "halton": {"points": 2, "axes": {"loss.smoothing": {"low": 0, "high": 0.5}}}},
+    ],
+)
+def test_swept_key_is_in_effect_whatever_the_order_of_its_parent(tables, grid):
+    cells = Definition(tables(**grid)).cells
+    assert len(cells) == len({cell.config_hash for cell in cells}) == 4
+    for cell in cells:
+        kind = cell.settings.get("loss", cell.settings.get("block"))
+        assert cell.tables["loss"] == {"kind": kind, "smoothing": cell.settings["loss.smoothing"]}
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        (
+            {"cells": [{"model.dim": 8}, {"model.dim": 4}, {"model.dim": 8}]},
+            r"cells 0 \(model.dim = 8\) and 2 \(model.dim = 8\) have the same settings; remove one",
+        ),
+        (
+            {"zip": {"phases.0.step_size": [1.0, 2.0], "phases.embed.step_size": [3.0, 4.0]}},
+            "phases.embed.step_size: the same setting as phases.0.step_size; sweep only one of them",
+        ),
+        (
+            {"axes": {"model.dim": [4, 8]}, "blocks": {"a": {}, "b": {"model": {"dim": 16}}}},
+            "blocks.b: model.dim: has no effect, because model.dim is swept; remove one of them",
+        ),
+        (
+            {"axes": PAIRED, "blocks": {"b": {"loss": {"smoothing": 0.5}}}},
+            "blocks.b: loss.smoothing: has no effect, because loss is swept",
+        ),
+    ],
+)
+def test_settings_that_have_no_effect_are_rejected(tables, grid, message):
+    with pytest.raises(InputError, match=message):
+        Definition(tables(**grid))
+
+
 def test_cell_has_the_hash_of_the_equivalent_study(tables):
     axes = {"model.dim": [16, 8], "phases.query.optimizer": ["sgd", "adam"]}
     cells = Definition(tables(axes=axes)).cells
