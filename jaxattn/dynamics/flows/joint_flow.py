@@ -16,6 +16,7 @@ from flax import struct
 from jax import Array
 
 from jaxattn.core.errors import InputError
+from jaxattn.core.mapping import nonzero
 from jaxattn.core.pytrees import Leaf
 from jaxattn.core.settings import Positive, PositiveInt, Static
 from jaxattn.data.corpus import Corpus
@@ -23,6 +24,7 @@ from jaxattn.dynamics.flows.arc_length import Ends, FlowPath, Row, Stop, begin, 
 from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.far_field import Handover, hand_over, neglected
 from jaxattn.dynamics.flows.joint_coordinates import JointCoordinates, joint_coordinates
+from jaxattn.dynamics.flows.minimum import balanced_or_unresolved, settles, settles_jointly
 from jaxattn.dynamics.flows.seeds import (
     Tolerance,
     check_ends,
@@ -59,7 +61,7 @@ class JointPath(FlowPath):
 
     Attributes:
         p: (k, d); the points.
-        v: (k, d); v/‖v‖.
+        v: (k, d); v/‖v‖, or zeros where v is zero.
         norm: (k,); ‖p‖.
         log_v_norm: (k,); log ‖v‖.
         steps: (k,) int32; number of steps attempted up to each row.
@@ -167,18 +169,21 @@ def _follow(
     initial = begin(handover.flow, ends, until_norm, points - half + 1)
     far = integrate(handover.flow, ends, until_norm, max_steps, initial, clock=_CLOCK)
     first, second = _directly(flow, near.rows), _rows_with_v_from_p(handover, far.rows, near.here.steps)
-    errors = jax.vmap(partial(neglected, handover))(far.rows.z, second["log_v_norm"] - handover.head.log_norm)
+    log_scale = second["log_v_norm"] - handover.head.log_norm
+    errors = jax.vmap(partial(neglected, handover))(far.rows.z, log_scale, far.rows.log_gradient_norm)
     good = jnp.cumprod(errors <= _MISMATCH)
     last = jnp.maximum(good.sum() - 1, 0)
     kept = jax.tree.map(lambda x: x[jnp.minimum(jnp.arange(len(good)), last)], second)
     rows = jax.tree.map(lambda x, y: jnp.concatenate([x, jnp.where(goes_on, y[1:], x[-1])]), first, kept)
     valid = goes_on & (good[-1] > 0)
+    near_status = balanced_or_unresolved(near.status, settles_jointly, flow, near.here.z)
+    far_status = balanced_or_unresolved(far.status, settles, handover.flow, far.here.z)
     # Of the rows that are rejected, only the first counts towards the error.
     errors = jnp.where(jnp.arange(len(good)) <= last + 1, errors, 0)
     return JointPath(
         **rows,
         columns=jacobian_columns(E),
-        status=jnp.where(valid, far.status, jnp.where(arrived, Stop.UNSETTLED, near.status)),
+        status=jnp.where(valid, far_status, jnp.where(arrived, Stop.UNSETTLED, near_status)),
         accepted=near.accepted + jnp.where(goes_on, far.accepted, 0),
         rejected=near.rejected + jnp.where(goes_on, far.rejected, 0),
         selection=Selection(handover.head.chosen),
@@ -191,7 +196,7 @@ def _directly(flow: JointCoordinates, rows: Row) -> dict[str, Array]:
     v, v_norm = flow.head.p(z_v), _norms(flow.head, z_v)
     return {
         "p": flow.query.p(z_p),
-        "v": v / v_norm[:, None],
+        "v": v / nonzero(v_norm)[:, None],
         "norm": _norms(flow.query, z_p),
         "log_v_norm": jnp.log(v_norm),
         "steps": rows.steps,
