@@ -18,6 +18,7 @@ from jax import Array
 from jaxattn.core.errors import InputError
 from jaxattn.core.mapping import nonzero
 from jaxattn.core.pytrees import Leaf
+from jaxattn.core.scaling import power_of_two
 from jaxattn.core.settings import Positive, PositiveInt, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.arc_length import Ends, FlowPath, Row, Stop, begin, integrate
@@ -34,6 +35,7 @@ from jaxattn.dynamics.flows.seeds import (
     of_seeds,
     over_seeds,
 )
+from jaxattn.dynamics.flows.ties import zero_if_absent
 from jaxattn.theory.selection import Selection
 
 # Value of ‖v‖ max ‖E_s‖ above which v is slaved (computed from p). Neglected terms decay like its inverse,
@@ -155,7 +157,10 @@ def joint_flow(
 def _follow(
     E: Array, p: Array, v: Array, corpus: Corpus, settings: Sequence[Array], max_steps: Array, points: int
 ) -> JointPath:
-    until_norm, rtol = settings
+    E = zero_if_absent(E, corpus)
+    # Dividing by a power of two is exact, so paths agree bitwise for E 2^k, p 2^-k and v 2^-k.
+    scale = power_of_two(jnp.abs(E).max())
+    E, p, v, until_norm, rtol = E / scale, p * scale, v * scale, settings[0] * scale, settings[1]
     ends = Ends(until_norm, jnp.asarray(math.inf), jnp.zeros(()), rtol)
     flow = joint_coordinates(E, p, v, corpus, FAR)
     half = (points + 1) // 2
@@ -180,6 +185,8 @@ def _follow(
     far_status = balanced_or_unresolved(far.status, settles, handover.flow, far.here.z)
     # Of the rows that are rejected, only the first counts towards the error.
     errors = jnp.where(jnp.arange(len(good)) <= last + 1, errors, 0)
+    rows["p"], rows["norm"] = rows["p"] / scale, rows["norm"] / scale
+    rows["log_v_norm"] = rows["log_v_norm"] - jnp.log(scale)
     return JointPath(
         **rows,
         columns=jacobian_columns(E),
