@@ -250,7 +250,7 @@ class Coordinates:
         speed = jnp.square(self.norm(velocity))
         root = jnp.sqrt(ahead**2 + speed * square)
         distance = jnp.where(ahead > 0, square / (root + ahead), (root - ahead) / nonzero(speed))
-        distance = jnp.where(speed > 0, distance, jnp.inf)
+        distance = jnp.where(speed == 0, jnp.inf, distance)
         # The path is curved, so the step ends slightly before or beyond the sphere; aim for slightly beyond.
         return (1 + 1e-6) * distance
 
