@@ -73,8 +73,8 @@ class JointPath(FlowPath):
         selection: the selected token in each sequence, which determines the max-margin v; meaningful only
             if the path has reached the second half.
         mismatch: (); error of dp/dt with v slaved: the larger of the sine of the angle between dp/dt
-            before and after the transition, and the largest relative error of a sequence weight
-            afterwards. NaN before the transition.
+            before and after the transition, and the largest bound on what is neglected afterwards (see
+            `far_field.neglected`). NaN before the transition.
         columns: () int; number of columns in the Jacobian, as in `Path`.
     """
 
@@ -121,7 +121,8 @@ def joint_flow(
     attended tokens, the multipliers of this max-margin problem serve as the weights of the sequences, and
     log ‖v‖ is integrated separately. If dp/dt differs between the two stages at the transition, the path
     ends there with status UNSETTLED. It also ends with this status if the sequence weights later deviate
-    from the multipliers; in that case, the last row is the last one at which they agree.
+    from the multipliers, if a force that is neglected becomes relevant, or if a sequence attends to another
+    token; in that case, the last row is the last one at which all this is excluded.
 
     Args:
         params: E (V, d), p (d,), v (d,). Any of them may have a leading axis of B seeds.
@@ -135,10 +136,11 @@ def joint_flow(
 
     Returns:
         The path. NORM: ‖p‖ reached `until_norm`. UNSETTLED: ‖v‖ grows, but p does not select a single
-        token in every sequence on the margin of v; the path is valid up to its end. BALANCED: the forces
-        cancel up to rounding, so either p converges to a mixture of tokens while v may grow, or no v
-        separates the attended tokens by class. If a seed fails, `status` records the failure, and other
-        seeds are not affected.
+        token in every sequence on the margin of v, or the forces that the second stage neglects are no
+        longer small; the path is valid up to its end. BALANCED: the forces on p cancel at a strict minimum
+        of the loss, so p converges to a mixture of tokens, while v may grow. UNRESOLVED: the forces cancel
+        up to rounding, but not at a strict minimum, so smaller forces may still move p. If a seed fails,
+        `status` records the failure, and other seeds are not affected.
 
     Raises:
         InputError: there are more than two classes, the shapes do not match, or `until_norm` is infinite.
