@@ -48,14 +48,13 @@ _REASONS = {
     Stop.DIRECTION: "direction: the direction of p changes by no more than until_direction",
     Stop.STEP_BUDGET: "step_budget: max_steps steps were accepted or rejected",
     Stop.STATIONARY: "stationary: the gradient is exactly zero",
-    Stop.BALANCED: "balanced: the forces of the sequences cancel up to rounding, so p converges to a finite "
-    "point; if v is trained too, forces below rounding could still move p",
+    Stop.BALANCED: "balanced: the forces cancel at a strict minimum of the loss, so p converges to a finite point",
     Stop.FAILED: "failed: NaN, or a step that is too short for float64",
     Stop.UNSETTLED: "unsettled: v has become large but is not determined by p, which the rest of the path "
     "requires",
     Stop.LOSS: "loss: log L reached until_log_loss",
     Stop.UNRESOLVED: "unresolved: forces that cancel hide all others in float64, so it is not known which "
-    "tokens tie, or whether tied scores still move",
+    "tokens tie, or whether p still moves",
     Stop.UNDECIDED: "undecided: the forces between two tokens cancel, and the order of the force that is "
     "left is not known; the path is exact up to its last point",
     Stop.TIME: "time: t reached until_time",

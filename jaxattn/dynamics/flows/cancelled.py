@@ -38,13 +38,16 @@ from jaxattn.dynamics.flows.ties import first_of
 
 # Maximum number of idle pairs for which second-order terms are computed.
 _MAX_CANCELLED = 32
-# Relative tolerances at first and second order: a sum counts as zero if cancellation leaves less than this
-# fraction.
-_CANCELS, _CANCELS_TWICE = 1e-9, 1e-8
-# Two values count as equal if their difference, relative to their magnitudes, is less than this.
-_EQUAL = 1e-11
+# First-order forces whose sum is at most the first fraction of their sizes are zero up to rounding. Above the
+# second one, the sum has three digits and counts as a force. In between, it is unknown whether it is zero: a
+# force of this size is negligible at first, and exceeds all others for large ‖p‖.
+_CANCELS, _REMAINS = 2e-15, 1e-13
+# Second-order terms whose sum is at most this fraction of their sizes count as zero.
+_CANCELS_TWICE = 1e-11
+# Two values count as equal if their difference, relative to their magnitudes, is at most this.
+_EQUAL = 2e-15
 # Embedding differences θ count as equal if they differ by less than this fraction of the longest difference.
-_SAME = 1e-13
+_SAME = 1e-15
 
 
 class Cancelled(NamedTuple):
@@ -53,8 +56,8 @@ class Cancelled(NamedTuple):
     Attributes:
         idle: (R, W) bool; True if the first-order forces of the entry's pair cancel.
         pairs: second-order terms of these pairs.
-        undecided: () bool; True if the order of the remaining force is unknown for some pair, or if there are
-            too many pairs.
+        undecided: () bool; True if it is unknown for some pair whether its forces cancel, or of which order
+            the remaining force is, or if there are too many pairs.
     """
 
     idle: Array
@@ -120,10 +123,10 @@ class _Loss(NamedTuple):
 def cancelled(corpus: Corpus, values: Float[Array, " V *K"], tied: Tied) -> Cancelled:
     """Find entries whose first-order forces on the top group cancel, and compute their second-order terms."""
     entries = _entries(corpus, values, tied)
-    idle = _idle(corpus, entries, tied.attended)
+    idle, doubtful = _idle(corpus, entries, tied.attended)
     number, tokens, many = _numbered(idle, entries)
     pairs, unknown = _second_order(corpus, entries, number, tokens, tied)
-    return Cancelled(idle, pairs, many | unknown)
+    return Cancelled(idle, pairs, doubtful | many | unknown)
 
 
 def _entries(corpus: Corpus, values: Array, tied: Tied) -> _Entries:
@@ -173,7 +176,10 @@ def _groups(theta: Float[Array, "R W d"], present: Bool[Array, "R W"]) -> tuple[
     return group.reshape(present.shape), first.reshape(present.shape)
 
 
-def _idle(corpus: Corpus, entries: _Entries, attended: Array) -> Bool[Array, "R W"]:
+def _idle(
+    corpus: Corpus, entries: _Entries, attended: Array
+) -> tuple[Bool[Array, "R W"], Bool[Array, ""]]:
+    """Return entries whose first-order forces cancel, and whether this is unknown for any entry."""
     r = corpus.bags.spread(_loss(corpus, entries.f).r)
     terms = entries.weight[..., None] * r * entries.below
     product, size = terms.sum(axis=-1), jnp.abs(terms).sum(axis=-1)
@@ -184,7 +190,9 @@ def _idle(corpus: Corpus, entries: _Entries, attended: Array) -> Bool[Array, "R 
     empty = jnp.zeros(rest.size, product.dtype)
     net = empty.at[entries.group].add(jnp.where(rest, product, 0))
     gross = empty.at[entries.group].add(jnp.where(rest, size, 0))
-    return rest & (jnp.abs(net) <= _CANCELS * gross)[entries.group]
+    share = jnp.abs(net) / nonzero(gross)
+    doubtful = (share > _CANCELS) & (share <= _REMAINS)
+    return rest & (share <= _CANCELS)[entries.group], doubtful.any()
 
 
 def _numbered(idle: Array, entries: _Entries) -> tuple[Array, tuple[Array, Array], Array]:

@@ -184,6 +184,11 @@ class Coordinates:
         """Embeddings E."""
         return self.lift if self.basis is None else self.basis
 
+    @property
+    def rows(self) -> Float[Array, "V r"]:
+        """Embeddings in orthonormal coordinates of their span, or of R^d."""
+        return self.lift if self.basis is None else jnp.linalg.qr(self.basis.T, mode="r").T
+
     def moved(self, z: Float[Array, " r"]) -> "Coordinates":
         """Return the same flow, starting at the point z."""
         start, scores = self.p(z), self.scores + self.lift @ z
@@ -234,7 +239,10 @@ class Coordinates:
     def to_end(
         self, z: Float[Array, " r"], velocity: Float[Array, " r"], until_norm: Float[Array, ""]
     ) -> Float[Array, ""]:
-        """Return the s with ‖p + s · velocity‖ = until_norm; `velocity` may have any length."""
+        """Return the s with ‖p + s · velocity‖ = until_norm, infinite if `velocity` is zero.
+
+        `velocity` may have any length.
+        """
         norm, ahead = self.norm(z, 1.0), self.ahead(z, velocity)
         # With an infinite radius, the quotient below would be NaN.
         radius = jnp.minimum(until_norm, 1e150)
@@ -242,6 +250,7 @@ class Coordinates:
         speed = jnp.square(self.norm(velocity))
         root = jnp.sqrt(ahead**2 + speed * square)
         distance = jnp.where(ahead > 0, square / (root + ahead), (root - ahead) / nonzero(speed))
+        distance = jnp.where(speed == 0, jnp.inf, distance)
         # The path is curved, so the step ends slightly before or beyond the sphere; aim for slightly beyond.
         return (1 + 1e-6) * distance
 
@@ -345,6 +354,11 @@ class Coordinates:
 
         nothing = jnp.zeros((), start.dtype)
         return cond_under_vmap(jnp.isfinite(self.log_limit), from_how_far, nothing, self, start, end)
+
+    def log_gradient_norm(self, z: Float[Array, " r"]) -> Float[Array, ""]:
+        """Compute log ‖∂L/∂p‖."""
+        pull, force = self._pull(z)
+        return force.log_scale + jnp.log(self.norm(pull))
 
     def log_gross(self, z: Float[Array, " r"]) -> Float[Array, ""]:
         """Compute log Σ |∂L/∂a_s|, with the sum of the absolute values over all sequences and tokens."""

@@ -25,6 +25,7 @@ from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.core.mapping import cond_under_vmap
 from jaxattn.core.pytrees import Leaf
+from jaxattn.core.scaling import power_of_two
 from jaxattn.core.settings import NotNegative, Positive, PositiveInt, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.arc_length import (
@@ -200,6 +201,8 @@ class PathSoFar(_LinearPath):
     Attributes:
         p: (k, d); with rows as in `Path`.
         norm: (k,); ‖p‖.
+        scale: (); the power of two by which the keys are divided, and p is multiplied, in `integration` and
+            `start`.
         integration: state of the integration, in the coordinates of the current stage.
         start: (d,); p at the start of the current stage.
         ties: tied tokens in the current stage.
@@ -211,6 +214,7 @@ class PathSoFar(_LinearPath):
 
     p: Leaf
     norm: Leaf
+    scale: Leaf
     integration: Integration
     start: Leaf
     ties: Ties
@@ -222,7 +226,12 @@ class PathSoFar(_LinearPath):
     @property
     def rows(self) -> Row:
         """Quantities recorded at each row."""
-        return self.integration.rows
+        rows, log_scale = self.integration.rows, jnp.log(self.scale)
+        return rows.replace(  # type: ignore[attr-defined]
+            arc_length=rows.arc_length / self.scale,
+            log_gradient_norm=rows.log_gradient_norm + log_scale,
+            log_time=rows.log_time - 2 * log_scale,
+        )
 
     @property
     def status(self) -> Array:
@@ -234,8 +243,8 @@ def begin_path(scores: Scores, p: Array, ends: Ends, points: int) -> PathSoFar:
     """Return a path for one seed that contains only its start. `continue_path` computes further rows."""
     keys, start, values, corpus = _inputs(scores, p).arrays
     with backend.float64():
-        arrays = to_float64((zero_if_isolated(keys, corpus), start, values))
-        return _begin(*arrays, corpus, to_float64(ends), points, _log_gradient_norm(*arrays, corpus))
+        numbers = *to_float64((keys, start, values)), corpus, to_float64(ends)
+        return _begin(*numbers, points, evaluate_start=True)
 
 
 def continue_path(
@@ -243,15 +252,13 @@ def continue_path(
 ) -> PathSoFar:
     """Extend a path from `begin_path`, with the same scores, until it reaches the given row or ends."""
     with backend.float64():
-        keys = zero_if_isolated(scores.keys, scores.corpus)
-        arrays = *to_float64((keys, scores.values)), scores.corpus, path, to_float64(ends)
-        return _continued(*arrays, jnp.asarray(max_steps, jnp.int32), row + 1)
+        numbers = *to_float64((scores.keys, scores.values)), scores.corpus, path, to_float64(ends)
+        return _continued(*numbers, jnp.asarray(max_steps, jnp.int32), row + 1)
 
 
 def _follow(
     E: Array, p: Array, values: Array, corpus: Corpus, ends: Ends, max_steps: Array, points: int
 ) -> Path:
-    E = zero_if_isolated(E, corpus)
     initial = _begin(E, p, values, corpus, ends, points)
     path = _continue(E, values, corpus, initial, ends, max_steps, points)
     rows = path.rows
@@ -266,11 +273,25 @@ def _follow(
         accepted=path.integration.accepted,
         rejected=path.integration.rejected,
         columns=path.columns,
-        selection=Selection(selected(E, path.start, corpus, path.ties.leader)),
+        selection=Selection(selected(_unit_keys(E, corpus)[0], path.start, corpus, path.ties.leader)),
     )
 
 
-@partial(jax.jit, static_argnames="points")
+def _unit_keys(E: Array, corpus: Corpus) -> tuple[Array, Array]:
+    """Divide the keys by the power of two next to their length, which is exact, and return both.
+
+    Keys that exert no force are set to zero. Paths then agree bitwise for keys E 2^k and p 2^-k.
+    """
+    E = zero_if_isolated(E, corpus)
+    scale = power_of_two(jnp.abs(E).max())
+    return E / scale, scale
+
+
+def _in_units(ends: Ends, scale: Array) -> Ends:
+    return ends._replace(norm=ends.norm * scale, arc_length=ends.arc_length * scale)
+
+
+@partial(jax.jit, static_argnames=("points", "evaluate_start"))
 def _begin(
     E: Array,
     p: Array,
@@ -278,27 +299,26 @@ def _begin(
     corpus: Corpus,
     ends: Ends,
     points: int,
-    log_gradient_norm: Array | float = math.nan,
+    evaluate_start: bool = False,
 ) -> PathSoFar:
+    """Return a path that contains only its start, with the gradient norm there if `evaluate_start` is True."""
+    E, scale = _unit_keys(E, corpus)
+    ends, start = _in_units(ends, scale), p * scale
     ties = no_ties(E, values, corpus)
-    flow = tied_coordinates(E, p, corpus, ties)
+    flow = tied_coordinates(E, start, corpus, ties)
+    log_gradient_norm = flow.log_gradient_norm(flow.zero) if evaluate_start else math.nan
     return PathSoFar(
         p=jnp.broadcast_to(p, (points, len(p))),
         norm=jnp.broadcast_to(jnp.linalg.norm(p), (points,)),
+        scale=scale,
         integration=begin(flow, ends, _reach(ends), points, log_gradient_norm),
-        start=p,
+        start=start,
         ties=ties,
         tied=jnp.asarray(False),
         left=jnp.asarray(_STAGES, jnp.int32),
         accepted_before=jnp.zeros((), jnp.int32),
         columns=jacobian_columns(E),
     )
-
-
-@jax.jit
-def _log_gradient_norm(E: Array, p: Array, values: Array, corpus: Corpus) -> Array:
-    flow = tied_coordinates(E, p, corpus, no_ties(E, values, corpus))
-    return flow.at(flow.zero).log_gradient_norm
 
 
 def _continue(
@@ -310,12 +330,16 @@ def _continue(
     max_steps: Array,
     rows: int | Array,
 ) -> PathSoFar:
+    E, scale = _unit_keys(E, corpus)
+    ends = _in_units(ends, scale)
+
     def stage(before: PathSoFar) -> PathSoFar:
         flow = tied_coordinates(E, before.start, corpus, before.ties)
         integration = integrate(flow, ends, _reach(ends), max_steps, before.integration, rows)
         old = jnp.arange(len(before.p)) < before.integration.reached
-        p = jnp.where(old[:, None], before.p, _points(flow, integration.rows.z, before))
-        norm = jnp.where(old, before.norm, jax.vmap(partial(flow.norm, multiple=1.0))(integration.rows.z))
+        z = integration.rows.z
+        p = jnp.where(old[:, None], before.p, _points(flow, z, before) / scale)
+        norm = jnp.where(old, before.norm, jax.vmap(partial(flow.norm, multiple=1.0))(z) / scale)
         after = before.replace(p=p, norm=norm, integration=integration)  # type: ignore[attr-defined]
         return _next_stage(E, values, corpus, ends, before, after)
 
@@ -350,7 +374,7 @@ def _next_stage(
     slides = before.tied & ties.watch.slides & ~runs
     balances = integration.status == Stop.BALANCED
     looks = balances & (~before.tied | slides)
-    end = after.p[-1]
+    end = after.p[-1] * after.scale
     given = E, end, values, corpus, ties, slides, looks
     otherwise = end, initial_balance(E, end, values, corpus)
     p, found = cond_under_vmap(slides | looks, lambda _, *given: find_ties(*given), otherwise, *given)
@@ -368,8 +392,9 @@ def _next_stage(
         integration, first_step(1 / jnp.sqrt(jnp.square(E).sum(axis=1).max()), ends, _reach(ends))
     )
     return PathSoFar(
-        p=after.p.at[-1].set(p),
+        p=after.p.at[-1].set(p / after.scale),
         norm=after.norm,
+        scale=after.scale,
         integration=jax.tree.map(choose, again, ended),
         start=choose(found.p, jnp.where(runs, before.start, p)),
         ties=jax.tree.map(choose, found.ties, ties),

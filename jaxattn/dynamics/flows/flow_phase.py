@@ -88,6 +88,8 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
     """
 
     failure: ClassVar[str] = "the flow met NaN or a step too short to represent"
+    # Statuses that are recorded as a failure of the seed.
+    failing: ClassVar[tuple[Stop, ...]] = (Stop.FAILED,)
     dtype: ClassVar[str | None] = "float64"
     is_random: ClassVar[bool] = False
     labels: ClassVar[Mapping[str, str]] = {
@@ -143,7 +145,7 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
 
     def at(self, params: Params, path: FlowPath, row: Array) -> FlowState:
         """Return the state at the given row of a path."""
-        failed = (path.status == Stop.FAILED) & (row >= path.reached)
+        failed = jnp.isin(path.status, jnp.array(self.failing, path.status.dtype)) & (row >= path.reached)
         moved = {
             name: x.reshape(get(params, name).shape).astype(get(params, name).dtype)
             for name, x in path.params_at(row, tuple(selected(params, self.train))).items()

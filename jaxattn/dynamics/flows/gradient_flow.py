@@ -22,8 +22,9 @@ _Tolerance = Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]]
 
 
 @declare(
-    failure="gradient flow took max_steps steps; raise max_steps, try solver = 'implicit', or use exact_flow "
-    "where scores are linear in the trained parameter",
+    failure="gradient flow met NaN or took max_steps steps; raise max_steps, try solver = 'implicit', or use "
+    "exact_flow where scores are linear in the trained parameter",
+    failing=(Stop.FAILED, Stop.STEP_BUDGET),
     rotation_invariant=True,
     refines=("log_gradient_norm",),
     goal=property(lambda settings: Goal("time", "t", settings.until_time), doc="Time t at which to stop."),
@@ -133,7 +134,9 @@ def _recorded(
     losses, gradients = jax.lax.map(evaluate, rows)
     by_event = diffrax.is_event(solution.result) | ~moves
     norm, loss = distances(rows[-1])
-    status = jnp.where(diffrax.is_successful(solution.result), Stop.TIME, Stop.FAILED)
+    spent = (solution.result == diffrax.RESULTS.max_steps_reached) & jnp.isfinite(losses[-1])
+    status = jnp.where(spent & jnp.isfinite(gradients[-1]).all(), Stop.STEP_BUDGET, Stop.FAILED)
+    status = jnp.where(diffrax.is_successful(solution.result), Stop.TIME, status)
     status = jnp.where(by_event, jnp.where(norm <= loss, Stop.NORM, Stop.LOSS), status)
     time = jnp.expm1(log_times)
     return RecordedPath(

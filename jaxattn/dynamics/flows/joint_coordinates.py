@@ -150,6 +150,15 @@ class JointCoordinates:
         (z_p, z_v), (u_p, u_v) = jnp.split(z, 2), jnp.split(velocity, 2)
         return jnp.minimum(self.query.to_end(z_p, u_p, until_norm), self.head.to_end(z_v, u_v, self.far))
 
+    def is_far(self, z_v: Float[Array, " r"]) -> Bool[Array, ""]:
+        """Return whether ‖v‖ is so large that v may grow for ever."""
+        return self.head.norm(z_v, 1.0) > RESOLUTION * self.far
+
+    def scores_and_values(self, z: Float[Array, " m"]) -> tuple[Float[Array, " V"], Float[Array, " V"]]:
+        """Compute the scores a = E p and the values γ = E v at a point."""
+        scores, values = self._each(lambda part, z: part.scores + part.lift @ z, z)
+        return scores, values
+
     def velocity(self, z: Float[Array, " m"]) -> Float[Array, " m"]:
         """Compute the velocity dz/ds."""
         pull, _ = self._pull(z)
@@ -185,12 +194,10 @@ class JointCoordinates:
         (z_p, z_v), (on_p, _) = jnp.split(z, 2), jnp.split(pull, 2)
         gross = jnp.exp(forces.shift) * forces.of_scores.gross
         rounding = jnp.finfo(z.dtype).eps * (1 + self.query.norm(z_p, 1.0) / self.unit) * gross
-        far = self.head.norm(z_v, 1.0) > RESOLUTION * self.far
-        return far & (self.query.norm(on_p) * self.unit < rounding)
+        return self.is_far(z_v) & (self.query.norm(on_p) * self.unit < rounding)
 
     def _pull(self, z: Array) -> tuple[Array, Forces]:
-        scores, values = self._each(lambda part, z: part.scores + part.lift @ z, z)
-        forces = joint_force(self.query.corpus, scores, values)
+        forces = joint_force(self.query.corpus, *self.scores_and_values(z))
         both = jnp.stack([forces.scores, forces.head])
         return (both if self.query.basis is not None else both @ self.query.lift).ravel(), forces
 

@@ -16,13 +16,16 @@ from flax import struct
 from jax import Array
 
 from jaxattn.core.errors import InputError
+from jaxattn.core.mapping import nonzero
 from jaxattn.core.pytrees import Leaf
+from jaxattn.core.scaling import power_of_two
 from jaxattn.core.settings import Positive, PositiveInt, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.arc_length import Ends, FlowPath, Row, Stop, begin, integrate
 from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.far_field import Handover, hand_over, neglected
 from jaxattn.dynamics.flows.joint_coordinates import JointCoordinates, joint_coordinates
+from jaxattn.dynamics.flows.minimum import balanced_or_unresolved, settles, settles_jointly
 from jaxattn.dynamics.flows.seeds import (
     Tolerance,
     check_ends,
@@ -32,6 +35,7 @@ from jaxattn.dynamics.flows.seeds import (
     of_seeds,
     over_seeds,
 )
+from jaxattn.dynamics.flows.ties import zero_if_absent
 from jaxattn.theory.selection import Selection
 
 # Value of ‖v‖ max ‖E_s‖ above which v is slaved (computed from p). Neglected terms decay like its inverse,
@@ -59,7 +63,7 @@ class JointPath(FlowPath):
 
     Attributes:
         p: (k, d); the points.
-        v: (k, d); v/‖v‖.
+        v: (k, d); v/‖v‖, or zeros where v is zero.
         norm: (k,); ‖p‖.
         log_v_norm: (k,); log ‖v‖.
         steps: (k,) int32; number of steps attempted up to each row.
@@ -69,8 +73,8 @@ class JointPath(FlowPath):
         selection: the selected token in each sequence, which determines the max-margin v; meaningful only
             if the path has reached the second half.
         mismatch: (); error of dp/dt with v slaved: the larger of the sine of the angle between dp/dt
-            before and after the transition, and the largest relative error of a sequence weight
-            afterwards. NaN before the transition.
+            before and after the transition, and the largest bound on what is neglected afterwards (see
+            `far_field.neglected`). NaN before the transition.
         columns: () int; number of columns in the Jacobian, as in `Path`.
     """
 
@@ -117,7 +121,8 @@ def joint_flow(
     attended tokens, the multipliers of this max-margin problem serve as the weights of the sequences, and
     log ‖v‖ is integrated separately. If dp/dt differs between the two stages at the transition, the path
     ends there with status UNSETTLED. It also ends with this status if the sequence weights later deviate
-    from the multipliers; in that case, the last row is the last one at which they agree.
+    from the multipliers, if a force that is neglected becomes relevant, or if a sequence attends to another
+    token; in that case, the last row is the last one at which all this is excluded.
 
     Args:
         params: E (V, d), p (d,), v (d,). Any of them may have a leading axis of B seeds.
@@ -131,10 +136,11 @@ def joint_flow(
 
     Returns:
         The path. NORM: ‖p‖ reached `until_norm`. UNSETTLED: ‖v‖ grows, but p does not select a single
-        token in every sequence on the margin of v; the path is valid up to its end. BALANCED: the forces
-        cancel up to rounding, so either p converges to a mixture of tokens while v may grow, or no v
-        separates the attended tokens by class. If a seed fails, `status` records the failure, and other
-        seeds are not affected.
+        token in every sequence on the margin of v, or the forces that the second stage neglects are no
+        longer small; the path is valid up to its end. BALANCED: the forces on p cancel at a strict minimum
+        of the loss, so p converges to a mixture of tokens, while v may grow. UNRESOLVED: the forces cancel
+        up to rounding, but not at a strict minimum, so smaller forces may still move p. If a seed fails,
+        `status` records the failure, and other seeds are not affected.
 
     Raises:
         InputError: there are more than two classes, the shapes do not match, or `until_norm` is infinite.
@@ -153,7 +159,10 @@ def joint_flow(
 def _follow(
     E: Array, p: Array, v: Array, corpus: Corpus, settings: Sequence[Array], max_steps: Array, points: int
 ) -> JointPath:
-    until_norm, rtol = settings
+    E = zero_if_absent(E, corpus)
+    # Dividing by a power of two is exact, so paths agree bitwise for E 2^k, p 2^-k and v 2^-k.
+    scale = power_of_two(jnp.abs(E).max())
+    E, p, v, until_norm, rtol = E / scale, p * scale, v * scale, settings[0] * scale, settings[1]
     ends = Ends(until_norm, jnp.asarray(math.inf), jnp.zeros(()), rtol)
     flow = joint_coordinates(E, p, v, corpus, FAR)
     half = (points + 1) // 2
@@ -167,18 +176,23 @@ def _follow(
     initial = begin(handover.flow, ends, until_norm, points - half + 1)
     far = integrate(handover.flow, ends, until_norm, max_steps, initial, clock=_CLOCK)
     first, second = _directly(flow, near.rows), _rows_with_v_from_p(handover, far.rows, near.here.steps)
-    errors = jax.vmap(partial(neglected, handover))(far.rows.z, second["log_v_norm"] - handover.head.log_norm)
+    log_scale = second["log_v_norm"] - handover.head.log_norm
+    errors = jax.vmap(partial(neglected, handover))(far.rows.z, log_scale, far.rows.log_gradient_norm)
     good = jnp.cumprod(errors <= _MISMATCH)
     last = jnp.maximum(good.sum() - 1, 0)
     kept = jax.tree.map(lambda x: x[jnp.minimum(jnp.arange(len(good)), last)], second)
     rows = jax.tree.map(lambda x, y: jnp.concatenate([x, jnp.where(goes_on, y[1:], x[-1])]), first, kept)
     valid = goes_on & (good[-1] > 0)
+    near_status = balanced_or_unresolved(near.status, settles_jointly, flow, near.here.z)
+    far_status = balanced_or_unresolved(far.status, settles, handover.flow, far.here.z)
     # Of the rows that are rejected, only the first counts towards the error.
     errors = jnp.where(jnp.arange(len(good)) <= last + 1, errors, 0)
+    rows["p"], rows["norm"] = rows["p"] / scale, rows["norm"] / scale
+    rows["log_v_norm"] = rows["log_v_norm"] - jnp.log(scale)
     return JointPath(
         **rows,
         columns=jacobian_columns(E),
-        status=jnp.where(valid, far.status, jnp.where(arrived, Stop.UNSETTLED, near.status)),
+        status=jnp.where(valid, far_status, jnp.where(arrived, Stop.UNSETTLED, near_status)),
         accepted=near.accepted + jnp.where(goes_on, far.accepted, 0),
         rejected=near.rejected + jnp.where(goes_on, far.rejected, 0),
         selection=Selection(handover.head.chosen),
@@ -191,7 +205,7 @@ def _directly(flow: JointCoordinates, rows: Row) -> dict[str, Array]:
     v, v_norm = flow.head.p(z_v), _norms(flow.head, z_v)
     return {
         "p": flow.query.p(z_p),
-        "v": v / v_norm[:, None],
+        "v": v / nonzero(v_norm)[:, None],
         "norm": _norms(flow.query, z_p),
         "log_v_norm": jnp.log(v_norm),
         "steps": rows.steps,

@@ -104,13 +104,21 @@ def sharing(leader: Int[Array, " V"]) -> Bool[Array, " V"]:
 def zero_if_isolated(E: Float[Array, "V d"], corpus: Corpus) -> Float[Array, "V d"]:
     """Set the keys of tokens that never occur together with another token to zero.
 
-    These tokens exert no force, but their keys would change length scales and tolerances.
+    These tokens exert no force on p, but their keys would change length scales and tolerances.
     """
-    bags = corpus.bags
-    present = 1.0 * (bags.count > 0)
-    (tokens,) = bags.sum(present)
-    meetings, _ = by_token(corpus, present * (bags.spread(tokens) > 1))
-    return jnp.where((meetings > 0)[:, None], E, 0)
+    present = 1.0 * (corpus.bags.count > 0)
+    (tokens,) = corpus.bags.sum(present)
+    return _zero_unless(E, corpus, present * (corpus.bags.spread(tokens) > 1))
+
+
+def zero_if_absent(E: Float[Array, "V d"], corpus: Corpus) -> Float[Array, "V d"]:
+    """Set the keys of tokens that never occur to zero, for flows in which isolated tokens move v."""
+    return _zero_unless(E, corpus, 1.0 * (corpus.bags.count > 0))
+
+
+def _zero_unless(E: Array, corpus: Corpus, entries: Float[Array, "R W"]) -> Array:
+    total, _ = by_token(corpus, entries)
+    return jnp.where((total > 0)[:, None], E, 0)
 
 
 def no_ties(E: Float[Array, "V d"], values: Float[Array, " V *K"], corpus: Corpus) -> Ties:

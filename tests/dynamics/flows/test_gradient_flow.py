@@ -160,11 +160,18 @@ def test_path_that_starts_beyond_its_target_stays_at_the_start(key):
     np.testing.assert_array_equal(path.params["p"] - params.p, 0)
 
 
-def test_path_that_is_too_stiff_fails_with_a_remedy():
+def test_path_that_is_too_stiff_spends_its_steps_and_the_phase_names_a_remedy():
     params, task, train = problem("MLP")
     path = gradient_flow(params, task, train=train, until_time=1e9, max_steps=50)
-    assert int(path.status) == Stop.FAILED
-    assert "use exact_flow" in GradientFlow.failure
+    assert path.stop == "step_budget"
+    assert int(path.metrics["solver_steps"][-1]) == 50
+    phase = GradientFlow(name="g", train=train, until_time=1e9, max_steps=50)
+    assert int(phase.at(params, path, path.reached).failed_at) == int(path.reached)
+    assert "use exact_flow" in phase.failure
+    broken = jax.tree.map(lambda x: x * jnp.nan, params)
+    path = gradient_flow(broken, task, train=train, until_time=1e9, max_steps=50)
+    assert path.stop == "failed"
+    assert "NaN" in path.reason
     with pytest.raises(InputError, match="until_time: must be finite, got inf"):
         gradient_flow(params, task, train=train, until_time=np.inf)
 

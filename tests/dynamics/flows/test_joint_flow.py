@@ -278,22 +278,3 @@ def test_invalid_input_is_rejected():
         flow(params, corpus, points=4)
 
 
-@pytest.mark.parametrize(("value", "expected"), [(1.7, 3 * np.exp(5.0 - 10) * 0.6), (1.0, np.inf)])
-def test_error_of_treating_v_as_a_function_of_p_matches_the_closed_form(value, expected):
-    """v_mm is tight on token 0 of one sequence; the other attends to token 1, off the margin or on it."""
-    corpus = ja.data.from_sequences([[0, 2, 2, 2], [1, 3, 3, 3]], [1, 1], vocab_size=4)
-    head = Head(
-        chosen=jnp.asarray(corpus.bags.index) < 2,
-        token=jnp.array([0, 1], jnp.int32),
-        coefficients=jnp.array([1.0, 0.0, 0.0, 0.0]),
-        values=jnp.array([1.0, value, 0.4, -5.0]),
-        log_norm=jnp.zeros(()),
-    )
-    flow = SimpleNamespace(
-        corpus=corpus,
-        weigh=LogisticWeights(jnp.zeros(2), jnp.array([0.0, 9.0])),
-        scores=jnp.array([10.0, 10.0, 0.0, 0.0]),
-        lift=jnp.zeros((4, 1)),
-    )
-    handover = Handover(head, jnp.zeros(()), flow, jnp.zeros(()))
-    np.testing.assert_allclose(neglected(handover, jnp.zeros(1), jnp.asarray(5.0)), expected, rtol=1e-12)
