@@ -75,7 +75,9 @@ def parse(text: bytes) -> dict[str, Any]:
         require(False, f"{text[:20]} is not an integer")
 
     try:
-        claim = json.loads(text.decode("utf-8-sig"), parse_int=integer, parse_float=refuse, parse_constant=refuse)
+        claim = json.loads(
+            text.decode("utf-8-sig"), parse_int=integer, parse_float=refuse, parse_constant=refuse
+        )
     except RecursionError:
         raise ValueError("brackets are nested too deeply") from None
     require(type(claim) is dict, "the file does not contain a JSON object")

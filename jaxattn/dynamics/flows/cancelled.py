@@ -176,9 +176,7 @@ def _groups(theta: Float[Array, "R W d"], present: Bool[Array, "R W"]) -> tuple[
     return group.reshape(present.shape), first.reshape(present.shape)
 
 
-def _idle(
-    corpus: Corpus, entries: _Entries, attended: Array
-) -> tuple[Bool[Array, "R W"], Bool[Array, ""]]:
+def _idle(corpus: Corpus, entries: _Entries, attended: Array) -> tuple[Bool[Array, "R W"], Bool[Array, ""]]:
     """Return entries whose first-order forces cancel, and whether this is unknown for any entry."""
     r = corpus.bags.spread(_loss(corpus, entries.f).r)
     terms = entries.weight[..., None] * r * entries.below

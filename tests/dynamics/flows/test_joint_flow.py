@@ -1,7 +1,6 @@
 import functools
 import importlib
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,6 @@ from scipy.integrate import solve_ivp
 import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.dynamics.flows.arc_length import Stop
-from jaxattn.dynamics.flows.far_field import Handover, Head, LogisticWeights, neglected
 from jaxattn.theory import Scores, one_minus_cosine, relaxed_max_margin, selection_of
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -276,5 +274,3 @@ def test_invalid_input_is_rejected():
         flow(params, corpus, until_norm=np.inf)
     with pytest.raises(InputError, match="points: must be at least 5, got 4"):
         flow(params, corpus, points=4)
-
-
