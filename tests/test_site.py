@@ -32,6 +32,8 @@ with Image.open(EXTENSIONS.parent / "images" / "quickstart.png") as figure:
     [
         ("p·E_s' ≥ 1", r"p\cdot E_{s'} \ge  1"),
         ("1 - √(1 - x)", r"1 - \sqrt{1 - x}"),
+        ("y_s ‖v‖²/√r_eff", r"y_{s} \Vert v\Vert ^{2}/\sqrt{r_{\mathrm{eff}}}"),
+        ("√12 x + √d_k", r"\sqrt{12} x + \sqrt{d_{k}}"),
         ("e^(-m (a + b)) for all X", r"e^{-m (a + b)} \text{ for all } X"),
         ("dp/dt = -∂L/∂p", r"dp /dt  = -\partial L/\partial p"),
         ("v_mm = argmin ‖v‖²", r"v_{\mathrm{mm}} = \operatorname{argmin}  \Vert v\Vert ^{2}"),

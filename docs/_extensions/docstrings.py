@@ -36,7 +36,7 @@ def latex(line: str) -> str:
             end = _closing(line, found.end())
             line = f"{line[: found.start()]}{after}{line[found.end() : end]}}}{line[end + 1 :]}"
     line = re.sub(r"_\(([^()]*)\)", r"_{\1}", line).replace("η0", "η_0")
-    line = re.sub(r"√(\w)", r"\\sqrt{\1}", line)
+    line = re.sub(r"√(\d+|[^\W\d_](?:_\w+)?)", r"\\sqrt{\1}", line)
     line = re.sub(rf"(?<![\\\w{{]){NAME}(?: {NAME})*(?![A-Za-z0-9])", _words, line, flags=re.ASCII)
     line = re.sub(r"_([A-Za-z0-9]+)('*)", lambda m: f"_{{{_name(m[1])}{m[2]}}}", line)
     return "".join(SIGNS.get(sign, sign) for sign in line.replace("⁻¹", SIGNS["⁻¹"]))
