@@ -33,7 +33,7 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
     targets: Leaf
 
     def __init_subclass__(cls, **options: Any) -> None:
-        parent: Any = super()  # flax has no type annotations
+        parent: Any = super()  # flax does not annotate this method
         parent.__init_subclass__(**{"repr": False} | options)
 
     @property

@@ -98,7 +98,8 @@ def active_set(
             solution of a problem with fewer pairs.
 
     Returns:
-        The multipliers. If the problem is infeasible, the multipliers prove this.
+        The multipliers of the last active pairs, and the number of steps. If the problem is infeasible, the
+        differences weighted by the multipliers sum to zero up to rounding, which proves it.
 
     Source: Goldfarb and Idnani, Mathematical Programming 27 (1983); partial pricing is added here.
     """

@@ -111,7 +111,7 @@ class ImportPaths:
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
             raise InputError(f"{location}: cannot be imported; use a Python file")
-        with _local_files_first(path, location):
+        with _local_imports(path, location):
             module = sys.modules[name] = importlib.util.module_from_spec(spec)
             try:
                 spec.loader.exec_module(module)
@@ -142,8 +142,10 @@ class ImportPaths:
 
 
 @contextmanager
-def _local_files_first(path: Path, location: str) -> Iterator[None]:
+def _local_imports(path: Path, location: str) -> Iterator[None]:
     """Inside the `with` block, resolve a file's imports of local files in its search folders.
+
+    The folders are searched after all others, so an installed module takes precedence over a local file.
 
     A process can import only one module under each name. If the file imports a module whose name is already
     in use for a file in another folder, all imports from the search folders in this block are undone.
