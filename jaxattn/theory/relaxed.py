@@ -1,4 +1,4 @@
-"""Joint limit of p and v: the max-margin v, and the relaxed max-margin p."""
+"""Conjectured joint limit of p and v: the max-margin v, and the relaxed max-margin p."""
 
 import numpy as np
 from flax import struct
@@ -19,7 +19,7 @@ _ON_MARGIN = 1e-8
 
 @struct.dataclass(repr=False)
 class RelaxedMaxMargin(Brief):
-    """Limit directions of p and v, with a certificate for each, as float64 NumPy arrays.
+    """The directions p_relax and v_mm, with a certificate of optimality for each, as float64 NumPy arrays.
 
     For a sequence X, y = ±1 is the label, s(X) is the selected token, and x_s is the point of a token s.
 
@@ -95,7 +95,7 @@ def relaxed_max_margin(
     tied: float = 1.0,
     tolerance: float = 1e-10,
 ) -> RelaxedMaxMargin:
-    """Compute the directions to which p and v converge when they are trained jointly with a fixed selection.
+    """Compute the relaxed max-margin direction of p and the max-margin direction of v for a selection.
 
         v_mm    = argmin ‖v‖²  s.t.  y x_{s(X)}·v ≥ 1  for all X,
         p_relax = argmin ‖p‖²  s.t.  p·(Φ_{s(X)} - Φ_s') ≥ 1  for X in the support of v_mm,
@@ -103,6 +103,10 @@ def relaxed_max_margin(
 
     where y = ±1 is the label of sequence X, s(X) its selected token, and s' any other token in X. Token s has
     the value γ_s = x_s·v. The points x default to the keys Φ. For embeddings, x = Φ = E.
+
+    p and v converge to these directions along the regularisation path. That gradient flow on both does, if
+    attention in every sequence converges to one token, is a conjecture. The certificates show that p_relax
+    and v_mm are optimal, not that a path converges to them.
 
     Only the sequences in the support of v_mm continue to move p. For all other sequences, p_relax need only
     preserve the selection. If no sequence in the support has an unselected token, p_relax = 0. An
