@@ -230,7 +230,7 @@ def _facts(scores: Scores, limit: MaxMargin) -> dict[str, str]:
         "tied tokens": f"{len(np.unique(np.asarray(limit.ties))):,}" if np.size(limit.ties) else "none",
     }
     if len(multipliers) > _PAIRS:
-        facts["shown below"] = f"{_PAIRS} pairs with {first:.0%} of the multipliers"
+        facts["support pairs shown"] = f"{_PAIRS}, with {first:.0%} of the sum of multipliers"
     return facts
 
 
