@@ -108,7 +108,8 @@ def _one_step(study: Definition, held: Splits) -> tuple[str, pd.DataFrame]:
         if advice.is_enough
         else f"No step size makes E·p U-shaped on these data: {bound} is at most {limit}"
     )
-    return f"One step on E, d = {dim:g}: start with step_size = {start:g}. {result}", table
+    larger = "compare larger values, which can train p in fewer steps"
+    return f"One step on E, d = {dim:g}: start with step_size = {start:g}; {larger}. {result}", table
 
 
 def _sizes(name: str, split: Dataset) -> dict[str, object]:

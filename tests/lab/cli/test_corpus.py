@@ -84,8 +84,8 @@ def test_recommended_step_sizes_produce_the_stated_values(tables, classes):
         x for x in describe_data(wanted, 1, silent) if x[0].startswith("One step on E, d = ")
     ]
     assert (
-        f"start with step_size = {table['step_size'][1]:g}. Steps of this order can make E·p U-shaped"
-        in title
+        f"start with step_size = {table['step_size'][1]:g}; compare larger values, which can train p in "
+        "fewer steps. Steps of this order can make E·p U-shaped" in title
     )
     corpus = jax.jit(wanted.base.data.draw)(seed_keys([0])[0][0]).train
     v = jnp.eye(4)[0] if classes == 2 else jnp.eye(4)[:, :classes]
