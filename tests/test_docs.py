@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[1] / "docs" / "howto" / "extending.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "howto" / "extending.md"
 EXAMPLES = re.findall(
     r"^## (.*?)\n.*?```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.M
 )
@@ -22,6 +23,12 @@ def test_each_example_runs(title, code, tmp_path, monkeypatch):
 @pytest.mark.parametrize(("title", "code"), EXAMPLES, ids=[title for title, _ in EXAMPLES])
 def test_each_example_has_at_most_30_lines(title, code):
     assert len([line for line in code.splitlines() if line.strip()]) <= 30
+
+
+def test_every_note_is_listed():
+    text = (DOCS / "notes" / "README.md").read_text(encoding="utf-8")
+    notes = {path.stem for path in (DOCS / "notes").glob("*.md")} - {"README"}
+    assert notes == set(re.findall(r"\[(\w+)\]\(\1\.md\)", text))
 
 
 def test_examples_cover_every_kind():

@@ -3,11 +3,13 @@
 import csv
 import importlib.util
 import itertools
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from jaxattn.lab.books import read_book
 from jaxattn.lab.results import judge
 
 ROOT = Path(__file__).parents[1]
@@ -140,6 +142,47 @@ def test_every_measured_number_in_readme_is_listed():
     assert len(found) >= 8
     assert INTERVAL.search(bare) is None
     assert re.findall(r"[\d.]+ (?:ms|s|GB)\b", bare) == []
+
+
+def test_pages_linked_in_the_readme_table_show_the_number_of_their_row():
+    """The page of a row prints the same digits of the same row of the published file."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = dict(re.findall(r"^\[(.+?)\]: (\S+)$", readme, re.MULTILINE))
+    checked = 0
+    for place in numbers.places(readme, LISTED["README.md"]):
+        line = readme[readme.rfind("\n", 0, place.start) + 1 :].partition("\n")[0]
+        if not (link := re.search(r"\[([^]]+)\] \|$", line)):
+            continue
+        target, (row, _) = links[link[1]], numbers.look_up(place.entry.source)
+        shown = [each.number for each in LISTED.get(target, ()) if numbers.look_up(each.source)[0] == row]
+        if target not in LISTED:
+            shown = [text for text, _ in intervals((ROOT / target).read_text(encoding="utf-8"))]
+        assert place.entry.number in shown, line
+        checked += 1
+    assert checked == 5
+
+
+WORDS = {"Three": 3, "Four": 4, "Five": 5, "Six": 6}
+
+
+def test_counts_of_items_papers_and_findings_match_the_folders():
+    neighbours = read_book(ROOT / "sweeps" / "neighbours").items
+    papers = {paper.arxiv for item in neighbours for paper in item.papers}
+    found = re.search(r"contains (\d+) items from (\d+) papers", page("reference/paper_map"))
+    assert [int(x) for x in found.groups()] == [len(neighbours), len(papers)]
+    listed = re.findall(r"^(\w+)$", page("findings/index"), re.MULTILINE)
+    assert sorted(listed) == sorted(path.stem for path in DOCS.glob("findings/*.md") if path.stem != "index")
+    assert WORDS[re.search(r"(\w+) findings of this project", page("findings/index"))[1]] == len(listed)
+
+
+@pytest.mark.parametrize("name", ["paper", "neighbours", "findings"])
+def test_run_times_of_books_match_their_records(name):
+    records = [json.loads(path.read_text("utf-8")) for path in (PUBLISHED / name / "items").glob("*.json")]
+    minutes = round(sum(record["seconds"] for record in records) / 60)
+    (row,) = [line for line in page("reference/published").splitlines() if f"/{name}/index.html)" in line]
+    assert row.endswith(f"| {minutes} min |")
+    if name == "findings":
+        assert f" in {minutes} minutes on two CPU cores" in page("findings/index")
 
 
 SOURCE = "claims/claims.csv > claim=T4.3 & measured~1e-9 > value"  # 1
