@@ -48,7 +48,8 @@ _REASONS = {
     Stop.DIRECTION: "direction: the direction of p changes by no more than until_direction",
     Stop.STEP_BUDGET: "step_budget: max_steps steps were accepted or rejected",
     Stop.STATIONARY: "stationary: the gradient is exactly zero",
-    Stop.BALANCED: "balanced: the forces cancel at a strict minimum of the loss, so p converges to a finite point",
+    Stop.BALANCED: "balanced: the forces cancel at a strict minimum of the loss, so p converges to a finite "
+    "point",
     Stop.FAILED: "failed: NaN, or a step that is too short for float64",
     Stop.UNSETTLED: "unsettled: v has become large but is not determined by p, which the rest of the path "
     "requires",
