@@ -319,6 +319,8 @@ def _step(
     mark = jnp.minimum(marks[state.reached], ends.arc_length)
     to_mark = mark - here.arc_length
     h = jnp.minimum(state.h, jnp.minimum(to_mark, flow.to_end(here.z, local.velocity, ends.norm)))
+    # After a restart, `local` contains zeros: this step only evaluates the flow.
+    h = jnp.where((local.velocity == 0).all(), 0, h)
     z, error = stiff.step(flow.velocity, here.z, local.velocity, partial(flow.solver, local.jacobian), h)
     arrived = flow.at(z)
     log_mean_time, doubt = _log_mean_time(h, local, arrived)
