@@ -48,7 +48,8 @@ _REASONS = {
     Stop.DIRECTION: "direction: the direction of p changes by no more than until_direction",
     Stop.STEP_BUDGET: "step_budget: max_steps steps were accepted or rejected",
     Stop.STATIONARY: "stationary: the gradient is exactly zero",
-    Stop.BALANCED: "balanced: the forces cancel at a strict minimum of the loss, so p converges to a finite point",
+    Stop.BALANCED: "balanced: the forces cancel at a strict minimum of the loss, so p converges to a finite "
+    "point",
     Stop.FAILED: "failed: NaN, or a step that is too short for float64",
     Stop.UNSETTLED: "unsettled: v has become large but is not determined by p, which the rest of the path "
     "requires",
@@ -318,6 +319,8 @@ def _step(
     mark = jnp.minimum(marks[state.reached], ends.arc_length)
     to_mark = mark - here.arc_length
     h = jnp.minimum(state.h, jnp.minimum(to_mark, flow.to_end(here.z, local.velocity, ends.norm)))
+    # After a restart, `local` contains zeros: this step only evaluates the flow.
+    h = jnp.where((local.velocity == 0).all(), 0, h)
     z, error = stiff.step(flow.velocity, here.z, local.velocity, partial(flow.solver, local.jacobian), h)
     arrived = flow.at(z)
     log_mean_time, doubt = _log_mean_time(h, local, arrived)

@@ -301,7 +301,7 @@ def _begin(
     points: int,
     evaluate_start: bool = False,
 ) -> PathSoFar:
-    """Return a path that contains only its start, with the gradient norm there if `evaluate_start` is True."""
+    """Return a path that contains only its start, with the gradient norm there if `evaluate_start`."""
     E, scale = _unit_keys(E, corpus)
     ends, start = _in_units(ends, scale), p * scale
     ties = no_ties(E, values, corpus)

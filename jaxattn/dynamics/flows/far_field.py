@@ -180,7 +180,8 @@ def neglected(
     bags, scores = flow.corpus.bags, flow.scores + flow.lift @ z
     present, tight = bags.count > 0, flow.weigh.steepness == 0
     below, value = below_top(flow.corpus, scores), take(head.values, bags.index.astype(jnp.int32))
-    log_attention = jnp.where(present, jnp.log(nonzero(bags.count)) - below, -jnp.inf)
+    count = nonzero(bags.count.astype(scores.dtype))
+    log_attention = jnp.where(present, jnp.log(count) - below, -jnp.inf)
     off = jnp.where(apart > 0, jnp.abs(value - bags.spread(take(head.values, head.token))), 0)
     of_weights = log_scale + bags.max(log_attention + jnp.log(off))
 

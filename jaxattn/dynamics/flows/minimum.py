@@ -1,9 +1,9 @@
 """Test whether the forces at a point cancel at a strict local minimum of the loss nearby.
 
-Forces that cancel up to rounding prove no balance: the force that remains may point outwards, or a smaller one
-may move the point for ever. Near a minimum, a force F displaces the point by H⁻¹ F, where H is the Hessian of
-the loss. The flow converges if even a force as large as the rounding error displaces scores and values by
-little. Directions in which the loss is constant are left out.
+Forces that cancel up to rounding prove no balance: the force that remains may point outwards, or a smaller
+one may move the point for ever. Near a minimum, a force F displaces the point by H⁻¹ F, where H is the
+Hessian of the loss. The flow converges if even a force as large as the rounding error displaces scores and
+values by little. Directions in which the loss is constant are left out.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,8 @@ _Flow = TypeVar("_Flow", Coordinates, JointCoordinates)
 
 # Maximum displacement of a score or value from the minimum.
 _SHIFT = 1e-2
-# Squared singular values below the first fraction of the largest one are zeros up to rounding, and those above
-# the second one are not.
+# Squared singular values below the first fraction of the largest one are zeros up to rounding, and those
+# above the second one are not.
 _ZERO, _NONZERO = 1e-14, 1e-12
 
 

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.integrate import cumulative_trapezoid
+from scipy.optimize import brentq
+from scipy.special import expit
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError
@@ -433,3 +435,46 @@ def test_invalid_input_is_rejected():
         flow(jax.tree.map(lambda x: x[:2], params), corpora)
     with pytest.raises(InputError, match="has length 0"):
         flow(jax.tree.map(lambda x: x[:0], params), jax.tree.map(lambda x: x[:0], corpora))
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_unit_of_length_changes_no_bit(classes):
+    """Keys E 2^k and p 2^-k have the same scores, so the path is the same; two keys are nearly equal."""
+    rng = np.random.default_rng(3)
+    E, p, values = (rng.normal(size=size) for size in ((7, 5), 5, (7, 3)[: classes - 1]))
+    E[1] = E[0] * (1 + 1e-15)
+    sequences, labels = rng.integers(0, 7, (6, 3)).tolist(), [[1, -1] * 3, [0, 1, 2] * 2][classes - 2]
+    corpus = ja.data.from_sequences(sequences, labels, vocab_size=7, num_classes=classes)
+
+    def path(scale):
+        scores = ja.theory.Scores(keys=E * scale, corpus=corpus, values=values)
+        return ja.dynamics.exact_flow(scores, p / scale, until_norm=1e4 / scale, points=8)
+
+    one = path(1.0)
+    for k in (-200, -7, 3, 50):
+        other = path(2.0**k)
+        for name in ("p", "norm", "arc_length"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name) * 2.0**k)
+        for name in ("status", "steps", "accepted"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        shift = k * np.log(2)
+        np.testing.assert_allclose(one.log_gradient_norm + shift, other.log_gradient_norm, rtol=1e-12)
+        np.testing.assert_allclose(one.log_time[1:] - 2 * shift, other.log_time[1:], rtol=1e-12, atol=1e-11)
+
+
+@pytest.mark.parametrize("shortfall", [1e-3, 1e-10])
+def test_nearly_cancelling_forces_hold_p_at_the_closed_form(shortfall):
+    """Two equal bags of opposite labels, whose values differ by a small fraction, pull p to a finite point.
+
+    With attention q to the lower token, the forces balance where γ σ(-γ q) = γ' σ(γ' q), at q ≈ 4 (1 - γ'/γ).
+    For a small difference, the forces at larger q cancel up to it, and only those of second order remain.
+    """
+    high, low = 0.5, 0.5 * (1 - shortfall)
+    corpus = ja.data.from_sequences([[0, 1], [0, 2]], [1, -1], vocab_size=3)
+    scores = ja.theory.Scores(
+        keys=np.array([[0.0], [-1], [-1]]), corpus=corpus, values=np.array([0, high, low])
+    )
+    path = ja.dynamics.exact_flow(scores, np.array([0.5]), until_norm=1e4, points=8)
+    q = brentq(lambda q: high * expit(-high * q) - low * expit(low * q), 0, 1, xtol=1e-300, rtol=1e-12)
+    assert path.stop in ("balanced", "unresolved")
+    np.testing.assert_allclose(path.p[-1, 0], np.log((1 - q) / q), rtol=0.01)
