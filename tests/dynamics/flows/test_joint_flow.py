@@ -294,7 +294,7 @@ def lost_tie(gap):
 
 
 def test_path_ends_where_a_neglected_force_between_equal_values_would_matter():
-    """The neglected force is e^(-gap)/r, and the one that is followed r^(-2), so log r has to be below gap."""
+    """The neglected force is e^(-gap)/r, the one that is followed r^(-2), so log r has to be below gap."""
     path = flow(*lost_tie(35.0))
     assert path.stop == "unsettled"
     assert 19 < path.log_v_norm[-1] < 35
