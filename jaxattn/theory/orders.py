@@ -151,9 +151,9 @@ def orders(E: np.ndarray, entries: Entries, loss: LossDerivatives, tied: TiedPar
     group, several = _groups(E, entries, tied.normals)
     relative = relative + np.where(several, rounding, 0.0)
     # Within a group, score differences stay bounded, because they are those of tied tokens. Scale x such that
-    # the largest U is 1. For equal score differences, subtracting the largest one is exact.
+    # the largest U is 1.
     rest = ~entries.chosen
-    apart = entries.apart - _largest(group, entries.apart, rest)[group]
+    apart = np.where(several, entries.apart - _largest(group, entries.apart, rest)[group], 0.0)
     log_share = entries.log_count + apart - entries.log_total[entries.sequence]
     log_share = np.where(rest, log_share - _largest(group, log_share, rest)[group], -np.inf)
     # Express sequence weights relative to the largest weight in the group.
@@ -232,21 +232,23 @@ def _equal(E: np.ndarray, entries: Entries, group: np.ndarray, some: np.ndarray,
 def _groups(E: np.ndarray, entries: Entries, normals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the index of the group of each entry, (N,). In a group, key differences are equal modulo 𝒯.
 
-    Also return whether the group of each entry contains several differences, (N,) bool.
+    Also return whether the group of each entry contains several different differences, (N,) bool.
     """
     pairs, number = np.unique(entries.token * len(E) + entries.top, return_inverse=True)
     token, top = np.divmod(pairs, len(E))
     flat = E - E @ normals.T @ normals
     x = flat @ _directions(E.shape[1])
     found = _split(x[token] - x[top], _SAME * E.shape[1] * float(np.abs(flat).max()))
+    rows = E[top] - E[token]
+    back = E[top] - rows  # the rounding error of the subtraction, after Knuth
+    rest = (E[top] - (rows + back)) + (back - E[token])
     for members in _members(found):
-        better, worse = E[top[members]], E[token[members]]
-        rows = better - worse
-        back = better - rows  # the rounding error of the subtraction, after Knuth
-        rest = (better - (rows + back)) + (back - worse)
-        _relabel(found, members, _classes(rows, rest, normals))
-    found = np.unique(found, return_inverse=True)[1]
-    return found[number], (np.bincount(found) > 1)[found][number]
+        _relabel(found, members, _classes(rows[members], rest[members], normals))
+    several = np.zeros(len(found), bool)
+    for members in _members(found):
+        differs = (rows[members] != rows[members[0]]) | (rest[members] != rest[members[0]])
+        several[members] = differs.any()
+    return np.unique(found, return_inverse=True)[1][number], several[number]
 
 
 def _classes(rows: np.ndarray, rest: np.ndarray, normals: np.ndarray) -> np.ndarray:
