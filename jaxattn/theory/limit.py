@@ -74,7 +74,8 @@ class Limit(Brief):
 
     Attributes:
         direction: solution of the max-margin problem for the limit. Its status is NO_PAIRS if no force
-            moves p, so that the limit is finite.
+            moves p, so that the limit is finite. If the certificate does not hold, the problem is that of the
+            forces at p, and rounding may decide which pairs it requires.
         angle: (); 1 - cos(p, p_*); 0 if no force moves p. It may be large at a point on course, because
             components of p that no force moves do not vanish.
         distance: (); 1 - cos between the score differences at p and at p_*, taken over a_top - a_s for all
@@ -101,7 +102,8 @@ class Limit(Brief):
         unknown_rate: (); smallest rate of the pairs whose second-order forces also cancel, even without a
             response of the tied tokens, so that the order of the remaining force is unknown; inf if there are
             none.
-        resolved: False if the scores at p are so large that their rounding errors hide whether forces cancel.
+        resolved: False if the scores at p are so large that their rounding errors hide whether forces cancel,
+            or if forces of both signs act on tokens whose key differences agree only up to rounding.
     """
 
     direction: MaxMargin
@@ -151,11 +153,12 @@ class Limit(Brief):
             ),
             (
                 self.resolved,
-                "scores at p are too large to decide which forces cancel; pass a point with a smaller norm",
+                "rounding of scores or keys hides which forces cancel; pass a point with a smaller norm",
             ),
             (
                 self.cancelled_cosine > _accuracy(self.direction),
-                f"two tokens whose forces cancel approach each other (rate {self.cancelled_rate:.3g})",
+                "two tokens whose forces cancel are not known to separate "
+                f"(rate {self.cancelled_rate:.3g}, cosine {self.cancelled_cosine:.3g})",
             ),
             (
                 self.unknown_rate > 1 / 3 + _ZERO,
@@ -297,7 +300,8 @@ def _entries(
     tied = chosen & (token != top)
     (one, other), number = np.unique(np.stack([token[tied], top[tied]]), axis=1, return_inverse=True)
     apart[tied] = ((E[one] - E[other]) @ p)[number.ravel()]
-    log_weight = np.log(times) + apart
+    log_count = np.log(times)
+    log_weight = log_count + apart
     # Adding the same constant to the outputs of all classes has no effect, so subtract the last output.
     value = values[token] if values.shape[1] == 1 else (values - values[:, -1:])[token]
     highest = np.full(n, -np.inf)
@@ -306,7 +310,7 @@ def _entries(
     total = np.bincount(sequence, weight, n)
     f = _summed(sequence, weight[:, None] * value, n) / total[:, None]
     log_total = np.log(total) + highest
-    return Entries(sequence, token, top, chosen, log_weight, value, f, log_total)
+    return Entries(sequence, token, top, chosen, log_count, apart, value, f, log_total)
 
 
 def _distance(scores: np.ndarray, limit: np.ndarray, entries: Entries) -> float:

@@ -17,14 +17,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Relative tolerances at first and second order: a force counts as zero if cancellation leaves less than this
-# fraction.
-_CANCELS, _CANCELS_TWICE = 1e-7, 1e-6
-# A value and an output count as equal if their difference is less than this fraction of the spread of the
-# values of the tied tokens.
-_EQUAL = 1e-8
-# Bound on the rounding error of an output, relative to the magnitudes of the values.
+from jaxattn.theory.infeasible import exact_rank, residues
+
+# A sum of forces of both signs is resolved if its error is at most this fraction of the forces.
+_RESOLVED = 1e-7
+# With tied tokens, a second-order force counts as zero if cancellation leaves less than this fraction.
+_CANCELS_TWICE = 1e-6
+# Bound on the rounding error of an output or a force, relative to the terms in it.
 _ROUNDING = 16 * 2.0**-52
+# Safety factor for first-order bounds on the error of forces at a point near the equilibrium of tied tokens.
+_SAFETY = 4.0
 # Cap exponents at this value to prevent overflow in exp; the factor in front of exp vanishes faster.
 LARGE = 300.0
 # Two key differences count as equal modulo 𝒯 if the part of their difference orthogonal to 𝒯 is less than
@@ -60,7 +62,8 @@ class Entries(NamedTuple):
         token: (N,) int.
         top: (N,) int; a top token of the sequence.
         chosen: (N,) bool; True for top tokens.
-        log_weight: (N,); log of count · e^(a_s - a_top), with scores a.
+        log_count: (N,); log of the number of occurrences in the sequence.
+        apart: (N,); a_s - a_top, with scores a.
         value: (N, C); token values γ.
         f: (n, C); outputs.
         log_total: (n,); log of the total weight of the top tokens.
@@ -70,7 +73,8 @@ class Entries(NamedTuple):
     token: np.ndarray
     top: np.ndarray
     chosen: np.ndarray
-    log_weight: np.ndarray
+    log_count: np.ndarray
+    apart: np.ndarray
     value: np.ndarray
     f: np.ndarray
     log_total: np.ndarray
@@ -78,7 +82,7 @@ class Entries(NamedTuple):
     @property
     def attention(self) -> np.ndarray:
         """Attention of each entry if only top tokens receive attention, (N,); 0 for all other tokens."""
-        log_share = self.log_weight - self.log_total[self.sequence]
+        log_share = self.log_count + self.apart - self.log_total[self.sequence]
         return np.exp(np.where(self.chosen, log_share, -np.inf))
 
 
@@ -95,12 +99,17 @@ class TiedPart(NamedTuple):
             along them underflow.
         log_unit: () float; log of the unit in which `hessian` is measured.
         hessian: (j, j); second derivative, with respect to p along the directions, of the sum of the losses.
+        error: (j,); first-order bound on the distance of p from the equilibrium along the directions; 0 if p
+            is not near an equilibrium.
+        edges: (t, 2) int; pairs of tied tokens whose key differences span 𝒯.
     """
 
     normals: np.ndarray
     directions: np.ndarray
     log_unit: float
     hessian: np.ndarray
+    error: np.ndarray
+    edges: np.ndarray
 
 
 class Orders(NamedTuple):
@@ -108,7 +117,8 @@ class Orders(NamedTuple):
 
     Each entry is compared with a top token of its sequence. Entries whose differences from the key of the top
     token agree modulo 𝒯, the span of the differences of tied keys, form one pair. A pair cancels if its
-    first-order force is zero.
+    first-order force is at most its error. Errors are due to rounding and to the distance between p and the
+    equilibrium of tied tokens.
 
     Attributes:
         first: (N,) int; 1 if the first-order force repels the token from the top, -1 if it attracts the
@@ -118,7 +128,8 @@ class Orders(NamedTuple):
             differ between pairs.
         unknown: (m,) bool; True if the second-order force of the pair also cancels for fixed scores of the
             tied tokens, so that the order of the remaining force is unknown.
-        resolved: () bool; False if rounding errors of scores hide whether some first-order force cancels.
+        resolved: () bool; False if errors of scores hide whether some first-order force cancels, or if forces
+            of both signs form one pair although their key differences agree modulo 𝒯 only up to rounding.
     """
 
     first: np.ndarray
@@ -134,31 +145,39 @@ def orders(E: np.ndarray, entries: Entries, loss: LossDerivatives, tied: TiedPar
     `rounding` is the rounding error of the scores.
     """
     below = entries.value - entries.f[entries.sequence]
-    below = np.where(np.abs(below) <= _uncertainty(entries, below), 0, below)
-    group = _groups(E, entries, tied.normals)
+    moved, relative = _errors(E, entries, loss, tied, below)
+    uncertain = _uncertainty(entries, moved)
+    below = np.where(np.abs(below) <= uncertain, 0, below)
+    group, several = _groups(E, entries, tied.normals)
+    relative = relative + np.where(several, rounding, 0.0)
     # Within a group, score differences stay bounded, because they are those of tied tokens. Scale x such that
     # the largest U is 1.
     rest = ~entries.chosen
-    log_share = entries.log_weight - entries.log_total[entries.sequence]
+    apart = np.where(several, entries.apart - _largest(group, entries.apart, rest)[group], 0.0)
+    log_share = entries.log_count + apart - entries.log_total[entries.sequence]
     log_share = np.where(rest, log_share - _largest(group, log_share, rest)[group], -np.inf)
     # Express sequence weights relative to the largest weight in the group.
     log_own = loss.log_size[entries.sequence]
     log_own = log_own - _largest(group, log_own, rest)[group]
-    parts = np.exp(np.where(rest, log_share + log_own, -np.inf))[:, None]
-    parts = parts * loss.direction[entries.sequence] * below
+    weight = np.exp(np.where(rest, log_share + log_own, -np.inf))
+    parts = weight[:, None] * loss.direction[entries.sequence] * below
     pull, gross = parts.sum(axis=1), np.abs(parts).sum(axis=1)
-    # Terms that cancel within a sequence leave rounding error. Set it to zero; otherwise it could
-    # dominate the other forces when they are small.
-    pull[np.abs(pull) <= _EQUAL * gross] = 0
-    net, gross = np.bincount(group, pull)[group], np.bincount(group, gross)[group]
-    first = np.where(rest & (np.abs(net) > _CANCELS * gross), -np.sign(net), 0).astype(int)
+    error = relative * gross
+    error += weight * np.abs(loss.direction[entries.sequence] * np.where(below, uncertain, 0)).sum(axis=1)
+    # Terms that cancel within a sequence leave an error. Set it to zero; otherwise it could dominate the
+    # other forces when they are small.
+    pull[np.abs(pull) <= error] = 0
+    net, size, error = (np.bincount(group, x)[group] for x in (pull, gross, error))
     # Forces of the same sign do not cancel, whatever their sizes are.
-    mixed = rest & (np.abs(net) < (1 - _EQUAL) * gross) & (np.abs(net) <= rounding * gross)
-    resolved = rounding <= _CANCELS or not mixed.any()
+    mixed = rest & (np.bincount(group, pull > 0) > 0)[group] & (np.bincount(group, pull < 0) > 0)[group]
+    first = np.where(rest & ((np.abs(net) > error) | ~mixed), -np.sign(net), 0).astype(int)
+    hidden = mixed & (first == 0) & (error > _RESOLVED * size)
+    resolved = not hidden.any() and _equal(E, entries, group, mixed & several, tied.edges)
     idle = rest & (first == 0)
     pair = np.full(len(group), -1)
     pair[idle] = np.unique(group[idle], return_inverse=True)[1]
-    second, unknown = _second_order(E, entries, loss, tied, pair, log_share, log_own, below)
+    terms = log_share, log_own, below, relative
+    second, unknown = _second_order(E, entries, loss, tied, pair, terms)
     return Orders(first, pair, second, unknown, bool(resolved))
 
 
@@ -168,34 +187,68 @@ def _largest(group: np.ndarray, x: np.ndarray, among: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(largest), largest, 0)
 
 
-def _uncertainty(entries: Entries, below: np.ndarray) -> np.ndarray:
+def _errors(
+    E: np.ndarray, entries: Entries, loss: LossDerivatives, tied: TiedPart, below: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bound the errors due to rounding and to the distance of p from the equilibrium of tied tokens.
+
+    Returns:
+        The error of the outputs, (n, C), due to that distance; and the relative error of the weight of each
+        entry times that of its sequence, (N,), except for the rounding error of its score.
+    """
+    lift = E @ tied.directions
+    shift = _SAFETY * np.abs(lift[entries.token] - lift[entries.top]) @ tied.error
+    moved, total = np.zeros_like(entries.f), np.zeros(len(entries.f))
+    np.add.at(moved, entries.sequence, (entries.attention * shift)[:, None] * np.abs(below))
+    np.add.at(total, entries.sequence, entries.attention * shift)
+    of_sequence = total + 2 * moved.sum(axis=1) + _ROUNDING * (1 + np.abs(loss.log_size))
+    return moved, shift + of_sequence[entries.sequence]
+
+
+def _uncertainty(entries: Entries, moved: np.ndarray) -> np.ndarray:
     """Bound the error of γ_s - f for each entry, (N, C); zero if f is the value of a single top token."""
     n = len(entries.f)
     several = np.bincount(entries.sequence[entries.chosen], minlength=n) > 1
-    spread, size = np.zeros((2, *entries.f.shape))
-    # The attention of tied tokens is that of a point near their equilibrium.
-    np.add.at(spread, entries.sequence, entries.attention[:, None] * np.abs(below))
+    size = np.zeros_like(entries.f)
     np.add.at(size, entries.sequence, entries.attention[:, None] * np.abs(entries.value))
     rounding = _ROUNDING * (size[entries.sequence] + np.abs(entries.value))
     # With more than one output, the values are differences, which are rounded.
     inexact = several[entries.sequence, None] | (entries.f.shape[1] > 1)
-    return np.where(inexact, _EQUAL * spread[entries.sequence] + rounding, 0.0)
+    return np.where(inexact, moved[entries.sequence] + rounding, 0.0)
 
 
-def _groups(E: np.ndarray, entries: Entries, normals: np.ndarray) -> np.ndarray:
-    """Return the index of the group of each entry, (N,). In a group, key differences are equal modulo 𝒯."""
+def _equal(E: np.ndarray, entries: Entries, group: np.ndarray, some: np.ndarray, edges: np.ndarray) -> bool:
+    """Return whether the key differences of some entries are exactly equal modulo 𝒯 within their groups."""
+    if not some.any():
+        return True
+    members = np.unique(np.stack([group, entries.top, entries.token])[:, some], axis=1)
+    first = np.unique(members[0], return_index=True, return_inverse=True)
+    keys = residues(E)
+    rows = keys[members[1]] - keys[members[2]]
+    ties = keys[edges[:, 1]] - keys[edges[:, 0]]
+    return exact_rank(np.concatenate([ties, rows - rows[first[1]][first[2]]])) == exact_rank(ties)
+
+
+def _groups(E: np.ndarray, entries: Entries, normals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the index of the group of each entry, (N,). In a group, key differences are equal modulo 𝒯.
+
+    Also return whether the group of each entry contains several different differences, (N,) bool.
+    """
     pairs, number = np.unique(entries.token * len(E) + entries.top, return_inverse=True)
     token, top = np.divmod(pairs, len(E))
     flat = E - E @ normals.T @ normals
     x = flat @ _directions(E.shape[1])
     found = _split(x[token] - x[top], _SAME * E.shape[1] * float(np.abs(flat).max()))
+    rows = E[top] - E[token]
+    back = E[top] - rows  # the rounding error of the subtraction, after Knuth
+    rest = (E[top] - (rows + back)) + (back - E[token])
     for members in _members(found):
-        better, worse = E[top[members]], E[token[members]]
-        rows = better - worse
-        back = better - rows  # the rounding error of the subtraction, after Knuth
-        rest = (better - (rows + back)) + (back - worse)
-        _relabel(found, members, _classes(rows, rest, normals))
-    return np.unique(found, return_inverse=True)[1][number]
+        _relabel(found, members, _classes(rows[members], rest[members], normals))
+    several = np.zeros(len(found), bool)
+    for members in _members(found):
+        differs = (rows[members] != rows[members[0]]) | (rest[members] != rest[members[0]])
+        several[members] = differs.any()
+    return np.unique(found, return_inverse=True)[1][number], several[number]
 
 
 def _classes(rows: np.ndarray, rest: np.ndarray, normals: np.ndarray) -> np.ndarray:
@@ -254,10 +307,9 @@ def _second_order(
     loss: LossDerivatives,
     tied: TiedPart,
     pair: np.ndarray,
-    log_share: np.ndarray,
-    log_own: np.ndarray,
-    below: np.ndarray,
+    terms: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray]:
+    log_share, log_own, below, relative = terms
     m = int(pair.max()) + 1
     if m == 0:
         return np.zeros((0, 0)), np.zeros(0, bool)
@@ -285,10 +337,15 @@ def _second_order(
         own = idle, pair[idle], share
         turning = _response(E, entries, loss, tied, own, (weight, along, steered), heavy, below)
         solution = turning @ np.linalg.solve(tied.hessian, turning.T)
-    second = direct - solution
-    second[np.abs(second) <= _CANCELS_TWICE * (gross + np.abs(solution))] = 0
+    error = np.zeros(m)
+    np.maximum.at(error, pair[idle], relative[idle])
+    cancels = error[:, None] + error
     squares = np.diag(gross)
-    unknown = (squares > 0) & (np.abs(np.diag(direct)) <= _CANCELS_TWICE * squares)
+    unknown = (squares > 0) & (np.abs(np.diag(direct)) <= np.diag(cancels) * squares)
+    if tied.directions.shape[1]:
+        cancels = np.maximum(cancels, _CANCELS_TWICE)
+    second = direct - solution
+    second[np.abs(second) <= cancels * (gross + np.abs(solution))] = 0
     return second, unknown
 
 

@@ -8,13 +8,14 @@ from jaxattn.attention.scores import Scores
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.data.corpus import Corpus
-from jaxattn.theory.certificate import MaxMargin, Status, unsolved
+from jaxattn.theory.certificate import MaxMargin, Status, lengths, unsolved
 from jaxattn.theory.constraints import Constraints, constraints, distinct_tokens
 from jaxattn.theory.max_margin import max_margin_from_constraints
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 
-# A selected token is on the margin of v if y x_s·v ≤ 1 + this tolerance, which exceeds rounding errors.
-_ON_MARGIN = 1e-8
+# A token is on the margin of v if y x_s·v ≤ 1 + the larger of this tolerance and a bound on the rounding
+# errors, which are relative to ‖x‖ ‖v‖.
+_ON_MARGIN, _ROUNDING = 1e-8, 64 * 2.0**-52
 
 
 @struct.dataclass(repr=False)
@@ -28,7 +29,9 @@ class RelaxedMaxMargin(Brief):
         head: the solution for v. Its pairs are (s, V) for a token s selected in a sequence with y = 1, and
             (V, s) for y = -1, where V is an extra token at the point 0. The multipliers satisfy
             v = Σ λ y x_s.
-        support: (n,) bool; True for sequences X on the margin of v, y x_{s(X)}·v = 1.
+        support: (n,) bool; True for sequences X on the margin of v, y x_{s(X)}·v = 1 up to 1e-8 or to the
+            rounding error. Closer margins are not distinguished, because a duality gap g determines them only
+            up to √g ‖x‖ ‖v‖.
         clearance: (); smallest y x_{s(X)}·v - 1 over the other sequences; inf if there are none.
     """
 
@@ -151,11 +154,15 @@ def relaxed_max_margin(
         return RelaxedMaxMargin(query, head, np.zeros(len(token), bool), np.float64(np.nan))
     values = points @ head.p
     margins = labels * values[token]
-    support = margins <= 1 + _ON_MARGIN
+    size = lengths(points)
+    rounding = _ROUNDING * np.linalg.norm(head.p) * np.maximum(size, size[token].max())
+    near = np.maximum(_ON_MARGIN, rounding)
+    support = margins <= 1 + near[token]
     bags = corpus.bags
     owner = np.minimum(np.asarray(bags.owner), len(token) - 1)[:, None]
-    other = labels[owner] * values[np.asarray(bags.index)]
-    required = np.where(np.abs(other - 1) <= _ON_MARGIN, tied, 1.0) * support[owner]
+    index = np.asarray(bags.index)
+    other = labels[owner] * values[index]
+    required = np.where(np.abs(other - 1) <= near[index], tied, 1.0) * support[owner]
     found = constraints(corpus, chosen, required)
     query = max_margin_from_constraints(keys, found, tolerance=tolerance)
     clearance = np.min(margins[~support] - 1, initial=np.inf)

@@ -16,7 +16,8 @@ from jaxattn.theory.constraints import near_ties
 from jaxattn.theory.infeasible import exact_rank, residues
 from jaxattn.theory.orders import LARGE, Entries, LossDerivatives, TiedPart
 
-# A curvature counts as zero below this fraction of the forces that cancel along the same direction.
+# A curvature, or a gradient, counts as zero below this fraction of the forces that cancel along the same
+# direction.
 _ZERO = 1e-8
 # A key difference counts as linearly dependent on longer ones if its orthogonal part is below this fraction
 # of its length. If it is not dependent in exact arithmetic, the balance is unknown.
@@ -50,6 +51,7 @@ class _Coordinates(NamedTuple):
 
     Attributes:
         tokens: (k,) int; the tied tokens.
+        edges: (t, 2) int; pairs of tied tokens with different keys, which join the tokens of each group.
         scores: (k, r); ∂a/∂z, where a is the score relative to the root of the token's group.
         uncertainty: (k, r); bound on the rounding error of `scores`.
         normals: (r, D); orthonormal basis of 𝒯.
@@ -57,6 +59,7 @@ class _Coordinates(NamedTuple):
     """
 
     tokens: np.ndarray
+    edges: np.ndarray
     scores: np.ndarray
     uncertainty: np.ndarray
     normals: np.ndarray
@@ -75,10 +78,12 @@ def tied_part(E: np.ndarray, leader: np.ndarray, entries: Entries, loss: LossDer
     nothing = np.zeros((0, E.shape[1]))
     at = _coordinates(E, leader)
     if len(at.normals) == 0:  # no ties, or all tied tokens have equal keys
-        part = TiedPart(nothing, np.zeros((E.shape[1], 0)), 0.0, np.zeros((0, 0)))
+        part = TiedPart(
+            nothing, np.zeros((E.shape[1], 0)), 0.0, np.zeros((0, 0)), np.zeros(0), np.zeros((0, 2), int)
+        )
         return Balance(0.0, np.inf, nothing, nothing, part)
     forces = _forces(len(E), at.tokens, entries, loss)
-    gradient = _gradient(at, forces)
+    gradient, log_force = _gradient(at, forces)
     hessian, gross, log_scale = _hessian(at, forces)
     size, vectors = np.linalg.eigh(hessian)
     rounding = _ROUNDING * np.abs(size).max()
@@ -90,6 +95,8 @@ def tied_part(E: np.ndarray, leader: np.ndarray, entries: Entries, loss: LossDer
     turned = at.lift @ (np.exp(np.minimum(log_ratio, LARGE))[:, None] * vectors)
     kept = ~loose & ~(np.abs(vectors) > _ZERO)[log_ratio > LARGE].any(axis=0)
     within = turned[:, loose] / np.maximum(np.linalg.norm(turned[:, loose], axis=0), np.finfo(float).tiny)
+    log_left = np.minimum(log_force - (log_scale + log_unit) / 2, LARGE)
+    error = np.abs(vectors).T @ np.exp(log_left) / np.maximum(np.abs(size), np.finfo(float).tiny)
     basis = np.linalg.qr(within, mode="complete")[0]
     number = int(loose.sum())
     part = TiedPart(
@@ -97,6 +104,9 @@ def tied_part(E: np.ndarray, leader: np.ndarray, entries: Entries, loss: LossDer
         directions=at.normals.T @ turned[:, kept],
         log_unit=log_unit,
         hessian=np.diag(size[kept]),
+        # If p is not near an equilibrium, there is no limit, and the forces are those at p.
+        error=error[kept] * (gradient <= _ZERO),
+        edges=at.edges,
     )
     return Balance(gradient, curvature, at.normals, basis[:, :number].T @ at.normals, part)
 
@@ -159,8 +169,12 @@ def _forces(vocab: int, tokens: np.ndarray, entries: Entries, loss: LossDerivati
     )
 
 
-def _gradient(at: _Coordinates, forces: _Forces) -> float:
-    """Return the largest component of the gradient, including its uncertainty, relative to its terms."""
+def _gradient(at: _Coordinates, forces: _Forces) -> tuple[float, np.ndarray]:
+    """Compute the gradient of the tied part, including its uncertainty.
+
+    Returns:
+        Its largest component relative to the terms in it; and the log of the sizes of its components, (r,).
+    """
     log_terms = forces.log_gross[:, None] + _log(np.abs(at.scores))
     largest = log_terms.max(axis=0)
     largest[~np.isfinite(largest)] = 0.0
@@ -168,7 +182,7 @@ def _gradient(at: _Coordinates, forces: _Forces) -> float:
     total = np.maximum(terms.sum(axis=0), np.finfo(float).tiny)
     net = np.abs((np.sign(at.scores) * terms).T @ forces.net)
     unknown = np.exp(np.minimum(forces.log_gross[:, None] + _log(at.uncertainty) - largest, 0)).sum(axis=0)
-    return float(np.minimum((net + unknown) / total, 1.0).max())
+    return float(np.minimum((net + unknown) / total, 1.0).max()), _log(net + unknown) + largest
 
 
 def _hessian(at: _Coordinates, forces: _Forces) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -214,7 +228,7 @@ def _coordinates(E: np.ndarray, leader: np.ndarray) -> _Coordinates:
     unknown[basis] = 0.0
     if len(basis) < min(rows.shape) and _exact_rank(E, edges) > len(basis):
         unknown[np.setdiff1d(np.arange(len(rows)), basis)] = _UNKNOWN
-    return _Coordinates(tokens, joins @ coefficients, joins @ unknown, normals, inverse)
+    return _Coordinates(tokens, edges, joins @ coefficients, joins @ unknown, normals, inverse)
 
 
 def _exact_rank(E: np.ndarray, edges: np.ndarray) -> int:

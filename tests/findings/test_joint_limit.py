@@ -135,6 +135,27 @@ def test_mixture_matches_the_closed_form():
     assert not away.holds
 
 
+@pytest.mark.parametrize("power", [-60, -30, -1, 3, 60])
+def test_limit_is_bitwise_the_same_in_units_that_differ_by_a_power_of_two(power):
+    """The mixture above in other coordinates; its p is one at which finite scores have settled."""
+    corpus = ja.data.from_sequences([[0, 1], [0] * 20 + [1], [2], [3]], [1, -1, 1, -1], vocab_size=4)
+    half = 1 / (1 - 2 / (1 + np.sqrt(20)))
+    p = np.array([-np.log(20) / 4, np.log(20) / 4, 0.3, 0])
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(4, 4)))[0]
+    p, v = turn.T @ p, 1e8 * turn.T @ np.array([-half, half, 1, -1])
+    expected = certify_joint_limit(Scores(turn, corpus), p, v)
+    assert expected.holds, expected.reason
+    unit = 2.0**power
+    found = certify_joint_limit(Scores(turn * unit, corpus), p / unit, v / unit)
+    assert found.reason == expected.reason
+    np.testing.assert_array_equal(found.p * unit, expected.p)
+    np.testing.assert_array_equal(found.v * unit, expected.v)
+    np.testing.assert_array_equal(found.weight * unit * unit, expected.weight)
+    np.testing.assert_array_equal(found.direction.multipliers * unit * unit, expected.direction.multipliers)
+    for name in ("heavy", "finite", "gradient", "curvature", "head_gap", "spare"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
 def test_reason_states_the_failed_condition():
     corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, -1], vocab_size=4)
     E, p, v = np.eye(4), np.array([40.0, 0, 40, 0]), np.array([1.0, 0, -1, 0])

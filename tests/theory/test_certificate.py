@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
+from jaxattn.core.errors import InputError
 from jaxattn.theory.certificate import MaxMargin, Status, bounds, certify_max_margin, unsolved
 from jaxattn.theory.constraints import Constraints, constraints
 
@@ -179,3 +180,59 @@ def test_custom_constraints_yield_a_certified_solution(shortest, rng):
         ja.theory.max_margin_from_constraints(E[:4], own)
     with pytest.raises(ja.InputError, match="NaN or inf"):
         ja.theory.max_margin_from_constraints(E * np.nan, own)
+
+
+def close_tie(gap):
+    """Tokens 0 and 1 are tied and differ by `gap` in the first coordinate; token 2 is below them."""
+    found = Constraints(
+        better=np.array([0], np.int32),
+        worse=np.array([2], np.int32),
+        ties=np.array([[0, 1]], np.int32),
+        leader=np.array([0, 0, 2], np.int32),
+        required=np.ones(1),
+    )
+    return np.array([[0, 0], [gap, 0], [-1, -1.0]]), found
+
+
+@pytest.mark.parametrize("gap", [2.0**-20, 2.0**-28, 2.0**-45])
+def test_p_along_the_difference_of_a_close_tie_is_not_feasible(gap):
+    """p is (0, 1). Without a multiplier of the tie it would be (1, 1)/2, which violates the tie by gap/2."""
+    E, found = close_tie(gap)
+    solution = certify_max_margin(E, found, np.ones(1), np.array([1 / gap]))
+    assert solution.status == Status.SOLVED
+    np.testing.assert_allclose(solution.p, [0, 1], atol=1e-15)
+    assert certify_max_margin(E, found, np.ones(1), np.zeros(1)).status == Status.UNDECIDED
+
+
+def test_numbers_that_are_not_finite_prove_nothing():
+    E, found = close_tie(0.5)
+    one, tie = np.ones(1), np.array([2.0])
+    for bad in (np.nan, np.inf):
+        for solution in (
+            certify_max_margin(E, found, bad * one, tie),
+            certify_max_margin(E, found, one, bad * tie),
+            certify_max_margin(E, found, one, tie, p=np.array([bad, 1])),
+        ):
+            assert solution.status == Status.UNDECIDED
+            assert not solution.feasible
+            assert not solution.infeasible
+        with pytest.raises(InputError, match="keys contains NaN or inf"):
+            certify_max_margin(bad * np.ones_like(E), found, one, tie)
+        with pytest.raises(InputError, match=f"required: margin {bad} of pair 0; pass finite margins"):
+            certify_max_margin(E, found._replace(required=bad * one), one, tie)
+    with pytest.raises(InputError, match=r"required: margin -1\.0 of pair 0"):
+        certify_max_margin(E, found._replace(required=-one), one, tie)
+
+
+def test_the_printed_form_starts_with_the_outcome_and_includes_the_gap(problems):
+    for each in problems:
+        exact, text = each.exact, repr(each.exact).replace("\n", " ")
+        assert text.startswith(f"MaxMargin({Status(int(exact.status)).name}, {exact.reason[:10]}")
+        assert f"duality_gap {float(exact.duality_gap):.4g}" in " ".join(text.split())
+    assert "NO_PAIRS" in repr(unsolved(Status.NO_PAIRS, 3))
+
+
+def test_the_printed_form_of_a_batch_counts_outcomes():
+    each = [unsolved(Status.NO_PAIRS, 2), unsolved(Status.INVALID, 2), unsolved(Status.INVALID, 2)]
+    batch = replace(each[0], **{k: np.stack([getattr(x, k) for x in each]) for k in vars(each[0])})
+    assert "batch of 3: 1 NO_PAIRS, 2 INVALID" in " ".join(repr(batch).split())

@@ -283,3 +283,24 @@ def test_invalid_input_is_rejected():
         certify_limit(one_layer(params, corpus), params.p[:2], both)
     with pytest.raises(InputError, match="p contains NaN"):
         certify_limit(one_layer(params, corpus), params.p * np.nan, both)
+    for bad in (np.nan, np.inf, -np.inf):
+        scores = one_layer(params, corpus)
+        keys, values = np.array(scores.keys, float), np.array(scores.values, float)
+        keys[1, 0], values[-1] = bad, bad
+        with pytest.raises(InputError, match="keys contains NaN or inf"):
+            certify_limit(ja.theory.Scores(keys, corpus, values), params.p, both)
+        with pytest.raises(InputError, match="values contains NaN or inf"):
+            certify_limit(ja.theory.Scores(scores.keys, corpus, values), params.p, both)
+
+
+def test_the_printed_form_gives_both_cosines_and_the_failed_condition():
+    scores, path = vectors(*IDLE)
+    limit = certify_limit(scores, path.p[-1], path.selection)
+    text = " ".join(repr(limit).split())
+    assert text.startswith(f"Limit(certified; 1 - cos {limit.angle:.3g} of p and p_*, ")
+    assert f"{limit.distance:.3g} of score differences; p_*: SOLVED" in text
+    far = np.array([1e6, 0.0])
+    limit = certify_limit(scores, far, ja.theory.selection(far, scores))
+    text = " ".join(repr(limit).split())
+    assert text.startswith("Limit(p is not on course to p_*")
+    assert f"1 - cos {limit.angle:.3g} of p and p_*" in text

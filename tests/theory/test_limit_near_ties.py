@@ -183,3 +183,59 @@ def test_near_ties_are_never_certified_wrongly(number):
     # Rates are known up to the square root of the duality gap, 3e-8 for a gap of one rounding error.
     assert [each for each in refused if each[2] > 1e-7] == []
     print(f"{sum(each[-1] for each in found)} limits, {len(refused)} of them refused")
+
+
+def limit_of(keys, values, sequences, labels, top, p):
+    corpus = ja.data.from_sequences(sequences, labels, vocab_size=len(keys))
+    chosen = selection_of(np.isin(np.arange(len(keys)), top), corpus)
+    scores = Scores(np.array(keys, float), corpus, np.array(values, float))
+    return certify_limit(scores, np.array(p, float), chosen)
+
+
+@pytest.mark.parametrize("power", [24, 32, 45])
+def test_forces_that_nearly_cancel_have_the_sign_of_their_sum(power):
+    """The net force on token 1 is proportional to -tanh(δ/2) (.5 - δ): a fraction δ/2 of the forces in it.
+
+    Token 3 requires p·(1, 0) ≥ 1. If token 1 is repelled, p·(.4, 1) ≥ 1. If it is attracted, it approaches.
+    """
+    keys, rest = [[0, 0], [-0.4, -1], [9, 9], [-1, 0]], ([[0, 1], [0, 1], [0, 3]], [1, -1, 1], [0])
+    for delta, expected in ((2.0**-power, [1, 0.6]), (0.0, [1, 0.1]), (-(2.0**-power), None)):
+        for norm in (50.0, 1e5):
+            p = norm * np.array(expected or [1.0, 0])
+            limit = limit_of(keys, [delta, 0.5, 0, -2], *rest, p)
+            assert limit.holds == (expected is not None), limit.reason
+            if expected is not None:
+                np.testing.assert_allclose(limit.direction.p, expected, atol=1e-9)
+            else:
+                assert "attract each other" in limit.reason
+
+
+@pytest.mark.parametrize(("power", "off"), [(24, 0.0), (24, 1e-9), (32, 1e-12), (40, 0.0)])
+def test_forces_below_tied_tokens_that_nearly_cancel_have_the_sign_of_their_sum(power, off):
+    """Tokens 0 and 1 tie at output 0. Tokens 2 and 4 have the same key, and values .5 and .5 + δ.
+
+    For δ = 0, the tied tokens respond such that no force remains. `off` is a distance from the equilibrium.
+    """
+    keys = [[0, 0, 0], [0, 0, 1], [-0.4, -1, 0], [-1, 0, 0], [-0.4, -1, 0]]
+    rest = [[0, 1, 2], [0, 1, 4], [0, 3]], [1, -1, 1], [0, 1]
+    for delta, expected in ((-(2.0**-power), None), (0.0, [1, 0, 0]), (2.0**-power, [1, 0.6, 0])):
+        p = 50 * np.array(expected or [1.0, 0, 0]) + np.array([0, 0, off])
+        limit = limit_of(keys, [1, -1, 0.5, -2, 0.5 + delta], *rest, p)
+        assert limit.holds == (expected is not None), limit.reason
+        if expected is not None:
+            np.testing.assert_allclose(limit.direction.p, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("power", [30, 40, 45])
+def test_opposite_forces_are_not_added_if_their_differences_are_only_nearly_equal(power):
+    """Tokens 0 and 1 tie along (1, 1, 1). Tokens 2 and 3 differ by (2, 2, 2), up to 2^-power.
+
+    Token 3 is attracted. It is held by token 2, which is repelled, only if the difference is exact.
+    """
+    values, rest = [2, -2.5, 1, -2], ([[0, 1], [0, 1, 3, 2], [0, 1], [0, 3]], [1, 1, -1, 1], [0, 1])
+    for delta, holds in ((0.0, True), (2.0**-power, False)):
+        keys = [[0, 0, 0], [-2, -2, -2], [-1 + delta, 0, -2], [1, 2, 0]]
+        # At the equilibrium, the output of the tied tokens is log 2.
+        along = np.log((2.5 + np.log(2)) / (2 - np.log(2))) / 6 * np.ones(3)
+        limit = limit_of(keys, values, *rest, 400 * np.array([0, -0.5, 0.5]) + along)
+        assert limit.holds == holds, limit.reason

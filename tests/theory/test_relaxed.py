@@ -182,3 +182,21 @@ def test_jax_arrays_are_accepted(rng):
     )
     assert solution.p.dtype == np.float64
     np.testing.assert_array_equal(solution.p, relaxed_max_margin(Scores(E.astype(float), corpus), chosen).p)
+
+
+@pytest.mark.parametrize("long", [1e4, 1e8, 1e10])
+def test_every_sequence_on_the_margin_of_v_is_in_the_support_if_points_are_much_longer_than_it(long):
+    """The points are u plus vectors orthogonal to u with the sum 0, so v = u, and each has x·v = 1."""
+    rng = np.random.default_rng(1)
+    turn = np.linalg.qr(rng.normal(size=(4, 4)))[0]
+    across = long * rng.normal(size=(5, 3))
+    across[-1] = -across[:-1].sum(axis=0)
+    points = np.zeros((10, 4))
+    points[:5] = np.column_stack([np.ones(5), across]) @ turn
+    keys = np.eye(10)
+    corpus = ja.data.from_sequences([[k, 5 + k] for k in range(5)], [1] * 5, vocab_size=10)
+    chosen = selection_of(np.arange(10) < 5, corpus)
+    found = relaxed_max_margin(Scores(keys, corpus), chosen, points=points)
+    assert found.feasible
+    assert found.support.all()
+    np.testing.assert_allclose(found.p, np.repeat([0.5, -0.5], 5), atol=1e-12)

@@ -1,6 +1,6 @@
 """Certificate of the limit of gradient flow on p and v together: weights of sequences, and directions."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -130,7 +130,17 @@ def certify_joint_limit(
         times=np.asarray(corpus.bags.count)[present].astype(float),
         labels=np.asarray(corpus.targets).astype(float),
     )
-    return _certify(E, p, v, entries, tolerance)
+    # Compute in a power-of-two unit of length next to the largest entry. This is exact, so that the result is
+    # the same in any unit.
+    unit = np.ldexp(1.0, np.frexp(np.abs(E).max(initial=0.0))[1])
+    found = _certify(E / unit, p * unit, v * unit, entries, tolerance)
+    return replace(
+        found,
+        p=found.p / unit,
+        v=found.v / unit,
+        weight=found.weight / unit / unit,
+        direction=found.direction and found.direction.in_unit(unit),
+    )
 
 
 def _certify(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries, tolerance: float) -> JointLimit:

@@ -33,6 +33,10 @@ class TwoSided(NamedTuple):
         """True if p meets all requirements."""
         return bool(self.violation <= _FEASIBLE)
 
+    def in_unit(self, unit: float) -> "TwoSided":
+        """Return the solution for the same rows multiplied by `unit`, a power of two."""
+        return self._replace(p=self.p / unit, multipliers=self.multipliers / unit / unit)
+
 
 def two_sided(rows: np.ndarray, required: np.ndarray) -> TwoSided:
     """Compute the shortest p with A p ≥ b.
