@@ -34,6 +34,12 @@ def cells(tables):
     return found
 
 
+def zipped(tables, key):
+    """Return a swept key and the keys that vary together with it in some block."""
+    grids = [flat(each.get("zip", {})) for each in (tables, *tables.get("blocks", {}).values())]
+    return {key}.union(*(own for own in grids if key in own))
+
+
 def merge(tables, changes):
     """Return tables with the changes of a block; a table with a new kind keeps the keys of that kind."""
     kind = changes.get("kind", tables.get("kind"))
@@ -62,9 +68,9 @@ def flat(tables, prefix=""):
 
 
 def assigned(tables, settings):
-    """Return tables with the swept keys set; a phase is addressed by its name or number."""
+    """Return tables with the swept keys set, parents first; a phase is addressed by its name or number."""
     result = copy.deepcopy(tables)
-    for key, value in settings.items():
+    for key, value in sorted(settings.items(), key=lambda item: item[0].count(".")):
         *path, last = key.split(".")
         inner = result
         for part in path:
