@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from textbook import compare, grid, package, reading
 from textbook.steps import OPTIONS
@@ -56,9 +57,8 @@ def check(table, keys, expected, differences=False):
     """Compare a table of means and intervals with values over seeds."""
     assert len(table) == len(expected)
     for row in table.to_dict("records"):
-        label = reading.label(
-            {key: row[key] for key in keys if row.get(key) is not None and row[key] == row[key]}
-        )
+        # A cell without a key has the value None, or NaN in a column of numbers.
+        label = reading.label({key: row[key] for key in keys if pd.notna(row.get(key))})
         values = expected[label, row["phase"], row["step"], row["metric"]]
         numbers = reading.mean_and_interval(values, row["metric"], differences)
         found = [row[name] for name in ("n", "mean", "mean_low", "mean_high")]
