@@ -62,8 +62,17 @@ def averaged(records, label_of):
 def paired(records, first_of, second_of):
     """Return {(label, phase, step, metric): differences over seeds} of the second cells minus the first.
 
-    Both arguments map the cells of one value to a label of their other settings.
+    Both arguments map the cells of one value to a label of their other settings. A label with several cells
+    of one value has no pairs.
     """
+    unique = {
+        name
+        for name in {*first_of.values(), *second_of.values()}
+        if [[*of.values()].count(name) for of in (first_of, second_of)] == [1, 1]
+    }
+    first_of, second_of = (
+        {cell: name for cell, name in of.items() if name in unique} for of in (first_of, second_of)
+    )
     first, second = (
         records[records["cell"].isin(list(of))].assign(label=[of[c] for c in records["cell"] if c in of])
         for of in (first_of, second_of)
