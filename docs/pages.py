@@ -219,7 +219,7 @@ TOP = {
     ),
     "cells": "an explicit list of cells; each cell is a table of keys and values.",
     "exclude": "tables of keys and values; matching cells are removed from the grid.",
-    "blocks": "named variants of the study, each with a separate grid.",
+    "blocks": "named variants of the study. A block and its grid are merged into the tables outside.",
     "figures": "figures of the report; each is a table with a `kind`. See [Gallery](gallery.md).",
 }
 

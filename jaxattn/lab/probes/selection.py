@@ -62,7 +62,8 @@ class Selected(Probe, frozen=True, kw_only=True):
             "important_tied": share(tied),
         }
         known = {name: jnp.where(important.any(), x, jnp.nan) for name, x in shares.items()}
-        return known | {"selected_tokens": chosen.counts(train).mean()}
+        # JAX would average integers in float32.
+        return known | {"selected_tokens": chosen.counts(train).mean(dtype=scores.dtype)}
 
     def _important(self, context: ProbeContext) -> Array:
         return context.data.tokens.important(self.important, self.min_count)

@@ -23,7 +23,7 @@ def combine(folders: Sequence[AnyRun]) -> AnyRun:
 
     Returns:
         The merged results. Cells are renumbered. They have a setting "sweep" if the sweeps have different
-        names.
+        names. If two folders declare different labels or scales for a metric, those of the first are used.
 
     Raises:
         InputError: two folders contain the same seed for the same cell.
@@ -55,15 +55,25 @@ def combine(folders: Sequence[AnyRun]) -> AnyRun:
         failures += [
             failure | {"cell": number[failure["cell"]]} for failure in folder.manifest.get("failures", [])
         ]
-    manifest = dict(folders[0].manifest) | {
-        "name": " + ".join(dict.fromkeys(folder.manifest["name"] for folder in folders)),
-        "cells": list(cells.values()),
-        "seeds": sorted({seed for _, seed in owner}),
-        "failures": failures,
-        "status": "finished" if all(folder.finished for folder in folders) else "running",
-        "batches": [],
-        "made_by": [maker for folder in folders for maker in provenance.package_versions(folder.manifest)],
+    declared = {
+        part: {name: x for folder in reversed(folders) for name, x in folder.manifest.get(part, {}).items()}
+        for part in ("labels", "scales")
     }
+    manifest = (
+        dict(folders[0].manifest)
+        | declared
+        | {
+            "name": " + ".join(dict.fromkeys(folder.manifest["name"] for folder in folders)),
+            "cells": list(cells.values()),
+            "seeds": sorted({seed for _, seed in owner}),
+            "failures": failures,
+            "status": "finished" if all(folder.finished for folder in folders) else "running",
+            "batches": [],
+            "made_by": [
+                maker for folder in folders for maker in provenance.package_versions(folder.manifest)
+            ],
+        }
+    )
     joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
     # Drop the study, because its cell numbers do not match the renumbered cells.
     return replace(

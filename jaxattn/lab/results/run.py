@@ -97,13 +97,15 @@ class Run:
     def lookup(self, cell: int, key: str) -> Any:
         """Return the value of a config key in a cell. List entries are addressed by name or index.
 
+        The value is None for a key that is swept, but not set in this cell.
+
         Raises:
             InputError: the cell or key does not exist.
         """
         entry = self._entry(cell)
         if key in entry["settings"]:
             return entry["settings"][key]
-        if (value := find_cell(self.tables(cell), key)) is None:
+        if (value := find_cell(self.tables(cell), key)) is None and key not in self.axes:
             swept = ", ".join(self.axes) or "none"
             raise InputError(f"{key}: no such key in the config of {self.directory}; swept keys: {swept}")
         return value

@@ -179,7 +179,7 @@ def _labels(tokens: Tokens, label: int | str | None, maximum: int | None = None)
 def _step_size(results: Run, phase: str, cell: int) -> float:
     try:
         return float(results.lookup(cell, f"phases.{phase}.step_size"))
-    except InputError:
+    except (InputError, TypeError):
         remedy = "set the figure option step_size"
         raise InputError(f"one_step_law: phase {phase!r} has no step_size; {remedy}") from None
 

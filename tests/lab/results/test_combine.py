@@ -59,6 +59,18 @@ def test_combined_sweeps_are_distinguished_by_name(folder):
     assert both.cells["sweep"].tolist() == ["swept"] * 4 + ["other"] * 4
 
 
+def test_combined_sweeps_keep_the_scales_and_labels_that_each_declares(folder):
+    """The metric `loss` of the second sweep is on a log scale, so its mean is geometric."""
+    first, second = folder(range(2)), folder(range(2), name="other")
+    scales, labels = {"loss": ["log", 0.0, None]}, {"loss": "planted loss"}
+    second = replace(second, manifest=dict(second.manifest) | {"scales": scales, "labels": labels})
+    for both in (combine([first, second]), combine([second, first])):
+        found = aggregate(choose(both, where={"sweep": "other"}, metrics=["loss"]))
+        alone = aggregate(choose(second, metrics=["loss"]))
+        assert found["mean"].tolist() == alone["mean"].tolist()
+        assert both.label("loss") == "planted loss"
+
+
 def test_duplicate_seed_is_rejected(folder):
     with pytest.raises(InputError, match=r"planted\d+: seed 1 is also in .*planted\d+"):
         combine([folder(range(2)), folder(range(1, 3))])
@@ -70,6 +82,19 @@ def test_lookup_finds_swept_and_fixed_keys(folder):
     assert results.lookup(3, "phases.query.steps") == results.lookup(3, "phases.0.steps") == 7
     with pytest.raises(InputError, match=r"phases.embed.steps: no such key in the config of "):
         results.lookup(0, "phases.embed.steps")
+
+
+def test_swept_key_that_a_cell_does_not_set_selects_the_other_cells(folder):
+    """A list of cells, or a block, may set a key in some of the cells only."""
+    results = folder(range(2))
+    cells = [cell | {"settings": dict(cell["settings"])} for cell in results.manifest["cells"]]
+    cells[3]["settings"]["data.relevant_mass"] = 0.7
+    results = replace(results, manifest=dict(results.manifest) | {"cells": cells})
+    assert [results.lookup(cell, "data.relevant_mass") for cell in (0, 3)] == [None, 0.7]
+    chosen = choose(results, where={"data.relevant_mass": 0.7})
+    assert [cell["cell"] for cell in chosen.manifest["cells"]] == [3]
+    means = aggregate(group(results, ["data.relevant_mass"]))
+    assert means["data.relevant_mass"].isna().tolist() == [True] * 4 + [False] * 4
 
 
 def test_lookup_returns_the_value_set_in_the_block():
