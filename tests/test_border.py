@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Largest number of modules that the Python code in README may load.
-MOST = 62
 # Flax itself imports rich, so it is imported first.
 BLOCKED = """
 import sys
@@ -33,8 +31,7 @@ sys.meta_path.insert(0, Blocked())
 """
 AFTER = """
 print(mm.feasible, ja.theory.certify_limit(scores, path.p[-1], path.selection).holds)
-loaded = [name for name in sys.modules if name.split(".")[0] == "jaxattn"]
-print(len(loaded), *[name for name in ("diffrax", "matfree") if name in sys.modules])
+print(*[name for name in ("diffrax", "matfree") if name in sys.modules])
 """
 
 
@@ -52,11 +49,10 @@ def readme():
 def test_library_runs_without_the_dependencies_of_the_lab():
     done = run(BLOCKED + readme() + AFTER)
     assert done.returncode == 0, done.stderr
-    angle, certified, loaded = done.stdout.splitlines()
+    angle, certified, slow = done.stdout.split("\n")[:3]
     assert abs(float(angle)) < 1e-6
     assert certified == "True True"
-    number, *others = loaded.split()
-    assert (int(number) <= MOST, others) == (True, [])
+    assert slow == ""
 
 
 @pytest.mark.parametrize("name", ["pandas", "jaxattn.lab.study"])

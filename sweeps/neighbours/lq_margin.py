@@ -5,7 +5,6 @@ descent to that of ℓ_∞, whereas gradient descent converges to that of ℓ_2.
 """
 
 import math
-from functools import partial
 
 import numpy as np
 
@@ -80,7 +79,13 @@ def _reweighted(
     from scipy.optimize import minimize_scalar  # slow to import
 
     answers, p = [], euclidean.p
-    end = partial(certify_max_margin, E, found, tolerance=tolerance, q=q)
+
+    def end(solution: MaxMargin, p: np.ndarray, **more: int) -> MaxMargin:
+        # The solver chooses which tied tokens it compares.
+        problem, multipliers = found._replace(ties=solution.ties), _of_pairs(solution, found, len(E))
+        ties = solution.tie_multipliers
+        return certify_max_margin(E, problem, multipliers, ties, tolerance=tolerance, p=p, q=q, **more)
+
     for number in range(1, _MAX_PROBLEMS + 1):
         size = np.maximum(np.abs(p) / np.abs(p).max(), _SPREAD ** (-1 / abs(q - 2)))
         root = size ** ((2 - q) / 2)
@@ -94,12 +99,11 @@ def _reweighted(
 
         step = minimize_scalar(length, bounds=(0, 1), method="bounded", options={"xatol": 1e-12}).x
         p = p + min(step, 1.0, key=length) * move
-        multipliers = _of_pairs(weighted, found, len(E))
-        answers.append(end(multipliers, weighted.tie_multipliers, p=p, iterations=number))
+        answers.append(end(weighted, p, iterations=number))
         if answers[-1].status == Status.SOLVED:
             break
     if not answers:
-        return end(_of_pairs(euclidean, found, len(E)), euclidean.tie_multipliers, p=p)
+        return end(euclidean, p)
     return min(answers, key=lambda solution: solution.duality_gap)
 
 

@@ -364,7 +364,7 @@ def _status(
     flow: Flow, ends: Ends, first: Array, max_steps: Array, state: Integration, turns: Array
 ) -> Array:
     here, local, h = state.here, state.local, state.h
-    short = ~(h >= 4 * jnp.finfo(h.dtype).eps * (here.arc_length + flow.unit))
+    short = ~(h > 4 * jnp.finfo(h.dtype).eps * (here.arc_length + flow.unit))
     sine = flow.sine(here.z, local.velocity)
     stops = {
         Stop.NORM: flow.ended(here.z, ends.norm),

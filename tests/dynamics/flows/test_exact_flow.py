@@ -372,7 +372,7 @@ def test_contradictory_labels_lead_to_a_stationary_point():
     v = jnp.linalg.lstsq(E, jnp.array([1.0, -2.0, 3.0, -1.0]))[0]
     path = flow(ja.models.one_layer.Params(E=E, p=p, v=v), corpus)
     assert path.stop == "balanced"
-    assert path.reason.startswith("balanced: the forces of the sequences cancel")
+    assert path.reason.startswith("balanced: the forces cancel at a strict minimum")
     assert path.norm[-1] < 10
     f = ja.models.one_layer.outputs(ja.models.one_layer.Params(E=E, p=path.p[-1], v=v), corpus)
     np.testing.assert_allclose(f, 0, atol=1e-8)

@@ -393,6 +393,8 @@ def test_text_data_with_three_classes_are_rejected(made, tmp_path):
     path.write_text("text,label\n" + "".join(f"word{x} and,{x}\n" for x in (0, 1, 2) * 4))
     run = made({("step", "one_step_error"): 0.1, ("step", "embedding_error"): 0.1})
     run.manifest["config"] = {"data": {"kind": "csv", "path": str(path), "labels": [0, 1, 2]}}
-    run.manifest["cells"][0]["settings"]["data.kind"] = "csv"
+    settings = run.manifest["cells"][0]["settings"]
+    others = {key: value for key, value in settings.items() if not key.startswith("data.")}
+    run.manifest["cells"][0]["settings"] = others | {"data.kind": "csv"}
     with pytest.raises(InputError, match="expected texts with two classes, got 3 classes"):
         _ = Cell(run, 0).data
