@@ -49,7 +49,7 @@ def assert_same_path(one, other, same_rows=True):
     np.testing.assert_allclose(other.p[chosen] / scale, one.p[chosen] / scale, rtol=0, atol=PATH)
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
 @examples(25, 300)
 def test_path_does_not_depend_on_names_signs_and_rotations(classes, examples):
     def holds(changes):
@@ -70,7 +70,7 @@ def take(path, k):
     return jax.tree.map(lambda x: np.asarray(x[k]), path)
 
 
-@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
 @examples(10, 300)
 def test_path_does_not_depend_on_constants_added_to_scores_and_outputs(classes, examples):
     """Rows are at other arc lengths, because the unit of length is the longest key; the ends are the same."""
