@@ -77,6 +77,16 @@ class Corpus(Dataset):
         """Class indices 0 to K-1, (n,) int32. For two classes, -1 is class 0 and +1 is class 1."""
         return class_index(self.targets, self.num_classes)
 
+    def counts(self) -> Array:
+        """Return the number of occurrences of each token in each sequence, (n, V) int32.
+
+        Works under jit and vmap. The result is dense: it takes 4 n V bytes.
+        """
+        count = self.bags.count.astype(jnp.int32)
+        token = self.bags.index.astype(jnp.int32)
+        empty = jnp.zeros((self.num_examples, self.vocab_size), jnp.int32)
+        return empty.at[self.bags.owner[:, None], token].add(count, mode="drop")
+
     def take(self, index: Array) -> "Corpus":
         """Return a corpus with the given B sequences, such as a minibatch. The indices must be distinct.
 

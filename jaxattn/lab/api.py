@@ -2,26 +2,29 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 import pandas as pd
 
 from jaxattn.core.errors import InputError, RunError, counted
 from jaxattn.core.settings import MAX_INT
-from jaxattn.data.splits import Splits
+from jaxattn.data.splits import Loaded, Splits
 from jaxattn.lab.probes.standard import Probes
 from jaxattn.lab.results.load import Results, load
 from jaxattn.lab.storage.copies import naming
 from jaxattn.lab.storage.folder import results_folder
 from jaxattn.lab.study import registry, toml
 from jaxattn.lab.study.definition import Definition
+from jaxattn.lab.study.effective import settings_table
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.registry import describe, make, to_json_values
+from jaxattn.lab.study.setting import Setting
 
 __all__ = ["Finished", "Plan", "Results", "Study", "load", "run"]
 
@@ -182,6 +185,7 @@ class Study(Definition):
         accept_code: bool = False,
         profile: bool = False,
         log: Sequence[Dashboard] = (),
+        report: bool = True,
     ) -> Results:
         """Run or resume the study, write its report, and return the results.
 
@@ -196,6 +200,7 @@ class Study(Definition):
             accept_code: True to resume even if custom code has changed since the run started.
             profile: True to write a JAX trace of the run to the folder, for TensorBoard or Perfetto.
             log: dashboards that also receive every measurement: "tensorboard" or "wandb" (offline).
+            report: False to write only the results, without tables of statistics and figures.
 
         Returns:
             The results; failed seeds are listed in `.failures`.
@@ -218,6 +223,7 @@ class Study(Definition):
                 accept_code=accept_code,
                 profile=profile,
                 log=log,
+                write_report=report,
             )
         errors = finished.outcome.errors
         if len(errors) == finished.outcome.batches:
@@ -238,15 +244,78 @@ class Study(Definition):
         Raises:
             InputError: the cell or seed does not exist, or the data cannot be read.
         """
-        from jaxattn.lab.study.seed import seed_dataset, swept_settings
+        return self._loaded(seed, cell).splits
 
+    def effective_settings(self) -> pd.DataFrame:
+        """Return all settings of each cell, as a table with one row per cell.
+
+        Columns are dotted keys of data, model, loss, phases and probes, after blocks, axes and defaults, such
+        as `model.dim` or `phases.query.step_size`. A key that a cell does not have is None there.
+        """
+        return settings_table({cell.number: cell.tables for cell in self.cells})
+
+    def minibatches(self, seed: int = 0, cell: int = 0, *, phase: str | None = None) -> np.ndarray:
+        """Return the examples in the minibatch of every step of a phase, exactly as used in a run.
+
+        Args:
+            seed: the seed; ignored if `hold` contains "batches".
+            cell: index of the cell.
+            phase: name of the phase; the only phase with minibatches by default.
+
+        Returns:
+            (steps, B) int; indices of training examples, ascending in each row.
+
+        Raises:
+            InputError: the cell, seed or phase does not exist, or the phase does not use minibatches.
+        """
+        from jaxattn.lab.study.seed import minibatches
+
+        setting = self._setting(seed, cell)
+        names = [each.name for each in setting.phases]
+        sampled = [each.name for each in setting.phases if getattr(each, "batch_size", None)]
+        if phase is None and len(sampled) != 1:
+            raise InputError(
+                f"phase: {len(sampled)} phases use minibatches; choose one of {', '.join(names)}"
+            )
+        if (chosen := phase or sampled[0]) not in names:
+            raise InputError(f"phase {chosen}: no such phase; choose one of {', '.join(names)}")
+        examples = self.dataset(seed, cell).train.num_examples
+        return minibatches(setting, names.index(chosen), seed, examples)
+
+    def trajectory(self, seed: int = 0, cell: int = 0) -> Iterator[tuple[str, int, Any]]:
+        """Train one seed of one cell again, and yield its parameters at every step at which a run measures.
+
+        Nothing is read from or written to a results folder. Numbers agree with those of a run up to rounding,
+        because a run computes many seeds together.
+
+        Args:
+            seed: the seed.
+            cell: index of the cell.
+
+        Yields:
+            The name of the phase, the step, and the parameters of the model.
+
+        Raises:
+            InputError: the cell or seed does not exist, or the data cannot be read.
+        """
+        from jaxattn.lab.study.seed import parameters_at_steps
+
+        setting, loaded = self._setting(seed, cell), self._loaded(seed, cell)
+        return parameters_at_steps(setting, seed, loaded)
+
+    def _setting(self, seed: int, cell: int) -> Setting:
         if not 0 <= cell < len(self.cells):
             raise InputError(f"cell {cell}: the study has cells 0 to {len(self.cells) - 1}")
         if not 0 <= seed <= MAX_INT:
             raise InputError(f"seed {seed}: seeds must be integers from 0 to {MAX_INT:,}")
-        setting = self.cells[cell].setting
+        return self.cells[cell].setting
+
+    def _loaded(self, seed: int, cell: int) -> Loaded:
+        from jaxattn.lab.study.seed import seed_dataset, swept_settings
+
+        setting = self._setting(seed, cell)
         swept = swept_settings(each.settings for each in self.cells)
-        return seed_dataset(setting.data, seed, self.dtype, swept, hold=setting.hold).splits
+        return seed_dataset(setting.data, seed, self.dtype, swept, hold=setting.hold)
 
     def folder(self, directory: str | Path | None = None) -> Path:
         """Return `directory` as a path, or the default results folder if it is None."""
@@ -300,7 +369,8 @@ class Finished(NamedTuple):
 
     Attributes:
         outcome: result of the run; see `engine.run.Outcome`.
-        report: files of the report; None if no batch could be run or nothing has changed.
+        report: files of the report; None if no batch could be run, nothing has changed, or no report was
+            requested.
     """
 
     outcome: Any
@@ -308,7 +378,13 @@ class Finished(NamedTuple):
 
 
 def run(
-    study: Study, directory: Path, *, reporter: Any, command: str | None = None, **options: Any
+    study: Study,
+    directory: Path,
+    *,
+    reporter: Any,
+    command: str | None = None,
+    write_report: bool = True,
+    **options: Any,
 ) -> Finished:
     """Run a study in a folder and write its report; the options are those of `engine.run.run_study`.
 
@@ -326,7 +402,7 @@ def run(
         outcome = execute(study, directory, command=words, reporter=reporter, **options)
         page = outcome.directory / "report.html"
         nothing_new = outcome.already_finished and not outcome.renewed and page.exists()
-        if nothing_new or len(outcome.errors) == outcome.batches:
+        if not write_report or nothing_new or len(outcome.errors) == outcome.batches:
             return Finished(outcome, None)
         written = report.write_report(outcome.directory, study.custom_figures, reporter.update)
         results_folder(directory).send_report(written.paths, outcome.directory)

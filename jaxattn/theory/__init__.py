@@ -21,6 +21,7 @@ from jaxattn.theory.max_margin import (
 from jaxattn.theory.one_step_law import one_step_error, predicted_values
 from jaxattn.theory.relaxed import RelaxedMaxMargin, relaxed_max_margin
 from jaxattn.theory.selection import (
+    TIE,
     Selection,
     cosine,
     margin,
@@ -28,6 +29,7 @@ from jaxattn.theory.selection import (
     selection,
     selection_from_scores,
     selection_of,
+    tie_tolerance,
 )
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from jaxattn.theory.exact_certificate import certify_exactly, write_certificate
 
 __all__ = [
+    "TIE",
     "BilinearMargin",
     "Constraints",
     "Limit",
@@ -64,6 +67,7 @@ __all__ = [
     "selection_from_scores",
     "selection_of",
     "tie_classes",
+    "tie_tolerance",
     "write_certificate",
 ]
 

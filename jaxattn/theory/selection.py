@@ -16,6 +16,24 @@ from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 
+TIE = 1e-9
+"""Score difference, relative to the spread of all scores, up to which two tokens tie in double precision.
+
+It is ten times the change in scores caused by an error of 1e-10 in the direction. `tie_tolerance` returns the
+tolerance in any precision.
+"""
+
+
+def tie_tolerance(dtype: Any) -> float:
+    """Return the default tolerance for ties in `selection`: the larger of `TIE` and 64 machine epsilons.
+
+    Two tokens of a sequence tie if their scores differ by at most this fraction of the spread of all scores.
+
+    Args:
+        dtype: floating-point dtype of p, or of the scores for `selection_from_scores`.
+    """
+    return max(TIE, 64 * float(jnp.finfo(dtype).eps))
+
 
 @struct.dataclass(repr=False)
 class Selection(Brief):
@@ -83,10 +101,10 @@ def selection(
     scores, which is max - min over the tokens of the corpus. The selection is therefore invariant under
     positive scaling of p and under adding a constant to all scores. If p = 0, every token is selected.
 
-    The default `tie` is 1e-9, or 64 eps if p has less than double precision (8e-6 in single precision). This
-    is ten times the change in scores caused by an error of 1e-10 in the direction, and far below the gaps
-    between tokens that do not tie. On a gradient-flow path, the scores of tokens that tie in the limit differ
-    by O(1/‖p‖) relative to the spread. Pass a `tie` of this size to obtain the selection in the limit.
+    The default `tie` is `tie_tolerance` of the dtype of p: 1e-9 in double precision and 8e-6 in single
+    precision, far below the gaps between tokens that do not tie. On a gradient-flow path, the scores of
+    tokens that tie in the limit differ by O(1/‖p‖) relative to the spread. Pass a `tie` of this size to
+    obtain the selection in the limit.
 
     Works under jit and vmap. Outside of both, scores are computed in float64 even if x64 is disabled in JAX.
 
@@ -112,8 +130,8 @@ def selection(
         raise InputError(f"tie: must be at least 0, got {tie}")
     if traced:
         of_tokens = jnp.matmul(keys, p, precision="highest")
-        return _select(corpus, of_tokens, _tie(of_tokens.dtype) if tie is None else tie, 0.0)
-    resolution = _tie(np.asarray(p).dtype) if tie is None else tie
+        return _select(corpus, of_tokens, tie_tolerance(of_tokens.dtype) if tie is None else tie, 0.0)
+    resolution = tie_tolerance(np.asarray(p).dtype) if tie is None else tie
     require_finite(p=p, keys=keys)
     with backend.float64():
         of_tokens = jnp.asarray(np.asarray(keys, np.float64) @ np.asarray(p, np.float64))
@@ -132,11 +150,11 @@ def selection_from_scores(
     Args:
         scores: (V,) float; one score per token.
         corpus: n sequences over V tokens.
-        tie: tolerance for ties, relative to the spread of the scores; by default as in `selection`.
+        tie: tolerance for ties, relative to the spread of the scores; default `tie_tolerance` of their dtype.
         nats: absolute tolerance in addition to `tie`, in nats.
     """
     scores = jnp.asarray(scores)
-    return _select(corpus, scores, _tie(scores.dtype) if tie is None else tie, nats)
+    return _select(corpus, scores, tie_tolerance(scores.dtype) if tie is None else tie, nats)
 
 
 def selection_of(tokens: Bool[Array | np.ndarray, " V"], corpus: Corpus) -> Selection:
@@ -165,10 +183,6 @@ def require_finite(**arrays: Any) -> None:
     for name, x in arrays.items():
         if not np.isfinite(x).all():
             raise InputError(f"{name} contains NaN or inf; lower the step size or exclude this run")
-
-
-def _tie(dtype: Any) -> float:
-    return max(1e-9, 64 * float(jnp.finfo(dtype).eps))
 
 
 @jax.jit

@@ -201,3 +201,15 @@ def test_take_returns_the_corpus_of_the_selected_sequences(rng, ragged, form):
     in_bags = np.asarray(cut.bags.count).ravel()[cut.occurrence_to_bag]
     np.testing.assert_array_equal(in_bags[present], np.asarray(cut.occurrences.count)[present])
     assert cut.num_entries == np.ceil(corpus.num_entries * 4 / corpus.num_examples)
+
+
+def test_dense_counts_match_a_loop(ragged):
+    """Some sequences are longer than a row of the bags, and some tokens occur nowhere."""
+    corpus = ragged(3)
+    ids, mask = map(np.asarray, ja.models.reference.padded_sequences(corpus))
+    expected = np.zeros((corpus.num_examples, corpus.vocab_size), int)
+    for sequence, (row, real) in enumerate(zip(ids, mask, strict=True)):
+        for token in row[real]:
+            expected[sequence, token] += 1
+    np.testing.assert_array_equal(corpus.counts(), expected)
+    np.testing.assert_array_equal(jax.jit(lambda corpus: corpus.counts())(corpus), expected)

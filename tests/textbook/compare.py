@@ -26,7 +26,7 @@ def expected_records(results, tables):
 
     for cell, (_, settings) in enumerate(cells):
         for seed in range(settings.get("seeds", 1)):
-            for key, value in one_seed(arrays, cell, seed, settings, recorded).items():
+            for key, value in one_seed(results.study, arrays, cell, seed, settings, recorded).items():
                 expected[cell, seed, *key] = value
     return cells, expected
 
@@ -40,18 +40,18 @@ def differences(found, expected):
     }
 
 
-def one_seed(arrays, cell, seed, settings, recorded):
+def one_seed(study, arrays, cell, seed, settings, recorded):
     """Return {(phase, step, metric): value} of the textbook."""
-    of = {part: 0 if part in settings.get("hold", ()) else seed for part in ("data", "start", "batches")}
+    of = {part: 0 if part in settings.get("hold", ()) else seed for part in ("data", "start")}
     splits = arrays(package.splits_of, of["data"], cell, "data")
     names = [phase["name"] for phase in settings["phases"]]
     steps = [{key[3] for key in recorded if key[:3] == (cell, seed, name)} for name in names]
 
-    def order(index, epoch):
-        return package.order_of(of["batches"], index, epoch, len(splits["train"]))
+    def batch(index, step):
+        return package.batches_of(study, seed, cell, names[index])[step]
 
     start = arrays(package.start_of, of["start"], cell, "model")
-    return simulate(settings, start, splits, order, steps.__getitem__)
+    return simulate(settings, start, splits, batch, steps.__getitem__)
 
 
 def close(ours, expected):

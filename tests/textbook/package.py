@@ -2,29 +2,18 @@
 
 from functools import cache
 
-import jax
 import numpy as np
-
-import jaxattn as ja
-from jaxattn.lab.engine.progress import Reporter
-from jaxattn.lab.engine.run import run_study
-from jaxattn.lab.study.randomness import keys
 
 
 def run(study, folder):
     """Run a study without a report, and return its results."""
-    with Reporter(quiet=True) as reporter:
-        run_study(study, folder, command="test", reporter=reporter)
-    return ja.load(folder)
+    return study.run(folder, quiet=True, report=False)
 
 
 def corpus_of(data):
     """Return the sequences of a corpus as lists of token ids, with their labels."""
-    sequences = [[] for _ in range(data.num_examples)]
-    rows = (np.asarray(x) for x in (data.bags.owner, data.bags.index, data.bags.count))
-    for owner, tokens, counts in zip(*rows, strict=True):
-        for token, count in zip(tokens.tolist(), counts.tolist(), strict=True):
-            sequences[owner] += [token] * int(count)
+    counts = np.asarray(data.counts())
+    sequences = [np.repeat(np.arange(len(row)), row).tolist() for row in counts]
     return list(zip(sequences, np.asarray(data.targets).tolist(), strict=True))
 
 
@@ -44,10 +33,9 @@ def start_of(results, seed, cell):
 
 
 @cache
-def order_of(seed, index, epoch, sequences):
-    """Return the examples in the random order of an epoch of a phase, by the key of the package."""
-    key = jax.random.fold_in(jax.random.fold_in(keys(seed).batches, index), epoch)
-    return np.argsort(np.asarray(jax.random.permutation(key, sequences))).tolist()
+def batches_of(study, seed, cell, phase):
+    """Return the examples in the minibatch of every step of a phase."""
+    return study.minibatches(seed, cell, phase=phase).tolist()
 
 
 def records_of(results):

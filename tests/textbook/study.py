@@ -57,14 +57,14 @@ class Task:
         return total, gradients
 
 
-def simulate(settings, params, splits, order, steps_of):
+def simulate(settings, params, splits, batch, steps_of):
     """Return {(phase, step, metric): value} of one seed.
 
     Args:
         settings: tables of the cell.
         params: initial parameters; v is (d, C), or (H, d, C) for heads.
         splits: corpora "train", "test" and "validation", which may be missing.
-        order: (index of the phase, epoch) -> examples in the order of the epoch.
+        batch: (index of the phase, step) -> examples in the minibatch of the step.
         steps_of: index of the phase -> steps at which to measure.
     """
     task, found = Task(settings), {}
@@ -72,7 +72,7 @@ def simulate(settings, params, splits, order, steps_of):
     for index, given in enumerate(settings["phases"]):
         one_step = {"train": ["E"], "steps": 1, "optimizer": "sgd"} if given["kind"] == "one_step" else {}
         phase, start, best = one_step | given, params, {}
-        path = path_of(task, phase, start, splits, partial(order, index))
+        path = path_of(task, phase, start, splits, partial(batch, index))
         for step, (params, evaluations, fit) in enumerate(path):
             if step in steps_of(index):
                 one = of_fit(task, splits, params, *fit()) | {"evaluations": float(evaluations)}
@@ -83,7 +83,7 @@ def simulate(settings, params, splits, order, steps_of):
     return found
 
 
-def path_of(task, phase, start, splits, order):
+def path_of(task, phase, start, splits, batch):
     """Yield the parameters at every step of a phase, the gradient evaluations, and the training loss.
 
     The loss is a function without arguments that returns the loss of all training data and its gradients.
@@ -94,10 +94,7 @@ def path_of(task, phase, start, splits, order):
         return task.gradient(params, train if batch is None else [train[i] for i in batch], names)
 
     def batches(k):
-        if size is None:
-            return None
-        epoch, number = divmod(k, len(train) // size)
-        return order(epoch)[number * size : (number + 1) * size]
+        return None if size is None else batch(k)
 
     def validation_loss(params):
         return task.mean_loss(params, splits["validation"])

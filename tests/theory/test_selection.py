@@ -201,3 +201,14 @@ def test_margin_is_infinite_without_pairs_and_nan_for_zero_p(x64):
     assert jax.jit(margin)(p, Scores(E, corpus), everything) == np.inf
     first = ja.theory.selection_of(np.array([True, False]), corpus)
     assert np.isnan(jax.jit(margin)(0 * p, Scores(E, corpus), first))
+
+
+def test_tokens_tie_up_to_the_public_tolerance(x64):
+    """Scores 0 and 1 span the corpus; token 2 is below the top by twice or half of the tolerance."""
+    for dtype in (np.float32, np.float64):
+        tolerance = ja.theory.tie_tolerance(dtype)
+        assert tolerance == (ja.theory.TIE if dtype == np.float64 else 64 * 2.0**-23)
+        for share, ties in ((0.5, 2), (2.0, 1)):
+            corpus = ja.data.from_sequences([[0, 1, 2]], [1], vocab_size=3)
+            scores = np.array([0, 1, 1 - share * tolerance], dtype)
+            assert ja.theory.selection_from_scores(scores, corpus).counts(corpus).tolist() == [ties]

@@ -47,6 +47,9 @@ _ZERO = 1e-6
 # if it changes their score difference by more than _APART, relative to the length of the embedding
 # difference.
 _LOOSE, _APART = 1e-6, 0.03
+# Square of the rounding error of an eigenvector: forces along a direction below this fraction of the largest
+# are zero.
+_NO_FORCE = 1e-29
 
 
 class Balance(NamedTuple):
@@ -78,6 +81,7 @@ class _Rest(NamedTuple):
 
     Attributes:
         p: (d,); the point.
+        scores: (V,); part of the scores at p that differs between tied tokens, E (1 - Q) p.
         moved: (); largest change in a difference between tied scores, on the way to this point.
         left: (); largest component of the residual gradient, in units of the force's scale.
         stiffness: (); smallest derivative of the force with respect to tied scores, in units of the
@@ -92,6 +96,7 @@ class _Rest(NamedTuple):
     """
 
     p: Array
+    scores: Array
     moved: Array
     left: Array
     stiffness: Array
@@ -168,16 +173,16 @@ def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, n
     # loops.
     loose = take(jnp.zeros_like(leader).at[leader].max(rest.loose.astype(leader.dtype)), leader) > 0
     merged = jnp.where(loose, vocab, leader)
-    scores = E @ rest.p
 
     def weigh(leader: Array) -> Array:
-        return jnp.where(present, bags.count * jnp.exp(take(scores - take(scores, leader), index)), 0)
+        apart = rest.scores - take(rest.scores, leader)
+        return jnp.where(present, bags.count * jnp.exp(take(apart, index)), 0)
 
     weight = weigh(leader)
     means = class_values(corpus, leader, weight, values, _most_classes(E))
     embeddings = take(_orthogonal(E, rest.normals), merged)
     lift = (E @ rest.normals.T) / jnp.sqrt(jnp.square(E).sum(axis=1).max())
-    known = cancelled(corpus, values, Tied(attended, scores, embeddings, lift, rest.inverse))
+    known = cancelled(corpus, values, Tied(attended, rest.scores, embeddings, lift, rest.inverse))
     idle = known.idle
     slides = attended & take(loose, index)
     alone = take(loose, index) & ~attended
@@ -222,26 +227,30 @@ def _rest(
 ) -> _Rest:
     # Scale embeddings so that the longest has length 1, which makes directions outside the span comparable.
     unit = 1 / jnp.sqrt(jnp.square(E).sum(axis=1).max())
-    scores, lift = E @ p, (unit * E) @ normals.T
+    # Scores of tied tokens differ only by this part of p. It stays bounded while ‖p‖ grows, so the forces are
+    # not those of rounding errors of E p.
+    lift, start = (unit * E) @ normals.T, (normals @ p) / unit
     tied = with_counts(corpus, jnp.where(attended, corpus.bags.count, 0))
     spans = jnp.square(normals).sum(axis=1) > 0
     # Only these tokens exert a force. The factor 2 leaves room for all members of groups of tied tokens.
     involved = first_of(sharing(leader), 2 * max_tied_dims(E))
 
     def at(y: Array) -> tuple[Force, Array]:
-        force = score_force(tied, scores + lift @ y, values)
+        force = score_force(tied, lift @ y, values)
         if max_tied_dims(E) == min(E.shape):
             return force, jnp.diag(1.0 * ~spans) - lift.T @ token_curvature(tied, force) @ lift
         inner = take(lift, involved)
         curvature = token_curvature(tied, force, placed(involved, len(E)), len(involved))
         return force, jnp.diag(1.0 * ~spans) - inner.T @ curvature @ inner
 
-    force, curvature = at(jnp.zeros(len(normals)))
+    force, curvature = at(start)
     size, vectors = jnp.linalg.eigh(curvature)
     # Compare the curvature in each direction with the forces that cancel along it: keys have no fixed scale.
     apart = lift - take(lift, leader)
     sizes = by_token(tied, force.pull)[1] @ jnp.square(apart @ vectors)
-    free = jnp.abs(size) <= _LOOSE * sizes
+    # Along a direction without any force, both are rounding errors of the eigenvectors.
+    no_force = sizes <= _NO_FORCE * sizes.max()
+    free = (jnp.abs(size) <= _LOOSE * sizes) | (spans.any() & no_force)
     slide, held_fast = jnp.where(free, vectors, 0), jnp.where(free, 0, vectors)
     across = jnp.eye(len(size)) - slide @ slide.T
 
@@ -252,7 +261,7 @@ def _rest(
         force, curvature = at(y)
         return y + jnp.linalg.solve(held(curvature), across @ (force.force @ lift))
 
-    y = jax.lax.fori_loop(0, _NEWTON, improve, jnp.zeros(len(normals)))
+    y = jax.lax.fori_loop(0, _NEWTON, improve, start)
     force, curvature = at(y)
     # A unit force separates tied scores by 1 / stiffness.
     size, vectors = jnp.linalg.eigh(held(curvature))
@@ -262,8 +271,9 @@ def _rest(
     inverse = jnp.exp(-force.log_scale) * ((vectors / nonzero(size)) @ vectors.T) * (spans[:, None] & spans)
     inverse = jnp.where(spans.any(), inverse, 0)
     return _Rest(
-        p=p + unit * (y @ normals),
-        moved=jnp.abs(apart @ y).max(),
+        p=p + unit * ((y - start) @ normals),
+        scores=lift @ y,
+        moved=jnp.abs(apart @ (y - start)).max(),
         left=jnp.abs(force.force @ lift).max(),
         stiffness=stiffness,
         log_limit=force.log_scale + jnp.log(_SHIFT * nonzero(stiffness)),

@@ -73,7 +73,7 @@ class Tied(NamedTuple):
 
     Attributes:
         attended: (R, W) bool; True for the top group of each sequence.
-        scores: (V,); a at the minimum of the tied part.
+        scores: (V,); part of the scores a that depends on y, at the minimum of the tied part.
         embeddings: (V, d); Q E, the embeddings projected onto the orthogonal complement of 𝒯.
         lift: (V, k); derivative of the scores with respect to y.
         inverse: (k, k); inverse of K, the Hessian of the tied part of the mean loss in y; 0 in unused rows.
@@ -123,7 +123,7 @@ class _Loss(NamedTuple):
 def cancelled(corpus: Corpus, values: Float[Array, " V *K"], tied: Tied) -> Cancelled:
     """Find entries whose first-order forces on the top group cancel, and compute their second-order terms."""
     entries = _entries(corpus, values, tied)
-    idle, doubtful = _idle(corpus, entries, tied.attended)
+    idle, doubtful = _idle(corpus, entries, tied.attended, _inert(corpus, values, tied.attended))
     number, tokens, many = _numbered(idle, entries)
     pairs, unknown = _second_order(corpus, entries, number, tokens, tied)
     return Cancelled(idle, pairs, doubtful | many | unknown)
@@ -133,8 +133,7 @@ def _entries(corpus: Corpus, values: Array, tied: Tied) -> _Entries:
     bags = corpus.bags
     low, present = bags.index.astype(jnp.int32), bags.count > 0
     value = take(values, low)
-    # Adding the same constant to the outputs of all classes has no effect, so subtract the last output.
-    value = value[..., None] if value.ndim == 2 else value - value[..., -1:]
+    value = value[..., None] if value.ndim == 2 else value
     own = take(tied.scores, low)
     token = first_tokens(corpus, tied.attended, low)
     top = jnp.broadcast_to(bags.spread(jnp.where(token < corpus.vocab_size, token, 0)), low.shape)
@@ -176,8 +175,25 @@ def _groups(theta: Float[Array, "R W d"], present: Bool[Array, "R W"]) -> tuple[
     return group.reshape(present.shape), first.reshape(present.shape)
 
 
-def _idle(corpus: Corpus, entries: _Entries, attended: Array) -> tuple[Bool[Array, "R W"], Bool[Array, ""]]:
-    """Return entries whose first-order forces cancel, and whether this is unknown for any entry."""
+def _inert(corpus: Corpus, values: Array, attended: Array) -> Bool[Array, "R W"]:
+    """Return the entries whose value equals all attended values of their sequence, which exert no force."""
+    bags = corpus.bags
+    value = take(values, bags.index.astype(jnp.int32))
+    equal = jnp.ones(attended.shape, bool)
+    for column in [value] if value.ndim == 2 else list(jnp.moveaxis(value, -1, 0)):
+        highest = bags.max(jnp.where(attended, column, -jnp.inf))
+        lowest = -bags.max(jnp.where(attended, -column, -jnp.inf))
+        equal &= (column == bags.spread(highest)) & (column == bags.spread(lowest))
+    return equal
+
+
+def _idle(
+    corpus: Corpus, entries: _Entries, attended: Array, inert: Array
+) -> tuple[Bool[Array, "R W"], Bool[Array, ""]]:
+    """Return entries whose first-order forces cancel, and whether this is unknown for any entry.
+
+    A pair of inert entries is not idle. Its force is exactly zero at any distance, also close to the top.
+    """
     r = corpus.bags.spread(_loss(corpus, entries.f).r)
     terms = entries.weight[..., None] * r * entries.below
     product, size = terms.sum(axis=-1), jnp.abs(terms).sum(axis=-1)
@@ -189,8 +205,9 @@ def _idle(corpus: Corpus, entries: _Entries, attended: Array) -> tuple[Bool[Arra
     net = empty.at[entries.group].add(jnp.where(rest, product, 0))
     gross = empty.at[entries.group].add(jnp.where(rest, size, 0))
     share = jnp.abs(net) / nonzero(gross)
+    acts = jnp.zeros(rest.size, jnp.int32).at[entries.group].max((rest & ~inert).astype(jnp.int32)) > 0
     doubtful = (share > _CANCELS) & (share <= _REMAINS)
-    return rest & (share <= _CANCELS)[entries.group], doubtful.any()
+    return rest & (acts & (share <= _CANCELS))[entries.group], doubtful.any()
 
 
 def _numbered(idle: Array, entries: _Entries) -> tuple[Array, tuple[Array, Array], Array]:

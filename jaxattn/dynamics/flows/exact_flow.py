@@ -287,6 +287,14 @@ def _unit_keys(E: Array, corpus: Corpus) -> tuple[Array, Array]:
     return E / scale, scale
 
 
+def _relative_to_last(values: Array) -> Array:
+    """Subtract the output of the last class for K > 2, because a constant added to all outputs has no effect.
+
+    Forces that cancel between the classes would otherwise leave the rounding errors of this constant.
+    """
+    return values if values.ndim == 1 else values - values[:, -1:]
+
+
 def _in_units(ends: Ends, scale: Array) -> Ends:
     return ends._replace(norm=ends.norm * scale, arc_length=ends.arc_length * scale)
 
@@ -303,6 +311,7 @@ def _begin(
 ) -> PathSoFar:
     """Return a path that contains only its start, with the gradient norm there if `evaluate_start`."""
     E, scale = _unit_keys(E, corpus)
+    values = _relative_to_last(values)
     ends, start = _in_units(ends, scale), p * scale
     ties = no_ties(E, values, corpus)
     flow = tied_coordinates(E, start, corpus, ties)
@@ -331,6 +340,7 @@ def _continue(
     rows: int | Array,
 ) -> PathSoFar:
     E, scale = _unit_keys(E, corpus)
+    values = _relative_to_last(values)
     ends = _in_units(ends, scale)
 
     def stage(before: PathSoFar) -> PathSoFar:

@@ -201,8 +201,12 @@ def class_values(
     if few := maximum < vocab:
         several = sharing(leader) & (leader == jnp.arange(vocab, dtype=jnp.int32))
         column = take(placed(first_of(several, maximum), vocab), column)
-    empty = jnp.zeros((corpus.num_examples, maximum + few), values.dtype)
+    shape = (corpus.num_examples, maximum + few)
+    # Average the deviations from the largest value, so that the mean of equal values is exact.
+    largest = jnp.full(shape, -jnp.inf).at[owner, column].max(jnp.where(counts > 0, value, -jnp.inf))
+    reference = jnp.where(jnp.isfinite(largest), largest, 0)[owner, column]
+    empty = jnp.zeros(shape, values.dtype)
     weight = empty.at[owner, column].add(counts)
-    moment = empty.at[owner, column].add(counts * value)
-    mean = (moment / nonzero(weight))[owner, column]
+    moment = empty.at[owner, column].add(counts * (value - reference))
+    mean = reference + (moment / nonzero(weight))[owner, column]
     return jnp.where(take(sharing(leader), index), mean, value) if few else mean

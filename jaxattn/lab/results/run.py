@@ -22,7 +22,7 @@ from jaxattn.lab.results.labels import (
 )
 from jaxattn.lab.storage import provenance
 from jaxattn.lab.storage.manifest import run_command
-from jaxattn.lab.study.effective import effective_tables
+from jaxattn.lab.study.effective import effective_tables, settings_table
 
 _FAILURES = ("cell", "seed", "phase", "step", "reason")
 
@@ -115,6 +115,14 @@ class Run:
         if cell not in self._known:
             self._known[cell] = effective_tables(self.config(cell), self._entry(cell))
         return self._known[cell]
+
+    def effective_settings(self) -> pd.DataFrame:
+        """Return the settings with which each cell ran, as a table with one row per cell.
+
+        Columns are dotted keys of data, model, loss, phases and probes, after blocks, axes and defaults, such
+        as `model.dim` or `phases.query.step_size`. A key that a cell does not have is None there.
+        """
+        return settings_table({cell: self.tables(cell) for cell in self._entries})
 
     @cached_property
     def _known(self) -> dict[int, Any]:

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxattn.lab.study.tree import assign, merge, parents_first
+import pandas as pd
+
+from jaxattn.lab.study.tree import assign, flatten, merge, parents_first
 
 # Parts of a config that determine the results of a cell.
 _PARTS = ("dtype", "hold", "data", "model", "loss", "phases", "probes")
@@ -34,3 +36,28 @@ def changed_tables(
     """
     derived = effective_tables(config, {"settings": settings})
     return {part: tables.get(part, []) for part in _PARTS if derived.get(part, []) != tables.get(part, [])}
+
+
+def settings_table(cells: Mapping[int, Mapping[str, Any]]) -> pd.DataFrame:
+    """Return a table with one row per cell and one column per dotted key, such as `phases.embed.step_size`.
+
+    Entries of a list are addressed by name if they have names. Other lists are values. A key that a cell does
+    not have is None there.
+
+    Args:
+        cells: the tables of each cell by its index, with all settings.
+    """
+    rows = [
+        flatten(_by_name({part: tables[part] for part in _PARTS if part in tables}))
+        for tables in cells.values()
+    ]
+    keys = dict.fromkeys(key for row in rows for key in row)
+    columns = {key: pd.Series([row.get(key) for row in rows], dtype=object) for key in keys}
+    return pd.DataFrame(columns).set_axis(pd.Index(list(cells), name="cell"))
+
+
+def _by_name(tree: Any) -> Any:
+    """Replace lists of named tables by tables of these tables."""
+    if isinstance(tree, list | tuple) and tree and all(isinstance(x, Mapping) and "name" in x for x in tree):
+        tree = {x["name"]: {key: value for key, value in x.items() if key != "name"} for x in tree}
+    return {key: _by_name(x) for key, x in tree.items()} if isinstance(tree, Mapping) else tree

@@ -5,7 +5,7 @@ The PRNG keys of a seed come from `randomness.keys`.
 
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -32,6 +32,7 @@ from jaxattn.core.errors import InputError, at
 from jaxattn.core.pytrees import get, replaced
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded, Splits
+from jaxattn.dynamics.descents.descent import assign_minibatches
 from jaxattn.lab.probes.importance import token_columns
 from jaxattn.lab.probes.requirements import require_token_scores
 from jaxattn.lab.study.randomness import HELD_AT, keys
@@ -165,14 +166,74 @@ def run_seed(setting: Setting, seed: int) -> Iterator[tuple[str, int, dict[str, 
     else:
         data, tokens = draw_data(setting, data_key), setting.data.tokens
     params = initial_params(setting, data, start_key, tokens)
+    for index, step, carried in states(setting, params, data, batches_key):
+        found = merged_metrics(setting, measure_probes(setting, index, carried, data), step)
+        phase = setting.phases[index]
+        yield phase.name, step, found | phase.metrics(carried.state)
+
+
+def states(
+    setting: Setting, params: Params, data: Splits, key: Array, compiled: bool = False
+) -> Iterator[tuple[int, int, Carried]]:
+    """Train one seed from its initial parameters; yield the phase index, step and state at every probe step.
+
+    Args:
+        setting: the setting of a cell.
+        params: the initial parameters.
+        data: the data of the seed.
+        key: the key for minibatches, `keys(seed).batches`.
+        compiled: True to compile the steps of each phase.
+    """
     for index, phase in enumerate(setting.phases):
-        carried, done = begin_phase(setting, index, params, data, batches_key), 0
+        step_by: Callable[..., Carried] = partial(advance, setting, index)
+        move = jax.jit(step_by) if compiled else step_by
+        carried, done = begin_phase(setting, index, params, data, key), 0
         for step in setting.probes.steps_of(phase):
-            carried = advance(setting, index, carried, data, step - done)
-            found = merged_metrics(setting, measure_probes(setting, index, carried, data), step)
-            yield phase.name, step, found | phase.metrics(carried.state)
+            carried = move(carried, data, step - done)
+            yield index, step, carried
             done = step
         params = carried.state.params
+
+
+def parameters_at_steps(setting: Setting, seed: int, loaded: Loaded) -> Iterator[tuple[str, int, Params]]:
+    """Train one seed again; yield the phase, step and parameters at every probe step."""
+    with backend.precision(setting.dtype):
+        start = jax.jit(lambda data, key: initial_params(setting, data, key, loaded.tokens))
+        every = keys(seed, setting.hold)
+        params = start(loaded.splits, every.start)
+        trained = states(setting, params, loaded.splits, every.batches, compiled=True)
+    while True:
+        with backend.precision(setting.dtype):
+            found = next(trained, None)
+        if found is None:
+            return
+        index, step, carried = found
+        yield setting.phases[index].name, step, carried.state.params
+
+
+def minibatches(setting: Setting, index: int, seed: int, examples: int) -> np.ndarray:
+    """Return the training examples of every step of a phase for one seed, (steps, B) int, ascending.
+
+    Args:
+        setting: the setting of a cell.
+        index: index of the phase.
+        seed: the seed.
+        examples: number of training examples.
+
+    Raises:
+        InputError: the phase does not use minibatches.
+    """
+    phase = setting.phases[index]
+    size = getattr(phase, "batch_size", None)
+    if size is None:
+        raise InputError(f"phase {phase.name}: uses all training examples in every step; set batch_size")
+    size, steps = min(size, examples), int(phase.probe_steps(1)[-1])
+    with backend.pinned():
+        key = jax.random.fold_in(keys(seed, setting.hold).batches, index)
+        position = jax.lax.map(
+            lambda step: assign_minibatches(key, step, size, examples), jnp.arange(steps, dtype=jnp.int32)
+        )
+    return np.nonzero(np.asarray(position) < size)[1].reshape(steps, size)
 
 
 def seed_dataset(

@@ -29,10 +29,16 @@ def away(p, direction):
     return float(ja.theory.one_minus_cosine(p, np.array(direction, float)))
 
 
-def found(corpus, values, p):
-    """Return the balance near p, with E = 1."""
-    given = jnp.eye(6), jnp.array(p, float), jnp.array(values, float), corpus
-    return jax.jit(lambda *given: balance.find_ties(*given, no_ties(given[0], *given[2:]))[1])(*given)
+@jax.jit
+def balance_of(*given):
+    return balance.find_ties(*given, no_ties(given[0], *given[2:]))[1]
+
+
+def found(corpus, values, scores, keys=None):
+    """Return the balance near the p that has these scores, with E = 1 by default."""
+    keys = np.eye(6) if keys is None else keys
+    p = np.linalg.solve(keys, np.array(scores, float))
+    return balance_of(jnp.array(keys), jnp.array(p), jnp.array(values, float), corpus)
 
 
 def size_of(pairs, top, low):
@@ -98,6 +104,37 @@ def test_partly_cancelled_force_moves_the_path():
     limit = certify_limit(scores, path.p[-1], path.selection)
     assert limit.holds, limit.reason
     np.testing.assert_allclose(limit.direction.p, np.array([1, 1, -2, 3, -3, 0]) / 6, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_forces_cancel_whatever_the_rounding_errors_of_the_scores(seed):
+    """Bags that are equal but for their label balance at f = 0, where the forces on every other token cancel.
+
+    Scores of size 60 have rounding errors of 1e-14. The balance is that of the computed scores, whose sum of
+    forces is zero to 1e-16.
+    """
+    keys = np.random.default_rng(seed).normal(size=(6, 6))
+    corpus = corpus_of([[0, 1, 2], [0, 1, 2], [3, 4]], [1, -1, 1])
+    got = found(corpus, [1, -0.7, 0.3, 1, 0, 0], [60 + np.log(0.7), 60, 5, 30, -30, 0], keys)
+    assert got.stable
+    assert not got.undecided
+    idle = np.asarray(got.ties.watch.idle)
+    assert sorted(np.asarray(corpus.bags.index)[idle].tolist()) == [2, 2]
+
+
+@pytest.mark.parametrize("gap", [0.2, 5.0])
+def test_a_token_of_the_value_of_the_top_token_may_be_near_the_top(gap):
+    """3 has the value of 2, so it exerts no force at any distance, whether or not it is tied with 2."""
+    keys = np.linalg.qr(np.random.default_rng(0).normal(size=(6, 6)))[0]
+    corpus = corpus_of([[0, 1], [0, 1], [2, 2, 2, 3], [2, 4]], [1, -1, 1, 1])
+    got = found(corpus, [1, -0.7, 0.1, 0.1, 0, 0], [np.log(0.7), 0, 20, 20 - gap, -20, 0], keys)
+    assert got.stable
+    assert not np.asarray(got.ties.watch.idle).any()
+    leader = np.asarray(got.ties.leader)
+    assert leader[0] == leader[1] == 0
+    # The mean of equal values is exact; 3 · 0.1 / 3 is not 0.1.
+    index = np.asarray(corpus.bags.index)
+    np.testing.assert_array_equal(np.asarray(got.ties.values)[(index == 2) | (index == 3)], 0.1)
 
 
 def test_rounding_exerts_no_force_on_a_token_whose_value_equals_the_output():

@@ -207,3 +207,55 @@ def test_invalid_cell_or_seed_raises_a_one_line_error(ran):
     ):
         with pytest.raises(InputError, match=said):
             ask()
+
+
+def test_minibatches_and_trajectory_reproduce_a_run_by_hand(tmp_path):
+    """A loop over the minibatches gives the parameters that a run has at every step, and its last ones."""
+    own = ja.Study(
+        name="batches",
+        data=ja.data.Assumption1(vocab_size=12, relevant=4, length=3, sequences=10),
+        model=ja.models.OneLayer(dim=5),
+        phases=[
+            ja.dynamics.OneStep(name="embed", step_size=2.0),
+            ja.dynamics.Descent(
+                name="query", train=("p",), optimizer="sgd", step_size=0.5, steps=7, batch_size=3
+            ),
+        ],
+        probes=ja.Probes(per_decade=0, steps={"query": (2,)}, tokens=False),
+        dtype="float64",
+        seeds=2,
+    )
+    batches, trajectory = own.minibatches(1), list(own.trajectory(1))
+    assert batches.shape == (7, 3)
+    assert [place[:2] for place in trajectory] == [
+        ("embed", 0),
+        ("embed", 1),
+        ("query", 0),
+        ("query", 2),
+        ("query", 7),
+    ]
+    counts = np.asarray(own.dataset(1).train.counts(), float)
+    labels = np.asarray(own.dataset(1).train.targets)
+    at = {place[:2]: place[2] for place in trajectory}
+    E, v = np.asarray(at["embed", 1].E), np.asarray(at["embed", 1].v)
+    p = np.asarray(at["embed", 1].p)
+    for step, batch in enumerate(batches):
+        if step == 2:
+            np.testing.assert_allclose(at["query", 2].p, p, rtol=1e-12, atol=1e-15)
+        gradient = np.zeros_like(p)
+        for k in batch:
+            q = counts[k] * np.exp(E @ p)
+            q /= q.sum()
+            f = q @ E @ v
+            gradient -= labels[k] / (1 + np.exp(labels[k] * f)) * (q * (E @ v - f)) @ E / len(batch)
+        p = p - 0.5 * gradient
+    np.testing.assert_allclose(at["query", 7].p, p, rtol=1e-12, atol=1e-15)
+    results = own.run(tmp_path / "results", quiet=True, report=False)
+    np.testing.assert_allclose(results.params(seed=1).p, p, rtol=1e-12, atol=1e-15)
+    for wrong, message in (
+        ({"phase": "embed"}, "set batch_size"),
+        ({"phase": "none"}, "no such phase"),
+        ({"cell": 1}, "cell 1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            own.minibatches(**wrong)
