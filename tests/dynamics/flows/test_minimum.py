@@ -33,6 +33,7 @@ def minimum():
     return np.array([-half, half]), v
 
 
+@pytest.mark.more
 def test_joint_flow_converges_to_a_strict_minimum_and_says_so():
     p, v = minimum()
     params = ja.models.one_layer.Params(E=jnp.eye(2), p=jnp.array([0.1, -0.1]), v=jnp.array([0.2, 0.3]))
@@ -43,6 +44,7 @@ def test_joint_flow_converges_to_a_strict_minimum_and_says_so():
 
 
 @pytest.mark.parametrize(("away", "expected"), [(0.0, True), (1e-4, True), (0.3, False)])
+@pytest.mark.more
 def test_a_point_settles_only_near_the_minimum(away, expected):
     p, v = minimum()
     flow = joint_coordinates(
@@ -68,6 +70,7 @@ def test_a_force_outwards_at_the_size_of_rounding_is_no_balance():
     assert not bool(settles(flow, flow.zero))
 
 
+@pytest.mark.more
 def test_flat_minimum_is_unresolved():
     """Each bag has both labels equally often, so v tends to 0, where the loss does not depend on p."""
     params = ja.models.one_layer.Params(E=jnp.eye(2), p=jnp.array([0.1, -0.1]), v=jnp.array([0.2, 0.3]))
