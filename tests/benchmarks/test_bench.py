@@ -69,6 +69,7 @@ def test_all_seed_counts_are_measured(rows):
         assert one.peak_mib is None or one.peak_mib > 0
 
 
+@pytest.mark.more
 def test_bitwise_differences_are_detected(monkeypatch):
     numbers = iter(range(100))
     seen = bench._timed

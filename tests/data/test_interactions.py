@@ -110,6 +110,7 @@ def test_padding_the_vocabulary_does_not_change_samples(kind):
     np.testing.assert_array_equal(ja.data.token_counts(wide)[40:], 0)
 
 
+@pytest.mark.more
 def test_the_negated_fraction_can_be_vmapped():
     shares = jnp.array([0.0, 0.25, 0.5])
     key = jax.random.key(5)

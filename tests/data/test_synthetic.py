@@ -108,6 +108,7 @@ def test_the_posterior_difference_of_a_topic_word_is_its_purity(classes):
 
 
 @pytest.mark.parametrize("classes", [3, pytest.param(2, marks=pytest.mark.more)])
+@pytest.mark.more
 def test_pure_topic_words_occur_only_in_their_topic(classes):
     corpus = ja.data.topics(jax.random.key(0), **TOPICS, min_purity=1.0, num_classes=classes)
     ids, _ = padded_sequences(corpus)

@@ -53,6 +53,7 @@ def test_attention_matches_a_loop_over_tokens(solved, page):
         assert row["more"] == 0
 
 
+@pytest.mark.more
 def test_curves_and_pairs_match_explicit_formulas(solved, page):
     scores, path, limit = solved
     p, unit = np.asarray(path.p, np.float64), limit.p / np.linalg.norm(limit.p)

@@ -246,6 +246,7 @@ def test_a_second_order_pair_requires_a_rate_of_one_half():
     assert limit.distance < 1e-9
 
 
+@pytest.mark.more
 def test_an_unstable_point_has_no_certificate():
     scores, _ = vectors(*IDLE)
     for far in ([1e6, 0.0], [1e6, -2e5], [1e6, 4e5]):

@@ -200,6 +200,7 @@ def test_zero_columns_do_not_change_the_path():
     np.testing.assert_array_equal(wide.p[:, 6:], 0)
 
 
+@pytest.mark.more
 def test_component_outside_the_span_is_constant():
     params, corpus = problem(0)
     off = params.p - jnp.linalg.lstsq(params.E.T, params.p)[0] @ params.E
@@ -334,6 +335,7 @@ def test_differentiation_raises_an_error():
     assert length(jax.lax.stop_gradient(params.p)) > 0
 
 
+@pytest.mark.more
 def test_error_is_within_rtol():
     params, corpora = problems()
     path, fine = flow(params, corpora), flow(params, corpora, rtol=1e-9, max_steps=100_000)

@@ -228,6 +228,7 @@ def test_rows_have_increasing_norms_and_steps():
     np.testing.assert_allclose(near.norm[-1], 2, rtol=1e-5)
 
 
+@pytest.mark.more
 def test_p_can_converge_to_a_mixture_while_v_grows():
     """Both labels have tokens 0 and 1, one of them 0 twenty times: v separates only mixtures.
 

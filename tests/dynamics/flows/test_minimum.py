@@ -53,6 +53,7 @@ def test_a_point_settles_only_near_the_minimum(away, expected):
     assert bool(settles_jointly(flow, flow.zero)) == expected
 
 
+@pytest.mark.more
 def test_directions_without_any_force_do_not_count():
     """p may have any component along (1, 1), and a third embedding that no score difference contains."""
     p, v = minimum()
