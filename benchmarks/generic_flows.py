@@ -3,11 +3,11 @@
     python benchmarks/generic_flows.py --seeds 50        # 50 problems of each of 6 kinds, both flows
     python benchmarks/generic_flows.py --seeds 5 --kinds flipped --flows full
 
-The kinds differ in the data (one or several relevant tokens, independent labels, flipped labels) and in d, which is
-smaller or larger than V. The reference integrates the same equations with plain softmax (`joint_ode.py`; for E, p
-and v the gradient below) in arc length. Every row of a path within the reach of the reference must lie on
-the reference's path, whatever the status of the path is. The table lists, by kind, how the paths end and the largest
-distance; the command fails if one is above the limit.
+The kinds differ in the data (one or several relevant tokens, independent labels, flipped labels) and in d,
+which is smaller or larger than V. The reference integrates the same equations in arc length, with the plain
+softmax (`joint_ode.py`; for E, p and v, the gradient below). Every row of a path within the reach of the
+reference must lie on the reference's path, whatever the status of the path. The table lists how the paths of
+each kind end and the largest distance. The command fails if a distance exceeds the limit.
 """
 
 import argparse
@@ -15,10 +15,12 @@ import sys
 import time
 from collections import Counter
 from functools import partial
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 from joint_ode import follow
 from scipy.integrate import Radau
 
@@ -28,8 +30,8 @@ from jaxattn.models.reference import padded_sequences
 
 # Rounding of v/‖v‖ by 1e-16 changes weights by 1e-7 at log ‖v‖ = 20.
 UNTIL_LOG_NORM, UNTIL_LOG_LOSS = 19.6, -20.0
-# Distance of a point from the reference, relative to 1 + the length of the point. The reference has a tolerance of 1e-8
-# per step, and its path is a polyline through points with a spacing that is 1/20 of its steps.
+# Distance of a point from the reference, relative to 1 + the length of the point. The reference has a
+# tolerance of 1e-8 per step; its path is a polyline through 20 points per step.
 LIMIT = 1e-3
 POINTS_PER_STEP = 20
 
@@ -42,7 +44,12 @@ def flipped(key, **sizes):
 
 # Generator with its sizes, d, and the size of the step on E before the joint flow.
 KINDS = {
-    "one relevant": (ja.data.assumption1, {"vocab_size": 12, "relevant": 4, "length": 4, "sequences": 16}, 24, 60.0),
+    "one relevant": (
+        ja.data.assumption1,
+        {"vocab_size": 12, "relevant": 4, "length": 4, "sequences": 16},
+        24,
+        60.0,
+    ),
     "one relevant, d < V": (
         ja.data.assumption1,
         {"vocab_size": 10, "relevant": 6, "length": 4, "sequences": 12},
@@ -56,7 +63,12 @@ KINDS = {
         8,
         10.0,
     ),
-    "independent": (ja.data.independent, {"vocab_size": 8, "relevant": 6, "length": 3, "sequences": 8}, 12, 2.0),
+    "independent": (
+        ja.data.independent,
+        {"vocab_size": 8, "relevant": 6, "length": 3, "sequences": 8},
+        12,
+        2.0,
+    ),
     "independent, d < V": (
         ja.data.independent,
         {"vocab_size": 8, "relevant": 6, "length": 3, "sequences": 6},
@@ -82,7 +94,7 @@ def problems(kind, seeds, stepped):
 
 
 def distances(points, path):
-    """Return the distance of each point from a polyline, relative to 1 + ‖point‖. Shapes: (m, D), (k, D) -> (m,)."""
+    """Return the distance of each of m points from a polyline, (m,), relative to 1 + ‖point‖."""
     start, along = path[:-1], np.diff(path, axis=0)
     squared = np.maximum((along**2).sum(1), 1e-300)
     found = []
@@ -102,7 +114,7 @@ def joint_distances(params, corpus, path):
     ids, mask = map(np.asarray, padded_sequences(corpus))
     found = follow(E, p, v, ids, mask, np.asarray(corpus.targets), until, evaluations=20_000)
     times = np.asarray(found.solution.ts)
-    times = np.unique(np.concatenate([np.linspace(a, b, POINTS_PER_STEP) for a, b in zip(times, times[1:], strict=False)]))
+    times = np.unique(np.concatenate([np.linspace(a, b, POINTS_PER_STEP) for a, b in pairwise(times)]))
     states = found.solution(times).T
     m = (states.shape[1] - 1) // 2
     reference = np.concatenate([states[:, :m] @ found.basis, states[:, -1:]], axis=1)
@@ -173,7 +185,7 @@ def measure(kind, seeds, flow):
     for seed in range(seeds):
         apart, number = compare(*jax.tree.map(lambda x, seed=seed: x[seed], (params, corpora, paths)))
         off.append(apart.max())
-        rows += number
+        rows += int(number)
         if off[-1] > LIMIT:
             stop = np.asarray(paths.stop)[seed]
             print(f"{kind}, {flow}, seed {seed}: {stop}, distance {off[-1]:.2g}", file=sys.stderr, flush=True)
@@ -203,8 +215,6 @@ def main():
                 start = time.perf_counter()
                 rows.append(measure(kind, given.seeds, flow))
                 print(rows[-1], f"{time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
-    import pandas as pd
-
     print(markdown(pd.DataFrame(rows)))
     return int(any(row["off"] for row in rows))
 

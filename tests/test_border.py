@@ -46,6 +46,7 @@ def readme():
     ]
 
 
+@pytest.mark.more
 def test_library_runs_without_the_dependencies_of_the_lab():
     done = run(BLOCKED + readme() + AFTER)
     assert done.returncode == 0, done.stderr

@@ -197,6 +197,7 @@ def test_custom_figure_stays_in_the_report_after_redrawing(own, call):
     assert "reading results never executes code from a folder" in again
 
 
+@pytest.mark.more
 def test_trained_parameters_have_the_type_of_the_custom_model(own):
     study = ja.Study.read(own / "study.toml")
     params = study.run(own / "finished", quiet=True).params(cell=1, seed=3, phase="query")

@@ -178,6 +178,7 @@ def test_every_step_uses_new_samples(ran):
         np.testing.assert_allclose(of_metric(results, "loss", cell)[3], expected, rtol=1e-5)
 
 
+@pytest.mark.more
 def test_a_contrastive_loss_is_computed_only_on_the_minibatch(ran):
     study, results = ran("contrast")
     for cell in range(2):

@@ -374,6 +374,7 @@ def test_arrays_on_the_transformer_page_reproduce_its_logits(tmp_path, monkeypat
         assert any("is above the null band" in line for line in names["found"].verdicts)
 
 
+@pytest.mark.more
 def test_code_on_the_certificate_page_writes_a_certificate_that_the_checker_accepts(tmp_path, monkeypatch):
     (cell,) = blocks("reference/checker.md", "python")
     command, _ = blocks("reference/checker.md", "bash")
@@ -386,6 +387,7 @@ def test_code_on_the_certificate_page_writes_a_certificate_that_the_checker_acce
     assert names["gap"] < 1e-14
 
 
+@pytest.mark.more
 def test_code_on_the_module_page_trains_three_models(tmp_path, monkeypatch):
     (code,) = blocks("howto/modules.md", "python")
     names = {}

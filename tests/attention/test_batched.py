@@ -79,6 +79,7 @@ def test_batches_match_the_reference_and_single_calls(rng, x64, corpus, spreads,
 
 
 @pytest.mark.parametrize("spreads", SPREADS.values(), ids=SPREADS)
+@pytest.mark.more
 def test_batches_match_the_reference_in_float32(rng, corpus, spreads):
     scores, values = batch_of(rng, 64 * np.array(spreads), np.float32)
     for mine, exact in zip(ours(corpus, scores, values), reference(corpus, scores, values), strict=True):
@@ -117,6 +118,7 @@ def test_each_argument_can_be_vmapped_separately(rng, x64, corpus):
     np.testing.assert_allclose(slope[2], jax.grad(lambda a: f(a, values[2])[3])(scores[1]), atol=1e-13)
 
 
+@pytest.mark.more
 def test_nested_vmaps_are_merged_into_one_batched_product(rng, x64, corpus):
     scores, values = batch_of(rng, [1, 700], np.float64, 3)
     nested = jax.vmap(lambda a, g: jax.vmap(lambda a, g: attend(corpus, a, g), (None, 1))(a, g))
@@ -144,6 +146,7 @@ def test_batch_jacobians_match_single_calls(rng, x64, corpus, spread):
         np.testing.assert_allclose(columns[i] @ step, difference, atol=1e-13)
 
 
+@pytest.mark.more
 def test_large_batches_are_split_into_chunks(rng, x64, corpus, monkeypatch):
     scores, values = batch_of(rng, [1, 700, 2000, 3, 1e4, 5, 0], np.float64)
     whole = ours(corpus, scores, values)
@@ -165,6 +168,7 @@ def test_corpora_can_be_vmapped(rng, x64, corpus):
         np.testing.assert_allclose(result[i], attend(each[i], scores[i], values[i]), rtol=1e-12)
 
 
+@pytest.mark.more
 def test_nan_does_not_spread_to_other_batch_members(rng, corpus):
     scores, values = batch_of(rng, [10, 10, 100], np.float32)
     f, d_scores, _ = ours(corpus, scores.at[1, 7].set(jnp.nan), values)

@@ -68,6 +68,7 @@ def test_results_match_the_reference_for_any_number_of_bands(rng, x64, corpus, s
 
 
 @pytest.mark.parametrize("spread", [30, 64, 300, 1e4])
+@pytest.mark.more
 def test_float32_results_do_not_underflow(rng, corpus, spread):
     scores, columns = batch_of(rng, [spread, 20], 1, np.float32)
     weights = np.asarray(rng.normal(size=(2, 1, corpus.num_examples)), np.float32)

@@ -55,6 +55,7 @@ def test_values_and_derivatives_match_the_reference(rng, x64, corpus, shape, spr
         np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.more
 def test_derivative_agrees_with_finite_differences(rng, x64, corpus):
     scores, values = rng.normal(size=(2, 90))
     attended = jax.jit(lambda a, g: attend(corpus, a, g))
@@ -66,6 +67,7 @@ def test_derivative_agrees_with_finite_differences(rng, x64, corpus):
     [(0, "cpu"), *(pytest.param((1 << 60, on), marks=pytest.mark.more) for on in ("cpu", "gpu"))],
     indirect=True,
 )
+@pytest.mark.more
 def test_second_derivative_matches_the_reference(rng, x64, corpus):
     scores, values = map(jnp.asarray, rng.normal(size=(2, 90)))
 
@@ -75,6 +77,7 @@ def test_second_derivative_matches_the_reference(rng, x64, corpus):
     np.testing.assert_allclose(hessian(attend), hessian(reference), atol=1e-11)
 
 
+@pytest.mark.more
 def test_large_scores_are_accurate_in_float32(rng, corpus):
     scores = jnp.asarray(rng.choice([-1e4, 1e4, 9.9e3, 0.0], 90) + rng.normal(size=90), jnp.float32)
     values = jnp.asarray(rng.normal(size=90), jnp.float32)

@@ -57,6 +57,7 @@ def rows():
     return [measure(case(), seeds, repeats=2) for seeds in (1, 3)]
 
 
+@pytest.mark.more
 def test_all_seed_counts_are_measured(rows):
     assert [(one.case, one.seeds, one.passes) for one in rows] == [("small", 1, 2), ("small", 3, 2)]
     for one in rows:
@@ -68,6 +69,7 @@ def test_all_seed_counts_are_measured(rows):
         assert one.peak_mib is None or one.peak_mib > 0
 
 
+@pytest.mark.more
 def test_bitwise_differences_are_detected(monkeypatch):
     numbers = iter(range(100))
     seen = bench._timed
@@ -172,6 +174,7 @@ def script(monkeypatch, capsys):
     return run
 
 
+@pytest.mark.more
 def test_script_writes_reports_and_compares_files(script, monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "_COPIED", 2**20)
     file = tmp_path / "bench.json"

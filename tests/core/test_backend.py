@@ -94,6 +94,7 @@ cli.main()
         ("cuda", '(not installed); unset JAX_PLATFORMS, or set it to "cuda,cpu", or install the plugin with'),
     ],
 )
+@pytest.mark.more
 def test_platform_that_cannot_be_started_is_reported_in_one_line(platform, words, tmp_path):
     if platform == "cuda" and importlib.util.find_spec("jax_plugins"):
         pytest.skip("a plugin is installed")

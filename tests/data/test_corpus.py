@@ -58,6 +58,7 @@ def test_sampled_tokens_or_labels_with_wrong_types_or_shapes_are_rejected(tokens
         draw(tokens, labels, vocab_size=4, num_classes=2)
 
 
+@pytest.mark.more
 def test_repr_shows_a_common_sequence_length_once():
     corpus = from_draws(jnp.zeros((3, 2), int), jnp.ones(3, int), vocab_size=4, num_classes=2)
     assert "3 sequences, 2 tokens in each, 6 in all" in repr(corpus)
@@ -155,6 +156,7 @@ def test_occurrence_to_bag_maps_occurrences_to_bag_entries(rng):
 
 
 @pytest.mark.parametrize("length", [256, 65_537])
+@pytest.mark.more
 def test_a_sequence_may_consist_of_one_repeated_token(x64, length):
     tokens = np.zeros((3, length), np.int32)
     tokens[1:, :2] = [[1, 2], [3, 3]]

@@ -46,6 +46,7 @@ def test_every_generator_is_tested():
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.more
 def test_batch_matches_the_generator_function(kind, generator):
     made, key = generator(kind), jax.random.key(3)
     own = {name: x for name, x in KINDS[kind].items() if not name.endswith("_sequences")}

@@ -48,6 +48,7 @@ def test_importance_matches_a_manual_calculation():
     np.testing.assert_array_equal(relevant, [[False, True], [True, False], [False, False], [False, False]])
 
 
+@pytest.mark.more
 def test_importance_under_vmap_matches_single_calls():
     keys = jax.random.split(jax.random.key(0), 3)
 

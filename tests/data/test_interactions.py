@@ -30,6 +30,7 @@ def same(left, right):
 
 
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.more
 def test_xor_has_zero_average_signed_frequency(seed):
     corpus = ja.data.xor(jax.random.key(seed), **XOR)
     assert (alpha(corpus) == 0).all()
@@ -54,6 +55,7 @@ def test_xor_label_is_positive_if_both_tokens_agree(pairs):
 
 
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.more
 def test_average_signed_frequency_is_zero_if_half_the_sequences_are_negated(seed):
     corpus = ja.data.negation(jax.random.key(seed), **NEGATION)
     assert (alpha(corpus) == 0).all()
@@ -61,6 +63,7 @@ def test_average_signed_frequency_is_zero_if_half_the_sequences_are_negated(seed
 
 
 @pytest.mark.parametrize("negated", [0.0, 0.1, 0.25, 0.5, 0.7, 1.0])
+@pytest.mark.more
 def test_negation_flips_the_label(negated):
     rows, labels = sequences(ja.data.negation(jax.random.key(2), **NEGATION, negated=negated))
     turned = 0
@@ -74,6 +77,7 @@ def test_negation_flips_the_label(negated):
 
 
 @pytest.mark.parametrize("negated", [0.0, 0.1, 0.25, 0.7, 1.0])
+@pytest.mark.more
 def test_average_signed_frequency_decreases_with_the_negated_fraction(negated):
     sizes = NEGATION | {"relevant": 2, "sequences": 400}
     corpus = ja.data.negation(jax.random.key(3), **sizes, negated=negated)
@@ -84,6 +88,7 @@ def test_average_signed_frequency_decreases_with_the_negated_fraction(negated):
 
 
 @kinds
+@pytest.mark.more
 def test_vmap_matches_a_loop_and_samples_depend_only_on_the_key(kind):
     generate, sizes = KINDS[kind]
     keys = jax.random.split(jax.random.key(0), 3)
@@ -95,6 +100,7 @@ def test_vmap_matches_a_loop_and_samples_depend_only_on_the_key(kind):
 
 
 @kinds
+@pytest.mark.more
 def test_padding_the_vocabulary_does_not_change_samples(kind):
     generate, sizes = KINDS[kind]
     alone = generate(jax.random.key(4), **sizes)
@@ -104,6 +110,7 @@ def test_padding_the_vocabulary_does_not_change_samples(kind):
     np.testing.assert_array_equal(ja.data.token_counts(wide)[40:], 0)
 
 
+@pytest.mark.more
 def test_the_negated_fraction_can_be_vmapped():
     shares = jnp.array([0.0, 0.25, 0.5])
     key = jax.random.key(5)

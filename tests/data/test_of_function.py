@@ -97,6 +97,7 @@ def test_splits_can_have_different_sizes(study):
     np.testing.assert_array_equal(noisy.test.targets, splits.test.targets)
 
 
+@pytest.mark.more
 def test_a_shared_corpus_is_loaded_with_its_token_names(study):
     loaded = study("own", data={"kind": "mine.py:fixed", "sequences": 6}).base.data.load()
     assert loaded.shared

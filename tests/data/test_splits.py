@@ -51,6 +51,7 @@ def test_there_is_no_validation_corpus_by_default(study):
     assert not data.held_out
 
 
+@pytest.mark.more
 def test_each_split_is_independent_of_the_other_splits(study, tables):
     key = seed.keys(0)[0]
     alone, every, plain = (
@@ -74,6 +75,7 @@ def test_token_statistics_match_the_importance_functions(ragged, classes):
     np.testing.assert_array_equal(found.posterior_difference, difference)
 
 
+@pytest.mark.more
 def test_sampled_examples_are_evenly_spaced_and_token_statistics_are_unchanged(ragged):
     train = ragged(2)
     few = jax.jit(Corpus.take)(train, jnp.arange(3))

@@ -27,6 +27,7 @@ def test_assumption1_samples_satisfy_assumption_1_exactly(classes, seed):
 
 
 @pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
+@pytest.mark.more
 def test_multi_relevant_sequences_contain_distinct_relevant_tokens_of_their_class(classes):
     corpus = ja.data.multi_relevant(jax.random.key(0), **SIZES, relevant_per_sequence=3, num_classes=classes)
     ids, _ = padded_sequences(corpus)
@@ -85,6 +86,7 @@ TOPICS = SIZES | {"topic_words": 6}
 
 
 @pytest.mark.parametrize("classes", [4, pytest.param(2, marks=pytest.mark.more)])
+@pytest.mark.more
 def test_the_posterior_difference_of_a_topic_word_is_its_purity(classes):
     sizes = TOPICS | {"sequences": 12_000}
     corpus = ja.data.topics(jax.random.key(1), **sizes, min_purity=0.2, max_purity=0.9, num_classes=classes)
@@ -106,6 +108,7 @@ def test_the_posterior_difference_of_a_topic_word_is_its_purity(classes):
 
 
 @pytest.mark.parametrize("classes", [3, pytest.param(2, marks=pytest.mark.more)])
+@pytest.mark.more
 def test_pure_topic_words_occur_only_in_their_topic(classes):
     corpus = ja.data.topics(jax.random.key(0), **TOPICS, min_purity=1.0, num_classes=classes)
     ids, _ = padded_sequences(corpus)
@@ -113,6 +116,7 @@ def test_pure_topic_words_occur_only_in_their_topic(classes):
         assert (row[row < 12] % classes == topic).all()
 
 
+@pytest.mark.more
 def test_topics_with_vmapped_purity_and_padding_match_a_loop():
     keys = jax.random.split(jax.random.key(2), 3)
     purities = (0.0, 0.5, 1.0)

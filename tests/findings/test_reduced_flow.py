@@ -218,6 +218,7 @@ def test_invalid_input_is_rejected(changes, why):
         label_window(**SIZES | {"dim": 64} | changes)
 
 
+@pytest.mark.more
 def test_window_is_claimed_only_in_settings_where_it_was_verified():
     """At R = 4 the exact flow loses a label in 53 of 150 seeds at an η0 within the window."""
     sizes = {"length": 8, "sequences": 200}

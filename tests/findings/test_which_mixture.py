@@ -121,6 +121,7 @@ def test_documentation_page_contains_the_published_table():
 
 
 @pytest.mark.parametrize(("gap", "certified"), [(8.0, True), (-0.4, False)])
+@pytest.mark.more
 def test_token_near_the_top_prevents_convergence_to_p_star_if_its_gap_is_small(code, gap, certified):
     """Token 2 has a larger y γ than the top token 0, and rises if its distance to 0 is small enough."""
     E = np.array([[1.0, 40, 0], [-1, 40, 0], [3, -10, 40], [-9, 0, 0]])

@@ -217,6 +217,7 @@ def test_a_run_without_results_raises(mine, tmp_path):
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 
+@pytest.mark.more
 def test_load_returns_the_same_results_as_run(tmp_path):
     ran = small().run(tmp_path / "run", quiet=True)
     again = ja.load(ran.directory)

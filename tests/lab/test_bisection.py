@@ -218,6 +218,7 @@ def test_seeds_that_fall_back_below_the_level_are_counted():
     assert counts(outcomes, {1.0: 0, 2.0: 1, 3.0: 2}) == {0: 0, 1: 1, 2: 1}
 
 
+@pytest.mark.more
 def test_seed_whose_fraction_equals_the_level_has_crossed(tmp_path):
     """The selected fractions are multiples of 1/20, and some seeds are exactly at 0.7."""
     study = ja.Study(

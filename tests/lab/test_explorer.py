@@ -35,6 +35,7 @@ def page(solved):
     return ja.explore(*solved, sequences=[3, 0, 11], tokens=names, title="A path & its limit")
 
 
+@pytest.mark.more
 def test_attention_matches_a_loop_over_tokens(solved, page):
     scores, path, _ = solved
     ids, mask = map(np.asarray, ja.models.reference.padded_sequences(scores.corpus))
@@ -52,6 +53,7 @@ def test_attention_matches_a_loop_over_tokens(solved, page):
         assert row["more"] == 0
 
 
+@pytest.mark.more
 def test_curves_and_pairs_match_explicit_formulas(solved, page):
     scores, path, limit = solved
     p, unit = np.asarray(path.p, np.float64), limit.p / np.linalg.norm(limit.p)
@@ -161,6 +163,7 @@ def test_slider_updates_attention_plane_and_curves_together(page, tmp_path):
     assert all(early != late for early, late in zip(seen[2][0], seen[POINTS][0], strict=True))
 
 
+@pytest.mark.more
 def test_limit_computed_for_a_different_selection_is_reported():
     """Two sequences of one bag balance 0 and 1 at a finite difference, where `selection` sees 0 alone."""
     corpus = ja.data.from_sequences([[0, 1, 2], [0, 1, 2], [3, 4]], [1, -1, 1], vocab_size=5)

@@ -26,6 +26,7 @@ def test_old_folder_loads_with_its_parameters(old):
     assert results.params(seed=1).E.shape == (12, 8)
 
 
+@pytest.mark.more
 def test_old_folder_can_be_aggregated_reported_and_verified(old, call):
     status, printed, _ = call("aggregate", old)
     assert status == 0
@@ -35,6 +36,7 @@ def test_old_folder_can_be_aggregated_reported_and_verified(old, call):
     assert call("status", old, "--verify")[0] == 0
 
 
+@pytest.mark.more
 def test_old_folder_accepts_more_seeds_and_keeps_its_results(old):
     before = ja.load(old).records
     after = ja.Study.read(old.with_suffix(".toml"), ["seeds=3"]).run(old, quiet=True).records

@@ -63,6 +63,7 @@ def test_outputs_match_an_explicit_formula(library, points):
 
 
 @pytest.mark.parametrize("library", ADAPTED)
+@pytest.mark.more
 def test_seeds_differ_and_vmap_matches_a_loop_over_seeds(library, points):
     model = ADAPTED[library]
     keys = jax.random.split(jax.random.key(1), 3)
@@ -75,6 +76,7 @@ def test_seeds_differ_and_vmap_matches_a_loop_over_seeds(library, points):
 
 
 @pytest.mark.parametrize("library", ADAPTED)
+@pytest.mark.more
 def test_gradients_of_selected_parameters_match_finite_differences(library, points):
     model = ADAPTED[library]
     params = model.init(jax.random.key(0), points, dtype=jnp.float32)

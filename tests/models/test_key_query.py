@@ -41,6 +41,7 @@ def test_logits_and_gradients_match_the_reference(x64, corpus, assert_matches_re
     assert_matches_reference(key_query.outputs, reference_outputs, draw(corpus, weights), corpus)
 
 
+@pytest.mark.more
 def test_three_classes_match_the_reference(x64, ragged, assert_matches_reference):
     corpus = ragged(3)
     assert_matches_reference(key_query.outputs, reference_outputs, draw(corpus), corpus)
@@ -76,6 +77,7 @@ def test_identity_weights_recover_the_one_layer_model(x64, ragged):
         np.testing.assert_allclose(mine, theirs, rtol=1e-13)
 
 
+@pytest.mark.more
 def test_initial_parameters_match_the_one_layer_model():
     plain = one_layer.init(jax.random.key(3), vocab_size=4, dim=300)
     for weights in ("identity", "normal"):

@@ -49,6 +49,7 @@ def test_outputs_match_the_reference_for_any_corpus_size(
     assert_matches_reference(mlp.outputs, reference_outputs, draw(corpus), corpus)
 
 
+@pytest.mark.more
 def test_three_classes_match_the_reference(x64, ragged, assert_matches_reference, way):
     corpus = ragged(3)
     assert_matches_reference(mlp.outputs, reference_outputs, draw(corpus), corpus)
@@ -95,6 +96,7 @@ def test_scores_around_1e3_yield_finite_results(ragged):
     assert {x.dtype for x in jax.tree.leaves(results)} == {jnp.dtype("float32")}
 
 
+@pytest.mark.more
 def test_initial_parameters_match_the_one_layer_model_and_preserve_length():
     params = mlp.init(jax.random.key(3), vocab_size=20, dim=300, num_classes=4)
     plain = one_layer.init(jax.random.key(3), vocab_size=20, dim=300, num_classes=4)

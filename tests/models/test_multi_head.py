@@ -32,6 +32,7 @@ def test_logits_and_gradients_match_the_reference(x64, corpus, assert_matches_re
     assert_matches_reference(multi_head.outputs, reference_outputs, draw(corpus), corpus)
 
 
+@pytest.mark.more
 def test_three_classes_match_the_reference(x64, ragged, assert_matches_reference):
     corpus = ragged(3)
     assert_matches_reference(multi_head.outputs, reference_outputs, draw(corpus, heads=2), corpus)
@@ -77,6 +78,7 @@ def test_scores_and_values_are_averages_over_heads(x64, ragged):
     np.testing.assert_allclose(values, np.mean([params.E @ v for v in params.v], axis=0), rtol=1e-12)
 
 
+@pytest.mark.more
 def test_adding_heads_does_not_change_the_first_heads():
     plain = one_layer.init(jax.random.key(3), vocab_size=5, dim=200, num_classes=3)
     small, large = (

@@ -110,6 +110,7 @@ def test_project_matches_two_separate_products(arrays):
 
 
 @pytest.mark.parametrize("by", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 1, 2)])
+@pytest.mark.more
 def test_derivatives_of_project_match_those_of_two_separate_products(rng, arrays, by):
     weights = [jnp.asarray(rng.normal(size=x.shape)) for x in plain(*arrays)]
     mine, theirs = (jax.jit(jax.grad(weighted(f, weights), by))(*arrays) for f in (project, plain))

@@ -32,6 +32,7 @@ def test_long_sequences_and_repeated_tokens_are_recovered(ragged):
     np.testing.assert_array_equal(counts, wanted)
 
 
+@pytest.mark.more
 def test_padded_sequences_require_longest_under_jit_and_vmap():
     def draw(key):
         return ja.data.independent(key, vocab_size=20, relevant=8, length=6, sequences=4)

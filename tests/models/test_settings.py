@@ -29,6 +29,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.more), 3])
+@pytest.mark.more
 def test_a_model_class_matches_the_functions_of_its_module(ragged, name, classes):
     model, starts, forms, parameters = SETTINGS[name]
     module, corpus = getattr(models, name), ragged(classes)
@@ -48,6 +49,7 @@ def test_a_model_class_matches_the_functions_of_its_module(ragged, name, classes
 
 
 @pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.more
 def test_declared_model_attributes_are_correct(ragged, name):
     """Attention does not depend on the values, and parameters in `token_rows` have one row per token."""
     model = SETTINGS[name][0]

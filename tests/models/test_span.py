@@ -42,6 +42,7 @@ def test_span_coordinates_preserve_inner_products(dim, classes):
 
 
 @pytest.mark.parametrize(("dim", "rtol"), [(11, 2e-6), (22, 2e-6), (200, 2e-6)])
+@pytest.mark.more
 def test_initial_span_coordinates_are_accurate_in_float32_for_nearly_square_matrices(dim, rtol):
     """A product of the ten rows with themselves would lose half the digits if d is hardly larger."""
     sizes = SIZES | {"dtype": jnp.float32}
@@ -51,6 +52,7 @@ def test_initial_span_coordinates_are_accurate_in_float32_for_nearly_square_matr
 
 
 @pytest.mark.usefixtures("x64")
+@pytest.mark.more
 def test_basis_maps_span_coordinates_to_the_sampled_vectors():
     short, full = start(dim=40, **SIZES), full_start(dim=40, **SIZES)
     Q = np.asarray(jax.jit(partial(span.basis, dim=40, **SIZES))(KEY))
@@ -120,6 +122,7 @@ def moved(params, corpus, optimizer, steps, **settings):
     ],
 )
 @pytest.mark.usefixtures("x64")
+@pytest.mark.more
 def test_training_in_the_span_matches_training_in_the_full_space(name, classes, settings):
     corpus = ja.data.independent(
         jax.random.key(1), vocab_size=8, length=5, sequences=30, num_classes=classes, relevant=6
@@ -134,6 +137,7 @@ def test_training_in_the_span_matches_training_in_the_full_space(name, classes, 
 
 
 @pytest.mark.usefixtures("x64")
+@pytest.mark.more
 def test_training_at_infinite_d_follows_the_gram_matrix_recurrences():
     corpus = ja.data.independent(jax.random.key(1), vocab_size=8, length=5, sequences=30, relevant=4)
     params = one_layer.init(KEY, dim="inf", **SIZES)

@@ -57,6 +57,7 @@ def smallest_norm(pairs, ties, q):
 @pytest.mark.parametrize(
     "q", [1.25, pytest.param(1.75, marks=pytest.mark.more), pytest.param(3.0, marks=pytest.mark.more), 6.0]
 )
+@pytest.mark.more
 def test_norms_match_a_conic_solver(instances, loops, q):
     """With ties, and without a separating direction, too."""
     seen = set()

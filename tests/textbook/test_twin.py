@@ -17,9 +17,16 @@ from jaxattn.lab.results import statistics
 
 METRICS = ("loss", "train_accuracy", "spearman_Ev_tokens", "important_mass", "one_step_error")
 STUDIES = Path(__file__).parent / "studies"
+DEFAULT = ("blocks", "three_classes")
 
 
-@pytest.fixture(scope="module", params=sorted(path.stem for path in STUDIES.glob("*.toml")))
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(path.stem, marks=[pytest.mark.more] * (path.stem not in DEFAULT))
+        for path in sorted(STUDIES.glob("*.toml"))
+    ],
+)
 def twin(request, tmp_path_factory):
     """Return the tables and results of a study, and the cells and records of the textbook."""
     path = STUDIES / f"{request.param}.toml"

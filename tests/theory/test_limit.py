@@ -236,6 +236,7 @@ KEYS, VALUES = [[0.4, 1], [0, 0], [1, 0], [0, 0.5]], [0, 0.6, 1, 0.0]
 IDLE = KEYS, VALUES, [[0, 1], [0, 1], [2, 1]], [1, -1, 1], [0.7, 0.1]
 
 
+@pytest.mark.more
 def test_a_second_order_pair_requires_a_rate_of_one_half():
     """p·(.4, 1) ≥ 1/2 and p·(1, 0) ≥ 1: the shortest is (1, .1)."""
     scores, path = vectors(*IDLE)
@@ -245,6 +246,7 @@ def test_a_second_order_pair_requires_a_rate_of_one_half():
     assert limit.distance < 1e-9
 
 
+@pytest.mark.more
 def test_an_unstable_point_has_no_certificate():
     scores, _ = vectors(*IDLE)
     for far in ([1e6, 0.0], [1e6, -2e5], [1e6, 4e5]):
@@ -254,6 +256,7 @@ def test_an_unstable_point_has_no_certificate():
         assert "not on course" in limit.reason
 
 
+@pytest.mark.more
 def test_top_tokens_with_equal_embeddings_are_merged():
     """k, k, z and k, z, z with k = (2, 1) and z = (0, 1): only the first coordinate matters."""
     keys, values = [[2.0, 1], [0, 1]], [1.0, -1]

@@ -49,6 +49,7 @@ def problem(rng, dim, tied=False):
         pytest.param(30, True, marks=pytest.mark.more),
     ],
 )
+@pytest.mark.more
 def test_derivative_matches_finite_differences_of_recomputed_solutions(rng, dim, tied):
     E, corpus, chosen = problem(rng, dim, tied)
     solution = max_margin(Scores(E, corpus), chosen)

@@ -91,6 +91,7 @@ def trained(counts, labels, step_size, dim, steps=150):
     return weights
 
 
+@pytest.mark.more
 def test_stop_words_can_make_one_step_insufficient():
     """From a difference of 0.1 the stop words have the largest α."""
     gained = {}

@@ -80,6 +80,7 @@ def single(E, values, sequences, labels, p):
 
 
 @pytest.mark.parametrize("power", [-200, -50, 3, 50, 200])
+@pytest.mark.more
 def test_results_do_not_depend_on_the_unit_of_length(power):
     unit = 2.0**power
     for seed in range(6):
@@ -158,6 +159,7 @@ def test_results_do_not_depend_on_the_order_of_tokens_and_sequences(rng):
         )
 
 
+@pytest.mark.more
 def test_results_do_not_depend_on_the_sign_of_values_and_labels():
     for seed in range(6):
         E, values, sequences, labels, top, p = draw(seed)

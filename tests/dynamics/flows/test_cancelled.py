@@ -49,6 +49,7 @@ def size_of(pairs, top, low):
     raise AssertionError(f"no pair {top}, {low}")
 
 
+@pytest.mark.more
 def test_second_order_terms_match_autodiff():
     """Two sequences (0, 1) with y = 1 and one with y = -1; the labels balance at a_0 = log 2."""
     corpus = corpus_of([[0, 1], [0, 1], [0, 1], [3, 4]], [1, 1, -1, 1])
@@ -64,6 +65,7 @@ def test_second_order_terms_match_autodiff():
     np.testing.assert_allclose(size_of(got.ties.pairs, 0, 1), jax.hessian(loss)(0.0), rtol=1e-10)
 
 
+@pytest.mark.more
 def test_second_order_terms_are_independent_of_repetitions_of_a_whole_bag():
     """Attention, and so the loss, is the same if every token of a sequence occurs three times."""
     values, p = [np.log(2), -0.7, 0, 1, 0, 0], [20.0, -10, 0, 30, -30, 0]
@@ -85,6 +87,7 @@ def answered(x, y):
     return sum(jax.nn.softplus(f) + jax.nn.softplus(-f) for f in (short, long)) / 6
 
 
+@pytest.mark.more
 def test_response_of_tied_tokens_cancels_part_of_the_force():
     """0 and 1 tie in two kinds of sequences, so their response cancels the force of 2 in one kind only."""
     corpus = corpus_of([[0, 1, 2], [0, 1, 2], [0, 1], [0, 1], [3, 4]], [1, -1, 1, -1, 1])
@@ -95,6 +98,7 @@ def test_response_of_tied_tokens_cancels_part_of_the_force():
     np.testing.assert_allclose(size_of(got.ties.pairs, 0, 2), expected, rtol=1e-9)
 
 
+@pytest.mark.more
 def test_partly_cancelled_force_moves_the_path():
     """a_0 - a_2 grows half as fast as a_3 - a_4: p_* = (1, 1, -2, 3, -3)/6."""
     corpus = corpus_of([[0, 1, 2], [0, 1, 2], [0, 1], [0, 1], [3, 4]], [1, -1, 1, -1, 1])
@@ -137,6 +141,7 @@ def test_a_token_of_the_value_of_the_top_token_may_be_near_the_top(gap):
     np.testing.assert_array_equal(np.asarray(got.ties.values)[(index == 2) | (index == 3)], 0.1)
 
 
+@pytest.mark.more
 def test_rounding_exerts_no_force_on_a_token_whose_value_equals_the_output():
     """0 and 1 balance at f = 0 = γ_2, so 2 has no force at any order, and only 3 recedes.
 
@@ -163,6 +168,7 @@ def test_second_order_force_of_a_single_top_token_is_accurate():
     assert away(path.p[-1], [1, -1, 0, 2, -2, 0]) < 1e-8
 
 
+@pytest.mark.more
 def test_second_order_force_with_three_classes_is_accurate():
     """r·(γ_1 - γ_0) = 0 for π = 1/3, γ_1 = (1, 2, 0), label 0: the force of one sequence is zero."""
     corpus = corpus_of([[0, 1], [3, 4]], [0, 1], num_classes=3)
@@ -173,6 +179,7 @@ def test_second_order_force_with_three_classes_is_accurate():
     assert away(path.p[-1], [1, -1, 0, 2, -2, 0]) < 1e-8
 
 
+@pytest.mark.more
 def test_equal_vectors_in_several_sequences_act_like_a_shared_token(rng):
     """Rows of separate tokens have other indices, but the same force on p."""
     keys = rng.normal(size=(4, 3))
@@ -198,6 +205,7 @@ def test_path_ends_if_the_order_of_a_force_is_unknown():
 
 
 @pytest.mark.parametrize("small", [1e-2, 1e-4])
+@pytest.mark.more
 def test_ties_are_found_among_keys_of_very_different_norms(small):
     """0 and 1 tie at a finite distance; their keys are `small` times as long as those of 3 and 4."""
     keys = np.diag([small, small, small, 1.0, 1.0, 1.0])

@@ -37,6 +37,7 @@ def vectors(flow_and_params):
     return jax.random.normal(jax.random.key(1), (3, *flow.offset.shape))
 
 
+@pytest.mark.more
 def test_number_of_coordinates_is_the_smaller_of_V_and_d(flow_and_params):
     flow, params = flow_and_params
     assert flow.offset.shape == (min(params.E.shape),)

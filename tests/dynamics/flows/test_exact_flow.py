@@ -160,6 +160,7 @@ def test_flow_with_two_tokens_matches_the_closed_form():
     np.testing.assert_allclose(np.exp(path.log_time), time, rtol=1e-3)
 
 
+@pytest.mark.more
 def test_vmapped_seeds_match_single_seeds():
     params, corpora = problems()
     together = flow(params, corpora)
@@ -199,6 +200,7 @@ def test_zero_columns_do_not_change_the_path():
     np.testing.assert_array_equal(wide.p[:, 6:], 0)
 
 
+@pytest.mark.more
 def test_component_outside_the_span_is_constant():
     params, corpus = problem(0)
     off = params.p - jnp.linalg.lstsq(params.E.T, params.p)[0] @ params.E
@@ -234,6 +236,7 @@ def test_repeated_and_single_token_sequences_do_not_change_the_path():
 
 @pytest.mark.parametrize("length", [1.0, 1e6, 1e12])
 @pytest.mark.parametrize("sequences", [[[0, 1, 2], [1, 2, 2], [0, 2, 1]], [[0, 1, 2], [1, 2, 2], [3]]])
+@pytest.mark.more
 def test_token_that_meets_no_other_token_does_not_change_the_path(sequences, length, rng):
     """A token that does not occur, or only alone, exerts no force, however long its key is."""
     keys, values = rng.normal(size=(4, 3)), np.array([1, -0.5, 0.3, 0])
@@ -332,6 +335,7 @@ def test_differentiation_raises_an_error():
     assert length(jax.lax.stop_gradient(params.p)) > 0
 
 
+@pytest.mark.more
 def test_error_is_within_rtol():
     params, corpora = problems()
     path, fine = flow(params, corpora), flow(params, corpora, rtol=1e-9, max_steps=100_000)
@@ -438,6 +442,7 @@ def test_invalid_input_is_rejected():
 
 
 @pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.more
 def test_unit_of_length_changes_no_bit(classes):
     """Keys E 2^k and p 2^-k have the same scores, so the path is the same; two keys are nearly equal."""
     rng = np.random.default_rng(3)
@@ -463,6 +468,7 @@ def test_unit_of_length_changes_no_bit(classes):
 
 
 @pytest.mark.parametrize("shortfall", [1e-3, 1e-10])
+@pytest.mark.more
 def test_nearly_cancelling_forces_hold_p_at_the_closed_form(shortfall):
     """Two equal bags of opposite labels, whose values differ by a small fraction, pull p to a finite point.
 

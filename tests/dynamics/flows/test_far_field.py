@@ -53,6 +53,7 @@ def neglected_force(sequences, labels, values, scores, apart):
 SEQUENCES, LABELS = [[0, 2, 2, 2], [1, 3, 3, 3]], [1, 1]
 
 
+@pytest.mark.more
 def test_bound_is_the_larger_of_the_errors_of_weights_and_of_the_force():
     scores, apart = [10.0, 10.0, 0.0, 0.0], [0.0, 0.0, 1e-6, 1e-6]
     values = [1.0, 1.7, 0.4, -5.0]

@@ -25,6 +25,7 @@ from jaxattn.dynamics.flows.arc_length import Stop
         pytest.param({"until_norm": 1e9, "until_arc_length": 7.0}, marks=pytest.mark.more),
     ],
 )
+@pytest.mark.more
 def test_rows_match_the_path(task, params, until):
     phase = ExactFlow(name="flow", points=6, **until)
     path = exact_flow(ja.theory.scores.one_layer(params, task.data.train), params.p, points=6, **until)
@@ -46,6 +47,7 @@ def test_rows_match_the_path(task, params, until):
         state = phase.advance(task, state, 1)
 
 
+@pytest.mark.more
 def test_path_with_expensive_steps_is_computed_incrementally(monkeypatch, cleared, x64):
     """The path has ties: a row is not computed before its step, and no row is computed twice."""
     monkeypatch.setattr(stiff, "MANY_DIMS", 0)
@@ -146,6 +148,7 @@ def test_p_is_available_in_float64_even_in_a_float32_study(task, params):
     np.testing.assert_array_equal(state.params.p, phase.parameter(state, "p").astype(jnp.float32))
 
 
+@pytest.mark.more
 def test_row_at_which_a_flow_fails_is_recorded(task, params):
     phase = ExactFlow(name="flow", points=6, until_norm=30.0)
     broken = params.replace(p=params.p * jnp.nan)

@@ -180,6 +180,7 @@ def test_single_token_sequences_exert_no_force():
     assert force.gross == 0
 
 
+@pytest.mark.more
 def test_empty_rows_and_sequences_change_only_the_mean(rng):
     """A corpus built inside jit has unused rows; one of its sequences is emptied as well."""
     tokens, labels = rng.integers(0, 44, (3, 40)), np.array([1, -1, 1])

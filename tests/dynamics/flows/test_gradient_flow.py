@@ -1,5 +1,7 @@
 """Gradient flow of any model, against SciPy's Radau, the exact flow and descent with small steps."""
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,8 +85,13 @@ def flat(path, row):
     return np.asarray(ravel_pytree({name: x[row] for name, x in path.params.items()})[0])
 
 
-@pytest.mark.parametrize("solver", ["explicit", "implicit"])
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize(
+    ("name", "solver"),
+    [
+        pytest.param(name, solver, marks=[pytest.mark.more] * (k > 0))
+        for k, (name, solver) in enumerate(product(PROBLEMS, ["explicit", "implicit"]))
+    ],
+)
 def test_paths_match_radau(name, solver):
     params, task, train = problem(name)
     flow = jax.jit(lambda params: gradient_flow(params, task, train=train, until_time=300.0, solver=solver))
@@ -97,6 +104,7 @@ def test_paths_match_radau(name, solver):
         assert np.linalg.norm(flat(path, row) - wanted[row]) <= 1e-6 * np.linalg.norm(wanted[row])
 
 
+@pytest.mark.more
 def test_path_of_p_matches_the_exact_flow():
     params, task, _ = problem("two classes")
     path = gradient_flow(params, task, train=("p",), until_time=1e5)
@@ -108,6 +116,7 @@ def test_path_of_p_matches_the_exact_flow():
     assert abs(float(path.metrics["log_time"][-1] - exact.log_time[-1])) < 1e-4
 
 
+@pytest.mark.more
 def test_descent_with_small_steps_reaches_the_same_point():
     params, task, train = problem("MLP")
     path = gradient_flow(params, task, train=train, until_time=2.0)
@@ -127,6 +136,7 @@ def test_descent_with_small_steps_reaches_the_same_point():
     np.testing.assert_allclose(errors[0] / errors[1], 2, rtol=0.05)
 
 
+@pytest.mark.more
 def test_path_ends_at_the_requested_loss_or_norm():
     params, task, train = problem("two classes")
     whole = gradient_flow(params, task, train=train, until_time=1e3)
@@ -146,6 +156,7 @@ def test_path_ends_at_the_requested_loss_or_norm():
 
 
 @pytest.mark.parametrize("key", ["until_norm", "until_log_loss"])
+@pytest.mark.more
 def test_path_that_starts_beyond_its_target_stays_at_the_start(key):
     params, task, train = problem("two classes")
     start = gradient_flow(params, task, train=train, until_time=1.0, points=2)
@@ -160,6 +171,7 @@ def test_path_that_starts_beyond_its_target_stays_at_the_start(key):
     np.testing.assert_array_equal(path.params["p"] - params.p, 0)
 
 
+@pytest.mark.more
 def test_path_that_is_too_stiff_spends_its_steps_and_the_phase_names_a_remedy():
     params, task, train = problem("MLP")
     path = gradient_flow(params, task, train=train, until_time=1e9, max_steps=50)
@@ -176,6 +188,7 @@ def test_path_that_is_too_stiff_spends_its_steps_and_the_phase_names_a_remedy():
         gradient_flow(params, task, train=train, until_time=np.inf)
 
 
+@pytest.mark.more
 def test_float32_parameters_give_the_float64_path():
     params, task, train = problem("two classes")
     single = jax.tree.map(lambda x: x.astype(jnp.float32), params)

@@ -15,6 +15,7 @@ def evaluate(corpus, scores, values):
     return forces, joint_curvature(corpus, forces)
 
 
+@pytest.mark.more
 def test_joint_forces_and_curvature_match_derivatives_of_the_reference_loss(corpus, textbook):
     both = jax.random.normal(jax.random.key(3), (2, 44))
     forces, curvature = evaluate(corpus, *both)

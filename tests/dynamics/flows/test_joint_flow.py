@@ -208,6 +208,7 @@ def test_vmapped_seeds_match_single_seeds():
     np.testing.assert_array_equal(alone.selection.mask, together.selection.mask[1])
 
 
+@pytest.mark.more
 def test_rows_have_increasing_norms_and_steps():
     params, corpus = mirrored()
     path = flow(params, corpus)
@@ -227,6 +228,7 @@ def test_rows_have_increasing_norms_and_steps():
     np.testing.assert_allclose(near.norm[-1], 2, rtol=1e-5)
 
 
+@pytest.mark.more
 def test_p_can_converge_to_a_mixture_while_v_grows():
     """Both labels have tokens 0 and 1, one of them 0 twenty times: v separates only mixtures.
 
@@ -293,6 +295,7 @@ def lost_tie(gap):
     return params, corpus
 
 
+@pytest.mark.more
 def test_path_ends_where_a_neglected_force_between_equal_values_would_matter():
     """The neglected force is e^(-gap)/r, the one that is followed r^(-2), so log r has to be below gap."""
     path = flow(*lost_tie(35.0))
@@ -319,6 +322,7 @@ def test_start_with_a_velocity_of_zero_reaches_the_norm(p, v):
     np.testing.assert_allclose(path.p[-1] / path.norm[-1], np.eye(4)[1], atol=1e-3)
 
 
+@pytest.mark.more
 def test_single_token_sequences_leave_p_at_rest():
     params, _ = mirrored()
     path = flow(params, four([[0], [0], [2], [2]], [1, 1, -1, -1]))
@@ -341,6 +345,7 @@ def test_unit_of_length_changes_no_bit(k):
     np.testing.assert_allclose(one.log_v_norm, other.log_v_norm + k * np.log(2), rtol=1e-13, atol=1e-12)
 
 
+@pytest.mark.more
 def test_unused_token_changes_only_rounding():
     params, corpus = mirrored()
     wide = ja.data.from_sequences([[0, 1], [2, 3]] * 2, [1, -1] * 2, vocab_size=5)

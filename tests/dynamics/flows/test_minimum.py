@@ -33,6 +33,7 @@ def minimum():
     return np.array([-half, half]), v
 
 
+@pytest.mark.more
 def test_joint_flow_converges_to_a_strict_minimum_and_says_so():
     p, v = minimum()
     params = ja.models.one_layer.Params(E=jnp.eye(2), p=jnp.array([0.1, -0.1]), v=jnp.array([0.2, 0.3]))
@@ -43,6 +44,7 @@ def test_joint_flow_converges_to_a_strict_minimum_and_says_so():
 
 
 @pytest.mark.parametrize(("away", "expected"), [(0.0, True), (1e-4, True), (0.3, False)])
+@pytest.mark.more
 def test_a_point_settles_only_near_the_minimum(away, expected):
     p, v = minimum()
     flow = joint_coordinates(
@@ -51,6 +53,7 @@ def test_a_point_settles_only_near_the_minimum(away, expected):
     assert bool(settles_jointly(flow, flow.zero)) == expected
 
 
+@pytest.mark.more
 def test_directions_without_any_force_do_not_count():
     """p may have any component along (1, 1), and a third embedding that no score difference contains."""
     p, v = minimum()
@@ -68,6 +71,7 @@ def test_a_force_outwards_at_the_size_of_rounding_is_no_balance():
     assert not bool(settles(flow, flow.zero))
 
 
+@pytest.mark.more
 def test_flat_minimum_is_unresolved():
     """Each bag has both labels equally often, so v tends to 0, where the loss does not depend on p."""
     params = ja.models.one_layer.Params(E=jnp.eye(2), p=jnp.array([0.1, -0.1]), v=jnp.array([0.2, 0.3]))

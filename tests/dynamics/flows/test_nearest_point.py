@@ -41,6 +41,7 @@ def answers():
     return [(rows, nearest(rows)) for rows in problems]
 
 
+@pytest.mark.more
 def test_multipliers_are_accurate_up_to_rounding(answers):
     for rows, (multipliers, iterations) in answers[:6]:
         assert multipliers.shape == (len(rows),)

@@ -51,6 +51,7 @@ def test_force_with_pairs_is_the_gradient_of_the_loss_with_their_second_order_te
     np.testing.assert_allclose(total, expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.more
 def test_curvature_with_pairs_is_the_hessian_of_the_loss_with_their_second_order_terms(problem, pairs):
     corpus, scores, values = problem
     plain = score_force(corpus, scores, values)

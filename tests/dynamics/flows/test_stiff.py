@@ -139,6 +139,7 @@ def force(request, ragged, rng):
     return corpus, jax.jit(score_force)(corpus, jnp.asarray(3 * rng.normal(size=81)), jnp.asarray(values))
 
 
+@pytest.mark.more
 def test_curvature_product_matches_the_matrix(force, rng):
     corpus, force = force
     x, whole = rng.normal(size=81), np.asarray(curvature_of(corpus, force))
@@ -189,7 +190,7 @@ def test_conjugate_residuals_return_nan_if_they_do_not_converge(rng):
     assert np.isnan(found).all()
 
 
-@pytest.mark.parametrize("dim", [48, 6])
+@pytest.mark.parametrize("dim", [pytest.param(48, marks=pytest.mark.more), 6])
 @pytest.mark.parametrize("c", [pytest.param(1e-2, marks=pytest.mark.more), 1.0, 1e3])
 def test_solver_matches_the_full_jacobian(corpus, large, dim, c):
     params = ja.models.one_layer.init(jax.random.key(0), vocab_size=44, dim=dim, dtype=jnp.float64)

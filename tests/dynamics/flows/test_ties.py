@@ -331,6 +331,7 @@ def test_vmapped_paths_match_single_paths():
 
 
 @pytest.mark.parametrize("unit", [512.0, 1 / 512])
+@pytest.mark.more
 def test_ties_do_not_depend_on_the_unit_of_length(unit):
     """Scaling the keys, and p inversely, gives the same scores and hence the same path."""
     data = ja.data.Independent(vocab_size=24, relevant=8, length=5, sequences=40)

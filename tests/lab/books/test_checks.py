@@ -75,6 +75,7 @@ def test_criterion_for_an_undeclared_finding_is_rejected_before_the_run(call, it
     )
 
 
+@pytest.mark.more
 def test_finding_with_an_undeclared_name_raises_an_error(call, item):
     change(item / "my_paper.py", '@declare_names("cosine', '@declare_names("another", "*a cosine')
     change(item / "item.toml", '"cosine of p with the first step"', '"another"')
@@ -104,6 +105,7 @@ def test_published_value_without_a_source_is_rejected(item):
     assert read_book(item.parent).items
 
 
+@pytest.mark.more
 def test_changed_criteria_are_detected_and_dated(call, item):
     """The date is kept for the same criteria; a change after results is shown on the page from then on."""
     path, words = Path("out/items/my_paper.json"), (item.parent, "--out", "out", "--seeds", "6", "--quiet")

@@ -64,6 +64,7 @@ def replace_items(*names):
     return replace(CLAIMS, shared=msgspec.structs.replace(CLAIMS.shared, items=names))
 
 
+@pytest.mark.more
 def test_finished_claims_are_not_run_again(one, claims, folder):
     before, written = stamps(folder), [path.read_bytes() for path in one.paths]
     assert [path.relative_to(folder).as_posix() for path in before] == [
@@ -73,6 +74,7 @@ def test_finished_claims_are_not_run_again(one, claims, folder):
     assert stamps(folder) == before
 
 
+@pytest.mark.more
 def test_only_missing_seeds_are_run(one, claims, folder, tmp_path):
     before = stamps(folder)
     fewer = claims("MC", seeds=2)

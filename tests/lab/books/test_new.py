@@ -38,6 +38,7 @@ def test_new_item_in_a_new_book_has_all_files(book):
     assert TEMPLATE.name not in text
 
 
+@pytest.mark.more
 def test_new_item_runs_and_agrees_with_its_closed_form(call, book):
     """The command prints the files; the item gives a page, with the date of its criteria."""
     status, printed, _ = call("reproduce", "./mine", "--new", "another")

@@ -235,6 +235,7 @@ def test_claims_table_has_one_row_per_finding():
         assert [int(row["seeds"]), int(row["missing"])] == list(finding.estimate[3:5])
 
 
+@pytest.mark.more
 def test_published_verdict_counts_match_the_table(committed):
     book, sections, place = committed
     with (place.out / book.shared.table).open(encoding="utf-8", newline="") as file:
@@ -251,6 +252,7 @@ def test_published_verdict_counts_match_the_table(committed):
     assert text in page.as_html(book, sections, place).replace("\xa0", " ")
 
 
+@pytest.mark.more
 def test_paper_page_starts_with_figures_and_shows_each_item_once():
     sections = tuple(record.read_record(item, "full", PUBLISHED / "paper") for item in PAPER.items)
     parts = page.parts(PAPER, sections)
@@ -262,6 +264,7 @@ def test_paper_page_starts_with_figures_and_shows_each_item_once():
     assert html.index('<h2 class="part">Figures of the paper</h2>') < html.index('id="fig1_imdb"')
 
 
+@pytest.mark.more
 def test_page_text_does_not_contain_folder_names(committed):
     """Readers see titles; only commands contain folder names."""
     book, sections, place = committed
@@ -271,6 +274,7 @@ def test_page_text_does_not_contain_folder_names(committed):
     assert {name for name in names if re.search(rf"(?<![\w/]){name}(?![\w./])", prose)} == set()
 
 
+@pytest.mark.more
 def test_item_from_another_paper_shows_title_and_authors(committed):
     book, sections, place = committed
     html = page.as_html(book, sections, place)
@@ -280,6 +284,7 @@ def test_item_from_another_paper_shows_title_and_authors(committed):
             assert f"{paper.authors.replace(chr(39), '&#39;')}: <cite>{paper.title}</cite>" in html
 
 
+@pytest.mark.more
 def test_statements_of_findings_are_used_as_table_headings(committed):
     book, sections, place = committed
     html = page.as_html(book, sections, place)

@@ -69,6 +69,7 @@ def test_study_of_every_item_can_be_created_at_either_scale(item, scale):
         assert Path(place).parts[0] == "data"
 
 
+@pytest.mark.more
 def test_summary_has_one_row_per_item(page):
     assert page.summary["item"].tolist() == [item.name for item in PAPER.items]
     verdicts = page.summary.set_index("item")["verdict"]
@@ -108,6 +109,7 @@ def of_tiny(tiny, out, *only, quiet=True, **options):
         return reproduce(tiny, request, out=out, command="jaxattn reproduce", reporter=reporter)
 
 
+@pytest.mark.more
 def test_numbers_of_items_requested_by_name_are_printed(call, tmp_path):
     out = tmp_path / "out"
     status, printed, _ = call("reproduce", TINY_BOOK, "--only", "step", "--out", out, "--quiet")
@@ -174,6 +176,7 @@ def replace_items(book, *names):
     return replace(book, shared=msgspec.structs.replace(book.shared, items=names))
 
 
+@pytest.mark.more
 def test_item_without_data_or_run_is_shown_from_its_record(tiny, tmp_path):
     (tmp_path / "data").mkdir()
     rows = "".join(f"{word} film,{label}\n" for label, word in enumerate(("good", "bad")) for _ in range(9))
@@ -284,6 +287,7 @@ def _of_stranger(config, key):
         ),
     ],
 )
+@pytest.mark.more
 def test_reading_a_finished_run_imports_no_code_from_its_folder(page, tmp_path, monkeypatch, key):
     out = shutil.copytree(page.paths[0].parent, tmp_path / "out")
     ran = out / "runs" / "laptop" / "fig2_synthetic"
@@ -360,6 +364,7 @@ def ran_by(monkeypatch):
     return names
 
 
+@pytest.mark.more
 def test_shared_study_is_run_once(shared, tmp_path, monkeypatch, capsys):
     names, out = ran_by(monkeypatch), tmp_path / "out"
     made = of_tiny(read_book(shared), out, quiet=False)
@@ -405,6 +410,7 @@ def test_a_shared_study_runs_the_largest_requested_number_of_seeds(shared, tmp_p
     assert [finding.estimate.seeds for finding in own.findings] == [4, 3]
 
 
+@pytest.mark.more
 def test_a_failed_shared_study_fails_only_its_items(shared, tmp_path):
     broken = {"common": ("data.vocab_size=3",)}
     with pytest.raises(InputError, match="vocab_size"):
@@ -431,6 +437,7 @@ def test_text_data_in_the_data_folder_are_measured(shared, tmp_path):
     assert "not run" not in own.facts
 
 
+@pytest.mark.more
 def test_run_that_cannot_be_measured_fails_with_a_one_line_error(call, tmp_path):
     """The findings of custom code are known only after the run."""
     book = shutil.copytree(TINY_BOOK, tmp_path / "tiny")

@@ -21,6 +21,7 @@ STUDY = Path(__file__).parents[2] / "sweeps" / "small.toml"
 SMALL = [STUDY, "--set", "chunk=1", "--seeds", "2", "--quiet"]
 
 
+@pytest.mark.more
 def test_runs_can_be_aggregated_and_reported(call, tmp_path):
     folder = tmp_path / "quick"
     kinds = ('"one_step_law", phase = "embed"', '"importance", phase = "query"', '"curves"')
@@ -64,6 +65,7 @@ def test_runs_can_be_aggregated_and_reported(call, tmp_path):
     assert all(Path(path).exists() for path in others)
 
 
+@pytest.mark.more
 def test_rerun_with_fewer_seeds_reports_the_other_seeds_in_the_folder(call, tmp_path):
     words = ["run", STUDY, "--set", "chunk=1", "--set", "figures=[]", "--out", tmp_path / "quick"]
     _, _, error = call(*words, "--seeds", "2")
@@ -180,6 +182,7 @@ def test_new_locations_of_moved_names_exist():
         assert all((root / path).is_file() for path in paths), place
 
 
+@pytest.mark.more
 def test_data_command_requires_no_model_or_phases(call, tmp_path):
     table = 'kind = "independent"\nvocab_size = 30\nrelevant = 10\nlength = 8\nsequences = 20'
     (tmp_path / "x.toml").write_text(f'name = "x"\n[data]\n{table}\n')
@@ -471,6 +474,7 @@ def test_reading_a_fifo_instead_of_a_file_does_not_block(call, tmp_path, command
 
 
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])
+@pytest.mark.more
 def test_command_works_without_standard_streams(closed, tmp_path):
     words = f"'{sys.executable}' -m jaxattn schema {closed}"
     assert subprocess.run(["sh", "-c", words], cwd=tmp_path, check=False).returncode == 0
@@ -509,6 +513,7 @@ def test_json_is_escaped_for_a_limited_console(monkeypatch):
     "command",
     [["schema"], pytest.param(["status", "results/published/selection_vs_eta0"], marks=pytest.mark.more)],
 )
+@pytest.mark.more
 def test_full_standard_output_gives_a_one_line_error(command):
     with open("/dev/full", "wb") as full:
         done = subprocess.run(

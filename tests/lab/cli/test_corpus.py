@@ -75,6 +75,7 @@ def test_data_command_describes_a_custom_corpus(study):
 
 
 @pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
+@pytest.mark.more
 def test_recommended_step_sizes_produce_the_stated_values(tables, classes):
     """From E = 0 the one-step law is exact for any d."""
     data = {"kind": "independent", "vocab_size": 20, "relevant": 6, "length": 5, "sequences": 60}

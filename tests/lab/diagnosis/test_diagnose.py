@@ -54,6 +54,7 @@ def row(found, quantity, statistic="Spearman, tokens"):
     return table.loc[(quantity, statistic)]
 
 
+@pytest.mark.more
 def test_ideal_model_is_above_the_null_band(corpus, alpha):
     found = diagnose(*planted(np.abs(alpha), alpha), corpus, **FAST)
     for quantity in ("E·v against α", "E·p against |α|"):
@@ -90,6 +91,7 @@ def test_null_band_matches_independent_normal_samples(corpus):
     np.testing.assert_allclose([here["null_low"], here["null_high"]], exact, rtol=0, atol=0.06)
 
 
+@pytest.mark.more
 def test_trained_model_is_above_the_null_band(corpus):
     start = ja.models.one_layer.init(jax.random.key(1), vocab_size=V, dim=256)
     embedded = ja.dynamics.one_step(start, corpus, step_size=200.0)
@@ -197,6 +199,7 @@ def test_models_with_several_classes_are_diagnosed(many):
     pd.testing.assert_frame_equal(diagnose(E, p, v.T, many, **FAST).quantities, found.quantities)
 
 
+@pytest.mark.more
 def test_class_names_are_shown(corpus, alpha, tmp_path):
     E, p, v = planted(np.abs(alpha), alpha)
     named = diagnose(E, p, v, corpus.replace(class_names=("bad", "fine")), **FAST)
@@ -298,6 +301,7 @@ def test_write_creates_page_table_and_figures(corpus, alpha, tmp_path):
     assert paths[3].read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.more
 def test_attention_heads_are_measured_separately(corpus, alpha, tmp_path):
     E = np.column_stack([np.abs(alpha), alpha, -np.abs(alpha), np.zeros(V)])
     unit = np.eye(4)
@@ -365,6 +369,7 @@ def test_by_class_matches_correlations_with_alpha_for_each_class(many):
     assert "sport" in found.html()
 
 
+@pytest.mark.more
 def test_page_and_object_have_the_same_content(corpus, alpha, tmp_path):
     found = diagnose(*planted(np.abs(alpha), -alpha), corpus, **FAST)
     page = (found.write(tmp_path))[0].read_text(encoding="utf-8")
@@ -420,6 +425,7 @@ def test_min_count_that_leaves_few_tokens_suggests_another(corpus, alpha, used):
     assert said == ([True] if given["min_count"] > lower else [])
 
 
+@pytest.mark.more
 def test_spearman_over_tokens_ties_equal_fractions():
     """Tokens occur a few times, in sequences of different lengths, so most fractions occur repeatedly."""
     rng = np.random.default_rng(3)

@@ -36,6 +36,7 @@ def message(*arguments, **settings):
 
 
 @pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.more
 def test_synthetic_corpus_is_the_one_sampled_by_the_sweep_for_the_seed(tmp_path, seed):
     (tmp_path / "whole.toml").write_text(REST.format(data=DATA))
     (tmp_path / "data.toml").write_text(DATA)

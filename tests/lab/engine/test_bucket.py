@@ -152,6 +152,7 @@ def test_bucket_contains_exactly_the_committed_objects(go, study, place, elsewhe
     assert sent(server, place).keys() == kept
 
 
+@pytest.mark.more
 def test_results_can_be_read_from_another_machine(study, go, place, elsewhere, soon, server, capsys):
     here = ja.load(go(place, study())[0].directory)
     elsewhere()
@@ -186,6 +187,7 @@ def test_report_from_another_machine_is_bitwise_identical(study, place, elsewher
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
+@pytest.mark.more
 def test_verify_reports_damage_in_a_bucket(go, study, place, elsewhere, server, capsys, damage):
     go(place, study())
     name = next(x for x in sent(server, place) if x.startswith("parts/") and ".records." in x)
@@ -233,6 +235,7 @@ def test_same_machine_resumes_immediately_after_a_kill(study, place, elsewhere, 
     assert not go(place, study())[0].failures
 
 
+@pytest.mark.more
 def test_suspended_run_cannot_overwrite_its_successor(
     study, place, elsewhere, soon, go, stop, every_step, server
 ):
@@ -276,6 +279,7 @@ def named(folder):
     return found
 
 
+@pytest.mark.more
 def test_uncommitted_objects_are_deleted(
     study, place, elsewhere, soon, go, stop, every_step, server, monkeypatch
 ):
@@ -347,6 +351,7 @@ def test_object_keys_unsupported_by_the_file_system_are_ignored(go, study, place
     "fault",
     [*(pytest.param(x, marks=pytest.mark.more) for x in ("500", "lost before")), "slow down", "lost after"],
 )
+@pytest.mark.more
 def test_occasional_request_failures_are_retried(
     go, study, place, elsewhere, server, fault, two_batches, assert_same
 ):
@@ -368,6 +373,7 @@ def test_occasional_request_failures_are_retried(
         ("lost before", "unexpected response from the server"),
     ],
 )
+@pytest.mark.more
 def test_bucket_failure_during_a_run_raises_a_one_line_error(
     go, study, place, elsewhere, server, fault, words, impatient, soon, two_batches, assert_same
 ):

@@ -42,6 +42,7 @@ def study(flow, seeds=2, embed=EMBED, **settings):
     return ja.Study(name="own", data=DATA, model=ja.models.OneLayer(dim=16), phases=phases, seeds=seeds)
 
 
+@pytest.mark.more
 def test_custom_flow_runs_and_resumes_bitwise_identically(go, stop, every_step, assert_same, tmp_path):
     made = study(euler, points=5)
     whole, _ = go(tmp_path / "whole", made)
@@ -69,6 +70,7 @@ def test_cells_that_differ_only_in_a_float_setting_of_a_flow_share_a_program(tmp
     assert len(both.plan(tmp_path / "plan", quick=True).groups) == 1
 
 
+@pytest.mark.more
 def test_custom_flow_matches_the_exact_flow(x64):
     train = (
         ja.data.Assumption1(**{k: x for k, x in DATA.items() if k != "kind"}).draw(jax.random.key(2)).train
@@ -89,6 +91,7 @@ def test_custom_flow_matches_the_exact_flow(x64):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.more
 def test_custom_flow_is_called_with_float64_arrays_in_every_study(dtype, tmp_path):
     """A cast of each row to the dtype of the parameters must not round a path to float32."""
     seen = {}
@@ -116,6 +119,7 @@ def test_custom_flow_is_called_with_float64_arrays_in_every_study(dtype, tmp_pat
     assert results.label("time") == "$t$"
 
 
+@pytest.mark.more
 def test_custom_flow_can_take_its_trained_parameters_as_a_setting(tmp_path):
     def still(params, task, *, train: list[str], points: int = 3):
         rows = {
@@ -131,6 +135,7 @@ def test_custom_flow_can_take_its_trained_parameters_as_a_setting(tmp_path):
     assert not records.query("phase == 'flow' and metric == 'came_to_end'")["value"].any()
 
 
+@pytest.mark.more
 def test_failure_of_a_custom_flow_is_recorded_as_a_failed_seed(tmp_path):
     @ja.declare(train=["p"])
     def broken(params, task, *, points: int = 4):

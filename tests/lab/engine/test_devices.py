@@ -15,6 +15,7 @@ from jaxattn.lab.storage import manifest
         pytest.param({"platform": "cpu", "kind": "cpu", "count": 64}, "64 × cpu", marks=pytest.mark.more),
     ],
 )
+@pytest.mark.more
 def test_resuming_on_other_devices_is_reported_once(two_batches, study, go, tmp_path, begun, words):
     folder = shutil.copytree(two_batches, tmp_path / "small")
     manifest.write_manifest(folder, manifest.read_manifest(folder) | {"device": begun})
@@ -25,6 +26,7 @@ def test_resuming_on_other_devices_is_reported_once(two_batches, study, go, tmp_
     assert manifest.read_manifest(folder)["continued_on"] == [here]
 
 
+@pytest.mark.more
 def test_resuming_on_the_same_devices_is_not_reported(two_batches, study, go, tmp_path):
     folder = shutil.copytree(two_batches, tmp_path / "small")
     assert go(folder, study(chunk=1, seeds=3))[1] == []
@@ -53,6 +55,7 @@ def test_known_jax_bugs_are_reported_on_one_line(platform, jaxlib, words):
     assert ("scatter" in found) == ("scatter-adds" in words)
 
 
+@pytest.mark.more
 def test_run_and_plan_warn_about_known_jax_bugs(monkeypatch, go, study, tmp_path):
     monkeypatch.setattr(devices, "known_bug", lambda platform: f"trouble on a {platform}")
     assert "trouble on a cpu" in go(tmp_path / "run", study(seeds=1))[1]

@@ -46,6 +46,7 @@ def finish(process):
 STUDY = ["run", SMALL, "--seeds", "4", "--set", "phases.query.steps=3"]
 
 
+@pytest.mark.more
 def test_job_returns_its_status_and_prints_errors_once(tmp_path, capfd):
     assert studies.Shard(["run", str(tmp_path / "missing.toml")])() == 2
     error = capfd.readouterr().err
@@ -153,6 +154,7 @@ def wait(clock, study):
     return until
 
 
+@pytest.mark.more
 def test_wait_returns_the_folders_of_finished_shards(shards, wait):
     assert wait(shards) == ([shards / "shard-1-of-2", shards / "shard-2-of-2"], [])
 

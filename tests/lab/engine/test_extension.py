@@ -13,6 +13,8 @@ import pytest
 import jaxattn as ja
 from jaxattn.core.errors import InputError
 
+pytestmark = pytest.mark.more
+
 DATA = {"kind": "assumption1", "sequences": 12, "vocab_size": 10, "relevant": 4, "length": 5}
 FIRST = {"kind": "one_step", "name": "embed", "step_size": 5.0}
 LAST = {"kind": "descent", "name": "query", "train": ["p"], "optimizer": "adam", "step_size": 0.1}
@@ -53,7 +55,6 @@ def test_extended_run_is_bitwise_identical_to_a_single_run(phase, tmp_path):
     assert_extends(tmp_path, study(10, phase), study(100, phase))
 
 
-@pytest.mark.more
 def test_several_cells_can_be_extended_twice_while_seeds_are_added(tmp_path):
     axes = {"phases.query.step_size": [0.1, 0.2], "data.vocab_size": [8, 10]}
     validation = {"data": DATA | {"validation_sequences": 6, "test_sequences": 6}, "axes": axes}
@@ -105,7 +106,7 @@ own.study(100).run(sys.argv[2], quiet=True)
 """
 
 
-@pytest.mark.parametrize("saves", [1, pytest.param(2, marks=pytest.mark.more), 3])
+@pytest.mark.parametrize("saves", [1, 2, 3])
 def test_killed_extension_shows_the_finished_run_and_resumes_bitwise_identically(saves, tmp_path):
     before = study(10).run(tmp_path / "grown", quiet=True)
     root = str(Path(__file__).resolve().parents[3])

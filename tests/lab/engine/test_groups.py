@@ -93,6 +93,7 @@ def mean_entry(params, data):
     return {"mean": data.X.mean()}
 
 
+@pytest.mark.more
 def test_a_number_that_is_none_in_some_cells_is_used_in_the_others(tmp_path):
     wanted = ja.Study(
         name="optional",

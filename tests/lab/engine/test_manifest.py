@@ -13,6 +13,7 @@ from jaxattn.lab.engine import monitor
 from jaxattn.lab.engine.manifest import differences
 
 
+@pytest.mark.more
 def test_manifest_records_provenance(small_run, study):
     manifest = json.loads((small_run / "manifest.json").read_text())
     assert manifest["status"] == "finished"
@@ -50,6 +51,7 @@ class Declares(ja.Probe):
         return {"share": 1 / (1 + size), "gap": jnp.exp(-size)}
 
 
+@pytest.mark.more
 def test_manifest_contains_the_scales_of_probe_metrics(study, tmp_path):
     made = ja.Study(**(study().tree | {"probes": [Declares]}))
     results = made.run(tmp_path / "out", quiet=True)

@@ -45,6 +45,7 @@ def test_number_of_runs_that_fit_is_found_by_linear_interpolation():
         ),
     ],
 )
+@pytest.mark.more
 def test_memory_bound_holds_for_all_models(study, tables, kind, batch_size):
     phase = {"name": "all", "kind": "descent", "train": ["E", "p", "v"], "optimizer": "adam"}
     phase |= {"step_size": 0.1, "steps": 2} | ({} if batch_size is None else {"batch_size": batch_size})
@@ -54,6 +55,7 @@ def test_memory_bound_holds_for_all_models(study, tables, kind, batch_size):
     assert memory.peak(*group, 4) <= 4 * memory.AMPLE * own
 
 
+@pytest.mark.more
 def test_memory_bound_holds_for_many_sequences(study, tables):
     """With many sequences the averages of an MLP, n d numbers, are many times its parameters."""
     phase = {"name": "all", "kind": "descent", "train": ["E", "p", "v"], "optimizer": "adam"}

@@ -77,6 +77,7 @@ def study(model, **phase):
 
 
 @pytest.mark.parametrize("model", [with_linen, with_nnx, with_equinox])
+@pytest.mark.more
 def test_module_trains_and_resumes_bitwise_identically(model, go, stop, every_step, assert_same, tmp_path):
     made = study(model)
     whole, _ = go(tmp_path / "whole", made)
@@ -92,6 +93,7 @@ def test_module_trains_and_resumes_bitwise_identically(model, go, stop, every_st
     assert losses.query("phase == 'head'").value.is_monotonic_decreasing
 
 
+@pytest.mark.more
 def test_parameters_are_loaded_by_path(go, tmp_path):
     made = study(with_linen)
     go(tmp_path / "run", made)
@@ -102,6 +104,7 @@ def test_parameters_are_loaded_by_path(go, tmp_path):
     assert (pytrees.get(after, "head.kernel") != pytrees.get(before, "head.kernel")).all()
 
 
+@pytest.mark.more
 def test_width_of_a_module_can_be_swept(go, tmp_path):
     made = ja.Study(
         name="widths",
@@ -131,6 +134,7 @@ def test_pattern_that_matches_nothing_is_rejected_before_the_run(train, words, t
         study(with_linen, train=train).run(tmp_path / "run", quiet=True)
 
 
+@pytest.mark.more
 def test_implicit_and_explicit_gradient_flow_end_at_the_same_point(tmp_path):
     """Two seeds are on two devices, where possible."""
     ends = []

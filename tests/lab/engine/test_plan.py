@@ -67,6 +67,7 @@ def test_quick_plan_does_not_compile(tmp_path, monkeypatch, study):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.more
 def test_plan_shows_the_number_of_span_coordinates(tmp_path, study, dtype):
     axes = {"model.dim": [16, 64, "inf"], "phases.query.optimizer": ["sgd", "adam"]}
     exclude = [{"model.dim": "inf", "phases.query.optimizer": "adam"}]
@@ -162,6 +163,7 @@ SHIPPED = sorted(
         for marks in ([[]] if path.parent.name == "own" else [[pytest.mark.more]])
     ],
 )
+@pytest.mark.more
 def test_every_shipped_sweep_has_a_quick_plan(path, tmp_path):
     made = Study.read(path)
     (cells, groups), whole = plan_study(made, tmp_path / "none", quick=True)

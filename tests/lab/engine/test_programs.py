@@ -136,6 +136,7 @@ def test_programs_that_were_only_traced_are_discarded_without_collecting_garbage
         cache.of(group).params(group, 2)
 
 
+@pytest.mark.more
 def test_programs_discarded_from_the_cache_are_freed(monkeypatch, study):
     """Every program maps memory, and a process may have a limited number of mappings."""
     monkeypatch.setattr(programs, "_KNOWN", {})
@@ -171,6 +172,7 @@ def test_programs_of_a_group_are_freed_when_the_next_group_starts(monkeypatch, s
         gc.enable()
 
 
+@pytest.mark.more
 def test_seeds_per_core_changes_how_many_seeds_train_at_a_time_but_not_the_results(study):
     texts, trained = [], []
     for setting in ({}, {"seeds_per_core": 1}):

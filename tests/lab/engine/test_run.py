@@ -110,6 +110,7 @@ def out_of_memory(monkeypatch, most, stop_after=99):
     return done
 
 
+@pytest.mark.more
 def test_batch_that_runs_out_of_memory_is_split_in_half_and_resumed(tmp_path, monkeypatch, go, study, read):
     with monkeypatch.context() as patch:
         done = out_of_memory(patch, most=1, stop_after=1)
@@ -315,6 +316,7 @@ def notebook(tables):
     return make
 
 
+@pytest.mark.more
 def test_changed_notebook_class_raises(tmp_path, notebook, go):
     go(tmp_path / "run", notebook(-1.0))
     assert go(tmp_path / "run", notebook(-1.0))[0].already_finished
@@ -325,6 +327,7 @@ def test_changed_notebook_class_raises(tmp_path, notebook, go):
             go(tmp_path / "run", changed)
 
 
+@pytest.mark.more
 def test_unhashable_code_resumes_only_if_accepted(tmp_path, notebook, go):
     unknown = notebook(-1.0, reads=" + 0 * LOCK.locked()")
     _, lines = go(tmp_path / "run", unknown)

@@ -105,6 +105,7 @@ def test_stopped_flow_resumes_bitwise_identically(flow_run, tmp_path, go, stop, 
     assert_same(tmp_path / "flow", flow_run)
 
 
+@pytest.mark.more
 def test_batch_resumes_on_a_different_number_of_devices(tmp_path, monkeypatch, go, stop, study, read):
     """The run starts with an odd number of cores and resumes with another number."""
     wanted = study(seeds=3)
@@ -132,6 +133,7 @@ def test_stopped_flow_with_expensive_steps_resumes_bitwise_identically(
     assert_same(tmp_path / "flow", tmp_path / "straight")
 
 
+@pytest.mark.more
 def test_killed_flow_resumes_from_its_last_row(
     tmp_path, monkeypatch, cleared, go, study, every_step, assert_same
 ):
@@ -263,6 +265,7 @@ def test_flow_records_match_the_path_and_the_limit(flow_run, x64, study, read):
         assert rows["important_selected"].iloc[-1] == chosen.selects(corpus, important)[0].mean()
 
 
+@pytest.mark.more
 def test_limit_metrics_are_recorded_only_for_phases_that_train_only_p(flow_run, read):
     assert set(MaxMarginDirection.metrics) == {*AT_PROBES, *AT_END}
     embed, query = wide(read, flow_run, "embed"), wide(read, flow_run)
@@ -491,6 +494,7 @@ def test_selected_tokens_are_determined_by_the_model_scores(own_run, x64, read, 
 
 
 @pytest.mark.parametrize("run", ["small_run", "own_run"])
+@pytest.mark.more
 def test_stored_parameters_match_the_pure_functions(run, request, study, x64):
     """The parameters after each phase of a run are compared with those of explicit phases."""
     directory = request.getfixturevalue(run)

@@ -21,6 +21,7 @@ def stopped(tmp_path_factory, stop, study):
     return stop(tmp_path_factory.mktemp("stopped") / "small", wanted, 12)
 
 
+@pytest.mark.more
 def test_status_shows_progress_and_loss_of_a_stopped_run(stopped):
     table, whole = run_status(stopped)
     assert table["state"].tolist() == ["stopped", "waiting"]

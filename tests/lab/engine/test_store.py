@@ -293,6 +293,7 @@ def test_folder_in_place_of_a_file_raises_a_one_line_error(copy, go, study, vict
         asked.get(victim, run_status)(copy)
 
 
+@pytest.mark.more
 def test_second_process_is_rejected_because_of_the_lock(tmp_path, go, study):
     folder = store.Store(tmp_path / "small")
     code = (

@@ -156,6 +156,7 @@ def test_holm_correction_matches_its_definition():
     assert len(holm(np.zeros(0))) == 0
 
 
+@pytest.mark.more
 def test_only_the_max_margin_head_is_closer_than_its_null_baselines(clarabel_direction):
     settings = HeadSettings(share=0.0, group=10, draws=5, nuclear=0)
     random = layer(n=60, dim=20, heads=1, size=6, bias=False)

@@ -160,6 +160,7 @@ def test_flow_limit_requires_the_logistic_loss_and_training_only_p(applies):
     assert not applies(probe, ja.models.Mlp(dim=3), loss, ExactFlow(name="a"))
 
 
+@pytest.mark.more
 def test_nan_seed_does_not_affect_other_seeds():
     params, corpora = two_seeds()
     history = np.asarray(params.p)[:, None] * np.geomspace(1, 1e4, 8)[:, None]

@@ -35,6 +35,7 @@ def last(results, metric):
     return results.records.query(f"metric == '{metric}' and phase == 'flow'").groupby("seed").value.last()
 
 
+@pytest.mark.more
 def test_every_certificate_is_accepted_and_its_proven_gap_is_small(results):
     found, folder = results
     gap, floating = last(found, "proven_gap"), last(found, "duality_gap")

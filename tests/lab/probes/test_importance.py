@@ -74,6 +74,7 @@ def test_one_step_embeddings_match_the_definition(x64, corpus, show, draw, measu
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
+@pytest.mark.more
 def test_spearman_over_tokens_ties_equal_posterior_differences(rng, measure):
     sequences = rng.integers(0, 40, (60, 9)).tolist()
     labels = rng.choice([-1, 1], 60)

@@ -107,6 +107,7 @@ def test_drift_matches_the_explicit_matrix(x64, rng, corpus, show, draw, dim, cl
 
 
 @pytest.mark.parametrize("model", [models.OneLayer(dim=40), models.MultiHead(dim=6, heads=2)])
+@pytest.mark.more
 def test_drift_is_proportional_to_the_step_size(x64, corpus, show, draw, model):
     corpus = corpus()
     params = draw(model, corpus)
@@ -205,6 +206,7 @@ HEADS = (models.MultiHead(dim=4, heads=2), 2, losses.Squared())
         ),
     ],
 )
+@pytest.mark.more
 def test_sharpness_matches_the_dense_hessian(
     x64, corpus, show, draw, measure, model, classes, per_sequence, train
 ):

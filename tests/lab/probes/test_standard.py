@@ -76,6 +76,7 @@ def test_fit_and_accuracy_match_explicit_formulas(seen, measure, classes):
 
 
 @pytest.mark.parametrize("least", [1, 6])
+@pytest.mark.more
 def test_selected_matches_attention_on_important_tokens(seen, measure, least):
     shown = seen()
     found = measure(Selected(important=0.3, min_count=least), shown)

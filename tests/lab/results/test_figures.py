@@ -45,6 +45,7 @@ def test_every_figure_kind_can_be_drawn_for_every_example_folder(results, name, 
     assert len(drawn.caption) > 40
 
 
+@pytest.mark.more
 def test_every_figure_kind_escapes_dollar_signs(write, tmp_path):
     odd = "x^$2^$ or $5"
     axes = {"block": [odd, "plain"], f"data.{odd}": [1.0, 2.0], "model.dim": [8, 16]}
@@ -475,6 +476,7 @@ def test_token_figures_are_rejected_for_cells_without_token_scores():
             check_figures(specs, phases=["embed"], axes=[], without_tokens={0})
 
 
+@pytest.mark.more
 def test_diagram_with_many_tiles_prints_no_values(write, tmp_path):
     axes = {"model.dim": list(range(1, 51)), "data.length": list(range(1, 10))}
     run = load(write(tmp_path / "run", axes=axes, seeds=1, vocab_size=2))

@@ -44,6 +44,7 @@ def assert_begins_with(results, cells=(0,), ulps=0):
 
 @pytest.mark.parametrize(("then", "ulps"), [(SGD, 8), (ADAM, 0)], ids=["in the span", "in the axes of R^d"])
 @pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.more
 def test_every_model_starts_from_its_recomputed_initial_parameters(kind, then, ulps, tmp_path):
     train = MODELS[kind].parameters[0]
     model = {"kind": kind, "dim": 40} | ({"heads": 2} if kind == "multi_head" else {})
@@ -52,6 +53,7 @@ def test_every_model_starts_from_its_recomputed_initial_parameters(kind, then, u
     assert_begins_with(ja.load(tmp_path), ulps=ulps)
 
 
+@pytest.mark.more
 def test_initial_parameters_are_recomputed_for_swept_and_padded_cells(tmp_path):
     axes = {"data.vocab_size": [8, 11], "model.init.p.scale": [0.3, 0.7]}
     model = {"kind": "one_layer", "dim": 4, "init": {"p": {"scale": 0.5}}}
@@ -61,6 +63,7 @@ def test_initial_parameters_are_recomputed_for_swept_and_padded_cells(tmp_path):
     assert len(results.params(cell=0, step=0).E) == 8
 
 
+@pytest.mark.more
 def test_initial_parameters_held_fixed_are_those_of_seed_0(tmp_path):
     results = study(hold=["start"]).run(tmp_path, quiet=True)
     assert_begins_with(results)
@@ -88,6 +91,7 @@ def module():
     return ja.models.of_linen(Module())
 
 
+@pytest.mark.more
 def test_initial_parameters_of_custom_models_require_the_study_object(tmp_path):
     results = study("head", ADAM, data=points, model=module).run(tmp_path, quiet=True)
     assert_begins_with(results)
@@ -96,6 +100,7 @@ def test_initial_parameters_of_custom_models_require_the_study_object(tmp_path):
         ja.load(tmp_path).params(step=0)
 
 
+@pytest.mark.more
 def test_step_0_of_a_later_phase_is_the_end_of_the_previous_phase(tmp_path):
     results = study().run(tmp_path, quiet=True)
     found = results.params(phase="moves", step=0)
@@ -104,6 +109,7 @@ def test_step_0_of_a_later_phase_is_the_end_of_the_previous_phase(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found, results.params(step=0))
 
 
+@pytest.mark.more
 def test_unavailable_steps_and_phases_raise_one_line_errors(tmp_path):
     results = study().run(tmp_path, quiet=True)
     with pytest.raises(InputError, match="step 2: not stored; use step 0, or omit step"):

@@ -99,6 +99,7 @@ def test_figure_options_may_be_lists(results):
         results["dims"].figure("lab:losses")
 
 
+@pytest.mark.more
 def test_later_reports_show_the_custom_figures_of_a_run(folder, tmp_path):
     first = report.write_report(folder, {KIND: losses})
     assert not first.problems

@@ -265,6 +265,7 @@ def test_parameters_of_padded_and_blocked_runs_have_their_own_shapes(tmp_path):
     np.testing.assert_allclose(2 * steps[0], steps[1], rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.more
 def test_cells_of_blocks_with_other_kinds_have_the_defaults_of_their_kinds(tmp_path):
     """The weights of `key_query` are the identity by default, and those of `mlp` are normal."""
     data = {"kind": "independent", "vocab_size": 12, "relevant": 4, "length": 4, "sequences": 16}

@@ -213,6 +213,7 @@ def test_token_text_is_escaped(folder, rewrite):
 
 
 @pytest.mark.parametrize("label", [r"$\frac{1}$", r"$\nonsense$", "$x^$", "${$"])
+@pytest.mark.more
 def test_invalid_mathematics_in_a_label_fails_only_its_figure(write, tmp_path, label):
     folder = write(
         tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "curves", "metrics": ["loss"]},)

@@ -26,6 +26,7 @@ for n in range(30):  # How many of the arrays have failed when the first error i
 """
 
 
+@pytest.mark.more
 def test_orbax_prints_nothing_if_a_file_cannot_be_written(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FILLS_UP, str(tmp_path)], capture_output=True, text=True, check=False
@@ -59,6 +60,7 @@ assert (root.level, root.handlers) == before, root.handlers
 """
 
 
+@pytest.mark.more
 def test_first_run_leaves_the_root_logger_unchanged(tmp_path):
     """Absl adds a handler to the root logger when orbax is imported and at every later message."""
     root = Path(__file__).parents[3]

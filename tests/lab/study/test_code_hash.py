@@ -268,6 +268,7 @@ def test_values_of_globals_read_from_the_environment_change_the_hash(lab):
     assert names.code_hash("named.py:f") != before
 
 
+@pytest.mark.more
 def test_hash_is_the_same_in_every_process():
     read = f"from jaxattn.lab.study.code_hash import code_hash\nexec({CELL!r})\nprint(code_hash(Softened))"
     found = {

@@ -51,6 +51,7 @@ def study(tables, tmp_path):
         for name, axes in GENERATORS.items()
     ],
 )
+@pytest.mark.more
 def test_copied_function_gives_bitwise_identical_results(study, tmp_path, generator, axes):
     axes = axes | {"model.init.p.scale": [0.5, 2.0]}
     results = []

@@ -238,6 +238,7 @@ SMALL = (Path(__file__).parents[2] / "sweeps" / "small.toml").read_text()
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
+@pytest.mark.more
 def test_mutated_tables_raise_one_line_errors(data):
     check_mutations_of_a_tree(SMALL, data)
 

@@ -813,6 +813,7 @@ def test_nan_from_a_probe_is_shown_as_a_dash(sweep, tmp_path, monkeypatch, capsy
         ),
     ],
 )
+@pytest.mark.more
 def test_invalid_labels_and_tokens_raise_before_training(sweep, tmp_path, changes, line):
     with pytest.raises(InputError) as raised:
         Study.read(sweep(data=RUN["data"] | changes)).run(tmp_path / "out", quiet=True)

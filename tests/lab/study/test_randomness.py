@@ -40,6 +40,7 @@ def test_random_keys_held_fixed_are_those_of_seed_0(hold):
 
 
 @pytest.mark.parametrize("hold", SOME[:-1])
+@pytest.mark.more
 def test_run_with_fixed_keys_is_bitwise_identical_to_a_loop_over_seeds(hold, tmp_path):
     wanted = study(hold, chunk=1)
     found = wanted.run(tmp_path, quiet=True)
@@ -62,6 +63,7 @@ def test_run_with_fixed_keys_is_bitwise_identical_to_a_loop_over_seeds(hold, tmp
         jax.tree.map(np.testing.assert_array_equal, own_data, drawn)
 
 
+@pytest.mark.more
 def test_vmapped_seeds_match_single_seeds(tmp_path):
     alone = study(["data"], chunk=1).run(tmp_path / "alone", quiet=True)
     together = study(["data"], chunk=3).run(tmp_path / "together", quiet=True)
@@ -80,6 +82,7 @@ def test_empty_hold_setting_does_not_change_the_study():
     assert study(["start", "data", "data"]).config_hash == study(["data", "start"]).config_hash
 
 
+@pytest.mark.more
 def test_blocks_can_hold_different_sources_of_randomness_fixed(tmp_path):
     blocks = {"all": {}, "start": {"hold": ["data", "batches"]}}
     found = study(blocks=blocks).run(tmp_path, quiet=True)
@@ -94,6 +97,7 @@ def test_blocks_can_hold_different_sources_of_randomness_fixed(tmp_path):
     assert losses.loc[2, 0] != losses.loc[2, 1]
 
 
+@pytest.mark.more
 def test_results_and_report_list_the_sources_of_randomness_held_fixed(tmp_path):
     found = study(["data"]).run(tmp_path, quiet=True)
     words = "data held at seed 0; start and batches vary over seeds"
@@ -104,6 +108,7 @@ def test_results_and_report_list_the_sources_of_randomness_held_fixed(tmp_path):
     assert words in found._repr_html_()
 
 
+@pytest.mark.more
 def test_unused_sources_of_randomness_are_not_listed_as_varying(tmp_path):
     found = study(["data"], phase={}).run(tmp_path, quiet=True)
     assert found.held == "data held at seed 0; start varies over seeds"

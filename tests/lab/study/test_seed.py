@@ -74,6 +74,7 @@ def test_two_probes_with_the_same_name_raise(study, x64):
         jax.eval_shape(lambda: next(seed.run_seed(study("own", probes={"bins": 0, "own": own}).base, 0))[2])
 
 
+@pytest.mark.more
 def test_model_without_scores_and_values_has_no_token_table(study, x64):
     setting = study("own").base
     data_key, key, _ = seed.keys(0)

@@ -332,6 +332,7 @@ def test_unwritable_path_raises_a_one_line_error(tmp_path, study):
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
+@pytest.mark.more
 def test_studies_with_random_values_survive_writing_and_reading(data):
     """Writing any valid study and reading it back gives the same study."""
     tree = tomllib.loads(SMALL)
