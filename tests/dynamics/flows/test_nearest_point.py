@@ -50,6 +50,7 @@ def test_multipliers_are_accurate_up_to_rounding(answers):
         assert 1 <= iterations <= 14
 
 
+@pytest.mark.more
 def test_nearest_point_is_zero_if_the_hull_contains_zero(answers):
     for rows, (multipliers, _) in answers[6:]:
         assert (multipliers >= 0).all()

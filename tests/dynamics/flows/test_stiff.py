@@ -146,6 +146,7 @@ def test_curvature_product_matches_the_matrix(force, rng):
     np.testing.assert_allclose(jax.jit(curvature_product)(corpus, force, x), whole @ x, atol=1e-13)
 
 
+@pytest.mark.more
 def test_partial_curvature_matches_the_submatrix(force, rng):
     corpus, force = force
     whole, tokens = (

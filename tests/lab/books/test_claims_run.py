@@ -93,6 +93,7 @@ def test_only_missing_seeds_are_run(one, claims, folder, tmp_path):
     np.testing.assert_array_equal(both["value"], both["value_more"])
 
 
+@pytest.mark.more
 def test_written_files_match_the_table(one):
     text, shown, read_csv = (path.read_text(encoding="utf-8") for path in one.paths[:3])
     assert [path.name for path in one.paths[:3]] == ["index.md", "index.html", "claims.csv"]
@@ -128,12 +129,14 @@ def test_written_files_match_the_table(one):
     assert shown.index("promised by the theory") < shown.index("<nav") < shown.index("<main>")
 
 
+@pytest.mark.more
 def test_manifest_contains_versions_and_the_command(one, folder):
     manifest = load(folder / "runs" / "laptop" / "law-classes").manifest
     assert jax.__version__ in str(manifest)
     assert "jaxattn reproduce claims" in str(manifest["command"])
 
 
+@pytest.mark.more
 def test_failed_prediction_exits_with_status_1(one):
     ran = section(one, "MC")
     promised = next(finding for finding in ran.findings if finding.basis == "promised")
@@ -145,6 +148,7 @@ def test_failed_prediction_exits_with_status_1(one):
     assert replace(one, sections=(), failed={"MC": "no memory"}).status == 1
 
 
+@pytest.mark.more
 def test_unwritable_folder_raises_a_one_line_error(one, claims, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(

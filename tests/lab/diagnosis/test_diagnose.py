@@ -67,6 +67,7 @@ def test_ideal_model_is_above_the_null_band(corpus, alpha):
     assert "the head reads a token as evidence" in found.verdicts[0]
 
 
+@pytest.mark.more
 def test_reversed_model_is_below_the_null_band(corpus, alpha):
     found = diagnose(*planted(-np.abs(alpha), -alpha), corpus, **FAST)
     assert row(found, "E·v against α")["verdict"] == "below the null band"

@@ -173,6 +173,7 @@ def test_nan_seed_does_not_affect_other_seeds():
             np.testing.assert_array_equal(after[name][1], before[name][1])
 
 
+@pytest.mark.more
 def test_wrong_number_of_heads_raises():
     params, corpora = two_seeds()
     with pytest.raises(InputError, match=r"scores.values: expected shape \(12, 3\), .* got shape \(12,\)"):

@@ -52,6 +52,7 @@ def test_every_certificate_is_accepted_and_its_proven_gap_is_small(results):
         assert subprocess.run(run, capture_output=True, text=True).stdout.startswith("accepted: ")
 
 
+@pytest.mark.more
 def test_exact_gap_requires_phases_that_train_one_parameter(results):
     found, _ = results
     assert set(found.records.query("metric == 'accepted'").phase) == {"flow"}
