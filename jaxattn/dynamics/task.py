@@ -97,7 +97,7 @@ def run(
         params: the initial parameters.
         key: () PRNG key; required if the phase uses random numbers, for example to sample minibatches.
         steps: number of steps. One program takes any given number of steps, but reverse-mode derivatives
-            require the default, `phase.steps`.
+            require the default, `phase.steps`, and a phase without early stopping.
 
     Returns:
         The state, with at least the fields `params`, `step` and `failed_at`: a `ja.dynamics.State`, or the

@@ -32,8 +32,7 @@ ROTATION_INVARIANT = ("sgd", "normalized", "polyak", "lbfgs")
 class Descent(Phase, frozen=True, kw_only=True):
     """Descent with an optax optimiser on the parameters in `train`, which minimises the mean loss.
 
-    Each step uses all examples, a minibatch of `batch_size` examples, or `fresh` new examples. If all data
-    and random numbers are the same, k steps followed by l steps are bitwise identical to k + l steps.
+    Each step uses all examples, a minibatch of `batch_size` examples, or `fresh` new examples.
 
     Attributes:
         optimizer: name of a built-in or optax optimiser, or the import path of a function (step_size, *,
