@@ -1,4 +1,6 @@
 import re
+from functools import partial
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -230,10 +232,12 @@ def test_unknown_parameter_is_rejected(problem, descent):
         run(descent(train=("q",)), problem.task, problem.params)
 
 
-def test_batch_size_above_the_number_of_examples_is_rejected(study, problem, descent):
-    phase = {"name": "q", "kind": "descent", "train": ["p"], "optimizer": "sgd", "step_size": 0.1}
-    with pytest.raises(InputError, match=r"phases\[0\]: batch_size: 31 exceeds the 30 examples; use"):
-        study(phases=[phase | {"steps": 2, "batch_size": 31}])
+def test_batch_size_above_the_number_of_examples_is_rejected(problem, descent):
+    """A study rejects it before sampling the data, and the phase rejects the data of a task."""
+    data = ja.data.Independent(vocab_size=9, relevant=4, length=3, sequences=30)
+    with pytest.raises(InputError, match=r"batch_size: 31 exceeds the 30 examples; use"):
+        descent(batch_size=31).check(SimpleNamespace(data=data))
+    descent(batch_size=30).check(SimpleNamespace(data=data))
     with pytest.raises(InputError, match=r"batch_size: 41 exceeds the 40 examples; use"):
         run(descent(batch_size=41), problem.task, problem.params, jax.random.key(0))
 
@@ -241,7 +245,8 @@ def test_batch_size_above_the_number_of_examples_is_rejected(study, problem, des
 def test_one_step_moves_only_the_trained_parameters_along_the_gradient(problem, plain_gradient):
     _, gradients = plain_gradient(problem.params, EVERYTHING)
     for train, settings in ((("E",), {}), (("p", "v"), {"train": ("p", "v")})):
-        moved = ja.dynamics.one_step(problem.params, problem.corpus, step_size=10.0, **settings)
+        step = jax.jit(partial(ja.dynamics.one_step, step_size=10.0, **settings))
+        moved = step(problem.params, problem.corpus)
         assert_close(moved, stepped(problem.params, gradients, 10.0, train))
         for name in {"E", "p", "v"}.difference(train):
             np.testing.assert_array_equal(getattr(moved, name), getattr(problem.params, name))
@@ -251,7 +256,7 @@ def test_one_step_adds_half_the_importance_to_the_values(problem, rng):
     corpus = problem.corpus
     wide = [jnp.asarray(rng.normal(size=(*x.shape[:-1], 4096)) / 64) for x in jax.tree.leaves(problem.params)]
     params = ja.models.one_layer.Params(*wide).replace(v=wide[2] / jnp.linalg.norm(wide[2]))
-    moved = ja.dynamics.one_step(params, corpus, step_size=2e3)
+    moved = jax.jit(partial(ja.dynamics.one_step, step_size=2e3))(params, corpus)
     alpha = np.asarray(ja.data.average_signed_frequency(corpus))
     important = np.abs(alpha) > 0.03
     assert important.sum() > 6
@@ -264,8 +269,8 @@ def test_one_step_accepts_dict_parameters_and_a_custom_loss(problem, by_position
 
     exponential, start = ja.losses.Exponential(), vars(problem.params)
     given = {"train": ("p",), "outputs": outputs, "per_sequence": exponential}
-    moved = ja.dynamics.one_step(start, problem.corpus, step_size=2.0, **given)
-    value, _ = ja.dynamics.loss_and_gradients(start, problem.corpus, **given)
+    moved = jax.jit(partial(ja.dynamics.one_step, step_size=2.0, **given))(start, problem.corpus)
+    value, _ = jax.jit(partial(ja.dynamics.loss_and_gradients, **given))(start, problem.corpus)
 
     @jax.jit
     @jax.value_and_grad

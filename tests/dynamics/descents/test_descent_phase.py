@@ -10,7 +10,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError
-from jaxattn.dynamics import optimizer, run, schedule
+from jaxattn.dynamics import Task, optimizer, run, schedule
 from jaxattn.dynamics.descents.descent_phase import Descent, check_options
 
 
@@ -200,31 +200,41 @@ def _signature(function):
         return ""
 
 
-@jax.jit
-def _loss_and_gradient(p, problem):
-    params, corpus = problem
-    return jax.value_and_grad(lambda p: ja.dynamics.loss(params.replace(p=p["p"]), corpus))(p)
+class Scaled(ja.Model, kw_only=True):
+    """Model whose outputs are three multiples of p."""
+
+    def outputs(self, params, data):
+        return jnp.array([1.0, 2.0, 3.0]) * params["p"]
+
+
+QUADRATIC = Task(Scaled(), ja.losses.SquaredError(), ja.Dataset(targets=np.array([1.0, 0.5, -2.0])))
+START = {"p": np.array([1.0, -2.0, 0.5])}
+
+
+def quadratic(params):
+    """Return the loss of the same task, (1/3) Σ (k p_k - y_k)² / 2."""
+    return ((jnp.array([1.0, 2.0, 3.0]) * params["p"] - QUADRATIC.data.train.targets) ** 2).mean() / 2
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", _of_optax())
-def test_every_optimizer_of_optax_takes_the_steps_of_optax(name, problem, x64):
-    params, corpus = problem.params, problem.corpus
+def test_every_optimizer_of_optax_takes_the_steps_of_optax(name, x64):
     phase = Descent(name="q", train=("p",), optimizer=name, step_size=0.1, steps=2)
-    found = run(phase, problem.task, params).params.p
-
-    def loss(p):
-        return _loss_and_gradient(p, (params, corpus))[0]
-
+    found = run(phase, QUADRATIC, START).params["p"]
     made = optax.with_extra_args_support(getattr(optax, name)(0.1))
-    wanted = {"p": params.p}
-    carried = made.init(wanted)
+
+    @jax.jit
+    def step(params, state):
+        value, gradient = jax.value_and_grad(quadratic)(params)
+        given = {"value": value, "grad": gradient, "value_fn": quadratic}
+        updates, state = made.update(gradient, state, params, **given)
+        return optax.apply_updates(params, updates), state
+
+    wanted, state = START, made.init({"p": jnp.asarray(START["p"])})
     for _ in range(2):
-        value, gradient = _loss_and_gradient(wanted, (params, corpus))
-        updates, carried = made.update(gradient, carried, wanted, value=value, grad=gradient, value_fn=loss)
-        wanted = optax.apply_updates(wanted, updates)
+        wanted, state = step(wanted, state)
     np.testing.assert_allclose(found, wanted["p"], rtol=1e-9)
-    assert (found != params.p).any()
+    assert (found != START["p"]).any()
 
 
 def _looking_ahead(step_size):
@@ -243,16 +253,16 @@ def _faulty(step_size):
 
 
 @pytest.mark.parametrize("made", [_looking_ahead, _estimating])
-def test_transformation_of_another_protocol_is_rejected(made, problem, x64):
+def test_transformation_of_another_protocol_is_rejected(made):
     phase = Descent(name="q", train=("p",), optimizer=made, step_size=0.1, steps=2)
     with pytest.raises(
         InputError, match=r"^optimizer: this optax transformation cannot take a step \("
     ) as caught:
-        run(phase, problem.task, problem.params)
+        run(phase, QUADRATIC, START)
     assert "\n" not in str(caught.value)
 
 
-def test_error_in_a_custom_transformation_is_not_hidden(problem, x64):
+def test_error_in_a_custom_transformation_is_not_hidden():
     phase = Descent(name="q", train=("p",), optimizer=_faulty, step_size=0.1, steps=2)
     with pytest.raises(KeyError):
-        run(phase, problem.task, problem.params)
+        run(phase, QUADRATIC, START)

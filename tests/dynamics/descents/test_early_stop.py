@@ -65,12 +65,27 @@ def test_vmapped_runs_stop_independently_with_their_best_parameters(
         np.testing.assert_allclose(state.params.v[k], best.v, rtol=1e-10, atol=1e-13)
 
 
-def test_advancing_several_steps_at_once_equals_single_steps(problem, descent, others):
-    settings = {"optimizer": "adam", "step_size": 0.1, "patience": 1, "check_every": EVERY}
-    phase, plain = descent(**settings, steps=STEPS - 2), descent(optimizer="adam", step_size=0.1)
-    advance = jax.jit(jax.vmap(lambda state, k: phase.advance(problem.task, state, k), (0, None)))
-    one_by_one = jax.jit(jax.vmap(lambda state: phase.step(problem.task, state)))
-    state = jax.vmap(lambda params: phase.init(problem.task, params, jax.random.key(0)))(others)
+class Constant(ja.Model):
+    """Model whose outputs are all p."""
+
+    def outputs(self, params, data):
+        return jnp.broadcast_to(params["p"], data.targets.shape)
+
+
+def approaching(loss):
+    """Return a task whose training targets are 3 and whose 30 validation targets are 1."""
+    train, validation = (ja.Dataset(targets=jnp.full(n, y)) for n, y in ((40, 3.0), (30, 1.0)))
+    return Task(Constant(), loss, ja.data.Splits(train, validation=validation))
+
+
+def test_advancing_several_steps_at_once_equals_single_steps(descent):
+    """Steps of Adam have length 0.1, so p = 0 and p = -1 pass the best value 1 after 10 and 20 steps."""
+    task, starts = approaching(ja.losses.SquaredError()), {"p": jnp.array([0.0, -1.0])}
+    settings = {"train": ("p",), "optimizer": "adam", "step_size": 0.1}
+    phase = descent(**settings, patience=1, check_every=EVERY, steps=STEPS - 2)
+    advance = jax.jit(jax.vmap(lambda state, k: phase.advance(task, state, k), (0, None)))
+    one_by_one = jax.jit(jax.vmap(lambda state: phase.step(task, state)))
+    state = jax.vmap(lambda params: phase.init(task, params, jax.random.key(0)))(starts)
     expected, done = state, 0
     for number in (EVERY - 1, 4, 0, 2, 21, STEPS - 2 - 31):
         state, done = advance(state, number), done + number
@@ -79,24 +94,25 @@ def test_advancing_several_steps_at_once_equals_single_steps(problem, descent, o
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-14), state, expected)
         if done == EVERY - 1:
             # Before the first check, it is an ordinary descent.
-            first = jax.tree.map(lambda x: x[0], others)
-            ordinary = run(plain, problem.task, first, steps=done)
-            np.testing.assert_allclose(state.params.E[0], ordinary.params.E, rtol=1e-12)
+            ordinary = run(descent(**settings), task, {"p": starts["p"][1]}, steps=done)
+            np.testing.assert_allclose(state.params["p"][1], ordinary.params["p"], rtol=1e-12)
     assert done == int(state.step[0]) == STEPS - 2
-    assert (state.early_stop.waited == 1).any()
+    np.testing.assert_array_equal(state.early_stop.waited, [1, 1])
+    np.testing.assert_array_equal(state.early_stop.evaluations, [15, 25])
+    np.testing.assert_allclose(state.params["p"], [1, 1], atol=0.1)
 
 
-def test_held_out_loss_is_evaluated_only_between_blocks(problem, descent, others):
-    held_out, looks = problem.task.data.validation.take(jnp.arange(30)), []
+def test_held_out_loss_is_evaluated_only_between_blocks(descent):
+    looks = []
 
     class Watched(ja.Loss):
-        def __call__(self, logits, labels):
-            jax.debug.callback(lambda _: looks.append(labels.size), logits.sum())
-            return ja.losses.Logistic()(logits, labels)
+        def __call__(self, outputs, targets):
+            jax.debug.callback(lambda _: looks.append(targets.size), outputs.sum())
+            return (outputs - targets) ** 2
 
-    task = Task(loss=Watched(), data=ja.data.Splits(problem.corpus, validation=held_out))
     phase = descent(train=("p",), step_size=0.02, patience=99, check_every=EVERY)
-    jax.block_until_ready(jax.vmap(lambda params: run(phase, task, params, steps=4 * EVERY))(others))
+    task, starts = approaching(Watched()), {"p": jnp.array([0.0, -1.0])}
+    jax.block_until_ready(jax.vmap(lambda params: run(phase, task, params, steps=4 * EVERY))(starts))
     jax.effects_barrier()
     # Each of two vmapped runs evaluates the held-out loss four times in twenty steps.
     assert looks.count(30) == 2 * 4
