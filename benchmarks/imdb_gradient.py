@@ -22,7 +22,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import optax
 from imdb import folder_of_imdb
 
 import jaxattn as ja
@@ -60,8 +59,16 @@ def load_times(data_dir):
 
 def joint_rows(params, corpus):
     """Return two functions by name: `STEPS` joint Adam steps, and only their memory traffic and products."""
-    descent = ja.dynamics.descent(optax.adam(3e-4, eps=3e-8), train=("E", "p", "v"))
-    advance = jax.jit(lambda state, c, n: ja.dynamics.run(descent, state, c, n), donate_argnums=0)
+    adam = ja.dynamics.Descent(
+        name="adam",
+        train=("E", "p", "v"),
+        optimizer="adam",
+        step_size=3e-4,
+        options={"eps": 3e-8},
+        steps=STEPS,
+    )
+    start = ja.dynamics.run(adam, ja.dynamics.Task(data=corpus), params, steps=0)
+    advance = jax.jit(lambda state, c, n: adam.advance(ja.dynamics.Task(data=c), state, n), donate_argnums=0)
     scaled = jax.jit(
         lambda arrays, n: jax.lax.fori_loop(0, n, lambda _, each: [0.999 * x for x in each], arrays),
         donate_argnums=0,
@@ -69,7 +76,7 @@ def joint_rows(params, corpus):
     products = jax.jit(lambda E, p, v, a, b: (E @ p, E @ v, a @ E, b @ E))
     a, b = ja.models.one_layer.scores_and_values(params)
     # Pass copies, because donated arrays are deleted.
-    kept = jax.tree.map(jax.numpy.copy, {"state": descent.init(params), "arrays": [params.E] * 3})
+    kept = jax.tree.map(jax.numpy.copy, {"state": start, "arrays": [params.E] * 3})
 
     def joint():
         kept["state"] = advance(kept["state"], corpus, STEPS)

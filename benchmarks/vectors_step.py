@@ -15,13 +15,13 @@ import argparse
 import json
 import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 import jaxattn as ja
 from jaxattn.data import Vectors
@@ -47,6 +47,17 @@ def by_matrix(params, data):
     return (jax.nn.softmax(data.dot(data.z @ params.W.T), axis=1) * data.dot(params.v)).sum(axis=1)
 
 
+class Queries(ja.Model):
+    """Model of vectors with the outputs of a function."""
+
+    takes = Vectors
+    read: Callable
+
+    def outputs(self, params, data):
+        """Compute f of each sequence."""
+        return self.read(params, data)
+
+
 def draw(sequences, length, dim):
     """Sample tokens, queries and labels."""
     tokens, queries, labels = jax.random.split(jax.random.key(0), 3)
@@ -58,11 +69,10 @@ def draw(sequences, length, dim):
 
 def stepping(data, outputs, train, rounds):
     """Return a function that takes `rounds` gradient steps."""
-    algorithm = ja.dynamics.descent(optax.sgd(0.1), train=train, outputs=outputs)
-    dim = data.dim
-    state = algorithm.init(Params(jnp.zeros(dim), jnp.zeros((dim, dim)), jnp.ones(dim) / dim**0.5))
-    run = jax.jit(lambda state, data: ja.dynamics.run(algorithm, state, data, rounds))
-    return lambda: jax.block_until_ready(run(state, data))
+    sgd = ja.dynamics.Descent(name="sgd", train=train, optimizer="sgd", step_size=0.1, steps=rounds)
+    dim, task = data.dim, ja.dynamics.Task(Queries(read=outputs), data=data)
+    params = Params(jnp.zeros(dim), jnp.zeros((dim, dim)), jnp.ones(dim) / dim**0.5)
+    return lambda: jax.block_until_ready(ja.dynamics.run(sgd, task, params))
 
 
 def looped(once, begin, data, rounds):

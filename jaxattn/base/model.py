@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, runtime_checkable
 from jax import Array
 
 from jaxattn.base.data import D, Dataset
+from jaxattn.core.errors import InputError
 from jaxattn.core.settings import Spec
 
 # Named arrays in a dataclass, NamedTuple or dict.
@@ -145,6 +146,15 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
     def in_span(self) -> "Model[D]":
         """Return the model with parameters in coordinates of their span, or `self` if this is unsupported."""
         return self
+
+
+def check_type(given: type[Dataset], model: Model[Any]) -> None:
+    """Raise InputError unless the model accepts data of the given type."""
+    if not issubclass(given, model.takes):
+        raise InputError(
+            f"model: requires {model.takes.__name__}, but the data are {given.__name__}; choose another "
+            "model or other data"
+        )
 
 
 class Loss(Spec, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from jaxattn.core.settings import Spec
 
 
 class Task(NamedTuple):
-    """Model, loss and data for one seed.
+    """Model, loss and data for one seed: the arguments of a phase. `ja.dynamics.Task` has default values.
 
     Attributes:
         model: the model.
@@ -45,6 +45,7 @@ class State:
             are checked only if no vector is trained; otherwise, a non-finite entry makes the next step's
             loss non-finite.
         key: (2,) uint32; key data for sampling minibatches or new examples; None for full-batch training.
+        early_stop: best parameters so far, and counts for early stopping; None without early stopping.
     """
 
     params: Leaf
@@ -52,6 +53,7 @@ class State:
     step: Leaf
     failed_at: Leaf
     key: Leaf = None
+    early_stop: Leaf = None
 
 
 class Goal(NamedTuple):

@@ -56,7 +56,14 @@ NAMES = {
     }
 }
 # Public names removed in version 0.3, each with a suggested replacement.
-REMOVED = {"Generator": "write a function (key, *, settings) -> Corpus"}
+REMOVED = {
+    "Algorithm": "derive a class from ja.Phase",
+    "Generator": "write a function (key, *, settings) -> Corpus",
+    "Info": "call ja.dynamics.loss_and_gradients",
+    "descent": "use ja.dynamics.Descent and ja.dynamics.run",
+    "early_stop": "set patience in ja.dynamics.Descent",
+    "log_descent": "use ja.dynamics.LogDescent and ja.dynamics.run",
+}
 # Renamed attributes of base classes.
 ATTRIBUTES = {"may_be_settings": "overridable", "why_not": "skip_reason"}
 

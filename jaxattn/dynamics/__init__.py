@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from jaxattn.core.lazy import lazy
 
 if TYPE_CHECKING:
-    from jaxattn.base import Phase, State, Task
-    from jaxattn.dynamics.descents.descent import Algorithm, Info, descent, early_stop, one_step, run
+    from jaxattn.base import Phase, State
+    from jaxattn.dynamics.descents.descent import one_step
     from jaxattn.dynamics.descents.descent_phase import Descent, OneStep, optimizer, schedule
-    from jaxattn.dynamics.descents.log_descent import LogDescent, log_descent, log_excess_loss
+    from jaxattn.dynamics.descents.log_descent import LogDescent, log_excess_loss
     from jaxattn.dynamics.flows.arc_length import Stop
     from jaxattn.dynamics.flows.exact_flow import Path, exact_flow
     from jaxattn.dynamics.flows.flow_phase import ExactFlow, FullFlow, JointFlow, RecordedPath
@@ -16,17 +16,16 @@ if TYPE_CHECKING:
     from jaxattn.dynamics.flows.gradient_flow import GradientFlow, gradient_flow
     from jaxattn.dynamics.flows.joint_flow import JointPath, joint_flow
     from jaxattn.dynamics.kinds import PHASES
+    from jaxattn.dynamics.task import Task, run
     from jaxattn.models.gradients import loss, loss_and_gradients
 
 __all__ = [
     "PHASES",
-    "Algorithm",
     "Descent",
     "ExactFlow",
     "FullFlow",
     "FullPath",
     "GradientFlow",
-    "Info",
     "JointFlow",
     "JointPath",
     "LogDescent",
@@ -37,13 +36,10 @@ __all__ = [
     "State",
     "Stop",
     "Task",
-    "descent",
-    "early_stop",
     "exact_flow",
     "full_flow",
     "gradient_flow",
     "joint_flow",
-    "log_descent",
     "log_excess_loss",
     "loss",
     "loss_and_gradients",
@@ -54,13 +50,11 @@ __all__ = [
 ]
 
 _NAMES = {
-    "Algorithm": "jaxattn.dynamics.descents.descent",
     "Descent": "jaxattn.dynamics.descents.descent_phase",
     "ExactFlow": "jaxattn.dynamics.flows.flow_phase",
     "FullFlow": "jaxattn.dynamics.flows.flow_phase",
     "FullPath": "jaxattn.dynamics.flows.full_flow",
     "GradientFlow": "jaxattn.dynamics.flows.gradient_flow",
-    "Info": "jaxattn.dynamics.descents.descent",
     "JointFlow": "jaxattn.dynamics.flows.flow_phase",
     "JointPath": "jaxattn.dynamics.flows.joint_flow",
     "LogDescent": "jaxattn.dynamics.descents.log_descent",
@@ -71,20 +65,17 @@ _NAMES = {
     "RecordedPath": "jaxattn.dynamics.flows.flow_phase",
     "State": "jaxattn.base",
     "Stop": "jaxattn.dynamics.flows.arc_length",
-    "Task": "jaxattn.base",
-    "descent": "jaxattn.dynamics.descents.descent",
-    "early_stop": "jaxattn.dynamics.descents.descent",
+    "Task": "jaxattn.dynamics.task",
     "exact_flow": "jaxattn.dynamics.flows.exact_flow",
     "full_flow": "jaxattn.dynamics.flows.full_flow",
     "gradient_flow": "jaxattn.dynamics.flows.gradient_flow",
     "joint_flow": "jaxattn.dynamics.flows.joint_flow",
-    "log_descent": "jaxattn.dynamics.descents.log_descent",
     "log_excess_loss": "jaxattn.dynamics.descents.log_descent",
     "loss": "jaxattn.models.gradients",
     "loss_and_gradients": "jaxattn.models.gradients",
     "one_step": "jaxattn.dynamics.descents.descent",
     "optimizer": "jaxattn.dynamics.descents.descent_phase",
-    "run": "jaxattn.dynamics.descents.descent",
+    "run": "jaxattn.dynamics.task",
     "schedule": "jaxattn.dynamics.descents.descent_phase",
 }
 __getattr__, __dir__ = lazy(__name__, _NAMES, {})

@@ -36,11 +36,18 @@ def test_accessing_a_moved_name_reports_its_new_location(name):
         getattr(ja.theory, name)
 
 
-@pytest.mark.parametrize("name", moved.REMOVED)
-def test_accessing_a_removed_name_suggests_a_remedy(name):
-    for package in (ja, ja.data):
-        with pytest.raises(AttributeError, match=f"'{name}'; removed in version 0.3: write a function"):
-            getattr(package, name)
+@pytest.mark.parametrize(
+    ("package", "name", "remedy"),
+    [
+        (ja, "Generator", "write a function"),
+        (ja.data, "Generator", "write a function"),
+        (ja.dynamics, "descent", "use ja.dynamics.Descent and ja.dynamics.run"),
+        (ja.dynamics, "Algorithm", "derive a class from ja.Phase"),
+    ],
+)
+def test_accessing_a_removed_name_suggests_a_remedy(package, name, remedy):
+    with pytest.raises(AttributeError, match=f"'{name}'; removed in version 0.3: {remedy}"):
+        getattr(package, name)
 
 
 def test_unknown_names_raise_errors_without_a_hint():

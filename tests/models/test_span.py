@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 import jaxattn as ja
-from jaxattn.dynamics.descents.descent_phase import ROTATION_INVARIANT, optimizer
+from jaxattn.dynamics.descents.descent_phase import ROTATION_INVARIANT
 from jaxattn.models import one_layer, span, two_layer
 from jaxattn.models.span import Rows
 from jaxattn.models.starts import embeddings_query_head
@@ -103,13 +103,12 @@ def test_infinite_dimension_is_the_limit_of_large_dimensions():
     np.testing.assert_allclose(products(start(dim=10**8, **sizes)), limit, atol=5 * 2**0.5 * 1e-4)
 
 
-def moved(params, corpus, optimizer, steps, **settings):
-    algorithm = ja.dynamics.descent(optimizer, train=("E", "p", "v"), **settings)
-    start = (params, jax.random.key(0)) if "batch_size" in settings else (params,)
-    state = algorithm.init(*start)
-    return jax.jit(lambda s: jax.lax.fori_loop(0, steps, lambda _, x: algorithm.step(x, corpus)[0], s))(
-        state
-    ).params
+def moved(params, corpus, optimizer, model=one_layer.OneLayer, **settings):
+    phase = ja.dynamics.Descent(
+        name="all", train=("E", "p", "v"), optimizer=optimizer, step_size=0.5, steps=20, **settings
+    )
+    task = ja.dynamics.Task(model(dim=40), data=corpus)
+    return ja.dynamics.run(phase, task, params, jax.random.key(0)).params
 
 
 @pytest.mark.parametrize(
@@ -118,7 +117,7 @@ def moved(params, corpus, optimizer, steps, **settings):
         ("sgd", 2, {}),
         *(pytest.param(name, 2, {}, marks=pytest.mark.more) for name in ROTATION_INVARIANT if name != "sgd"),
         pytest.param("sgd", 3, {"batch_size": 10}, marks=pytest.mark.more),
-        pytest.param("sgd", 2, {"outputs": two_layer.outputs}, marks=pytest.mark.more),
+        pytest.param("sgd", 2, {"model": two_layer.TwoLayer}, marks=pytest.mark.more),
     ],
 )
 @pytest.mark.usefixtures("x64")
@@ -130,8 +129,7 @@ def test_training_in_the_span_matches_training_in_the_full_space(name, classes, 
     sizes = SIZES | {"num_classes": classes}
     full = one_layer.init(KEY, dim=40, **sizes)
     short = one_layer.Params(*start(dim=40, **sizes))
-    made = optimizer(name, 0.5)
-    ours, theirs = (moved(params, corpus, made, 20, **settings) for params in (short, full))
+    ours, theirs = (moved(params, corpus, name, **settings) for params in (short, full))
     assert np.abs(products(theirs) - products(full)).max() > 0.01
     np.testing.assert_allclose(products(ours), products(theirs), rtol=1e-10, atol=1e-10)
 

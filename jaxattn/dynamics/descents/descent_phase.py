@@ -1,4 +1,4 @@
-"""Descent as a phase in a sweep file, with optimisers and schedules chosen by name."""
+"""Descent phases, with optimisers and schedules chosen by name."""
 
 import difflib
 import functools
@@ -14,11 +14,13 @@ import optax
 import optax.contrib
 from jax import Array
 
-from jaxattn.base import Phase, Task
+from jaxattn.base import Dataset, Phase, State, Task
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import Count, ImportPath, Named, Names, NotNegative, Positive, PositiveInt
 from jaxattn.data.corpus import Corpus
-from jaxattn.dynamics.descents.descent import Algorithm, descent, early_stop, loop
+from jaxattn.dynamics.descents import early_stop
+from jaxattn.dynamics.descents.descent import gradient_step, initial_state, minibatch
+from jaxattn.models.gradients import loss
 
 Factory = Callable[..., optax.GradientTransformation]
 ScheduleName = Literal["constant", "cosine", "linear", "exponential", "inverse_sqrt"]
@@ -28,7 +30,7 @@ ROTATION_INVARIANT = ("sgd", "normalized", "polyak", "lbfgs")
 
 
 class Descent(Phase, frozen=True, kw_only=True):
-    """Descent with an optax optimiser on the parameters in `train`.
+    """Descent with an optax optimiser on the parameters in `train`, which minimises the mean loss.
 
     Each step uses all examples, a minibatch of `batch_size` examples, or `fresh` new examples.
 
@@ -116,46 +118,62 @@ class Descent(Phase, frozen=True, kw_only=True):
                 "for the full batch"
             )
 
-    def init(self, task: Task, params: Any, key: Array) -> Any:
-        """Build the initial state. The key is used for sampling batches."""
+    def init(self, task: Task, params: Any, key: Array) -> State:
+        """Return the initial state. The key is used for sampling batches."""
         self._check_batch(task.data.train.num_examples)
-        algorithm, _ = self._algorithm(task)
-        return algorithm.init(params, key) if self.batch_size or self.fresh else algorithm.init(params)
+        if self.patience and task.data.validation is None:
+            raise InputError("patience: the task has no validation data; add a validation split to its data")
+        if self.fresh and task.fresh is None:
+            raise InputError("fresh: the task cannot sample new examples; use batch_size instead")
+        state = initial_state(self._optimizer(), params, self.train, key if self.is_random else None)
+        return early_stop.begin(state) if self.patience else state
 
-    def step(self, task: Task, state: Any) -> Any:
+    def step(self, task: Task, state: State) -> State:
         """Return the state after one step."""
-        algorithm, on = self._algorithm(task)
-        return algorithm.step(state, on)[0]
+        return early_stop.step(self._stopping(task), state) if self.patience else self._move(task, state)
 
-    def advance(self, task: Task, state: Any, steps: int | Array) -> Any:
+    def advance(self, task: Task, state: State, steps: int | Array) -> State:
         """Return the state after the given number of steps, which may be traced."""
-        algorithm, on = self._algorithm(task)
-        return loop(algorithm, state, on, steps)
+        if self.patience:
+            return early_stop.advance(self._stopping(task), state, steps)
+        advanced: State = super().advance(task, state, steps)
+        return advanced
 
-    def metrics(self, state: Any) -> dict[str, Array]:
+    def metrics(self, state: State) -> dict[str, Array]:
         """Return the number of gradient evaluations, which excludes the steps after an early stop."""
-        return {"evaluations": state.evaluations if self.patience else state.step}
+        return {"evaluations": state.early_stop.evaluations if self.patience else state.step}
 
-    def _algorithm(self, task: Task) -> tuple[Algorithm, Any]:
+    def _move(self, task: Task, state: State) -> State:
+        data, weights = self._batch(task, state)
+        given: dict[str, Any] = {"outputs": task.model.outputs, "per_sequence": task.loss}
+        return gradient_step(self._optimizer(), state, data, weights, train=self.train, **given)
+
+    def _batch(self, task: Task, state: State) -> tuple[Dataset, Array | None]:
+        train = task.data.train
+        if self.fresh and task.fresh:
+            key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+            return task.fresh(key, examples=self.fresh), None
+        if not self.batch_size:
+            return train, None
+        # Weighting all examples avoids building new bags for a minibatch. A coupled loss takes no weights, so
+        # its minibatch is extracted.
+        extract = task.model.cuts_batches or task.loss.coupled or not isinstance(train, Corpus)
+        return minibatch(state, train, self.batch_size, extract)
+
+    def _stopping(self, task: Task) -> early_stop.Stopping:
+        def held_out_loss(params: Any) -> Array:
+            return loss(params, task.data.validation, task.model.outputs, per_sequence=task.loss)
+
+        move = partial(self._move, task)
+        return early_stop.Stopping(move, held_out_loss, self.steps, self.check_every, self.patience)
+
+    def _optimizer(self) -> optax.GradientTransformation:
         # A schedule adds a step counter to the state, so pass a constant step size as a float where possible.
         step_size: Any = self.step_size
         constant = self.schedule == "constant" and self.warmup == 0 and self.optimizer in ("sgd", "adam")
         if not constant and _takes_schedule(_target(self.optimizer)):
             step_size = schedule(self.schedule, self.step_size, self.steps, self.warmup)
-        of_model: dict[str, Any] = {"outputs": task.model.outputs, "per_sequence": task.loss}
-        made = optimizer(_target(self.optimizer), step_size, **self.options)
-        # Weighting all examples avoids building new bags for a minibatch. A coupled loss takes no weights, so
-        # its minibatch is extracted.
-        train = task.data.train
-        cuts = task.model.cuts_batches or task.loss.coupled or not isinstance(train, Corpus)
-        batches: dict[str, Any] = {"batch_size": self.batch_size, "cuts_batches": cuts}
-        if self.fresh and task.fresh:
-            batches["fresh"] = partial(task.fresh, examples=self.fresh)
-        moving = descent(made, train=self.train, **batches, **of_model)
-        if not self.patience:
-            return moving, train
-        limits: dict[str, Any] = {"steps": self.steps, "every": self.check_every, "patience": self.patience}
-        return early_stop(moving, **limits, **of_model), (train, task.data.validation)
+        return optimizer(_target(self.optimizer), step_size, **self.options)
 
 
 class OneStep(Phase, frozen=True, kw_only=True):
@@ -174,17 +192,15 @@ class OneStep(Phase, frozen=True, kw_only=True):
     step_size: NotNegative
     train: Names = ("E",)
 
-    def init(self, task: Task, params: Any, key: Array) -> Any:
-        """Build the initial state."""
-        return self._algorithm(task).init(params)
+    def init(self, task: Task, params: Any, key: Array) -> State:
+        """Return the initial state."""
+        return initial_state(optimizer("sgd", self.step_size), params, self.train)
 
-    def step(self, task: Task, state: Any) -> Any:
+    def step(self, task: Task, state: State) -> State:
         """Return the state after the gradient step. A non-finite result is recorded as a failure."""
-        return self._algorithm(task).step(state, task.data.train)[0]
-
-    def _algorithm(self, task: Task) -> Algorithm:
+        given: dict[str, Any] = {"outputs": task.model.outputs, "per_sequence": task.loss}
         sgd = optimizer("sgd", self.step_size)
-        return descent(sgd, train=self.train, outputs=task.model.outputs, per_sequence=task.loss)
+        return gradient_step(sgd, state, task.data.train, train=self.train, **given)
 
 
 def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: int = 0) -> optax.Schedule:

@@ -1,17 +1,6 @@
-"""First-order methods for p, free of cancellation and underflow, to compare with the exact flow.
+"""First-order methods for p, free of cancellation and underflow, to compare with the exact flow."""
 
-Every method uses u = -∂L/∂p / ‖∂L/∂p‖, which is computed in the log domain. In step k, with step
-size η, the methods move p by
-
-    normalized         Δp = η u
-    polyak             Δp = min(η, (L - L*) / ‖∂L/∂p‖) u
-    dual_acceleration  Δp = η (g + b),   b = ‖∂L/∂p‖ / (L - L*) u,   after g ← k/(k+1) (g + b)
-    log_time           Δp = h t ‖∂L/∂p‖ u,   h = η / (1 + t ‖∂L/∂p‖),   and then t ← e^h t
-
-L* is the loss if each sequence attends only to its best token, the one whose value agrees most with the
-label. L(p) > L* for every p, unless all tokens of every sequence are equally good.
-"""
-
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
 
 import jax
@@ -27,7 +16,6 @@ from jaxattn.core.pytrees import Leaf
 from jaxattn.core.settings import Positive, PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.dynamics.descents.descent import Algorithm, Info
 from jaxattn.dynamics.flows.flow_phase import require_one_layer
 from jaxattn.dynamics.flows.force import direction
 
@@ -56,8 +44,8 @@ def log_excess_loss(
         L - L* = (1/n) Σ_X log(1 + σ(-y γ*) (e^D - 1)),   D = y (γ* - f) = Σ_s q_s y (γ* - γ_s) ≥ 0,
 
     where γ* is the token value in X that agrees most with the label. All terms are nonnegative, so
-    nothing cancels. The result is -inf if all attention is on best tokens. The corpus must have two
-    classes.
+    nothing cancels. L(p) > L* for every p, unless all tokens of every sequence are equally good. The result
+    is -inf if all attention is on best tokens. The corpus must have two classes.
 
     Args:
         corpus: n sequences over V tokens.
@@ -81,74 +69,29 @@ def log_excess_loss(
     return shift + jnp.log(jnp.exp(log_excess - shift).mean())
 
 
-def log_descent(method: str, step_size: float | Array) -> Algorithm:
-    """Build one of the methods in this module, to be run like any other descent with `descent.run`.
+class LogDescent(Phase, frozen=True, kw_only=True):
+    """First-order method for p, with the gradient computed in the log domain.
 
-    Args:
-        method: name of the method, a `Method`.
+    Every method uses u = -∂L/∂p / ‖∂L/∂p‖. In step k, with step size η, the methods move p by
+
+        normalized         Δp = η u
+        polyak             Δp = min(η, (L - L*) / ‖∂L/∂p‖) u
+        dual_acceleration  Δp = η (g + b),   b = ‖∂L/∂p‖ / (L - L*) u,   after g ← k/(k+1) (g + b)
+        log_time           Δp = h t ‖∂L/∂p‖ u,   h = η / (1 + t ‖∂L/∂p‖),   and then t ← e^h t
+
+    See `ja.dynamics.log_excess_loss` for L - L*. The model must be one-layer, with two classes and the
+    logistic loss.
+
+    Attributes:
+        method: "normalized", "polyak", "dual_acceleration" or "log_time".
         step_size: η. For normalized: the step length. For polyak: the maximum step length (on a plateau, the
             full Polyak step diverges). For dual_acceleration: 1 / max ‖E_s - E_s'‖². For log_time: the step
             in the sum of log t and arc length, starting at t = 1.
-
-    Returns:
-        The pair (init, step). Only p is trained.
-
-    Raises:
-        InputError: the method is unknown.
 
     Source:
         Normalised and Polyak steps: Vasudeva et al. 2024 (arXiv 2402.05738). Dual acceleration: Ji, Srebro
         and Telgarsky 2021 (arXiv 2107.00595, Algorithm 1), with L - L* in place of their loss, which has
         infimum 0. log_time is Euler's method for gradient flow in log t, with shorter steps when p moves far.
-    """
-    if method not in get_args(Method):
-        raise InputError(f"method: unknown method {method!r}; use one of {', '.join(get_args(Method))}")
-
-    def init(params: Any) -> State:
-        carry = Carry(jnp.zeros_like(params.p), jnp.zeros((), params.p.dtype))
-        return State(params, carry, jnp.zeros((), jnp.int32), -jnp.ones((), jnp.int32))
-
-    def step(state: State, corpus: Corpus) -> tuple[State, Info]:
-        params, carry = state.params, state.optimizer
-        u, log_norm = direction(params, corpus)
-        log_excess = log_excess_loss(corpus, params.E @ params.p, params.E @ params.v)
-        momentum, log_time = carry.momentum, carry.log_time
-        match method:
-            case "normalized":
-                move = step_size * u
-            case "polyak":
-                move = jnp.minimum(step_size, jnp.exp(log_excess - log_norm)) * u
-            case "dual_acceleration":
-                pull = jnp.exp(log_norm - log_excess) * u
-                # The ratio of two integers would be float32.
-                step = state.step.astype(pull.dtype)
-                momentum = step / (step + 1) * (momentum + pull)
-                move = step_size * (momentum + pull)
-            case "log_time":
-                rate = log_time + log_norm
-                move = step_size * jax.nn.sigmoid(rate) * u
-                log_time = log_time + step_size * jax.nn.sigmoid(-rate)
-        # A gradient of exactly zero has no direction, so p does not change.
-        move = jnp.where(log_norm == -jnp.inf, 0, move)
-        p = params.p + move
-        fails = ~jnp.isfinite(p).all()
-        moved = State(
-            params=params.replace(p=p),
-            optimizer=Carry(momentum.astype(p.dtype), log_time.astype(p.dtype)),
-            step=state.step + 1,
-            failed_at=jnp.where((state.failed_at < 0) & fails, state.step, state.failed_at),
-        )
-        return moved, Info(jnp.exp(log_excess), jnp.exp(log_norm))
-
-    return Algorithm(init, step)
-
-
-class LogDescent(Phase, frozen=True, kw_only=True):
-    """First-order method for p, with the gradient computed in the log domain.
-
-    Attributes:
-        method: "normalized", "polyak", "dual_acceleration" or "log_time".
-        step_size: η. Its meaning depends on the method; see `ja.dynamics.log_descent`.
     """
 
     is_random: ClassVar[bool] = False
@@ -161,12 +104,48 @@ class LogDescent(Phase, frozen=True, kw_only=True):
 
     def check(self, *context: Any) -> None:
         """Raise InputError unless the model is one-layer, the loss is logistic, and there are two classes."""
-        require_one_layer(*context)
+        if self.method not in (known := get_args(Method)):
+            raise InputError(f"method: unknown method {self.method!r}; use one of {', '.join(known)}")
+        for setting in context:
+            require_one_layer(setting.model, setting.loss, setting.data.num_classes)
 
     def init(self, task: Task, params: Any, key: Array) -> State:
-        """Build the initial state."""
-        return log_descent(self.method, self.step_size).init(params)
+        """Return the initial state."""
+        require_one_layer(task.model, task.loss, task.data.train.num_classes)
+        carry = Carry(jnp.zeros_like(params.p), jnp.zeros((), params.p.dtype))
+        return State(params, carry, jnp.zeros((), jnp.int32), -jnp.ones((), jnp.int32))
 
     def step(self, task: Task, state: State) -> State:
-        """Return the state after one step."""
-        return log_descent(self.method, self.step_size).step(state, task.data.train)[0]
+        """Return the state after one step. A gradient of exactly zero leaves p unchanged."""
+        params, corpus = state.params, task.data.train
+        u, log_norm = direction(params, corpus)
+        log_excess = log_excess_loss(corpus, params.E @ params.p, params.E @ params.v)
+        move, carry = self._move(state, u, log_norm, log_excess)
+        p = params.p + jnp.where(log_norm == -jnp.inf, 0, move)
+        fails = ~jnp.isfinite(p).all()
+        return replace(
+            state,
+            params=params.replace(p=p),
+            optimizer=Carry(carry.momentum.astype(p.dtype), carry.log_time.astype(p.dtype)),
+            step=state.step + 1,
+            failed_at=jnp.where((state.failed_at < 0) & fails, state.step, state.failed_at),
+        )
+
+    def _move(self, state: State, u: Array, log_norm: Array, log_excess: Array) -> tuple[Array, Carry]:
+        """Return Δp and the new state of the method, given u, log ‖∂L/∂p‖ and log(L - L*)."""
+        carry: Carry = state.optimizer
+        match self.method:
+            case "normalized":
+                return self.step_size * u, carry
+            case "polyak":
+                return jnp.minimum(self.step_size, jnp.exp(log_excess - log_norm)) * u, carry
+            case "dual_acceleration":
+                pull = jnp.exp(log_norm - log_excess) * u
+                # The ratio of two integers would be float32.
+                step = state.step.astype(pull.dtype)
+                momentum = step / (step + 1) * (carry.momentum + pull)
+                return self.step_size * (momentum + pull), Carry(momentum, carry.log_time)
+            case "log_time":
+                rate = carry.log_time + log_norm
+                log_time = carry.log_time + self.step_size * jax.nn.sigmoid(-rate)
+                return self.step_size * jax.nn.sigmoid(rate) * u, Carry(carry.momentum, log_time)

@@ -9,7 +9,7 @@ from flax import struct
 from jax import Array
 
 from jaxattn.attention.scores import Scores
-from jaxattn.base import Goal, Params, Phase, Task
+from jaxattn.base import Goal, Loss, Model, Params, Phase, Task
 from jaxattn.base.functions import Function, OfFunction, settings_class
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.pytrees import Brief, Leaf, floats_to_float64, get, replaced, selected
@@ -246,15 +246,19 @@ class _LinearFlow(_TheoryFlow, frozen=True, kw_only=True):
     def check(self, *context: Any) -> None:
         _ = self.ends
         for setting in context:
-            if (found := setting.model.linear_in) != self.train[0]:
-                actual = f"those of this model are linear in {found!r}" if found else "this model has none"
-                raise InputError(
-                    f"this phase requires scores that are linear in {self.train[0]!r} (linear_in), but "
-                    f"{actual}; use kind = 'descent'"
-                )
-            _require_logistic(setting)
+            self._require(setting.model, setting.loss)
+
+    def _require(self, model: Model[Any], loss: Loss) -> None:
+        if (found := model.linear_in) != self.train[0]:
+            actual = f"those of this model are linear in {found!r}" if found else "this model has none"
+            raise InputError(
+                f"this phase requires scores that are linear in {self.train[0]!r} (linear_in), but "
+                f"{actual}; use kind = 'descent'"
+            )
+        _require_logistic(loss)
 
     def follow(self, task: Task, params: Params) -> FlowPath:
+        self._require(task.model, task.loss)
         scores = _scores(task, params)
         start = get(params, self.train[0]).reshape(-1)
         if min(scores.keys.shape) > stiff.MANY_DIMS:
@@ -276,9 +280,11 @@ class _OneLayerFlow(_TheoryFlow, frozen=True, kw_only=True):
     not_settings: ClassVar[frozenset[str]] = frozenset({"width"})
 
     def check(self, *context: Any) -> None:
-        require_one_layer(*context)
+        for setting in context:
+            require_one_layer(setting.model, setting.loss, setting.data.num_classes)
 
     def follow(self, task: Task, params: Params) -> FlowPath:
+        require_one_layer(task.model, task.loss, task.data.train.num_classes)
         path: FlowPath = self._call(params, task.data.train)
         return path
 
@@ -293,18 +299,17 @@ def _scores(task: Task, params: Params) -> Scores:
     return Scores(found.keys, found.corpus, found.values)
 
 
-def require_one_layer(*context: Any) -> None:
+def require_one_layer(model: Model[Any], loss: Loss, classes: int | None) -> None:
     """Raise InputError unless the model is one-layer, the loss is logistic, and there are two classes."""
-    for setting in context:
-        if not setting.model.is_one_layer:
-            raise InputError("this phase requires model.kind = 'one_layer'; use kind = 'descent'")
-        _require_logistic(setting)
-        if (classes := setting.data.num_classes) != 2:
-            raise InputError(f"this phase requires two classes, got {classes}; use kind = 'descent'")
+    if not model.is_one_layer:
+        raise InputError("this phase requires model.kind = 'one_layer'; use kind = 'descent'")
+    _require_logistic(loss)
+    if classes != 2:
+        raise InputError(f"this phase requires two classes, got {classes}; use kind = 'descent'")
 
 
-def _require_logistic(setting: Any) -> None:
-    if not setting.loss.is_logistic:
+def _require_logistic(loss: Loss) -> None:
+    if not loss.is_logistic:
         raise InputError(
             "this phase requires the logistic loss without label smoothing; use kind = 'descent'"
         )

@@ -144,7 +144,7 @@ def refuse_derivative(*_: Any) -> NoReturn:
     """Raise InputError, because flows are not differentiable. This is the rule of a `jax.custom_jvp`."""
     raise InputError(
         "exact flows are not differentiable: their adaptive steps do not depend smoothly on the initial "
-        "parameters; apply jax.lax.stop_gradient to params, differentiate ja.dynamics.descent, or "
+        "parameters; apply jax.lax.stop_gradient to params, use ja.dynamics.Descent instead, or "
         "differentiate the limit of the flow with ja.theory.differentiable_direction"
     )
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxattn.base import Dataset, Measurement, Phase, PhaseProbe, Probe, Progress, SharedData, silent
+from jaxattn.base.model import check_type
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError, RunError, at, from_user_code, in_user_code, remedy, shown
 from jaxattn.core.pytrees import get, names, selected
@@ -33,7 +34,6 @@ from jaxattn.lab.study.setting import (
     Hyperparameters,
     Setting,
     SettingPath,
-    check_kind,
     key_of,
     with_hyperparameters,
 )
@@ -118,7 +118,7 @@ class _Rehearsal:
             for name in ("train", "test", "validation"):
                 if (held := getattr(data, name)) is not None:
                     check_examples(held, name)
-        check_kind(type(data.train), setting.model)
+        check_type(type(data.train), setting.model)
         return data
 
     def start(self, setting: Setting, data: Splits, key: Array, tokens: Any) -> Any:

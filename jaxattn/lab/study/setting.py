@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 from jax import Array
 
-from jaxattn.base import Data, Dataset, Loss, Measurement, Model, Phase, Start
+from jaxattn.base import Data, Loss, Measurement, Model, Phase, Start
+from jaxattn.base.model import check_type
 from jaxattn.core.errors import InputError, at
 from jaxattn.core.pytrees import selected
 from jaxattn.core.settings import STATIC, Spec, has_mark
@@ -263,7 +264,7 @@ def _check(setting: Setting) -> None:
     # If `data` declares only a base class of the type that the model takes, the dry run checks the actual
     # type.
     if dataset_type is not None and not issubclass(setting.model.takes, dataset_type):
-        check_kind(dataset_type, setting.model)
+        check_type(dataset_type, setting.model)
     if setting.probes.max_margin:
         if (moves := setting.model.linear_in) is None:
             raise InputError(
@@ -274,15 +275,6 @@ def _check(setting: Setting) -> None:
             raise InputError(
                 f"probes.max_margin: no phase trains only {moves}; add such a phase, or remove this setting"
             )
-
-
-def check_kind(given: type[Dataset], model: Model[Any]) -> None:
-    """Raise InputError unless the model accepts data of the given type."""
-    if not issubclass(given, model.takes):
-        raise InputError(
-            f"model: requires {model.takes.__name__}, but the data are {given.__name__}; choose another "
-            "model or other data"
-        )
 
 
 def _config_hash(setting: Setting, tables: Mapping[str, Any], swept: Collection[str]) -> str:

@@ -1,6 +1,5 @@
 import inspect
 import re
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +9,8 @@ import optax.contrib
 import pytest
 
 import jaxattn as ja
-from jaxattn.base import Task
 from jaxattn.core.errors import InputError
-from jaxattn.data.splits import splits_of
-from jaxattn.dynamics import loss, optimizer, schedule
+from jaxattn.dynamics import Task, optimizer, run, schedule
 from jaxattn.dynamics.descents.descent_phase import Descent, check_options
 
 
@@ -203,27 +200,41 @@ def _signature(function):
         return ""
 
 
+class Scaled(ja.Model, kw_only=True):
+    """Model whose outputs are three multiples of p."""
+
+    def outputs(self, params, data):
+        return jnp.array([1.0, 2.0, 3.0]) * params["p"]
+
+
+QUADRATIC = Task(Scaled(), ja.losses.SquaredError(), ja.Dataset(targets=np.array([1.0, 0.5, -2.0])))
+START = {"p": np.array([1.0, -2.0, 0.5])}
+
+
+def quadratic(params):
+    """Return the loss of the same task, (1/3) Σ (k p_k - y_k)² / 2."""
+    return ((jnp.array([1.0, 2.0, 3.0]) * params["p"] - QUADRATIC.data.train.targets) ** 2).mean() / 2
+
+
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", _of_optax())
-def test_every_optimizer_of_optax_takes_the_steps_of_optax(name, task, params):
+def test_every_optimizer_of_optax_takes_the_steps_of_optax(name, x64):
     phase = Descent(name="q", train=("p",), optimizer=name, step_size=0.1, steps=2)
-    phase.check()
-    state = phase.init(task, params, jax.random.key(0))
-    step = jax.jit(partial(phase.step, task))
-    found = step(step(state)).params.p
-
-    def loss(p):
-        return ja.dynamics.loss(params.replace(p=p["p"]), task.data.train)
-
+    found = run(phase, QUADRATIC, START).params["p"]
     made = optax.with_extra_args_support(getattr(optax, name)(0.1))
-    wanted = {"p": params.p}
-    carried = made.init(wanted)
+
+    @jax.jit
+    def step(params, state):
+        value, gradient = jax.value_and_grad(quadratic)(params)
+        given = {"value": value, "grad": gradient, "value_fn": quadratic}
+        updates, state = made.update(gradient, state, params, **given)
+        return optax.apply_updates(params, updates), state
+
+    wanted, state = START, made.init({"p": jnp.asarray(START["p"])})
     for _ in range(2):
-        value, gradient = jax.value_and_grad(loss)(wanted)
-        updates, carried = made.update(gradient, carried, wanted, value=value, grad=gradient, value_fn=loss)
-        wanted = optax.apply_updates(wanted, updates)
+        wanted, state = step(wanted, state)
     np.testing.assert_allclose(found, wanted["p"], rtol=1e-9)
-    assert (found != params.p).any()
+    assert (found != START["p"]).any()
 
 
 def _looking_ahead(step_size):
@@ -242,44 +253,16 @@ def _faulty(step_size):
 
 
 @pytest.mark.parametrize("made", [_looking_ahead, _estimating])
-def test_transformation_of_another_protocol_is_rejected(made, task, params):
+def test_transformation_of_another_protocol_is_rejected(made):
     phase = Descent(name="q", train=("p",), optimizer=made, step_size=0.1, steps=2)
     with pytest.raises(
         InputError, match=r"^optimizer: this optax transformation cannot take a step \("
     ) as caught:
-        phase.step(task, phase.init(task, params, jax.random.key(0)))
+        run(phase, QUADRATIC, START)
     assert "\n" not in str(caught.value)
 
 
-def test_error_in_a_custom_transformation_is_not_hidden(task, params):
+def test_error_in_a_custom_transformation_is_not_hidden():
     phase = Descent(name="q", train=("p",), optimizer=_faulty, step_size=0.1, steps=2)
     with pytest.raises(KeyError):
-        phase.step(task, phase.init(task, params, jax.random.key(0)))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"optimizer": "adam", "step_size": 0.05}, {"optimizer": "polyak", "step_size": 4.0}, {"batch_size": 7}],
-)
-def test_evaluations_count_the_gradients_before_an_early_stop(options):
-    """The oracle is a loop that calls the phase without early stopping one step at a time."""
-    sizes = {"vocab_size": 60, "relevant": 10, "length": 6, "sequences": 40, "max_posterior_difference": 0.5}
-    train, held_out = (ja.data.independent(jax.random.key(seed), **sizes) for seed in (0, 1))
-    model, key = ja.models.OneLayer(dim=32), jax.random.key(3)
-    task = Task(model, ja.losses.DEFAULT, splits_of(train, validation=held_out))
-    params = ja.models.one_layer.init(jax.random.key(2), vocab_size=60, dim=32)
-    settings = {"name": "joint", "train": ("E", "p", "v"), "optimizer": "sgd", "step_size": 30.0, "steps": 80}
-    plain = Descent(**settings | options)
-    state, best, waited, gradients = plain.init(task, params, key), np.inf, 0, 0
-    step, of_held_out = jax.jit(lambda x: plain.step(task, x)), jax.jit(lambda x: loss(x, held_out))
-    while gradients < 80 and waited < 2:
-        state, gradients = step(state), gradients + 1
-        if gradients % 5 == 0:
-            found = float(of_held_out(state.params))
-            best, waited = (found, 0) if found < best else (best, waited + 1)
-    assert gradients < 80
-    assert plain.metrics(state)["evaluations"] == gradients
-    stopping = Descent(**settings | options, patience=2, check_every=5)
-    end = jax.jit(lambda x: stopping.advance(task, x, 80))(stopping.init(task, params, key))
-    assert stopping.metrics(end)["evaluations"] == gradients
-    assert end.step == 80
+        run(phase, QUADRATIC, START)

@@ -122,13 +122,10 @@ def test_descent_with_small_steps_reaches_the_same_point():
     path = gradient_flow(params, task, train=train, until_time=2.0)
     errors = []
     for steps in (200, 400):
-        moving = ja.dynamics.descent(
-            ja.dynamics.optimizer("sgd", 2.0 / steps),
-            train=train,
-            outputs=task.model.outputs,
-            per_sequence=task.loss,
+        sgd = ja.dynamics.Descent(
+            name="sgd", train=train, optimizer="sgd", step_size=2.0 / steps, steps=steps
         )
-        moved = ja.dynamics.run(moving, moving.init(params), task.data.train, steps).params
+        moved = ja.dynamics.run(sgd, task, params).params
         here = ravel_pytree(pytrees.selected(moved, train))[0]
         errors.append(float(jnp.linalg.norm(here - flat(path, -1))))
     # Euler's method is of first order.

@@ -4,7 +4,6 @@ from fractions import Fraction
 
 import jax
 import numpy as np
-import optax
 import pandas as pd
 import pytest
 from scipy import stats
@@ -96,8 +95,8 @@ def test_null_band_matches_independent_normal_samples(corpus):
 def test_trained_model_is_above_the_null_band(corpus):
     start = ja.models.one_layer.init(jax.random.key(1), vocab_size=V, dim=256)
     embedded = ja.dynamics.one_step(start, corpus, step_size=200.0)
-    sgd = ja.dynamics.descent(optax.sgd(4.0), train=["p"])
-    params = ja.dynamics.run(sgd, sgd.init(embedded), corpus, 300).params
+    sgd = ja.dynamics.Descent(name="sgd", train=["p"], optimizer="sgd", step_size=4.0, steps=300)
+    params = ja.dynamics.run(sgd, ja.dynamics.Task(data=corpus), embedded).params
     found = diagnose(params.E, params.p, params.v, corpus, **FAST)
     spoken = found.quantities[found.quantities["statistic"].isin(["Spearman, tokens", "share"])]
     assert (spoken["verdict"].iloc[:-1] == "above the null band").all()

@@ -3,7 +3,6 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.flatten_util import ravel_pytree
 
@@ -12,7 +11,7 @@ from jaxattn import losses, models
 from jaxattn.core import pytrees
 from jaxattn.core.errors import InputError
 from jaxattn.data import ragged as layout
-from jaxattn.dynamics import descent, run
+from jaxattn.dynamics import Descent, Task, run
 from jaxattn.lab.probes import Alignments, Conservation, Norms, Sharpness
 from jaxattn.lab.probes.parameters import cosine_array, largest_eigenvalue
 from jaxattn.models import reference
@@ -113,8 +112,8 @@ def test_drift_is_proportional_to_the_step_size(x64, corpus, show, draw, model):
     params = draw(model, corpus)
     found = []
     for size, steps in ((0.1, 200), (0.05, 400)):
-        algorithm = descent(optax.sgd(size), train=TRAIN, outputs=model.outputs)
-        moved = jax.jit(lambda x, k, a=algorithm: run(a, a.init(x), corpus, k).params)(params, steps)
+        sgd = Descent(name="sgd", train=TRAIN, optimizer="sgd", step_size=jnp.float64(size), steps=400)
+        moved = run(sgd, Task(model, data=corpus), params, steps=steps).params
         assert jnp.abs(moved.p - params.p).max() > 0.1
         found.append(float(drift(model, params, moved, corpus, show)))
     assert 1.7 < found[0] / found[1] < 2.3
