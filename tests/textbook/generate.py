@@ -20,9 +20,7 @@ def study(seed):
         phases.insert(0, {"name": "embed", "kind": "one_step", "step_size": choice(0.5, 10.0)})
     loss = choice("classification", "exponential", "squared", "hinge", "cross_entropy")
     smoothing = choice(0.0, 0.2)
-    axes = {"loss.smoothing": [smoothing, 0.4]} if choice(True, False) else {}
-    axes |= {f"phases.{phases[-1]['name']}.step_size": [phases[-1]["step_size"], 0.03]}
-    return {
+    tables = {
         "name": f"random_{seed}",
         "seeds": 2,
         "dtype": "float64",
@@ -51,8 +49,36 @@ def study(seed):
             "important": choice(0.2, 0.5),
             "own": ["norms"],
         },
-        "axes": axes,
     }
+    return tables | grid(choice, tables)
+
+
+def grid(choice, tables):
+    """Return random axes, zipped axes, listed and excluded cells, or blocks."""
+    last = tables["phases"][-1]
+    step = f"phases.{last['name']}.step_size"
+    sizes, smoothing = [last["step_size"], 0.03], [tables["loss"]["smoothing"], 0.4]
+    product = {"axes": choice({step: sizes}, {"loss.smoothing": smoothing, step: sizes})}
+    match choice("product", "zip", "cells", "exclude", "blocks", "vocabularies", "kinds"):
+        case "zip":
+            return {
+                "axes": {"data.label_noise": [0.0, 0.3]},
+                "zip": {step: sizes, "loss.smoothing": smoothing},
+            }
+        case "cells":
+            return {"axes": {}, "cells": [{step: sizes[0]}, {step: sizes[1], "data.label_noise": 0.4}]}
+        case "exclude":
+            one = {"loss.smoothing": 0.4, step: sizes[0]}
+            return {"axes": {"loss.smoothing": smoothing, step: sizes}, "exclude": [one]}
+        case "blocks":
+            other = {"loss": {"kind": "squared"}, "phases": {last["name"]: {"steps": 3}}}
+            return {"axes": {}, "blocks": {"first": product, "second": other}}
+        case "vocabularies":
+            return {"axes": {"data.vocab_size": [tables["data"]["vocab_size"], 17]}}
+        case "kinds":
+            # A swept table and a key in it, which is listed first.
+            return {"axes": {"loss.smoothing": smoothing, "loss": ["squared", "exponential"]}}
+    return product
 
 
 def phase(choice, rng, name, kind):
@@ -78,6 +104,9 @@ def smaller(tables):
     """Yield tables with a part removed: an axis, a phase, a block of settings, or a seed."""
     for key in tables["axes"]:
         yield tables | {"axes": {name: x for name, x in tables["axes"].items() if name != key}}
+    for part in ("zip", "cells", "exclude", "blocks"):
+        if part in tables:
+            yield {name: x for name, x in tables.items() if name != part}
     for k, removed in enumerate(tables["phases"]):
         used = any(key.startswith(f"phases.{removed['name']}.") for key in tables["axes"])
         if len(tables["phases"]) > 1 and not used:
