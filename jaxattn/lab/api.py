@@ -272,7 +272,7 @@ class Study(Definition):
 
         setting = self._setting(seed, cell)
         names = [each.name for each in setting.phases]
-        sampled = [each.name for each in setting.phases if getattr(each, "batch_size", None)]
+        sampled = [each.name for each in setting.phases if each.batch_size]
         if phase is None and len(sampled) != 1:
             raise InputError(
                 f"phase: {len(sampled)} phases use minibatches; choose one of {', '.join(names)}"

@@ -224,7 +224,7 @@ def minibatches(setting: Setting, index: int, seed: int, examples: int) -> np.nd
         InputError: the phase does not use minibatches.
     """
     phase = setting.phases[index]
-    size = getattr(phase, "batch_size", None)
+    size = phase.batch_size
     if size is None:
         raise InputError(f"phase {phase.name}: uses all training examples in every step; set batch_size")
     size, steps = min(size, examples), int(phase.probe_steps(1)[-1])
