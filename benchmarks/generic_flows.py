@@ -112,7 +112,7 @@ def joint_distances(params, corpus, path):
     until = min(UNTIL_LOG_NORM, log_norm.max() + 1e-3)
     E, p, v = (np.asarray(x) for x in (params.E, params.p, params.v))
     ids, mask = map(np.asarray, padded_sequences(corpus))
-    found = follow(E, p, v, ids, mask, np.asarray(corpus.targets), until, evaluations=20_000)
+    found = follow(E, p, v, ids, mask, np.asarray(corpus.targets), until, evaluations=4_000)
     times = np.asarray(found.solution.ts)
     times = np.unique(np.concatenate([np.linspace(a, b, POINTS_PER_STEP) for a, b in pairwise(times)]))
     states = found.solution(times).T
