@@ -15,10 +15,9 @@ FILES = {"my_data.py": "data/synthetic.py", "my_losses.py": "losses.py", "my_sta
 SIZES = {"vocab_size": 12, "relevant": 4, "length": 4, "sequences": 12, "test_sequences": 8}
 GENERATORS = {
     "independent": {"data.max_posterior_difference": [0.5, 0.9]},
-    "topics": {"data.min_purity": [0.25, 0.5]},
     "multi_relevant": {},
 }
-NEEDED = {"topics": {"topic_words": 2}, "multi_relevant": {"relevant_per_sequence": 2}}
+NEEDED = {"multi_relevant": {"relevant_per_sequence": 2}}
 
 
 @pytest.fixture
@@ -44,13 +43,7 @@ def study(tables, tmp_path):
     return make
 
 
-@pytest.mark.parametrize(
-    ("generator", "axes"),
-    [
-        pytest.param(name, axes, id=name, marks=[pytest.mark.more] * (name != "independent"))
-        for name, axes in GENERATORS.items()
-    ],
-)
+@pytest.mark.parametrize(("generator", "axes"), GENERATORS.items(), ids=GENERATORS)
 @pytest.mark.more
 def test_copied_function_gives_bitwise_identical_results(study, tmp_path, generator, axes):
     axes = axes | {"model.init.p.scale": [0.5, 2.0]}
