@@ -125,8 +125,13 @@ def flipped(key, **sizes):
     return corpus.replace(targets=corpus.targets.at[:2].multiply(-1))
 
 
-@pytest.mark.parametrize("kind", ["2", "3", "assumption1", "flipped"])
-@pytest.mark.more
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(x, marks=pytest.mark.slow if x == "flipped" else pytest.mark.more)
+        for x in ("2", "3", "assumption1", "flipped")
+    ],
+)
 def test_joint_flow_matches_an_independent_ode(benchmark, kind):
     """With two relevant tokens, one seed has walls where v is slaved, the other one ties.
 
@@ -155,7 +160,7 @@ def test_each_seed_agrees_with_the_ode_until_its_reported_end(benchmark, relevan
     assert set(found["ended by"]) <= {"norm", "unsettled"}
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_independent_ode_is_insensitive_to_its_tolerance(benchmark):
     params, corpora = benchmark.problems(benchmark.DATA["assumption1"], 1)
     own, corpus = take((params, corpora), 0)

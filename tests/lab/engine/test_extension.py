@@ -13,8 +13,6 @@ import pytest
 import jaxattn as ja
 from jaxattn.core.errors import InputError
 
-pytestmark = pytest.mark.more
-
 DATA = {"kind": "assumption1", "sequences": 12, "vocab_size": 10, "relevant": 4, "length": 5}
 FIRST = {"kind": "one_step", "name": "embed", "step_size": 5.0}
 LAST = {"kind": "descent", "name": "query", "train": ["p"], "optimizer": "adam", "step_size": 0.1}
@@ -51,10 +49,12 @@ def assert_extends(folder, first, then):
     [{}, {"batch_size": 4, "optimizer": "sgd", "momentum": 0.9}, {"schedule": "inverse_sqrt", "warmup": 3}],
     ids=["adam", "minibatches and momentum", "a schedule without an end"],
 )
+@pytest.mark.more
 def test_extended_run_is_bitwise_identical_to_a_single_run(phase, tmp_path):
     assert_extends(tmp_path, study(10, phase), study(100, phase))
 
 
+@pytest.mark.slow
 def test_several_cells_can_be_extended_twice_while_seeds_are_added(tmp_path):
     axes = {"phases.query.step_size": [0.1, 0.2], "data.vocab_size": [8, 10]}
     validation = {"data": DATA | {"validation_sequences": 6, "test_sequences": 6}, "axes": axes}
@@ -71,12 +71,14 @@ def test_several_cells_can_be_extended_twice_while_seeds_are_added(tmp_path):
     assert study(1000, **validation).run(tmp_path / "grown", quiet=True).finished
 
 
+@pytest.mark.slow
 def test_phases_measured_at_equal_intervals_can_be_extended_to_a_multiple(tmp_path):
     probes = {"every": {"query": 5}, "bins": 0}
     grown = assert_extends(tmp_path, study(10, probes=probes), study(25, probes=probes))
     assert sorted(grown.records.query("phase == 'query'")["step"].unique()) == [0, 5, 10, 15, 20, 25]
 
 
+@pytest.mark.slow
 def test_failed_seeds_of_an_extended_run_fail_at_the_same_step(tmp_path):
     phase = {"optimizer": "sgd", "step_size": 1e36, "train": ["E", "p", "v"]}
     probes = {"per_decade": 2, "bins": 0}
@@ -106,7 +108,8 @@ own.study(100).run(sys.argv[2], quiet=True)
 """
 
 
-@pytest.mark.parametrize("saves", [1, 2, 3])
+@pytest.mark.parametrize("saves", [1, 3])
+@pytest.mark.more
 def test_killed_extension_shows_the_finished_run_and_resumes_bitwise_identically(saves, tmp_path):
     before = study(10).run(tmp_path / "grown", quiet=True)
     root = str(Path(__file__).resolve().parents[3])
@@ -166,6 +169,7 @@ def custom(kind, steps, blocks=None):
     )
 
 
+@pytest.mark.slow
 def test_run_can_be_extended_to_the_steps_of_another_block(tmp_path):
     """The cells then form one compile group instead of two."""
 
@@ -176,6 +180,7 @@ def test_run_can_be_extended_to_the_steps_of_another_block(tmp_path):
     assert content(tmp_path / "grown") == content(tmp_path / "single")
 
 
+@pytest.mark.slow
 def test_custom_phase_can_be_extended_if_its_program_is_unchanged(tmp_path):
     assert_extends(tmp_path, custom(Shrink, 10), custom(Shrink, 100))
     custom(Ramp, 10).run(tmp_path / "ramp", quiet=True)
@@ -193,6 +198,7 @@ def test_custom_phase_can_be_extended_if_its_program_is_unchanged(tmp_path):
         (1000, {}, r"a different config \(phases\.query\.steps: 1000 -> 100\)"),
     ],
 )
+@pytest.mark.slow
 def test_runs_that_cannot_be_extended_raise_one_line_errors(first, then, words, tmp_path):
     data = {"data": DATA | {"validation_sequences": 6}}
     study(first, then, **data).run(tmp_path, quiet=True)
@@ -202,6 +208,7 @@ def test_runs_that_cannot_be_extended_raise_one_line_errors(first, then, words, 
     assert held == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_error_suggests_a_step_count_that_allows_an_extension(tmp_path):
     study(40).run(tmp_path / "grown", quiet=True)
     with pytest.raises(InputError) as refused:
@@ -210,6 +217,7 @@ def test_error_suggests_a_step_count_that_allows_an_extension(tmp_path):
     assert_extends(tmp_path, study(40), study(steps))
 
 
+@pytest.mark.slow
 def test_flows_cannot_be_extended(tmp_path):
     flow = {"kind": "gradient_flow", "name": "query", "train": ["p"], "points": 5}
     made = [
@@ -224,6 +232,7 @@ def test_flows_cannot_be_extended(tmp_path):
         made[1].run(tmp_path, quiet=True)
 
 
+@pytest.mark.slow
 def test_plan_counts_the_remaining_batches_of_an_extension(tmp_path):
     study(10).run(tmp_path, quiet=True)
     for steps, done in ((10, "3 of 3"), (100, "0 of 3")):
