@@ -81,7 +81,7 @@ class _Rest(NamedTuple):
 
     Attributes:
         p: (d,); the point.
-        scores: (V,); part of the scores at p that differs between tied tokens, E (1 - Q) p.
+        scores: (V,); part of the scores at p that differs between tied tokens: `fixed` + E (1 - Q) p.
         moved: (); largest change in a difference between tied scores, on the way to this point.
         left: (); largest component of the residual gradient, in units of the force's scale.
         stiffness: (); smallest derivative of the force with respect to tied scores, in units of the
@@ -145,7 +145,10 @@ def find_ties(
         edge = _widest_gaps(below)[jnp.maximum(tried, 0)]
         leader = jnp.where(back, before.leader, _classes(corpus, below <= edge))
         normals = jnp.where(back, before.normals, _normals(E, leader))
-        found = _ties_of(E, p, values, corpus, leader, normals)
+        # On a curve of balanced points, `normals` lacks its direction, along which tied scores differ too.
+        flat = p - (normals @ p) @ normals
+        fixed = jnp.where(back, (E - take(E, leader)) @ flat, 0)
+        found = _ties_of(E, p, values, corpus, leader, normals, fixed)
         known = ~back & (found.stable | found.undecided)
         p = jnp.where(back, found.p, p)
         nothing = initial_balance(E, p, values, corpus)
@@ -161,11 +164,13 @@ def find_ties(
     return p, found
 
 
-def _ties_of(E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, normals: Array) -> Balance:
+def _ties_of(
+    E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, normals: Array, fixed: Array
+) -> Balance:
     bags, vocab = corpus.bags, jnp.arange(len(E), dtype=jnp.int32)
     index, present = bags.index.astype(jnp.int32), bags.count > 0
     attended = top_class(E, p, corpus, leader)
-    rest = _rest(E, p, values, corpus, normals, attended, leader)
+    rest = _rest(E, p, values, corpus, normals, fixed, attended, leader)
     hidden = coordinates(E, p, values, corpus)
     # Sum of the magnitudes of all forces. Its rounding error may hide smaller forces.
     log_hidden = hidden.log_gross(hidden.zero)
@@ -223,12 +228,19 @@ def _most_classes(E: Array) -> int:
 
 
 def _rest(
-    E: Array, p: Array, values: Array, corpus: Corpus, normals: Array, attended: Array, leader: Array
+    E: Array,
+    p: Array,
+    values: Array,
+    corpus: Corpus,
+    normals: Array,
+    fixed: Array,
+    attended: Array,
+    leader: Array,
 ) -> _Rest:
     # Scale embeddings so that the longest has length 1, which makes directions outside the span comparable.
     unit = 1 / jnp.sqrt(jnp.square(E).sum(axis=1).max())
-    # Scores of tied tokens differ only by this part of p. It stays bounded while ‖p‖ grows, so the forces are
-    # not those of rounding errors of E p.
+    # Scores of tied tokens differ only by this part of p and by `fixed`. It stays bounded while ‖p‖ grows, so
+    # the forces are not those of rounding errors of E p.
     lift, start = (unit * E) @ normals.T, (normals @ p) / unit
     tied = with_counts(corpus, jnp.where(attended, corpus.bags.count, 0))
     spans = jnp.square(normals).sum(axis=1) > 0
@@ -236,7 +248,7 @@ def _rest(
     involved = first_of(sharing(leader), 2 * max_tied_dims(E))
 
     def at(y: Array) -> tuple[Force, Array]:
-        force = score_force(tied, lift @ y, values)
+        force = score_force(tied, fixed + lift @ y, values)
         if max_tied_dims(E) == min(E.shape):
             return force, jnp.diag(1.0 * ~spans) - lift.T @ token_curvature(tied, force) @ lift
         inner = take(lift, involved)
@@ -272,7 +284,7 @@ def _rest(
     inverse = jnp.where(spans.any(), inverse, 0)
     return _Rest(
         p=p + unit * ((y - start) @ normals),
-        scores=lift @ y,
+        scores=fixed + lift @ y,
         moved=jnp.abs(apart @ (y - start)).max(),
         left=jnp.abs(force.force @ lift).max(),
         stiffness=stiffness,
