@@ -230,6 +230,17 @@ def check(holds, *strategies, examples):
     derandomized(given(*strategies)(holds))()
 
 
-def examples(few, many):
-    """Parametrise a test by the number of examples: few by default, many under the marker `exhaustive`."""
-    return pytest.mark.parametrize("examples", [few, pytest.param(many, marks=pytest.mark.exhaustive)])
+def examples(few, many, *marks):
+    """Parametrise a test by the number of examples: few, with the given marks, or many, as `exhaustive`."""
+    every = [pytest.param(few, marks=marks), pytest.param(many, marks=pytest.mark.exhaustive)]
+    return pytest.mark.parametrize("examples", every)
+
+
+def classes_and_examples(few, many):
+    """Parametrise a test by the numbers of classes and examples; few examples of three classes are `more`."""
+    every = [
+        pytest.param(2, few),
+        pytest.param(3, few, marks=pytest.mark.more),
+        *(pytest.param(classes, many, marks=pytest.mark.exhaustive) for classes in (2, 3)),
+    ]
+    return pytest.mark.parametrize(("classes", "examples"), every)

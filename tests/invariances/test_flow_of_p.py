@@ -8,6 +8,7 @@ from invariances.problems import (
     arrays,
     changed_problems,
     check,
+    classes_and_examples,
     examples,
     problems,
     stacked,
@@ -49,8 +50,7 @@ def assert_same_path(one, other, same_rows=True):
     np.testing.assert_allclose(other.p[chosen] / scale, one.p[chosen] / scale, rtol=0, atol=PATH)
 
 
-@pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
-@examples(25, 300)
+@classes_and_examples(25, 300)
 def test_path_does_not_depend_on_names_signs_and_rotations(classes, examples):
     def holds(changes):
         path = follow([change.problem for change in changes.values()])
@@ -70,8 +70,7 @@ def take(path, k):
     return jax.tree.map(lambda x: np.asarray(x[k]), path)
 
 
-@pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
-@examples(10, 300)
+@classes_and_examples(10, 300)
 def test_path_does_not_depend_on_constants_added_to_scores_and_outputs(classes, examples):
     """Rows are at other arc lengths, because the unit of length is the longest key; the ends are the same."""
 
@@ -86,8 +85,7 @@ def test_path_does_not_depend_on_constants_added_to_scores_and_outputs(classes, 
     check(holds, problems(classes), arrays((4,)), arrays((VOCAB,)), examples=examples)
 
 
-@pytest.mark.more
-@examples(10, 200)
+@examples(10, 200, pytest.mark.more)
 def test_path_of_repeated_sequences_and_of_a_vocabulary_with_an_unused_token(examples):
     def holds(problem):
         one = take(follow([problem] * 6), 0)

@@ -37,8 +37,7 @@ def test_joint_path_does_not_depend_on_names_signs_and_rotations(examples):
     check(holds, changed_problems(), examples=examples)
 
 
-@pytest.mark.more
-@examples(6, 100)
+@examples(6, 100, pytest.mark.more)
 def test_full_path_does_not_depend_on_names_signs_and_rotations(examples):
     def holds(changes):
         every = [change.problem for change in changes.values()]

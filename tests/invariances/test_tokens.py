@@ -10,6 +10,7 @@ import pytest
 from invariances.problems import (
     changed_problems,
     check,
+    classes_and_examples,
     corpus,
     examples,
     problems,
@@ -75,8 +76,7 @@ def test_token_importance_moves_with_tokens_and_classes(classes, examples, x64):
     check(holds, changed_problems(classes), examples=examples)
 
 
-@pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
-@examples(20, 400)
+@classes_and_examples(20, 400)
 def test_standard_metrics_do_not_depend_on_names_signs_and_rotations(classes, examples, x64):
     def holds(changes):
         original, *others = changes.values()
