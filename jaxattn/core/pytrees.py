@@ -72,7 +72,8 @@ def selected(params: Any, patterns: Iterable[str]) -> dict[str, Any]:
     Args:
         params: a pytree of arrays.
         patterns: names; `fnmatch` patterns, such as `attention.*`; or common prefixes of several paths, such
-            as `attention`. A pattern after `!` excludes its matches, as in `["*", "!attention"]`.
+            as `attention`. A pattern after `!` excludes its matches, as in `["*", "!attention"]`. No patterns
+            select no parameter.
 
     Raises:
         InputError: a pattern matches no parameter or no float parameter, or all parameters are excluded.
@@ -88,7 +89,7 @@ def selected(params: Any, patterns: Iterable[str]) -> dict[str, Any]:
                 raise InputError(f"{name!r} is {shown(x)}; only float parameters can be trained")
             found |= floats
     excluded = {x for pattern in patterns if pattern.startswith("!") for x in _matches(known, pattern[1:])}
-    if not found.keys() - excluded:
+    if patterns and not found.keys() - excluded:
         what = "selects no parameter" if not found else "excludes all parameters"
         raise InputError(f"{', '.join(patterns)}: {what}; add the parameters to train, such as '*'")
     return {name: x for name, x in found.items() if name not in excluded}

@@ -219,3 +219,8 @@ def test_traced_batched_and_abstract_arrays_have_short_reprs(things):
     assert "E (3, 4) float32" in repr(shapes)
     assert repr(twice[0]) == "Corpus(2 corpora, each of 3 sequences, V = 3, 2 classes)"
     assert "2 classes" in repr(jax.tree.map(np.shape, things["Corpus"]))
+
+
+def test_no_patterns_select_no_parameter():
+    """A phase may train nothing."""
+    assert pytrees.selected({"w": jnp.ones(3)}, ()) == {}
