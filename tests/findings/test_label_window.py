@@ -41,7 +41,7 @@ def test_equal_counts_satisfy_assumption_1(mine):
     assert (np.asarray(ja.data.average_signed_frequency(corpus))[6:] == 0).all()
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_probe_matches_a_loop(mine, tmp_path):
     """`pull` by differences of the loss, and shares by a loop over sequences, for d above and below V + 2."""
     for dim in (12, 64):

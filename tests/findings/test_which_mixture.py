@@ -97,7 +97,7 @@ def test_shared_and_per_seed_corpora_give_the_same_measurements(code):
         np.testing.assert_array_equal(found, each[1][name])
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_mixture_measures_are_computed_for_a_short_run(code, tmp_path):
     item = books.read_book(FOLDER.parent).item("which_mixture")
     results = item.study("full", overrides=["seeds=2", 'blocks={ "two relevant" = {} }']).run(

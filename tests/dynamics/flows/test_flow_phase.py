@@ -82,7 +82,7 @@ def test_path_with_expensive_steps_is_computed_incrementally(monkeypatch, cleare
     assert int(state.path.integration.accepted) == int(whole.accepted)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_vmapped_paths_can_end_at_different_rows(monkeypatch, cleared, x64):
     monkeypatch.setattr(stiff, "MANY_DIMS", 0)
     monkeypatch.setattr(stiff, "SIZES", (4, 8))

@@ -294,7 +294,7 @@ def test_path_matches_an_independent_stiff_solver(large):
     np.testing.assert_allclose(path.p[-1], expected.y[:, -1], atol=1e-5)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_vmapped_seeds_with_many_coordinates_match_single_seeds(large):
     """Under vmap a condition computes both branches; vmapped seeds match single ones."""
     params, corpus = made(DATA["no tie"], 32)

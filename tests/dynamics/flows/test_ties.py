@@ -267,7 +267,7 @@ def generic():
     return ja.models.one_layer.Params(E=E, p=jnp.array([0.3, -0.2, 0.1]), v=v), corpus
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_path_matches_mpmath_beyond_float64_resolution():
     params, corpus = generic()
     with mpmath.workdps(120):
