@@ -244,16 +244,10 @@ def _rest(
     lift, start = (unit * E) @ normals.T, (normals @ p) / unit
     tied = with_counts(corpus, jnp.where(attended, corpus.bags.count, 0))
     spans = jnp.square(normals).sum(axis=1) > 0
-    # Only these tokens exert a force. The factor 2 leaves room for all members of groups of tied tokens.
-    involved = first_of(sharing(leader), 2 * max_tied_dims(E))
 
     def at(y: Array) -> tuple[Force, Array]:
         force = score_force(tied, fixed + lift @ y, values)
-        if max_tied_dims(E) == min(E.shape):
-            return force, jnp.diag(1.0 * ~spans) - lift.T @ token_curvature(tied, force) @ lift
-        inner = take(lift, involved)
-        curvature = token_curvature(tied, force, placed(involved, len(E)), len(involved))
-        return force, jnp.diag(1.0 * ~spans) - inner.T @ curvature @ inner
+        return force, jnp.diag(1.0 * ~spans) + _curvature(E, tied, force, lift, leader)
 
     force, curvature = at(start)
     size, vectors = jnp.linalg.eigh(curvature)
@@ -293,6 +287,16 @@ def _rest(
         normals=jnp.where(free.any(), held_fast.T @ normals, normals),
         loose=displacement > _APART * jnp.sqrt(jnp.square(apart).sum(axis=1)),
     )
+
+
+def _curvature(E: Array, tied: Corpus, force: Force, lift: Array, leader: Array) -> Array:
+    """Return the Hessian of the loss of the tied tokens in y, where the scores are `lift` y, (r, r)."""
+    if max_tied_dims(E) == min(E.shape):
+        return -lift.T @ token_curvature(tied, force) @ lift
+    # Only these tokens exert a force. The factor 2 leaves room for all members of groups of tied tokens.
+    involved = first_of(sharing(leader), 2 * max_tied_dims(E))
+    inner = take(lift, involved)
+    return -inner.T @ token_curvature(tied, force, placed(involved, len(E)), len(involved)) @ inner
 
 
 def _orthogonal(E: Array, normals: Array) -> Array:
