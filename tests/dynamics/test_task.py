@@ -189,3 +189,17 @@ def test_invalid_tasks_and_settings_are_rejected(corpus, params):
         with pytest.raises(InputError, match=message) as caught:
             call()
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps", "message"),
+    [
+        ({"step_size": -0.5}, None, "step_size: expected 'float' > 0.0, got -0.5"),
+        ({"steps": 0}, None, "steps: expected 'int' >= 1, got 0"),
+        ({}, -1, "steps: must be at least 0, got -1"),
+    ],
+)
+def test_numbers_outside_their_range_are_rejected(corpus, params, changes, steps, message):
+    with pytest.raises(InputError) as error:
+        run(sgd(**changes), Task(data=corpus), params, steps=steps)
+    assert str(error.value) == message
