@@ -120,7 +120,10 @@ def joint_distances(params, corpus, path):
     reference = np.concatenate([states[:, :m] @ found.basis, states[:, -1:]], axis=1)
     points = np.concatenate([np.asarray(path.p)[rows], log_norm[rows, None]], axis=1)
     # A reference that ran out of evaluations covers only the rows up to its own last point.
-    covered = np.linalg.norm(points[:, :-1], axis=1) <= np.linalg.norm(reference[:, :-1], axis=1).max()
+    sizes, reached = (
+        np.stack([np.linalg.norm(x[:, :-1], axis=1), x[:, -1]], axis=1) for x in (points, reference)
+    )
+    covered = (np.maximum.accumulate(sizes) <= reached.max(axis=0)).all(axis=1)
     return distances(points[covered], reference), covered.sum()
 
 
