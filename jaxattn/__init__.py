@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from jaxattn.core import moved
 from jaxattn.core.lazy import lazy
 from jaxattn.core.version import __version__ as __version__
 
@@ -102,7 +101,6 @@ _MODULES = {
     "probes": "jaxattn.lab.probes",
 }
 __getattr__, _ = lazy(__name__, _NAMES, _MODULES)
-moved.install()
 
 
 def __dir__() -> list[str]:

@@ -7,8 +7,6 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxattn.core.moved import hint
-
 
 def lazy(
     package: str, names: Mapping[str, str], modules: Mapping[str, str]
@@ -26,6 +24,6 @@ def lazy(
             return importlib.import_module(modules[name])
         if name in names:
             return getattr(importlib.import_module(names[name]), name)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}{hint(package, name)}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return find, lambda: sorted([*names, *modules])

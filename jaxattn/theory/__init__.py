@@ -71,7 +71,6 @@ __all__ = [
     "write_certificate",
 ]
 
-# Accessing a name that moved after version 0.2 raises an error that states its new location.
 __getattr__, _ = lazy(
     __name__,
     dict.fromkeys(("certify_exactly", "write_certificate"), "jaxattn.theory.exact_certificate")

@@ -27,7 +27,6 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from jaxattn.core.errors import InputError, at, nearest
-from jaxattn.core.moved import KEYS
 from jaxattn.lab.api import Study
 from jaxattn.lab.books.tables import About, BookTable, Curve, DataSet, Measure, Shared
 from jaxattn.lab.study import toml
@@ -356,8 +355,6 @@ def _measure(path: Path, number: int, table: Mapping[str, Any]) -> Measure:
 def _read(path: Path, kind: type[_T], phrases: Mapping[str, str]) -> _T:
     tree = toml.tables(path)
     with at(str(path)):
-        if kind is About and (old := next((key for key in KEYS if key in tree), None)):
-            raise InputError(f"{old}: moved to {KEYS[old]} in version 0.3; rename the key")
         tree |= {key: _with_phrases(tree[key], phrases) for key in PROSE if isinstance(tree.get(key), str)}
         try:
             return msgspec.convert(tree, kind)

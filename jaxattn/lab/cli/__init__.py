@@ -40,10 +40,9 @@ def main() -> None:
     try:
         # These imports raise InputError on systems that lack file locks.
         from jaxattn.lab.cli import usage
-        from jaxattn.lab.cli.options import check_moved, check_once
+        from jaxattn.lab.cli.options import check_once
         from jaxattn.lab.storage.copies import naming
 
-        check_moved(words)
         if (text := usage.help_of(words, command_groups())) is not None:
             print_line(text)
         else:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxattn.core.errors import InputError
-from jaxattn.core.moved import COMMANDS
 from jaxattn.lab.storage import files
 from jaxattn.lab.storage.files import cache_folder
 from jaxattn.lab.storage.folder import results_folder
@@ -144,15 +143,6 @@ class OutputOptions:
 
 # Options that may be repeated.
 _APPENDED = ("--set", "--axis", "--option", "--where")
-
-
-def check_moved(arguments: Sequence[str]) -> None:
-    """Raise InputError if a command or option moved in version 0.3; the message gives its new location."""
-    words = [word.partition("=")[0] for word in arguments]
-    for name, location in COMMANDS.items():
-        command, *options = name.split()
-        if words[:1] == [command] and set(options) <= set(words):
-            raise InputError(f"{name}: replaced in version 0.3 by {location}")
 
 
 def check_once(arguments: Sequence[str]) -> None:

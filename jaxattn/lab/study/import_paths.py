@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any
 
 from jaxattn.core.errors import InputError, UserCodeError
-from jaxattn.core.moved import new_location
 from jaxattn.lab.study.code_hash import Unhashable, code_hash, is_local, search_folders
 
 
@@ -131,8 +130,6 @@ class ImportPaths:
             missing = isinstance(error, ModuleNotFoundError) and location.startswith(error.name or "?")
             if missing:
                 remedy = "install it, or give a file such as mine.py:Name"
-                if new := new_location(location):
-                    remedy = f"moved to {new} in version 0.3"
                 raise InputError(f"{location}: no such module; {remedy}") from None
             every = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
             files = frozenset(file for file in every if file != __file__ and "importlib" not in file)

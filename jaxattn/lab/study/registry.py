@@ -39,7 +39,6 @@ from jaxattn.base.functions import (
     without_arrays,
 )
 from jaxattn.core.errors import InputError, UserCodeError, at, explain, nearest
-from jaxattn.core.moved import ATTRIBUTES
 from jaxattn.core.settings import FILE, IMPORT_PATH, Named, Spec, has_mark, markdown_table
 from jaxattn.data import GENERATORS
 from jaxattn.data.of_function import data_class
@@ -275,9 +274,6 @@ def _class(concept: Concept[_C], kind: Any, location: str, names: ImportPaths) -
 
 
 def _check_class(concept: Concept[Any], target: type, kind: str) -> None:
-    for old, new in ATTRIBUTES.items():
-        if old in dir(target):
-            raise InputError(f"{kind}: {old!r} was renamed to {new!r} in version 0.3; use the new name")
     base = next((base for base in concept.bases if issubclass(target, base)), None)
     if base is None:
         raise InputError(

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import jaxattn
-from jaxattn.core.moved import COMMANDS
 from jaxattn.lab import cli
 from jaxattn.lab.cli import console, usage
 
@@ -154,32 +153,6 @@ def test_schema_and_doctor_commands_print_their_results(call):
     status, out, _ = call("doctor")
     assert status == 0
     assert "float64" in out
-
-
-@pytest.mark.parametrize(
-    ("words", "place"),
-    [
-        (["bench", "--out", "x.json"], "python benchmarks/bench.py"),
-        (["bench", "--help"], "python benchmarks/bench.py"),
-        (["cite"], "docs/howto/cite.md"),
-        (["cite", "results/quickstart"], "docs/howto/cite.md"),
-        (["plan", SWEEPS / "quickstart.toml", "--target", "h200"], "python benchmarks/chips/plan.py"),
-        (["plan", "nosuch.toml", "--target=h200"], "python benchmarks/chips/plan.py"),
-    ],
-)
-def test_moved_names_raise_a_one_line_error_with_the_new_location(call, words, place):
-    status, out, error = call(*words)
-    assert (status, out, error.count("\n")) == (2, "", 1)
-    assert place in error
-
-
-def test_new_locations_of_moved_names_exist():
-    root = Path(__file__).parents[3]
-    for place in COMMANDS.values():
-        paths = re.findall(r"(?:docs|benchmarks)/[\w./]+\w", place)
-        command = re.search(r"jaxattn (\w+)", place)
-        assert paths or (command and command[1] in cli.commands()), place
-        assert all((root / path).is_file() for path in paths), place
 
 
 @pytest.mark.more

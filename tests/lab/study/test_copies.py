@@ -116,16 +116,3 @@ def test_file_paths_are_relative_to_the_sweep_file(study, tmp_path):
     assert (found.file, found.more) == (f"{tmp_path}/a.npz:E", (f"{tmp_path}/b", "/c"))
     assert found.plain == "d"
     assert made.config["model"]["init"]["p"]["file"] == "a.npz:E"
-
-
-def test_class_with_a_renamed_attribute_raises(study, tmp_path):
-    (tmp_path / "old.py").write_text(
-        "import jaxattn as ja\n"
-        "class Old(ja.Loss):\n"
-        "    def why_not(self, outputs, data): return None\n"
-        "    def __call__(self, outputs, targets): return outputs\n"
-    )
-    with pytest.raises(
-        InputError, match=r"old.py:Old: 'why_not' was renamed to 'skip_reason' in version 0.3"
-    ):
-        study(False, loss="old.py:Old", axes={})
