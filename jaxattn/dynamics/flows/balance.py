@@ -12,7 +12,7 @@ from jaxattn.core.mapping import nonzero
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows.cancelled import Tied, cancelled
-from jaxattn.dynamics.flows.coordinates import LEFT, Watch, coordinates
+from jaxattn.dynamics.flows.coordinates import LEFT, RESOLUTION, Watch, coordinates
 from jaxattn.dynamics.flows.force import Force, by_token, score_force, token_curvature
 from jaxattn.dynamics.flows.ties import (
     Ties,
@@ -47,6 +47,10 @@ _ZERO = 1e-6
 # if it changes their score difference by more than _APART, relative to the length of the embedding
 # difference.
 _LOOSE, _APART = 1e-6, 0.03
+# Rounding error of the component orthogonal to 𝒯 of a difference of tied embeddings: relative to the longest
+# embedding, and, if two keys nearly coincide, relative to their difference, because short directions of 𝒯 are
+# only this accurate.
+_ROUNDING, _ROUNDING_IF_CLOSE = 1e-14, 1e-9
 # Square of the rounding error of an eigenvector: forces along a direction below this fraction of the largest
 # are zero.
 _NO_FORCE = 1e-29
@@ -83,10 +87,12 @@ class _Rest(NamedTuple):
         p: (d,); the point.
         scores: (V,); part of the scores at p that differs between tied tokens: `fixed` + E (1 - Q) p.
         moved: (); largest change in a difference between tied scores, on the way to this point.
+        shift: (); distance to this point in units in which the longest embedding has length 1.
         left: (); largest component of the residual gradient, in units of the force's scale.
         stiffness: (); smallest derivative of the force with respect to tied scores, in units of the
             force's scale.
         log_limit: (); log of the force that would shift tied scores by _SHIFT.
+        log_neglected: (); log of the bound of `_neglected`.
         inverse: (r, r); inverse Hessian of the tied part of the mean loss in coordinates of `normals`; 0
             for zero rows.
         normals: (r, d); orthonormal basis of the directions in which the derivative of the force is nonzero,
@@ -98,9 +104,11 @@ class _Rest(NamedTuple):
     p: Array
     scores: Array
     moved: Array
+    shift: Array
     left: Array
     stiffness: Array
     log_limit: Array
+    log_neglected: Array
     inverse: Array
     normals: Array
     loose: Array
@@ -202,6 +210,7 @@ def _ties_of(
         counts=jnp.where(idle, 0, weigh(merged)),
         watch=Watch(idle=idle, attention=attention),
         log_limit=rest.log_limit,
+        log_floor=rest.log_neglected - jnp.log(RESOLUTION),
         pairs=known.pairs,
     )
     # The neglected forces have shifted the balance by `rest.moved`. They may grow to the larger of two
@@ -218,7 +227,9 @@ def _ties_of(
     if max_tied_dims(E) < min(E.shape):
         some &= (leader != vocab).sum() <= max_tied_dims(E)
     exact = (rest.stiffness > 0) & (rest.left <= _ZERO * rest.stiffness)
-    rests = some & exact & (rest.moved <= _SHIFT) & ~others.broken(others.zero)
+    # If tied keys nearly coincide, their scores reach the balance only far from p.
+    near = (rest.moved <= _SHIFT) & (rest.shift <= _SHIFT * (1 + jnp.linalg.norm(p) / others.unit))
+    rests = some & exact & near & ~others.broken(others.zero)
     ties = ties.replace(log_limit=log_limit)  # type: ignore[attr-defined]
     return Balance(ties, rest.p, rests & ~known.undecided, rests & known.undecided)
 
@@ -280,13 +291,43 @@ def _rest(
         p=p + unit * ((y - start) @ normals),
         scores=fixed + lift @ y,
         moved=jnp.abs(apart @ (y - start)).max(),
+        shift=jnp.linalg.norm(y - start),
         left=jnp.abs(force.force @ lift).max(),
         stiffness=stiffness,
         log_limit=force.log_scale + jnp.log(_SHIFT * nonzero(stiffness)),
+        log_neglected=force.log_scale
+        + jnp.log(_neglected(E, leader, normals, by_token(tied, force.pull)[1])),
         inverse=jnp.where(free.any(), held_fast.T @ inverse @ held_fast, inverse),
         normals=jnp.where(free.any(), held_fast.T @ normals, normals),
         loose=displacement > _APART * jnp.sqrt(jnp.square(apart).sum(axis=1)),
     )
+
+
+def _neglected(E: Array, leader: Array, normals: Array, pull: Float[Array, " V"]) -> Float[Array, ""]:
+    """Bound the force on p along differences of tied embeddings that are not in the span of `normals`.
+
+    `pull` contains the magnitude of the forces on each token. Such a difference is much shorter than the
+    longest embedding, because `_normals` keeps the others: two keys nearly coincide, or three nearly lie on a
+    line. The difference of two keys that nearly coincide is exact. Others have rounding errors.
+    """
+
+    def across(x: Array) -> Array:
+        flat = x - (x @ normals.T) @ normals
+        return jnp.linalg.norm(flat - (flat @ normals.T) @ normals, axis=1)
+
+    longest = jnp.sqrt(jnp.square(E).sum(axis=1).max())
+    far = across(E - take(E, leader))
+    far = jnp.where(far <= _ROUNDING * longest, 0, far)
+    # Keys that nearly coincide are neighbours in the order of one projection.
+    along = E @ jnp.sin(jnp.arange(1.0, E.shape[1] + 1)).astype(E.dtype)
+    token = jnp.arange(len(E), dtype=jnp.int32)
+    order = jax.lax.sort((leader, along, token), num_keys=2)[2]
+    one, other = order[:-1], order[1:]
+    apart = take(E, other) - take(E, one)
+    own = jnp.linalg.norm(apart, axis=1)
+    close = (take(leader, one) == take(leader, other)) & (jnp.square(own) <= _DEPENDENT * longest**2)
+    near = jnp.where(close & (across(apart) > _ROUNDING_IF_CLOSE * own), own, 0)
+    return pull @ far + (take(pull, one) + take(pull, other)) @ near
 
 
 def _curvature(E: Array, tied: Corpus, force: Force, lift: Array, leader: Array) -> Array:

@@ -156,6 +156,7 @@ class Coordinates:
             numerical errors.
         log_limit: (); the path ends with status BALANCED once log Σ |∂L/∂a_s|, summed over sequences and
             tokens, exceeds this value.
+        log_floor: (); the path also ends with status BALANCED once log ‖∂L/∂p‖ falls below this value.
         watch: conditions on tokens. The path also ends with status BALANCED if any of them is violated.
         pairs: second-order terms of the loss for pairs whose first-order terms cancel.
     """
@@ -172,6 +173,7 @@ class Coordinates:
     weigh: Any = LOGISTIC
     steepest: Array | float = math.inf
     log_limit: Array | float = math.inf
+    log_floor: Array | float = -math.inf
     watch: Watch | None = None
     pairs: Any = None
 
@@ -280,13 +282,15 @@ class Coordinates:
             velocity, size, force
         )
         rounding = jnp.finfo(z.dtype).eps * (1 + self.norm(z, 1.0) / self.unit) * force.gross
+        log_gradient_norm = force.log_scale + jnp.log(size)
         return Local(
             velocity=velocity,
             jacobian=jacobian,
-            log_gradient_norm=force.log_scale + jnp.log(size),
+            log_gradient_norm=log_gradient_norm,
             log_slope=jnp.clip(slope, -self.steepest, self.steepest),
             balanced=(RESOLUTION * size * self.unit <= rounding)
             | (force.log_gross > self.log_limit)
+            | (log_gradient_norm < self.log_floor)
             | self.broken(z),
         )
 

@@ -58,6 +58,8 @@ class Ties:
         watch: conditions on idle and sliding entries.
         log_limit: (); log of the total force of all other tokens above which the balance of tied tokens
             shifts.
+        log_floor: (); log of the force of all other tokens below which the differences of tied embeddings
+            that 𝒯 lacks would matter; -inf if there are none.
         pairs: second-order terms of idle entries.
     """
 
@@ -69,6 +71,7 @@ class Ties:
     counts: Leaf
     watch: Watch
     log_limit: Leaf
+    log_floor: Leaf
     pairs: Pairs
 
 
@@ -134,6 +137,7 @@ def no_ties(E: Float[Array, "V d"], values: Float[Array, " V *K"], corpus: Corpu
         counts=count.astype(E.dtype),
         watch=Watch(idle=jnp.zeros(count.shape, bool), attention=jnp.full(count.shape, -1.0, E.dtype)),
         log_limit=jnp.full((), jnp.inf, E.dtype),
+        log_floor=jnp.full((), -jnp.inf, E.dtype),
         pairs=no_pairs(E.dtype),
     )
 
@@ -148,6 +152,7 @@ def tied_coordinates(
         scores=take(E @ p, ties.merged),
         unit=1 / jnp.sqrt(jnp.square(E).sum(axis=1).max()),
         log_limit=ties.log_limit,
+        log_floor=ties.log_floor,
         watch=ties.watch,
         pairs=ties.pairs,
     )

@@ -1,0 +1,56 @@
+"""Tied tokens whose keys nearly coincide exert a small force that must not be neglected."""
+
+import mpmath
+import numpy as np
+import pytest
+
+import jaxattn as ja
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+# Keys, values, sequences and labels. Token 1 has the key of token 0, up to 1e-15 to 1e-13.
+WITH_A_THIRD = (
+    [[0.7, -0.2, -1.4], [0, 0, 0], [1.9, 1.1, -1.4], [0.4, 1.2, -0.9], [0, 0, 0], [0, 0, 0]],
+    [-1.1, 0.3, 1.7, 1.3, 0.0, 0.0],
+    [[2, 3], [0, 1, 2, 3], [0, 1], [0, 1, 3], [0, 1, 2, 3], [0, 1, 2, 3]],
+    [-1, 1, -1, 1, -1, 1],
+)
+WITH_A_FOURTH = (
+    [[0, -0.2, 1.1], [0, 0, 0], [-1.2, 0.9, 0], [-1.2, -1.2, -1.5], [-0.4, 2.1, 0.8], [-0.7, -0.7, 0.5]],
+    [-0.6, -1.7, 0.4, -0.7, 1.5, 1.1],
+    [[0, 1, 4, 5], [0, 1, 3, 4], [0, 1, 2, 3], [0, 1, 2, 3], [1, 2, 3, 4], [2]],
+    [-1, 1, 1, -1, -1, 1],
+)
+
+
+def direction(keys, values, sequences, labels, p):
+    """Compute the direction of -∂L/∂p by the plain formula, with 60 digits."""
+    with mpmath.workdps(60):
+        number = np.vectorize(lambda x: mpmath.mpf(float(x)), otypes=[object])
+        keys, values, p = number(keys), number(values), number(p)
+        total = 0 * p
+        for tokens, label in zip(sequences, labels, strict=True):
+            scores = keys[tokens] @ p
+            q = np.array([mpmath.exp(x) for x in scores - max(scores)])
+            q = q / q.sum()
+            f = q @ values[tokens]
+            total += label / (1 + mpmath.exp(label * f)) * ((q * (values[tokens] - f)) @ keys[tokens])
+        return (total / mpmath.sqrt(total @ total)).astype(float)
+
+
+@pytest.mark.parametrize(
+    ("problem", "apart"), [(WITH_A_THIRD, 1e-14), (WITH_A_THIRD, 1e-13), (WITH_A_FOURTH, 1e-15)]
+)
+def test_path_follows_the_force_if_tied_keys_nearly_coincide(problem, apart):
+    keys, values, sequences, labels = problem
+    keys = np.array(keys, float)
+    keys[1] = keys[0] + apart * np.array([3, -2, 4])
+    corpus = ja.data.from_sequences(sequences, labels, vocab_size=6)
+    path = ja.dynamics.exact_flow(
+        ja.theory.Scores(keys, corpus, np.array(values)), np.zeros(3), until_norm=50.0, points=30
+    )
+    assert path.norm[-1] > 8
+    for p, chord in zip(path.p, np.diff(path.p, axis=0), strict=False):
+        if np.linalg.norm(chord) > 1e-9:
+            force = direction(keys, values, sequences, labels, p)
+            assert force @ chord > 0.8 * np.linalg.norm(chord)
