@@ -36,6 +36,7 @@ from jaxattn.lab.results.labels import grow_by_factors
 from jaxattn.lab.results.load import load
 from jaxattn.lab.results.statistics import metric_at_end
 from jaxattn.lab.study.grid import GRID
+from jaxattn.lab.study.inputs import source_hashes
 
 Values = Mapping[str, Sequence[Any] | np.ndarray]
 
@@ -272,7 +273,7 @@ class _Measured:
     def __init__(self, study: Study, folder: Path, metric: str, phase: str | None) -> None:
         self._study, self._folder = study, folder
         self._metric, self._phase = metric, phase
-        self._code = {name: study.names.code_hash(name) for name in study.custom_kinds}
+        self._code = source_hashes(study)
         self._values: dict[tuple[str, int], float] = {}
         # Code without a hash may have changed, so its results are not reused.
         known = [] if None in self._code.values() else sorted(folder.glob("round-*/manifest.json"))

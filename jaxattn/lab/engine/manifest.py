@@ -15,6 +15,7 @@ from jaxattn.lab.storage.manifest import FORMAT
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.effective import changed_tables
 from jaxattn.lab.study.grid import GRID, PRESENTATION
+from jaxattn.lab.study.inputs import source_hashes
 from jaxattn.lab.study.randomness import varying
 from jaxattn.lab.study.setting import Cell, Setting
 from jaxattn.lab.texts.source import Source
@@ -48,7 +49,7 @@ def new_manifest(study: Definition, command: str, shard: tuple[int, int] = (1, 1
         "elsewhere": [],
         "labels": labels(study),
         "scales": scales(study),
-        "code": {name: study.names.code_hash(name) for name in study.custom_kinds},
+        "code": source_hashes(study),
         "versions": {name: provenance.version(name) for name in PACKAGES},
         "git_commit": source["commit"],
         "made_by": [source],

@@ -111,7 +111,7 @@ class Store:
             return False  # `Bucket.locked` has already checked the folder.
         if not self.directory.is_dir() or (self.directory / manifest.MANIFEST).exists() or self.batches():
             return False
-        return any(path.name not in EMPTY for path in self.directory.iterdir())
+        return any(path.name not in EMPTY and not files.is_foreign(path) for path in self.directory.iterdir())
 
     def join(
         self, described: dict[str, Any], accept_code: bool = False, extended: str = ""

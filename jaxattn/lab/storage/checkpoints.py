@@ -160,7 +160,7 @@ def _orbax_checkpointer(ocp: Any) -> Any:
 def _listed(folder: Path) -> dict[str, tuple[int, str | None]]:
     found: dict[str, tuple[int, str | None]] = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file():
+        if path.is_file() and not files.is_foreign(path):
             size = path.stat().st_size
             sha256 = files.digest(path.read_bytes()) if size <= SMALL else None
             found[path.relative_to(folder).as_posix()] = size, sha256
@@ -170,7 +170,8 @@ def _listed(folder: Path) -> dict[str, tuple[int, str | None]]:
 def _check_files(folder: Path, known: Checkpoint, directory: Path) -> None:
     files.inside(folder, directory)
     for path in folder.rglob("*"):
-        if not stat.S_ISDIR(path.lstat().st_mode) and path.relative_to(folder).as_posix() not in known.files:
+        is_file = not stat.S_ISDIR(path.lstat().st_mode) and not files.is_foreign(path)
+        if is_file and path.relative_to(folder).as_posix() not in known.files:
             raise Damaged(f"{path}: damaged (not a file of this checkpoint)")
     for name, (size, sha256) in known.files.items():
         path = folder / name

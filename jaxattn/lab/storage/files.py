@@ -24,6 +24,8 @@ TEMPORARY = re.compile(r"\..+\.(\d+)")
 # Maximum nesting depth of JSON files. This package uses fewer than ten levels; Python's parser fails at
 # several hundred.
 MAX_NESTED = 100
+# Files that file managers and network file systems put into any folder.
+FOREIGN = re.compile(r"\.DS_Store|\._.*|\.nfs.*|Thumbs\.db|desktop\.ini")
 
 
 class Damaged(InputError):
@@ -51,6 +53,11 @@ def is_below(name: str) -> bool:
     parts = name.split("/")
     longest = max(len(part.encode("utf-8", "surrogatepass")) for part in parts)
     return "\0" not in name and not {"", ".", ".."} & set(parts) and longest <= LONGEST_NAME
+
+
+def is_foreign(path: Path) -> bool:
+    """Return whether a file manager or a network file system made a file, which is then ignored."""
+    return FOREIGN.fullmatch(path.name) is not None
 
 
 def check_links(folder: Path, *below: str) -> None:

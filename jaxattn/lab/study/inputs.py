@@ -1,0 +1,72 @@
+"""Hashes of what a study depends on besides its settings: custom code, and the files that it reads."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxattn.core.settings import FILE, Spec, has_mark
+from jaxattn.lab.study.definition import Definition
+from jaxattn.lab.study.registry import fields_of
+from jaxattn.lab.study.setting import Cell, Setting
+from jaxattn.lab.texts.cache import source_digest
+from jaxattn.lab.texts.source import Source
+
+
+def source_hashes(study: Definition) -> dict[str, str | None]:
+    """Return the hashes of the custom code of a study, by import path, and those of `input_hashes`.
+
+    The hash of code that cannot be hashed is None.
+    """
+    return {path: study.names.code_hash(path) for path in study.custom_kinds} | input_hashes(study.cells)
+
+
+def input_hashes(cells: Iterable[Cell]) -> dict[str, str]:
+    """Return the hash of every file that a setting of a study names, and of the texts.
+
+    The hash depends on the contents, not on where a file is. Files that a custom function opens without such
+    a setting are not known.
+
+    Returns:
+        Hashes of 40 hexadecimal digits. Their keys describe the files for error messages, such as "the texts
+        of reviews.csv" or "e.npy". Names that are not unique are numbered.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    found: dict[tuple[str, ...], str] = {}
+    for setting in {id(cell.setting.data): cell.setting for cell in cells}.values():
+        if isinstance(data := setting.data, Source):
+            files = data.files()
+            name = "the texts of " + ", ".join(sorted({Path(path).name for path in list(files.values())[:3]}))
+            found.setdefault((name, *files.values()), source_digest(files, b""))
+    for path in dict.fromkeys(path for cell in cells for path in _named(cell.setting)):
+        if Path(path).is_file():
+            found[Path(path).name, path] = source_digest({"": path}, b"")
+    hashes: dict[str, str] = {}
+    for (name, *_), digest in found.items():
+        number = sum(each == name or each.startswith(f"{name} (") for each in hashes)
+        hashes[f"{name} ({number + 1})" if number else name] = digest
+    return hashes
+
+
+def _named(setting: Setting) -> Iterator[str]:
+    """Yield the paths in settings that are annotated as `FilePath`, without a suffix such as ":KEY"."""
+    probes = (*setting.probes.at_steps, *setting.probes.of_phases)
+    parts = (setting.data, setting.model, setting.loss, *setting.starts.values(), *setting.phases, *probes)
+    for part in parts:
+        for field in fields_of(type(part)) if isinstance(part, Spec) else ():
+            if has_mark(field.type, FILE):
+                for path in _strings(getattr(part, field.name)):
+                    # A file may have a colon in its name.
+                    yield path if Path(path).is_file() else path.rpartition(":")[0] or path
+
+
+def _strings(x: Any) -> Iterator[str]:
+    if isinstance(x, str):
+        yield x
+    elif isinstance(x, Mapping):
+        for each in x.values():
+            yield from _strings(each)
+    elif isinstance(x, list | tuple):
+        for each in x:
+            yield from _strings(each)
