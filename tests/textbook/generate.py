@@ -22,7 +22,7 @@ def study(seed):
     smoothing = choice(0.0, 0.2)
     tables = {
         "name": f"random_{seed}",
-        "seeds": 2,
+        "seeds": choice(1, 1, 1, 2),
         "dtype": "float64",
         "loss": {
             "kind": "logistic" if loss == "cross_entropy" and classes == 2 else loss,
