@@ -12,7 +12,7 @@ RTOL = 1e-9
 ATOL = 1e-12
 # Adam divides by the root of a mean of squared gradients plus 1e-8, which magnifies rounding errors of
 # gradients that nearly vanish. The textbook measures this: it runs again with every initial parameter changed
-# by one rounding error. Since each step is rounded, this many such changes are allowed, but at most this error.
+# by one rounding error. Since each step is rounded, this many such changes are allowed, up to a limit.
 ROUNDINGS, AT_MOST = 100, 1e-6
 
 
