@@ -57,7 +57,7 @@ class Task:
         return total, gradients
 
 
-def simulate(settings, params, splits, batch, steps_of):
+def simulate(settings, params, splits, batch, steps_of, seen=lambda params: params):
     """Return {(phase, step, metric): value} of one seed.
 
     Args:
@@ -66,13 +66,14 @@ def simulate(settings, params, splits, batch, steps_of):
         splits: corpora "train", "test" and "validation", which may be missing.
         batch: (index of the phase, step) -> examples in the minibatch of the step.
         steps_of: index of the phase -> steps at which to measure.
+        seen: parameters -> the parameters at which gradients are computed.
     """
     task, found = Task(settings), {}
     tokens = metrics.Tokens(splits["train"], len(params["E"]), settings["data"].get("num_classes", 2))
     for index, given in enumerate(settings["phases"]):
         one_step = {"train": ["E"], "steps": 1, "optimizer": "sgd"} if given["kind"] == "one_step" else {}
         phase, start, best = one_step | given, params, {}
-        path = path_of(task, phase, start, splits, partial(batch, index))
+        path = path_of(task, phase, start, splits, partial(batch, index), seen)
         for step, (params, evaluations, fit) in enumerate(path):
             if step in steps_of(index):
                 one = of_fit(task, splits, params, *fit()) | {"evaluations": float(evaluations)}
@@ -83,7 +84,7 @@ def simulate(settings, params, splits, batch, steps_of):
     return found
 
 
-def path_of(task, phase, start, splits, batch):
+def path_of(task, phase, start, splits, batch, seen):
     """Yield the parameters at every step of a phase, the gradient evaluations, and the training loss.
 
     The loss is a function without arguments that returns the loss of all training data and its gradients.
@@ -91,7 +92,7 @@ def path_of(task, phase, start, splits, batch):
     names, size, train = trained(phase["train"], start), phase.get("batch_size"), splits["train"]
 
     def gradient(params, batch):
-        return task.gradient(params, train if batch is None else [train[i] for i in batch], names)
+        return task.gradient(seen(params), train if batch is None else [train[i] for i in batch], names)
 
     def batches(k):
         return None if size is None else batch(k)
