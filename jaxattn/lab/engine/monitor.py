@@ -143,6 +143,7 @@ class RunMonitor:
         self._waiting.subtract(_runs(batch))
         self._phase, self._step, self._probes = 0, 0, [0]
         self._metrics: dict[str, float | None] = {}
+        self._metrics_at = 0
 
     def set_status(self, status: str, remaining: float | None = None) -> None:
         """Show the status of an operation that has no steps.
@@ -157,6 +158,7 @@ class RunMonitor:
     def begin_phase(self, number: int, probes: Sequence[int], step: int) -> None:
         """Record that a phase starts or resumes at `step`, and the steps at which it is measured."""
         self._phase, self._step, self._probes = number, step, probes
+        self._metrics = {}
         self._is_whole, self._per_step = step == 0, None
         self._blocks, self._measured, self._measuring_s, self._saving_s = 0, 0, 0.0, 0.0
         self._phase_began = self._since = time.monotonic()
@@ -182,7 +184,7 @@ class RunMonitor:
         """Write the measurements taken at a step; see `records.log_entry`."""
         self._measuring_s += time.monotonic() - self._since
         self._measured += 1
-        self._metrics = measured["metrics"]
+        self._metrics, self._metrics_at = measured["metrics"], self._step
         self._write(self._entry(self.remaining()) | measured, series)
         self._show()
 
@@ -239,6 +241,8 @@ class RunMonitor:
         if (goal := self._goal) and (reached := self._metrics.get(goal.metric)) is not None:
             location = f"{goal.label} = {reached:.3g} of {goal.value:g}"
         state = "" if loss is None else f"loss {loss:.4g}"
+        if state and self._metrics_at < self._step:
+            state += f" at step {self._metrics_at:,}"
         text = f"{describe_batch(self._batch)}{phase.name} {location}"
         self._reporter.update(text, self._overall(), state, self.remaining())
         self._since = time.monotonic()

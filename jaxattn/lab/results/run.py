@@ -22,7 +22,7 @@ from jaxattn.lab.results.labels import (
 )
 from jaxattn.lab.storage import provenance
 from jaxattn.lab.storage.manifest import run_command
-from jaxattn.lab.study.effective import effective_tables, settings_table
+from jaxattn.lab.study.effective import as_written, effective_tables, settings_table
 
 _FAILURES = ("cell", "seed", "phase", "step", "reason")
 
@@ -113,7 +113,7 @@ class Run:
     def tables(self, cell: int) -> Mapping[str, Any]:
         """Return the tables of all settings with which a cell ran, including the defaults of its kinds."""
         if cell not in self._known:
-            self._known[cell] = effective_tables(self.config(cell), self._entry(cell))
+            self._known[cell] = as_written(effective_tables(self.config(cell), self._entry(cell)))
         return self._known[cell]
 
     def effective_settings(self) -> pd.DataFrame:

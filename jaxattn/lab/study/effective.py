@@ -27,6 +27,17 @@ def effective_tables(config: Mapping[str, Any], entry: Mapping[str, Any]) -> dic
     return {**tables, **entry.get("tables", {})}
 
 
+def as_written(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tables with the options of optimisers next to the other keys of a phase, as in a sweep file."""
+    phases = [
+        {key: x for key, x in phase.items() if key != "options"} | phase.get("options", {})
+        if isinstance(phase, Mapping)
+        else phase
+        for phase in tables.get("phases", ())
+    ]
+    return {**tables, "phases": phases}
+
+
 def changed_tables(
     config: Mapping[str, Any], settings: Mapping[str, Any], tables: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -49,7 +60,7 @@ def settings_table(cells: Mapping[int, Mapping[str, Any]]) -> pd.DataFrame:
     """
     rows = [
         flatten(_by_name({part: tables[part] for part in _PARTS if part in tables}))
-        for tables in cells.values()
+        for tables in map(as_written, cells.values())
     ]
     keys = dict.fromkeys(key for row in rows for key in row)
     columns = {key: pd.Series([row.get(key) for row in rows], dtype=object) for key in keys}

@@ -17,10 +17,11 @@ class Shown(Reporter):
 
     def __init__(self):
         super().__init__(quiet=True)
-        self.lines = []
+        self.lines, self.states = [], []
 
     def update(self, description, fraction=None, state="", remaining=None):
         self.lines.append((description, fraction, remaining))
+        self.states.append(state)
 
 
 class Run:
@@ -58,6 +59,19 @@ class Run:
 @pytest.fixture
 def run(monkeypatch, study):
     return Run(monkeypatch, study())
+
+
+def test_progress_names_the_step_of_a_loss_that_was_measured_before(run):
+    run.monitor.begin_batch(run.batches[0], 0, 3)
+    run.monitor.begin_phase(0, [0, 1], 0)
+    run.measure(1.0)
+    run.step(1, 1.0)
+    assert run.reporter.states[-2:] == ["loss 0.5", "loss 0.5 at step 0"]
+    run.measure(1.0, loss=0.25)
+    assert run.reporter.states[-1] == "loss 0.25"
+    run.monitor.begin_phase(1, [0, 100, 200], 0)
+    run.step(1, 1.0)
+    assert run.reporter.states[-1] == ""
 
 
 def test_time_left_is_known_once_every_phase_is_timed(run):

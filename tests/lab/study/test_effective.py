@@ -47,10 +47,21 @@ def test_a_key_of_another_kind_is_none():
 
 
 def test_results_have_the_table_of_their_study(tmp_path):
-    own = study(axes={"model.dim": [5, 6]})
+    query = {
+        "kind": "descent",
+        "name": "query",
+        "train": ["p"],
+        "optimizer": "sgd",
+        "steps": 2,
+        "step_size": 0.5,
+    }
+    own = study(axes={"model.dim": [5, 6]}, phases=[query | {"momentum": 0.5, "nesterov": True}])
     results = own.run(tmp_path / "results", quiet=True, report=False)
     assert not (tmp_path / "results" / "report.html").exists()
     expected = own.effective_settings()
+    # Options of the optimiser have the keys of the sweep file.
+    assert expected["phases.query.nesterov"].tolist() == [True, True]
+    assert results.lookup(1, "phases.query.momentum") == 0.5
     found = ja.load(tmp_path / "results").effective_settings()
     assert found.equals(results.effective_settings())
     assert found.index.equals(expected.index)
