@@ -164,6 +164,16 @@ def is_concrete(x: Any) -> bool:
     return isinstance(x, np.ndarray | np.generic | jax.Array) and not isinstance(x, jax.core.Tracer)
 
 
+def numpy_if_concrete(tree: _P) -> _P:
+    """Return a pytree with NumPy arrays, or the pytree itself inside `jax.jit`, `jax.vmap` or `jax.grad`.
+
+    In a session without float64, JAX would round operations on float64 arrays to float32.
+    """
+    return (
+        tree if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree)) else jax.device_get(tree)
+    )
+
+
 def _written(x: Any) -> str:
     if is_concrete(x) and x.shape == () and not jax.numpy.issubdtype(x.dtype, jax.dtypes.extended):
         x = x.item()

@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxattn.base import Goal, Params, Task
 from jaxattn.base.functions import declare, settings_class
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import floats_to_float64, gradients_by_name, replaced, selected
+from jaxattn.core.pytrees import floats_to_float64, gradients_by_name, numpy_if_concrete, replaced, selected
 from jaxattn.core.settings import Names, Positive, PositiveInt, Static
 from jaxattn.dynamics.flows.arc_length import Stop
 from jaxattn.dynamics.flows.flow_phase import FlowPhase, RecordedPath
@@ -115,7 +115,7 @@ def gradient_flow(
         max_steps=max_steps,
         throw=False,
     )
-    return _recorded(solution, marks, evaluate, unravel, distances, moves)
+    return numpy_if_concrete(_recorded(solution, marks, evaluate, unravel, distances, moves))
 
 
 def _recorded(

@@ -13,6 +13,7 @@ from jax import Array
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.core.mapping import map_in_equal_parts
+from jaxattn.core.pytrees import numpy_if_concrete
 from jaxattn.data.corpus import Corpus
 
 _T = TypeVar("_T")
@@ -96,7 +97,7 @@ def over_seeds(
         width: number of seeds to vmap; the default depends on the backend.
 
     Returns:
-        The output of `follow`, with a leading seed axis.
+        The output of `follow`, with a leading seed axis, as NumPy arrays outside of a trace.
 
     Raises:
         InputError: `max_steps` or `width` is too small, or the flow is differentiated.
@@ -111,7 +112,8 @@ def over_seeds(
     with backend.float64():
         arrays = *to_float64(tuple(given)), corpus
         settings = to_float64(numbers), jnp.asarray(max_steps, jnp.int32)
-        return _without_derivative(arrays, settings, follow, inputs.batched, inputs.seeds, points, width)
+        path = _without_derivative(arrays, settings, follow, inputs.batched, inputs.seeds, points, width)
+    return numpy_if_concrete(path)
 
 
 def check_ends(**ends: float) -> None:

@@ -255,6 +255,10 @@ def test_float32_session_computes_the_float64_path():
     expected = flow(jax.tree.map(lambda x: x.astype(jnp.float64), single), corpus)
     with jax.enable_x64(False):
         path = flow(single, corpus)
+        # Arrays of JAX would be rounded here, with a warning.
+        length = np.linalg.norm(path.p[-1])
+    assert length == np.linalg.norm(expected.p[-1])
+    assert {type(x) for x in jax.tree.leaves(path)} == {np.ndarray}
     assert path.p.dtype == np.float64
     np.testing.assert_array_equal(path.p, expected.p)
     np.testing.assert_array_equal(path.log_time, expected.log_time)
