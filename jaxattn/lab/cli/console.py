@@ -140,20 +140,20 @@ def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
 
 
 def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **options: Any) -> None:
-    """Print a table of at most six metrics, chosen by `headline.metrics`, at the last step of each phase.
+    """Print a table of at most six metrics, chosen by `overview.metrics`, at the last step of each phase.
 
     With `every`, print all metrics. Otherwise the output mentions `rest`, the option or command that prints
     the remaining metrics. Bootstrap options are passed to `statistics.summary_rows`.
     """
-    from jaxattn.lab.results import combine, headline, statistics
-    from jaxattn.lab.results.headline import caveats
+    from jaxattn.lab.results import combine, overview, statistics
+    from jaxattn.lab.results.overview import caveats
 
-    chosen = headline.metrics(results)
-    left = 0 if every else len(headline.recorded(results)) - len(chosen)
+    chosen = overview.metrics(results)
+    left = 0 if every else len(overview.recorded(results)) - len(chosen)
     shown = combine.choose(results, metrics=chosen) if left else results
     rows = statistics.summary_rows(shown, metrics=chosen if left else None, **options)
     print_title(statistics.summary_title(shown))
-    for title, table in _split_to_fit(rows, [*results.axes, "phase"]):
+    for title, table in _split_to_fit(rows, len(results.axes) + 1):
         print_table(title, table)
     for line in caveats(shown):
         print_wrapped(line)
@@ -181,27 +181,19 @@ def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:
     return rows
 
 
-def print_headline(results: Any) -> None:
-    """Print the two sentences returned by `headline.sentences`, followed by a blank line."""
-    from jaxattn.lab.results.headline import sentences
-
-    for sentence in sentences(results):
-        print_wrapped(sentence)
-    print_line()
-
-
-def _split_to_fit(rows: "pd.DataFrame", keys: list[str]) -> Iterator[tuple[str, "pd.DataFrame"]]:
+def _split_to_fit(rows: "pd.DataFrame", keys: int) -> Iterator[tuple[str, "pd.DataFrame"]]:
     from jaxattn.lab.results.statistics import transposed
 
     # Also try the transposed table, in which each row becomes a column.
     ways = [rows, transposed(rows, keys)] if len(rows) <= _width() else [rows]
-    for table in ways[::-1] if len(rows.columns) - len(keys) > len(rows) else ways:
+    for table in ways[::-1] if len(rows.columns) - keys > len(rows) else ways:
         if _total_width(_full_widths(table)) <= _width():
             yield "", table
             return
-    for metric in rows.columns[len(keys) :]:
+    heads = list(rows.columns[:keys])
+    for metric in rows.columns[keys:]:
         own = rows[rows[metric] != ""]
-        yield metric, own[[*keys, metric]].rename(columns={metric: "value"})
+        yield metric, own[[*heads, metric]].rename(columns={metric: "value"})
 
 
 def print_made_by(made_by: str) -> None:

@@ -11,7 +11,6 @@ from jaxattn.core.errors import InputError, RunError, at, counted
 from jaxattn.lab.cli.console import (
     print_aligned,
     print_failures,
-    print_headline,
     print_json,
     print_line,
     print_made_by,
@@ -116,7 +115,6 @@ def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
     if len(outcome.errors) == outcome.batches:
         return 1
     together = _combined_results(folders)
-    print_headline(together)
     print_summary(together, every=every)
     if address := copies.address_of(outcome.directory):
         print_line(f"{address}: all results; the report and its figures are also on this machine:")
@@ -258,7 +256,6 @@ def launch(
     if failed:
         raise RunError(f"launch: jobs {', '.join(failed)} failed; see the logs in {scripts}")
     together = _combined_results(folders)
-    print_headline(together)
     print_summary(together, rest=f"jaxattn aggregate {complete.name} --all")
     return 0
 

@@ -132,7 +132,8 @@ def group(results: AnyRun, by: Sequence[str]) -> AnyRun:
 
     Here x_cs is the value of seed s in cell c. For each (phase, step, metric), the sum is over the C cells of
     the group in which the metric was recorded for any seed. If seed s has no value in one of these cells, x_s
-    is NaN, because the mean would be over fewer settings.
+    is NaN, because the mean would be over fewer settings. Cells whose phase has fewer steps also enter the
+    last row of the phase, with their own last step.
 
     A seed uses the same random numbers in every cell, so its values in different cells are not independent.
     `statistics.aggregate` therefore treats the seeds as the sample, and resamples whole seeds.
@@ -172,7 +173,8 @@ def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
 
     Returns:
         Results with one cell per setting of the other axes. Each metric is the difference second - first,
-        or NaN if either value is missing.
+        or NaN if either value is missing. If the lengths of a phase differ, its last row is the difference of
+        the last steps of both.
 
     Raises:
         InputError: the key is not swept, or no cells can be paired.
@@ -227,6 +229,7 @@ def _regroup(
     settings = {number[texts[cell]]: found for cell, found in values.items()}
     records = results.records[results.records["cell"].isin(list(values))]
     records = records.assign(**{"from": records["cell"]}, cell=records["cell"].map(texts).map(number))
+    records = _with_common_end(records)
     series = records.groupby(["cell", "phase", "step", "metric"], observed=True)
     records = weigh(records.assign(cells=series["from"].transform("nunique")))
     keys = ["cell", "seed", "phase", "step", "metric"]
@@ -248,6 +251,21 @@ def _regroup(
         "derived": [*results.derived, words],
     }
     return replace(results, manifest=manifest, records=records, tokens=results.tokens.iloc[:0])
+
+
+def _with_common_end(records: pd.DataFrame) -> pd.DataFrame:
+    """Repeat the last row of a phase at the largest last step of the cells that are combined.
+
+    The last row of a phase then combines the last step of every cell, also if their numbers of steps differ.
+    The column `from` contains the original cells.
+    """
+
+    def last(of: str) -> pd.Series:
+        return records.groupby([of, "phase", "metric"], observed=True)["step"].transform("max")
+
+    own, common = last("from"), last("cell")
+    shorter = (records["step"] == own) & (own < common)
+    return pd.concat([records, records[shorter].assign(step=common[shorter])], ignore_index=True)
 
 
 def _common_entry(results: Run, cells: Sequence[int]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.results import turns
 from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import (
     LONGEST_LABEL,
@@ -123,7 +122,6 @@ def curves(
             [
                 _caption(results, table, axes, chosen, each_seed),
                 *(["Dotted lines mark known values."] if levels else []),
-                *_turns(table, present, chosen, axes),
             ]
         ),
         figure,
@@ -150,20 +148,6 @@ def _caption(
         + (f"{geometric_words(table)}. Bands are 95 % intervals." if averaged else ".")
         + (f" {len(chosen)} of {every} cells are shown." if len(chosen) < every else "")
     )
-
-
-def _turns(
-    table: pd.DataFrame,
-    present: dict[str, dict[str, list[str]]],
-    chosen: Sequence[int],
-    axes: Mapping[str, str],
-) -> list[str]:
-    return [
-        sentence.replace("The ", f"In the phase {name}, the ", 1) if len(present) > 1 else sentence
-        for name, panels in present.items()
-        if axes[name] == "step"
-        for sentence in turns.turning_sentences(table[table["phase"] == name], panels, chosen)
-    ]
 
 
 def _phases(results: Run, phase: str | None, x: str | None) -> list[str]:

@@ -12,12 +12,12 @@ import msgspec
 import pandas as pd
 
 from jaxattn.core.errors import InputError, RunError
-from jaxattn.lab.results import headline, layout, style
+from jaxattn.lab.results import layout, overview, style
 from jaxattn.lab.results.drawn import DRAWN, Picture, RenderedFigure, StoredCaptions
 from jaxattn.lab.results.figures import FigureProgress, Problem, custom_captions, draw_all
-from jaxattn.lab.results.headline import caveats
 from jaxattn.lab.results.labels import format_number, setting
 from jaxattn.lab.results.load import load
+from jaxattn.lab.results.overview import caveats
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import aggregate, last_steps, summary_table, summary_words
 from jaxattn.lab.results.tokens import final_tokens, named_tokens, top, with_classes
@@ -150,7 +150,6 @@ def render(
         rows=_ROWS,
         cells=results.cells.iloc[:_ROWS].map(setting) if results.axes else None,
         all_cells=len(results.cells),
-        sentences=headline.sentences(results),
         summaries=_summaries(results),
         summary_words=summary_words(results),
         caveats=caveats(results),
@@ -196,7 +195,7 @@ def _tops(results: Run) -> list[dict[str, Any]]:
 
 def _summaries(results: Run) -> list[tuple[pd.DataFrame, int, int]]:
     """Return, for each summary table, its first rows, number of key columns and total number of rows."""
-    chosen, every = headline.metrics(results), headline.recorded(results)
+    chosen, every = overview.metrics(results), overview.recorded(results)
     tables = [
         summary_table(results, metrics=names)
         for names in ([chosen, every] if len(every) > len(chosen) else [chosen])

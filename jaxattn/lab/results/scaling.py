@@ -12,7 +12,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from numpy.typing import NDArray
 
 from jaxattn.core.errors import InputError, counted
-from jaxattn.lab.results import turns
 from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.fits import PowerLaw, power_law
 from jaxattn.lab.results.judge import around, verdict, verdict_text
@@ -296,8 +295,6 @@ def convergence(
             ax.legend(handles=handles[1:], loc="best", labelcolor=SOFT)
     verdicts = [sentence(c.settings, c.law, expected, tolerance) for c in courses] if fits else []
     seeds = [int(np.isfinite(course.y).any(axis=0).sum()) for course in courses]
-    rises = [(_named(c.settings), turns.rise(*c.median, (x, f"the median of {y}"))) for c in courses]
-    verdicts += [f"{f'For {name} {text}' if name else f'T{text[1:]}'}." for name, text in rises if text]
     return RenderedFigure(
         file_name("convergence", y, x, *([] if phase == results.phases[-1] else [phase])),
         f"{y} against {x}",

@@ -171,8 +171,8 @@ def metric_at_end(records: pd.DataFrame, metric: str, phase: str | None) -> tupl
 
 def summary_table(results: Run, **options: Any) -> pd.DataFrame:
     """Return `summary_rows` for display, transposed if there are more metrics than rows."""
-    rows, keys = summary_rows(results, **options), [*results.axes, "phase"]
-    return transposed(rows, keys) if len(rows.columns) - len(keys) > len(rows) else rows
+    rows, keys = summary_rows(results, **options), len(results.axes) + 1
+    return transposed(rows, keys) if len(rows.columns) - keys > len(rows) else rows
 
 
 def summary_rows(
@@ -192,8 +192,9 @@ def summary_rows(
 
     Returns:
         A table with one row per cell and phase: the axis values, the phase, and a column per metric. An
-        entry is, for example, "0.873 [0.871, 0.875]", or "1.00 (all equal)" if all seeds are equal. "(n=3)"
-        is appended if fewer seeds than planned have a value.
+        axis with the name of a metric has the column "NAME (setting)". An entry of a metric is, for example,
+        "0.873 [0.871, 0.875]", or "1.00 (all equal)" if all seeds are equal. "(n=3)" is appended if fewer
+        seeds than planned have a value.
     """
     table = estimates(results, metrics=metrics, statistic=statistic, confidence=confidence)
     _, chosen = _shown(results, metrics)
@@ -202,6 +203,7 @@ def summary_rows(
     order = table[["cell", *keys]].drop_duplicates(["cell", "phase"])
     wide = wide.reindex(index=pd.MultiIndex.from_frame(order[["cell", "phase"]]), columns=chosen)
     heads = order[keys].map(setting).reset_index(drop=True)
+    heads.columns = pd.Index([f"{key} (setting)" if key in chosen else key for key in keys])
     return pd.concat([heads, wide.reset_index(drop=True).rename_axis(columns=None)], axis=1)
 
 
@@ -263,15 +265,18 @@ def _shown(results: Run, metrics: Sequence[str] | None) -> tuple[pd.DataFrame, l
     return records[records["metric"].isin(list(chosen))], list(chosen)
 
 
-def transposed(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Transpose a table from `summary_rows`: one row per metric, and one column per cell and phase."""
-    *axes, phase = keys
+def transposed(rows: pd.DataFrame, keys: int) -> pd.DataFrame:
+    """Transpose a table from `summary_rows`: one row per metric, and one column per cell and phase.
+
+    The axis values and the phase are the first `keys` columns.
+    """
+    *axes, phase = rows.columns[:keys]
     phases = [] if rows[phase].nunique() == 1 and axes else [phase]
     values = zip(*(rows[key] for key in [*axes, *phases]), strict=True)
     heads = [*(f"{axis} = " for axis in axes), *("" for _ in phases)]
     # Omit axes that are not defined for a cell.
     names = [", ".join(head + x for head, x in zip(heads, row, strict=True) if x) for row in values]
-    wide = rows.drop(columns=list(keys)).set_axis(pd.Index(names), axis=0).T
+    wide = rows.iloc[:, keys:].set_axis(pd.Index(names), axis=0).T
     return wide.rename_axis(index=None, columns=None).reset_index(names="metric")
 
 

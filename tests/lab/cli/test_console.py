@@ -135,7 +135,7 @@ def test_six_metrics_are_printed_unless_all_are_requested(lines, tmp_path, cells
 
 @pytest.fixture
 def learned(tmp_path):
-    """A run with long sentences, tables and notes."""
+    """A run with wide tables and long notes."""
     names = ["test_accuracy", "loss", "important_selected", "spearman_Ev_tokens", *MANY]
     return run_of(tmp_path, 2, metrics=names)
 
@@ -144,7 +144,6 @@ def learned(tmp_path):
 @pytest.mark.parametrize("every", [False, True])
 def test_words_in_the_output_of_a_run_are_never_broken(lines, learned, width, every):
     def show():
-        console.print_headline(learned)
         console.print_summary(learned, every=every)
 
     wide, found = lines(show, width=10_000), lines(show, width=width)

@@ -226,8 +226,9 @@ def test_group_drops_seeds_that_are_missing_from_a_cell(folder):
     loss = [np.mean([800 + 10 * r + s / 100 for r in (0.1, 0.2)]) for s in (0, 3)]
     assert table.loc[("query", 1, "loss"), ["n", "mean"]].tolist() == pytest.approx([2, np.mean(loss)])
     assert table.loc[("query", 0, "accuracy"), ["n", "mean"]].tolist() == pytest.approx([3, 5 / 3])
-    # A step that only one cell recorded has the value of that cell.
-    assert table.loc[("query", 2, "accuracy"), ["n", "mean"]].tolist() == pytest.approx([3, 4 / 3])
+    # The last row has the last step of each cell. Seed 1 is missing from one, and seed 2 failed in the other.
+    assert table.loc[("query", 2, "accuracy"), ["n", "mean"]].tolist() == pytest.approx([2, 3 / 2])
+    # A phase that only one cell recorded has the values of that cell.
     assert table.loc[("later", 1, "accuracy"), ["n", "mean"]].tolist() == pytest.approx([3, 5 / 3])
 
 
@@ -295,6 +296,33 @@ def test_two_cells_with_the_same_value_of_the_key_are_not_a_pair(load_planted):
     found = paired(single, "phases.query.step_size", 0.5, 1.0)
     assert aggregate(found)["data.length"].tolist() == [6]
     np.testing.assert_allclose(aggregate(found)["mean"], 5.0)
+
+
+@pytest.fixture
+def lengths(load_planted):
+    """Cells with 5 and 10 steps, two decays and loss = cell + seed/10 + step."""
+    settings = [{"phases.query.steps": n, "decay": d} for n in (5, 10) for d in (0.1, 0.2)]
+    rows = [
+        (cell, seed, "query", step, "loss", cell + seed / 10 + step)
+        for cell, found in enumerate(settings)
+        for seed in range(3)
+        for step in range(0, found["phases.query.steps"] + 1, 5)
+    ]
+    config = {"model": {"dim": 4}, "phases": [{"name": "query", "step_size": 0.1, "steps": 5}]}
+    cells = [{"cell": k, "settings": s, "config_hash": str(k)} for k, s in enumerate(settings)]
+    return load_planted(rows, name="lengths", config=config, cells=cells, seeds=[0, 1, 2], failures=[])
+
+
+def test_last_rows_combine_the_last_step_of_each_cell(lengths):
+    differences = paired(lengths, "phases.query.steps", 5, 10).records
+    # Cells 0 and 2, and 1 and 3: the same steps, then the last steps, 10 and 5.
+    found = {step: set(rows["value"].round(9)) for step, rows in differences.groupby("step")}
+    assert found == {0: {2.0}, 5: {2.0}, 10: {7.0}}
+    means = group(lengths, ["decay"]).records
+    last = means[(means["step"] == 10) & (means["cell"] == 0)].sort_values("seed")["value"]
+    np.testing.assert_allclose(last, [(0 + 5 + 2 + 10) / 2 + seed / 10 for seed in range(3)])
+    alone = group(lengths, ["decay", "phases.query.steps"]).records
+    assert len(alone) == len(lengths.records)
 
 
 def test_failed_seed_has_no_paired_difference(folder):

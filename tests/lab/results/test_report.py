@@ -12,8 +12,7 @@ import pytest
 from PIL import Image
 
 from jaxattn.core.errors import InputError, RunError
-from jaxattn.lab.results import aggregate, headline, load, report, style
-from jaxattn.lab.results.layout import typeset
+from jaxattn.lab.results import aggregate, load, overview, report, style
 from jaxattn.lab.results.statistics import last_steps
 from jaxattn.lab.storage import manifest, provenance
 
@@ -107,10 +106,9 @@ def test_page_shows_six_metrics_before_the_full_list(written):
     run, text = load(written.page.parent), Page(written.page.read_text(encoding="utf-8")).text
     first, below = text.split("All metrics\n")
     table = first[first.index("Last step of each phase") :]
-    assert all(metric in table for metric in headline.metrics(run))
+    assert all(metric in table for metric in overview.metrics(run))
     assert "p_norm" not in table
-    assert all(metric in below for metric in headline.recorded(run))
-    assert all(typeset(sentence) in first for sentence in headline.sentences(run))
+    assert all(metric in below for metric in overview.recorded(run))
 
 
 def test_page_escapes_text_from_the_run(written):

@@ -298,10 +298,36 @@ def test_summary_of_one_seed_has_no_interval(results):
     )
 
 
+def test_an_axis_may_have_the_name_of_a_metric(load_planted):
+    cells = [
+        {"cell": k, "settings": {"loss": kind, "model.dim": k}, "config_hash": str(k)}
+        for k, kind in enumerate(("hinge", "logistic"))
+    ]
+    rows = [
+        (cell, seed, "query", 1, name, 1.0 + cell)
+        for cell in (0, 1)
+        for seed in (0, 1)
+        for name in ("loss", "a", "b", "c")
+    ]
+    run = load_planted(
+        rows, name="x", config={"phases": [{"name": "query"}]}, cells=cells, seeds=[0, 1], failures=[]
+    )
+    rows = summary_table(run, metrics=["loss"])
+    assert rows.columns.tolist() == ["loss (setting)", "model.dim", "phase", "loss"]
+    assert rows["loss (setting)"].tolist() == ["hinge", "logistic"]
+    assert rows["loss"].str[:4].tolist() == ["1.00", "2.00"]
+    wide = summary_table(run)
+    assert wide.columns.tolist() == [
+        "metric",
+        "loss (setting) = hinge, model.dim = 0",
+        "loss (setting) = logistic, model.dim = 1",
+    ]
+
+
 def test_transposed_summary_omits_axes_without_a_value():
     rows = pd.DataFrame(
         {"block": ["Adam", "SGD"], "decay": ["0.1", ""], "phase": ["joint"] * 2, "loss": ["1", "2"]}
     )
-    assert list(transposed(rows, ["block", "decay", "phase"]).columns) == [
+    assert list(transposed(rows, 3).columns) == [
         "metric", "block = Adam, decay = 0.1", "block = SGD",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Summary of a run: at most six metrics, and two sentences for any records."""
+"""Overview of a run: at most six metrics, and notes."""
 
 import dataclasses
 from pathlib import Path
@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from jaxattn.lab.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
-from jaxattn.lab.results import headline, statistics, summary_table
-from jaxattn.lab.results.headline import caveats
+from jaxattn.lab.results import overview
+from jaxattn.lab.results.overview import caveats
 from jaxattn.lab.results.run import Run
 
 
@@ -41,121 +41,32 @@ LEARNED = {
 }
 
 
-def test_headline_lists_accuracy_then_loss_then_requested_metrics():
+def test_overview_lists_accuracy_then_loss_then_requested_metrics():
     mine = {f"mine_{k}": [1.0, 2.0, 3.0, 4.0] for k in range(4)}
-    assert headline.metrics(run_of(LEARNED | mine)) == [
+    assert overview.metrics(run_of(LEARNED | mine)) == [
         "test_accuracy",
         "loss",
         "mine_0",
         "mine_1",
-        "important_selected",
-        "spearman_Ev_tokens",
+        "mine_2",
+        "mine_3",
     ]
-    assert headline.metrics(run_of({"mine": [1.0, 2.0]})) == ["mine"]
-    assert headline.metrics(run_of({"train_accuracy": [1.0], "mine": [1.0]})) == ["train_accuracy", "mine"]
+    assert overview.metrics(run_of({"mine": [1.0, 2.0]})) == ["mine"]
+    assert overview.metrics(run_of({"train_accuracy": [1.0], "mine": [1.0]})) == ["train_accuracy", "mine"]
 
 
 def test_custom_metrics_in_figures_come_first():
     mine = {f"mine_{k}": [1.0, 2.0] for k in range(4)}
     figures = [{"kind": "curves", "metrics": ["mine_3", "loss"]}, {"kind": "scaling", "metric": "mine_1"}]
     run = run_of(LEARNED | mine, figures=[*figures, {"kind": "curves", "metrics": None}])
-    assert headline.metrics(run)[2:4] == ["mine_3", "mine_1"]
-    assert "mine_3 is" in headline.sentences(run_of(mine, figures=figures))[1]
-
-
-@pytest.mark.parametrize(("low", "weakly"), [(0.4996, True), (0.5004, False)])
-def test_choice_of_sentences_depends_on_unrounded_numbers(low, weakly):
-    """Both intervals start at 0.500 when rounded."""
-    half = low * 0.1
-    values = [low + half * (1 + x) for x in (-1, 1, -1, 1)]
-    run = run_of({"spearman_Ev_tokens": values})
-    found = statistics.estimates(run).set_index("phase").loc["query"]
-    shift = low - found["low"]
-    run = run_of({"spearman_Ev_tokens": [x + shift for x in values]})
-    assert statistics.estimates(run)["low"].to_numpy() == pytest.approx(low)
-    _, second = headline.sentences(run)
-    assert "[0.500, " in second
-    assert ("follows importance weakly" in second) == weakly
-
-
-def test_sentences_match_summary_table():
-    run = run_of(LEARNED)
-    table = summary_table(run).set_index("metric")["query"]
-    first, second = headline.sentences(run)
-    assert first == (
-        f"After the phase query, the test accuracy is {table['test_accuracy']} "
-        f"and the loss is {table['loss']}."
-    )
-    assert second == (
-        f"E·v follows importance (Spearman correlation over tokens {table['spearman_Ev_tokens']}); the share "
-        f"of sequences in which attention selects an important token is {table['important_selected']}."
-    )
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ([0.2, 0.21, 0.22, 0.23], "E·v follows importance weakly (Spearman "),
-        ([-0.2, -0.21, -0.22, -0.23], "E·v decreases with importance (Spearman "),
-        ([-0.5, 0.4, 0.3, -0.2], "There is no evidence that E·v follows importance (Spearman "),
-        ([0.9], "The Spearman correlation between E·v and importance over tokens is 0.900"),
-    ],
-)
-def test_wording_about_values_depends_on_the_interval(values, words):
-    assert headline.sentences(run_of({"loss": values, "spearman_Ev_tokens": values}))[1].startswith(words)
-
-
-def test_sentences_report_the_lowest_and_highest_cell():
-    run = run_of(
-        {"loss": [[0.3], [0.1], [0.2]], "mine": [[1.0], [2.0], [3.0]]},
-        cells=[{"model.dim": d} for d in (16, 64, 256)],
-        phases=("walk",),
-    )
-    assert headline.sentences(run) == (
-        "After the phase walk, the loss ranges from 0.100 at dim = 64 to 0.300 at dim = 16.",
-        "mine ranges from 1.00 at dim = 16 to 3.00 at dim = 256.",
-    )
-
-
-def test_sentences_count_the_cells_in_which_values_follow_importance():
-    run = run_of(
-        {"spearman_Ev_tokens": [[0.9, 0.91, 0.92], [-0.3, 0.2, 0.1]]}, cells=[{"data.n": 9}, {"data.n": 1}]
-    )
-    assert "E·v follows importance in 1 of 2 cells" in headline.sentences(run)[1]
-
-
-def test_direction_metrics_take_precedence_over_custom_metrics_in_the_sentences():
-    second = headline.sentences(run_of({"one_minus_cosine": [0.25], "margin_ratio": [0.5], "mine": [2.0]}))[1]
-    assert second == "1 - cos between p and its max-margin direction is 0.250; margin_ratio is 0.500."
-
-
-def test_any_set_of_metrics_gives_two_sentences():
-    nan = float("nan")
-    assert headline.sentences(run_of({"loss": [nan, nan], "spearman_Ev_tokens": [nan, nan]})) == (
-        "No accuracy and no loss has a finite value.",
-        "No other metric has a finite value.",
-    )
-    # If tokens are too rare for their correlation, the one over bins remains.
-    found = headline.sentences(run_of(LEARNED | {"spearman_Ev_tokens": [nan] * 4}))[1]
-    assert "The Spearman correlation between E·v and importance over bins is 1.00 (all equal)" in found
-
-
-def test_losses_of_different_kinds_are_not_compared():
-    cells = ({"loss.gamma": 0.0}, {"loss.gamma": 2.0})
-    run = run_of({"loss": [[0.4, 0.5], [0.1, 0.2]], "test_accuracy": [[0.8, 0.9], [0.7, 0.9]]}, cells=cells)
-    first, _ = headline.sentences(run)
-    assert first.startswith("After the phase query, the test accuracy ranges ")
-    assert "loss ranges" not in first
-    same = run_of({"loss": [[0.4, 0.5], [0.1, 0.2]]}, cells=({"model.dim": 2}, {"model.dim": 4}))
-    assert "the loss ranges" in headline.sentences(same)[0]
+    assert overview.metrics(run)[2:4] == ["mine_3", "mine_1"]
 
 
 def test_standard_contains_all_default_metrics():
     unasked = {name for probe in (Fit, Accuracy, Importance, Selected, OneStepError) for name in probe.labels}
-    assert unasked <= set(headline.STANDARD)
+    assert unasked <= set(overview.STANDARD)
     known = {name for probe in PROBES.values() for name in probe.labels}
-    assert set(headline.DIRECTIONS) <= known
-    assert not known & set(headline.STANDARD)
+    assert not known & set(overview.STANDARD)
 
 
 @pytest.fixture
