@@ -381,6 +381,13 @@ GALLERY = (
         "The error of the one-step law decreases like d^(-1/2). The slope is fitted for each seed.",
     ),
     Shown(
+        "A metric against a setting",
+        "one_step_law",
+        2,
+        "against_spearman_Ev_tokens_model-dim",
+        "Means over seeds with 95 % intervals. `lines` and `panels` draw the values of further swept keys.",
+    ),
+    Shown(
         "Convergence to the max-margin direction",
         "margin_convergence",
         0,

@@ -21,6 +21,7 @@ from jaxattn.lab.storage import files
 # Functions that draw each kind of figure. Their keyword arguments are the options of the kind.
 KINDS: Mapping[str, str] = MappingProxyType(
     {
+        "against": "jaxattn.lab.results.against:against",
         "convergence": "jaxattn.lab.results.scaling:convergence",
         "curves": "jaxattn.lab.results.curves:curves",
         "diagram": "jaxattn.lab.results.diagram:diagram",
@@ -89,7 +90,10 @@ def check_figures(
                 f"{location}: {spec['kind']} requires token scores and values, which the model does not "
                 "provide; remove the figure, or define scores_and_values(params) in the model"
             )
-        for option, allowed in (("phase", phases), ("axis", axes), ("x_axis", axes), ("y_axis", axes)):
+        named = [("phase", phases), *((option, axes) for option in ("axis", "x_axis", "y_axis"))]
+        if spec["kind"] == "against":
+            named += [(option, axes) for option in ("x", "lines", "panels")]
+        for option, allowed in named:
             if spec.get(option) is not None and spec[option] not in allowed:
                 raise InputError(
                     f"{location}.{option}: unknown {spec[option]!r}; {_hint(spec[option], allowed)}"
@@ -100,7 +104,8 @@ def metrics_of(specs: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
     """Return the metrics that the figures use, keyed by location in the sweep file."""
     found = {}
     for number, spec in specs.items():
-        for option in ("metric", "metrics", "x", "y"):
+        # In `against`, x is a swept key.
+        for option in ("metric", "metrics", *(("x", "y") if spec.get("kind") != "against" else ())):
             named = spec.get(option) or ()
             several = not isinstance(named, str)
             for k, metric in enumerate(named if several else (named,)):
