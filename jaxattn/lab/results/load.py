@@ -1,19 +1,22 @@
 """Results of a run as an object with methods for tables, statistics, figures and trained parameters."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from glob import glob
 from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 
+from jaxattn.core.errors import InputError
 from jaxattn.lab.results import combine, figures, statistics, tokens
 from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.read import read_results
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage.copies import naming
 from jaxattn.lab.storage.folder import results_folder
+from jaxattn.lab.storage.objects import is_address
 
 SHOWN_ROWS = 24
 
@@ -63,6 +66,28 @@ class Results(Run):
         chosen = self.choose(where=where, metrics=metrics, phases=phases)
         pooled = combine.group(chosen, by) if by else chosen
         return statistics.aggregate(pooled, confidence=confidence)
+
+    def table(self, phase: str | None = None) -> pd.DataFrame:
+        """Return a table with one row per run, with its settings and the metrics at the end of a phase.
+
+        Args:
+            phase: name of the phase; defaults to the last one.
+
+        Returns:
+            One row per cell and seed, with the columns cell and seed, a column for each setting, such as
+            `model.dim`, and a column for each metric. A metric that a run did not record is NaN. A setting
+            with the name of a metric has the column "NAME (setting)".
+
+        Raises:
+            InputError: the phase is unknown.
+        """
+        chosen = self.choose(phases=[phase or self.phases[-1]])
+        ends = statistics.last_steps(chosen.records)
+        values = ends.pivot(index=["cell", "seed"], columns="metric", values="value")
+        values = values[list(dict.fromkeys(ends["metric"]))].rename_axis(columns=None).reset_index()
+        own = self.effective_settings().reset_index()
+        own = own.rename(columns={key: f"{key} (setting)" for key in own if key in set(ends["metric"])})
+        return values[["cell", "seed"]].merge(own, on="cell").join(values.drop(columns=["cell", "seed"]))
 
     def summary(self, *, metrics: Sequence[str] = (), statistic: str = "mean") -> pd.DataFrame:
         """Return the statistics at the last step of each phase as a table; see `statistics.summary_table`."""
@@ -185,20 +210,38 @@ class Results(Run):
         return f"<b>{escape(self.manifest['name'])}</b> ({escape(words)})<br>{title}{table}"
 
 
-def load(directory: str | Path) -> Results:
-    """Load a results folder, without importing or executing code from it.
+def load(directory: str | Path | Sequence[str | Path]) -> Results:
+    """Load one or several results folders, without importing or executing code from them.
 
     Args:
         directory: folder or bucket URL of a finished or running study. If the study is still running, the
-            measurements available so far are read, and `finished` is False.
+            measurements available so far are read, and `finished` is False. A path may contain wildcards, as
+            in "results/night-*". Several folders are merged; see `combine.combine`.
 
     Returns:
         The results, with all records and tokens in memory.
 
     Raises:
-        InputError: the folder does not exist, is not a results folder, contains no measurements yet, or
-            contains a damaged file.
+        InputError: a folder does not exist, is not a results folder, contains no measurements yet, or
+            contains a damaged file; or two folders contain the same seed of the same cell.
     """
+    folders = list(_folders([directory] if isinstance(directory, str | Path) else directory))
+    if not folders:
+        raise InputError("expected at least one results folder, for example 'results/quickstart'")
+    return combine.combine([_load(folder) for folder in folders])
+
+
+def _folders(directories: Iterable[str | Path]) -> Iterator[str | Path]:
+    for directory in directories:
+        if not set(str(directory)) & set("*?[") or is_address(directory) or Path(directory).exists():
+            yield directory
+        elif found := sorted(glob(str(directory))):
+            yield from map(Path, found)
+        else:
+            raise InputError(f"{directory}: no folder matches")
+
+
+def _load(directory: str | Path) -> Results:
     with naming():
         directory = results_folder(directory).fetch("tables")
         return Results(directory, *read_results(directory))

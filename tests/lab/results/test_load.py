@@ -152,3 +152,55 @@ def test_loading_does_not_import_matplotlib():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def parts(load_planted):
+    """Write two folders with the same cells and different seeds."""
+
+    def make(seeds):
+        cells = [
+            {"cell": k, "settings": {"model.dim": d, "loss": "hinge"}, "config_hash": str(d)}
+            for k, d in enumerate((8, 16))
+        ]
+        rows = [
+            (cell, seed, phase, step, "loss", 100.0 * cell + 10 * seed + step)
+            for phase in ("embed", "query")
+            for cell in (0, 1)
+            for seed in seeds
+            for step in (0, 5 + cell)
+        ]
+        rows += [(1, seed, "query", 6, "margin", 0.5) for seed in seeds]
+        config = {"model": {"kind": "one_layer", "dim": 4}, "phases": [{"name": "embed"}, {"name": "query"}]}
+        return load_planted(
+            rows, name="x", config=config, cells=cells, seeds=list(seeds), failures=[]
+        ).directory
+
+    return [make([0, 2]), make([1])]
+
+
+def test_several_folders_load_as_one(parts, tmp_path):
+    both = load(parts)
+    assert sorted(both.records["seed"].unique()) == [0, 1, 2]
+    for k, part in enumerate(parts):
+        (tmp_path / f"part-{k}").symlink_to(part)
+    again = load(tmp_path / "part-*")
+    pd.testing.assert_frame_equal(both.records, again.records)
+    with pytest.raises(InputError, match="seed 0 is also in"):
+        load([parts[0], str(parts[0])])
+    with pytest.raises(InputError, match=r"none-\*: no folder matches"):
+        load([tmp_path / "none-*"])
+    with pytest.raises(InputError, match="at least one results folder"):
+        load([])
+
+
+def test_table_has_a_row_per_run_with_its_settings_and_last_metrics(parts):
+    table = load(parts).table()
+    assert table[["cell", "seed"]].to_numpy().tolist() == [[c, s] for c in (0, 1) for s in (0, 1, 2)]
+    assert table["model.dim"].tolist() == [8] * 3 + [16] * 3
+    assert table["model.kind"].tolist() == ["one_layer"] * 6
+    assert table["loss (setting)"].tolist() == ["hinge"] * 6
+    assert table["loss"].tolist() == [100 * c + 10 * s + 5 + c for c in (0, 1) for s in (0, 1, 2)]
+    np.testing.assert_array_equal(table["margin"], [np.nan] * 3 + [0.5] * 3)
+    with pytest.raises(InputError, match="walk"):
+        load(parts).table(phase="walk")
