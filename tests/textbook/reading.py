@@ -45,12 +45,24 @@ def last_steps(records):
     return found
 
 
+def with_ends(rows):
+    """Add the last values of each cell at the last step of all cells with the same label."""
+    added = []
+    for _, series in rows.groupby(["label", "phase", "metric"], observed=True):
+        end = series["step"].max()
+        for _, own in series.groupby("cell"):
+            if own["step"].max() < end:
+                added.append(own[own["step"] == own["step"].max()].assign(step=end))
+    return pd.concat([rows, *added])
+
+
 def averaged(records, label_of):
     """Return {(label, phase, step, metric): values over seeds}, the means over the cells with a label.
 
-    A seed without a finite value in one of these cells has no mean.
+    The last row of a phase has the last step of each cell. A seed without a finite value in one of these
+    cells has no mean.
     """
-    rows = records.assign(label=[label_of[cell] for cell in records["cell"]])
+    rows = with_ends(records.assign(label=[label_of[cell] for cell in records["cell"]]))
     found = {}
     for key, series in rows.groupby(["label", *SERIES], observed=True):
         cells = series["cell"].nunique()
@@ -73,10 +85,11 @@ def paired(records, first_of, second_of):
     first_of, second_of = (
         {cell: name for cell, name in of.items() if name in unique} for of in (first_of, second_of)
     )
-    first, second = (
+    of = first_of | second_of
+    rows = with_ends(
         records[records["cell"].isin(list(of))].assign(label=[of[c] for c in records["cell"] if c in of])
-        for of in (first_of, second_of)
     )
+    first, second = (rows[rows["cell"].isin(list(side))] for side in (first_of, second_of))
     both = pd.merge(first, second, on=["label", "seed", *SERIES])
     both["difference"] = both["value_y"] - both["value_x"]
     groups = both.groupby(["label", *SERIES], observed=True)["difference"]

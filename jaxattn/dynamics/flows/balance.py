@@ -89,6 +89,7 @@ class _Rest(NamedTuple):
         moved: (); largest change in a difference between tied scores, on the way to this point.
         shift: (); distance to this point in units in which the longest embedding has length 1.
         left: (); largest component of the residual gradient, in units of the force's scale.
+        pulled: () bool; True if the forces do not cancel along a direction in which their derivative is zero.
         stiffness: (); smallest derivative of the force with respect to tied scores, in units of the
             force's scale.
         log_limit: (); log of the force that would shift tied scores by _SHIFT.
@@ -106,6 +107,7 @@ class _Rest(NamedTuple):
     moved: Array
     shift: Array
     left: Array
+    pulled: Array
     stiffness: Array
     log_limit: Array
     log_neglected: Array
@@ -226,7 +228,7 @@ def _ties_of(
     some = (ties_some | idle.any()) & (left_out < log_hidden - jnp.log(_MORE))
     if max_tied_dims(E) < min(E.shape):
         some &= (leader != vocab).sum() <= max_tied_dims(E)
-    exact = (rest.stiffness > 0) & (rest.left <= _ZERO * rest.stiffness)
+    exact = (rest.stiffness > 0) & (rest.left <= _ZERO * rest.stiffness) & ~rest.pulled
     # If tied keys nearly coincide, their scores reach the balance only far from p.
     near = (rest.moved <= _SHIFT) & (rest.shift <= _SHIFT * (1 + jnp.linalg.norm(p) / others.unit))
     rests = some & exact & near & ~others.broken(others.zero)
@@ -280,6 +282,9 @@ def _rest(
 
     y = jax.lax.fori_loop(0, _NEWTON, improve, start)
     force, curvature = at(y)
+    # The derivative of a force that does not cancel is zero where it is largest.
+    net = jnp.abs((force.force @ lift) @ slide)
+    gross = by_token(tied, force.pull)[1] @ jnp.abs(apart @ slide)
     # A unit force separates tied scores by 1 / stiffness.
     size, vectors = jnp.linalg.eigh(held(curvature))
     reach = jnp.sqrt(jnp.square(apart).sum(axis=1).max())
@@ -293,6 +298,7 @@ def _rest(
         moved=jnp.abs(apart @ (y - start)).max(),
         shift=jnp.linalg.norm(y - start),
         left=jnp.abs(force.force @ lift).max(),
+        pulled=(~no_force & (net > _ZERO * gross)).any(),
         stiffness=stiffness,
         log_limit=force.log_scale + jnp.log(_SHIFT * nonzero(stiffness)),
         log_neglected=force.log_scale

@@ -393,8 +393,10 @@ def _next_stage(
     lost = balances & ~before.tied & ~found.stable
     status = jnp.where(stuck | lost | (balances & (before.left == 1)), Stop.UNRESOLVED, integration.status)
     status = jnp.where(lost & found.undecided, Stop.UNDECIDED, status)
-    # Only tied scores could still change, but they are balanced, so p stays at this point.
-    status = jnp.where(before.tied & (status == Stop.STATIONARY), Stop.BALANCED, status)
+    # Only tied scores could still change, but they are balanced, so p stays at this point, unless a force is
+    # neglected.
+    rest = jnp.where(ties.log_floor > -jnp.inf, Stop.UNRESOLVED, Stop.BALANCED)
+    status = jnp.where(before.tied & (status == Stop.STATIONARY), rest, status)
     goes_on = balances & ~stuck & ~lost & (before.left > 1)
     choose = partial(jnp.where, goes_on)
     ended = integration.replace(status=status.astype(jnp.int32))  # type: ignore[attr-defined]

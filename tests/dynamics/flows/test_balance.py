@@ -54,3 +54,19 @@ def test_path_follows_the_force_if_tied_keys_nearly_coincide(problem, apart):
         if np.linalg.norm(chord) > 1e-9:
             force = direction(keys, values, sequences, labels, p)
             assert force @ chord > 0.8 * np.linalg.norm(chord)
+
+
+@pytest.mark.parametrize(("apart", "stop"), [(0.0, "balanced"), (1e-15, "unresolved"), (1e-12, "unresolved")])
+def test_point_is_no_balance_if_tied_keys_nearly_coincide(apart, stop):
+    """Values of tokens 0 and 1 differ by 1e-7, so a small force moves p along the difference of keys."""
+    keys = np.array([[2.5, 0.3, 1.2], [0, 0, 0], [-0.1, -1.6, 1.3], [-1.0, 1.6, -0.1]])
+    keys[1] = keys[0] + apart * np.array([-1.0, -0.8, -0.5])
+    values = np.array([[2.3, 0.5, 3.0], [2.3, 0.5, 3.0], [-1.9, 0.4, -1.3], [-1.3, 0.9, -0.6]])
+    values[1] += 1e-7
+    values[1, 0] += 1e-7
+    sequences = [[0, 1, 2, 3]] * 3 + [[0, 1, 3]] * 3
+    corpus = ja.data.from_sequences(sequences, [2, 1, 1, 0, 1, 0], vocab_size=4, num_classes=3)
+    path = ja.dynamics.exact_flow(
+        ja.theory.Scores(keys, corpus, values), np.array([0.07, -0.05, 0.09]), until_norm=50.0
+    )
+    assert path.stop == stop
