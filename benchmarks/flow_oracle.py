@@ -8,11 +8,12 @@ The problems are small and adversarial: keys and values on a lattice, contradict
 first-order forces cancel, repeated tokens, three classes, scales from 1e-2 to 1e2, and two tokens whose keys,
 values or both differ by 1e-15 to 1e-2. The reference shares no code with the flow: plain softmax, Newton's
 method, step halving and extrapolation. It is several times faster with gmpy2, which mpmath uses if it is
-installed.
+installed. The command fails if a path ends elsewhere than the reference, or at rest where that goes on.
 """
 
 import argparse
 import collections
+import sys
 import time
 
 import mpmath
@@ -179,6 +180,8 @@ def compare(kind, seed):
     if expected is None:
         return [*outcome, "no reference"]
     path = ja.dynamics.exact_flow(scores, start, until_norm=float(np.linalg.norm(expected)))
+    if path.stop in ("balanced", "stationary"):
+        return [*outcome, f"WRONG {kind!r} seed {seed}: {path.stop}, but the reference goes on"]
     if path.stop != "norm":
         return [*outcome, f"stopped before the reference: {path.stop}"]
     away = float(ja.theory.one_minus_cosine(path.p[-1], expected))
@@ -201,7 +204,8 @@ def main():
         print(f"{kind}: {dict(found)}", flush=True)
         total += found
     print(f"all: {dict(total)}")
+    return int(any(outcome.startswith("WRONG") for outcome in total))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
