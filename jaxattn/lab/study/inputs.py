@@ -34,12 +34,14 @@ def input_hashes(cells: Iterable[Cell]) -> dict[str, str]:
         InputError: a file cannot be read.
     """
     found: dict[tuple[str, ...], str] = {}
-    for setting in {id(cell.setting.data): cell.setting for cell in cells}.values():
-        if isinstance(data := setting.data, Source):
-            files = data.files()
+    # Cells share most of their parts, so consider each part once.
+    parts = list({id(part): part for cell in cells for part in _parts(cell.setting)}.values())
+    for part in parts:
+        if isinstance(part, Source):
+            files = part.files()
             name = "the texts of " + ", ".join(sorted({Path(path).name for path in list(files.values())[:3]}))
             found.setdefault((name, *files.values()), source_digest(files, b""))
-    for path in dict.fromkeys(path for cell in cells for path in _named(cell.setting)):
+    for path in dict.fromkeys(path for part in parts for path in _named(part)):
         if Path(path).is_file():
             found[Path(path).name, path] = source_digest({"": path}, b"")
     hashes: dict[str, str] = {}
@@ -49,16 +51,18 @@ def input_hashes(cells: Iterable[Cell]) -> dict[str, str]:
     return hashes
 
 
-def _named(setting: Setting) -> Iterator[str]:
-    """Yield the paths in settings that are annotated as `FilePath`, without a suffix such as ":KEY"."""
+def _parts(setting: Setting) -> tuple[Any, ...]:
     probes = (*setting.probes.at_steps, *setting.probes.of_phases)
-    parts = (setting.data, setting.model, setting.loss, *setting.starts.values(), *setting.phases, *probes)
-    for part in parts:
-        for field in fields_of(type(part)) if isinstance(part, Spec) else ():
-            if has_mark(field.type, FILE):
-                for path in _strings(getattr(part, field.name)):
-                    # A file may have a colon in its name.
-                    yield path if Path(path).is_file() else path.rpartition(":")[0] or path
+    return setting.data, setting.model, setting.loss, *setting.starts.values(), *setting.phases, *probes
+
+
+def _named(part: Any) -> Iterator[str]:
+    """Yield the paths in settings that are annotated as `FilePath`, without a suffix such as ":KEY"."""
+    for field in fields_of(type(part)) if isinstance(part, Spec) else ():
+        if has_mark(field.type, FILE):
+            for path in _strings(getattr(part, field.name)):
+                # A file may have a colon in its name.
+                yield path if Path(path).is_file() else path.rpartition(":")[0] or path
 
 
 def _strings(x: Any) -> Iterator[str]:
