@@ -169,9 +169,8 @@ def numpy_if_concrete(tree: _P) -> _P:
 
     In a session without float64, JAX would round operations on float64 arrays to float32.
     """
-    return (
-        tree if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree)) else jax.device_get(tree)
-    )
+    is_traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
+    return tree if is_traced else jax.device_get(tree)
 
 
 def _written(x: Any) -> str:

@@ -15,10 +15,12 @@ from jaxattn.dynamics.flows.cancelled import Tied, cancelled
 from jaxattn.dynamics.flows.coordinates import LEFT, RESOLUTION, Watch, coordinates
 from jaxattn.dynamics.flows.force import Force, by_token, score_force, token_curvature
 from jaxattn.dynamics.flows.ties import (
+    DEPENDENT,
     Ties,
     class_values,
     first_of,
     max_tied_dims,
+    neglected_force,
     no_ties,
     placed,
     sharing,
@@ -35,9 +37,6 @@ _MAX_GAPS = 16
 # Ties are dissolved if neglected forces shift tied scores by more than _SHIFT. All forces together must be at
 # least _MORE times the neglected ones, and the same factor limits the growth of the neglected forces.
 _SHIFT, _MORE = 1e-2, 100.0
-# Treat squared singular values (of the differences between tied embeddings) below this fraction of the
-# largest as rounding error.
-_DEPENDENT = 1e-12
 # Number of Newton iterations. If a balance exists, the initial scores are within _SHIFT of it.
 _NEWTON = 12
 # Shifts in tied scores up to this size are attributed to rounding of the force.
@@ -47,10 +46,6 @@ _ZERO = 1e-6
 # if it changes their score difference by more than _APART, relative to the length of the embedding
 # difference.
 _LOOSE, _APART = 1e-6, 0.03
-# Rounding error of the component orthogonal to 𝒯 of a difference of tied embeddings: relative to the longest
-# embedding, and, if two keys nearly coincide, relative to their difference, because short directions of 𝒯 are
-# only this accurate.
-_ROUNDING, _ROUNDING_IF_CLOSE = 1e-14, 1e-9
 # Square of the rounding error of an eigenvector: forces along a direction below this fraction of the largest
 # are zero.
 _NO_FORCE = 1e-29
@@ -93,7 +88,7 @@ class _Rest(NamedTuple):
         stiffness: (); smallest derivative of the force with respect to tied scores, in units of the
             force's scale.
         log_limit: (); log of the force that would shift tied scores by _SHIFT.
-        log_neglected: (); log of the bound of `_neglected`.
+        log_neglected: (); log of the bound of `neglected_force`.
         inverse: (r, r); inverse Hessian of the tied part of the mean loss in coordinates of `normals`; 0
             for zero rows.
         normals: (r, d); orthonormal basis of the directions in which the derivative of the force is nonzero,
@@ -282,9 +277,9 @@ def _rest(
 
     y = jax.lax.fori_loop(0, _NEWTON, improve, start)
     force, curvature = at(y)
-    # The derivative of a force that does not cancel is zero where it is largest.
-    net = jnp.abs((force.force @ lift) @ slide)
-    gross = by_token(tied, force.pull)[1] @ jnp.abs(apart @ slide)
+    pull = by_token(tied, force.pull)[1]
+    # A force that does not cancel has no derivative where it is largest.
+    pulled = jnp.abs((force.force @ lift) @ slide) > _ZERO * (pull @ jnp.abs(apart @ slide))
     # A unit force separates tied scores by 1 / stiffness.
     size, vectors = jnp.linalg.eigh(held(curvature))
     reach = jnp.sqrt(jnp.square(apart).sum(axis=1).max())
@@ -298,42 +293,14 @@ def _rest(
         moved=jnp.abs(apart @ (y - start)).max(),
         shift=jnp.linalg.norm(y - start),
         left=jnp.abs(force.force @ lift).max(),
-        pulled=(~no_force & (net > _ZERO * gross)).any(),
+        pulled=(~no_force & pulled).any(),
         stiffness=stiffness,
         log_limit=force.log_scale + jnp.log(_SHIFT * nonzero(stiffness)),
-        log_neglected=force.log_scale
-        + jnp.log(_neglected(E, leader, normals, by_token(tied, force.pull)[1])),
+        log_neglected=force.log_scale + jnp.log(neglected_force(E, leader, normals, pull)),
         inverse=jnp.where(free.any(), held_fast.T @ inverse @ held_fast, inverse),
         normals=jnp.where(free.any(), held_fast.T @ normals, normals),
         loose=displacement > _APART * jnp.sqrt(jnp.square(apart).sum(axis=1)),
     )
-
-
-def _neglected(E: Array, leader: Array, normals: Array, pull: Float[Array, " V"]) -> Float[Array, ""]:
-    """Bound the force on p along differences of tied embeddings that are not in the span of `normals`.
-
-    `pull` contains the magnitude of the forces on each token. Such a difference is much shorter than the
-    longest embedding, because `_normals` keeps the others: two keys nearly coincide, or three nearly lie on a
-    line. The difference of two keys that nearly coincide is exact. Others have rounding errors.
-    """
-
-    def across(x: Array) -> Array:
-        flat = x - (x @ normals.T) @ normals
-        return jnp.linalg.norm(flat - (flat @ normals.T) @ normals, axis=1)
-
-    longest = jnp.sqrt(jnp.square(E).sum(axis=1).max())
-    far = across(E - take(E, leader))
-    far = jnp.where(far <= _ROUNDING * longest, 0, far)
-    # Keys that nearly coincide are neighbours in the order of one projection.
-    along = E @ jnp.sin(jnp.arange(1.0, E.shape[1] + 1)).astype(E.dtype)
-    token = jnp.arange(len(E), dtype=jnp.int32)
-    order = jax.lax.sort((leader, along, token), num_keys=2)[2]
-    one, other = order[:-1], order[1:]
-    apart = take(E, other) - take(E, one)
-    own = jnp.linalg.norm(apart, axis=1)
-    close = (take(leader, one) == take(leader, other)) & (jnp.square(own) <= _DEPENDENT * longest**2)
-    near = jnp.where(close & (across(apart) > _ROUNDING_IF_CLOSE * own), own, 0)
-    return pull @ far + (take(pull, one) + take(pull, other)) @ near
 
 
 def _curvature(E: Array, tied: Corpus, force: Force, lift: Array, leader: Array) -> Array:
@@ -351,7 +318,7 @@ def _orthogonal(E: Array, normals: Array) -> Array:
     # A second pass makes the result orthogonal up to rounding.
     flat = flat - (flat @ normals.T) @ normals
     length = jnp.square(flat).sum(axis=1, keepdims=True)
-    return jnp.where(length > _DEPENDENT * jnp.square(E).sum(axis=1).max(), flat, 0)
+    return jnp.where(length > DEPENDENT * jnp.square(E).sum(axis=1).max(), flat, 0)
 
 
 def _widest_gaps(below: Float[Array, "R W"]) -> Float[Array, " k"]:
@@ -398,7 +365,7 @@ def _normals(E: Float[Array, "V d"], leader: Int[Array, " V"]) -> Float[Array, "
         apart = take(apart, first_of(tied, max_tied_dims(E)))
     spans = len(apart) <= E.shape[1]
     size, vectors = jnp.linalg.eigh(apart @ apart.T if spans else apart.T @ apart)
-    kept = size > _DEPENDENT * nonzero(size[-1])
+    kept = size > DEPENDENT * nonzero(size[-1])
     if not spans:
         return jnp.where(kept[:, None], vectors.T, 0)
     rows = vectors.T @ apart

@@ -19,6 +19,7 @@ docs/notes/exact_flow_ties.md for the derivation.
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Num
@@ -35,6 +36,13 @@ from jaxattn.dynamics.flows.pairs import Pairs, no_pairs
 
 # Maximum number of tied tokens for large vocabularies, fixed because all arrays have static shapes.
 MAX_TIED = 256
+# Squared singular values of the differences between tied embeddings are rounding error below this fraction of
+# the largest.
+DEPENDENT = 1e-12
+# Rounding error of the component orthogonal to 𝒯 of a difference of tied embeddings: relative to the longest
+# embedding, and, if two keys nearly coincide, relative to their difference, because short directions of 𝒯 are
+# only this accurate.
+_ROUNDING, _ROUNDING_IF_CLOSE = 1e-14, 1e-9
 # Two scores count as equal if they differ by at most this multiple of the rounding error.
 _LEVEL = 16
 
@@ -140,6 +148,43 @@ def no_ties(E: Float[Array, "V d"], values: Float[Array, " V *K"], corpus: Corpu
         log_floor=jnp.full((), -jnp.inf, E.dtype),
         pairs=no_pairs(E.dtype),
     )
+
+
+def neglected_force(
+    E: Float[Array, "V d"],
+    leader: Int[Array, " V"],
+    normals: Float[Array, "r d"],
+    pull: Float[Array, " V"],
+) -> Float[Array, ""]:
+    """Bound the force on p along differences of tied embeddings that are not in the span of `normals`.
+
+    Such a difference is short: two keys nearly coincide, or three keys nearly lie on a line. The difference
+    of two keys that nearly coincide is exact. Other differences have rounding errors.
+
+    Args:
+        E: (V, d).
+        leader: (V,); see `Ties`.
+        normals: (r, d); orthonormal rows, or zero.
+        pull: (V,); sum of the magnitudes of the forces on each token.
+    """
+
+    def across(x: Array) -> Array:
+        flat = x - (x @ normals.T) @ normals
+        return jnp.linalg.norm(flat - (flat @ normals.T) @ normals, axis=1)
+
+    longest = jnp.sqrt(jnp.square(E).sum(axis=1).max())
+    far = across(E - take(E, leader))
+    far = jnp.where(far <= _ROUNDING * longest, 0, far)
+    # Keys that nearly coincide are neighbours in the order of one projection.
+    along = E @ jnp.sin(jnp.arange(1.0, E.shape[1] + 1)).astype(E.dtype)
+    token = jnp.arange(len(E), dtype=jnp.int32)
+    order = jax.lax.sort((leader, along, token), num_keys=2)[2]
+    one, other = order[:-1], order[1:]
+    apart = take(E, other) - take(E, one)
+    own = jnp.linalg.norm(apart, axis=1)
+    close = (take(leader, one) == take(leader, other)) & (jnp.square(own) <= DEPENDENT * longest**2)
+    near = jnp.where(close & (across(apart) > _ROUNDING_IF_CLOSE * own), own, 0)
+    return pull @ far + (take(pull, one) + take(pull, other)) @ near
 
 
 def tied_coordinates(

@@ -67,7 +67,7 @@ def aggregate(
     from jaxattn.lab.results import combine, layout, load, statistics
 
     folders, missing = read_folders(directories)
-    loaded = combine.combine([load(folder) for folder in folders])
+    loaded = load(folders)
     if not loaded.finished or missing:
         print_line("jaxattn: the run is not finished; the results so far are shown", err=True)
     print_made_by(loaded.made_by)

@@ -110,12 +110,13 @@ def _other_seeds(outcome: Any, study: Any) -> str:
 
 
 def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
+    from jaxattn.lab.results import load
+
     for error in outcome.errors:
         print_line(f"jaxattn: failed: {error['batch']}: {error['reason']}", err=True)
     if len(outcome.errors) == outcome.batches:
         return 1
-    together = _combined_results(folders)
-    print_summary(together, every=every)
+    print_summary(load(folders), every=every)
     if address := copies.address_of(outcome.directory):
         print_line(f"{address}: all results; the report and its figures are also on this machine:")
     if report is None:
@@ -124,12 +125,6 @@ def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
         print_written(report, every=every)
     print_failures(outcome.failures, address or str(outcome.directory))
     return 1 if outcome.failures or outcome.errors else 0
-
-
-def _combined_results(folders: list[Path]) -> Any:
-    from jaxattn.lab.results import combine, load
-
-    return combine.combine([load(folder) for folder in folders])
 
 
 # Descriptions of the columns in a plan's tables. The column `runs` is printed as "vmapped runs".
@@ -255,8 +250,9 @@ def launch(
     failed = [job.job_id for job in submitted if job.result() != 0]
     if failed:
         raise RunError(f"launch: jobs {', '.join(failed)} failed; see the logs in {scripts}")
-    together = _combined_results(folders)
-    print_summary(together, rest=f"jaxattn aggregate {complete.name} --all")
+    from jaxattn.lab.results import load
+
+    print_summary(load(folders), rest=f"jaxattn aggregate {complete.name} --all")
     return 0
 
 

@@ -90,10 +90,8 @@ def check_figures(
                 f"{location}: {spec['kind']} requires token scores and values, which the model does not "
                 "provide; remove the figure, or define scores_and_values(params) in the model"
             )
-        named = [("phase", phases), *((option, axes) for option in ("axis", "x_axis", "y_axis"))]
-        if spec["kind"] == "against":
-            named += [(option, axes) for option in ("x", "lines", "panels")]
-        for option, allowed in named:
+        options = ("axis", "x_axis", "y_axis", "lines", "panels")
+        for option, allowed in (("phase", phases), *((option, axes) for option in options)):
             if spec.get(option) is not None and spec[option] not in allowed:
                 raise InputError(
                     f"{location}.{option}: unknown {spec[option]!r}; {_hint(spec[option], allowed)}"
@@ -104,8 +102,7 @@ def metrics_of(specs: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
     """Return the metrics that the figures use, keyed by location in the sweep file."""
     found = {}
     for number, spec in specs.items():
-        # In `against`, x is a swept key.
-        for option in ("metric", "metrics", *(("x", "y") if spec.get("kind") != "against" else ())):
+        for option in ("metric", "metrics", "x", "y"):
             named = spec.get(option) or ()
             several = not isinstance(named, str)
             for k, metric in enumerate(named if several else (named,)):

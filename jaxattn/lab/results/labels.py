@@ -3,7 +3,7 @@
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -185,6 +185,11 @@ def ranges_text(numbers: Sequence[int]) -> str:
     if len(numbers) == numbers[-1] - numbers[0] + 1 > 1:
         return f"{numbers[0]} to {numbers[-1]}"
     return ", ".join(map(str, numbers))
+
+
+def setting_columns(keys: Iterable[str], metrics: Collection[str]) -> dict[str, str]:
+    """Return a column name for each key: the key, or "KEY (setting)" if a metric has this name."""
+    return {key: f"{key} (setting)" if key in metrics else key for key in keys}
 
 
 def seed_words(counts: Iterable[int]) -> str:

@@ -12,6 +12,7 @@ import pandas as pd
 from jaxattn.core.errors import InputError
 from jaxattn.lab.results import combine, figures, statistics, tokens
 from jaxattn.lab.results.drawn import RenderedFigure
+from jaxattn.lab.results.labels import setting_columns
 from jaxattn.lab.results.read import read_results
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage.copies import naming
@@ -86,7 +87,7 @@ class Results(Run):
         values = ends.pivot(index=["cell", "seed"], columns="metric", values="value")
         values = values[list(dict.fromkeys(ends["metric"]))].rename_axis(columns=None).reset_index()
         own = self.effective_settings().reset_index()
-        own = own.rename(columns={key: f"{key} (setting)" for key in own if key in set(ends["metric"])})
+        own = own.rename(columns=setting_columns(own, set(ends["metric"])))
         return values[["cell", "seed"]].merge(own, on="cell").join(values.drop(columns=["cell", "seed"]))
 
     def summary(self, *, metrics: Sequence[str] = (), statistic: str = "mean") -> pd.DataFrame:

@@ -20,7 +20,7 @@ from jaxattn.lab.results.intervals import (
     middle_weights,
     student_t,
 )
-from jaxattn.lab.results.labels import interval, seed_words, setting, unknown_metric
+from jaxattn.lab.results.labels import interval, seed_words, setting, setting_columns, unknown_metric
 from jaxattn.lab.results.run import Run
 
 # Values of `Scale.kind`.
@@ -203,7 +203,7 @@ def summary_rows(
     order = table[["cell", *keys]].drop_duplicates(["cell", "phase"])
     wide = wide.reindex(index=pd.MultiIndex.from_frame(order[["cell", "phase"]]), columns=chosen)
     heads = order[keys].map(setting).reset_index(drop=True)
-    heads.columns = pd.Index([f"{key} (setting)" if key in chosen else key for key in keys])
+    heads = heads.rename(columns=setting_columns(keys, chosen))
     return pd.concat([heads, wide.reset_index(drop=True).rename_axis(columns=None)], axis=1)
 
 

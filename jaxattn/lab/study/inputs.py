@@ -27,8 +27,8 @@ def input_hashes(cells: Iterable[Cell]) -> dict[str, str]:
     a setting are not known.
 
     Returns:
-        Hashes of 40 hexadecimal digits. Their keys describe the files for error messages, such as "the texts
-        of reviews.csv" or "e.npy". Names that are not unique are numbered.
+        Hashes of 40 hexadecimal digits. Their keys describe the files for error messages: "the texts of
+        data", or the name of a file, such as "e.npy". Keys that are not unique are numbered.
 
     Raises:
         InputError: a file cannot be read.
@@ -39,8 +39,8 @@ def input_hashes(cells: Iterable[Cell]) -> dict[str, str]:
     for part in parts:
         if isinstance(part, Source):
             files = part.files()
-            name = "the texts of " + ", ".join(sorted({Path(path).name for path in list(files.values())[:3]}))
-            found.setdefault((name, *files.values()), source_digest(files, b""))
+            # Files of texts may be renamed, so their names are not in the key.
+            found.setdefault(("the texts of data", *files.values()), source_digest(files, b""))
     for path in dict.fromkeys(path for part in parts for path in _named(part)):
         if Path(path).is_file():
             found[Path(path).name, path] = source_digest({"": path}, b"")

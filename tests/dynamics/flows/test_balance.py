@@ -30,12 +30,29 @@ def direction(keys, values, sequences, labels, p):
         keys, values, p = number(keys), number(values), number(p)
         total = 0 * p
         for tokens, label in zip(sequences, labels, strict=True):
-            scores = keys[tokens] @ p
-            q = np.array([mpmath.exp(x) for x in scores - max(scores)])
-            q = q / q.sum()
+            q = softmax(keys[tokens] @ p)
             f = q @ values[tokens]
             total += label / (1 + mpmath.exp(label * f)) * ((q * (values[tokens] - f)) @ keys[tokens])
         return (total / mpmath.sqrt(total @ total)).astype(float)
+
+
+def direction_of_classes(keys, values, sequences, labels, p):
+    """Compute the direction of -∂L/∂p for K classes by the plain formula, with 60 digits."""
+    with mpmath.workdps(60):
+        number = np.vectorize(lambda x: mpmath.mpf(float(x)), otypes=[object])
+        keys, values, p = number(keys), number(values), number(p)
+        total = 0 * p
+        for tokens, label in zip(sequences, labels, strict=True):
+            q = softmax(keys[tokens] @ p)
+            f = q @ values[tokens]
+            residual = (np.arange(len(f)) == label) - softmax(f)
+            total += (q * ((values[tokens] - f) @ residual)) @ keys[tokens]
+        return (total / mpmath.sqrt(total @ total)).astype(float)
+
+
+def softmax(scores):
+    q = np.array([mpmath.exp(x) for x in scores - max(scores)])
+    return q / q.sum()
 
 
 @pytest.mark.parametrize(
@@ -70,3 +87,21 @@ def test_point_is_no_balance_if_tied_keys_nearly_coincide(apart, stop):
         ja.theory.Scores(keys, corpus, values), np.array([0.07, -0.05, 0.09]), until_norm=50.0
     )
     assert path.stop == stop
+
+
+@pytest.mark.parametrize("apart", [(1e-12, 1e-14), (1e-9, 1e-11)])
+def test_a_force_without_derivative_is_no_balance(apart):
+    """Between tokens 0 and 1, which have equal scores, the force is largest, so its derivative is zero."""
+    keys = np.array([[0.6, 0.6, 1.7], [0, 0, 0], [2.2, -0.9, 0.8], [0.2, 0.7, 0.1], [-1.0, -0.2, -1.6]])
+    values = np.array([[-1.2, 2.4, 2], [0, 0, 0], [1, 2.5, 1], [-1.1, -0.9, 1.6], [1.7, 2.8, -1.6]])
+    keys[1] = keys[0] + apart[0] * np.array([-0.4, 0.6, 1.3])
+    values[1] = values[0] + apart[1] * np.array([-1.4, 0.6, -1.8])
+    sequences, labels = [[0, 1, 3, 4], [0, 1, 2, 4]], [1, 2]
+    corpus = ja.data.from_sequences(sequences, labels, vocab_size=5, num_classes=3)
+    start = np.array([-0.16, -0.27, -0.11])
+    path = ja.dynamics.exact_flow(ja.theory.Scores(keys, corpus, values), start, until_norm=60.0, points=40)
+    assert path.norm[-1] > 8
+    for p, chord in zip(path.p, np.diff(path.p, axis=0), strict=False):
+        if np.linalg.norm(chord) > 1e-9:
+            force = direction_of_classes(keys, values, sequences, labels, p)
+            assert force @ chord > 0.8 * np.linalg.norm(chord)

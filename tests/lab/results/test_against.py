@@ -56,7 +56,7 @@ def expected(values):
 
 
 def test_lines_and_panels_match_the_records(run):
-    figure = against(run, x="phases.query.step_size", lines="data.vocab_size", panels="loss").figure
+    figure = against(run, axis="phases.query.step_size", lines="data.vocab_size", panels="loss").figure
     axes = figure.axes
     assert [ax.get_title(loc="left") for ax in axes] == ["loss = hinge", "loss = logistic"]
     assert axes[0].get_xscale() == "log"
@@ -73,7 +73,7 @@ def test_lines_and_panels_match_the_records(run):
 
 
 def test_other_keys_are_averaged_for_each_seed(run):
-    found = against(run, x="loss", metric="loss")
+    found = against(run, axis="loss", metric="loss")
     assert "averaged over phases.query.step_size, data.vocab_size" in found.caption
     (ax,) = found.figure.axes
     ((x, mean, ends),) = drawn(ax)
@@ -88,24 +88,24 @@ def test_other_keys_are_averaged_for_each_seed(run):
 
 
 def test_a_failed_seed_is_marked(run):
-    keys = {"x": "phases.query.step_size", "lines": "data.vocab_size", "panels": "loss"}
+    keys = {"axis": "phases.query.step_size", "lines": "data.vocab_size", "panels": "loss"}
     found = against(run, metric="drop", **keys)
     crosses = [
         line.get_xdata().tolist() for ax in found.figure.axes for line in ax.lines if line.get_marker() == "x"
     ]
     assert [x for x in crosses if x] == [[0.1]]
-    assert found.caption.endswith("Crosses mark points that lack 1 failed seeds.")
+    assert found.caption.endswith("A cross marks a mean without failed seeds (1 in all).")
     assert against(run, metric="loss", **keys).caption.endswith("intervals.")
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"x": "model.dim"}, "model.dim: not swept; swept keys: phases.query.step_size"),
-        ({"x": "loss", "lines": "loss"}, "loss: named twice"),
-        ({"x": "loss", "metric": "los"}, "did you mean 'loss'"),
-        ({"x": "loss", "metric": "drop", "scale": "log"}, "drop has values of 0 or below"),
-        ({"x": "loss", "phase": "embed"}, "phase 'embed'"),
+        ({"axis": "model.dim"}, "model.dim: not swept; swept keys: phases.query.step_size"),
+        ({"axis": "loss", "lines": "loss"}, "loss: named twice"),
+        ({"axis": "loss", "metric": "los"}, "did you mean 'loss'"),
+        ({"axis": "loss", "metric": "drop", "scale": "log"}, "drop has values of 0 or below"),
+        ({"axis": "loss", "phase": "embed"}, "phase 'embed'"),
     ],
 )
 def test_invalid_options_raise(run, options, words):
@@ -114,11 +114,11 @@ def test_invalid_options_raise(run, options, words):
 
 
 def test_options_are_checked_before_the_run(run):
-    spec = {"kind": "against", "x": "loss", "lines": "data.vocab_siz"}
+    spec = {"kind": "against", "axis": "loss", "lines": "data.vocab_siz"}
     with pytest.raises(InputError, match=r"figures\[0\].lines: unknown .*did you mean 'data.vocab_size'"):
         check_figures({0: spec}, phases=["query"], axes=run.axes)
-    assert metrics_of({0: {"kind": "against", "x": "loss", "metric": "drop"}}) == {
+    assert metrics_of({0: {"kind": "against", "axis": "loss", "metric": "drop"}}) == {
         "figures[0].metric": "drop"
     }
-    drawing = draw_figure(run, {"kind": "against", "x": "loss", "metric": "drop"})
+    drawing = draw_figure(run, {"kind": "against", "axis": "loss", "metric": "drop"})
     assert drawing.name == "against_drop_loss"

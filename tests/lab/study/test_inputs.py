@@ -37,10 +37,13 @@ def test_changed_texts_are_not_mixed_with_earlier_results(tmp_path):
     rows = [(0, "dull play"), (1, "fine play")]
     first = study(texts(tmp_path / "reviews.csv", rows)).run(tmp_path / "run", quiet=True)
     changed = study(texts(tmp_path / "reviews.csv", [(1, "sour soup"), (0, "good soup")]), seeds=2)
-    with pytest.raises(ja.InputError, match=r"the texts of reviews\.csv changed since this run started"):
+    with pytest.raises(ja.InputError, match=r"the texts of data changed since this run started"):
         changed.run(tmp_path / "run", quiet=True)
+    renamed = study(texts(tmp_path / "other.csv", [(1, "sour soup"), (0, "good soup")]), seeds=2)
+    with pytest.raises(ja.InputError, match=r"the texts of data changed since this run started"):
+        renamed.run(tmp_path / "run", quiet=True)
     (tmp_path / "elsewhere").mkdir()
-    moved = study(texts(tmp_path / "elsewhere" / "reviews.csv", rows), seeds=2)
+    moved = study(texts(tmp_path / "elsewhere" / "same.csv", rows), seeds=2)
     both = moved.run(tmp_path / "run", quiet=True).records
     assert set(both["seed"]) == {0, 1}
     assert both[both["seed"] == 0].reset_index(drop=True).equals(first.records.reset_index(drop=True))
