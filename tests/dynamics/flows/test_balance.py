@@ -105,3 +105,13 @@ def test_a_force_without_derivative_is_no_balance(apart):
         if np.linalg.norm(chord) > 1e-9:
             force = direction_of_classes(keys, values, sequences, labels, p)
             assert force @ chord > 0.8 * np.linalg.norm(chord)
+
+
+@pytest.mark.parametrize("apart", [1e-11, 1e-10, 1e-9])
+def test_path_does_not_jump_to_a_balance_that_is_far_away(apart):
+    """The forces on tokens 0 and 1 balance at a_1 - a_0 = 0.008, but their keys nearly coincide."""
+    keys = np.array([[0.0, 0.0, 1.0], [apart, 0.0, 1.0], [0.0, 1.0, 0.0]])
+    values = np.array([1.0, -np.exp(-0.008), -3.0])
+    corpus = ja.data.from_sequences([[0, 1], [0, 1], [0, 2]], [1, -1, 1], vocab_size=3)
+    path = ja.dynamics.exact_flow(ja.theory.Scores(keys, corpus, values), np.zeros(3), until_norm=50.0)
+    assert path.norm[-1] < 51
