@@ -195,9 +195,12 @@ def main():
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--kinds", default="", help="run only kinds whose name contains this word")
     arguments = parser.parse_args()
+    kinds = [kind for kind in KINDS if arguments.kinds in kind]
+    if not kinds or arguments.seeds < 1:
+        parser.error(f"no problems; use --seeds N with N ≥ 1, and a word of one of {', '.join(KINDS)}")
     mp.prec = PRECISION
     total = collections.Counter()
-    for kind in [kind for kind in KINDS if arguments.kinds in kind]:
+    for kind in kinds:
         found = collections.Counter()
         for seed in range(arguments.first, arguments.first + arguments.seeds):
             found.update(compare(kind, seed))

@@ -211,6 +211,8 @@ def main():
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--flows", nargs="+", choices=["joint", "full"], default=["joint", "full"])
     given = parser.parse_args()
+    if given.seeds < 1:
+        parser.error(f"--seeds {given.seeds}: must be at least 1")
     rows = []
     with jax.enable_x64(True):
         for flow in given.flows:
