@@ -8,7 +8,7 @@ The problems are small and adversarial: keys and values on a lattice, contradict
 first-order forces cancel, repeated tokens, three classes, scales from 1e-2 to 1e2, and two tokens whose keys,
 values or both differ by 1e-15 to 1e-2. The reference shares no code with the flow: plain softmax, Newton's
 method, step halving and extrapolation. It is several times faster with gmpy2, which mpmath uses if it is
-installed. The command fails if a path ends elsewhere than the reference, or at rest where that goes on.
+installed. The command fails if a path ends elsewhere than the reference, or at rest while it continues.
 """
 
 import argparse
@@ -181,7 +181,7 @@ def compare(kind, seed):
         return [*outcome, "no reference"]
     path = ja.dynamics.exact_flow(scores, start, until_norm=float(np.linalg.norm(expected)))
     if path.stop in ("balanced", "stationary"):
-        return [*outcome, f"WRONG {kind!r} seed {seed}: {path.stop}, but the reference goes on"]
+        return [*outcome, f"WRONG {kind!r} seed {seed}: {path.stop}, but the reference continues"]
     if path.stop != "norm":
         return [*outcome, f"stopped before the reference: {path.stop}"]
     away = float(ja.theory.one_minus_cosine(path.p[-1], expected))

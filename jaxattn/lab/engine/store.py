@@ -18,10 +18,12 @@ from jaxattn.lab.storage.batch_state import TABLES, BatchOrigin, BatchState
 from jaxattn.lab.storage.bucket import OWN, Bucket
 from jaxattn.lab.storage.files import Damaged
 from jaxattn.lab.storage.objects import is_address
+from jaxattn.lab.study.inputs import is_code
 
 CODE_REMEDY = (
     "choose another folder with --out, or resume with accept_code=True (command line: --accept-code)"
 )
+INPUT_REMEDY = "restore the earlier version, or choose another folder with --out"
 # Files and folders that may exist before any batch is computed, or remain if no batch could be computed.
 EMPTY = (lock.LOCK_FILE, "parts", "checkpoints", run_log.RUN_LOG, manifest.MANIFEST, *OWN)
 
@@ -146,6 +148,10 @@ class Store:
         if batches:
             self._check_same(changed, described, batches)
             codes = [known["code"]] if known else [saved.origin.code for saved in self._whole_states(batches)]
+            # Changed code can be accepted, changed files cannot, because they would mix different data.
+            inputs = {name: x for name, x in described["code"].items() if not is_code(name)}
+            if change := code_changes(codes, inputs):
+                raise InputError(f"{self.directory}: {change}; {INPUT_REMEDY}")
             if not accept_code and (change := code_changes(codes, described["code"])):
                 raise InputError(f"{self.directory}: {change}; {CODE_REMEDY}")
         elif changed:

@@ -20,6 +20,11 @@ def source_hashes(study: Definition) -> dict[str, str | None]:
     return {path: study.names.code_hash(path) for path in study.custom_kinds} | input_hashes(study.cells)
 
 
+def is_code(key: str) -> bool:
+    """Return whether a key of `source_hashes` is the import path of custom code."""
+    return ":" in key
+
+
 def input_hashes(cells: Iterable[Cell]) -> dict[str, str]:
     """Return the hash of every file that a setting of a study names, and of the texts.
 
@@ -43,7 +48,7 @@ def input_hashes(cells: Iterable[Cell]) -> dict[str, str]:
             found.setdefault(("the texts of data", *files.values()), source_digest(files, b""))
     for path in dict.fromkeys(path for part in parts for path in _named(part)):
         if Path(path).is_file():
-            found[Path(path).name, path] = source_digest({"": path}, b"")
+            found[Path(path).name.replace(":", "_"), path] = source_digest({"": path}, b"")
     hashes: dict[str, str] = {}
     for (name, *_), digest in found.items():
         number = sum(each == name or each.startswith(f"{name} (") for each in hashes)

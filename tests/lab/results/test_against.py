@@ -69,7 +69,7 @@ def test_lines_and_panels_match_the_records(run):
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["$V$ = 20", "$V$ = 40"]
     looks = {(line.get_marker(), line.get_linestyle()) for line in legend.get_lines()}
-    assert len(looks) == 2  # Lines can be told apart without colour.
+    assert len(looks) == 2  # Lines differ not only in colour.
 
 
 def test_other_keys_are_averaged_for_each_seed(run):

@@ -53,8 +53,9 @@ def test_changed_start_is_not_mixed_with_earlier_results(tmp_path):
     np.save(tmp_path / "p.npy", np.ones(3, np.float32))
     with_start(tmp_path / "p.npy").run(tmp_path / "run", quiet=True)
     np.save(tmp_path / "p.npy", np.full(3, 2.0, np.float32))
-    with pytest.raises(ja.InputError, match=r"run: p\.npy changed since this run started"):
-        with_start(tmp_path / "p.npy", seeds=2).run(tmp_path / "run", quiet=True)
+    for accept in (False, True):
+        with pytest.raises(ja.InputError, match=r"run: p\.npy changed since this run started; restore"):
+            with_start(tmp_path / "p.npy", seeds=2).run(tmp_path / "run", quiet=True, accept_code=accept)
     np.save(tmp_path / "p.npy", np.ones(3, np.float32))
     both = with_start(tmp_path / "p.npy", seeds=2).run(tmp_path / "run", quiet=True)
     assert set(both.records["seed"]) == {0, 1}
