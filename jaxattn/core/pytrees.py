@@ -17,6 +17,8 @@ from jaxattn.core.errors import InputError, nearest, shown
 # Field of a pytree: an array, or whatever object a tree transformation substitutes for it. Class docstrings
 # document the shapes, and functions that take the arrays check them.
 Leaf = Any
+# An array of a path: a NumPy array, or a JAX array while a function is traced.
+PathArray = jax.Array | np.ndarray | np.number | np.bool_
 
 _P = TypeVar("_P")
 

@@ -13,7 +13,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.pytrees import Brief, Leaf, PathArray
 from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.coordinates import Local
 
@@ -79,19 +79,19 @@ class FlowPath(Brief):
         return self
 
     @property
-    def reached(self) -> Array:
+    def reached(self) -> PathArray:
         """Index of the last computed row, a scalar. All later rows repeat this row."""
         return (self.rows.steps < self.rows.steps[-1]).sum()
 
-    def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
+    def params_at(self, row: Array, train: Sequence[str]) -> dict[str, PathArray]:
         """Return the trained parameters at a row, by name and at full precision."""
         raise NotImplementedError(f"{type(self).__name__}.params_at")
 
-    def metrics_at(self, row: Array) -> dict[str, Array]:
+    def metrics_at(self, row: Array) -> dict[str, PathArray]:
         """Return the recorded metrics at a row, as scalars by name."""
         raise NotImplementedError(f"{type(self).__name__}.metrics_at")
 
-    def at(self, row: Array, *names: str) -> dict[str, Array]:
+    def at(self, row: Array, *names: str) -> dict[str, PathArray]:
         """Return the named fields of the path at a row."""
         return {name: getattr(self.rows, name)[row] for name in names}
 

@@ -24,7 +24,7 @@ from jaxattn.attention.scores import Scores, require_values
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.core.mapping import cond_under_vmap
-from jaxattn.core.pytrees import Leaf
+from jaxattn.core.pytrees import Leaf, PathArray
 from jaxattn.core.scaling import power_of_two
 from jaxattn.core.settings import NotNegative, Positive, PositiveInt, Static
 from jaxattn.data.corpus import Corpus
@@ -67,10 +67,10 @@ class _LinearPath(FlowPath):
     norm: Leaf
     columns: Leaf
 
-    def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
+    def params_at(self, row: Array, train: Sequence[str]) -> dict[str, PathArray]:
         return dict.fromkeys(train, self.p[row])
 
-    def metrics_at(self, row: Array) -> dict[str, Array]:
+    def metrics_at(self, row: Array) -> dict[str, PathArray]:
         found = self.at(row, "arc_length", "log_gradient_norm", "log_time")
         # Each step takes six evaluations, plus one per column of the Jacobian.
         evaluations = self.rows.steps[row] * (6 + self.columns)

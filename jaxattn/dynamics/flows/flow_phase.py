@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -12,7 +13,7 @@ from jaxattn.attention.scores import Scores
 from jaxattn.base import Goal, Loss, Model, Params, Phase, Task
 from jaxattn.base.functions import Function, OfFunction, settings_class
 from jaxattn.core.errors import InputError, shown
-from jaxattn.core.pytrees import Brief, Leaf, floats_to_float64, get, replaced, selected
+from jaxattn.core.pytrees import Brief, Leaf, PathArray, floats_to_float64, get, replaced, selected
 from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.arc_length import Ends, FlowPath, Stop
 from jaxattn.dynamics.flows.exact_flow import Path, begin_path, continue_path, ends_of, exact_flow
@@ -66,15 +67,15 @@ class RecordedPath(FlowPath):
     last: Leaf = None
 
     @property
-    def reached(self) -> Array:
+    def reached(self) -> PathArray:
         """Row at which the path ended, a scalar."""
         return jnp.asarray(len(next(iter(self.params.values()))) - 1 if self.last is None else self.last)
 
-    def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
+    def params_at(self, row: Array, train: Sequence[str]) -> dict[str, PathArray]:
         """Return the trained parameters at a row."""
         return {name: self.params[name][row] for name in train}
 
-    def metrics_at(self, row: Array) -> dict[str, Array]:
+    def metrics_at(self, row: Array) -> dict[str, PathArray]:
         """Return the recorded metrics at a row."""
         return {name: x[row] for name, x in self.metrics.items()}
 
@@ -137,7 +138,11 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
 
     def init(self, task: Task, params: Any, key: Array) -> FlowState:
         """Return the state at the start of the path."""
-        return self.at(params, self.follow(task, params), jnp.zeros((), jnp.int32))
+        path = self.follow(task, params)
+        with jax.enable_x64(True):
+            # Outside of a traced function, flows return NumPy arrays, which lack the indexing rules of JAX.
+            path = jax.tree.map(jnp.asarray, path)
+        return self.at(params, path, jnp.zeros((), jnp.int32))
 
     def advance(self, task: Task, state: FlowState, steps: int | Array) -> FlowState:
         """Return the state the given number of rows later."""

@@ -19,7 +19,7 @@ from flax import struct
 from jax import Array
 
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Leaf
+from jaxattn.core.pytrees import Leaf, PathArray
 from jaxattn.core.settings import PositiveInt, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.arc_length import FlowPath, Stop
@@ -65,15 +65,15 @@ class FullPath(FlowPath):
     status: Leaf
 
     @property
-    def reached(self) -> Array:
+    def reached(self) -> PathArray:
         """Row at which the path ended, a scalar."""
         return (self.arc_length < self.arc_length[-1]).sum()
 
-    def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
+    def params_at(self, row: Array, train: Sequence[str]) -> dict[str, PathArray]:
         """Return E, p and v at a row, in R^d."""
         return {name: getattr(self, name)[row] @ self.basis.T for name in train}
 
-    def metrics_at(self, row: Array) -> dict[str, Array]:
+    def metrics_at(self, row: Array) -> dict[str, PathArray]:
         """Return ‖p‖, log L, the arc length, log t and the drift of the conserved quantity at a row."""
         found = self.at(row, "log_loss", "arc_length", "log_time", "drift")
         return {"p_norm": jnp.linalg.norm(self.p[row]), **found}

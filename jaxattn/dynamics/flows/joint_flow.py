@@ -17,7 +17,7 @@ from jax import Array
 
 from jaxattn.core.errors import InputError
 from jaxattn.core.mapping import nonzero
-from jaxattn.core.pytrees import Leaf
+from jaxattn.core.pytrees import Leaf, PathArray
 from jaxattn.core.scaling import power_of_two
 from jaxattn.core.settings import Positive, PositiveInt, Static
 from jaxattn.data.corpus import Corpus
@@ -90,12 +90,12 @@ class JointPath(FlowPath):
     mismatch: Leaf
     columns: Leaf
 
-    def params_at(self, row: Array, train: Sequence[str]) -> dict[str, Array]:
+    def params_at(self, row: Array, train: Sequence[str]) -> dict[str, PathArray]:
         """Return p, and v rescaled to norm min(‖v‖, 1e15)."""
         length = jnp.exp(jnp.minimum(self.log_v_norm[row], math.log(_LONGEST)))
         return {"p": self.p[row], "v": self.v[row] * length}
 
-    def metrics_at(self, row: Array) -> dict[str, Array]:
+    def metrics_at(self, row: Array) -> dict[str, PathArray]:
         """Return ‖p‖, log ‖v‖, the mismatch, and the number of gradient evaluations so far."""
         evaluations = 2 * self.steps[row] * (6 + self.columns)
         found = {"p_norm": self.norm[row], **self.at(row, "log_v_norm")}
