@@ -32,8 +32,8 @@ def lookup(tables, key):
 
 
 def label(settings):
-    """Return settings as a label that does not depend on their order."""
-    return tuple(sorted((key, str(x)) for key, x in settings.items()))
+    """Return settings as a label that does not depend on their order. A setting of None is left out."""
+    return tuple(sorted((key, str(x)) for key, x in settings.items() if x is not None))
 
 
 def last_steps(records):
