@@ -21,7 +21,7 @@ import jax
 from seeds_per_second import STUDY
 
 import jaxattn as ja
-from jaxattn.lab.engine import devices, programs
+from jaxattn.lab.engine import batch_run, devices, programs
 from jaxattn.lab.engine import run as engine
 from jaxattn.lab.engine.progress import Reporter
 
@@ -44,7 +44,7 @@ def watch(spent):
     """Patch jaxattn to append the time of every program call and every compilation to a list."""
     programs.BatchedFunction.__call__ = timed(programs.BatchedFunction.__call__, spent)
     programs.Programs.compile = timed(programs.Programs.compile, spent)
-    engine.seed_keys = timed(engine.seed_keys, spent)
+    batch_run.seed_keys = timed(batch_run.seed_keys, spent)
 
 
 def main():

@@ -34,6 +34,7 @@ FOREIGN = {
     "jaxattn/lab/study/registry.py": "what Python gives: functions, classes, arrays",
     "jaxattn/lab/study/import_paths.py": "modules and their contents",
     "jaxattn/core/pytrees.py": "parameters: any pytree with names",
+    "jaxattn/lab/engine/executor.py": "executors of other packages",
     "jaxattn/core/fractions.py": "arrays of NumPy and JAX, and numbers",
     "jaxattn/theory/check_certificate.py": "flags of the operating system",
     "jaxattn/lab/study/randomness.py": "phases of custom code",

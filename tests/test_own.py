@@ -1,7 +1,6 @@
 # ruff: noqa: E501  messages and snippets stay as they are printed
 """Studies made of custom code only: the example in sweeps/own, notebooks and single files."""
 
-import json
 import os
 import shutil
 import signal
@@ -27,14 +26,14 @@ from pathlib import Path
 from jaxattn.lab.api import Study, run
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.engine.monitor import Intervals
-from jaxattn.lab.engine.store import Store
+from jaxattn.lab.storage.memo import Workplace
 
-save = Store.save
+save = Workplace.save
 def save_and_die(*arguments, **named):
     save(*arguments, **named)
     os.kill(os.getpid(), signal.SIGKILL)
 
-Store.save = save_and_die
+Workplace.save = save_and_die
 with Reporter(quiet=True) as reporter:
     saving = Intervals(block_s=0.0, checkpoint_s=0.0)
     run(Study.read(sys.argv[1]), Path(sys.argv[2]), reporter=reporter, intervals=saving)
@@ -68,11 +67,13 @@ def test_custom_study_is_short_and_uses_only_custom_classes():
 
 
 @pytest.mark.more
-def test_cells_that_differ_in_a_custom_float_share_a_compiled_program(own):
-    plan = ja.Study.read(own / "study.toml").plan(own / "finished", quick=True)
-    assert plan.groups["vmapped"].tolist() == ["seed, loss.power"]
-    assert plan.groups["runs"].tolist() == [20]
-    assert plan.cells["done"].tolist() == ["10 of 10", "10 of 10"]
+def test_cells_that_differ_in_a_custom_float_share_a_compiled_program(own, tmp_path):
+    study = ja.Study.read(own / "study.toml")
+    for folder, left, done in ((own / "finished", 0, 10), (tmp_path / "none", 20, 0)):
+        plan = study.plan(folder, quick=True)
+        assert plan.groups["vmapped"].tolist() == ["seed, loss.power"]
+        assert plan.groups["runs"].tolist() == [left]
+        assert plan.cells["done"].tolist() == [f"{done} of 10"] * 2
 
 
 @pytest.mark.more
@@ -132,13 +133,18 @@ def test_a_killed_run_resumes_bitwise_identically(own, call, tmp_path):
     assert "stopped" in out
     before = ja.load(tmp_path / "killed")
     assert not before.finished
-    log = tmp_path / "killed" / "metrics.jsonl"
-    killed = log.read_text(encoding="utf-8").splitlines()
+    assert before.manifest["wall_time_s"] > 0
+    (log,) = (tmp_path / "killed" / "runs").glob("*.partial-*/metrics.jsonl")
+    lines = log.read_text(encoding="utf-8").splitlines()
     assert call("run", own / "study.toml", "--out", tmp_path / "killed", "--quiet")[0] == 0
-    # The recorded time includes that of the killed process.
-    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    earlier_s = lines[len(killed) - 1]["wall_time_s"]
-    assert all(line["wall_time_s"] >= earlier_s > 0 for line in lines[len(killed) :])
+    # The recorded time includes that of the killed process, and the log continues its log.
+    after = ja.load(tmp_path / "killed")
+    assert after.manifest["wall_time_s"] > before.manifest["wall_time_s"]
+    (batch,) = after.manifest["batches"]
+    log = tmp_path / "killed" / "runs" / batch / "metrics.jsonl"
+    more = log.read_text(encoding="utf-8").splitlines()
+    assert more[: len(lines)] == lines
+    assert len(more) > len(lines)
     for table in ("records", "tokens"):
         got, wanted = (getattr(ja.load(path), table) for path in (tmp_path / "killed", own / "finished"))
         assert got.equals(wanted)
@@ -207,20 +213,27 @@ def test_trained_parameters_have_the_type_of_the_custom_model(own):
 
 
 @pytest.mark.more
-def test_changed_code_is_rejected_unless_accepted(copied, call):
+def test_runs_of_changed_code_are_computed_again_unless_they_are_reused(copied, call):
+    before = ja.load(copied / "finished")
     with (copied / "lab.py").open("a", encoding="utf-8") as file:
         file.write("\n# a change\n")
-    words = ("run", copied / "study.toml", "--out", copied / "finished", "--quiet")
-    status, _, error = call(*words)
-    assert status == 2
-    (line,) = error.splitlines()
-    assert "lab.py:needle" in line
-    assert line.endswith(
-        "changed since this run started; choose another folder with --out, or resume with accept_code=True "
-        "(command line: --accept-code)"
-    )
-    assert call(*words, "--accept-code")[0] == 0
-    assert call(*words)[0] == 0
+    words = ("run", copied / "study.toml", "--out", copied / "finished")
+    status, out, error = call(*words, "--reuse-code")
+    assert status == 0
+    assert "already finished, nothing to run" in error
+    assert "computed by older code: cell 0: seeds 0 to 9; cell 1: seeds 0 to 9" in " ".join(out.split())
+    reused = ja.load(copied / "finished")
+    assert reused.records.equals(before.records)
+    assert reused.table()["older_code"].all()
+    status, out, error = call(*words)
+    assert status == 0
+    assert "20 runs computed again, because lab.py:" in error
+    assert "older code" not in out
+    # Nothing that matters has changed, and the earlier runs are kept.
+    again = ja.load(copied / "finished")
+    assert again.records.equals(before.records)
+    assert not set(again.manifest["batches"]) & set(before.manifest["batches"])
+    assert set(before.manifest["batches"]) < {path.name for path in (copied / "finished" / "runs").iterdir()}
 
 
 @struct.dataclass

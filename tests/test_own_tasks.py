@@ -15,7 +15,7 @@ import jaxattn as ja
 from jaxattn.lab import api
 from jaxattn.lab.engine.monitor import Intervals
 from jaxattn.lab.engine.progress import Reporter
-from jaxattn.lab.engine.store import Store
+from jaxattn.lab.storage.memo import Workplace
 from jaxattn.lab.study import seed as of_seed
 
 SHIPPED = Path(__file__).parents[1] / "sweeps" / "own"
@@ -66,13 +66,13 @@ def test_each_task_is_a_file_of_at_most_100_lines(name):
 @pytest.mark.parametrize("name", SMALL)
 def test_a_killed_run_resumes_bitwise_identically_and_accepts_more_seeds(ran, tmp_path, monkeypatch, name):
     study, finished = ran(name)
-    save, killed = Store.save, tmp_path / "killed"
+    save, killed = Workplace.save, tmp_path / "killed"
 
     def save_and_die(*arguments, **named):
         save(*arguments, **named)
         raise KilledError
 
-    monkeypatch.setattr(Store, "save", save_and_die)
+    monkeypatch.setattr(Workplace, "save", save_and_die)
     with pytest.raises(KilledError), Reporter(quiet=True) as reporter:
         api.run(study, killed, reporter=reporter, intervals=Intervals(block_s=0.0, checkpoint_s=0.0))
     monkeypatch.undo()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxattn.lab.engine.distributed import read_process
+from jaxattn.lab.cli.options import read_shard
 from jaxattn.lab.storage.objects import address_text
 
 RECIPES = Path(__file__).parents[1] / "docs" / "howto" / "recipes"
@@ -62,7 +62,7 @@ def test_slurm_recipe_runs_a_shard_and_requeues_stopped_jobs(tmp_path, status, r
     assert not requeued or again.read_text() == "requeue\n77_3\n"
 
 
-def test_kubernetes_job_is_valid_and_does_not_share_volumes():
+def test_kubernetes_job_is_valid_and_does_not_share_volumes(tmp_path):
     yaml, validate = pytest.importorskip("yaml"), pytest.importorskip("kubernetes_validate")
     job = yaml.safe_load((RECIPES / "kubernetes.yaml").read_text(encoding="utf-8"))
     for version in ("1.31", validate.latest_version()):
@@ -73,9 +73,14 @@ def test_kubernetes_job_is_valid_and_does_not_share_volumes():
     pod = spec["template"]["spec"]
     assert all(set(volume) - {"name"} <= {"configMap", "emptyDir"} for volume in pod["volumes"])
     (container,) = pod["containers"]
-    words = shlex.split(container["args"][0])
+    (tmp_path / "jaxattn").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "jaxattn").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "JOB_COMPLETION_INDEX": "7"}
+    command = ["/bin/sh", *container["command"][1:], *container["args"]]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    words = done.stdout.splitlines()
+    assert words[:2] == ["run", "/sweep/sweep.toml"]
     given = dict(itertools.pairwise(words))
     assert address_text(given["--out"]) == "s3://BUCKET/NAME"
-    process = given["--distributed"].replace("$JOB_COMPLETION_INDEX", "7")
-    assert read_process(process) == (8, spec["completions"])
+    assert read_shard(given["--shard"]) == (8, spec["completions"])
     assert spec["completions"] == spec["parallelism"]

@@ -163,7 +163,7 @@ class Study(Definition):
             progress: callback that receives a description of the compile group and the fraction completed.
 
         Raises:
-            InputError: a cell does not fit in memory, or the folder contains results for a different config.
+            InputError: a cell does not fit in memory, or the folder contains other files.
         """
         from jaxattn.lab.engine.plan import plan_study, recorded_lines
 
@@ -182,10 +182,11 @@ class Study(Definition):
         shard: tuple[int, int] = (1, 1),
         max_memory: int | None = None,
         on_failure: OnFailure = "continue",
-        accept_code: bool = False,
+        reuse_code: bool = False,
         profile: bool = False,
         log: Sequence[Dashboard] = (),
         report: bool = True,
+        executor: Any = None,
     ) -> Results:
         """Run or resume the study, write its report, and return the results.
 
@@ -193,21 +194,25 @@ class Study(Definition):
             directory: the results folder, or a bucket URL, s3://BUCKET/NAME or gs://BUCKET/NAME; defaults to
                 results/NAME.
             quiet: True to hide the progress display.
-            shard: (I, N) to run shard I of N in a separate folder.
+            shard: (I, N) to run only every N-th batch, starting from batch I.
             max_memory: memory limit in bytes per device; defaults to the device memory.
             on_failure: what to do if a batch produces NaN or raises an error: "stop" the run, "continue" with
                 the next batch, or "retry" the batch from its start, at most twice, and then continue.
-            accept_code: True to resume even if custom code has changed since the run started.
+            reuse_code: True to use finished runs with the same settings and data, but older code. By default,
+                they are computed again.
             profile: True to write a JAX trace of the run to the folder, for TensorBoard or Perfetto.
             log: dashboards that also receive every measurement: "tensorboard" or "wandb" (offline).
             report: False to write only the results, without tables of statistics and figures.
+            executor: compute the batches in the workers of an executor, which must be processes: a
+                `concurrent.futures.ProcessPoolExecutor` that spawns them, a submitit executor,
+                `dask.distributed.Client.get_executor()`, or another object with a method `submit`.
 
         Returns:
             The results; failed seeds are listed in `.failures`.
 
         Raises:
-            InputError: the data cannot be used, a cell does not fit in memory, or the folder contains results
-                for a different config.
+            InputError: the data cannot be used, a cell does not fit in memory, or the folder contains other
+                files.
             RunError: no batch finished, or the folder cannot be written.
         """
         from jaxattn.lab.engine.progress import Reporter
@@ -220,13 +225,14 @@ class Study(Definition):
                 shard=shard,
                 max_memory=max_memory,
                 on_failure=on_failure,
-                accept_code=accept_code,
+                reuse_code=reuse_code,
                 profile=profile,
                 log=log,
                 write_report=report,
+                executor=executor,
             )
         errors = finished.outcome.errors
-        if len(errors) == finished.outcome.batches:
+        if errors and len(errors) == finished.outcome.batches:
             raise RunError(errors[0]["reason"])
         return replace(load(finished.outcome.directory), study=self)
 
@@ -311,11 +317,10 @@ class Study(Definition):
         return self.cells[cell].setting
 
     def _loaded(self, seed: int, cell: int) -> Loaded:
-        from jaxattn.lab.study.seed import seed_dataset, swept_settings
+        from jaxattn.lab.study.seed import seed_dataset
 
         setting = self._setting(seed, cell)
-        swept = swept_settings(each.settings for each in self.cells)
-        return seed_dataset(setting.data, seed, self.dtype, swept, hold=setting.hold)
+        return seed_dataset(setting.data, seed, self.dtype, hold=setting.hold)
 
     def folder(self, directory: str | Path | None = None) -> Path:
         """Return `directory` as a path, or the default results folder if it is None."""
@@ -396,13 +401,15 @@ def run(
     from jaxattn.lab.results import report
 
     devices.use_all_cores()
-    study._check_metrics()
     words = command or shlex.join(["python", *sys.argv]) if sys.argv[0] else "python"
     with naming():
-        outcome = execute(study, directory, command=words, reporter=reporter, **options)
+        outcome = execute(
+            study, directory, command=words, reporter=reporter, check=study._check_metrics, **options
+        )
         page = outcome.directory / "report.html"
         nothing_new = outcome.already_finished and not outcome.renewed and page.exists()
-        if not write_report or nothing_new or len(outcome.errors) == outcome.batches:
+        nothing = outcome.batches > 0 and len(outcome.errors) == outcome.batches
+        if not write_report or nothing_new or nothing:
             return Finished(outcome, None)
         written = report.write_report(outcome.directory, study.custom_figures, reporter.update)
         results_folder(directory).send_report(written.paths, outcome.directory)

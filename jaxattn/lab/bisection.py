@@ -11,16 +11,13 @@ whatever the distribution of T. Because k(y) is known only at the values of y th
 interval are rounded outwards to the nearest of these values.
 """
 
-import hashlib
 import itertools
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import pandas as pd
 
@@ -36,7 +33,6 @@ from jaxattn.lab.results.labels import grow_by_factors
 from jaxattn.lab.results.load import load
 from jaxattn.lab.results.statistics import metric_at_end
 from jaxattn.lab.study.grid import GRID
-from jaxattn.lab.study.inputs import source_hashes
 
 Values = Mapping[str, Sequence[Any] | np.ndarray]
 
@@ -64,8 +60,8 @@ def phase_diagram(
     near both ends of its confidence interval, until neighbouring values of y bracket all three points. The
     module docstring of `jaxattn.lab.bisection` defines the interval, which requires at least six seeds.
 
-    Each round of points is a study in a separate folder. Points and seeds from earlier rounds with the same
-    settings and code are not run again. A call with more seeds, or with a different x, y, level or metric,
+    All rounds use the same folder. Points and seeds from earlier rounds with the same settings and code are
+    not run again. A call with more seeds, or with a different x, y, level or metric,
     therefore runs only the missing points. To resume a call that was killed, repeat it.
 
     Args:
@@ -268,18 +264,12 @@ def _axis(name: str, given: Values) -> tuple[str, list[Any]]:
 
 
 class _Measured:
-    """Metric values from new and earlier rounds, keyed by the hash of a cell's settings and by seed."""
+    """Metric values of all rounds, keyed by the hash of a cell's settings and by seed."""
 
     def __init__(self, study: Study, folder: Path, metric: str, phase: str | None) -> None:
         self._study, self._folder = study, folder
         self._metric, self._phase = metric, phase
-        self._code = source_hashes(study)
         self._values: dict[tuple[str, int], float] = {}
-        # Code without a hash may have changed, so its results are not reused.
-        known = [] if None in self._code.values() else sorted(folder.glob("round-*/manifest.json"))
-        for manifest in known:
-            if load(manifest.parent).finished:
-                self._read(manifest.parent)
 
     def outcomes(self, cells: list[dict[str, Any]], reporter: Reporter) -> pd.DataFrame:
         """Run the seeds whose value is missing; return one row per cell and seed, with settings and value."""
@@ -303,22 +293,12 @@ class _Measured:
         return Study.of_tables(tables | {"cells": cells, "seeds": list(seeds)}, self._study.names)
 
     def _run(self, study: Study, reporter: Reporter) -> None:
-        hashes = [cell.config_hash for cell in study.cells]
-        key = msgspec.json.encode([hashes, study.seeds, self._code], order="deterministic")
-        folder = self._folder / f"round-{hashlib.sha256(key).hexdigest()[:12]}"
         devices.use_all_cores()
-        outcome = execute(study, folder, command="jaxattn.phase_diagram", reporter=reporter)
+        # The folder keeps the runs of all rounds, so a second call finds them again.
+        outcome = execute(study, self._folder, command="jaxattn.phase_diagram", reporter=reporter)
         if outcome.errors:
-            raise RunError(f"{folder}: {outcome.errors[0]['reason']}")
-        # Only the tables are needed later, and the checkpoints of many rounds would take up a lot of disk
-        # space.
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        self._read(folder)
-
-    def _read(self, folder: Path) -> None:
-        results = load(folder)
-        if results.manifest.get("code", {}) != self._code:
-            return
+            raise RunError(f"{self._folder}: {outcome.errors[0]['reason']}")
+        results = load(self._folder)
         hashes = {cell["cell"]: cell["config_hash"] for cell in results.manifest["cells"]}
         last, _ = metric_at_end(results.records, self._metric, self._phase)
         # Seeds that failed in an earlier phase have no table row.

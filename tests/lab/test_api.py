@@ -204,7 +204,7 @@ def test_a_plan_lists_remaining_and_finished_work(tmp_path):
     cells, groups, sentence, _ = wanted.plan(tmp_path, quick=True)
     assert cells["model.dim"].tolist() == [8, 16]
     assert groups["runs"].tolist() == [2, 2]
-    assert sentence.startswith("small: 2 cells in 2 groups, 2 batches, 0 of them done")
+    assert sentence.startswith("small: 2 cells in 2 groups, 4 of 4 runs missing, in 2 batches")
     assert wanted.folder() == Path("results/small")
     assert "2 cells × 2 seeds" in wanted._repr_html_()
 
@@ -214,7 +214,7 @@ def test_a_run_without_results_raises(mine, tmp_path):
     with pytest.raises(RunError, match=r"ZeroDivisionError in broken, line .* of .*mine.py"):
         broken.run(tmp_path / "run", quiet=True)
     # It is found on shapes, before a folder is begun.
-    assert not (tmp_path / "run" / "manifest.json").exists()
+    assert not (tmp_path / "run" / "study.json").exists()
 
 
 @pytest.mark.more

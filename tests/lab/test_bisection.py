@@ -14,6 +14,7 @@ import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.lab import bisection
 from jaxattn.lab.bisection import bracket, counts, ranks, threshold, turned_back, wanted
+from jaxattn.lab.storage import memo
 
 LEVEL = 0.5
 RATES = np.geomspace(4, 1e3, 17)
@@ -52,13 +53,18 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Number of runs in each round."""
+    """Number of runs that each round computes, without rounds that find all runs in the folder."""
     runs = []
     execute = bisection.execute
 
-    def counted(study, *args, **options):
-        runs.append(len(study.cells) * len(study.seeds))
-        return execute(study, *args, **options)
+    def computed(folder):
+        return sum(len(record.runs) for record in memo.finished(folder, pytest.fail).values())
+
+    def counted(study, folder, **options):
+        before = computed(folder)
+        outcome = execute(study, folder, **options)
+        runs.extend([computed(folder) - before] * (not outcome.already_finished))
+        return outcome
 
     monkeypatch.setattr(bisection, "execute", counted)
     return runs

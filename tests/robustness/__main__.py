@@ -6,7 +6,7 @@ import sys
 import time
 
 FULL = {
-    "forged": 100,
+    "forged": 105,
     "kills": 300,
     "damages": 1000,
     "swaps": 300,

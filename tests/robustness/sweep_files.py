@@ -19,11 +19,11 @@ import tomli_w
 from jaxattn import Study
 from jaxattn.core.errors import InputError, UserCodeError
 from jaxattn.lab.engine import memory
-from jaxattn.lab.engine.batches import cut_batches
-from jaxattn.lab.engine.manifest import new_manifest
+from jaxattn.lab.engine.missing import plan_run
 from jaxattn.lab.engine.programs import ProgramCache
-from jaxattn.lab.engine.store import Store
-from jaxattn.lab.study.groups import compile_groups, rehearse_groups
+from jaxattn.lab.engine.progress import Reporter
+from jaxattn.lab.storage.memo import Memo
+from jaxattn.lab.study.groups import compile_groups
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(
@@ -157,10 +157,8 @@ def _plan(path: Path, folder: Path) -> str:
     try:
         # Texts are not read, because their existence does not depend on the sweep file.
         if not any(group.setting.data.shared for group in groups):
-            rehearse_groups(study, groups, lambda *_: None)
-            store = Store(folder)
-            known = store.join(new_manifest(study, "attack"))
-            cut_batches(study, groups, store.batches(), known, ProgramCache(), None)
+            with Reporter(quiet=True) as reporter:
+                plan_run(study, Memo(folder), ProgramCache(), reporter, command="attack")
     except _WouldCompile:
         pass
     return "accepted"

@@ -8,7 +8,7 @@ import pytest
 # Kills and damages are slow tests, because they first make the folders to attack.
 SMALL = {"sweep_files": 40, "corpora": 8}
 MORE = {
-    "forged": 12,
+    "forged": 21,
     "kills": 12,
     "damages": 60,
     "swaps": 40,

@@ -1,6 +1,7 @@
 """Run the items of a book, resume interrupted runs, and write the results page."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from jaxattn.lab.books.section import RunLocation, Section
 from jaxattn.lab.books.tables import Measure
 from jaxattn.lab.engine import run as engine
 from jaxattn.lab.engine.progress import Reporter
-from jaxattn.lab.engine.store import CODE_REMEDY
 from jaxattn.lab.results.judge import Criterion
+from jaxattn.lab.storage import study_file
 from jaxattn.lab.storage.files import inside
+from jaxattn.lab.study.identity import identities
 
 # Items to run, each with the measures whose data are available.
 Wanted = list[tuple[Item, tuple[Measure, ...]]]
@@ -119,14 +121,13 @@ def _run(
     for number, (folder, users) in enumerate(jobs.items(), 1):
         reporter.note(f"{number} of {len(jobs)}: {folder.name}")
         try:
-            study = _study(users, request)
+            study = _with_earlier_seeds(_study(users, request), inside(folder, location.out))
             outcome = engine.run_study(
-                study, inside(folder, location.out), command=command, reporter=reporter, max_memory=max_memory
+                study, folder, command=command, reporter=reporter, max_memory=max_memory
             )
             reason = outcome.errors[0]["reason"] if outcome.errors else ""
         except (InputError, RunError) as error:
-            # A book's records must come from its current code, so do not offer to accept runs of older code.
-            reason = str(error).replace(CODE_REMEDY, "delete this folder, and run the command again")
+            reason = str(error)
         if reason:
             failed |= {item.name: reason for item, _ in users if item.name not in failed}
             reporter.note(f"{folder.name}: failed")
@@ -136,6 +137,20 @@ def _run(
 def _study(users: Sequence[tuple[Item, str]], request: Request) -> Study:
     studies = [request.study(item, name) for item, name in users]
     return max(studies, key=lambda study: len(study.seeds))
+
+
+def _with_earlier_seeds(study: Study, folder: Path) -> Study:
+    """Add the seeds for which the same study was run before, because other items may show them."""
+    known = None
+    with suppress(InputError):
+        known = study_file.find_study(folder)
+    if known is None or set(known["seeds"]) <= set(study.seeds):
+        return study
+    keys = {number: found.key for number, found in identities(study)[0].items()}
+    if {cell["cell"]: cell["key"] for cell in known["cells"]} != keys:
+        return study
+    seeds = sorted({*study.seeds, *known["seeds"]})
+    return Study.of_tables(study.tree | {"seeds": seeds}, study.names)
 
 
 def list_findings(book: Book, request: Request | None = None, *, out: Path) -> pd.DataFrame:

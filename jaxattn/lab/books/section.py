@@ -14,7 +14,6 @@ from jaxattn.lab.books.book import Item, RunScale
 from jaxattn.lab.books.findings import Finding, measure_item
 from jaxattn.lab.books.tables import Measure
 from jaxattn.lab.books.tally import item_verdict, labelled_findings, tallies
-from jaxattn.lab.engine.manifest import differences
 from jaxattn.lab.results import figures, style
 from jaxattn.lab.results.judge import HOLDS_FOR_SOME, MEASURED, VERDICTS, verdict_text
 from jaxattn.lab.results.layout import shown_width, texts
@@ -217,7 +216,7 @@ def measured(item: Item, location: RunLocation) -> Section | None:
             return missing(
                 item,
                 location.scale,
-                f"{location.run(item, name)} contains a run with other settings; delete it",
+                f"{location.run(item, name)} contains a run with other settings; run it again",
             )
         runs[name] = run
     there = [request for request in item.measured if all(name in runs for name in request.studies)]
@@ -236,8 +235,7 @@ def measured(item: Item, location: RunLocation) -> Section | None:
 
 def _matches(run: Run, study: Study) -> bool:
     ran = [(cell["settings"], cell.get("config_hash")) for cell in run.manifest["cells"]]
-    same = ran == [(cell.settings, cell.config_hash) for cell in study.cells]
-    return same and not differences(dict(run.manifest["config"]), study.config)
+    return ran == [(cell.settings, cell.config_hash) for cell in study.cells]
 
 
 def _section(item: Item, there: Sequence[Measure], runs: Mapping[str, Run], location: RunLocation) -> Section:

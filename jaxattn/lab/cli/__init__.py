@@ -38,7 +38,7 @@ def main() -> None:
 
     code = 0
     try:
-        # These imports raise InputError on systems that lack file locks.
+        # These imports raise InputError on systems that are not POSIX.
         from jaxattn.lab.cli import usage
         from jaxattn.lab.cli.options import check_once
         from jaxattn.lab.storage.copies import naming
@@ -84,6 +84,7 @@ def command_groups() -> dict[str, dict[str, Callable[..., int]]]:
             "status": studies.status,
             "aggregate": results.aggregate,
             "report": results.report,
+            "prune": studies.prune,
         },
         "Papers and claims": {
             "reproduce": results.reproduce,
@@ -157,5 +158,6 @@ def _stop(number: int, frame: Any) -> None:
     with suppress(Exception):
         sys.stdout.flush()
     shown = "\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else ""
-    os.write(2, f"{shown}stopped; nothing is lost, resume with the same command\n".encode())
+    kept = "finished batches and saved states are kept; the same command resumes the run"
+    os.write(2, f"{shown}stopped at once; {kept}\n".encode())
     os._exit(130)

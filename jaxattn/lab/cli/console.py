@@ -97,8 +97,8 @@ def stoppable(command: str) -> Iterator[None]:
 
     try:
         yield
-    except Interrupted:
-        print_line(f"stopped; nothing is lost, resume with: {command}", err=True)
+    except Interrupted as stopped:
+        print_line(f"stopped; {stopped}; resume with: {command}", err=True)
         sys.exit(130)
 
 
@@ -129,7 +129,7 @@ def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
         print_line(f"jaxattn: failed: {where}", err=True)
     if failures:
         left = len(failures) - len(shown[:_FAILURES])
-        more = f"and {left:,} more: see {folder}/manifest.json, or run `jaxattn status {folder}`; "
+        more = f"and {left:,} more: see {folder}/runs/*/run.json, or run `jaxattn status {folder}`; "
         remedy = "try a smaller step_size in that phase, or --set dtype=float64"
         if all(failure["step"] == 0 for failure in failures):
             remedy = (

@@ -70,7 +70,7 @@ def examine(compiled: Path) -> list[_Finding]:
 
 
 def _packages() -> tuple[str, str]:
-    from jaxattn.lab.engine.manifest import PACKAGES
+    from jaxattn.lab.engine.description import PACKAGES
 
     return "ok", ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.storage import files
 from jaxattn.lab.storage.files import cache_folder
 from jaxattn.lab.storage.folder import results_folder
 
@@ -96,18 +95,12 @@ class MachineOptions:
     """Options that determine where a study runs, and on how many machines.
 
     Attributes:
-        shard: Run only shard I of N, in a separate results folder.
-        distributed: Run as process I (counted from 0) of N processes on hosts that share the results folder
-            or bucket. Each process runs one shard and waits for the other processes. With auto, N and I are
-            read from Slurm or Open MPI.
-        distributed_timeout: Seconds to wait for a process that was killed or has not started.
+        shard: Compute only every N-th batch, starting from batch I. All shards use the same results folder.
     """
 
     out: Out = None
     max_memory: MaxMemory = None
     shard: Annotated[str, arg(metavar="I/N", prefix_name=False)] = "1/1"
-    distributed: Annotated[str | None, arg(metavar="auto|N,I", prefix_name=False)] = None
-    distributed_timeout: Annotated[float, arg(metavar="SECONDS", prefix_name=False)] = 300.0
 
 
 @dataclass(frozen=True)
@@ -117,11 +110,11 @@ class FailureOptions:
     Attributes:
         on_failure: What to do if a batch ends in NaN or raises an error: stop the run, continue with the next
             batch, or retry the batch from its start up to twice before continuing.
-        accept_code: Resume even if your own code has changed since the run began.
+        reuse_code: Use finished runs with the same settings and data, but older code.
     """
 
     on_failure: Annotated[Literal["stop", "continue", "retry"], Unprefixed] = "continue"
-    accept_code: Annotated[bool, Unprefixed] = False
+    reuse_code: Annotated[bool, Unprefixed] = False
 
 
 @dataclass(frozen=True)
@@ -198,26 +191,11 @@ def read_two(option: str, text: str) -> tuple[str, str, str]:
     return key.strip(), first.strip(), second.strip()
 
 
-def read_folders(directories: tuple[Path, ...]) -> tuple[list[Path], list[Path]]:
-    """Expand results folders into shards; return the folders to read and the folders of missing shards.
-
-    A shard is missing if it has not started.
-    """
+def read_folders(directories: tuple[Path, ...]) -> list[Path]:
+    """Return the results folders of a command; raise InputError if there are none."""
     if not directories:
         raise InputError("expected at least one results folder, for example results/quickstart")
-    found: list[Path] = []
-    missing: list[Path] = []
-    for directory in directories:
-        whole = results_folder(directory)
-        started = {directory / name for name in whole.shards()}
-        counts = {int(n[1]) for path in started if (n := re.fullmatch(r"shard-\d+-of-(\d+)", path.name))}
-        if not counts:
-            found.append(directory)
-        for folder in (directory / f"shard-{k}-of-{n}" for n in sorted(counts) for k in range(1, n + 1)):
-            if not whole.is_remote:
-                files.inside(folder, directory)
-            (found if folder in started else missing).append(folder)
-    return found, missing
+    return list(directories)
 
 
 def require_local_folder(folder: Path | str) -> None:

@@ -66,9 +66,8 @@ def aggregate(
     """
     from jaxattn.lab.results import combine, layout, load, statistics
 
-    folders, missing = read_folders(directories)
-    loaded = load(folders)
-    if not loaded.finished or missing:
+    loaded = load(read_folders(directories))
+    if not loaded.finished:
         print_line("jaxattn: the run is not finished; the results so far are shown", err=True)
     print_made_by(loaded.made_by)
     wanted = dict(read_pair("--where", text, "model.dim=512") for text in where)

@@ -1,109 +1,132 @@
-"""Progress of a run, read from its results folder, even while the run continues elsewhere."""
+"""Progress of a study, read from its results folder, even while it continues elsewhere."""
 
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from jaxattn.lab.engine.progress import duration
-from jaxattn.lab.engine.store import Store
-from jaxattn.lab.storage import run_log
+from jaxattn.lab.results.read import status
+from jaxattn.lab.storage import memo, run_log, study_file
+from jaxattn.lab.storage.batch_record import BatchRecord
 from jaxattn.lab.storage.folder import results_folder
-from jaxattn.lab.storage.lock import is_locked
-from jaxattn.lab.storage.manifest import damage_as_input_error, read_manifest
+from jaxattn.lab.storage.memo import Partial
+from jaxattn.lab.storage.run_log import Latest
+from jaxattn.lab.storage.study_file import damage_as_input_error
+
+_Wanted = Mapping[tuple[str, int], Sequence[int]]
 
 
-def run_status(
-    directory: Path, progress: Callable[[str, float], None] = lambda what, share: None
-) -> tuple[pd.DataFrame, str]:
+class _Started(NamedTuple):
+    """An unfinished batch with its log and its runs."""
+
+    batch: Partial
+    log: Latest
+    runs: frozenset[tuple[str, int]]
+
+    @property
+    def share(self) -> float:
+        return self.log.line.share if self.log.line else 0.0
+
+
+def run_status(directory: Path) -> tuple[pd.DataFrame, str]:
     """Return the state of each cell in a results folder or bucket, finished or not.
 
     Returns:
         A table with one row per cell (settings, state, fraction completed, phase and step, median logged loss
-        over seeds, number of failed seeds), and a sentence about the whole run, which includes the estimated
-        time left while the run continues.
+        over seeds, number of failed seeds), and a sentence about the whole study, which includes the
+        estimated time left while it runs.
 
     Raises:
         InputError: the folder is not a results folder, or is damaged.
     """
     here = results_folder(directory).fetch("log")
-    manifest = read_manifest(here)
     with damage_as_input_error(here):
-        return _status(Store(here), manifest, is_locked(directory), progress)
-
-
-def _status(
-    folder: Store, manifest: dict[str, Any], running: bool, progress: Callable[[str, float], None]
-) -> tuple[pd.DataFrame, str]:
-    lines = run_log.latest(folder.directory)
-    latest = {line["batch"]: line for line in lines}
-    measured = {line["batch"]: line for line in lines if line["losses"]}
-    failed = {(entry["cell"], entry["seed"]) for line in lines for entry in line["failures"]}
-    failed |= {(entry["cell"], entry["seed"]) for entry in manifest["failures"]}
-    failures = Counter(cell for cell, _ in failed)
-    rows: list[dict[str, Any]] = []
-    shares: list[float] = []
-    broken = {number for entry in manifest["errors"] for number in entry["cells"]}
-    settings = {entry["cell"]: entry["settings"] for entry in manifest["cells"]}
-    known = _by_cell(manifest["batches"])
-    for number, own in sorted((known or {cell: [""] for cell in settings}).items()):
-        progress(f"cell {number}", len(rows) / len(settings))
-        done = [folder.is_finished(name) if name else manifest["status"] == "finished" for name in own]
-        started = [latest[name] for name in own if name in latest]
-        now = started[-1] if started else None
-        parts = [
-            1.0 if complete else latest.get(name, {}).get("share", 0.0)
-            for name, complete in zip(own, done, strict=True)
-        ]
-        shares += parts
-        rows.append(
-            {
-                "cell": number,
-                **settings[number],
-                "state": "failed" if number in broken else _state(all(done), bool(started), running),
-                "done": f"{100 * sum(parts) / len(parts):.0f} %",
-                "phase": ((not all(done) and now["doing"]) or now["phase"]) if now else "",
-                "step": f"{now['step']:,} of {now['steps']:,}" if now else "",
-                "loss": _loss(number, [measured[name] for name in own if name in measured]),
-                "failed seeds": failures[number],
-            }
-        )
-    share = sum(shares) / len(shares)
-    complete = f"{manifest['name']}: {100 * share:.0f} % done, " + (
-        "finished" if share == 1 else f"running{_left(lines[-1]) if lines else ''}" if running else "stopped"
-    )
-    return pd.DataFrame(rows), complete
-
-
-def _by_cell(batches: list[dict[str, Any]]) -> dict[int, list[str]]:
-    cells: dict[int, list[str]] = {}
-    for batch in batches:
-        for cell in batch["cells"]:
-            cells.setdefault(cell, []).append(batch["name"])
-    return cells
-
-
-def _loss(cell: int, lines: list[dict[str, Any]]) -> str:
-    positions = [(line["phase"], line["step"]) for line in lines]
-    found = [
-        loss
-        for line, location in zip(lines, positions, strict=True)
-        if location == positions[-1]
-        for loss in line["losses"].get(str(cell), [])
+        study = study_file.read_study(here)
+    wanted = study_file.wanted_runs(study)
+    # Read these first, so that a batch that is finished in the meantime is not missed.
+    partials = memo.partials(here)
+    finished = memo.finished(here, lambda error: None, wanted)
+    done = {run for record in finished.values() for run in record.identities}
+    started = [
+        _Started(one, run_log.latest(one.path, here), frozenset(one.record.identities))
+        for one in partials
+        if any(run in wanted and run not in done for run in one.record.identities)
     ]
-    return f"{statistics.median(found):.4g}" if found else ""
+    running = [one for one in started if one.batch.is_running and not one.batch.error]
+    runs: dict[int, set[tuple[str, int]]] = {}
+    for run, cells in wanted.items():
+        for number in cells:
+            runs.setdefault(number, set()).add(run)
+    rows = [_row(cell, runs[cell["cell"]], done, started, running) for cell in study["cells"]]
+    _add_failures(rows, wanted, [*finished.values(), *(one.batch.record for one in started)])
+    table = pd.DataFrame(rows)
+    share = float(table["done"].mean())
+    state = status(bool(set(wanted) - done), bool(running), any(one.batch.error for one in started))
+    complete = f"{study['name']}: {100 * share:.0f} % done, {state}{_left(running)}"
+    table["done"] = [f"{100 * part:.0f} %" for part in table["done"]]
+    return table, complete
 
 
-def _state(finished: bool, started: bool, running: bool) -> str:
-    if finished:
-        return "finished"
-    return ("running" if running else "stopped") if started else "waiting"
+def _row(
+    cell: Mapping[str, Any],
+    own: set[tuple[str, int]],
+    done: set[tuple[str, int]],
+    started: Sequence[_Started],
+    running: Sequence[_Started],
+) -> dict[str, Any]:
+    left = own - done
+    batches = [one for one in started if left & one.runs]
+    share = float(len(own & done))
+    for run in left:
+        share += max((one.share for one in batches if run in one.runs), default=0.0)
+    line = batches[-1].log.line if batches else None
+    state = "finished" if not left else "waiting"
+    if batches:
+        state = "failed" if all(one.batch.error for one in batches) else "stopped"
+        state = "running" if any(one in running for one in batches) else state
+    return {
+        "cell": cell["cell"],
+        **cell["settings"],
+        "state": state,
+        "done": share / len(own),
+        "phase": (line.doing or line.phase) if line else "",
+        "step": f"{line.step:,} of {line.steps:,}" if line else "",
+        "loss": _loss(cell["key"], batches),
+        "failed seeds": 0,
+    }
 
 
-def _left(latest: dict[str, Any]) -> str:
-    left = None if latest["left"] is None else latest["left"] - (time.time() - latest["time"])
-    return f", about {duration(left)} left" if left is not None and left > 0 else ""
+def _add_failures(rows: list[dict[str, Any]], wanted: _Wanted, records: Sequence[BatchRecord]) -> None:
+    failed = {
+        (cell, failure.seed)
+        for record in records
+        for keys in [record.keys]
+        for failure in record.failures
+        for cell in wanted.get((keys[failure.cell], failure.seed), ())
+    }
+    counts = Counter(cell for cell, _ in failed)
+    for row in rows:
+        row["failed seeds"] = counts[row["cell"]]
+
+
+def _loss(key: str, batches: Sequence[_Started]) -> str:
+    """Return the median loss of a cell over the seeds of its unfinished batches at their last common step."""
+    found: list[tuple[tuple[str, int], list[float]]] = []
+    for one in batches:
+        numbers = [cell.cell for cell in one.batch.record.cells if cell.key == key]
+        if (line := one.log.measured) and numbers:
+            found.append(((line.phase, line.step), line.losses.get(str(numbers[0]), [])))
+    last = [x for place, losses in found if place == found[-1][0] for x in losses]
+    return f"{statistics.median(last):.4g}" if last else ""
+
+
+def _left(running: Sequence[_Started]) -> str:
+    lines = [one.log.line for one in running if one.log.line and one.log.line.left is not None]
+    left = [(line.left or 0.0) - (time.time() - line.time) for line in lines]
+    longest = max(left, default=0.0)
+    return f", about {duration(longest)} left" if longest > 0 else ""

@@ -13,7 +13,6 @@ from jaxattn.lab.cli.console import (
     print_failures,
     print_json,
     print_line,
-    print_made_by,
     print_summary,
     print_table,
     print_title,
@@ -32,6 +31,7 @@ from jaxattn.lab.cli.options import (
     Out,
     OutputOptions,
     Quiet,
+    ResultsDir,
     Seeds,
     Set,
     StudyOptions,
@@ -65,16 +65,12 @@ def run(
     Example: jaxattn run sweeps/quickstart.toml --seeds 4 --set model.dim=512
     """
     from jaxattn.lab.api import run as run_study
-    from jaxattn.lab.engine.distributed import read_process, shard_folder, wait
     from jaxattn.lab.engine.progress import Reporter
 
     study = load_sweep(sweep, study_options.overrides, study_options.axes, study_options.seeds)
     keep_compiled()
     which, memory = read_shard(machine.shard), read_size(machine.max_memory)
-    if machine.distributed is not None:
-        which = read_process(machine.distributed)
-    complete = study.folder(machine.out)
-    directory = shard_folder(complete, which)
+    directory = study.folder(machine.out)
     command = shlex.join(["jaxattn", *sys.argv[1:]])
     with Reporter(output.quiet) as reporter, stoppable(command):
         outcome, report = run_study(
@@ -85,38 +81,23 @@ def run(
             shard=which,
             max_memory=memory,
             on_failure=failure.on_failure,
-            accept_code=failure.accept_code,
+            reuse_code=failure.reuse_code,
             profile=output.profile,
             log=output.log,
         )
         if outcome.already_finished:
-            name = results_folder(directory).name
-            reporter.note(f"{name}: already finished, nothing to run{_other_seeds(outcome, study)}")
-        folders = [outcome.directory]
-        if machine.distributed is not None:
-            shards = wait(study, complete, which[1], machine.distributed_timeout, reporter.note)
-            folders = shards if which[0] == 1 else folders
-    return _show(outcome, report, folders, output.every)
+            reporter.note(f"{results_folder(directory).name}: already finished, nothing to run")
+    return _show(outcome, report, output.every)
 
 
-def _other_seeds(outcome: Any, study: Any) -> str:
-    from jaxattn.lab.results.labels import ranges_text
-    from jaxattn.lab.storage import manifest
-
-    held = manifest.read_manifest(outcome.directory)["seeds"]
-    if set(held) <= set(study.seeds):
-        return ""
-    return f"; the table shows all {counted(len(held), 'seed')} of the folder, {ranges_text(held):.60}"
-
-
-def _show(outcome: Any, report: Any, folders: list[Path], every: bool) -> int:
+def _show(outcome: Any, report: Any, every: bool) -> int:
     from jaxattn.lab.results import load
 
     for error in outcome.errors:
         print_line(f"jaxattn: failed: {error['batch']}: {error['reason']}", err=True)
-    if len(outcome.errors) == outcome.batches:
+    if outcome.errors and len(outcome.errors) == outcome.batches:
         return 1
-    print_summary(load(folders), every=every)
+    print_summary(load(outcome.directory), every=every)
     if address := copies.address_of(outcome.directory):
         print_line(f"{address}: all results; the report and its figures are also on this machine:")
     if report is None:
@@ -134,7 +115,7 @@ LEGEND = {
     "cells": "number of cells in the group",
     "coordinates": "length of the stored embedding vectors, less than d if they span a smaller space",
     "vmapped": "what differs between the runs of a group, which jax.vmap batches",
-    "vmapped runs": "runs in the group, one for each seed of each cell",
+    "vmapped runs": "missing runs of the group, one for each seed of each cell",
     "together": "vmapped runs computed at the same time, in one batch",
     "batches": "parts into which the vmapped runs are divided",
     "memory": "peak memory of a device",
@@ -208,8 +189,7 @@ def launch(
 ) -> int:
     """Run a sweep file as several jobs on a cluster.
 
-    Each job runs one shard of the study in a separate results folder. `jaxattn status` shows the progress of
-    all jobs, and `jaxattn aggregate` combines their results; pass the common parent folder to either command.
+    All jobs use the same results folder. `jaxattn status` shows their progress.
 
     Example: jaxattn launch sweeps/one_step_law.toml --shards 8
 
@@ -221,7 +201,6 @@ def launch(
         wait: Wait for all jobs, then print the table of their combined results.
     """
     from jaxattn.lab.engine.batches import check_shards
-    from jaxattn.lab.engine.distributed import shard_folder
     from jaxattn.lab.study.tree import parse
 
     study = load_sweep(sweep, overrides, axes, seeds)
@@ -240,9 +219,8 @@ def launch(
     pairs = [read_pair("--option", text, "gpus_per_node=1") for text in options]
     given = {key: parse(value) for key, value in pairs}
     submitted = submit(commands, scripts, executor, minutes, given)
-    folders = [shard_folder(directory, (number, shards)) for number in range(1, shards + 1)]
-    for job, folder in zip(submitted, folders, strict=True):
-        print_line(f"job {job.job_id}: {results_folder(folder).name}")
+    for job in submitted:
+        print_line(f"job {job.job_id}")
     if not wait:
         print_line(f"progress: jaxattn status {complete.name}")
         print_line(f"results:  jaxattn aggregate {complete.name}")
@@ -252,7 +230,7 @@ def launch(
         raise RunError(f"launch: jobs {', '.join(failed)} failed; see the logs in {scripts}")
     from jaxattn.lab.results import load
 
-    print_summary(load(folders), rest=f"jaxattn aggregate {complete.name} --all")
+    print_summary(load(directory), rest=f"jaxattn aggregate {complete.name} --all")
     return 0
 
 
@@ -320,29 +298,20 @@ def status(directories: Folders, /, verify: bool = False, as_json: Json = False)
             with status 1.
     """
     from jaxattn.lab.cli.status import run_status as look
-    from jaxattn.lab.engine.progress import Reporter, delayed
-    from jaxattn.lab.storage import manifest, provenance
 
-    folders, missing = read_folders(directories)
+    folders = read_folders(directories)
     if verify and _damage(folders):
         return 1
     printed: list[dict[str, Any]] = []
     for directory in folders:
         folder = results_folder(directory)
-        with Reporter() as reporter:
-            table, complete = look(directory, delayed(reporter.update))
+        table, complete = look(directory)
         printed.append({"folder": folder.name, "summary": complete, "cells": rows_of(table)})
         if not as_json:
             print_table(f"{folder.name}: {complete}" if len(folders) > 1 else complete, table)
-        print_made_by(
-            provenance.version_warning(provenance.package_versions(manifest.read_manifest(folder.local)))
-        )
-    not_started = [results_folder(folder).name for folder in missing]
     if as_json:
-        print_json(printed + [{"folder": name, "summary": "not started"} for name in not_started])
+        print_json(printed)
         return 0
-    for name in not_started:
-        print_line(f"{name}: not started")
     if verify:
         print_line("all files match their checksums")
     return 0
@@ -361,6 +330,31 @@ def _damage(folders: list[Path]) -> bool:
     for line in damaged:
         print_line(f"jaxattn: {copies.renamed(line)}", err=True)
     return bool(damaged)
+
+
+def prune(directory: ResultsDir, /, delete: bool = False) -> int:
+    """Show or delete batches of runs that the study does not ask for.
+
+    These are runs of earlier versions of the study, and of earlier code. They are kept until they are
+    deleted.
+
+    Example: jaxattn prune results/quickstart --delete
+
+    Args:
+        delete: Delete these batches.
+    """
+    from jaxattn.lab.storage import memo
+
+    found = list(memo.unwanted(directory))
+    for name, record in found:
+        runs = f"{counted(len(record.runs), 'run')} of {record.origin.started}" if record else "damaged"
+        print_line(f"{directory / memo.RUNS / name}: {runs}")
+        if delete:
+            memo.delete_batch(directory, name)
+    words = counted(len(found), "batch")
+    hint = "" if delete or not found else "; delete them with --delete"
+    print_line(f"{words} {'deleted' if delete else 'not wanted'}{hint}")
+    return 0
 
 
 def data(sweep: Sweep, /, overrides: Set = (), number: int = 15, quiet: Quiet = False) -> int:

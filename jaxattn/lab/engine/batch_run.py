@@ -1,46 +1,68 @@
 """Run one batch: compile, sample the data, run the phases with checkpoints, and save the tables."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import msgspec
 import numpy as np
 import pandas as pd
 
-from jaxattn.base.probe import concluded
 from jaxattn.core.pytrees import get, names, selected
 from jaxattn.data.splits import Loaded
-from jaxattn.lab.engine import devices, extension
+from jaxattn.lab.engine import devices
 from jaxattn.lab.engine.batches import Batch
-from jaxattn.lab.engine.monitor import Interrupted, RunMonitor
+from jaxattn.lab.engine.conclusions import conclude
+from jaxattn.lab.engine.continuation import reopened
+from jaxattn.lab.engine.monitor import RunMonitor, peak_mib
 from jaxattn.lab.engine.programs import Program, ProgramCache, seed_keys
 from jaxattn.lab.engine.records import Records, log_entry, seed_series
-from jaxattn.lab.engine.store import Store
-from jaxattn.lab.storage.batch_state import BatchState
+from jaxattn.lab.storage.batch_record import BatchRecord, Failure
+from jaxattn.lab.storage.memo import Workplace
 from jaxattn.lab.study.seed import merged_metrics
 from jaxattn.lab.study.setting import Hyperparameters
 
 _Tables = Callable[[], dict[str, pd.DataFrame]]
 
 
-def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMonitor) -> list[dict[str, Any]]:
+def run_batch(
+    batch: Batch,
+    cache: ProgramCache,
+    place: Workplace,
+    monitor: RunMonitor,
+    keep_failures: bool = True,
+) -> list[dict[str, Any]]:
     """Run the remaining phases of a batch, write its tables, and return the failed seeds.
+
+    Args:
+        batch: the batch.
+        cache: cache of compiled programs.
+        place: the folder in which the batch is computed.
+        monitor: receives the progress.
+        keep_failures: False to write nothing at the end if a seed failed.
 
     Returns:
         One dictionary per failed seed: its cell, seed, phase, step and reason.
 
     Raises:
         Interrupted: the run was asked to stop; a checkpoint has been saved.
-        RunError: the folder cannot be written.
+        RunError: the folder cannot be written, or an input file has changed since it was hashed.
     """
     group, phases = batch.group, batch.group.setting.phases
     runs = devices.pad_to_devices(batch.runs, group.setting.data.shared)
-    saved, tables = folder.resume(batch.name)
-    if saved and saved.finished:
-        saved, tables = extension.reopened(batch, saved, tables)
+    saved, tables = place.resume()
+    if saved is not None and saved.finished:
+        place.publish()
+        return msgspec.to_builtins(saved.failures)
+    earlier_s = saved.wall_time_s if saved else 0.0
+    continued = False
+    if saved is None and batch.source is not None:
+        continued = True
+        saved, tables = reopened(batch, place.tables_of(batch.source.name, batch.source.record))
     first = saved.phase if saved else 0
-    records = Records(batch, tables, saved.failures if saved else ())
+    records = Records(batch, tables, msgspec.to_builtins(saved.failures) if saved else ())
 
     monitor.set_status("compiling")
     programs = cache.of(group)
@@ -51,18 +73,23 @@ def run_batch(batch: Batch, cache: ProgramCache, folder: Store, monitor: RunMoni
     hyperparameters = group.hyperparameters([cell for cell, _ in runs])
     loaded = programs.draw(keys.data, hyperparameters)
     params = programs.start(loaded, keys.start, hyperparameters)
+    # All files have been read.
+    cache.check_inputs()
 
-    here = _BatchRun(batch, loaded, hyperparameters, records, folder, monitor, {}, saved and saved.before)
+    clock = _Clock(earlier_s, time.monotonic())
+    here = _BatchRun(batch, loaded, hyperparameters, records, place, monitor, {}, continued, clock)
     state: _State | None = None
     for index in range(first, len(phases)):
         program = programs.phase(index, loaded)
         monitor.begin_phase(index, program.probe_steps, saved.step if saved else 0)
         state, saved = here.phase(program, index, params, keys.batches, saved), None
-        if state is None:  # The checkpoint was damaged and has been moved aside.
-            return run_batch(batch, cache, folder, monitor)
+        if state is None:  # The checkpoint was damaged, and its state has been deleted.
+            return run_batch(batch._replace(source=None), cache, place, monitor, keep_failures)
         params = state.carried.state.params
         monitor.end_phase()
 
+    if records.failures and not keep_failures:
+        return records.failures
     monitor.set_status("writing")
     resumable = state is not None and not phases[-1].end_key
     arrays = here.arrays(state) if resumable else here.kept
@@ -80,25 +107,36 @@ class _State:
     history: dict[str, np.ndarray]
 
 
+class _Clock(NamedTuple):
+    """Seconds that other processes spent on a batch, and the time at which this process started."""
+
+    earlier_s: float
+    started: float
+
+    def seconds(self) -> float:
+        return round(self.earlier_s + time.monotonic() - self.started, 3)
+
+
 class _BatchRun(NamedTuple):
     """Batch in progress, with its data, measurements and results folder.
 
     Attributes:
         kept: parameters saved at the end of each completed phase, keyed by phase name.
-        before: commit record of the finished batch that this batch extends, or None.
+        continued: True if the batch starts from the final states of `batch.source`.
     """
 
     batch: Batch
     loaded: Loaded
     hyperparameters: Hyperparameters
     records: Records
-    folder: Store
+    place: Workplace
     monitor: RunMonitor
     kept: dict[str, dict[str, Any]]
-    before: BatchState | None
+    continued: bool
+    clock: _Clock
 
     def phase(
-        self, program: Program, index: int, params: Any, keys: Any, saved: BatchState | None
+        self, program: Program, index: int, params: Any, keys: Any, saved: BatchRecord | None
     ) -> _State | None:
         """Run the rest of a phase and return its final state, or None if its checkpoint is damaged."""
         start = program, index, params, keys
@@ -129,14 +167,14 @@ class _BatchRun(NamedTuple):
             if monitor.stop_requested or (monitor.is_time_to_save and step < program.probe_steps[-1]):
                 self.save_so_far(state)
             if monitor.stop_requested:
-                raise Interrupted
+                raise monitor.interrupted()
 
     def measure(self, program: Program, state: _State) -> None:
-        batch, step, carried = self.batch, state.step, state.carried
-        by_probe = program.measure(carried, self.loaded.splits, self.hyperparameters)
-        found = merged_metrics(batch.group.setting, by_probe, step) | program.state_metrics(carried)
-        for values, (_, observe) in zip(state.history.values(), program.observe, strict=True):
-            values[:, program.probe_steps.index(step)] = observe(carried)
+        batch, step, carried, numbers = self.batch, state.step, state.carried, self.hyperparameters
+        by_probe = program.measure(carried, self.loaded.splits, numbers)
+        found = merged_metrics(batch.group.setting, by_probe, step) | program.state_metrics(carried, numbers)
+        for values, observe in zip(state.history.values(), program.observe, strict=True):
+            values[:, program.probe_steps.index(step)] = observe(carried, numbers)
         measured = {name: np.asarray(x)[: len(batch.runs)] for name, x in found.items()}
         self.records.add(program.phase.name, step, measured)
         self.records.note_failures(program.phase, step, carried.state.failed_at, measured["loss"])
@@ -145,10 +183,14 @@ class _BatchRun(NamedTuple):
 
     def conclude(self, program: Program, state: _State) -> None:
         name, steps, params = program.phase.name, program.probe_steps, state.carried.state.params
-        model = self.batch.group.setting.model
-        for (probe, _), seen in zip(program.observe, state.history.values(), strict=True):
-            found = probe.conclude(seen, params, model, self.loaded)
-            on_the_way, at_the_end = concluded(probe, found, len(seen), len(steps))
+        setting, data = self.batch.group.setting, self.loaded
+        found = []
+        for metrics in conclude(setting, state.index, state.history, params, data, self.hyperparameters):
+            found.append(metrics)
+            if self.monitor.stop_requested:
+                self.save_so_far(state)
+                raise self.monitor.interrupted()
+        for on_the_way, at_the_end in found:
             for row, step in enumerate(steps):
                 self.records.add(name, step, {metric: x[:, row] for metric, x in on_the_way.items()})
             self.records.add(name, steps[-1], at_the_end)
@@ -172,42 +214,40 @@ class _BatchRun(NamedTuple):
         finished: bool = False,
         resumable: bool = False,
     ) -> None:
-        # If seeds failed, the batch may have to be run again, starting from the finished batch that it
-        # extends.
-        needs_before = not finished or self.records.failures
-        self.folder.save(
-            self.batch.name,
+        self.place.save(
             arrays,
             tables,
-            cells=self.batch.configs,
+            finished=finished,
             phase=phase,
             step=step,
-            failures=self.records.failures,
-            finished=finished,
+            failures=msgspec.convert(self.records.failures, tuple[Failure, ...]),
             resumable=resumable,
-            before=self.before if needs_before else None,
+            wall_time_s=self.clock.seconds(),
+            peak_memory_mib=peak_mib(),
         )
 
     def initial_state(self, program: Program, index: int, params: Any, keys: Any) -> _State:
         carried = program.begin(params, self.loaded.splits, self.hyperparameters, keys)
-        return _State(index, 0, carried, program.histories(carried))
+        return _State(index, 0, carried, program.histories(carried, self.hyperparameters))
 
     def restored_state(
-        self, program: Program, index: int, params: Any, keys: Any, saved: BatchState
+        self, program: Program, index: int, params: Any, keys: Any, saved: BatchRecord
     ) -> _State | None:
         """Restore the state of a phase from a checkpoint, or return None if the checkpoint is damaged."""
         like = program.begin.shapes(params, self.loaded.splits, self.hyperparameters, keys)
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+        source = self.batch.source if self.continued else None
         kept = {
             phase.name: {name: get(shapes, name) for name in _moved(params, phase, number)}
-            for number, phase in enumerate(self.batch.group.setting.phases[: index + saved.resumable])
+            for number, phase in enumerate(self.batch.group.setting.phases[: index + (source is not None)])
         }
-        history = program.histories(like)
+        history = program.histories(like, self.hyperparameters)
         wanted = {"state": {"carried": like, "kept": kept}, "history": history}
-        if (found := self.folder.restore(self.batch.name, saved, wanted)) is None:
+        if (found := self.place.restore(saved, wanted, source and source.name)) is None:
             return None
         runs = jax.tree.leaves(shapes)[0].shape[0]
-        found = devices.adjust_padding(found, len(self.batch.runs), runs)
+        lanes = source.lanes if source else range(len(self.batch.runs))
+        found = devices.chosen_runs(found, lanes, runs)
         earlier = [phase.name for phase in self.batch.group.setting.phases[:index]]
         self.kept.update({name: found["state"]["kept"][name] for name in earlier})
         carried = devices.put(found["state"]["carried"], self.loaded.shared)

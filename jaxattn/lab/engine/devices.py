@@ -29,15 +29,15 @@ CACHE = 2**15
 EVERY = sys.maxsize
 
 
-def use_all_cores() -> None:
-    """Make each CPU core a separate device, unless the number of devices is already set.
+def use_all_cores(count: int | None = None) -> None:
+    """Make each CPU core a separate device, or `count` of them, unless the number of devices is already set.
 
     This must be called before JAX initialises its devices; later calls have no effect.
     """
     is_set = "JAX_NUM_CPU_DEVICES" in os.environ or "device_count" in os.environ.get("XLA_FLAGS", "")
     with suppress(RuntimeError):
         if not is_set:
-            jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+            jax.config.update("jax_num_cpu_devices", count or os.cpu_count() or 1)
 
 
 def describe_devices() -> dict[str, Any]:
@@ -158,7 +158,7 @@ class BatchedFunction:
     def __call__(self, first: Any, *others: Any) -> Any:
         """Compute the results for all runs."""
         with self.precision():
-            arguments = self._view(first), *others
+            arguments = _rounded((self._view(first), *others))
             if backend.has_host():
                 arguments = moved(arguments, self._in_axes, self._shared)
             return self._jitted(*arguments)
@@ -170,7 +170,7 @@ class BatchedFunction:
     def lower(self, first: Any, *others: Any) -> Any:
         """Lower the function for arrays or their shapes, like the `lower` method of a `jax.jit` function."""
         with self.precision():
-            return self._jitted.lower(self._view(first), *others)
+            return self._jitted.lower(*_rounded((self._view(first), *others)))
 
     @property
     def on_host(self) -> bool:
@@ -182,20 +182,45 @@ class BatchedFunction:
         return backend.float64() if self._double else nullcontext()
 
 
+def _rounded(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Round arrays of the host, or their shapes, to the precision of the current program.
+
+    Numeric settings are float64 arrays of the host, so that programs in float64 get them unrounded.
+    """
+
+    is_double = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
+
+    def rounded(x: Any) -> Any:
+        if is_double or getattr(x, "dtype", None) != np.float64:
+            return x
+        return (
+            x.update(dtype=np.float32) if isinstance(x, jax.ShapeDtypeStruct) else np.asarray(x, np.float32)
+        )
+
+    return jax.tree.map(rounded, arguments)
+
+
 def pad_to_devices(runs: Sequence[Any], shared: bool) -> list[Any]:
     """Repeat the last run until all devices in use have the same number of vmapped runs."""
     used, each = _shape(len(runs), shared)
     return [*runs, *[runs[-1]] * (used * each - len(runs))]
 
 
-def adjust_padding(tree: Any, runs: int, padded: int) -> Any:
-    """Pad arrays of vmapped runs for the current devices; padding for the previous devices is replaced.
+def chosen_runs(tree: Any, lanes: Sequence[int], padded: int) -> Any:
+    """Return some of the runs of a tree of arrays with a leading axis of runs, padded for the current
+    devices.
 
-    `runs` is the number of runs without padding, and `padded` the number of runs with padding for the
-    current devices.
+    Args:
+        tree: the arrays.
+        lanes: positions of the runs in the arrays.
+        padded: number of runs with padding, which repeats the last run.
     """
-    run = np.minimum(np.arange(padded), runs - 1)
-    return jax.tree.map(lambda x: x if len(x) == padded else np.asarray(x)[run], tree)
+    run = np.asarray(lanes)[np.minimum(np.arange(padded), len(lanes) - 1)]
+
+    def choose(x: Any) -> Any:
+        return x if len(x) == padded and np.array_equal(run, np.arange(padded)) else np.asarray(x)[run]
+
+    return jax.tree.map(choose, tree)
 
 
 def put(tree: Any, shared: bool) -> Any:

@@ -9,14 +9,26 @@ import jax
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine.monitor import Write
-from jaxattn.lab.engine.store import Store
 
 LoggerKind = Literal["tensorboard", "wandb"]
 
 
 @contextmanager
-def open_loggers(folder: Store, name: str, kinds: Sequence[LoggerKind], profile: bool) -> Iterator[Write]:
+def open_loggers(
+    directory: Path,
+    log: Callable[[dict[str, Any]], None],
+    name: str,
+    kinds: Sequence[LoggerKind],
+    profile: bool,
+) -> Iterator[Write]:
     """Open the loggers, and start a JAX trace if `profile` is True.
+
+    Args:
+        directory: the results folder.
+        log: function that writes an entry to metrics.jsonl of the current batch.
+        name: name of the study.
+        kinds: dashboards.
+        profile: True to write a JAX trace to the folder.
 
     Yields:
         A function to call with each log entry and its per-seed series. Entries without measurements are
@@ -27,15 +39,15 @@ def open_loggers(folder: Store, name: str, kinds: Sequence[LoggerKind], profile:
     """
     with ExitStack() as stack:
         if profile:
-            stack.enter_context(jax.profiler.trace(str(folder.directory / "profile")))
+            stack.enter_context(jax.profiler.trace(str(directory / "profile")))
         boards = []
         for kind in kinds:
-            board, close = open_dashboard(kind, folder.directory, name)
+            board, close = open_dashboard(kind, directory, name)
             boards.append(board)
             stack.callback(close)
 
         def write(entry: dict[str, Any], series: dict[str, dict[str, float]]) -> None:
-            folder.log(entry)
+            log(entry)
             for board in boards if entry["metrics"] else ():
                 board(entry, series)
 

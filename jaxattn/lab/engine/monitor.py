@@ -5,12 +5,13 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxattn.base import Goal
+from jaxattn.core.errors import counted
 from jaxattn.lab.engine.batches import Batch, describe_batch
 from jaxattn.lab.engine.progress import Reporter
 
@@ -19,8 +20,12 @@ _PROCESS = Path("/proc/self")
 Write = Callable[[dict[str, Any], dict[str, dict[str, float]]], None]
 
 
+# Most seconds of work that a killed process loses, except for a longer step.
+LOSS_S = 90.0
+
+
 class Interrupted(Exception):
-    """Raised when a run stops on request, after saving a checkpoint from which it can be resumed."""
+    """Raised when a run stops on request, after saving a checkpoint. The message says what is kept."""
 
 
 class Intervals(NamedTuple):
@@ -30,7 +35,8 @@ class Intervals(NamedTuple):
         block_s: duration of a block of steps in seconds. Between blocks, the progress is shown and requests
             to stop are handled.
         checkpoint_s: minimum time in seconds between two checkpoints within a phase.
-        checkpoint_share: maximum fraction of the running time to spend on checkpoints.
+        checkpoint_share: maximum fraction of the running time to spend on checkpoints, unless more than
+            `LOSS_S` seconds of work could be lost.
     """
 
     block_s: float = 1.0
@@ -50,7 +56,6 @@ class RunMonitor:
         write: Write,
         intervals: Intervals = Intervals(),  # noqa: B008  frozen
         *,
-        earlier: Iterable[Mapping[str, Any]] = (),
         started: float | None = None,
     ) -> None:
         """Start the monitor.
@@ -59,14 +64,10 @@ class RunMonitor:
             reporter: displays the progress.
             write: callback that receives a log entry for each status and each measurement.
             intervals: time intervals for progress updates and checkpoints.
-            earlier: cumulative resources used by earlier processes of this run.
             started: `time.monotonic()` at the start of this process; defaults to now.
         """
         self._reporter, self._write, self._intervals = reporter, write, intervals
         self._started = time.monotonic() if started is None else started
-        self._start_time = time.time() - (time.monotonic() - self._started)
-        self._earlier_s = max((each.get("wall_time_s") or 0.0 for each in earlier), default=0.0)
-        self._earlier_mib = max((each.get("peak_memory_mib") or 0.0 for each in earlier), default=0.0)
         self._stop = threading.Event()
         self._save_at = self._started + intervals.checkpoint_s
         # Keyed by (group, phase): seconds per vmapped run, and the number of runs that have not started.
@@ -74,21 +75,22 @@ class RunMonitor:
         self._waiting: Counter[tuple[int, int]] = Counter()
         self._per_step: float | None = None
 
-    def resource_usage(self) -> dict[str, float | None]:
-        """Return the total time in seconds and the peak memory in MiB over all processes of the run.
-
-        The peak is None if unknown.
-        """
-        seconds = self._earlier_s + time.monotonic() - self._started
-        peak = max(self._earlier_mib, peak_mib() or 0.0)
-        return {"wall_time_s": round(seconds, 3), "peak_memory_mib": round(peak) or None}
-
     # Stop requests and checkpoint times.
 
     @property
     def stop_requested(self) -> bool:
         """Return True if the run has been asked to save and stop."""
         return self._stop.is_set()
+
+    def wait(self, seconds: float) -> None:
+        """Wait, at most until the run is asked to stop."""
+        self._stop.wait(seconds)
+
+    def interrupted(self) -> Interrupted:
+        """Return the exception to raise after a state of the current batch was saved."""
+        finished = f"{self._number:,} of {counted(self._whole, 'batch')} finished"
+        phase = self._phases[self._phase].name
+        return Interrupted(f"{finished}, {self._batch.name} saved at step {self._step:,} of {phase}")
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
@@ -127,7 +129,7 @@ class RunMonitor:
         took = time.monotonic() - begin
         self._saving_s += took
         wait = max(self._intervals.checkpoint_s, took / self._intervals.checkpoint_share)
-        self._save_at = begin + took + wait
+        self._save_at = begin + took + min(wait, max(LOSS_S - took, took))
 
     # Progress by batch, phase and step.
 
@@ -135,6 +137,10 @@ class RunMonitor:
         """Include the given batches, none of which has started, when estimating the time left."""
         for batch in batches:
             self._waiting.update(_runs(batch))
+
+    def drop(self, batch: Batch) -> None:
+        """Leave out a batch that another process has computed."""
+        self._waiting.subtract(_runs(batch))
 
     def begin_batch(self, batch: Batch, number: int, whole: int) -> None:
         """Record the start of a batch, its number, and the total number of batches."""
@@ -250,14 +256,12 @@ class RunMonitor:
     def _entry(self, remaining: float | None) -> dict[str, Any]:
         return {
             "time": time.time(),
-            "start": self._start_time,
             "batch": self._batch.name,
             "phase": self._phases[self._phase].name,
             "step": self._step,
             "steps": self._probes[-1],
             "share": self._batch_fraction(),
             "overall": self._overall(),
-            **self.resource_usage(),
             "left": remaining,
         }
 

@@ -17,13 +17,13 @@ from jaxattn.core import backend, pytrees
 from jaxattn.core.errors import InputError, counted, nearest
 from jaxattn.data.splits import Splits
 from jaxattn.lab.engine import batches, devices, memory
-from jaxattn.lab.engine.extension import extended_cells
-from jaxattn.lab.engine.manifest import new_manifest
+from jaxattn.lab.engine.missing import Plan, plan_run
 from jaxattn.lab.engine.programs import ProgramCache, Programs, seed_keys
-from jaxattn.lab.engine.progress import duration
-from jaxattn.lab.engine.store import Store
+from jaxattn.lab.engine.progress import Reporter, duration
 from jaxattn.lab.probes.standard import BEST
 from jaxattn.lab.storage.folder import results_folder
+from jaxattn.lab.storage.memo import Memo
+from jaxattn.lab.storage.study_file import wanted_runs
 from jaxattn.lab.study import seed
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.groups import CompileGroup, compile_groups, rehearse_groups
@@ -59,51 +59,50 @@ def plan_study(
 
     Raises:
         InputError: the sizes of a cell do not match, a cell does not fit in memory, or the folder contains
-            results of a different config.
+            other files.
     """
-    folder, cache = Store(results_folder(directory).fetch()), ProgramCache()
-    groups = compile_groups(study.cells)
-    rehearse_groups(study, groups, silent)
-    described = new_manifest(study, "jaxattn run SWEEP")
-    described["cells"], extended = extended_cells(study, folder, described, cache)
-    known = folder.join(described, True, extended)
-    existing = folder.batches()
+    folder, cache = Memo(results_folder(directory).fetch()), ProgramCache()
     with backend.precision(study.dtype):
-        _, cut = batches.cut_batches(study, groups, existing, known, cache, max_memory, progress=progress)
-    finished = {
-        batch.name
-        for batch in cut
-        if folder.is_finished(batch.name) and not folder.shorter(batch.name, batch.configs)
-    }
+        found = plan_run(
+            study,
+            folder,
+            cache,
+            Reporter(quiet=True),
+            command="jaxattn run SWEEP",
+            max_memory=max_memory,
+            keep_going=False,
+        )
     rows, seconds = [], 0.0
-    for number, of_group in itertools.groupby(cut, key=lambda batch: batch.group.number):
-        group, own = groups[number], list(of_group)
-        row = {
+    cut = {number: list(own) for number, own in itertools.groupby(found.batches, lambda x: x.group.number)}
+    for group in found.groups:
+        number, own = group.number, cut.get(group.number, [])
+        row: dict[str, Any] = {
             "group": number,
             "cells": len(group.cells),
             "coordinates": _coordinates(group.setting),
-            "vmapped": ", ".join(["seed", *(group.key(path) for path in group.varying)]),
+            "vmapped": ", ".join(["seed", *group.varying]),
             "runs": sum(batch.width for batch in own),
-            "together": max(batch.width for batch in own),
+            "together": max((batch.width for batch in own), default=0),
             "batches": len(own),
         }
-        if not quick:
-            progress(f"trying compile group {number + 1} of {len(groups)}", number / len(groups))
-            left = [batch for batch in own if batch.name not in finished]
+        if own and not quick:
+            progress(f"trying compile group {number + 1} of {len(found.groups)}", number / len(found.groups))
             programs = cache.of(group)
-            taken = estimate_runtime(group, programs, left) if left else 0.0
+            taken = estimate_runtime(group, programs, own)
             together = devices.pad_to_devices(range(row["together"]), group.setting.data.shared)
             needed = memory.peak(group, programs, len(together))
             row |= {"memory": f"{needed / 2**20:,.0f} MiB", "time": duration(taken)}
             seconds += taken
         rows.append(row)
-    cells = _cells(groups, cut, finished)
-    sizes = counted(len(cells), "cell"), counted(len(rows), "group"), counted(len(cut), "batch")
-    number = f"{len(finished)} of them" if len(cut) > 1 else len(finished)
-    counts = "{} in {}, {}, {} done".format(*sizes, number)
+    cells = _cells(study, found)
+    number = len(found.batches)
+    sizes = counted(len(cells), "cell"), counted(len(rows), "group")
+    runs = (
+        f"{found.missing:,} of {len(cells) * len(study.seeds):,} runs missing, in {counted(number, 'batch')}"
+    )
     left_over = "" if quick else f", about {duration(seconds)} left"
     known_bug = devices.known_bug(backend.platform())
-    sentence = f"{study.name}: {counts}{left_over}" + f"; {known_bug}" * bool(known_bug)
+    sentence = f"{study.name}: {' in '.join(sizes)}, {runs}{left_over}" + f"; {known_bug}" * bool(known_bug)
     return [cells, pd.DataFrame(rows)], sentence
 
 
@@ -211,17 +210,14 @@ def _coordinates(setting: Setting) -> str:
     return str(dim) if coordinates == dim else f"{coordinates} for d = {dim}"
 
 
-def _cells(
-    groups: Sequence[CompileGroup], cut: Sequence[batches.Batch], finished: Collection[str]
-) -> pd.DataFrame:
-    wanted, done = Counter[int](), Counter[int]()
-    for batch in cut:
-        for cell in batch.cells:
-            wanted[cell.number] += len(batch.seeds)
-            done[cell.number] += len(batch.seeds) if batch.name in finished else 0
+def _cells(study: Definition, plan: Plan) -> pd.DataFrame:
+    done = {run for record in plan.present.values() for run in record.identities}
+    counts = Counter[int]()
+    for run, cells in wanted_runs(plan.content).items():
+        counts.update(cells if run in done else ())
     rows = [
-        {"cell": n, **cell.settings, "group": group.number, "done": f"{done[n]} of {wanted[n]}"}
-        for group in groups
+        {"cell": n, **cell.settings, "group": group.number, "done": f"{counts[n]} of {len(study.seeds)}"}
+        for group in plan.groups
         for cell in group.cells
         for n in [cell.number]
     ]
@@ -239,7 +235,7 @@ def estimate_runtime(group: CompileGroup, programs: Programs, left: Sequence[bat
     setting = group.setting
     compiling, running = 0.0, 0.0
     with backend.precision(setting.dtype):
-        runs = [(group.cells[0], seed) for seed in left[0].seeds[:TRIAL_RUNS]]
+        runs = left[0].runs[:TRIAL_RUNS]
         some = devices.pad_to_devices(runs, setting.data.shared)
         of_seeds = seed_keys([seed for _, seed in some], setting.hold)
         hyperparameters = group.hyperparameters([cell for cell, _ in some])

@@ -14,15 +14,17 @@ from jax import Array
 
 from jaxattn.base import Progress, SharedData, silent
 from jaxattn.core import backend
+from jaxattn.core.errors import RunError
 from jaxattn.core.settings import Spec
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.lab.engine import devices
 from jaxattn.lab.engine.devices import EVERY, BatchedFunction
 from jaxattn.lab.study import seed
 from jaxattn.lab.study.groups import CompileGroup
+from jaxattn.lab.study.inputs import Inputs
 from jaxattn.lab.study.randomness import Keys, keys
 from jaxattn.lab.study.seed import Carried
-from jaxattn.lab.study.setting import Hyperparameters, Setting, with_hyperparameters
+from jaxattn.lab.study.setting import Hyperparameters, Setting, hyperparameters, with_hyperparameters
 
 # Number of threads that compile in parallel. Each thread needs memory.
 _THREADS = 4
@@ -39,8 +41,8 @@ class Program(NamedTuple):
         begin: (params, splits, hyperparameters, keys) -> carried, with PRNG keys for the phase.
         advance: (carried, splits, hyperparameters, k) -> carried after k more steps; `carried` is donated.
         measure: (carried, splits, hyperparameters) -> metrics by probe.
-        state_metrics: carried -> metrics computed from the state alone.
-        observe: whole-phase probes, each paired with a function carried -> observation.
+        state_metrics: (carried, hyperparameters) -> metrics computed from the state alone.
+        observe: for each whole-phase probe, (carried, hyperparameters) -> observation.
         tokens: (params, splits, hyperparameters) -> columns of the token table.
     """
 
@@ -50,18 +52,18 @@ class Program(NamedTuple):
     advance: BatchedFunction
     measure: BatchedFunction
     state_metrics: BatchedFunction
-    observe: list[tuple[Any, BatchedFunction]]
+    observe: list[BatchedFunction]
     tokens: BatchedFunction
 
-    def histories(self, carried: Any) -> dict[str, np.ndarray]:
+    def histories(self, carried: Any, hyperparameters: Any) -> dict[str, np.ndarray]:
         """Return arrays of zeros for the whole-phase observations, keyed by the index in `observe`.
 
         The shapes are (L, k, ...) for L runs and k probe steps.
         """
         found = {}
-        for number, (_, observe) in enumerate(self.observe):
+        for number, observe in enumerate(self.observe):
             with jax.enable_x64(True):
-                like = observe.shapes(carried)
+                like = observe.shapes(carried, hyperparameters)
             found[str(number)] = np.zeros((like.shape[0], len(self.probe_steps), *like.shape[1:]))
         return found
 
@@ -180,8 +182,8 @@ class Programs:
             functions: list[tuple[str, BatchedFunction, tuple[Any, ...]]] = [
                 ("begin", made.begin, (params, splits, hyperparameters, seeds)),
                 ("measure", made.measure, (carried, splits, hyperparameters)),
-                ("state_metrics", made.state_metrics, (carried,)),
-                *(("observe", observe, (carried,)) for _, observe in made.observe),
+                ("state_metrics", made.state_metrics, (carried, hyperparameters)),
+                *(("observe", observe, (carried, hyperparameters)) for observe in made.observe),
                 ("advance", made.advance, (carried, splits, hyperparameters, steps)),
                 ("tokens", made.tokens, (carried.state.params, splits, hyperparameters)),
             ]
@@ -229,11 +231,15 @@ class Programs:
 
 
 class ProgramCache:
-    """Cache shared by batches: the last data loaded, and the programs for the current compile group."""
+    """Cache shared by batches: the last data loaded, and the programs for the current compile group.
+
+    Attributes:
+        inputs: hashes of the files that are read.
+    """
 
     def __init__(self, loading: Progress = silent) -> None:
         """Create an empty cache. `loading` is the progress callback for loading data."""
-        self._loading = loading
+        self._loading, self.inputs = loading, Inputs()
         self._text: tuple[Any, Loaded] | None = None
         self._last: tuple[CompileGroup, Programs] | None = None
 
@@ -250,6 +256,14 @@ class ProgramCache:
             self._last = group, self._make(group.setting)
         return self._last[1]
 
+    def check_inputs(self) -> None:
+        """Raise RunError if a file has changed since it was hashed; it may have been read since then."""
+        try:
+            self.inputs.check()
+        except RunError:
+            _KNOWN.clear()
+            raise
+
     def _make(self, setting: Setting) -> Programs:
         data = setting.data
         if not isinstance(data, SharedData):
@@ -264,10 +278,14 @@ class ProgramCache:
 def programs(setting: Setting) -> Programs:
     """Return the programs for a setting that has no shared data, reusing programs compiled in this process.
 
-    Settings with custom code always get new programs, because global variables may have changed.
+    Settings with custom code always get new programs, because global variables may have changed. Programs
+    contain the arrays of files that the setting names, so they are those of the contents of these files.
+    They do not depend on numeric settings.
     """
+    numbers = hyperparameters(setting)
+    same = with_hyperparameters(setting, dict.fromkeys(numbers, 0.0))._replace(used=None)
     try:
-        key = _identity(setting)
+        key = _identity(same), tuple(numbers), tuple(Inputs().of(setting).items())
     except _UserCode:
         return Programs(setting)
     if key not in _KNOWN:
@@ -347,7 +365,7 @@ def _program(setting: Setting, index: int, loaded: Loaded) -> Program:
     axis = None if loaded.shared else 0
     batched = partial(BatchedFunction, shared=loaded.shared)
     moving = partial(batched, per_core=phase.seeds_per_core, dtype=phase.dtype)
-    of_state = partial(batched, in_axes=(0,), per_core=EVERY, dtype=phase.dtype)
+    of_state = partial(batched, in_axes=(0, 0), per_core=EVERY, dtype=phase.dtype)
 
     def begin(params: Any, splits: Splits, hyperparameters: Hyperparameters, key: Array) -> Carried:
         return seed.begin_phase(with_hyperparameters(setting, hyperparameters), index, params, splits, key)
@@ -364,8 +382,16 @@ def _program(setting: Setting, index: int, loaded: Loaded) -> Program:
     def view(carried: Carried) -> Carried:
         return carried._replace(state=_Parameters(carried.state.params))
 
-    def observed(probe: Any) -> BatchedFunction:
-        return of_state(lambda carried: probe.observe(phase, carried.state))
+    def state_metrics(carried: Carried, hyperparameters: Hyperparameters) -> dict[str, Array]:
+        return with_hyperparameters(setting, hyperparameters).phases[index].metrics(carried.state)
+
+    def observed(number: int) -> BatchedFunction:
+        def observe(carried: Carried, hyperparameters: Hyperparameters) -> Array:
+            own = with_hyperparameters(setting, hyperparameters)
+            probe = seed.phase_probes(own, index, loaded.splits)[number]
+            return probe.observe(own.phases[index], carried.state)
+
+        return of_state(observe)
 
     probes = seed.phase_probes(setting, index, loaded.splits)
     return Program(
@@ -374,7 +400,7 @@ def _program(setting: Setting, index: int, loaded: Loaded) -> Program:
         begin=moving(begin, (0, axis, 0, 0)),
         advance=moving(advance, (0, axis, 0, None), donate_argnums=0),
         measure=batched(measure, (0, axis, 0), view=view),
-        state_metrics=of_state(lambda carried: phase.metrics(carried.state)),
-        observe=[(probe, observed(probe)) for probe in probes],
+        state_metrics=of_state(state_metrics),
+        observe=[observed(number) for number in range(len(probes))],
         tokens=batched(tokens, (0, axis, 0)),
     )

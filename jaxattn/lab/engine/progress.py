@@ -10,7 +10,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.text import Text
 
-from jaxattn.core.errors import UserCodeError, plain
+from jaxattn.core.errors import plain
 
 
 class Reporter:
@@ -108,10 +108,10 @@ class Reporter:
             self._line.update({"text/plain": line}, raw=True)
         return self._line is not None
 
-    def trace(self, location: str, error: UserCodeError) -> None:
+    def trace(self, location: str, error: str, trace: str) -> None:
         """Print an error in user code with its traceback, even if the reporter is quiet."""
         self.warn(f"jaxattn: {location}: {error}")
-        for line in error.trace.splitlines():
+        for line in trace.splitlines():
             self.warn(line.expandtabs())
 
 

@@ -32,18 +32,17 @@ class _NoImports(ImportPaths):
 def initial_arrays(results: Run, cell: int, seed: int, trained: Arrays) -> Arrays:
     """Recompute the initial parameters of one seed of one cell, as the arrays that a run stores.
 
-    `trained` contains the trained parameters, which determine the vocabulary size for texts. As in the run,
-    numeric settings that differ between cells are traced, so the compiled program is the same.
+    `trained` contains the trained parameters, which determine the vocabulary size for texts. The compiled
+    program is that of the run.
 
     Raises:
         InputError: the results were loaded from a folder, and the study needs custom code or a data file.
     """
     try:
-        cells = results.study.cells if results.study else _cells(results, cell)
-        wanted = next((own for own in cells if own.number == cell), None)
-        if wanted is None or wanted.config_hash != results.config_hash(cell):
+        wanted = results.study.cells[cell] if results.study else _cell(results, cell)
+        if wanted.config_hash != results.config_hash(cell):
             raise InputError("the config of this folder was written by another version of jaxattn")
-        (group,) = (group for group in compile_groups(cells) if wanted in group.cells)
+        (group,) = compile_groups([wanted])
         with backend.precision(group.setting.dtype):
             data, tokens = _shapes(results, group.setting, trained)
     except InputError as error:
@@ -59,11 +58,10 @@ def initial_arrays(results: Run, cell: int, seed: int, trained: Arrays) -> Array
         return {name: np.asarray(get(params, name)) for name in names(params)}
 
 
-def _cells(results: Run, cell: int) -> list[Cell]:
-    """Return the cells of the study to which a cell of a loaded folder belongs."""
-    reader, config = Reader(_NoImports()), results.config(cell)
-    same = [entry for entry in results.manifest["cells"] if results.config(entry["cell"]) is config]
-    return [reader.read(results.tables(e["cell"]), e["cell"], e["settings"]) for e in same]
+def _cell(results: Run, cell: int) -> Cell:
+    """Return a cell of the study of a loaded folder."""
+    (entry,) = (entry for entry in results.manifest["cells"] if entry["cell"] == cell)
+    return Reader(_NoImports()).read(results.tables(cell), cell, entry["settings"])
 
 
 def _shapes(results: Run, setting: Setting, trained: Arrays) -> tuple[Splits, Sequence[str]]:

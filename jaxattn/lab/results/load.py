@@ -77,7 +77,8 @@ class Results(Run):
         Returns:
             One row per cell and seed, with the columns cell and seed, a column for each setting, such as
             `model.dim`, and a column for each metric. A metric that a run did not record is NaN. A setting
-            with the name of a metric has the column "NAME (setting)".
+            with the name of a metric has the column "NAME (setting)". If runs of older code are used, the
+            column `older_code` tells them apart.
 
         Raises:
             InputError: the phase is unknown.
@@ -86,6 +87,11 @@ class Results(Run):
         ends = statistics.last_steps(chosen.records)
         values = ends.pivot(index=["cell", "seed"], columns="metric", values="value")
         values = values[list(dict.fromkeys(ends["metric"]))].rename_axis(columns=None).reset_index()
+        older = {cell["cell"]: cell.get("older", {}) for cell in self.manifest["cells"]}
+        if any(older.values()):
+            runs = zip(values["cell"], values["seed"], strict=True)
+            old = [any(seed in seeds for seeds in older[cell].values()) for cell, seed in runs]
+            values.insert(2, "older_code", old)
         own = self.effective_settings().reset_index()
         own = own.rename(columns=setting_columns(own, set(ends["metric"])))
         return values[["cell", "seed"]].merge(own, on="cell").join(values.drop(columns=["cell", "seed"]))

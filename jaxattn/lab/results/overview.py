@@ -99,6 +99,7 @@ def caveats(results: Run) -> list[str]:
             if pattern.fullmatch(metric) and (words := reason(results, int(cell))):
                 _note(reasons, words, metric, cell)
     lines = [f"all metrics: {held}"] if (held := results.held) else []
+    lines += [f"all metrics: {words}" for words in (results.manifest.get("mixed"), results.older) if words]
     lines += [
         f"{', '.join(metrics)}: {reason}{_in_cells(results, [*cells])}"
         for reason, (metrics, cells) in reasons.items()

@@ -18,14 +18,13 @@ from jaxattn.data import GENERATORS, Splits
 from jaxattn.lab.results.initial import Arrays, initial_arrays, like_parameters
 from jaxattn.lab.results.labels import ranges_text
 from jaxattn.lab.results.run import Run
-from jaxattn.lab.storage import batch_state, checkpoints, copies
-from jaxattn.lab.storage.batch_state import BatchState
+from jaxattn.lab.storage import batch_record, checkpoints, copies, memo
+from jaxattn.lab.storage.batch_record import BatchRecord
 from jaxattn.lab.storage.files import Damaged, memory
 from jaxattn.lab.storage.folder import fetch_batch
-from jaxattn.lab.storage.manifest import damage_as_input_error, resume_remedy
+from jaxattn.lab.storage.study_file import damage_as_input_error, run_again
 from jaxattn.lab.study.randomness import keys
 from jaxattn.lab.study.seed import seed_dataset as of_seed
-from jaxattn.lab.study.seed import swept_settings
 from jaxattn.models import MODELS, span
 
 _AGAIN = "load another folder, or run the sweep again"
@@ -96,9 +95,9 @@ def params_of(
     results.settings(cell)
     if step not in (None, 0):
         raise InputError(f"step {step}: not stored; use step 0, or omit step for the end of the phase")
-    batch, index, seed = _locate(results, cell, seed)
+    seed = results.manifest["seeds"][0] if seed is None else seed
     with copies.naming():
-        state = _restore(results, cell, batch)
+        state, index = _restore(results, cell, seed)
     phases = _until(state, phase, before=step == 0)
     arrays = {name: x[index] for name, x in _after(state, phases).items()}
     if not phases:
@@ -135,55 +134,48 @@ def _built_in(results: Run, cell: int) -> Any:
         ) from None
 
 
-def _locate(results: Run, cell: int, seed: int | None) -> tuple[str, int, int]:
-    batches = [batch for batch in results.manifest.get("batches", []) if cell in batch["cells"]]
-    if not batches:
+def _restore(results: Run, cell: int, seed: int) -> tuple[dict[str, Arrays], int]:
+    """Return the parameters in the batch of a run, by phase, and the position of the run in the arrays."""
+    directory = Path(os.path.abspath(results.directory))
+    names = results.manifest.get("batches", [])
+    if not names:
         raise InputError(
             f"{results.directory}: no checkpoint for cell {cell}; load the folder of the run that "
             "contains the cell"
         )
-    seeds = sorted({number for batch in batches for number in batch["seeds"]})
-    seed = seeds[0] if seed is None else seed
-    for batch in batches:
-        if seed in batch["seeds"]:
-            index = list(batch["cells"]).index(cell) * len(batch["seeds"]) + list(batch["seeds"]).index(seed)
-            return batch["name"], index, seed
-    raise InputError(f"seed {seed}: {results.directory} has only seeds {ranges_text(seeds)} for cell {cell}")
-
-
-def _restore(results: Run, cell: int, batch: str) -> dict[str, Arrays]:
-    directory = Path(os.path.abspath(results.directory))
+    if seed not in results.manifest["seeds"]:
+        seeds = ranges_text(list(results.manifest["seeds"]))
+        raise InputError(f"seed {seed}: {results.directory} has only seeds {seeds} for cell {cell}")
+    (entry,) = (entry for entry in results.manifest["cells"] if entry["cell"] == cell)
+    older = [key for key, seeds in entry["older"].items() if seed in seeds]
+    run = (older or [entry["key"]])[0], seed
     with damage_as_input_error(directory):
-        saved = batch_state.read_shown(directory, batch)
-        if saved is not None and saved.finished:
-            _check_origin(results, cell, batch, saved)
-            fetch_batch(results.directory, batch, saved)
-            if saved.batch is None:
-                batch_state.check_cells_and_seeds(directory, batch, saved)
-    if saved is None or not saved.finished:
-        raise InputError(f"{directory}: {batch} is not finished; {resume_remedy(directory)}")
-    folder = batch_state.checkpoint_path(directory, batch, saved.checkpoint.number)
+        for name in names:
+            folder = directory / memo.RUNS / name
+            record = batch_record.read_record(folder, directory)
+            if run in record.identities:
+                fetch_batch(results.directory, name)
+                state = _parameters(folder, record, directory)
+                phases = _in_order(results, cell, list(state))
+                return {phase: state[phase] for phase in phases}, record.identities.index(run)
+    raise InputError(f"{directory}: seed {seed} of cell {cell} is not finished; {run_again(directory)}")
+
+
+def _parameters(folder: Path, record: BatchRecord, directory: Path) -> dict[str, Arrays]:
+    assert record.checkpoint is not None
+    location = folder / record.checkpoint_name
     try:
-        state = checkpoints.restore(folder, saved.checkpoint, directory)
+        state = checkpoints.restore(location, record.checkpoint, directory)
     except Damaged as error:
-        state_path = batch_state.path(directory, batch)
-        raise InputError(f"{error}; delete {state_path} and {resume_remedy(directory)}") from None
-    if saved.resumable and isinstance(state, dict):
+        # A run does not read large arrays of finished batches.
+        raise Damaged(f"{error}; delete {location}") from None
+    if record.resumable and isinstance(state, dict):
         state = state.get("state", {}).get("kept")
-    runs = len(saved.origin.cells) * len(batch_state.spans(batch)[1])
     phases = list(state.values()) if isinstance(state, dict) else [None]
+    runs = len(record.runs)
     if not all(isinstance(of, dict) and _has_runs(of, runs) for of in phases):
-        raise InputError(f"{folder}: does not contain the parameters of the {runs} runs in {batch}; {_AGAIN}")
-    return {name: state[name] for name in _in_order(results, cell, list(state))}
-
-
-def _check_origin(results: Run, cell: int, batch: str, saved: BatchState) -> None:
-    (listed_cells,) = (each["cells"] for each in results.manifest["batches"] if each["name"] == batch)
-    entries = [entry for entry in results.manifest["cells"] if entry["cell"] == cell]
-    same = saved.origin.cells.keys() == {str(number) for number in listed_cells}
-    if not same or str(cell) in batch_state.cells_of_other_configs(saved, entries):
-        location = batch_state.path(results.directory, batch)
-        raise Damaged(f"{location}: the config of cell {cell} differs from the manifest; delete it")
+        raise InputError(f"{location}: does not contain the parameters of {runs} runs; {_AGAIN}")
+    return dict(state)
 
 
 def _has_runs(arrays: Arrays, runs: int) -> bool:
@@ -309,5 +301,4 @@ def dataset_of_run(results: Run, *, seed: int, cell: int) -> Splits:
             f"{results.directory}: this version of jaxattn cannot generate the data: {error}; "
             "run the study again"
         ) from None
-    swept = swept_settings(entry["settings"] for entry in results.manifest["cells"])
-    return of_seed(data, seed, str(results.manifest["dtype"]), swept, hold=_hold(results, cell)).splits
+    return of_seed(data, seed, str(results.manifest["dtype"]), hold=_hold(results, cell)).splits

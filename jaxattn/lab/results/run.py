@@ -21,7 +21,7 @@ from jaxattn.lab.results.labels import (
     setting,
 )
 from jaxattn.lab.storage import provenance
-from jaxattn.lab.storage.manifest import run_command
+from jaxattn.lab.storage.study_file import run_command
 from jaxattn.lab.study.effective import as_written, effective_tables, settings_table
 
 _FAILURES = ("cell", "seed", "phase", "step", "reason")
@@ -149,6 +149,16 @@ class Run:
             return ""
         settings = ", ".join(f"{axis} = {setting(value)}" for axis, value in self.settings(cell).items())
         return f", cell {cell} of {len(self.manifest['cells'])} ({settings})"
+
+    @property
+    def older(self) -> str:
+        """Return a phrase that lists the runs of older code, or "" if there are none."""
+        cells = {cell["cell"]: cell["older"] for cell in self.manifest["cells"] if cell.get("older")}
+        parts = [
+            f"cell {number}: seeds {ranges_text(sorted(seed for seeds in own.values() for seed in seeds))}"
+            for number, own in cells.items()
+        ]
+        return f"computed by older code: {'; '.join(parts)}" if parts else ""
 
     @property
     def held(self) -> str:

@@ -1,1 +1,1 @@
-"""Files in results folders: checksummed files, the manifest, commit records of batches, and checkpoints."""
+"""Files in results folders: checksummed files, the study, records of batches, and checkpoints."""

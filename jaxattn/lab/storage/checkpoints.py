@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.storage import files
-from jaxattn.lab.storage.batch_state import Checkpoint
+from jaxattn.lab.storage.batch_record import Checkpoint
 from jaxattn.lab.storage.files import Damaged
 
 # Maximum size in bytes of a file that is stored with a SHA-256, such as metadata; arrays have separate
@@ -78,7 +78,7 @@ def check_handles() -> None:
 
 
 def save(folder: Path, arrays: Any) -> Checkpoint:
-    """Write arrays to a folder, replacing its contents. The folder's name is the checkpoint number.
+    """Write arrays to a folder, replacing its contents, and return their checksums.
 
     Raises:
         OSError: the folder cannot be written, or there is not enough free disk space.
@@ -92,14 +92,14 @@ def save(folder: Path, arrays: Any) -> Checkpoint:
     host = arrays if jax.process_count() == 1 else jax.device_get(arrays)
     with _checkpointer() as checkpointer:
         checkpointer.save(folder, args=ocp.args.PyTreeSave(host), force=True)
-    return Checkpoint(int(folder.name), _checksums(arrays), _listed(folder))
+    return Checkpoint(_checksums(arrays), _listed(folder))
 
 
 def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) -> Any:
     """Read a checkpoint's arrays into host memory, so that lack of device memory is not mistaken for damage.
 
-    `known` is the description of the checkpoint in the commit record. The result has the structure of `like`,
-    or consists of nested dictionaries if `like` is None. No files outside `directory` are read.
+    `known` is the description of the checkpoint in the record of its batch. The result has the structure of
+    `like`, or consists of nested dictionaries if `like` is None. No files outside `directory` are read.
 
     Raises:
         Damaged: the arrays differ from those saved.
@@ -107,11 +107,11 @@ def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) 
     """
     ocp = prepare()
     check_handles()
-    _check_files(folder, known, directory)
+    check_files(folder, known, directory)
     try:
         with _checkpointer() as checkpointer:
             saved = checkpointer.metadata(folder).item_metadata.tree
-            _check_sizes(saved)
+            _check_sizes(saved, sum((folder / name).stat().st_size for name in known.files))
             tree = saved if like is None else like
             each = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
             arrays = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(like, restore_args=each))
@@ -167,7 +167,8 @@ def _listed(folder: Path) -> dict[str, tuple[int, str | None]]:
     return found
 
 
-def _check_files(folder: Path, known: Checkpoint, directory: Path) -> None:
+def check_files(folder: Path, known: Checkpoint, directory: Path) -> None:
+    """Raise Damaged if small files of a checkpoint, or the sizes of large ones, differ from those saved."""
     files.inside(folder, directory)
     for path in folder.rglob("*"):
         is_file = not stat.S_ISDIR(path.lstat().st_mode) and not files.is_foreign(path)
@@ -183,15 +184,15 @@ def _check_files(folder: Path, known: Checkpoint, directory: Path) -> None:
                 raise Damaged(f"{path}: damaged (its size differs)")
 
 
-def _check_sizes(saved: Any) -> None:
-    """Raise ValueError if the metadata declare arrays larger than memory.
+def _check_sizes(saved: Any, held: int) -> None:
+    """Raise ValueError if the metadata declare arrays larger than memory, or than the files of `held` bytes.
 
-    Reading such arrays would abort the process.
+    Reading such arrays would abort the process. Arrays are not compressed.
     """
     sizes = [math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(saved) if x.shape]
-    if sum(sizes) > files.memory():
+    if sum(sizes) > min(held, files.memory()):
         raise ValueError(
-            f"the metadata declare arrays of {sum(sizes):,} bytes, more than the available memory"
+            f"the metadata declare arrays of {sum(sizes):,} bytes, more than the files or the memory can hold"
         )
 
 

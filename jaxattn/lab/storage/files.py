@@ -144,6 +144,12 @@ def remove_temporary(folder: Path, *below: str) -> None:
                     (location / name).unlink()
 
 
+def is_being_written(name: str) -> bool:
+    """Return whether a file name is that of a temporary file of another running process."""
+    found = TEMPORARY.fullmatch(name)
+    return found is not None and _is_alive(int(found[1]))
+
+
 def _is_alive(process: int) -> bool:
     if process == os.getpid():
         return False
@@ -223,7 +229,8 @@ def digest(content: bytes) -> str:
 
 def sealed(content: Mapping[str, Any], indent: int | None = None) -> bytes:
     """Serialise a JSON object with string keys, together with a checksum of its content."""
-    text = json.dumps({**content, SEAL: _seal(content)}, indent=indent, ensure_ascii=False) + "\n"
+    rest = {key: value for key, value in content.items() if key != SEAL}
+    text = json.dumps({**rest, SEAL: _seal(rest)}, indent=indent, ensure_ascii=False) + "\n"
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -268,6 +275,11 @@ def parse_json(text: bytes) -> Any:
         if not level:
             return content
     raise ValueError("the JSON is nested too deeply")
+
+
+def check_texts(content: Any) -> None:
+    """Raise UnicodeError if JSON contains lone surrogates, which tables cannot contain."""
+    json.dumps(content, ensure_ascii=False).encode()
 
 
 def _seal(content: Mapping[str, Any]) -> str:

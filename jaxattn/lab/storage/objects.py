@@ -1,4 +1,4 @@
-"""Objects in a bucket under a common prefix: listing, reading, uploading and conditional replacement."""
+"""Objects in a bucket under a common prefix: listing, reading, uploading, and creation unless they exist."""
 
 import importlib.util
 import os
@@ -29,14 +29,17 @@ CREDENTIALS = (
 
 
 class Entry(NamedTuple):
-    """Entry in a bucket listing: an object's size in bytes, and a tag that changes with its content."""
+    """Entry in a bucket listing.
+
+    Attributes:
+        size: size of the object in bytes.
+        tag: text that changes with its content.
+        modified: time of the last change, in seconds since 1970.
+    """
 
     size: int
     tag: str
-
-
-class Changed(RunError):
-    """Raised if an object was not replaced because another process has changed it."""
+    modified: float
 
 
 def is_address(location: str | Path) -> bool:
@@ -74,12 +77,11 @@ class Objects:
         """
         self.address = address_text(location)
         self._store = _opened(self.address)
-        self._versions: dict[str, Any] = {}
 
-    def entries(self) -> dict[str, Entry]:
-        """Return the listing entries of all objects, by name."""
+    def entries(self, folder: str | None = None) -> dict[str, Entry]:
+        """Return the listing entries of all objects, or of those in a folder, by name."""
         with self._translated(InputError, "read"):
-            return {x["path"]: _entry(x) for page in self._store.list() for x in page}
+            return {x["path"]: _entry(x) for page in self._store.list(folder) for x in page}
 
     def top(self) -> tuple[dict[str, Entry], list[str]]:
         """Return the listing entries of the top-level objects by name, and the top-level folder names."""
@@ -88,21 +90,30 @@ class Objects:
         return {x["path"]: _entry(x) for x in found["objects"]}, list(found["common_prefixes"])
 
     def read(self, name: str) -> bytes | None:
-        """Read an object, and record its version for `commit`; return None if the object does not exist."""
-        self._versions.pop(name, None)
+        """Read an object; return None if it does not exist."""
         with self._translated(InputError, "read"):
             try:
-                found = self._store.get(name)
-                content = bytes(found.bytes())
+                return bytes(self._store.get(name).bytes())
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
                     raise
                 return None
-        self._versions[name] = _version(found.meta)
-        return content
 
     def download(self, name: str, path: Path) -> None:
         """Download an object to a file, atomically. If the object does not exist, nothing is written."""
+        try:
+            try:
+                self._download(name, path)
+            except FileNotFoundError:  # Another process has renamed or deleted the folder.
+                self._download(name, path)
+        except InputError as error:
+            if not isinstance(error.__context__, FileNotFoundError):
+                raise
+        except OSError as error:
+            reason = error.strerror or error
+            raise InputError(f"{path}: cannot be written: {reason}; fix this and try again") from None
+
+    def _download(self, name: str, path: Path) -> None:
         temporary = temporary_path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,12 +121,6 @@ class Objects:
                 for part in self._store.get(name):
                     file.write(part)
             temporary.replace(path)
-        except InputError as error:
-            if not isinstance(error.__context__, FileNotFoundError):
-                raise
-        except OSError as error:
-            reason = error.strerror or error
-            raise InputError(f"{path}: cannot be written: {reason}; fix this and try again") from None
         finally:
             with suppress(OSError):
                 temporary.unlink()
@@ -125,52 +130,37 @@ class Objects:
         with self._translated(RunError, "written"):
             self._store.put(name, path)
 
-    def commit(self, name: str, content: bytes) -> None:
-        """Create an object, or replace it if it is still the version that this process last read or wrote.
+    def create(self, name: str, content: bytes) -> bool:
+        """Create an object unless it exists; return whether it has this content now.
 
         Raises:
-            Changed: another process has changed the object.
             RunError: the object cannot be written.
         """
-        known = self._versions.get(name)
-        mode: Any = "create" if known is None else known
-        for left in reversed(range(_TRIES)):
+        left = _TRIES
+        while True:
+            left -= 1
             try:
                 with self._translated(RunError, "written"):
-                    done = self._store.put(name, content, mode=mode, use_multipart=False)
-                self._versions[name] = _version(done)
-                return
+                    self._store.put(name, content, mode="create", use_multipart=False)
             except RunError as error:
                 cause = error.__context__
                 if _is_conflict(cause):
                     # This process may have written the object but not received the response.
-                    if self._is(name, content):
-                        return
-                    raise Changed(
-                        f"{self.address}: {name} was replaced by another run; wait for it, or choose "
-                        "another folder with --out"
-                    ) from None
+                    return self._is(name, content)
                 if not (_is_transient(cause) and left):
                     raise
+            else:
+                return True
 
     def _is(self, name: str, content: bytes) -> bool:
-        known = self._versions.get(name)
         try:
-            if self.read(name) == content:
-                return True
+            return self.read(name) == content
         except InputError as error:
             raise RunError(f"{error}; {RESUME}") from None
-        # The caller has not read the current object, so do not record its version.
-        self._versions.pop(name, None)
-        if known is not None:
-            self._versions[name] = known
-        return False
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects, ignoring names that do not exist."""
         wanted = list(names)
-        for name in wanted:
-            self._versions.pop(name, None)
         with self._translated(RunError, "written"), suppress(FileNotFoundError):
             if wanted:
                 self._store.delete(wanted)
@@ -284,9 +274,6 @@ def _is_transient(error: BaseException | None) -> bool:
     )
 
 
-def _version(found: Any) -> dict[str, str]:
-    return {key: found[key] for key in ("e_tag", "version") if found.get(key)}
-
-
 def _entry(found: Any) -> Entry:
-    return Entry(found["size"], f"{found['e_tag']} {found['last_modified']}")
+    modified = found["last_modified"]
+    return Entry(found["size"], f"{found['e_tag']} {modified}", modified.timestamp())

@@ -1,7 +1,6 @@
-"""Log of a run (metrics.jsonl), with one line per measurement and per long operation."""
+"""Log of a batch (metrics.jsonl), with one line per measurement and per long operation."""
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -9,26 +8,22 @@ from typing import Any
 import msgspec
 
 from jaxattn.core.settings import NotNegative
-from jaxattn.lab.storage import batch_state, files
-from jaxattn.lab.storage.batch_state import Failure
+from jaxattn.lab.storage import files
+from jaxattn.lab.storage.batch_record import Failure
 from jaxattn.lab.storage.files import Damaged
 
 RUN_LOG = "metrics.jsonl"
 MAX_BYTES = 2**31
-# Number of most recent lines to try per batch until one of them is intact.
+# Number of most recent lines to try until one of them is intact.
 _TRIES = 3
-BATCH = re.compile(rb'(?<!\\)"batch": "(%s)"' % batch_state.BATCH_NAME.pattern.encode())
-# Substrings of log lines that report no losses, or no failures. The newest line that does report them is also
-# kept.
-WITHOUT = (b'"losses": {}', b'"failures": []')
+# Substring of log lines that report no losses. The newest line that does report them is also kept.
+WITHOUT = b'"losses": {}'
 
 
 class Line(msgspec.Struct):
     """The fields of a log line that readers use."""
 
     time: float
-    start: float
-    batch: str
     overall: float
     share: float
     phase: str
@@ -38,36 +33,37 @@ class Line(msgspec.Struct):
     losses: dict[str, list[float]] = {}
     doing: str = ""
     left: NotNegative | None = None
-    wall_time_s: NotNegative | None = None
-    peak_memory_mib: NotNegative | None = None
 
 
-def append_entry(directory: Path, entry: Mapping[str, Any]) -> None:
-    """Append a line to the log in a results folder; raise the same errors as `files.append_bytes`."""
-    files.append_bytes(directory / RUN_LOG, files.sealed(entry))
+class Latest(msgspec.Struct):
+    """The last line of a log, and the last one with losses; None if there is none."""
+
+    line: Line | None = None
+    measured: Line | None = None
 
 
-def latest(directory: Path) -> list[dict[str, Any]]:
-    """Return the most recent lines of a log, in order.
+def append_entry(folder: Path, entry: Mapping[str, Any]) -> None:
+    """Append a line to the log in a folder; raise the same errors as `files.append_bytes`."""
+    files.append_bytes(folder / RUN_LOG, files.sealed(entry))
 
-    For each batch, these are the last line, the last line with losses, and the last line with failures.
-    Damaged lines are skipped. All other lines are skipped without parsing, because a log may have millions of
-    lines.
+
+def latest(folder: Path, directory: Path) -> Latest:
+    """Return the most recent intact lines of the log of a batch.
+
+    Only these lines are parsed, because a log may have millions of lines.
     """
-    newest: dict[tuple[bytes, bytes | None], list[tuple[int, bytes]]] = {}
-    with suppress(Damaged), files.open_file(directory / RUN_LOG, directory, MAX_BYTES) as file:
-        for number, line in enumerate(file):
-            if found := BATCH.search(line):
-                for lacking in (None, *WITHOUT):
-                    if lacking is None or lacking not in line:
-                        kept = newest.setdefault((found[1], lacking), [])
-                        kept.append((number, line))
-                        del kept[:-_TRIES]
-    chosen = dict(entry for kept in newest.values() if (entry := next(_whole(kept), None)))
-    return [chosen[number] for number in sorted(chosen)]
+    last: list[bytes] = []
+    measured: list[bytes] = []
+    with suppress(Damaged), files.open_file(folder / RUN_LOG, directory, MAX_BYTES) as file:
+        for line in file:
+            for kept in (last,) if WITHOUT in line else (last, measured):
+                kept.append(line)
+                del kept[:-_TRIES]
+    return Latest(_newest(last), _newest(measured))
 
 
-def _whole(lines: list[tuple[int, bytes]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in reversed(lines):
+def _newest(lines: list[bytes]) -> Line | None:
+    for line in reversed(lines):
         with suppress(ValueError):
-            yield number, msgspec.to_builtins(msgspec.convert(files.unsealed(files.parse_json(line)), Line))
+            return msgspec.convert(files.unsealed(files.parse_json(line)), Line)
+    return None

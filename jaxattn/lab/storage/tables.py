@@ -68,6 +68,11 @@ def repeats(table: pd.DataFrame, name: str) -> bool:
     return bool(keys and table.duplicated(keys).any())
 
 
+def max_memory(size: int) -> int:
+    """Return how many bytes of memory tables may use whose files have this total size in bytes."""
+    return min(max(FREE, _GROWTH * size), files.memory() // 2)
+
+
 def _check_size(content: bytes) -> None:
     """Raise ValueError if a table would use too much memory for its file size.
 
@@ -77,7 +82,7 @@ def _check_size(content: bytes) -> None:
     from pyarrow.parquet import ParquetFile, read_metadata
 
     known = read_metadata(io.BytesIO(content))
-    maximum = min(max(FREE, _GROWTH * len(content)), files.memory() // 2)
+    maximum = max_memory(len(content))
     groups = (known.row_group(number) for number in range(known.num_row_groups))
     unpacked = sum(group.total_byte_size for group in groups)
     if known.num_columns > MAX_COLUMNS:

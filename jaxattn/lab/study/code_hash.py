@@ -15,8 +15,9 @@ import importlib.util
 import pickle
 import sys
 import sysconfig
+import time
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -24,7 +25,10 @@ from typing import Any, TypeGuard
 import jax
 import numpy as np
 
+from jaxattn.core.errors import InputError
+
 _PACKAGE = Path(__file__).parents[2]
+_STARTED = time.time()
 INSTALLED = tuple({Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 PLAIN = (
     types.NoneType,
@@ -61,6 +65,7 @@ def code_hash(target: Any) -> str:
 
     Raises:
         Unhashable: the code reads a value that cannot be hashed.
+        InputError: a file has changed since it was imported, and differs from the code in memory.
     """
     code = _Code()
     file = _file_of(target)
@@ -149,12 +154,17 @@ class _Code:
             return
         self.files.add(file)
         content = Path(file).read_bytes()
+        for module in [each for each in sys.modules.values() if getattr(each, "__file__", None) == file]:
+            _check_current(_functions(vars(module), file), file)
         self.add(content)
-        with suppress(SyntaxError, ValueError):  # compiled module
-            for name in sorted(set(_imports(ast.parse(content), package))):
-                if is_local(found := _imported_file(name, search_folders(Path(file)))):
-                    is_package = Path(found).name == "__init__.py"
-                    self.file(found, name if is_package else name.rpartition(".")[0])
+        try:
+            tree = ast.parse(content)
+        except (SyntaxError, ValueError):  # compiled module
+            return
+        for name in sorted(set(_imports(tree, package))):
+            if is_local(found := _imported_file(name, search_folders(Path(file)))):
+                is_package = Path(found).name == "__init__.py"
+                self.file(found, name if is_package else name.rpartition(".")[0])
 
     def class_(self, kind: type, location: str) -> None:
         loose, module = _is_loose(kind), _module_of(kind)
@@ -174,7 +184,10 @@ class _Code:
 
     def function(self, function: types.FunctionType, location: str) -> None:
         """Hash a function: its code or the file that defines it, and the values that the function reads."""
-        loose, local = _is_loose(function), is_local(_file_of(function))
+        loose, local = _is_loose(function), is_local(file := _file_of(function))
+        if local and file is not None:
+            # An object may be older than its module, if the module was loaded again.
+            _check_current([function], file)
         self.add(function.__qualname__)
         if loose:
             self.code(function.__code__)
@@ -205,6 +218,69 @@ class _Code:
                 self.code(x)
             else:
                 self.visit(x, "a constant")
+
+
+def _check_current(functions: Iterable[types.FunctionType], file: str) -> None:
+    """Raise InputError if functions in memory differ from those in their file, which was written since.
+
+    Only files that have changed since the start of this process are compared, because import hooks may change
+    code.
+    """
+    if (state := Path(file).stat()).st_mtime < _STARTED:
+        return
+    known = _known_functions(file, state.st_mtime_ns, state.st_size)
+    for function in functions:
+        if function.__code__.co_filename == file and _signature(function.__code__) not in known:
+            raise InputError(
+                f"{file}: has changed since it was imported ({function.__qualname__}); restart Python, or "
+                "reload the module with importlib.reload and make its objects again"
+            )
+
+
+@functools.lru_cache(maxsize=64)
+def _known_functions(file: str, time_ns: int, size: int) -> frozenset[Any]:
+    """Return the signatures of all functions in a file, as it is at this time and with this size."""
+    try:
+        return frozenset(_signatures(compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)))
+    except (SyntaxError, ValueError):
+        return frozenset()
+
+
+def _functions(namespace: Mapping[str, Any], file: str) -> Iterator[types.FunctionType]:
+    """Yield the functions of a module, and those of its classes, that a file defines."""
+    for x in list(namespace.values()):
+        if isinstance(x, property):
+            accessors = {"get": x.fget, "set": x.fset, "delete": x.fdel}
+            yield from _functions({name: each for name, each in accessors.items() if each}, file)
+        while hasattr(x, "__wrapped__"):  # decorated, also as a static or class method
+            x = x.__wrapped__
+        if isinstance(x, types.FunctionType):
+            yield x
+        elif isinstance(x, type) and x.__module__ == namespace.get("__name__"):
+            yield from _functions(vars(x), file)
+
+
+def _signature(code: types.CodeType) -> Any:
+    """Return what a function computes, without its position in the file."""
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    constants = tuple(map(_constant, code.co_consts))
+    return code.co_qualname, code.co_code, names, counts, constants
+
+
+def _constant(x: Any) -> Any:
+    if isinstance(x, types.CodeType):
+        return _signature(x)
+    # The order of a set depends on how it was made.
+    return tuple(sorted(map(repr, x))) if isinstance(x, frozenset) else repr(x)
+
+
+def _signatures(code: types.CodeType) -> Iterator[Any]:
+    """Yield the signatures of all functions that a compiled file defines."""
+    for x in code.co_consts:
+        if isinstance(x, types.CodeType):
+            yield _signature(x)
+            yield from _signatures(x)
 
 
 def _parts(x: Any) -> list[Any] | None:

@@ -145,7 +145,7 @@ class Definition:
         every = [self.config, *(cell.tables for cell in self.cells)]
         # Cells with equal tables share one object; visit each object only once.
         parts = {id(part): part for tree in every for x in tree.values() for part in _tables_in(x)}
-        return sorted({path for part in parts.values() for path in _paths(part)})
+        return sorted({path for part in parts.values() for path in custom_paths(part)})
 
 
 def _tables(tree: Mapping[str, Any]) -> Tables:
@@ -170,7 +170,7 @@ def _tables_in(x: Any) -> Sequence[Any]:
     return [x] if isinstance(x, dict) else x if isinstance(x, list) else ()
 
 
-def _paths(tree: Any) -> Sequence[str]:
+def custom_paths(tree: Any) -> Sequence[str]:
     """Return the import paths in tables, such as `module:Name`.
 
     These are values of the keys `kind`, `optimizer` and `loss`, and entries of lists.
@@ -181,9 +181,11 @@ def _paths(tree: Any) -> Sequence[str]:
             for key, x in tree.items()
             if key in ("kind", "optimizer", "loss") and isinstance(x, str) and ":" in x
         ]
-        return [*own, *(path for x in tree.values() for path in _paths(x))]
+        return [*own, *(path for x in tree.values() for path in custom_paths(x))]
     if isinstance(tree, list | tuple):
-        return [path for x in tree for path in ([x] if isinstance(x, str) and _is_code(x) else _paths(x))]
+        return [
+            path for x in tree for path in ([x] if isinstance(x, str) and _is_code(x) else custom_paths(x))
+        ]
     return []
 
 

@@ -41,13 +41,13 @@ from jaxattn.lab.study.setting import (
 
 def rehearse(
     setting: Setting,
-    varying: Mapping[SettingPath, Any],
+    dtypes: Mapping[SettingPath, Any],
     files: frozenset[str],
     progress: Progress = silent,
 ) -> None:
     """Trace the computation for one seed, and validate the return value of each component.
 
-    `varying` maps the numeric settings that differ between vmapped runs to their dtypes. `files` contains the
+    `dtypes` maps the numeric settings to their dtypes. `files` contains the
     source files of the user's code.
 
     Raises:
@@ -59,7 +59,10 @@ def rehearse(
         with from_user_code(files, "data"):
             shared = setting.data.load(progress) if isinstance(setting.data, SharedData) else None
         rehearsal = _Rehearsal(setting, shared, files)
-        numbers = {path: jax.ShapeDtypeStruct((), dtype) for path, dtype in varying.items()}
+        numbers = {
+            path: jax.ShapeDtypeStruct((), jax.dtypes.canonicalize_dtype(dtype))
+            for path, dtype in dtypes.items()
+        }
         try:
             train = rehearsal.run(numbers)
         except RunError as error:
@@ -69,8 +72,8 @@ def rehearse(
             keys = " and ".join(key_of(setting, path) for path in guilty)
             location = str(error).removesuffix(remedy(error.__cause__))
             raise InputError(
-                f"{keys}: the value must be known at compile time, but cells with different values share one "
-                f"program ({location}); annotate the setting as jaxattn.Static[float], or use jax.numpy.where"
+                f"{keys}: the value must be known at compile time, but programs are compiled for all values "
+                f"({location}); annotate the setting as jaxattn.Static[float], or use jax.numpy.where"
             ) from None
         rehearsal.minibatches(train)
 

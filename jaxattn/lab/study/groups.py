@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import msgspec
+import numpy as np
 
 from jaxattn.core.errors import UserCodeError
 from jaxattn.lab.study.definition import Definition
@@ -19,47 +19,52 @@ from jaxattn.lab.study.setting import (
     SettingPath,
     hyperparameters,
     key_of,
+    padded,
+    padded_size,
 )
 
 
 class CompileGroup(NamedTuple):
     """Cells that run in the same compiled program.
 
+    A program does not depend on the cells of its group: all numeric settings are arguments, also those that
+    are equal in all cells, and the size of a padded vocabulary depends only on that of the cell. The results
+    of a cell are therefore the same in every study.
+
     Attributes:
         number: index of the group in the study.
-        setting: setting shared by the cells. Numeric settings that differ between cells have the value of
-            the first cell. The vocabulary size is the largest in the group, because smaller vocabularies are
-            padded.
+        setting: setting shared by the cells. Numeric settings have the values of the first cell, except that
+            the vocabulary size is the padded one.
         cells: the cells, in the order of the study.
-        varying: paths of the numeric settings that differ between cells.
-        numbers: for each cell number, all numeric settings that may differ between vmapped runs.
+        numbers: for each cell number, all numeric settings.
     """
 
     number: int
     setting: Setting
     cells: tuple[Cell, ...]
-    varying: tuple[SettingPath, ...]
     numbers: Mapping[int, Hyperparameters]
 
     def hyperparameters(self, cells: Sequence[Cell]) -> Hyperparameters:
-        """Return the varying numeric settings as arrays (L,), with one value for each of L vmapped runs.
+        """Return the numeric settings as arrays (L,), with one value for each of L vmapped runs.
 
-        `cells` lists the cell of each of these runs.
+        `cells` lists the cell of each of these runs. The dtypes are int32 and float64; programs in float32
+        round their arguments.
         """
         return {
-            path: jnp.asarray([self.numbers[cell.number][path] for cell in cells], dtype)
+            path: np.asarray([self.numbers[cell.number][path] for cell in cells], dtype)
             for path, dtype in self.dtypes().items()
         }
 
     def dtypes(self) -> dict[SettingPath, Any]:
-        """Return the dtypes of the varying numeric settings, keyed by path."""
-        first = self.numbers[self.cells[0].number]
-        known = {int: jnp.dtype("int32"), float: jnp.dtype(self.setting.dtype)}
-        return {path: known[type(first[path])] for path in self.varying}
+        """Return the dtypes of the numeric settings, keyed by path."""
+        known = {int: np.dtype("int32"), float: np.dtype("float64")}
+        return {path: known[type(x)] for path, x in self.numbers[self.cells[0].number].items()}
 
-    def key(self, path: SettingPath) -> str:
-        """Return the sweep-file key of a numeric setting."""
-        return key_of(self.setting, path)
+    @property
+    def varying(self) -> list[str]:
+        """The keys of the numeric settings that differ between cells, as in sweep files."""
+        each = [self.numbers[cell.number] for cell in self.cells]
+        return [key_of(self.setting, path) for path in each[0] if len({own[path] for own in each}) > 1]
 
 
 def compile_groups(cells: Iterable[Cell]) -> list[CompileGroup]:
@@ -70,9 +75,16 @@ def compile_groups(cells: Iterable[Cell]) -> list[CompileGroup]:
         numbers[cell.number] = hyperparameters(cell.setting)
         members.setdefault(_shape(cell, numbers[cell.number]), []).append(cell)
     return [
-        _group(number, tuple(own), {cell.number: numbers[cell.number] for cell in own})
+        CompileGroup(
+            number, padded(own[0].setting), tuple(own), {one.number: numbers[one.number] for one in own}
+        )
         for number, own in enumerate(members.values())
     ]
+
+
+def _group(number: int, cells: tuple[Cell, ...], numbers: Mapping[int, Hyperparameters]) -> CompileGroup:
+    own = {cell.number: numbers[cell.number] for cell in cells}
+    return CompileGroup(number, padded(cells[0].setting), cells, own)
 
 
 def rehearse_groups(
@@ -103,14 +115,13 @@ def _shape(cell: Cell, numbers: Hyperparameters) -> bytes:
     """Return a key that is the same for cells that can share a program: the tables without `numbers`.
 
     The key includes the paths of `numbers`, because a setting that is None in some cells is missing from
-    their `numbers`. It also includes whether the loss is logistic, which depends on the number `smoothing`
-    and determines the probes.
+    their `numbers`. It also includes the padded vocabulary size.
     """
     kept: Any = cell.tables
     for head, *rest in numbers:
         kept = _without(kept, (*IN_TABLES.get(head, (head,)), *rest))
-    logistic = bool(cell.setting.loss.is_logistic)
-    return msgspec.json.encode((kept, list(numbers), logistic), order="deterministic")
+    size = padded_size(numbers[VOCAB_SIZE]) if VOCAB_SIZE in numbers else None
+    return msgspec.json.encode((kept, list(numbers), size), order="deterministic")
 
 
 def _without(tree: Any, path: SettingPath) -> Any:
@@ -120,13 +131,3 @@ def _without(tree: Any, path: SettingPath) -> Any:
     changed = copy(tree)
     changed[first] = _without(tree[first], tuple(rest))
     return changed
-
-
-def _group(number: int, cells: tuple[Cell, ...], numbers: Mapping[int, Hyperparameters]) -> CompileGroup:
-    each = numbers.values()
-    setting = cells[0].setting
-    varying = tuple(path for path in numbers[cells[0].number] if len({own[path] for own in each}) > 1)
-    if VOCAB_SIZE in varying:
-        largest = max(own[VOCAB_SIZE] for own in each)
-        setting = setting._replace(data=msgspec.structs.replace(setting.data, vocab_size=largest))
-    return CompileGroup(number, setting, cells, varying, numbers)

@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +18,9 @@ from typing import Any
 
 from jaxattn.core.errors import InputError, UserCodeError
 from jaxattn.lab.study.code_hash import Unhashable, code_hash, is_local, search_folders
+
+# Contents of the imported files, by the names of their modules.
+_IMPORTED: dict[str, bytes] = {}
 
 
 class ImportPaths:
@@ -100,18 +104,20 @@ class ImportPaths:
                 f"; did you mean {near[0]}?" if near else f"; paths are relative to {self.folder.resolve()}"
             )
             raise InputError(f"{location}: no such file{hint}")
-        # Import each file only once, even if several of its names are used or other files import it.
+        # Import each file once, even if several of its names are used, and again when it has changed.
         name = _module_name(path)
         imported = sys.modules.get(path.stem)
         if name not in sys.modules and imported is not None and _source(imported) == path:
             sys.modules[name] = imported
-        if name in sys.modules:
+        content = path.read_bytes() if os.access(path, os.R_OK) else b""
+        if name in sys.modules and _IMPORTED.get(name, content) == content:
             return sys.modules[name]
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
             raise InputError(f"{location}: cannot be imported; use a Python file")
         with _local_imports(path, location):
             module = sys.modules[name] = importlib.util.module_from_spec(spec)
+            _IMPORTED[name] = content
             try:
                 spec.loader.exec_module(module)
             except Exception as error:

@@ -43,8 +43,8 @@ def check_vocabulary(data: Dataset, vocab_size: int | None) -> None:
     found = data.vocab_size if isinstance(data, Corpus | Sequences) else None
     if found != vocab_size:
         raise InputError(
-            f"vocab_size: {vocab_size}, but the sampled data have V = {found}; the vocabulary "
-            f"is padded to vocab_size, so return data with V = {vocab_size}"
+            f"vocab_size: the padded vocabulary has V = {vocab_size}, but the sampled data have V = {found}; "
+            "return data with V = vocab_size, of which only the first `used` tokens occur"
         )
 
 
@@ -97,7 +97,8 @@ def metric_names(what: str, metrics: Any, axes: int) -> list[str]:
         raise InputError(f"{what} returns {shown(metrics)}; return a dictionary of numbers keyed by name")
     names = []
     for name, value in metrics.items():
-        number = isinstance(value, int | float | complex | Array) and jnp.ndim(value) <= axes
+        number = isinstance(value, int | float | complex | np.ndarray | np.generic | Array)
+        number = number and jnp.ndim(value) <= axes
         if number and jnp.issubdtype(jnp.result_type(value), jnp.complexfloating):
             raise InputError(f"{what} returns {shown(value)} for {name!r}; {NOT_REAL}")
         if not (isinstance(name, str) and number):

@@ -4,13 +4,12 @@ The PRNG keys of a seed come from `randomness.keys`.
 """
 
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import msgspec
 import numpy as np
 from jax import Array
 
@@ -36,7 +35,7 @@ from jaxattn.dynamics.descents.descent import assign_minibatches
 from jaxattn.lab.probes.importance import token_columns
 from jaxattn.lab.probes.requirements import require_token_scores
 from jaxattn.lab.study.randomness import HELD_AT, keys
-from jaxattn.lab.study.setting import Setting, numbers_of
+from jaxattn.lab.study.setting import VOCAB_SIZE, Hyperparameters, Setting, numbers_of, with_numbers
 
 # Metrics of all probes, keyed by probe index and then by metric name.
 ProbeMetrics = dict[int, Mapping[str, Array]]
@@ -240,7 +239,6 @@ def seed_dataset(
     data: Data,
     seed: int,
     dtype: str,
-    swept: Collection[str] = (),
     progress: Progress = silent,
     hold: Collection[str] = (),
 ) -> Loaded:
@@ -250,8 +248,6 @@ def seed_dataset(
         data: data settings.
         seed: the seed; ignored if all seeds share the data, or if `hold` contains "data".
         dtype: dtype of the study, "float32" or "float64".
-        swept: names of the settings that vary in the study. A run traces these settings as scalars of the
-            study's dtype, which may round differently from constants.
         progress: progress callback for loading data.
         hold: sources of randomness for which seed 0 replaces the seed.
 
@@ -262,8 +258,10 @@ def seed_dataset(
         if isinstance(data, SharedData):
             return data.load(progress)
 
-        traced = {str(path[0]): x for path, x in numbers_of(data) if len(path) == 1 and path[0] in swept}
-        numbers = {name: jnp.asarray(x, dtype) for name, x in traced.items()}
+        # As in a run, numeric settings are arguments of the program, because constants may round differently.
+        numbers = {path: jnp.asarray(x) for path, x in numbers_of(data)}
+        if data.pads_vocabulary and data.vocab_size is not None:
+            numbers[VOCAB_SIZE[1:]] = jnp.int32(data.vocab_size)
         try:
             draw = _drawing(data)
         except TypeError:  # Some settings, such as dictionaries, are not hashable.
@@ -273,21 +271,14 @@ def seed_dataset(
 
 
 @lru_cache(maxsize=8)
-def _drawing(data: DrawnData) -> Callable[[Array, dict[str, Array]], Splits]:
+def _drawing(data: DrawnData) -> Callable[[Array, Hyperparameters], Splits]:
 
-    def draw(seed: Array, numbers: dict[str, Array]) -> Splits:
-        return msgspec.structs.replace(data, **numbers).draw(keys(seed).data)
+    def draw(seed: Array, numbers: Hyperparameters) -> Splits:
+        key, used = keys(seed).data, numbers.get(VOCAB_SIZE[1:])
+        made = with_numbers(data, {path: x for path, x in numbers.items() if path != VOCAB_SIZE[1:]})
+        return made.draw(key) if used is None else made.draw(key, used)
 
     return jax.jit(draw)
-
-
-def swept_settings(cells: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return the data settings that differ between cells. `cells` contains the axis values of each cell."""
-    found: dict[str, set[Any]] = {}
-    for settings in cells:
-        for key, value in settings.items():
-            found.setdefault(key, set()).add(value)
-    return {key.removeprefix("data.") for key, x in found.items() if key.startswith("data.") and len(x) > 1}
 
 
 def check_data(loaded: Loaded) -> None:

@@ -1,14 +1,14 @@
 """Component instances of a study, created from tables and checked for compatibility.
 
-Vmapped runs of one program may differ in some numeric settings: the floats in data, model, loss, starts,
-phases and custom probes that are not annotated as `Static`, and the size of a synthetic vocabulary if it
-can be padded.
+Numeric settings are arguments of compiled programs, so vmapped runs may differ in them. These are the floats
+in data, model, loss, starts, phases and custom probes that are not 0 and not annotated as `Static`, and the
+size of a synthetic vocabulary if it can be padded.
 """
 
 import functools
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from jax import Array
@@ -24,6 +24,7 @@ from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.registry import _C, Concept, convert, fields_of, keys_of, make, to_json_values
 from jaxattn.lab.study.tree import location_of_entry, merge
 
+_S = TypeVar("_S", bound=Spec)
 SettingPath = tuple[str | int, ...]
 # Numeric settings by path, such as ("phases", 0, "step_size"). Each is a scalar, or an array with one value
 # per run.
@@ -159,7 +160,7 @@ class Reader:
         }
         if setting.hold:
             tables["hold"] = list(setting.hold)
-        hash = _config_hash(setting, tables, settings.keys())
+        hash = config_hash(setting, tables, settings.keys())
         return Cell(number, dict(settings), setting_in_span(setting), tables, hash)
 
     def _thing(self, concept: Concept[_C], table: Any, location: str) -> tuple[_C, Any]:
@@ -207,6 +208,24 @@ def pads_vocabulary(setting: Setting) -> bool:
     return setting.data.pads_vocabulary and bool(setting.model.token_rows)
 
 
+def padded_size(vocab_size: int) -> int:
+    """Return the size to which a vocabulary is padded, so that vocabularies of similar sizes share a program.
+
+    This is the next multiple of an eighth of a power of two, and at least of 16, so that at most a fifth of a
+    large vocabulary is padding. It depends on nothing else, so a cell has the same results in every study.
+    """
+    step = max(16, (1 << (vocab_size - 1).bit_length()) // 8)
+    return -(-vocab_size // step) * step
+
+
+def padded(setting: Setting) -> Setting:
+    """Return the setting with the padded vocabulary size, or unchanged if the vocabulary is not padded."""
+    size = setting.data.vocab_size
+    if size is None or not pads_vocabulary(setting):
+        return setting
+    return setting._replace(data=msgspec.structs.replace(setting.data, vocab_size=padded_size(size)))
+
+
 def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
     """Return a copy of `setting` with the numeric values of one run, which may be tracers.
 
@@ -220,6 +239,13 @@ def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
     return setting
 
 
+def with_numbers(thing: _S, numbers: Hyperparameters) -> _S:
+    """Return a copy of an instance with other numeric settings; see `numbers_of` for the paths."""
+    for path, number in numbers.items():
+        thing = _replaced(thing, path, number)
+    return thing
+
+
 def key_of(setting: Setting, path: SettingPath) -> str:
     """Convert the path of a numeric setting to the corresponding dotted key in a sweep file."""
     head, *rest = path
@@ -230,15 +256,18 @@ def key_of(setting: Setting, path: SettingPath) -> str:
 
 
 def numbers_of(thing: Spec) -> Iterator[tuple[SettingPath, float]]:
-    """Yield the numeric settings of an instance that may differ between vmapped runs, each with its path."""
+    """Yield the numeric settings of an instance that may differ between vmapped runs, each with its path.
+
+    Zeros are left out, because they switch something off, such as momentum, noise or label smoothing.
+    """
     static = _static(type(thing))
     for name, value in msgspec.structs.asdict(thing).items():
         if name in static:
             continue
-        if isinstance(value, float):
+        if isinstance(value, float) and value:
             yield (name,), value
         elif isinstance(value, dict):
-            yield from (((name, key), x) for key, x in value.items() if isinstance(x, float))
+            yield from (((name, key), x) for key, x in value.items() if isinstance(x, float) and x)
 
 
 def _check(setting: Setting) -> None:
@@ -277,7 +306,14 @@ def _check(setting: Setting) -> None:
             )
 
 
-def _config_hash(setting: Setting, tables: Mapping[str, Any], swept: Collection[str]) -> str:
+def config_hash(setting: Setting, tables: Mapping[str, Any], swept: Collection[str]) -> str:
+    """Return the hash of the settings that determine the results of a cell.
+
+    Args:
+        setting: the instances.
+        tables: the tables that describe them, with all settings.
+        swept: keys of the axes of the study.
+    """
     inert = {key for key in setting.data.inert if f"data.{key}" not in swept}
     kept = {key: x for key, x in tables["data"].items() if key not in inert}
     encoded = msgspec.json.encode({**tables, "data": kept}, order="deterministic")

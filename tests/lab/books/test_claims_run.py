@@ -67,9 +67,7 @@ def replace_items(*names):
 @pytest.mark.more
 def test_finished_claims_are_not_run_again(one, claims, folder):
     before, written = stamps(folder), [path.read_bytes() for path in one.paths]
-    assert [path.relative_to(folder).as_posix() for path in before] == [
-        "runs/laptop/law-classes/records.parquet"
-    ]
+    assert {path.relative_to(folder).parts[:3] for path in before} == {("runs", "laptop", "law-classes")}
     assert [path.read_bytes() for path in claims("MC").paths] == written
     assert stamps(folder) == before
 

@@ -14,7 +14,7 @@ from jaxattn.lab.books.run import Request
 from jaxattn.lab.books.section import RunLocation
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results import load, report
-from jaxattn.lab.storage import manifest
+from jaxattn.lab.storage import study_file
 
 SMALL = (
     "model.dim=16",
@@ -218,10 +218,12 @@ def test_page_contains_figure_table_and_numbers_but_no_local_paths(page):
 
 def test_finished_item_is_not_run_again(page, again):
     before = [path.read_bytes() for path in page.paths]
-    records = page.paths[0].parent / "runs" / "laptop" / "fig2_synthetic" / "records.parquet"
+    ran = page.paths[0].parent / "runs" / "laptop" / "fig2_synthetic"
+    (records,) = ran.glob("runs/*/records.parquet")
     changed = records.stat().st_mtime_ns
     assert [path.read_bytes() for path in again("fig2_synthetic").paths] == before
     assert records.stat().st_mtime_ns == changed
+    assert len(list((ran / "runs").iterdir())) == 1
 
 
 def test_missing_data_file_is_reported_on_the_page(page, again, tmp_path):
@@ -294,15 +296,23 @@ def test_reading_a_finished_run_imports_no_code_from_its_folder(page, tmp_path, 
     for place in (tmp_path, out, ran):
         (place / "evil.py").write_text(EVIL.format(place=str(tmp_path / "executed")))
     monkeypatch.chdir(tmp_path)
-    known = manifest.read_manifest(ran)
-    manifest.write_manifest(ran, known | {"config": _of_stranger(known["config"], key), "code": {CODE: None}})
-    made = write_book_page(PAPER, RunLocation(out, "laptop", TINY))
+    known = study_file.read_study(ran)
+    forged = {"config": _of_stranger(known["config"], key), "code": {CODE: None}}
+    study_file.write_study(ran, known | forged)
+    write_book_page(PAPER, RunLocation(out, "laptop", TINY))
     load(ran)._repr_html_()
     report.write_report(ran)
     assert not (tmp_path / "executed").exists()
-    if key != "figures":  # which are drawn as a study asks for, and change no number
-        shown = made.sections[[item.name for item in PAPER.items].index("fig2_synthetic")]
-        assert "contains a run with other settings; delete it" in shown.remedy
+
+
+def test_run_with_other_settings_is_not_shown(page, tmp_path):
+    out = shutil.copytree(page.paths[0].parent, tmp_path / "out")
+    ran = out / "runs" / "laptop" / "fig2_synthetic"
+    known = study_file.read_study(ran)
+    study_file.write_study(ran, known | {"cells": [c | {"config_hash": "f" * 16} for c in known["cells"]]})
+    made = write_book_page(PAPER, RunLocation(out, "laptop", TINY))
+    shown = made.sections[[item.name for item in PAPER.items].index("fig2_synthetic")]
+    assert "contains a run with other settings; run it again" in shown.remedy
 
 
 def test_symbolic_link_to_a_run_is_not_read(page, again, tmp_path):

@@ -232,7 +232,7 @@ def test_first_failures_are_printed_with_a_remedy(capsys, cells, seeds, shown):
     assert each[0] == "jaxattn: failed: loss is not finite in cell 0, seed 0, phase query, step 3"
     left = cells * seeds - shown
     more = (
-        f"and {left} more: see results/x/manifest.json, or run `jaxattn status results/x`; " if left else ""
+        f"and {left} more: see results/x/runs/*/run.json, or run `jaxattn status results/x`; " if left else ""
     )
     assert last == f"jaxattn: {more}try a smaller step_size in that phase, or --set dtype=float64"
 
@@ -250,9 +250,9 @@ def test_nothing_is_printed_if_there_are_no_failures(capsys):
 
 def test_stopped_run_prints_resume_command(capsys):
     with pytest.raises(SystemExit) as stopped, console.stoppable("jaxattn run x.toml"):
-        raise Interrupted
+        raise Interrupted("1 of 2 batches finished")
     assert stopped.value.code == 130
-    assert capsys.readouterr().err == "stopped; nothing is lost, resume with: jaxattn run x.toml\n"
+    assert capsys.readouterr().err == "stopped; 1 of 2 batches finished; resume with: jaxattn run x.toml\n"
 
 
 def test_long_tables_are_truncated(lines, monkeypatch):

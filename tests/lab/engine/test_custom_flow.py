@@ -10,8 +10,7 @@ from jaxattn.base import Task
 from jaxattn.core.errors import InputError
 from jaxattn.data.splits import Splits, token_statistics
 from jaxattn.dynamics import RecordedPath, Stop
-from jaxattn.lab.engine import store
-from jaxattn.lab.storage import batch_state
+from jaxattn.lab.storage import memo
 
 
 @ja.declare(train=["p"])
@@ -48,8 +47,8 @@ def test_custom_flow_runs_and_resumes_bitwise_identically(go, stop, every_step, 
     whole, _ = go(tmp_path / "whole", made)
     assert not whole.failures
     stop(tmp_path / "stopped", made, 8, intervals=every_step)
-    mark = batch_state.read_state(tmp_path / "stopped", store.Store(tmp_path / "stopped").batches()[0])
-    assert (mark.phase, mark.step) == (1, 2)
+    (one,) = memo.partials(tmp_path / "stopped")
+    assert (one.record.phase, one.record.step) == (1, 2)
     go(tmp_path / "stopped", made)
     assert_same(tmp_path / "whole", tmp_path / "stopped")
     rows = ja.load(tmp_path / "whole").records.query("phase == 'flow' and seed == 0").set_index("metric")

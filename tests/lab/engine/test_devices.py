@@ -1,36 +1,34 @@
-"""Devices of a run: notes about a change of devices, and known bugs of JAX."""
+"""Devices of a run: recorded for each batch, and known bugs of JAX."""
 
 import shutil
 
+import msgspec
 import pytest
 
 from jaxattn.lab.engine import devices
-from jaxattn.lab.storage import manifest
+from jaxattn.lab.results import load
+from jaxattn.lab.storage import batch_record
+from jaxattn.lab.storage.batch_record import Device
 
 
-@pytest.mark.parametrize(
-    ("begun", "words"),
-    [
-        ({"platform": "gpu", "kind": "H100", "count": 1}, "1 × H100"),
-        pytest.param({"platform": "cpu", "kind": "cpu", "count": 64}, "64 × cpu", marks=pytest.mark.more),
-    ],
-)
-@pytest.mark.more
-def test_resuming_on_other_devices_is_reported_once(two_batches, study, go, tmp_path, begun, words):
+def test_batches_of_other_devices_or_versions_of_jax_are_reported_by_readers(
+    two_batches, tmp_path, go, study, finished
+):
     folder = shutil.copytree(two_batches, tmp_path / "small")
-    manifest.write_manifest(folder, manifest.read_manifest(folder) | {"device": begun})
-    lines = [go(folder, study(chunk=1, seeds=n))[1] for n in (3, 4)]
     here = devices.describe_devices()
-    told = f"started on {words}, resumed on {here['count']} × cpu: numbers may differ in their last digits"
-    assert lines == [[told], []]
-    assert manifest.read_manifest(folder)["continued_on"] == [here]
-
-
-@pytest.mark.more
-def test_resuming_on_the_same_devices_is_not_reported(two_batches, study, go, tmp_path):
-    folder = shutil.copytree(two_batches, tmp_path / "small")
-    assert go(folder, study(chunk=1, seeds=3))[1] == []
-    assert manifest.read_manifest(folder)["continued_on"] == []
+    records = finished(folder)
+    assert [msgspec.to_builtins(record.origin.device) for record in records.values()] == [here, here]
+    assert load(folder).manifest["mixed"] == ""
+    name, record = next(iter(records.items()))
+    origin = msgspec.structs.replace(record.origin, device=Device("gpu", "H100", 1))
+    changed = msgspec.structs.replace(record, origin=origin)
+    batch_record.write_record(folder / "runs" / name, changed, folder)
+    assert load(folder).manifest["mixed"] == (
+        f"computed with 1 × H100, {here['count']} × cpu: last digits may differ"
+    )
+    # The runs are the same on all devices.
+    outcome, lines = go(folder, study(chunk=1))
+    assert (outcome.already_finished, lines) == (True, [])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Cells that share a program: equality with single cells, one compilation, several devices."""
 
-import json
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pandas as pd
 import pytest
 
 import jaxattn as ja
+from jaxattn.lab.study import setting
 from jaxattn.lab.study.groups import compile_groups
 
 
@@ -25,12 +25,17 @@ from jaxattn.lab.study.groups import compile_groups
         pytest.param("flows", (-2, 1), marks=pytest.mark.slow),
     ],
 )
-def test_vmapped_cells_match_single_cells(case, lane, request, tmp_path, go, read, study):
+def test_vmapped_cells_match_single_cells(
+    case, lane, request, tmp_path, go, read, finished, study, monkeypatch
+):
     """Every metric of every phase is compared by seed and cell, without padding."""
     folder, wanted = request.getfixturevalue(case)
     together, tokens = read(folder, ordered=True)
     cells = wanted.cells
-    assert json.loads((folder / "manifest.json").read_text())["widths"] == [2 * len(cells)]
+    records = finished(folder).values()
+    assert len(records) == (1 if case == "runs" else 2)
+    assert all(len(record.runs) == record.origin.width == 2 * len(record.cells) > 2 for record in records)
+    monkeypatch.setattr(setting, "padded_size", lambda vocab_size: vocab_size)
     number, seed = lane[0] % len(cells), lane[1]
     own = cells[number]
     path = tmp_path / f"{number}-{seed}"
@@ -40,8 +45,8 @@ def test_vmapped_cells_match_single_cells(case, lane, request, tmp_path, go, rea
     assert mine["metric"].tolist() == alone["metric"].tolist()
     np.testing.assert_allclose(mine["value"], alone["value"], rtol=1e-10, atol=1e-10)
     of_mine = tokens[(tokens.cell == number) & (tokens.seed == seed)]
-    setting = own.setting
-    assert len(of_mine) == len(alone_tokens) == setting.data.vocab_size * len(setting.phases)
+    size, phases = own.setting.data.vocab_size, own.setting.phases
+    assert len(of_mine) == len(alone_tokens) == size * len(phases)
     for column in ("count", "alpha", "posterior_difference", "Ep", "Ev"):
         np.testing.assert_allclose(of_mine[column], alone_tokens[column], rtol=1e-10, atol=1e-10)
 
@@ -52,10 +57,10 @@ def test_vmapped_cells_with_custom_code_match_single_cells(tmp_path, go, read, s
     zipped = {
         "model.sharpness": [1.0, 2.0],
         "model.init.v.value": [0.25, 0.5],
-        "data.swapped": [0.25, 0.0],
+        "data.swapped": [0.25, 0.1],
         "loss.softness": [0.5, 2.0],
         "phases.clip.limit": [0.01, 5.0],
-        "phases.clip.momentum": [0.0, 0.5],
+        "phases.clip.momentum": [0.2, 0.5],
         "phases.wander.noise": [0.01, 0.1],
         "probes.own.0.scale": [3.0, 1.0],
     }
@@ -144,8 +149,24 @@ def test_group_compiles_once_for_all_cells_and_batches(tmp_path, go, study):
     wanted = study(dtype="float64", seeds=2, chunk=2, axes=axes)
     many = compiled(lambda: go(tmp_path / "many", wanted))
     assert one > 5
-    # The varying numbers of vmapped runs are arrays that a single cell does not have.
-    assert many <= one + 10
+    assert many == one
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("small", marks=pytest.mark.more), pytest.param("flow", marks=pytest.mark.slow)]
+)
+def test_a_cell_has_the_same_results_in_every_grid(tmp_path, go, read, study, name):
+    """The other cells change neither the program of a cell nor the size to which its vocabulary is padded."""
+    changes = {"seeds": 2, "chunk": 2, "loss": {"kind": "logistic"}}
+    axes = {"data.vocab_size": [18], "phases.embed.step_size": [1.5]}
+    wanted = study(name, **changes, axes=axes)
+    go(tmp_path / "alone", wanted)
+    axes = {"data.vocab_size": [31, 18, 64], "phases.embed.step_size": [0.7, 1.5]}
+    go(tmp_path / "more", study(name, **changes, axes=axes))
+    alone, tokens = read(tmp_path / "alone")
+    found, found_tokens = (table[table["cell"] == 3].assign(cell=0) for table in read(tmp_path / "more"))
+    for one, other in ((alone, found), (tokens, found_tokens)):
+        pd.testing.assert_frame_equal(one, other.reset_index(drop=True), check_exact=True, check_dtype=False)
 
 
 # The test runs in a separate process, in which the CPU counts as four devices.
@@ -209,15 +230,15 @@ KINDS = {
     ("kind", "number"), [("topics", "min_purity"), ("xor", "label_noise"), ("negation", "negated")]
 )
 def test_vmapping_over_generator_settings_matches_running_each_cell_alone(
-    kind, number, tmp_path, go, read, study, tables
+    kind, number, tmp_path, go, read, finished, study, tables
 ):
-    axes = {f"data.{number}": [0.0, 0.5], "data.vocab_size": [16, 20]}
+    axes = {f"data.{number}": [1e-9, 0.5], "data.vocab_size": [18, 20]}
     data = {"kind": kind} | KINDS[kind]
     wanted = study(data=data, phases=tables()["phases"][:1], dtype="float64", axes=axes)
     assert len(compile_groups(wanted.cells)) == 1
     assert not go(tmp_path / "together", wanted)[0].failures
     records, _ = read(tmp_path / "together")
-    assert json.loads((tmp_path / "together" / "manifest.json").read_text())["widths"] == [8]
+    assert [len(record.runs) for record in finished(tmp_path / "together").values()] == [8]
     which = 2 if kind == "negation" else 0
     alone_tables = wanted.cells[which].tables | {"name": "alone", "seeds": [1]}
     go(tmp_path / "alone", type(wanted).of_tables(alone_tables))

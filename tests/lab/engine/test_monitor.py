@@ -1,5 +1,8 @@
 """Monitor of a run: time left, intervals of checkpoints, and resources."""
 
+import os
+import signal
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,7 +35,8 @@ class Run:
         read = SimpleNamespace(monotonic=self.read, perf_counter=self.read, time=self.read)
         monkeypatch.setattr(monitor, "time", read)
         (group,) = compile_groups(study.cells)
-        self.batches = [Batch(group, group.cells, range(k, k + 2)) for k in (0, 2, 4)]
+        (cell,) = group.cells
+        self.batches = [Batch(group, ((cell, k), (cell, k + 1))) for k in (0, 2, 4)]
         self.reporter, self.entries = Shown(), []
         write = lambda entry, series: self.entries.append(entry)  # noqa: E731
         self.monitor = RunMonitor(self.reporter, write, Intervals(**intervals))
@@ -177,6 +181,22 @@ def test_block_and_checkpoint_intervals_are_respected(monkeypatch, study):
     assert run.monitor.is_time_to_save
 
 
+@pytest.mark.parametrize(
+    ("took", "wait"), [(1.0, 60.0), (2.0, 66.7), (10.0, 80.0), (40.0, 50.0), (100.0, 100.0)]
+)
+def test_a_killed_process_loses_little_however_long_a_checkpoint_takes(monkeypatch, study, took, wait):
+    """The share of checkpoints is bounded, unless more than 90 s could be lost, and it is at most a half."""
+    run = Run(monkeypatch, study())
+    run.monitor.begin_batch(run.batches[0], 0, 3)
+    run.monitor.begin_phase(1, [0, 100], 0)
+    with run.monitor.saving():
+        run.now += took
+    run.now += wait - 0.1
+    assert not run.monitor.is_time_to_save
+    run.now += 0.2
+    assert run.monitor.is_time_to_save
+
+
 @pytest.mark.skipif(monitor.peak_mib() is None, reason="no /proc on this system")
 def test_peak_memory_grows_and_can_be_reset():
     monitor.forget_peak()
@@ -191,13 +211,20 @@ def test_peak_memory_grows_and_can_be_reset():
     assert monitor.peak_mib() <= largest - 100
 
 
-def test_time_and_peak_memory_of_earlier_processes_are_included():
-    stopped = {"wall_time_s": 50.0, "peak_memory_mib": None}
-    killed = {"wall_time_s": 70.0, "peak_memory_mib": 1e6}
+def test_batches_of_other_processes_are_left_out_of_the_time_left(run):
+    run.monitor.begin_batch(run.batches[0], 0, 3)
+    for phase, seconds in ((0, 2.0), (1, 3.0)):
+        run.monitor.begin_phase(phase, [0, 1], 0)
+        run.step(1, seconds)
+        run.monitor.end_phase()
+    assert run.monitor.remaining() == pytest.approx(2 * 5.0)
+    run.monitor.drop(run.batches[2])
+    assert run.monitor.remaining() == pytest.approx(5.0)
 
-    def resource_usage(*earlier):
-        return RunMonitor(Reporter(quiet=True), lambda entry, series: None, earlier=earlier).resource_usage()
 
-    assert 70 <= resource_usage(stopped, killed)["wall_time_s"] < 71
-    assert resource_usage(stopped, killed)["peak_memory_mib"] == 1e6
-    assert 50 <= resource_usage(stopped, {})["wall_time_s"] < 51
+def test_waiting_ends_when_the_run_is_asked_to_stop(monkeypatch, study):
+    run = Run(monkeypatch, study())
+    with run.monitor.stopping():
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        run.monitor.wait(60.0)
+    assert run.monitor.stop_requested

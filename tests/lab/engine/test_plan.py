@@ -11,7 +11,7 @@ from jaxattn.lab.engine import memory
 from jaxattn.lab.engine import plan as planning
 from jaxattn.lab.engine.batches import Batch
 from jaxattn.lab.engine.plan import check_metrics, plan_study, recorded_lines
-from jaxattn.lab.engine.programs import programs
+from jaxattn.lab.engine.programs import ProgramCache, programs
 from jaxattn.lab.study.groups import compile_groups
 
 
@@ -21,26 +21,66 @@ def test_plan_lists_the_groups(tmp_path, study):
     assert cells["group"].tolist() == [0, 0, 0, 1, 1, 1]
     assert cells["done"].tolist() == ["0 of 5"] * 6
     assert table["vmapped"].tolist() == ["seed, phases.embed.step_size"] * 2
-    assert table[["cells", "runs", "together", "batches"]].to_numpy().tolist() == [[3, 15, 3, 6]] * 2
-    assert whole.startswith("small: 6 cells in 2 groups, 12 batches, 0 of them done")
+    assert table[["cells", "runs", "together", "batches"]].to_numpy().tolist() == [[3, 15, 4, 4]] * 2
+    # As few batches of up to four runs as possible, of nearly equal size.
+    assert whole == "small: 6 cells in 2 groups, 30 of 30 runs missing, in 8 batches"
 
 
 @pytest.mark.more
-def test_plan_counts_finished_batches(two_batches, tmp_path, study):
-    folder = shutil.copytree(two_batches, tmp_path / "small")
-    (cells, _), whole = plan_study(study(chunk=1, seeds=3), folder)
+def test_plan_counts_finished_runs(two_batches, study, contents):
+    before = contents(two_batches)
+    (cells, groups), whole = plan_study(study(chunk=1, seeds=3), two_batches)
     assert cells["done"].tolist() == ["2 of 3"]
-    assert "3 batches, 2 of them done, about " in whole
+    assert groups[["runs", "batches"]].to_numpy().tolist() == [[1, 1]]
+    assert "1 of 3 runs missing, in 1 batch, about " in whole
+    assert contents(two_batches) == before
 
 
-def test_plan_rejects_a_folder_with_a_different_config(two_batches, study, go):
+def test_plan_of_a_finished_study_traces_nothing(two_batches, study, monkeypatch):
+    for owner, name in ((ProgramCache, "of"), (memory, "peak"), (planning, "estimate_runtime")):
+        monkeypatch.setattr(owner, name, None)
+    (cells, groups), whole = plan_study(study(chunk=1), two_batches)
+    assert (cells["done"].tolist(), groups["batches"].tolist()) == (["2 of 2"], [0])
+    assert whole == "small: 1 cell in 1 group, 0 of 2 runs missing, in 0 batches, about 0 s left"
     other = study(chunk=1, model={"kind": "one_layer", "dim": 8})
-    said, refused = [], r"contains results of a different config \(model.dim: 16 -> 8\)"
-    for ask in (lambda: plan_study(other, two_batches, quick=True), lambda: go(two_batches, other)):
-        with pytest.raises(InputError, match=refused) as caught:
-            ask()
-        said.append(str(caught.value))
-    assert said[0] == said[1]
+    with pytest.raises(TypeError):
+        plan_study(other, two_batches)
+
+
+@pytest.mark.more
+def test_plan_counts_the_rest_of_a_started_batch_and_of_another_study(
+    two_batches, tmp_path, study, stop, go, counted, contents
+):
+    """The plan has the batches that a run then computes."""
+    folder = shutil.copytree(two_batches, tmp_path / "small")
+    stop(folder, study(seeds="2:4"), 3)
+    counted.clear()
+    wanted = study(seeds=6, chunk=1)
+    before = contents(folder)
+    (cells, groups), whole = plan_study(wanted, folder, quick=True)
+    assert contents(folder) == before
+    assert cells["done"].tolist() == ["2 of 6"]
+    assert groups[["runs", "together", "batches"]].to_numpy().tolist() == [[4, 2, 3]]
+    assert whole == "small: 1 cell in 1 group, 4 of 6 runs missing, in 3 batches"
+    go(folder, wanted)
+    assert [len(runs) for runs, _ in counted] == [2, 1, 1]
+
+
+def test_plan_neither_warns_about_nor_moves_damaged_batches(
+    two_batches, tmp_path, study, flip, contents, listed
+):
+    folder = shutil.copytree(two_batches, tmp_path / "small")
+    flip(folder / "runs" / listed(folder).finished[0] / "records.parquet")
+    before = contents(folder)
+    (cells, _), _ = plan_study(study(chunk=1), folder, quick=True)
+    assert cells["done"].tolist() == ["1 of 2"]
+    assert contents(folder) == before
+
+
+def test_plan_refuses_a_folder_with_other_files(tmp_path, study):
+    (tmp_path / "thesis.txt").write_text("my life's work")
+    with pytest.raises(InputError, match="neither empty nor a results folder"):
+        plan_study(study(), tmp_path, quick=True)
 
 
 def test_plan_reports_progress(tmp_path, study, monkeypatch):
@@ -124,7 +164,7 @@ def test_estimated_time_grows_with_the_number_of_steps_and_seeds(study, tables):
     for steps, seeds in ((20, 4), (200_000, 400)):
         wanted = study(phases=[*phases[:1], phases[1] | {"steps": steps}], seeds=seeds)
         (group,) = compile_groups(wanted.cells)
-        remaining = [Batch(group, group.cells, range(seeds))]
+        remaining = [Batch(group, tuple((group.cells[0], seed) for seed in range(seeds)))]
         times.append(planning.estimate_runtime(group, programs(group.setting), remaining))
     assert 0 < times[0] < times[1] / 20
 

@@ -58,7 +58,8 @@ def test_programs_are_cached_except_for_custom_code(study):
     assert all(other is not first for other in others)
     model = {"kind": "one_layer", "dim": 16}
     scaled = [made(model=model | {"init": {"p": {"kind": "scaled", "scale": x}}}) for x in (0.5, 2.0, 0.5)]
-    assert scaled[0] is scaled[2] is not scaled[1]
+    assert scaled[0] is scaled[1] is scaled[2]
+    assert made(model=model | {"init": {"p": {"kind": "scaled", "scale": 0.0}}}) is not scaled[0]
     assert made("own") is not made("own")
 
 
@@ -154,6 +155,21 @@ def test_programs_discarded_from_the_cache_are_freed(monkeypatch, study):
         assert forgotten() is None
     finally:
         gc.enable()
+
+
+def test_programs_are_those_of_the_contents_of_files(monkeypatch, study, tmp_path):
+    """A program contains the array of a file that a setting names."""
+    monkeypatch.setattr(programs, "_KNOWN", {})
+    path = tmp_path / "p.npy"
+    model = {"kind": "one_layer", "dim": 3, "init": {"p": {"file": str(path)}}}
+    made = []
+    for value in (1.0, 2.0, 1.0):
+        np.save(path, np.full(3, value, np.float32))
+        made.append(programs.programs(study(model=model).base))
+        params = made[-1].start(made[-1].draw(*arguments(made[-1])), *arguments(made[-1]))
+        np.testing.assert_array_equal(params.p[0], np.full(3, value))
+    assert made[0] is made[2]
+    assert made[0] is not made[1]
 
 
 def test_programs_of_a_group_are_freed_when_the_next_group_starts(monkeypatch, study):

@@ -65,7 +65,7 @@ def test_errors_on_writing_to_stderr_are_ignored(monkeypatch, error):
     with Reporter() as reporter:
         reporter.note("a note")
         reporter.update("compiling")
-        reporter.trace("data", SimpleNamespace(trace="a trace"))
+        reporter.trace("data", "an error", "a trace")
 
 
 def test_delayed_progress_is_not_shown_for_short_tasks(monkeypatch):

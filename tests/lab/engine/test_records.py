@@ -10,7 +10,7 @@ from jaxattn.lab.engine.records import rows, with_best
 
 
 def test_complex_metric_raises(study):
-    batch = Batch(None, tuple(study().cells), range(3, 4))
+    batch = Batch(None, tuple((cell, 3) for cell in study().cells))
     assert rows({"turn": np.array([2.0])}, batch, "query", 1)["value"].tolist() == [2.0]
     with pytest.raises(
         InputError, match=r"^probes: 'turn' is complex; metrics must be real; return its real and"
@@ -19,7 +19,7 @@ def test_complex_metric_raises(study):
 
 
 def test_probe_without_metrics_has_no_rows(study):
-    batch = Batch(None, tuple(study().cells), range(3, 4))
+    batch = Batch(None, tuple((cell, 3) for cell in study().cells))
     assert rows({}, batch, "query", 1).empty
 
 

@@ -1,6 +1,5 @@
-"""Runs: resumed, rejected, failed, and extended by seeds."""
+"""Runs: only what is missing is computed, changed code is never mixed, and failed batches are listed."""
 
-import json
 import os
 import shutil
 import signal
@@ -14,123 +13,240 @@ import pytest
 from jaxattn import Study
 from jaxattn.core.errors import InputError, RunError, UserCodeError
 from jaxattn.lab.cli.status import run_status
-from jaxattn.lab.engine import programs, run
+from jaxattn.lab.engine import attempt, description, missing, programs, run
 from jaxattn.lab.engine.monitor import Interrupted
-from jaxattn.lab.engine.progress import Reporter
+from jaxattn.lab.engine.programs import ProgramCache
 from jaxattn.lab.results import load
+from jaxattn.lab.storage import study_file
+from jaxattn.lab.study import identity
 from jaxattn.lab.study.import_paths import ImportPaths
 
 
-def test_a_finished_run_is_not_run_again(small_run, monkeypatch, go, study):
-    before = {path: path.stat().st_mtime_ns for path in small_run.glob("*.parquet")}
-    monkeypatch.setattr(run, "run_batch", None)
-    assert go(small_run, study())[0].already_finished
-    assert before == {path: path.stat().st_mtime_ns for path in small_run.glob("*.parquet")}
+def of_seeds(records, *seeds):
+    return records[records["seed"].isin(seeds)].reset_index(drop=True)
 
 
-def test_folders_with_a_different_config_or_unrelated_files_raise(small_run, tmp_path, go, study):
-    with pytest.raises(InputError, match=r"a different config \(model.dim: 16 -> 8\)"):
-        go(small_run, study(model={"kind": "one_layer", "dim": 8}))
-    (tmp_path / "thesis.txt").write_text("my life's work")
-    with pytest.raises(InputError, match="neither empty nor a results folder"):
-        go(tmp_path, study())
-    assert (tmp_path / "thesis.txt").exists()
+@pytest.mark.parametrize("name", ["small", pytest.param("own", marks=pytest.mark.more)])
+def test_a_finished_study_computes_and_traces_nothing(name, tmp_path, monkeypatch, go, study, contents):
+    go(tmp_path, study(name))
+    before, events = contents(tmp_path), []
+    for owner, function in (
+        (attempt, "run_batch"),
+        (missing, "rehearse_groups"),
+        (missing.batches, "widths"),
+        (ProgramCache, "of"),
+        (programs, "Programs"),
+    ):
+        monkeypatch.setattr(owner, function, None)
+
+    def note(event, *_, **__):
+        events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        outcome, lines = go(tmp_path, study(name))
+        assert (outcome.already_finished, outcome.renewed, lines) == (True, False, [])
+        assert [event for event in events if event.startswith("/jax/core/compile")] == []
+        with pytest.raises(TypeError):
+            go(tmp_path, study(name, seeds=3))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    assert contents(tmp_path) == before
 
 
-def test_full_disk_raises_a_one_line_error_and_keeps_results(tmp_path, monkeypatch, go, study):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pd.DataFrame, "to_parquet", full)
-        with pytest.raises(RunError, match=r"the disk is full .* run the same command again"):
-            go(tmp_path / "small", study())
-    assert json.loads((tmp_path / "small" / "manifest.json").read_text())["status"] == "running"
-    assert not go(tmp_path / "small", study())[0].already_finished
-
-
-def test_seeds_are_added_without_changing_existing_results(two_batches, tmp_path, go, study, read):
+def test_more_and_fewer_seeds_compute_only_missing_runs(
+    two_batches, tmp_path, go, study, read, counted, contents, assert_same
+):
     folder = shutil.copytree(two_batches, tmp_path / "small")
-    parts = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (folder / "parts").iterdir()}
-    assert not go(folder, study(seeds="1:4", chunk=1))[0].already_finished
-    assert go(folder, study(seeds="0:4", chunk=1))[0].already_finished
-    assert all((path.stat().st_mtime_ns, path.read_bytes()) == was for path, was in parts.items())
-    manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["seeds"] == [0, 1, 2, 3]
-    assert manifest["status"] == "finished"
-    go(tmp_path / "whole", study(seeds=4, chunk=1))
-    for one, other in zip(read(folder, ordered=True), read(tmp_path / "whole", ordered=True), strict=True):
-        pd.testing.assert_frame_equal(one, other, check_exact=True)
+    before = contents(folder / "runs")
+    assert go(folder, study(seeds="1:4", chunk=1))[0].batches == 2
+    assert [runs for runs, _ in counted] == [[(0, 2)], [(0, 3)]]
+    go(tmp_path / "fresh", study(seeds="1:4", chunk=1))
+    assert_same(folder, tmp_path / "fresh")
+    counted.clear()
+    assert go(folder, study(seeds=[3, 0], chunk=1))[0].already_finished
+    assert set(read(folder)[0]["seed"]) == {0, 3}
+    assert go(folder, study(chunk=1))[0].already_finished
+    assert_same(folder, two_batches)
+    assert counted == []
+    assert before.items() <= contents(folder / "runs").items()
+
+
+STEP_SIZE = "phases.query.step_size"
+
+
+def with_step_size(study, step_size, **changes):
+    first, last = study().tree["phases"]
+    return study(phases=[first, last | {"step_size": step_size}], chunk=1, **changes)
+
+
+def test_another_step_size_computes_its_runs_and_going_back_computes_nothing(
+    two_batches, tmp_path, go, study, read, counted, assert_same
+):
+    folder = shutil.copytree(two_batches, tmp_path / "small")
+    assert go(folder, with_step_size(study, 0.2))[0].batches == 2
+    go(tmp_path / "fresh", with_step_size(study, 0.2))
+    assert_same(folder, tmp_path / "fresh")
+    assert not read(folder)[0].equals(read(two_batches)[0])
+    counted.clear()
+    outcome, _ = go(folder, study(chunk=1))
+    assert (outcome.already_finished, outcome.renewed, counted) == (True, True, [])
+    assert_same(folder, two_batches)
+
+
+def test_more_cells_compute_only_the_cells_that_are_missing(
+    two_batches, tmp_path, go, study, read, counted, contents
+):
+    folder = shutil.copytree(two_batches, tmp_path / "small")
+    go(folder, with_step_size(study, 0.2))
+    before = contents(folder / "runs")
+    counted.clear()
+    sweep = study(axes={STEP_SIZE: [0.3, 0.2, 0.1]}, chunk=1)
+    assert go(folder, sweep)[0].batches == 2
+    assert [runs for runs, _ in counted] == [[(0, 0)], [(0, 1)]]
+    assert before.items() <= contents(folder / "runs").items()
+    records = read(folder)[0]
+    assert set(zip(records["cell"], records["seed"], strict=True)) == {
+        (c, s) for c in range(3) for s in (0, 1)
+    }
+    # The last cell is the original study.
+    original = read(two_batches)[0]
+    mine = records[records["cell"] == 2].reset_index(drop=True)
+    pd.testing.assert_frame_equal(mine.assign(cell=original["cell"]), original, check_exact=True)
+    go(tmp_path / "fresh", sweep)
+    fresh = read(tmp_path / "fresh")[0]
+    keys = ["cell", "seed", "phase", "step", "metric"]
+    pd.testing.assert_frame_equal(records[keys], fresh[keys])
+    # The program of several cells rounds differently.
+    np.testing.assert_allclose(
+        records["value"][records["metric"] == "loss"], fresh["value"][fresh["metric"] == "loss"], rtol=1e-5
+    )
+    # Indices of cells are those of the study that is asked for, also in failures and parameters.
+    assert load(folder).lookup(2, STEP_SIZE) == 0.1
+    np.testing.assert_array_equal(load(folder).params(cell=2, seed=1).p, load(two_batches).params(seed=1).p)
+    assert go(folder, study(axes={STEP_SIZE: [0.2]}, chunk=1))[0].already_finished
+    assert set(read(folder)[0]["cell"]) == {0}
+
+
+def test_cells_with_equal_settings_are_computed_once(tmp_path, go, study, read, counted):
+    blocks = {"one": {}, "same": {}, "other": {"phases": {"query": {"step_size": 0.2}}}}
+    wanted = study(blocks=blocks)
+    assert not go(tmp_path, wanted)[0].errors
+    assert sorted(run for runs, _ in counted for run in runs) == [(0, 0), (0, 1), (2, 0), (2, 1)]
+    records = read(tmp_path)[0]
+    one, same, other = (
+        records[records["cell"] == cell].drop(columns="cell").reset_index(drop=True) for cell in range(3)
+    )
+    pd.testing.assert_frame_equal(one, same, check_exact=True)
+    assert not one.equals(other)
+    assert go(tmp_path, wanted)[0].already_finished
+
+
+def test_results_do_not_depend_on_jax_settings(small_run, study, go, tmp_path, assert_same):
+    with jax.default_prng_impl("rbg"), jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        go(tmp_path / "run", study())
+    assert_same(tmp_path / "run", small_run)
+
+
+def test_interrupted_batch_is_finished_first_at_its_width(
+    tmp_path, go, stop, study, counted, read, small_run, assert_same
+):
+    """Two seeds were asked for, and then five in batches of three."""
+    stop(tmp_path / "grown", study(), 5)
+    done = counted[0][1]
+    counted.clear()
+    assert go(tmp_path / "grown", study(seeds=5, chunk=3))[0].batches == 2
+    assert [runs for runs, _ in counted] == [[(0, 0), (0, 1)], [(0, 2), (0, 3), (0, 4)]]
+    assert counted[0][1] == 21 - done < 21
+    records = read(tmp_path / "grown")[0]
+    pd.testing.assert_frame_equal(of_seeds(records, 0, 1), read(small_run)[0], check_exact=True)
+    assert go(tmp_path / "grown", study())[0].already_finished
+    assert_same(tmp_path / "grown", small_run)
+
+
+def test_interrupted_batch_with_an_unwanted_seed_stays_until_it_is_wanted(
+    tmp_path, go, stop, study, counted, listed, small_run, assert_same
+):
+    stop(tmp_path / "both", study(), 5)
+    go(tmp_path / "both", study(seeds=1))
+    assert [runs for runs, _ in counted] == [[(0, 0), (0, 1)], [(0, 0)]]
+    assert [len(names) for names in listed(tmp_path / "both")] == [1, 1, 0]
+    go(tmp_path / "both", study(seeds="1:2"))
+    assert [runs for runs, _ in counted[2:]] == [[(0, 1)]]
 
 
 def failing(monkeypatch, times):
     """Let the device fail on the first batch some times."""
-    original, calls = run.run_batch, []
+    original, calls = attempt.run_batch, []
 
-    def execute_or_fail(batch, *arguments):
+    def execute_or_fail(batch, *arguments, **options):
         calls.append(batch.name)
-        if batch.seeds.start == 0 and calls.count(batch.name) <= times:
+        if batch.runs[0][1] == 0 and calls.count(batch.name) <= times:
             raise jax.errors.JaxRuntimeError("INTERNAL: the driver is gone\nand more lines")
-        return original(batch, *arguments)
+        return original(batch, *arguments, **options)
 
-    monkeypatch.setattr(run, "run_batch", execute_or_fail)
+    monkeypatch.setattr(attempt, "run_batch", execute_or_fail)
     return calls
 
 
-def test_failed_batch_is_listed_and_run_again(tmp_path, monkeypatch, go, study, read):
+def test_failed_batch_is_listed_and_run_again(
+    tmp_path, monkeypatch, go, study, read, two_batches, assert_same
+):
     with monkeypatch.context() as patch:
         calls = failing(patch, times=9)
         outcome, _ = go(tmp_path, study(chunk=1))
-    assert len(calls) == 2
+    assert calls == ["cell 0, seed 0", "cell 0, seed 1"]
     (error,) = outcome.errors
     assert error["cells"] == [0]
     assert error["reason"].startswith("INTERNAL: the driver is gone; smaller batches may help")
     table, whole = run_status(tmp_path)
     assert table["state"].tolist() == ["failed"]
     assert "50 % done" in whole
-    assert set(read(tmp_path)[0]["seed"]) == {1}
+    found = load(tmp_path)
+    assert set(found.records["seed"]) == {1}
+    assert (found.manifest["status"], found.finished) == ("failed", False)
+    assert [each["reason"] for each in found.manifest["errors"]] == [error["reason"]]
     assert not go(tmp_path, study(chunk=1))[0].errors
     assert run_status(tmp_path)[0]["state"].tolist() == ["finished"]
+    assert load(tmp_path).manifest["errors"] == []
+    assert_same(tmp_path, two_batches)
 
 
 def out_of_memory(monkeypatch, most, stop_after=99):
     """Let batches of more than `most` runs fail for lack of memory, and stop after some others."""
-    original, done = run.run_batch, []
+    original, done = attempt.run_batch, []
 
-    def execute_or_fail(batch, *arguments):
+    def execute_or_fail(batch, *arguments, **options):
         if batch.width > most:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nand more lines")
-        found = original(batch, *arguments)
+        found = original(batch, *arguments, **options)
         done.append(batch.name)
         if len(done) == stop_after:
             os.kill(os.getpid(), signal.SIGTERM)
         return found
 
-    monkeypatch.setattr(run, "run_batch", execute_or_fail)
+    monkeypatch.setattr(attempt, "run_batch", execute_or_fail)
     return done
 
 
 @pytest.mark.more
-def test_batch_that_runs_out_of_memory_is_split_in_half_and_resumed(tmp_path, monkeypatch, go, study, read):
+def test_batch_that_runs_out_of_memory_is_split_in_half_and_resumed(
+    tmp_path, monkeypatch, go, study, listed, assert_same
+):
     with monkeypatch.context() as patch:
         done = out_of_memory(patch, most=1, stop_after=1)
         with pytest.raises(Interrupted):
             go(tmp_path / "halves", study(seeds=3))
-    assert len(done) == 1
+    assert done == ["cell 0, seed 0"]
     with monkeypatch.context() as patch:
         done = out_of_memory(patch, most=1)
-        assert not go(tmp_path / "halves", study(seeds=3))[0].errors
-    assert len(done) == 2
-    names = [
-        batch["name"] for batch in json.loads((tmp_path / "halves/manifest.json").read_text())["batches"]
-    ]
-    assert names == [f"cells-00000-00000-seeds-0000{seed}-0000{seed}" for seed in range(3)]
-    go(tmp_path / "whole", study(seeds=3))
-    (one, _), (other, _) = read(tmp_path / "halves", ordered=True), read(tmp_path / "whole", ordered=True)
-    keys = ["cell", "seed", "phase", "step", "metric"]
-    pd.testing.assert_frame_equal(one[keys], other[keys])
-    loss = one["metric"] == "loss"
-    np.testing.assert_allclose(one["value"][loss], other["value"][loss], rtol=1e-5)
+        outcome, lines = go(tmp_path / "halves", study(seeds=3))
+    assert not outcome.errors
+    assert done == ["cell 0, seed 1", "cell 0, seed 2"]
+    assert lines == ["cell 0, seeds 1 to 2: out of memory; running cell 0, seed 1 and cell 0, seed 2 instead"]
+    assert [len(names) for names in listed(tmp_path / "halves")] == [3, 0, 0]
+    go(tmp_path / "singles", study(seeds=3, chunk=1))
+    assert_same(tmp_path / "halves", tmp_path / "singles")
 
 
 def test_checkpoint_larger_than_device_memory_is_not_reported_as_damaged(
@@ -151,7 +267,6 @@ def test_checkpoint_larger_than_device_memory_is_not_reported_as_damaged(
     assert {type(x) for x in held} == {np.ndarray}
     assert "Out of memory; a single seed does not fit" in outcome.errors[0]["reason"]
     assert not any("damaged" in line for line in lines)
-    assert not (folder / "damaged").exists()
     assert not go(folder, wanted)[0].errors
     go(tmp_path / "straight", wanted)
     assert_same(folder, tmp_path / "straight")
@@ -161,62 +276,54 @@ def test_batches_that_run_out_of_memory_are_retried_only_as_single_seeds(tmp_pat
     out_of_memory(monkeypatch, most=0)
     _, lines = go(tmp_path, study(seeds=2), on_failure="retry")
     again = [line.partition(":")[0] for line in lines if "running it again" in line]
-    assert set(again) == {f"cells-00000-00000-seeds-0000{seed}-0000{seed}" for seed in range(2)}
+    assert set(again) == {f"cell 0, seed {seed}" for seed in range(2)}
 
 
 def test_single_seed_that_runs_out_of_memory_gives_a_one_line_error(tmp_path, monkeypatch, go, study):
     out_of_memory(monkeypatch, most=0)
     errors = go(tmp_path, study(seeds=2))[0].errors
-    assert [error["batch"][-11:] for error in errors] == ["00000-00000", "00001-00001"]
+    assert [error["batch"] for error in errors] == ["cell 0, seed 0", "cell 0, seed 1"]
     assert "Out of memory; a single seed does not fit" in errors[0]["reason"]
 
 
-def test_quiet_run_reports_damage(two_batches, tmp_path, study, capsys):
-    folder = shutil.copytree(two_batches, tmp_path / "small")
-    (folder / "records.parquet").write_bytes(b"PAR1")
-    with Reporter(quiet=True) as reporter:
-        reporter.note("hidden")
-        run.run_study(study(chunk=1), folder, command="test", reporter=reporter)
-    line = f"{folder}/records.parquet: damaged (its checksum differs); merging the tables again\n"
-    assert capsys.readouterr().err == line
-
-
 def test_stopping_while_adding_seeds_leaves_the_run_unfinished(small_run, tmp_path, monkeypatch, go, study):
-    folder, execute_batch = shutil.copytree(small_run, tmp_path / "small"), run.run_batch
+    folder, execute_batch = shutil.copytree(small_run, tmp_path / "small"), attempt.run_batch
 
-    def then_stop(*given):
-        found = execute_batch(*given)
+    def then_stop(*given, **options):
+        found = execute_batch(*given, **options)
         os.kill(os.getpid(), signal.SIGTERM)
         return found
 
     handler = signal.getsignal(signal.SIGTERM)
+    wanted = study(seeds=4, chunk=1)
     with monkeypatch.context() as patch:
-        patch.setattr(run, "run_batch", then_stop)
+        patch.setattr(attempt, "run_batch", then_stop)
         with pytest.raises(Interrupted):
-            go(folder, study(seeds=3))
+            go(folder, wanted)
     assert signal.getsignal(signal.SIGTERM) is handler
     found = load(folder)
     assert not found.finished
+    assert found.manifest["status"] == "stopped"
     assert set(found.records["seed"]) == {0, 1, 2}
-    monkeypatch.setattr(run, "run_batch", None)
-    assert not go(folder, study(seeds=3))[0].already_finished
+    assert go(folder, wanted)[0].batches == 1
     assert load(folder).finished
-    pd.testing.assert_frame_equal(load(folder).records, found.records)
+    pd.testing.assert_frame_equal(of_seeds(load(folder).records, 0, 1, 2), found.records, check_exact=True)
 
 
 def test_on_failure_stop_keeps_finished_batches(tmp_path, monkeypatch, go, study):
     with monkeypatch.context() as patch:
         calls = failing(patch, times=9)
         with pytest.raises(RunError, match="use --on-failure continue"):
-            go(tmp_path, study(chunk=1), on_failure="stop")
+            go(tmp_path, study(chunk=1, seeds=[1, 0]), on_failure="stop")
     assert len(calls) == 1
     assert not go(tmp_path, study(chunk=1))[0].errors
 
 
-def test_on_failure_retry_restarts_the_batch(tmp_path, monkeypatch, go, study):
+def test_on_failure_retry_restarts_the_batch(tmp_path, monkeypatch, go, study, two_batches, assert_same):
     calls = failing(monkeypatch, times=2)
-    assert not go(tmp_path, study(chunk=1), on_failure="retry")[0].errors
+    assert not go(tmp_path / "one", study(chunk=1), on_failure="retry")[0].errors
     assert len(calls) == 4
+    assert_same(tmp_path / "one", two_batches)
     calls = failing(monkeypatch, times=3)
     assert len(go(tmp_path / "other", study(chunk=1), on_failure="retry")[0].errors) == 1
     assert len(calls) == 4
@@ -231,9 +338,29 @@ def test_on_failure_stop_stops_at_nan(tmp_path, monkeypatch, go, study):
 
     monkeypatch.setattr(programs.Programs, "start", poisoned)
     with pytest.raises(RunError, match="not finite; the run was stopped"):
-        go(tmp_path, study(chunk=1), on_failure="stop")
+        go(tmp_path / "stop", study(chunk=1), on_failure="stop")
     outcome, _ = go(tmp_path / "on", study(chunk=1))
     assert {failure["seed"] for failure in outcome.failures} == {0, 1}
+    # Failed seeds are finished runs, and are listed each time.
+    again, _ = go(tmp_path / "on", study(chunk=1))
+    assert again.already_finished
+    assert again.failures == outcome.failures
+    assert [each["seed"] for each in go(tmp_path / "on", study(seeds=1))[0].failures] == [0]
+
+
+@pytest.mark.more
+def test_retried_batch_keeps_the_failures_of_the_last_attempt(tmp_path, monkeypatch, go, study):
+    original, calls = programs.Programs.start, []
+
+    def poisoned(*arguments):
+        params = original(*arguments)
+        calls.append(len(calls))
+        return params.replace(p=params.p.at[0].set(jnp.nan)) if len(calls) < 3 else params
+
+    monkeypatch.setattr(programs.Programs, "start", poisoned)
+    assert go(tmp_path / "one", study(), on_failure="retry")[0].failures == []
+    assert calls == [0, 1, 2]
+    assert len(go(tmp_path / "one", study())[0].failures) == 0
 
 
 MODEL = """
@@ -270,21 +397,85 @@ def own(tmp_path, tables):
     return write
 
 
+CHANGED = "logits = 2 * logits"
+
+
 @pytest.mark.more
-def test_changed_custom_code_raises_unless_accepted(tmp_path, own, go, read):
+def test_changed_code_is_computed_again_and_never_mixed(tmp_path, own, go, read, counted, assert_same):
+    folder = tmp_path / "run"
+    go(folder, own(chunk=1))
+    before = read(folder)[0]
+    assert set(study_file.read_study(folder)["code"]) == {"mine.py:loss", "mine.py:size"}
+    assert go(folder, own(chunk=1))[0].already_finished
+    counted.clear()
+    _, lines = go(folder, own(CHANGED, seeds=2, chunk=1))
+    assert [runs for runs, _ in counted] == [[(0, 0)], [(0, 1)]]
+    assert len(lines) == 1
+    assert lines[0].startswith("1 run computed again, because mine.py:loss, mine.py:size have changed")
+    go(tmp_path / "fresh", own(CHANGED, seeds=2, chunk=1))
+    assert_same(folder, tmp_path / "fresh")
+    assert not of_seeds(read(folder)[0], 0).equals(before)
+    # The results of the older code are still there.
+    counted.clear()
+    assert go(folder, own(chunk=1))[0].already_finished
+    pd.testing.assert_frame_equal(read(folder)[0], before, check_exact=True)
+    assert counted == []
+
+
+def test_runs_of_another_version_of_the_package_are_computed_again_or_reused(
+    two_batches, tmp_path, go, study, counted, monkeypatch, assert_same
+):
+    folder = shutil.copytree(two_batches, tmp_path / "small")
+    for module in (identity, missing, description):
+        monkeypatch.setattr(module, "package_hash", lambda: "another")
+    outcome, lines = go(folder, study(chunk=1), reuse_code=True)
+    assert (outcome.already_finished, lines, counted) == (True, [], [])
+    assert_same(folder, two_batches)
+    _, lines = go(folder, study(chunk=1))
+    assert lines == ["2 runs computed again, because this package has changed; earlier results are kept"]
+    assert [runs for runs, _ in counted] == [[(0, 0)], [(0, 1)]]
+    assert_same(folder, two_batches)
+
+
+@pytest.mark.more
+def test_reuse_code_takes_older_runs_of_changed_code(tmp_path, own, go, read, counted, flip, listed):
+    folder = tmp_path / "run"
+    go(folder, own(chunk=1))
+    before = read(folder)[0]
+    (name,) = listed(folder).finished
+    counted.clear()
+    outcome, lines = go(folder, own(CHANGED, seeds=2, chunk=1), reuse_code=True)
+    assert [runs for runs, _ in counted] == [[(0, 1)]]
+    assert (outcome.batches, lines) == (1, [])
+    found = load(folder)
+    assert found.finished
+    pd.testing.assert_frame_equal(of_seeds(found.records, 0), before, check_exact=True)
+    assert found.params(seed=0).p.shape == found.params(seed=1).p.shape
+    assert go(folder, own(CHANGED, seeds=2, chunk=1), reuse_code=True)[0].already_finished
+    # Without it, the other seed is computed with the changed code.
+    saved = shutil.copytree(folder, tmp_path / "saved")
+    counted.clear()
+    go(folder, own(CHANGED, seeds=2, chunk=1))
+    assert [runs for runs, _ in counted] == [[(0, 0)]]
+    assert not of_seeds(read(folder)[0], 0).equals(before)
+    # Current runs come before older ones.
+    assert go(folder, own(CHANGED, seeds=2, chunk=1), reuse_code=True)[0].already_finished
+    assert not of_seeds(read(folder)[0], 0).equals(before)
+    # An older run that is damaged is computed with the changed code.
+    flip(saved / "runs" / name / "records.parquet")
+    counted.clear()
+    _, lines = go(saved, own(CHANGED, seeds=2, chunk=1), reuse_code=True)
+    assert [name in line for line in lines if "damaged" in line] == [True]
+    assert [runs for runs, _ in counted] == [[(0, 0)]]
+    pd.testing.assert_frame_equal(read(saved)[0], read(folder)[0], check_exact=True)
+
+
+@pytest.mark.more
+def test_reuse_code_does_not_take_runs_of_other_settings_or_files(tmp_path, own, go, counted):
     go(tmp_path / "run", own())
-    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert set(manifest["code"]) == {"mine.py:loss", "mine.py:size"}
-    assert go(tmp_path / "run", own())[0].already_finished
-    changed = own("labels = 1 * labels", seeds=2)
-    message = r"mine.py:loss, mine.py:size changed since this run started; .* \(command line: --accept-code\)"
-    with pytest.raises(InputError, match=message):
-        go(tmp_path / "run", changed)
-    outcome, _ = go(tmp_path / "run", changed, accept_code=True)
-    assert not outcome.already_finished
-    assert set(read(tmp_path / "run")[0]["seed"]) == {0, 1}
-    # The next command is compared with the accepted code.
-    assert go(tmp_path / "run", changed)[0].already_finished
+    counted.clear()
+    go(tmp_path / "run", own(CHANGED, model={"kind": "one_layer", "dim": 5}), reuse_code=True)
+    assert [runs for runs, _ in counted] == [[(0, 0)]]
 
 
 CELL = """
@@ -293,11 +484,25 @@ import jax.numpy as jnp
 import jaxattn as ja
 
 LOCK = threading.Lock()
+SCALE = {scale}
+
+
+def scaled(x):
+    return {helper} * x
+
+
+def closing(shift):
+    def add(x):
+        return x + shift
+    return add
+
+
+add = closing({shift})
 
 
 class Softened(ja.Loss):
     def __call__(self, outputs, targets):
-        return jnp.logaddexp(0, {factor} * outputs * targets){reads}
+        return jnp.logaddexp(0, {factor} * outputs * scaled(add(SCALE * targets))){reads}
 """
 
 
@@ -305,9 +510,9 @@ class Softened(ja.Loss):
 def notebook(tables):
     """Return a function that makes a study of a loss defined in a notebook cell, a module without a file."""
 
-    def make(factor, reads="", **changes):
+    def make(factor=-1.0, scale=1.0, helper=1.0, shift=0.0, reads="", **changes):
         cell = {"__name__": "a_notebook"}
-        exec(CELL.format(factor=factor, reads=reads), cell)
+        exec(CELL.format(factor=factor, scale=scale, helper=helper, shift=shift, reads=reads), cell)
         tree = tables(
             loss="__main__:Softened", **{"seeds": 1, "probes": {"bins": 0, "min_count": 1}} | changes
         )
@@ -317,27 +522,37 @@ def notebook(tables):
 
 
 @pytest.mark.more
-def test_changed_notebook_class_raises(tmp_path, notebook, go):
-    go(tmp_path / "run", notebook(-1.0))
-    assert go(tmp_path / "run", notebook(-1.0))[0].already_finished
-    for changed in (notebook(-2.0), notebook(-2.0, seeds=2)):
-        with pytest.raises(
-            InputError, match="__main__:Softened changed since this run started; choose another"
-        ):
-            go(tmp_path / "run", changed)
+def test_changed_notebook_code_is_computed_again(tmp_path, notebook, go, read, counted):
+    """The class, a global variable, a function that the class calls, or the closure of one changes."""
+    seen = []
+    for changed in ({}, {"factor": -2.0}, {"scale": 4.0}, {"helper": 3.0}, {"shift": 0.5}):
+        _, lines = go(tmp_path, notebook(**changed))
+        assert len(lines) == bool(changed)
+        assert all("computed again, because __main__:Softened has changed" in line for line in lines)
+        assert go(tmp_path, notebook(**changed))[0].already_finished
+        seen.append(read(tmp_path)[0])
+        assert not any(seen[-1].equals(before) for before in seen[:-1])
+    assert [runs for runs, _ in counted] == [[(0, 0)]] * 5
+    assert go(tmp_path, notebook())[0].already_finished
+    assert read(tmp_path)[0].equals(seen[0])
 
 
 @pytest.mark.more
-def test_unhashable_code_resumes_only_if_accepted(tmp_path, notebook, go):
-    unknown = notebook(-1.0, reads=" + 0 * LOCK.locked()")
+def test_runs_of_unhashable_code_are_found_only_by_the_process_that_computed_them(
+    tmp_path, notebook, go, counted, monkeypatch
+):
+    unknown = notebook(reads=" + 0 * LOCK.locked()")
     _, lines = go(tmp_path / "run", unknown)
-    assert (
-        "__main__:Softened: its code has no hash, because LOCK (lock), which it uses, has none; pass"
-        in lines[0]
+    (line,) = lines
+    assert line.startswith(
+        "__main__:Softened: its code has no hash, because LOCK (lock), which it uses, has none, so another"
     )
-    with pytest.raises(InputError, match="Softened cannot be compared with the code that started this run;"):
-        go(tmp_path / "run", unknown)
-    assert go(tmp_path / "run", unknown, accept_code=True)[0].already_finished
+    assert go(tmp_path / "run", unknown)[0].already_finished
+    monkeypatch.setattr(identity, "_UNKNOWN", "another process")
+    counted.clear()
+    assert go(tmp_path / "run", unknown, reuse_code=True)[0].already_finished
+    assert not go(tmp_path / "run", unknown)[0].already_finished
+    assert [runs for runs, _ in counted] == [[(0, 0)]]
 
 
 def test_exception_in_custom_code_shows_its_traceback(tmp_path, own, go):

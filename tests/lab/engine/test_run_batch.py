@@ -14,13 +14,19 @@ from jaxattn.lab.engine import batch_run, programs, run
 from jaxattn.lab.engine.programs import seed_keys
 from jaxattn.lab.probes import MaxMarginDirection
 from jaxattn.lab.probes.standard import BEST
-from jaxattn.lab.storage import checkpoints, run_log
+from jaxattn.lab.storage import checkpoints, memo, run_log
 from jaxattn.lab.study import seed as of_seed
 from jaxattn.lab.study.groups import compile_groups
 from jaxattn.models import MODELS
 
 AT_PROBES = ["one_minus_cosine", "margin_ratio"]
 AT_END = ["feasible", "max_margin", "duality_gap", "primal_residual", "support_pairs", "certified_distance"]
+
+
+def last_line(directory):
+    """Read the last log line of the only unfinished batch of a folder."""
+    (one,) = memo.partials(directory)
+    return run_log.latest(one.path, directory).line
 
 
 def wide(read, directory, phase="query"):
@@ -89,12 +95,42 @@ def test_best_test_accuracy_is_the_running_maximum(small_run, read):
 @pytest.mark.parametrize(
     "calls", [pytest.param(1, marks=pytest.mark.more), 3, pytest.param(5, marks=pytest.mark.more), 8]
 )
-def test_stopped_run_resumes_bitwise_identically(small_run, tmp_path, go, stop, study, assert_same, calls):
+def test_stopped_run_resumes_bitwise_identically(
+    small_run, tmp_path, go, stop, study, assert_same, listed, calls
+):
     """Ask the run to stop after some calls to the device, then run the same command again."""
-    stop(tmp_path / "small", study(), calls)
-    assert not (tmp_path / "small" / "records.parquet").exists()
-    go(tmp_path / "small", study())
-    assert_same(tmp_path / "small", small_run)
+    folder = stop(tmp_path / "small", study(), calls)
+    assert [len(names) for names in listed(folder)] == [0, 1, 0]
+    go(folder, study())
+    assert [len(names) for names in listed(folder)] == [1, 0, 0]
+    assert_same(folder, small_run)
+
+
+@pytest.mark.more
+def test_run_stopped_after_any_step_takes_each_step_once(
+    small_run, tmp_path, go, stop, study, assert_same, every_step, counted
+):
+    before = []
+    for calls in (1, 4, 9, 16, 30):
+        folder = stop(tmp_path / str(calls), study(), calls, intervals=every_step)
+        go(folder, study(), intervals=every_step)
+        assert_same(folder, small_run)
+        first, again = counted
+        assert first[0] == again[0] == [(0, 0), (0, 1)]
+        assert first[1] + again[1] == 21
+        before.append(first[1])
+        counted.clear()
+    assert before[0] == 0
+    assert 1 < before[2] < before[3] < 21
+
+
+def test_resumed_batch_adds_up_the_time_of_its_processes(tmp_path, monkeypatch, go, stop, study, finished):
+    stop(tmp_path, study(), 5)
+    (one,) = memo.partials(tmp_path)
+    assert one.record.wall_time_s > 0
+    go(tmp_path, study())
+    (record,) = finished(tmp_path).values()
+    assert one.record.wall_time_s < record.wall_time_s < one.record.wall_time_s + 60
 
 
 @pytest.mark.more
@@ -112,7 +148,7 @@ def test_batch_resumes_on_a_different_number_of_devices(tmp_path, monkeypatch, g
     with monkeypatch.context() as patch:
         patch.setattr(run.devices, "pad_to_devices", lambda runs, shared: [*runs, runs[-1]])
         stop(tmp_path / "other", wanted, 4)
-    assert run_log.latest(tmp_path / "other")[-1]["phase"] == "query"
+    assert last_line(tmp_path / "other").phase == "query"
     assert not go(tmp_path / "other", wanted)[0].errors
     go(tmp_path / "straight", wanted)
     (one, _), (other, _) = read(tmp_path / "other", ordered=True), read(tmp_path / "straight", ordered=True)
@@ -127,8 +163,8 @@ def test_stopped_flow_with_expensive_steps_resumes_bitwise_identically(
     monkeypatch.setattr(ties, "MAX_TIED", 4)
     go(tmp_path / "straight", study("flow"))
     stop(tmp_path / "flow", study("flow"), 8)
-    last = run_log.latest(tmp_path / "flow")[-1]
-    assert (last["phase"], 0 < last["step"] < 11) == ("query", True)
+    last = last_line(tmp_path / "flow")
+    assert (last.phase, 0 < last.step < 11) == ("query", True)
     go(tmp_path / "flow", study("flow"))
     assert_same(tmp_path / "flow", tmp_path / "straight")
 

@@ -2,16 +2,22 @@
 
 import dataclasses
 import itertools
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
 
 from jaxattn.lab.probes import Accuracy, Fit, Importance, MaxMarginDirection, OneStepError, Selected
 from jaxattn.lab.results import load
-from jaxattn.lab.storage import manifest as manifests
+from jaxattn.lab.storage import batch_record, memo, study_file
+from jaxattn.lab.storage.batch_record import BatchCell, BatchRecord, Checkpoint, Device, Failure, Origin
 from jaxattn.lab.storage.files import digest
+from jaxattn.lab.storage.tables import cell_seed_pairs
 
 WORDS = [
     "great",
@@ -46,16 +52,83 @@ STEP_SIZE = 200.0
 STEPS = np.unique(np.r_[0, np.geomspace(1, 2000, 25).round().astype(int)])
 
 
-def put(directory: Path, tables: dict[str, pd.DataFrame], known: dict) -> Path:
-    """Write tables into a folder, and a manifest with their checksums."""
+EMPTY = {
+    "records": pd.DataFrame(columns=["cell", "seed", "phase", "step", "metric", "value"]),
+    "tokens": pd.DataFrame(),
+}
+# Facts that readers take from the records of batches.
+OF_BATCHES = ("versions", "git_commit", "device", "started", "wall_time_s", "peak_memory_mib", "failures")
+
+
+def key_of(cell):
+    """Make a key from a cell of a study file."""
+    text = json.dumps([cell["cell"], cell["settings"], cell.get("config_hash")])
+    return digest(text.encode())[:32]
+
+
+def made_origin(versions=None, git_commit=None, device=None, started="2025-01-01T00:00:00Z", width=1):
+    """Describe how a batch was computed."""
+    known = versions or {}
+    return Origin(
+        package={"version": known.get("jaxattn"), "commit": git_commit, "source": None},
+        computing="0" * 16,
+        code={},
+        versions=known,
+        device=Device(**(device or {})),
+        pinned={},
+        xla_flags="",
+        width=width,
+        started=started,
+        command="jaxattn run x.toml",
+    )
+
+
+def write_batch(directory, cells, runs, content, *, failures=(), origin=None, writer=None, **record):
+    """Write a batch with the given tables, and return its folder.
+
+    `cells` contains cells of a study file, `runs` the cell and seed of each run. A batch with a `writer` is
+    not finished.
+    """
+    made = BatchRecord(
+        tuple(BatchCell(cell["cell"], cell["key"], cell["key"]) for cell in cells),
+        tuple(runs),
+        origin or made_origin(width=len(runs)),
+        finished=writer is None,
+        failures=msgspec.convert(list(failures), tuple[Failure, ...]),
+        **{"checkpoint": Checkpoint({}, {})} | record,
+    )
+    folder = directory / memo.RUNS / (made.key + (f".partial-{writer}" if writer else ""))
+    folder.mkdir(parents=True)
     sums = {}
-    for name, table in tables.items():
-        content = table.to_parquet(None, index=False)
-        (directory / f"{name}.parquet").write_bytes(content)
-        sums[name] = digest(content)
-    whole = {"format": manifests.FORMAT, "status": "finished", "command": "jaxattn run x.toml"} | known
-    manifests.write_manifest(directory, whole | {"sha256": known.get("sha256", {}) | sums})
+    for name, table in content.items():
+        written = table.to_parquet(None, index=False)
+        (folder / made.table_name(name)).write_bytes(written)
+        sums[name] = digest(written)
+    batch_record.write_record(folder, msgspec.structs.replace(made, tables=sums), directory)
+    return folder
+
+
+def put(directory: Path, content: dict[str, pd.DataFrame], known: dict) -> Path:
+    """Write a study and one finished batch with all its runs that are in the records."""
+    cells = [{"key": key_of(cell)} | cell for cell in known["cells"]]
+    study = {name: value for name, value in known.items() if name not in OF_BATCHES}
+    study = {"format": batch_record.FORMAT, "command": "jaxattn run x.toml"} | study | {"cells": cells}
+    directory.mkdir(parents=True, exist_ok=True)
+    study_file.write_study(directory, study)
+    runs = sorted(cell_seed_pairs(content["records"]))
+    with_runs = [cell for cell in cells if cell["cell"] in {cell for cell, _ in runs}]
+    facts = {name: known[name] for name in ("versions", "git_commit", "device", "started") if name in known}
+    resources = {name: known[name] for name in ("wall_time_s", "peak_memory_mib") if name in known}
+    failures = known.get("failures", ())
+    origin = made_origin(**facts, width=len(runs))
+    write_batch(directory, with_runs, runs, EMPTY | content, failures=failures, origin=origin, **resources)
     return directory
+
+
+def change_batch(folder: Path, **changes) -> None:
+    """Change the record of a batch."""
+    record = batch_record.read_record(folder, folder.parents[1])
+    batch_record.write_record(folder, msgspec.structs.replace(record, **changes), folder.parents[1])
 
 
 def write_results(
@@ -70,7 +143,7 @@ def write_results(
     failures: tuple[tuple[int, int, int], ...] = (),
     figures: tuple[dict, ...] = (),
     late: bool = False,
-    **manifest,
+    **known,
 ) -> Path:
     """Write a folder; failures are (cell, seed, step) in phase joint."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -129,7 +202,7 @@ def write_results(
     }
     if late:
         content["config"]["phases"].append(content["config"]["phases"][1] | {"name": "late"})
-    return put(directory, tables, content | manifest)
+    return put(directory, tables, content | known)
 
 
 def _records(cell, seed, settings, rng, failed, late):
@@ -203,6 +276,13 @@ def _tokens(cell, seed, classes, vocab_size, text, shared, rng):
     return tables
 
 
+class Batches(NamedTuple):
+    """Functions for batches; see their docstrings."""
+
+    write: Callable
+    change: Callable
+
+
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
     """One folder of each kind that figures must support; tests must not write into them."""
@@ -252,13 +332,44 @@ def configured():
 
 
 @pytest.fixture(scope="session")
-def rewrite():
-    """Replace a table of a folder, with its checksum."""
+def batch_of():
+    """Return the folder of the only batch of a results folder."""
+
+    def find(folder):
+        (found,) = (folder / memo.RUNS).iterdir()
+        return found
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def rewrite(batch_of):
+    """Replace a table of a folder with one batch, with its checksum."""
 
     def make(folder, name, table):
-        put(folder, {name: table}, manifests.read_manifest(folder))
+        batch = batch_of(folder)
+        record = batch_record.read_record(batch, folder)
+        content = table.to_parquet(None, index=False)
+        (batch / record.table_name(name)).write_bytes(content)
+        change_batch(batch, tables=record.tables | {name: digest(content)})
 
     return make
+
+
+@pytest.fixture(scope="session")
+def change_study():
+    """Replace keys of a study file."""
+
+    def make(folder, **changes):
+        study_file.write_study(folder, study_file.read_study(folder) | changes)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def batches():
+    """The functions that write and change batches."""
+    return Batches(write_batch, change_batch)
 
 
 @pytest.fixture(scope="session")

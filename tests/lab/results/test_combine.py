@@ -382,6 +382,6 @@ def test_a_million_records_load_and_aggregate_quickly(folder, rewrite):
         loaded = load(path)
     finally:
         sys.setprofile(None)
-    # No function is called once per row.
-    assert calls < 300_000
+    # No function is called once per row. Each call counts twice, and there are 10,000 runs.
+    assert calls < 600_000
     assert len(loaded.records) == 1_000_000

@@ -161,9 +161,9 @@ def widths(path, frames, tmp_path, *, printed=False):
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 @pytest.mark.parametrize("which", ["report", "paper", "claims", "neighbours", "findings"])
-def test_no_column_is_cut_off_on_screen_or_paper(which, write, rewrite, tmp_path):
+def test_no_column_is_cut_off_on_screen_or_paper(which, write, batch_of, rewrite, tmp_path):
     folder = write(tmp_path / "run", axes=AXES, vocab_size=60)
-    path = many_columns(folder, rewrite) if which == "report" else COMMITTED / which / "index.html"
+    path = many_columns(folder, batch_of, rewrite) if which == "report" else COMMITTED / which / "index.html"
     for frames, printed in (((420, 1000, 1400), False), ((PAPER,), True)):
         for frame, boxes in zip(frames, widths(path, frames, tmp_path, printed=printed), strict=True):
             assert len(boxes) > 5
@@ -178,9 +178,9 @@ AXES = {
 }
 
 
-def many_columns(folder, rewrite):
+def many_columns(folder, batch_of, rewrite):
     """Draw the report of a run with a dozen cells and as many additional metrics."""
-    records = pd.read_parquet(folder / "records.parquet")
+    records = pd.read_parquet(batch_of(folder) / "records.parquet")
     loss = records[records["metric"] == "loss"]
     more = [loss.assign(metric=f"a_metric_of_my_own_{k}", value=loss["value"] * 10.0**-k) for k in range(12)]
     rewrite(folder, "records", pd.concat([records, *more]))

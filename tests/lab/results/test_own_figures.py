@@ -209,7 +209,7 @@ STRANGE = [
 def test_invalid_captions_are_reported_as_damage(folder, content):
     (folder / "figures").mkdir()
     (folder / "figures" / "drawn.json").write_bytes(content)
-    assert "drawn.json: damaged (" in verify(folder)[0]
+    assert "drawn.json: damaged (" in verify(folder)[-1]
     assert len(draw_all(load(folder))[0]) == 1
 
 

@@ -9,7 +9,6 @@ import types
 
 import jax
 import jax.numpy as jnp
-import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -20,60 +19,83 @@ from jaxattn.data import corpus
 from jaxattn.lab.results import load
 from jaxattn.lab.results.combine import group
 from jaxattn.lab.results.params import Parameters
-from jaxattn.lab.storage import batch_state, checkpoints
-from jaxattn.lab.storage import manifest as manifests
+from jaxattn.lab.storage import batch_record, checkpoints, study_file
+from jaxattn.lab.storage.batch_record import TABLES
+from jaxattn.lab.study.effective import as_written
 
 DIM, PADDED = 4, 6
 SIZES = [3, 6]
 SEEDS = [2, 3]
-TABLES = dict.fromkeys(batch_state.TABLES, "0" * 64)
-BATCH = "cells-00000-00001-seeds-00002-00003"
-BEGUN = "cells-00000-00001-seeds-00007-00007"
-GONE = "cells-00000-00001-seeds-00008-00008"
-HASHES = ["a" * 16, "b" * 16]
+CELLS = [{"cell": k, "settings": {"data.vocab_size": V}, "key": str(k) * 32} for k, V in enumerate(SIZES)]
+SHAPES = {"E": (PADDED, DIM), "p": (DIM,), "v": (DIM,)}
 
 
-def runs(name, shape, phase):
-    """A folder with five vmapped runs, one of them padded; each number encodes run, name and phase."""
+def runs(name, shape, phase, first=0):
+    """Five vmapped runs, one of them padded; each number encodes run, name and phase."""
     size = int(np.prod(shape))
-    start = 1000 * "Epv".index(name) + 10_000 * phase
+    start = 1000 * "Epv".index(name) + 10_000 * phase + first
     return start + 100 * np.arange(5.0, dtype=np.float64)[:, None] + np.arange(size)
 
 
-@pytest.fixture(scope="module")
-def folder(write, rewrite, tmp_path_factory):
-    folder = write(
-        tmp_path_factory.mktemp("run"), axes={"data.vocab_size": SIZES}, seeds=9, vocab_size=20, text=False
-    )
-    for name in batch_state.TABLES:
-        table = pd.read_parquet(folder / f"{name}.parquet")
-        rewrite(folder, name, table[table["seed"].isin([*SEEDS, 7, 8])])
-    manifest = manifests.read_manifest(folder)
-    cells = [0, 1]
-    manifest["cells"] = [
-        cell | {"config_hash": made} for cell, made in zip(manifest["cells"], HASHES, strict=True)
-    ]
-    manifest["batches"] = [
-        {"name": BATCH, "cells": cells, "seeds": SEEDS},
-        {"name": BEGUN, "cells": cells, "seeds": [7]},
-        {"name": GONE, "cells": cells, "seeds": [8]},
-    ]
-    manifest["config"]["model"] = {"kind": "mine.py:OneLayer", "dim": DIM}
-    manifests.write_manifest(folder, manifest)
-    shapes = {"E": (PADDED, DIM), "p": (DIM,), "v": (DIM,)}
-    state = {
+def state(first=0):
+    return {
         # Restored trees are sorted by name; "embed" and "joint" are already in that order.
-        "embed": {name: runs(name, s, 0).reshape(5, *s) for name, s in shapes.items()},
-        "joint": {name: runs(name, shapes[name], 1).reshape(5, *shapes[name]) for name in "p"},
+        "embed": {name: runs(name, s, 0, first).reshape(5, *s) for name, s in SHAPES.items()},
+        "joint": {name: runs(name, SHAPES[name], 1, first).reshape(5, *SHAPES[name]) for name in "p"},
     }
-    (folder / "parts").mkdir()
-    for batch in (BATCH, BEGUN):
-        (folder / "checkpoints" / batch).mkdir(parents=True)
-        checkpoint = checkpoints.save(batch_state.checkpoint_path(folder, batch, 3), state)
-        by = batch_state.BatchOrigin(dict(zip("01", HASHES, strict=True)), {}, {})
-        mark = batch_state.BatchState(batch == BATCH, 0, 3, [], TABLES, checkpoint, by)
-        batch_state.write_state(folder, batch, mark)
+
+
+def pairs(*seeds):
+    return [(cell["cell"], seed) for cell in CELLS for seed in seeds]
+
+
+@pytest.fixture(scope="module")
+def writer(write, batch_of, batches, tmp_path_factory):
+    """Write a batch with a checkpoint into a folder."""
+    whole = write(
+        tmp_path_factory.mktemp("whole") / "run",
+        axes={"data.vocab_size": SIZES},
+        seeds=9,
+        vocab_size=20,
+        text=False,
+    )
+    tables = {name: pd.read_parquet(batch_of(whole) / f"{name}.parquet") for name in TABLES}
+
+    def make(folder, runs, arrays, **record):
+        numbers = {cell for cell, _ in runs}
+        own = [cell for cell in CELLS if cell["cell"] in numbers]
+        wanted = pd.MultiIndex.from_tuples(runs)
+        kept = {
+            name: t[pd.MultiIndex.from_frame(t[["cell", "seed"]]).isin(wanted)] for name, t in tables.items()
+        }
+        path = batches.write(folder, own, runs, kept, **record)
+        saved = batch_record.read_record(path, folder)
+        checkpoint = checkpoints.save(path / saved.checkpoint_name, arrays)
+        batches.change(path, checkpoint=checkpoint)
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def folder(write, writer, batch_of, change_study, tmp_path_factory):
+    """A study with a finished batch of seeds 2 and 3, an unfinished one of seed 7, and none of seed 8."""
+    folder = write(
+        tmp_path_factory.mktemp("run"), axes={"data.vocab_size": SIZES}, seeds=1, vocab_size=20, text=False
+    )
+    shutil.rmtree(batch_of(folder))
+    config = study_file.read_study(folder)["config"] | {"model": {"kind": "mine.py:OneLayer", "dim": DIM}}
+    change_study(folder, config=config, cells=CELLS, seeds=[*SEEDS, 7, 8])
+    writer(folder, pairs(*SEEDS), state())
+    writer(folder, pairs(7), state(), writer="elsewhere-1-00000000")
     return folder
+
+
+@pytest.fixture
+def batch(folder):
+    """The folder of the finished batch."""
+    (found,) = folder.glob("runs/*/checkpoint")
+    return found.parent
 
 
 @pytest.mark.parametrize(("cell", "seed", "lane"), [(0, 2, 0), (0, 3, 1), (1, 2, 2), (1, 3, 3)])
@@ -126,8 +148,8 @@ def test_parameters_have_the_type_of_the_given_model(folder):
         ({"cell": 9}, "cell 9: .* has only cells 0 to 1"),
         ({"seed": 5}, "seed 5: .* has only seeds 2, 3, 7, 8 for cell 0"),
         ({"phase": "late"}, "phase 'late': the checkpoint contains only embed, joint"),
-        ({"seed": 7}, f"{BEGUN} is not finished; run the same sweep again into"),
-        ({"seed": 8}, f"{GONE} is not finished; run the same sweep again into"),
+        ({"seed": 7}, "seed 7 of cell 0 is not finished; run the same sweep again into"),
+        ({"seed": 8}, "seed 8 of cell 0 is not finished; run the same sweep again into"),
     ],
 )
 def test_missing_checkpoint_raises_a_one_line_error(folder, options, message):
@@ -136,19 +158,64 @@ def test_missing_checkpoint_raises_a_one_line_error(folder, options, message):
     assert "\n" not in str(caught.value)
 
 
-def test_batch_with_a_different_config_is_rejected(folder, tmp_path):
+def test_a_selection_of_cells_has_the_parameters_of_their_runs(folder):
+    chosen = load(folder).choose(where={"data.vocab_size": SIZES[1]})
+    np.testing.assert_array_equal(chosen.params(cell=1, seed=3).p, runs("p", (DIM,), 1)[3])
+
+
+def test_parameters_are_in_the_batch_and_lane_of_their_run(folder, writer, change_study, tmp_path):
+    """Cells have other numbers than in their batches, and a run in two batches is in the first one."""
     copied = shutil.copytree(folder, tmp_path / "run")
+    shutil.rmtree(copied / "runs")
+    found = [
+        writer(copied, [(1, 3), (0, 2)], state(10)),
+        writer(copied, [(0, 3), (1, 2), (0, 2)], state(20)),
+        writer(copied, [(1, 5)], state(30), resumable=False),
+    ]
+    change_study(copied, cells=[CELLS[1] | {"cell": 0}, CELLS[0] | {"cell": 4}], seeds=[2, 3])
     results = load(copied)
-    by = batch_state.BatchOrigin({"0": "c" * 16, "1": HASHES[1]}, {}, {})
-    mark = msgspec.structs.replace(batch_state.read_state(copied, BATCH), origin=by)
-    batch_state.write_state(copied, BATCH, mark)
-    path = batch_state.path(copied, BATCH)
-    with pytest.raises(
-        InputError, match=rf"{path}: the config of cell 0 differs .*; delete it; run the same"
-    ):
-        results.params(cell=0)
-    # A selection has fewer cells than the batch.
-    assert results.choose(where={"data.vocab_size": SIZES[1]}).params(cell=1).E.shape == (SIZES[1], DIM)
+    assert results.finished
+    order = sorted(found[:2])
+    first = 10 if order[0] == found[0] else 20
+    lane = 1 if first == 10 else 2
+    for cell, seed, start, index in ((0, 3, 10, 0), (4, 3, 20, 0), (0, 2, 20, 1), (4, 2, first, lane)):
+        params = results.params(cell=cell, seed=seed)
+        np.testing.assert_array_equal(params.p, runs("p", (DIM,), 1, start)[index])
+        assert params.E.shape == (SIZES[1 - cell // 4], DIM)
+
+
+def test_parameters_of_older_code_are_found_where_the_study_refers_to_them(
+    folder, batches, change_study, tmp_path
+):
+    copied = shutil.copytree(folder, tmp_path / "run")
+    cells = [CELLS[0] | {"key": "d" * 32, "older": {CELLS[0]["key"]: [3]}}, CELLS[1]]
+    change_study(copied, cells=cells, seeds=SEEDS)
+    results = load(copied)
+    np.testing.assert_array_equal(results.params(cell=0, seed=3).p, runs("p", (DIM,), 1)[1])
+    with pytest.raises(InputError, match="seed 2 of cell 0 is not finished"):
+        results.params(cell=0, seed=2)
+
+
+def test_parameters_of_a_resumable_batch_are_found(folder, writer, change_study, tmp_path):
+    copied = shutil.copytree(folder, tmp_path / "run")
+    shutil.rmtree(copied / "runs")
+    arrays = {"state": {"carried": {"x": np.ones(5)}, "kept": state()}, "history": {"loss": np.ones(5)}}
+    writer(copied, pairs(*SEEDS), arrays, resumable=True)
+    change_study(copied, seeds=SEEDS)
+    np.testing.assert_array_equal(load(copied).params(seed=3).p, runs("p", (DIM,), 1)[1])
+    np.testing.assert_array_equal(load(copied).params(seed=3, phase="embed").p, runs("p", (DIM,), 0)[1])
+
+
+@pytest.mark.parametrize("arrays", [{"embed": {"E": np.ones((3, 2))}}, {"embed": np.ones(4)}])
+def test_checkpoint_with_fewer_runs_than_its_batch_is_rejected(
+    folder, writer, change_study, tmp_path, arrays
+):
+    copied = shutil.copytree(folder, tmp_path / "run")
+    shutil.rmtree(copied / "runs")
+    writer(copied, pairs(*SEEDS), arrays)
+    change_study(copied, seeds=SEEDS)
+    with pytest.raises(InputError, match="checkpoint: does not contain the parameters of 4 runs; load"):
+        load(copied).params()
 
 
 def test_combined_folders_have_no_checkpoints(folder):
@@ -159,11 +226,10 @@ def test_combined_folders_have_no_checkpoints(folder):
 
 
 @pytest.mark.parametrize("damage", ["flipped", "emptied", "missing"])
-def test_damage_to_any_checkpoint_file_is_detected(folder, capfd, damage):
+def test_damage_to_any_checkpoint_file_is_detected(folder, batch, capfd, damage):
     """Any error or output of orbax becomes one line that names a checkpoint file."""
-    saved = batch_state.checkpoint_path(folder, BATCH, 3)
     results = load(folder)
-    for path in (path for path in saved.rglob("*") if path.is_file()):
+    for path in (path for path in (batch / "checkpoint").rglob("*") if path.is_file()):
         content = path.read_bytes()
         changed = bytearray(content)
         changed[len(content) // 2] ^= 1
@@ -171,7 +237,7 @@ def test_damage_to_any_checkpoint_file_is_detected(folder, capfd, damage):
         if damage == "missing":
             path.unlink()
         with pytest.raises(
-            InputError, match=rf"{path.name}: .*; delete .*{BATCH}.json and run the same sweep again"
+            InputError, match=rf"{path.name}: .*; run the same sweep again into {folder}$"
         ) as caught:
             results.params()
         assert "\n" not in str(caught.value)
@@ -195,7 +261,7 @@ def test_checksums_of_arrays_in_large_files_are_verified(tmp_path, monkeypatch):
     assert set(known.arrays) == {"a", "b/c"}
     found = checkpoints.restore(tmp_path / "1", known, tmp_path)
     np.testing.assert_array_equal(found["b"]["c"], 1)
-    other = batch_state.Checkpoint(1, known.arrays | {"a": known.arrays["a"] ^ 1}, known.files)
+    other = batch_record.Checkpoint(known.arrays | {"a": known.arrays["a"] ^ 1}, known.files)
     like = {"a": np.zeros(1000), "b": {"c": np.zeros(3, np.float32)}}
     with pytest.raises(InputError, match="the checksums of its arrays differ"):
         checkpoints.restore(tmp_path / "1", other, tmp_path, like)
@@ -288,9 +354,9 @@ def test_cells_of_blocks_with_other_kinds_have_the_defaults_of_their_kinds(tmp_p
     ran = study.run(tmp_path / "out", quiet=True)
     results = load(tmp_path / "out")
     for cell in study.cells:
-        wanted = {"tables": cell.tables, "weights": cell.setting.model.weights}
-        assert {key: x for key, x in results.tables(cell.number).items() if key in cell.tables} == cell.tables
-        assert results.lookup(cell.number, "model.weights") == wanted["weights"]
+        wanted = as_written(cell.tables)
+        assert {key: x for key, x in results.tables(cell.number).items() if key in wanted} == wanted
+        assert results.lookup(cell.number, "model.weights") == cell.setting.model.weights
         for step in (0, None):
             same = [run.params(cell=cell.number, step=step) for run in (ran, results)]
             jax.tree.map(np.testing.assert_array_equal, *same)

@@ -1,6 +1,12 @@
-"""Folders of unfinished runs, read from the parts of their batches."""
+"""Folders of finished and unfinished runs, read from their batches."""
 
+import os
+import pickle
+import re
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -8,46 +14,89 @@ import pandas as pd
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.results import load
+from jaxattn.lab.cli.status import run_status
+from jaxattn.lab.results import load, read, report
+from jaxattn.lab.results.overview import caveats
 from jaxattn.lab.results.read import read_results, verify
-from jaxattn.lab.storage import batch_state, checkpoints, files, manifest
-from jaxattn.lab.storage.files import digest
+from jaxattn.lab.storage import batch_record, checkpoints, files, memo, study_file
+from jaxattn.lab.storage.batch_record import Failure
 
-WHOLE, BEGUN, EMPTY = (f"cells-00000-00001-seeds-{k:05d}-{k:05d}" for k in range(3))
+# Name of a process on this host that does not exist.
+GONE = re.sub(r"-\d+-", "-999999999-", memo.writer())
+CELLS = [{"cell": k, "settings": {"model.dim": d}, "key": str(k) * 32} for k, d in enumerate((8, 16))]
+FAILED = Failure(cell=0, seed=0, phase="joint", step=100, reason="loss is not finite")
+
+
+def runs_of(*seeds):
+    return [(cell["cell"], seed) for cell in CELLS for seed in seeds]
+
+
+def of_seeds(tables, *seeds):
+    return {name: table[table["seed"].isin(seeds)] for name, table in tables.items()}
+
+
+@pytest.fixture(scope="module")
+def planted(write, batch_of, tmp_path_factory):
+    """A study of two cells and three seeds, and its tables."""
+    folder = write(
+        tmp_path_factory.mktemp("planted") / "run",
+        axes={"model.dim": [8, 16]},
+        seeds=3,
+        vocab_size=20,
+        text=False,
+        cells=CELLS,
+    )
+    return folder, {
+        name: pd.read_parquet(batch_of(folder) / f"{name}.parquet") for name in ("records", "tokens")
+    }
 
 
 @pytest.fixture
-def running(write, tmp_path):
+def empty(planted, tmp_path):
+    """The study without batches."""
+    (tmp_path / "run" / "runs").mkdir(parents=True)
+    shutil.copy(planted[0] / "study.json", tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def running(empty, planted, batches):
     """A run of three batches: seed 0 finished, seed 1 running with a failure, seed 2 just started."""
-    folder = write(
-        tmp_path / "run", axes={"model.dim": [8, 16]}, seeds=3, vocab_size=20, text=False, status="running"
-    )
-    (folder / "parts").mkdir()
-    tables = {name: pd.read_parquet(folder / f"{name}.parquet") for name in ("records", "tokens")}
-    for name in tables:
-        (folder / f"{name}.parquet").unlink()
+    tables = planted[1]
     begun = {
         name: table[(table["seed"] == 1) & ((table["phase"] == "embed") | (table.get("step", 99) < 50))]
         for name, table in tables.items()
     }
-    failed = {"cell": 0, "seed": 0, "phase": "joint", "step": 100, "reason": "loss is not finite"}
-    late = failed | {"cell": 1, "seed": 1, "step": 10}
-    save(folder, WHOLE, {name: table[table["seed"] == 0] for name, table in tables.items()}, [failed])
-    save(folder, BEGUN, begun, [late], finished=False)
-    save(folder, EMPTY, dict.fromkeys(tables, pd.DataFrame()), [], finished=False)
-    # A leftover from before the batch was finished.
-    pd.DataFrame({"cell": [7]}).to_parquet(folder / "parts" / f"{WHOLE}.records.0123456789abcdef.parquet")
-    return folder
+    batches.write(empty, CELLS, runs_of(0), of_seeds(tables, 0), failures=[FAILED])
+    batches.write(
+        empty,
+        CELLS,
+        runs_of(1),
+        begun,
+        failures=[Failure(1, 1, "joint", 10, FAILED.reason)],
+        writer=memo.writer(),
+        saved=3,
+        phase=1,
+        step=40,
+    )
+    batches.write(empty, CELLS, runs_of(2), {}, writer=memo.writer(), checkpoint=None)
+    return empty
 
 
-def save(folder, batch, tables, failures, finished=True):
-    sums = {}
-    for name, table in tables.items():
-        content = table.to_parquet(None)
-        sums[name] = digest(content)
-        batch_state.table_path(folder, batch, name, sums[name]).write_bytes(content)
-    nothing = batch_state.Checkpoint(1, {}, {}), batch_state.BatchOrigin({"0": "", "1": ""}, {}, {})
-    batch_state.write_state(folder, batch, batch_state.BatchState(finished, 1, 40, failures, sums, *nothing))
+def as_of(path, writer):
+    """Return the path of an unfinished batch if another process had written it."""
+    return path.with_name(f"{path.name.partition('.')[0]}.partial-{writer}")
+
+
+def begun_in(folder):
+    """Return the folder of the batch that has been saved, but is not finished."""
+    (path,) = folder.glob("runs/*.partial-*/records-3.parquet")
+    return path.parent
+
+
+def finished_in(folder):
+    (path,) = folder.glob("runs/*/records.parquet")
+    return path.parent
 
 
 def test_running_study_is_read_up_to_its_last_checkpoint(running):
@@ -63,7 +112,7 @@ def test_running_study_is_read_up_to_its_last_checkpoint(running):
     assert "running" in results._repr_html_()
 
 
-def test_failures_of_a_running_study_are_read_from_its_commit_records(running):
+def test_failures_of_a_running_study_are_read_from_the_records_of_its_batches(running):
     results = load(running)
     assert list(results.failures.columns) == ["cell", "seed", "phase", "step", "reason"]
     assert results.failures[["cell", "seed", "step"]].to_numpy().tolist() == [[0, 0, 100], [1, 1, 10]]
@@ -73,16 +122,67 @@ def test_failures_of_a_running_study_are_read_from_its_commit_records(running):
     np.testing.assert_array_equal(records.loc[failed, "value"].isna(), records.loc[failed, "step"] >= 10)
 
 
+def test_manifest_describes_the_study_and_how_its_batches_were_computed(running):
+    manifest = load(running).manifest
+    assert manifest["name"] == "planted"
+    assert [cell["settings"] for cell in manifest["cells"]] == [{"model.dim": 8}, {"model.dim": 16}]
+    assert manifest["seeds"] == [0, 1, 2]
+    assert manifest["batches"] == [finished_in(running).name]
+    expected = {"versions": {}, "git_commit": None, "mixed": "", "errors": [], "wall_time_s": 0.0}
+    assert {name: manifest[name] for name in expected} == expected
+    assert manifest["device"] == {"platform": "", "kind": "", "count": 1}
+    assert manifest["made_by"] == [{"version": None, "commit": None, "source": None}]
+    assert manifest["started"] == "2025-01-01T00:00:00Z"
+    assert manifest["peak_memory_mib"] is None
+
+
+def test_resources_of_batches_are_added_and_mixed_devices_are_reported(running, batches):
+    other = batch_record.read_record(finished_in(running), running).origin
+    other = msgspec.structs.replace(
+        other, versions={"jax": "9"}, package={"version": "9", "commit": None, "source": None}
+    )
+    batches.change(finished_in(running), wall_time_s=2.0, peak_memory_mib=5.0)
+    batches.change(begun_in(running), wall_time_s=3.0, peak_memory_mib=7.0, origin=other)
+    manifest = load(running).manifest
+    assert (manifest["wall_time_s"], manifest["peak_memory_mib"]) == (5.0, 7.0)
+    assert manifest["mixed"] == "computed with jax 9, jax None: last digits may differ"
+    assert [one["version"] for one in manifest["made_by"]] == [None, "9"]
+
+
+@pytest.mark.parametrize(
+    ("writer", "status"), [(GONE, "stopped"), (memo.writer(), "running")], ids=["killed", "alive"]
+)
+def test_status_depends_on_whether_the_process_of_a_batch_is_alive(running, writer, status):
+    for path in running.glob("runs/*.partial-*"):
+        path.rename(as_of(path, writer))
+    assert load(running).manifest["status"] == status
+
+
+def test_batch_of_an_unrelated_study_does_not_count_as_running(running, planted, batches):
+    for path in running.glob("runs/*.partial-*"):
+        path.rename(as_of(path, GONE))
+    others = [cell | {"key": "e" * 32} for cell in CELLS[:1]]
+    batches.write(running, others, [(0, 0)], {}, writer=memo.writer(), checkpoint=None)
+    assert load(running).manifest["status"] == "stopped"
+
+
+def test_errors_of_unfinished_batches_are_listed(running):
+    for path in running.glob("runs/*.partial-*"):
+        (path / "error.json").write_text('{"reason": "no data"}')
+    manifest = load(running).manifest
+    assert manifest["status"] == "failed"
+    assert [(error["cells"], error["reason"]) for error in manifest["errors"]] == [([0, 1], "no data")] * 2
+
+
 def test_error_for_a_run_without_measurements_shows_the_command(running):
-    for path in (running / "parts").glob("*"):
-        if EMPTY not in path.name:
-            path.unlink()
+    shutil.rmtree(finished_in(running))
+    shutil.rmtree(begun_in(running))
     with pytest.raises(InputError, match="has no measurements yet; run the same sweep again into"):
         load(running)
 
 
-def test_damaged_table_of_a_batch_raises_a_one_line_error(running):
-    (path,) = (running / "parts").glob(f"{BEGUN}.records.*.parquet")
+def test_damaged_table_of_an_unfinished_batch_raises_a_one_line_error(running):
+    path = begun_in(running) / "records-3.parquet"
     path.write_bytes(b"PAR1")
     with pytest.raises(InputError, match=rf"{path.name}: damaged .* run the same sweep again into"):
         load(running)
@@ -91,83 +191,186 @@ def test_damaged_table_of_a_batch_raises_a_one_line_error(running):
         load(running)
 
 
-def test_batch_with_a_different_config_raises_a_one_line_error(running):
-    mark, known = batch_state.read_state(running, WHOLE), manifest.read_manifest(running)
-    cells = [cell | {"config_hash": "0" * 16} for cell in known["cells"]]
-    manifest.write_manifest(running, known | {"cells": cells})
-    batch_state.write_state(
-        running,
-        WHOLE,
-        msgspec.structs.replace(mark, origin=batch_state.BatchOrigin({"0": "f" * 16, "1": ""}, {}, {})),
-    )
+def test_damaged_record_of_a_batch_raises_a_one_line_error_if_runs_are_missing(running, planted, batches):
+    path = finished_in(running) / "run.json"
+    content = path.read_text()
+    path.write_text(content.replace('"seed": 0', '"seed": 1'))
+    with pytest.raises(InputError, match=r"run\.json: damaged .* run the same sweep again into") as caught:
+        load(running)
+    assert "\n" not in str(caught.value)
+    # Another batch contains all runs.
+    batches.write(running, CELLS, runs_of(2, 1, 0), planted[1])
+    assert load(running).finished
+
+
+def test_damaged_record_of_an_unfinished_batch_is_ignored(running):
+    (begun_in(running) / "run.json").write_text("{}")
+    assert set(load(running).records["seed"]) == {0}
+
+
+def test_record_of_another_batch_is_rejected(running):
+    path = finished_in(running)
+    path.rename(path.with_name("f" * 32))
+    with pytest.raises(InputError, match=r"run\.json: is the record of another batch; run the same"):
+        load(running)
+
+
+def test_table_of_another_batch_is_rejected(running, planted, batches):
+    path = finished_in(running)
+    other = batches.write(running, CELLS, runs_of(2), of_seeds(planted[1], 2))
+    for name in ("records", "tokens"):
+        shutil.copy(other / f"{name}.parquet", path)
+    record = batch_record.read_record(other, running)
+    batches.change(path, tables=record.tables)
     with pytest.raises(
-        InputError, match=rf"{WHOLE}\.json: cell 0 has another config than in the manifest; delete this file"
+        InputError, match=r"records\.parquet: damaged \(this table belongs to another batch\)"
     ):
         load(running)
 
 
-def test_damaged_batch_state_raises_a_one_line_error(running):
-    path = running / "parts" / f"{WHOLE}.json"
-    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
-    with pytest.raises(InputError, match=rf"{path.name}: damaged .* run the same sweep again into"):
-        load(running)
-
-
-def test_read_is_retried_if_the_run_saves_at_the_same_time(running, monkeypatch):
+def test_read_is_repeated_if_a_process_saves_at_the_same_time(running, monkeypatch):
     """The tables of a state have been replaced by those of a newer state."""
-    read = batch_state.read_state
-    stale = batch_state.BatchState(
-        False, 0, 0, [], {"records": "f" * 64}, read(running, BEGUN).checkpoint, None
-    )
+    partials = memo.partials
+    stale = [one._replace(record=msgspec.structs.replace(one.record, saved=2)) for one in partials(running)]
     seen = iter([stale])
-    monkeypatch.setattr(
-        batch_state, "read_state", lambda folder, batch: next(seen, None) or read(folder, batch)
+    monkeypatch.setattr(memo, "partials", lambda folder: next(seen, None) or partials(folder))
+    assert set(load(running).records["seed"]) == {0, 1}
+
+
+def test_read_is_repeated_if_a_process_finishes_a_batch_at_the_same_time(running, monkeypatch):
+    read_table, unfinished = read._Part.table, [begun_in(running)]
+
+    def table(part, *given):
+        for path in (unfinished.pop() for _ in unfinished[:]):
+            record = batch_record.read_record(path, running)
+            for each in record.tables:
+                (path / f"{each}-3.parquet").rename(path / f"{each}.parquet")
+            batch_record.write_record(path, msgspec.structs.replace(record, finished=True), running)
+            path.rename(path.with_name(record.key))
+        return read_table(part, *given)
+
+    monkeypatch.setattr(read._Part, "table", table)
+    results = load(running)
+    assert set(results.records["seed"]) == {0, 1}
+    assert len(results.manifest["batches"]) == 2
+
+
+def test_only_the_wanted_runs_are_read(planted, empty, batches, change_study):
+    tables = planted[1]
+    batches.write(empty, CELLS, runs_of(0, 1, 2), tables, failures=[FAILED])
+    for seeds in ([1], [2, 1]):
+        change_study(empty, seeds=seeds)
+        found = load(empty)
+        assert found.finished
+        assert len(found.failures) == 0
+        for name in ("records", "tokens"):
+            pd.testing.assert_frame_equal(
+                getattr(found, name), of_seeds(tables, *seeds)[name].reset_index(drop=True)
+            )
+    change_study(empty, cells=CELLS[1:], seeds=[0])
+    assert set(load(empty).records["cell"]) == {1}
+
+
+def test_a_run_in_two_batches_is_read_once(planted, empty, batches):
+    tables = planted[1]
+    batches.write(empty, CELLS, runs_of(0, 1), of_seeds(tables, 0, 1))
+    batches.write(empty, CELLS, runs_of(1, 2), of_seeds(tables, 1, 2))
+    batches.write(empty, CELLS, runs_of(2, 0), of_seeds(tables, 2, 0), writer=GONE)
+    found = load(empty)
+    assert found.finished
+    assert found.manifest["wall_time_s"] == 0
+    keys = ["cell", "seed", "phase", "step", "metric"]
+    pd.testing.assert_frame_equal(
+        found.records.sort_values(keys, ignore_index=True),
+        tables["records"].sort_values(keys, ignore_index=True),
     )
-    assert load(running).records["seed"].tolist().count(0) > 0
 
 
-def test_finished_run_without_a_merged_table_counts_as_unfinished(running):
-    manifest.write_manifest(running, manifest.read_manifest(running) | {"status": "finished"})
-    assert not load(running).finished
+def test_of_two_unfinished_batches_the_one_with_more_steps_is_read(planted, empty, batches):
+    tables = planted[1]
+    for phase, step, seeds in ((1, 5, (0, 1)), (1, 20, (1, 2)), (0, 90, (2, 0))):
+        records = of_seeds(tables, *seeds)["records"].assign(value=float(step))
+        made = {"records": records, "tokens": of_seeds(tables, *seeds)["tokens"]}
+        batches.write(empty, CELLS, runs_of(*seeds), made, writer=GONE, phase=phase, step=step)
+    records = load(empty).records
+    assert {s: set(records.loc[records["seed"] == s, "value"]) for s in range(3)} == {
+        0: {5},
+        1: {20},
+        2: {20},
+    }
 
 
-def test_batches_with_the_same_seeds_are_rejected(running):
-    both = "cells-00000-00001-seeds-00000-00001"
-    tables = batch_state.read_with_tables(running, WHOLE)[1]
-    save(running, both, tables, [], finished=False)
-    with pytest.raises(
-        InputError, match=rf"{both}\.json: contains seeds that are also in {WHOLE}; run the same"
-    ):
-        load(running)
-    assert any(f"{both}.json: contains seeds that are also in {WHOLE}" in line for line in verify(running))
+def test_a_cell_with_another_number_than_in_its_batch_is_read_with_its_number_in_the_study(
+    planted, empty, batches, change_study
+):
+    tables = planted[1]
+    batches.write(empty, CELLS, runs_of(0, 1, 2), tables, failures=[FAILED])
+    change_study(empty, cells=[CELLS[1] | {"cell": 0}, CELLS[0] | {"cell": 1}])
+    found = load(empty)
+    assert found.settings(1) == {"model.dim": 8}
+    assert list(found.failures["cell"]) == [1]
+    for name in ("records", "tokens"):
+        table = getattr(found, name)
+        assert table["cell"].is_monotonic_increasing
+        for cell in (0, 1):
+            ours = table[table["cell"] == cell].drop(columns="cell").reset_index(drop=True)
+            theirs = tables[name][tables[name]["cell"] == 1 - cell].drop(columns="cell")
+            if name == "records" and cell == 1:
+                ours, theirs = ours[ours["seed"] > 0], theirs[theirs["seed"] > 0]
+            pd.testing.assert_frame_equal(ours.reset_index(drop=True), theirs.reset_index(drop=True))
 
 
-def test_seeds_missing_from_the_manifest_are_rejected(running):
-    manifest.write_manifest(running, manifest.read_manifest(running) | {"seeds": [0, 1]})
-    with pytest.raises(
-        InputError, match=rf"{EMPTY}\.json: has seeds that are not in the manifest; run the same"
-    ):
-        load(running)
+def test_a_run_of_two_cells_is_read_for_both(planted, empty, batches, change_study):
+    tables = planted[1]
+    batches.write(empty, CELLS, runs_of(0, 1, 2), tables, failures=[FAILED])
+    change_study(empty, cells=[CELLS[0], CELLS[0] | {"cell": 5, "settings": {"model.dim": 9}}], seeds=[0, 2])
+    found = load(empty)
+    assert found.finished
+    assert found.failures[["cell", "seed"]].to_numpy().tolist() == [[0, 0], [5, 0]]
+    for name in ("records", "tokens"):
+        table = getattr(found, name)
+        of_cells = [table[table["cell"] == cell].drop(columns="cell") for cell in (0, 5)]
+        pd.testing.assert_frame_equal(*(own.reset_index(drop=True) for own in of_cells))
+    assert set(found.records["cell"]) == {0, 5}
 
 
-def test_duplicate_row_is_rejected(write, rewrite, tmp_path):
+def test_runs_of_older_code_are_read_where_the_study_refers_to_them(planted, empty, batches, change_study):
+    tables = planted[1]
+    older = [cell | {"key": "c" * 32} for cell in CELLS[:1]]
+    first = {name: table[table["cell"] == 0] for name, table in tables.items()}
+    batches.write(empty, older, [(0, 0), (0, 1)], of_seeds(first, 0, 1))
+    batches.write(empty, CELLS[:1], [(0, 1)], of_seeds(first, 1))
+    change_study(empty, cells=[CELLS[0] | {"older": {"c" * 32: [0]}}], seeds=[0, 1])
+    found = load(empty)
+    assert found.finished
+    assert len(found.manifest["batches"]) == 2
+    pd.testing.assert_frame_equal(found.records, of_seeds(first, 0, 1)["records"])
+    assert found.table()["older_code"].tolist() == [True, False]
+    assert "all metrics: computed by older code: cell 0: seeds 0" in caveats(found)
+
+
+def test_duplicate_row_is_rejected(write, batch_of, rewrite, tmp_path):
     folder = write(tmp_path / "run", vocab_size=20, seeds=2)
     for name in ("tokens", "records"):
-        table = pd.read_parquet(folder / f"{name}.parquet")
+        table = pd.read_parquet(batch_of(folder) / f"{name}.parquet")
         rewrite(folder, name, pd.concat([table, table.iloc[5:6]]))
         with pytest.raises(
-            InputError, match=rf"{name}\.parquet: contains two rows with the same cell, seed, phase"
+            InputError,
+            match=rf"{name}\.parquet: damaged \(it contains two rows with the same cell, seed, phase",
         ):
             load(folder)
         rewrite(folder, name, table)
 
 
-def test_finished_table_must_contain_the_seeds_in_the_manifest(folder, rewrite):
-    table = pd.read_parquet(folder / "records.parquet")
-    known = manifest.read_manifest(folder)
-    manifest.write_manifest(folder, known | {"seeds": [0, 1]})
-    rewrite(folder, "records", table.assign(seed=1))
-    with pytest.raises(InputError, match=r"cells and seeds of records\.parquet differ from the manifest"):
+@pytest.mark.parametrize("seeds", [(0,), (0, 1, 2)])
+def test_finished_table_must_contain_the_runs_of_its_batch(write, batch_of, rewrite, tmp_path, seeds):
+    folder = write(tmp_path / "run", vocab_size=20, seeds=2)
+    table = pd.read_parquet(batch_of(folder) / "records.parquet")
+    of_one = table[table["seed"] == 0]
+    rewrite(folder, "records", pd.concat([of_one.assign(seed=seed) for seed in seeds]))
+    with pytest.raises(
+        InputError, match=r"records\.parquet: damaged \(this table belongs to another batch\)"
+    ):
         load(folder)
 
 
@@ -175,58 +378,150 @@ WRONG = {"value": "x", "step": 0.5, "seed": "0", "cell": 7, "phase": 3, "metric"
 
 
 @pytest.mark.parametrize("column", list(WRONG))
-def test_column_with_the_wrong_type_is_rejected(write, rewrite, tmp_path, column):
+def test_column_with_the_wrong_type_is_rejected(write, batch_of, rewrite, tmp_path, column):
     folder = write(tmp_path / "run", vocab_size=20, seeds=1)
-    table = pd.read_parquet(folder / "records.parquet")
+    table = pd.read_parquet(batch_of(folder) / "records.parquet")
     rewrite(folder, "records", table.assign(**{column: WRONG[column]}))
     reason = (
-        "contains cells that are not in the manifest"
-        if column == "cell"
+        "this table belongs to another batch"
+        if column in ("cell", "seed")
         else f"column '{column}' contains values other than"
     )
-    with pytest.raises(InputError, match=rf"records\.parquet: {reason}"):
+    with pytest.raises(InputError, match=rf"records\.parquet: damaged \({reason}"):
         read_results(folder)
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"wall_time_s": float("nan")}, {"wall_time_s": -1.0}, {"device": 3}, {"peak_memory_mib": float("nan")}],
+    "changes", [{"cells": []}, {"seeds": [-1]}, {"labels": 3}, {"dtype": 1}, {"seeds": [0, 0]}]
 )
-def test_invalid_manifest_values_are_rejected(write, tmp_path, changes):
-    folder = write(tmp_path / "run", vocab_size=20, seeds=1, **changes)
-    with pytest.raises(
-        InputError, match=r"manifest\.json: Expected .*; use a folder written by `jaxattn run`"
-    ):
+def test_invalid_study_values_are_rejected(write, tmp_path, changes):
+    folder = write(tmp_path / "run", vocab_size=20, seeds=1)
+    study_file.write_study(folder, study_file.read_study(folder) | changes)
+    with pytest.raises(InputError, match=r"study\.json: .*; use a folder written by `jaxattn run`"):
+        read_results(folder)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"wall_time_s": float("nan")}, {"wall_time_s": -1.0}, {"peak_memory_mib": float("nan")}]
+)
+def test_invalid_values_in_the_record_of_a_batch_are_rejected(write, batch_of, batches, tmp_path, changes):
+    folder = write(tmp_path / "run", vocab_size=20, seeds=1)
+    batches.change(batch_of(folder), **changes)
+    with pytest.raises(InputError, match=r"run\.json: damaged \(Expected .*\); run the same sweep again"):
         read_results(folder)
 
 
 @pytest.mark.parametrize("bins", ["x", 2**40, [1]])
-def test_invalid_bins_are_rejected(write, tmp_path, bins):
+def test_invalid_bins_are_rejected(write, change_study, tmp_path, bins):
     folder = write(tmp_path / "run", vocab_size=20, seeds=1)
-    known = manifest.read_manifest(folder)
-    manifest.write_manifest(folder, known | {"config": known["config"] | {"probes": {"bins": bins}}})
-    with pytest.raises(InputError, match=r"manifest\.json: Expected .*config\.probes\.bins"):
+    change_study(folder, config=study_file.read_study(folder)["config"] | {"probes": {"bins": bins}})
+    with pytest.raises(InputError, match=r"study\.json: Expected .*config\.probes\.bins"):
         read_results(folder)
 
 
-BATCH = "cells-00000-00000-seeds-00000-00000"
+def test_status_lists_the_state_of_each_cell(running, planted, batches):
+    table, complete = run_status(running)
+    assert table["model.dim"].tolist() == [8, 16]
+    assert table["state"].tolist() == ["running", "running"]
+    assert table["done"].tolist() == ["33 %", "33 %"]
+    assert table["failed seeds"].tolist() == [1, 1]
+    assert complete == "planted: 33 % done, running"
+    of_one = {name: t[(t["cell"] == 1) & (t["seed"] > 0)] for name, t in planted[1].items()}
+    batches.write(running, CELLS[1:], [(1, 1), (1, 2)], of_one)
+    unfinished = [path.rename(as_of(path, GONE)) for path in running.glob("runs/*.partial-*")]
+    table, complete = run_status(running)
+    assert table["state"].tolist() == ["stopped", "finished"]
+    assert table["done"].tolist() == ["33 %", "100 %"]
+    assert complete == "planted: 67 % done, stopped"
+    for path in unfinished:
+        (path / "error.json").write_text('{"reason": "no data"}')
+    assert run_status(running)[0]["state"].tolist() == ["failed", "finished"]
+    for path in unfinished:
+        shutil.rmtree(path)
+    assert run_status(running)[0]["state"].tolist() == ["waiting", "finished"]
+
+
+def test_prune_command_shows_and_deletes_only_unwanted_batches(running, planted, batches, call):
+    first = {name: table[table["cell"] == 0] for name, table in planted[1].items()}
+    older = [cell | {"key": "c" * 32} for cell in CELLS[:1]]
+    kept = {*running.glob("runs/*")}
+    kept.add(batches.write(running, older, [(0, 2)], {}, writer=memo.writer(), checkpoint=None))
+    # A batch with wanted and other runs.
+    kept.add(batches.write(running, [*older, CELLS[1]], [(0, 0), (1, 0)], of_seeds(planted[1], 0)))
+    unwanted = [
+        batches.write(running, older, [(0, 0), (0, 1)], of_seeds(first, 0, 1)),
+        batches.write(running, older, [(0, 2)], {}, writer=GONE, checkpoint=None),
+    ]
+    damaged = batches.write(running, CELLS, runs_of(2), of_seeds(planted[1], 2))
+    (damaged / "run.json").write_text("{}")
+    lines = {
+        f"{unwanted[0]}: 2 runs of 2025-01-01T00:00:00Z",
+        f"{unwanted[1]}: 1 run of 2025-01-01T00:00:00Z",
+        f"{damaged}: damaged",
+    }
+    status, out, _ = call("prune", running)
+    assert status == 0
+    *shown, last = out.splitlines()
+    assert set(shown) == lines
+    assert last == "3 batches not wanted; delete them with --delete"
+    assert {*running.glob("runs/*")} == {*kept, *unwanted, damaged}
+    status, out, _ = call("prune", running, "--delete")
+    assert status == 0
+    assert out.splitlines()[-1] == "3 batches deleted"
+    assert {*running.glob("runs/*")} == kept
+    assert call("prune", running)[1] == "0 batches not wanted\n"
+
+
+class Hostile:
+    """An object whose pickle creates a file."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return Path.touch, (self.trace,)
+
+
+def test_nothing_in_a_folder_is_executed(write, batch_of, batches, change_study, tmp_path, monkeypatch):
+    """Code in any place, pickles in place of tables, and names of custom code in the study."""
+    folder = write(tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "evil.py:draw"},))
+    batch, trace = batch_of(folder), tmp_path / "trace"
+    code = f"from pathlib import Path\nPath({str(trace)!r}).touch()\ndraw = Model = str\n"
+    content = pickle.dumps(Hostile(trace))
+    for place in (folder, folder / "runs", batch):
+        for name in ("evil.py", "__init__.py", "sitecustomize.py", "conftest.py", "jaxattn.py"):
+            (place / name).write_text(code)
+        (place / "records.pkl").write_bytes(content)
+    config = study_file.read_study(folder)["config"]
+    change_study(folder, config=config | {"model": {"kind": "evil.py:Model"}, "data": {"kind": "evil:draw"}})
+    monkeypatch.chdir(folder)
+    results = load(folder)
+    report.write_report(folder)
+    verify(folder)
+    for read_more in (results.params, results.dataset):
+        with pytest.raises(InputError):
+            read_more()
+    code = f"from jaxattn.lab.results import load; load({str(folder)!r})"
+    environment = os.environ | {"PYTHONPATH": str(Path(read.__file__).parents[3])}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, cwd=tmp_path)
+    record = batch_record.read_record(batch, folder)
+    for name in ("records", "tokens"):
+        (batch / f"{name}.parquet").write_bytes(content)
+    batches.change(batch, tables=dict.fromkeys(record.tables, files.digest(content)))
+    with pytest.raises(InputError, match=r"records\.parquet: damaged \("):
+        load(folder)
+    assert not trace.exists()
+    pickle.loads(content)
+    assert trace.exists()
 
 
 @pytest.fixture(scope="module")
-def made(write, tmp_path_factory):
-    """A finished folder of one batch, with a report."""
+def made(write, batch_of, batches, tmp_path_factory):
+    """A finished folder of one batch, with a checkpoint and a report."""
     folder = write(tmp_path_factory.mktemp("verified") / "run", seeds=1, vocab_size=20, text=False)
-    cells = [{"cell": 0, "settings": {}, "config_hash": "0123456789abcdef"}]
-    batch = {"name": BATCH, "cells": [0], "seeds": [0]}
-    manifest.write_manifest(folder, manifest.read_manifest(folder) | {"cells": cells, "batches": [batch]})
-    (folder / "parts").mkdir()
-    (folder / "checkpoints" / BATCH).mkdir(parents=True)
-    sums = manifest.read_manifest(folder)["sha256"]
-    for name, sha256 in sums.items():
-        shutil.copy(folder / f"{name}.parquet", batch_state.table_path(folder, BATCH, name, sha256))
-    checkpoint = checkpoints.save(batch_state.checkpoint_path(folder, BATCH, 1), {"embed": {"E": [1.0]}})
-    by = batch_state.BatchOrigin({"0": "0123456789abcdef"}, {}, {})
-    batch_state.write_state(folder, BATCH, batch_state.BatchState(True, 2, 0, [], sums, checkpoint, by))
+    batch = batch_of(folder)
+    checkpoint = checkpoints.save(batch / "checkpoint", {"embed": {"E": np.ones((1, 2))}})
+    batches.change(batch, checkpoint=checkpoint)
     (folder / "figures").mkdir()
     (folder / "summary.csv").write_text("a,b\n")
     drawn = {"own": [], "sha256": {"summary.csv": files.digest(b"a,b\n")}}
@@ -239,31 +534,27 @@ def folder(made, tmp_path):
     return shutil.copytree(made, tmp_path / "run")
 
 
-def test_verify_accepts_an_intact_folder(folder, write, tmp_path):
+def test_verify_accepts_an_intact_folder(folder, batch_of, tmp_path):
     seen = []
     assert verify(folder, lambda name, share: seen.append((name, share))) == []
-    assert seen == [(BATCH, 0.0)]
-    # Without batch states, only the merged tables can be compared.
-    assert verify(write(tmp_path / "other", seeds=1, vocab_size=20)) == []
+    assert seen == [(batch_of(folder).name, 0.0)]
     with pytest.raises(InputError, match="no such folder"):
         verify(tmp_path / "none")
 
 
-RUN = "; run the same sweep again into {folder}"
-FIRST = f"; delete {{folder}}/parts/{BATCH}.json; run the same sweep again into {{folder}}"
+RUN = "; run the same sweep again into {folder}, which computes its runs again"
+DRAW = "; draw it again with: jaxattn report {folder}"
 
 
 @pytest.mark.parametrize(
     ("pattern", "remedy"),
     [
-        ("records.parquet", RUN),
-        ("tokens.parquet", RUN),
-        ("parts/*.json", RUN),
-        ("parts/*.tokens.*", RUN),
-        ("checkpoints/*/1/_METADATA", FIRST),
-        ("summary.csv", "; draw it again with: jaxattn report {folder}"),
-        ("figures/drawn.json", "; draw it again with: jaxattn report {folder}"),
-        ("manifest.json", "; run the same sweep again in this folder to rebuild it"),
+        ("runs/*/records.parquet", RUN),
+        ("runs/*/tokens.parquet", RUN),
+        ("runs/*/run.json", RUN),
+        ("runs/*/checkpoint/_METADATA", RUN),
+        ("summary.csv", DRAW),
+        ("figures/drawn.json", DRAW),
     ],
 )
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
@@ -277,26 +568,51 @@ def test_verify_reports_damaged_files_with_a_remedy(folder, pattern, remedy, dam
     if (damage, pattern) == ("missing", "figures/drawn.json"):
         assert verify(folder) == []  # as of a run without a report
         return
-    (line,) = verify(folder)
+    line, *others = verify(folder)
     assert line.startswith(f"{path}: {'damaged' if damage == 'flipped' else 'missing'}")
     assert remedy.format(folder=folder) in line
     assert "\n" not in line
+    again = f"{folder}: 1 run missing; run the same sweep again into {folder}"
+    assert others == ([again] if "run.json" in pattern else [])
 
 
-def test_verify_reports_a_batch_with_a_different_config(folder):
-    cells = [{"cell": 0, "settings": {}, "config_hash": "f" * 16}]
-    manifest.write_manifest(folder, manifest.read_manifest(folder) | {"cells": cells})
+def test_verify_rejects_a_folder_without_a_study(folder):
+    (folder / "study.json").unlink()
+    with pytest.raises(InputError, match=r"no study\.json"):
+        verify(folder)
+
+
+def test_verify_checks_unfinished_batches_and_reports_runs_that_were_never_started(running):
+    folder = running
+    for path in folder.glob("runs/*"):
+        saved = batch_record.read_record(path, folder)
+        if saved.tables:
+            checkpoint = checkpoints.save(path / saved.checkpoint_name, {"E": np.ones(2)})
+            batch_record.write_record(path, msgspec.structs.replace(saved, checkpoint=checkpoint), folder)
+    assert verify(folder) == []
+    table = begun_in(folder) / "records-3.parquet"
+    table.write_bytes(b"x")
     (line,) = verify(folder)
-    assert line.startswith(f"{folder}/parts/{BATCH}.json: cell 0 has another config")
+    assert line.startswith(f"{table}: damaged")
+    shutil.rmtree(table.parent)
+    assert verify(folder) == [f"{folder}: 4 runs missing; run the same sweep again into {folder}"]
 
 
-def test_verify_command_exits_with_status_1_on_damage(folder, call):
-    status, out, said = call("status", "--verify", folder)
+def test_verify_ignores_a_state_that_a_process_replaces_at_the_same_time(running, monkeypatch):
+    shutil.rmtree(finished_in(running))
+    partials = memo.partials
+    stale = [one._replace(record=msgspec.structs.replace(one.record, saved=2)) for one in partials(running)]
+    seen = iter([stale])
+    monkeypatch.setattr(memo, "partials", lambda folder: next(seen, None) or partials(folder))
+    assert verify(running) == [f"{running}: 6 runs missing; run the same sweep again into {running}"]
+
+
+def test_verify_command_exits_with_status_1_on_damage(folder, batch_of, call):
+    status, out, _ = call("status", "--verify", folder)
     assert status == 0
     assert "planted: 100 % done, finished" in out
-    assert "made by jaxattn 0.1.0 at commit 000000000000; this is" in said
-    (folder / "manifest.json").unlink()
-    (folder / "parts" / f"{BATCH}.json").write_text("{}")
+    assert "all files match their checksums" in out
+    (batch_of(folder) / "run.json").write_text("{}")
     status, _, said = call("status", "--verify", folder)
     assert status == 1
-    assert said.count("\njaxattn: ") == 2
+    assert [line.partition(": ")[0] for line in said.splitlines()] == ["jaxattn"] * 2

@@ -6,6 +6,7 @@ from html import unescape
 from html.parser import HTMLParser
 from io import BytesIO
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,7 +15,7 @@ from PIL import Image
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.results import aggregate, load, overview, report, style
 from jaxattn.lab.results.statistics import last_steps
-from jaxattn.lab.storage import manifest, provenance
+from jaxattn.lab.storage import batch_record, provenance
 
 FIGURES = (
     {"kind": "importance", "phase": "joint", "cell": 0},
@@ -177,12 +178,14 @@ def test_folder_deleted_during_a_report_is_not_recreated(folder, monkeypatch):
 
 
 @pytest.mark.more
-def test_page_reports_a_different_source_version(folder):
+def test_page_reports_a_different_source_version(folder, batch_of, batches):
     made = "made by jaxattn 0.1.0 at commit 000000000000; this is jaxattn"
     written = report.write_report(folder)
     assert written.made_by.startswith(made)
     assert made in unescape(written.page.read_text(encoding="utf-8"))
-    manifest.write_manifest(folder, manifest.read_manifest(folder) | {"made_by": [provenance.installed()]})
+    origin = batch_record.read_record(batch_of(folder), folder).origin
+    origin = msgspec.structs.replace(origin, package=provenance.installed())
+    batches.change(batch_of(folder), origin=origin)
     written = report.write_report(folder)
     assert written.made_by == ""
     assert made not in unescape(written.page.read_text(encoding="utf-8"))
@@ -202,8 +205,8 @@ def test_durations_are_formatted():
     ]
 
 
-def test_token_text_is_escaped(folder, rewrite):
-    tokens = pd.read_parquet(folder / "tokens.parquet")
+def test_token_text_is_escaped(folder, batch_of, rewrite):
+    tokens = pd.read_parquet(batch_of(folder) / "tokens.parquet")
     rewrite(folder, "tokens", tokens.assign(token="<script>alert(1)</script>"))
     html = report.write_report(folder).page.read_text(encoding="utf-8")
     assert "<script" not in html
@@ -212,12 +215,11 @@ def test_token_text_is_escaped(folder, rewrite):
 
 @pytest.mark.parametrize("label", [r"$\frac{1}$", r"$\nonsense$", "$x^$", "${$"])
 @pytest.mark.more
-def test_invalid_mathematics_in_a_label_fails_only_its_figure(write, tmp_path, label):
+def test_invalid_mathematics_in_a_label_fails_only_its_figure(write, change_study, tmp_path, label):
     folder = write(
         tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "curves", "metrics": ["loss"]},)
     )
-    known = manifest.read_manifest(folder)
-    manifest.write_manifest(folder, known | {"labels": known["labels"] | {"loss": label}})
+    change_study(folder, labels={"loss": label})
     made = report.write_report(folder)
     assert made.page.exists()
     for problem in made.problems:
@@ -227,12 +229,11 @@ def test_invalid_mathematics_in_a_label_fails_only_its_figure(write, tmp_path, l
     assert len(made.problems) + len(made.figures) // 2 == 1
 
 
-def test_long_label_is_truncated(write, tmp_path):
+def test_long_label_is_truncated(write, change_study, tmp_path):
     folder = write(
         tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "curves", "metrics": ["loss"]},)
     )
-    known = manifest.read_manifest(folder)
-    manifest.write_manifest(folder, known | {"labels": known["labels"] | {"loss": "$x$ " * 10_000}})
+    change_study(folder, labels={"loss": "$x$ " * 10_000})
     run = load(folder)
     assert len(run.label("loss")) < 500
     assert run.label("p_norm") == load(folder).label("p_norm")
@@ -265,7 +266,7 @@ def test_page_with_many_cells_shows_the_first_rows(write, tmp_path, monkeypatch)
     assert "The first 3 of 16 rows." in text
     assert "The first 3 of 8 cells." in text
     assert "5 seeds failed." in text
-    assert "manifest.json lists 2 more." in text
+    assert "The files runs/*/run.json list 2 more." in text
     assert len(set(pd.read_csv(made.summary)["cell"])) == 8
     shares = [share for _, share in seen]
     assert min(shares) == 0

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxattn.lab.storage import checkpoints
+from jaxattn.lab.storage.files import Damaged
 
 FILLS_UP = """
 import resource, sys
@@ -46,6 +47,30 @@ def test_full_disk_raises_before_anything_is_written(tmp_path, monkeypatch):
     checkpoints.save(tmp_path / "1", arrays)
     free.f_blocks, free.f_bavail = 10**6, 1000
     checkpoints.save(tmp_path / "2", arrays)
+
+
+def test_damage_is_noticed_early_except_inside_large_arrays(tmp_path):
+    """Small files are compared with checksums, and large ones by size until they are read."""
+    arrays = {"a": np.random.default_rng(0).normal(size=2**19), "b": np.zeros(3)}
+    known = checkpoints.save(tmp_path / "x", arrays)
+    checkpoints.check_files(tmp_path / "x", known, tmp_path)
+    paths = [path for path in (tmp_path / "x").rglob("*") if path.is_file()]
+    large = max(paths, key=lambda path: path.stat().st_size)
+    assert large.stat().st_size > checkpoints.SMALL
+    content = large.read_bytes()
+    middle = len(content) // 2
+    large.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    checkpoints.check_files(tmp_path / "x", known, tmp_path)
+    with pytest.raises(Damaged, match=r"x: damaged \("):
+        checkpoints.restore(tmp_path / "x", known, tmp_path)
+    large.write_bytes(content[:-1])
+    with pytest.raises(Damaged, match=r"damaged \(its size differs\)"):
+        checkpoints.check_files(tmp_path / "x", known, tmp_path)
+    large.write_bytes(content)
+    for change in (lambda path: path.write_bytes(b"x"), Path.unlink):
+        change(tmp_path / "x" / "_METADATA")
+        with pytest.raises(Damaged, match=r"_METADATA: (damaged|missing)"):
+            checkpoints.check_files(tmp_path / "x", known, tmp_path)
 
 
 RUN = """

@@ -198,19 +198,18 @@ def test_cache_folder_follows_the_precedence_of_its_settings(monkeypatch, tmp_pa
 def test_temporary_files_of_killed_processes_are_removed(tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    (tmp_path / "parts").mkdir()
-    gone = [f".manifest.json.{ended.pid}", f"parts/.a.json.{ended.pid}", f".x.{os.getpid()}", f".x.{10**30}"]
+    (tmp_path / "runs").mkdir()
+    gone = [f".study.json.{ended.pid}", f"runs/.a.json.{ended.pid}", f".x.{os.getpid()}", f".x.{10**30}"]
     kept = [
-        f".manifest.json.{os.getppid()}",
-        ".lock",
-        "manifest.json",
-        "parts/a.1.json",
+        f".study.json.{os.getppid()}",
+        "study.json",
+        "runs/a.1.json",
         f"other.{ended.pid}",
     ]
     for name in [*gone, *kept]:
         (tmp_path / name).write_text("x")
     (tmp_path / f".folder.{ended.pid}").mkdir()
-    files.remove_temporary(tmp_path, "parts", "figures")
+    files.remove_temporary(tmp_path, "runs", "figures")
     assert [name for name in [*gone, *kept] if (tmp_path / name).exists()] == kept
 
 

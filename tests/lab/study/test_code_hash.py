@@ -1,16 +1,19 @@
 """Hashes of custom code change with its dependencies, and with nothing else."""
 
 import functools
+import importlib
 import subprocess
 import sys
 import textwrap
 import threading
 import types
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from jaxattn.core.errors import InputError
 from jaxattn.lab.study.code_hash import Unhashable, code_hash
 from jaxattn.lab.study.import_paths import ImportPaths
 
@@ -279,3 +282,87 @@ def test_hash_is_the_same_in_every_process():
         for _ in range(2)
     }  # fmt: skip
     assert len(found) == 1
+
+
+MODULE = """
+import functools
+import jax
+import {helper}
+
+@jax.jit
+def scaled(x):
+    return {helper}.doubled(x) * 1.0
+
+class Model:
+    @property
+    def width(self):
+        return 8
+
+    @staticmethod
+    def names():
+        return "a" in {{"a", "b", "c"}}
+"""
+HELPER = "def doubled(x):\n    return 2 * x\n"
+
+
+@pytest.fixture
+def imported(tmp_path, monkeypatch):
+    """Return a module that imports a helper, both of which tests may change."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "helper_of_hash.py").write_text(HELPER)
+    (tmp_path / "mine_of_hash.py").write_text(MODULE.format(helper="helper_of_hash"))
+    importlib.invalidate_caches()
+    yield importlib.import_module("mine_of_hash")
+    for name in ("mine_of_hash", "helper_of_hash"):
+        sys.modules.pop(name, None)
+
+
+def edit(module, before, after):
+    path = Path(module.__file__)
+    content = path.read_text()
+    assert before in content
+    path.write_text(content.replace(before, after))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "name"),
+    [("* 1.0", "* 3.0", "scaled"), ("return 8", "return 9", "width"), ('"c"}', '"d"}', "names")],
+)
+def test_code_that_changed_since_its_import_is_refused(imported, before, after, name):
+    code_hash(imported.scaled)
+    edit(imported, before, after)
+    for target in (imported.scaled, imported.Model):
+        with pytest.raises(InputError, match=f"mine_of_hash.py: has changed since .*{name}.*restart Python"):
+            code_hash(target)
+    importlib.reload(imported)
+    code_hash(imported.scaled)
+
+
+def test_helper_that_changed_since_its_import_is_refused(imported):
+    before = code_hash(imported.scaled)
+    helper = sys.modules["helper_of_hash"]
+    edit(helper, "2 * x", "3 * x")
+    with pytest.raises(InputError, match=r"helper_of_hash.py: has changed since it was imported \(doubled\)"):
+        code_hash(imported.scaled)
+    importlib.reload(helper)
+    assert code_hash(imported.scaled) != before
+
+
+def test_class_from_before_a_reload_is_refused(imported):
+    old = imported.Model
+    edit(imported, "return 8", "return 9")
+    importlib.reload(imported)
+    code_hash(imported.Model)
+    with pytest.raises(InputError, match=r"Model\.width"):
+        code_hash(old)
+
+
+def test_other_changes_of_an_imported_file_are_not_refused(imported):
+    code_hash(imported.scaled)
+    edit(
+        imported,
+        "import functools\n",
+        "import functools\n\n# A comment, and a new function.\n\ndef new():\n    pass\n",
+    )
+    code_hash(imported.scaled)

@@ -36,7 +36,7 @@ def study(tables, tmp_path):
                 "init": {"p": {"kind": f"{starts}scaled", "scale": 2.0}},
             },
             "loss": {"kind": f"{losses}{loss}", "smoothing": 0.1},
-            "axes": {"data.vocab_size": [8, 12], "loss.smoothing": [0.0, 0.2]} | (axes or {}),
+            "axes": {"data.vocab_size": [8, 12], "loss.smoothing": [0.1, 0.2]} | (axes or {}),
         }
         return ja.Study.of_tables(tables(**parts | changes), ImportPaths(tmp_path))
 
@@ -90,7 +90,10 @@ def test_padded_vocabulary_must_match_the_vocab_size_setting(study, tmp_path):
         "    return ja.data.xor(key, vocab_size=vocab_size + 1, length=3, sequences=sequences, used=used)\n"
     )
     data = {"kind": "larger.py:larger", "vocab_size": 12, "sequences": 8}
-    with pytest.raises(InputError, match=r"data: vocab_size: 12, but the sampled data have V = 13"):
+    with pytest.raises(
+        InputError,
+        match=r"the padded vocabulary has V = 16, but the sampled data have V = 17",
+    ):
         study(False, data=data, axes={"data.vocab_size": [12]}).plan(tmp_path / "out", quick=True)
 
 

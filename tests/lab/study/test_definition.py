@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxattn.core.errors import InputError
+from jaxattn.lab.storage.batch_record import FORMAT
 from jaxattn.lab.study import toml
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.import_paths import ImportPaths
@@ -193,9 +194,9 @@ def test_reading_results_imports_no_code(tmp_path, tables):
     bomb = tmp_path / "bomb.py"
     bomb.write_text("raise SystemExit('imported')\n")
     config = tables(model={"kind": f"{bomb}:Model"})
-    manifest = {"name": "x", "status": "running", "command": "x", "config": config, "seeds": [0]}
-    manifest |= {"cells": [{"cell": 0, "settings": {}}]}
-    (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest))
+    content = {"format": FORMAT, "name": "x", "command": "x", "config": config, "seeds": [0]}
+    content |= {"cells": [{"cell": 0, "settings": {}, "key": "0" * 32}]}
+    (tmp_path / "run" / "study.json").write_text(json.dumps(content))
     with pytest.raises(SystemExit, match="imported"):
         Definition(config, ImportPaths(tmp_path))
     code = (
@@ -206,6 +207,7 @@ def test_reading_results_imports_no_code(tmp_path, tables):
     command = [sys.executable, "-c", code, str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert "has no measurements yet" in done.stdout
 
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)

@@ -319,7 +319,7 @@ BATCHED = [
         "batch_size": 4,
     }
 ]
-SHARED = "{}: the value must be known at compile time, but cells with different values share one program"
+SHARED = "{}: the value must be known at compile time, but programs are compiled for all values"
 WRONG = {
     # missing files and names
     "no file": (
@@ -615,12 +615,13 @@ def test_built_in_losses_are_not_coupled(name, classes):
 
 
 def test_static_settings_allow_python_control_flow(names, tmp_path):
-    error = said(names, tmp_path, model=model("Decides"), axes={"model.width": [1.0, 2.0]})
-    assert str(error).endswith("annotate the setting as jaxattn.Static[float], or use jax.numpy.where")
+    for axes in ({}, {"model.width": [1.0, 2.0]}):
+        error = said(names, tmp_path, model=model("Decides"), axes=axes)
+        assert str(error).endswith("annotate the setting as jaxattn.Static[float], or use jax.numpy.where")
     plan = study(names, model=model("Static"), axes={"model.width": [1.0, 2.0]}).plan(tmp_path, quick=True)
     assert len(plan.groups) == 2
-    # If it is not swept, it is a Python number.
-    assert len(study(names, model=model("Decides")).plan(tmp_path / "one", quick=True).groups) == 1
+    # A zero is a Python number.
+    assert len(study(names, model=model("Decides", width=0.0)).plan(tmp_path / "one", quick=True).groups) == 1
 
 
 @pytest.mark.parametrize(

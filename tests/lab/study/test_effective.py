@@ -66,7 +66,7 @@ def test_results_have_the_table_of_their_study(tmp_path):
     assert found.equals(results.effective_settings())
     assert found.index.equals(expected.index)
     for key in expected:
-        # A manifest is JSON, in which tuples are lists.
+        # A study file is JSON, in which tuples are lists.
         assert [str(x).replace("(", "[").replace(",)", "]") for x in expected[key]] == list(
             map(str, found[key])
         ), key
