@@ -187,6 +187,7 @@ class Study(Definition):
         log: Sequence[Dashboard] = (),
         report: bool = True,
         executor: Any = None,
+        workers: int | None = None,
     ) -> Results:
         """Run or resume the study, write its report, and return the results.
 
@@ -206,6 +207,8 @@ class Study(Definition):
             executor: compute the batches in the workers of an executor, which must be processes: a
                 `concurrent.futures.ProcessPoolExecutor` that spawns them, a submitit executor,
                 `dask.distributed.Client.get_executor()`, or another object with a method `submit`.
+            workers: number of workers of the executor, if it does not state it. Each gets a batch of each
+                compile group if there are enough runs.
 
         Returns:
             The results; failed seeds are listed in `.failures`.
@@ -230,6 +233,7 @@ class Study(Definition):
                 log=log,
                 write_report=report,
                 executor=executor,
+                workers=workers,
             )
         errors = finished.outcome.errors
         if errors and len(errors) == finished.outcome.batches:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import UseAppendAction, arg
 
-from jaxattn.core.errors import InputError, RunError, at, counted
+from jaxattn.core.errors import InputError, counted, first_line
 from jaxattn.lab.cli.console import (
     print_aligned,
     print_failures,
@@ -46,7 +46,7 @@ from jaxattn.lab.cli.options import (
 from jaxattn.lab.storage import copies
 from jaxattn.lab.storage.folder import results_folder
 
-Executor = Literal["slurm", "local"]
+Cluster = Literal["slurm", "local"]
 
 
 def run(
@@ -177,93 +177,59 @@ def plan(
 def launch(
     sweep: Sweep,
     /,
-    shards: int,
-    executor: Executor = "slurm",
+    jobs: int,
+    cluster: Cluster = "slurm",
     minutes: int = 720,
     options: Annotated[UseAppendAction[tuple[str, ...]], arg(name="option", metavar="KEY=VALUE")] = (),
     overrides: Set = (),
     axes: Axis = (),
     out: Out = None,
     seeds: Seeds = None,
-    wait: bool = False,
+    max_memory: MaxMemory = None,
+    quiet: Quiet = False,
 ) -> int:
-    """Run a sweep file as several jobs on a cluster.
+    """Run a sweep file in jobs on a cluster, and write its report.
 
-    All jobs use the same results folder. `jaxattn status` shows their progress.
+    The command shows the progress and ends when all batches are finished. If it is stopped, it cancels its
+    jobs, and the same command resumes the study. Each batch is a job.
 
-    Example: jaxattn launch sweeps/one_step_law.toml --shards 8
+    Example: jaxattn launch sweeps/one_step_law.toml --jobs 8
 
     Args:
-        shards: Number of jobs.
-        executor: Queue to submit to; local runs all jobs on this machine.
+        jobs: Number of batches into which the missing runs of each compile group are divided, or more if
+            they do not fit in memory.
+        cluster: Queue to submit to; local runs all jobs on this machine.
         minutes: Time limit per job; a job that reaches it is submitted again and resumes.
         options: Option for the queue, by its submitit name, for example gpus_per_node=1; repeatable.
-        wait: Wait for all jobs, then print the table of their combined results.
     """
-    from jaxattn.lab.engine.batches import check_shards
+    from jaxattn.lab.api import run as run_study
+    from jaxattn.lab.engine.progress import Reporter
     from jaxattn.lab.study.tree import parse
 
+    if jobs < 1:
+        raise InputError(f"--jobs {jobs}: must be at least 1")
     study = load_sweep(sweep, overrides, axes, seeds)
-    directory = study.folder(out)
-    if shards < 1:
-        raise InputError(f"--shards {shards}: must be at least 1")
-    with at("--shards"):
-        check_shards(study, shards)
-    complete = results_folder(directory)
-    scripts = (Path("results") / study.name if complete.is_remote else directory) / "jobs"
-    words = ["run", str(sweep.resolve()), "--out", complete.absolute, "--quiet"]
-    words += [word for text in overrides for word in ("--set", text)]
-    words += [word for text in axes for word in ("--axis", text)]
-    words += ["--seeds", seeds] if seeds else []
-    commands = [[*words, "--shard", f"{number}/{shards}"] for number in range(1, shards + 1)]
+    directory, memory = study.folder(out), read_size(max_memory)
+    scripts = Path("results") / study.name if results_folder(directory).is_remote else directory
     pairs = [read_pair("--option", text, "gpus_per_node=1") for text in options]
     given = {key: parse(value) for key, value in pairs}
-    submitted = submit(commands, scripts, executor, minutes, given)
-    for job in submitted:
-        print_line(f"job {job.job_id}")
-    if not wait:
-        print_line(f"progress: jaxattn status {complete.name}")
-        print_line(f"results:  jaxattn aggregate {complete.name}")
-        return 0
-    failed = [job.job_id for job in submitted if job.result() != 0]
-    if failed:
-        raise RunError(f"launch: jobs {', '.join(failed)} failed; see the logs in {scripts}")
-    from jaxattn.lab.results import load
-
-    print_summary(load(directory), rest=f"jaxattn aggregate {complete.name} --all")
-    return 0
-
-
-class Shard:
-    """Cluster job that runs a command.
-
-    The command resumes where it stopped, so a preempted job can be resubmitted.
-    """
-
-    def __init__(self, command: list[str]) -> None:
-        """Store the command-line arguments to pass to `jaxattn`."""
-        self.command = command
-
-    def __call__(self) -> int:
-        """Run the command and return the exit status."""
-        import subprocess
-
-        return subprocess.run([sys.executable, "-m", "jaxattn", *self.command], check=False).returncode
-
-    def checkpoint(self) -> Any:
-        """Return the job to resubmit after preemption, as submitit requires."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
+    queue = _queue(scripts.with_name(f"{scripts.name}-jobs"), cluster, minutes, given)
+    command = shlex.join(["jaxattn", *sys.argv[1:]])
+    with Reporter(quiet) as reporter, stoppable(command):
+        outcome, report = run_study(
+            study,
+            directory,
+            reporter=reporter,
+            command=command,
+            max_memory=memory,
+            executor=queue,
+            workers=jobs,
+        )
+    return _show(outcome, report, every=False)
 
 
-def submit(
-    commands: list[list[str]], folder: Path, executor: Executor, minutes: int, options: dict[str, Any]
-) -> list[Any]:
-    """Submit commands as a job array, and return the submitit jobs.
-
-    Each command is a list of arguments to `jaxattn`. Scripts and logs are written to `folder`, `minutes` is
-    the time limit per job, and `options` are submitit parameters for the queue, such as slurm_partition.
+def _queue(folder: Path, cluster: Cluster, minutes: int, options: dict[str, Any]) -> Any:
+    """Return a submitit executor. Scripts and logs are written to `folder`.
 
     Raises:
         InputError: submitit is not installed, the queue does not exist, or an option is unknown.
@@ -275,15 +241,13 @@ def submit(
     except ImportError:
         raise InputError("launch: submitit is not installed; run pip install 'jaxattn[cluster]'") from None
     try:
-        queue = submitit.AutoExecutor(folder=str(folder), cluster=executor)
+        queue = submitit.AutoExecutor(folder=str(folder), cluster=cluster)
         queue.update_parameters(**{"name": "jaxattn", "timeout_min": minutes} | options)
-        with queue.batch():
-            jobs = [queue.submit(Shard(command)) for command in commands]
     except (RuntimeError, NameError, ValueError, TypeError, OSError) as error:
-        reason = str(error).partition("\n")[0]
-        here = "; use --executor local to run them on this machine" if executor != "local" else ""
-        raise InputError(f"launch: the jobs cannot be submitted to {executor}: {reason}{here}") from None
-    return jobs
+        here = "; use --cluster local to run them on this machine" if cluster != "local" else ""
+        reason = first_line(error)
+        raise InputError(f"launch: the jobs cannot be submitted to {cluster}: {reason}{here}") from None
+    return queue
 
 
 def status(directories: Folders, /, verify: bool = False, as_json: Json = False) -> int:

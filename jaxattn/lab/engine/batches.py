@@ -209,11 +209,3 @@ def select_shard(items: list[Any], shard: tuple[int, int]) -> list[Any]:
             f"{counted(len(items), 'shard')}, or create more batches with a smaller chunk (--set chunk=...)"
         )
     return items[which - 1 :: shards]
-
-
-def check_shards(study: Definition, shards: int) -> None:
-    """Raise InputError if a shard would be empty even with the smallest possible batches."""
-    runs = len(study.cells) * len(study.seeds)
-    most = math.ceil(runs / (study.chunk or 1))
-    if most < shards:
-        select_shard(list(range(most)), (shards, shards))

@@ -1,5 +1,6 @@
 """Compute the batches of a run in the workers of an executor, such as a process pool, submitit or dask."""
 
+import math
 import os
 import signal
 import time
@@ -64,12 +65,14 @@ class Workers(NamedTuple):
 
     Attributes:
         executor: the executor.
+        number: number of workers; None for the number that the executor states.
         study: the study.
         directory: path or bucket URL of the results folder.
         command: the command, which is stored with the results.
     """
 
     executor: Executor
+    number: int | None
     study: Definition
     directory: str
     command: str
@@ -86,10 +89,14 @@ class Workers(NamedTuple):
         code: Mapping[str, str | None],
         raising: frozenset[int],
     ) -> dict[int, int]:
-        """Plan in a worker how many runs fit in its memory; see `worker.widths`."""
+        """Plan in a worker how many runs fit in its memory, unless the study says it; see `worker.widths`."""
         counts = {number: len(own) for number, own in runs.items()}
-        given = counts, max_memory, workers_of(self.executor), raising
-        future = self.executor.submit(worker.job(worker.widths, self.origin(code), *given))
+        shards = self.number or workers_of(self.executor)
+        if self.study.chunk:
+            each = {number: math.ceil(count / shards) for number, count in counts.items()}
+            return {number: min(self.study.chunk, width) for number, width in each.items()}
+        given = counts, max_memory, shards, raising
+        future = _submitted(self.executor, worker.job(worker.widths, self.origin(code), *given))
         found: dict[int, int] = _returned(future, "the plan")
         return found
 
@@ -153,7 +160,7 @@ class Pool(NamedTuple):
         runs = tuple((cell.number, seed) for cell, seed in batch.runs)
         cells = batches.batch_cells(batch, self.identity)
         task = worker.Task(cells, runs, batch.source, not tried.left, self.intervals)
-        return self.executor.submit(worker.job(worker.compute, self.origin, task))
+        return _submitted(self.executor, worker.job(worker.compute, self.origin, task))
 
     def show(self, done: int, running: Sequence[Try], elapsed: float) -> None:
         """Show the progress of all workers, as far as their logs tell it."""
@@ -187,6 +194,15 @@ class Pool(NamedTuple):
         while time.monotonic() < end and not all(future.done() for future in futures):
             time.sleep(LOOK_S)
         return sum(not future.done() for future in futures)
+
+
+def _submitted(executor: Executor, job: worker.Job) -> Any:
+    try:
+        return executor.submit(job)
+    except Exception as error:
+        raise RunError(
+            f"executor: a batch cannot be submitted ({type(error).__name__}: {first_line(error)})"
+        ) from None
 
 
 def _result(future: Any, tried: Try) -> Attempt:

@@ -61,6 +61,7 @@ def run_study(
     intervals: Intervals = Intervals(),  # noqa: B008  frozen
     check: Callable[[], None] = lambda: None,
     executor: Executor | None = None,
+    workers: int | None = None,
 ) -> Outcome:
     """Compute the runs of a study that a results folder lacks. Finished runs are never computed again.
 
@@ -79,6 +80,8 @@ def run_study(
         intervals: time intervals for progress updates and checkpoints.
         check: function that is called before anything is computed; it may raise InputError.
         executor: compute the batches in its workers, which must be processes, instead of in this process.
+        workers: number of workers, which get a batch of each compile group if there are enough runs; by
+            default, the number that the executor states, else 1.
 
     Raises:
         InputError: the data are unusable, a run does not fit in memory, or the folder contains other files.
@@ -91,7 +94,7 @@ def run_study(
     if executor is not None:
         check_executor(executor, bool(log or profile))
     folder, cache = Memo(directory, reporter.warn), ProgramCache(reporter.loading)
-    workers = None if executor is None else Workers(executor, study, str(directory), command)
+    pool = None if executor is None else Workers(executor, workers, study, str(directory), command)
     with backend.precision(study.dtype):
         plan = plan_run(
             study,
@@ -104,7 +107,7 @@ def run_study(
             keep_going=on_failure != "stop",
             reuse_code=reuse_code,
             check=check,
-            widths=None if workers is None else partial(workers.widths, max_memory),
+            widths=None if pool is None else partial(pool.widths, max_memory),
         )
         folder.set_aside_damaged()
         folder.delete_abandoned(plan.present)
@@ -117,10 +120,10 @@ def run_study(
             with loggers.open_loggers(*logs) as write:
                 monitor = RunMonitor(reporter, write, intervals, started=started)
                 with monitor.stopping():
-                    if workers is None:
+                    if pool is None:
                         queue.run(monitor)
                     else:
-                        workers.run(folder, rules, plan, monitor, intervals)
+                        pool.run(folder, rules, plan, monitor, intervals)
     folder.refresh()
     wanted = study_file.wanted_runs(plan.content)
     present = memo.finished(folder.directory, lambda error: None, wanted)

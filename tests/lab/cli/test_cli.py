@@ -311,12 +311,11 @@ def test_option_names_may_contain_underscores(call):
         (["report", "nosuch"], "nosuch"),
         (["aggregate", "nosuch"], "nosuch"),
         (
-            ["launch", STUDY, "--shards", "3", "--executor", "local"],
-            "shard 3/3: too few batches (2); use at most 2 shards, or create more batches with a "
-            "smaller chunk (--set",
+            ["launch", STUDY, "--jobs", "0", "--cluster", "local"],
+            "--jobs 0: must be at least 1",
         ),
         (
-            ["launch", STUDY, "--shards", "2", "--executor", "local", "--option", "gpus"],
+            ["launch", STUDY, "--jobs", "2", "--cluster", "local", "--option", "gpus"],
             "--option gpus: expected KEY=VALUE, for example --option gpus_per_node=1",
         ),
     ],

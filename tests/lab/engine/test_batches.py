@@ -33,14 +33,12 @@ def numbered(batch):
     return [(cell.number, seed) for cell, seed in batch.runs]
 
 
-def test_too_many_shards_are_rejected_before_the_run(study):
-    batches.check_shards(study(seeds=3), 3)
+def test_shards_without_batches_are_rejected():
+    assert batches.select_shard([1, 2, 3], (2, 2)) == [2]
     with pytest.raises(InputError, match=r"^shard 4/4: too few batches \(3\); use at most 3 shards"):
-        batches.check_shards(study(seeds=3), 4)
-    # Without a chunk, each of 4 shards of 6 seeds has one or two seeds, depending on memory.
-    batches.check_shards(study(seeds=6, chunk=None), 4)
-    with pytest.raises(InputError, match=r"^shard 4/4: too few batches \(3\)"):
-        batches.check_shards(study(seeds=6, chunk=2), 4)
+        batches.select_shard([1, 2, 3], (4, 4))
+    with pytest.raises(InputError, match=r"^shard 5/4: the index must be between 1 and 4"):
+        batches.select_shard([1, 2, 3], (5, 4))
 
 
 @pytest.mark.more

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 import pandas as pd
 import pytest
 
+import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.engine import executor as executors
 from jaxattn.lab.engine import worker
@@ -19,6 +20,8 @@ from jaxattn.lab.engine.attempt import Attempt
 from jaxattn.lab.engine.monitor import Interrupted
 
 SPAWN = multiprocessing.get_context("spawn")
+# Imported before pytest replaces the streams, to which its loggers refer.
+submitit = pytest.importorskip("submitit")
 
 
 CALL = """
@@ -95,7 +98,6 @@ def test_an_executor_of_ones_own_needs_ten_lines(tmp_path, study, alone):
 
 @pytest.mark.slow
 def test_submitit_and_dask_give_the_same_results(tmp_path, study, alone):
-    submitit = pytest.importorskip("submitit")
     wanted = study(chunk=1)
     queue = submitit.LocalExecutor(tmp_path / "jobs")
     queue.update_parameters(timeout_min=10)
@@ -107,6 +109,28 @@ def test_submitit_and_dask_give_the_same_results(tmp_path, study, alone):
     with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
         found = in_folder(wanted, tmp_path / "dask", client.get_executor())
     pd.testing.assert_frame_equal(found.records, expected, check_exact=True)
+
+
+@pytest.mark.slow
+def test_launch_runs_jobs_of_submitit_and_writes_the_report(tmp_path, call, study, monkeypatch, alone):
+    monkeypatch.chdir(tmp_path)
+    wanted = study(seeds=2)
+    sweep = str(wanted.write(tmp_path / "small.toml"))
+    status, out, _ = call("launch", sweep, "--jobs", "2", "--cluster", "local", "--out", "run", "--quiet")
+    assert status == 0
+    assert "report.html" in out
+    found = ja.load("run")
+    assert len(found.manifest["batches"]) == 2
+    pd.testing.assert_frame_equal(found.records, alone(study(chunk=1)).records, check_exact=True)
+    assert list((tmp_path / "run-jobs").glob("*.out"))
+
+
+def test_a_queue_that_does_not_exist_is_refused_in_one_line(tmp_path, call, study, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, _, error = call("launch", str(study().write(tmp_path / "small.toml")), "--jobs", "2")
+    assert status == 2
+    assert "cannot be submitted to slurm" in error
+    assert error.endswith("use --cluster local to run them on this machine\n")
 
 
 NOTEBOOK = """
