@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -399,6 +400,29 @@ def test_code_on_the_module_page_trains_three_models(tmp_path, monkeypatch):
         )
         assert len(final) == 4
         assert final.mean() > 0.9
+
+
+STUDY_OF_A_SCRIPT = """
+import jaxattn as ja
+
+study = ja.Study(
+    name="small", seeds=2, chunk=1, model=ja.models.OneLayer(dim=4),
+    data=ja.data.Independent(vocab_size=20, relevant=8, length=6, sequences=32),
+    phases=[{"name": "embed", "kind": "one_step", "step_size": 50.0}],
+)
+
+if __name__ == "__main__":
+"""
+
+
+@pytest.mark.slow
+def test_executor_on_the_page_about_clusters(tmp_path):
+    (code,) = blocks("howto/clusters.md", "python")
+    script = STUDY_OF_A_SCRIPT + textwrap.indent(code + "print(results.records.seed.nunique())", "    ")
+    (tmp_path / "script.py").write_text(script)
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout.split()[-1:]) == (0, ["2"]), done.stderr
 
 
 def test_every_page_with_python_code_is_tested():
