@@ -165,7 +165,8 @@ class BatchedFunction:
 
     def shapes(self, first: Any, *others: Any) -> Any:
         """Return the shapes of the results for the given arguments, which may themselves be shapes."""
-        return jax.eval_shape(self, first, *others)
+        with self.precision():
+            return jax.eval_shape(self, *_rounded((first, *others)))
 
     def lower(self, first: Any, *others: Any) -> Any:
         """Lower the function for arrays or their shapes, like the `lower` method of a `jax.jit` function."""
