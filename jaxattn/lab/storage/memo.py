@@ -254,14 +254,25 @@ class Memo:
                 if self.remote:
                     self.remote.delete_batch(name)
 
-    def delete_abandoned(self, names: Collection[str]) -> None:
-        """Delete the partial folders of finished batches, except those of running processes."""
+    def delete_abandoned(self, batches: Mapping[str, BatchRecord]) -> None:
+        """Delete partial folders whose runs are all in finished batches, except those of running processes.
+
+        `batches` contains the records of the finished batches, by name.
+        """
+        runs = {run for record in batches.values() for run in record.identities}
+        for one in partials(self.directory):
+            if runs.issuperset(one.record.identities) and not is_running(one.path, one.writer):
+                self._delete_partial(one.path)
+        # Folders of killed processes may lack a record.
         for name in files.file_names(self.directory / RUNS, self.directory):
             parts, path = _PARTIAL.fullmatch(name), self.directory / RUNS / name
-            if parts and parts[1] in names and not is_running(path, parts[2]):
-                _delete(path)
-                if self.remote:
-                    self.remote.delete_batch(name)
+            if parts and parts[1] in batches and not is_running(path, parts[2]):
+                self._delete_partial(path)
+
+    def _delete_partial(self, path: Path) -> None:
+        _delete(path)
+        if self.remote:
+            self.remote.delete_batch(path.name)
 
     def warn_damaged(self, error: Damaged) -> None:
         """Warn that a finished batch is damaged, and therefore missing."""
@@ -453,7 +464,7 @@ class Workplace:
             self.remote.delete_batch(self.path.name)
         if is_discarded:
             self._memo.refresh()
-        self._memo.delete_abandoned([self.final.name])
+        self._memo.delete_abandoned({self.final.name: self.record})
 
     def _rename(self) -> None:
         if self.final.exists() and not self._is_final_intact():

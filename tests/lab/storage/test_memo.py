@@ -499,8 +499,19 @@ def test_partial_batch_of_a_running_process_is_kept_when_another_finishes(folder
     save(work(folder), finished=True)
     assert names(folder) == sorted([record_of().key, path.name])
     (path / memo.ERROR_FILE).write_text("{}")
-    folder.delete_abandoned([record_of().key])
+    folder.delete_abandoned({record_of().key: record_of()})
     assert names(folder) == [record_of().key]
+
+
+@pytest.mark.parametrize(("seeds", "is_kept"), [((1,), False), ((0,), False), ((1, 2), True)])
+def test_partial_batch_with_runs_of_another_finished_batch_is_deleted(folder, dead, seeds, is_kept):
+    place = work(folder, seeds)
+    save(place)
+    path = given_to(place.path, dead)
+    final = finish(folder)
+    assert path.exists() == is_kept
+    folder.delete_abandoned(folder.finished())
+    assert names(folder) == sorted([final.name] + [path.name] * is_kept)
 
 
 def test_log_of_a_batch_is_in_its_folder_and_never_recreates_it(folder):
