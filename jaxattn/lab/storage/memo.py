@@ -312,6 +312,8 @@ class Workplace:
         self.final = memo.directory / RUNS / record.key
         self.path = self.final.with_name(f"{record.key}.partial-{writer()}")
         self._source = self.path
+        # Folders of other processes whose arrays are damaged.
+        self._skipped: set[Path] = set()
 
     def others(self) -> list[Partial]:
         """Return the partial folders of the same batch by other processes."""
@@ -342,7 +344,7 @@ class Workplace:
         for one in every:
             is_others = one.path != self.path and one.is_running
             # Another process that has finished the batch is about to publish it.
-            if not one.record.tables or (one.record.finished and is_others):
+            if not one.record.tables or (one.record.finished and is_others) or one.path in self._skipped:
                 continue
             try:
                 tables = batch_record.read_tables(one.path, one.record, self.directory)
@@ -379,8 +381,9 @@ class Workplace:
     def restore(self, record: BatchRecord, like: Any, source: str | None = None) -> Any:
         """Return the arrays of the state that `resume` found, on the host, with the structure of `like`.
 
-        If they are damaged, warn and return None, and delete this state. If `source` is given, read the
-        arrays of the finished batch with this name instead, and delete nothing.
+        If they are damaged, warn and return None, and delete this state, or ignore it if it belongs to
+        another process. If `source` is given, read the arrays of the finished batch with this name instead,
+        and delete nothing.
         """
         assert record.checkpoint is not None
         found = self._source if source is None else self.final.with_name(source)
@@ -390,7 +393,10 @@ class Workplace:
         except Damaged as error:
             self._warn_earlier(error)
             if source is None:
-                _delete(found)
+                if found == self.path:
+                    _delete(found)
+                else:
+                    self._skipped.add(found)
                 self.record = self.description
             return None
 

@@ -587,3 +587,16 @@ def test_batch_outside_the_folder_is_not_deleted(folder, tmp_path):
 
 def test_names_of_hosts_are_valid_parts_of_file_names():
     assert re.fullmatch(r"[\w.]{1,60}", memo._HOST)
+
+
+def test_damaged_arrays_of_a_running_process_are_ignored_and_kept(folder):
+    place = work(folder)
+    save(place)
+    shutil.rmtree(place.path / "state-1")
+    path = given_to(place.path, os.getppid())
+    again = work(folder)
+    record, _ = again.resume()
+    assert again.restore(record, arrays_of()) is None
+    assert (path / "records-1.parquet").exists()
+    assert again.resume()[0] is None
+    assert len(folder.warnings) == 1
