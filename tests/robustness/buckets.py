@@ -148,7 +148,7 @@ def _damage(scene: Scene, place: Path) -> str:
         assert not Process(scene, place, scene.cache(), "b").end()
         note = " after deleting it"
     assert not _read(scene, place)
-    shown = "reported, mended" if told else "of no consequence"
+    shown = "reported, repaired" if told else "of no consequence"
     return f"{group}, {kind}: {shown}{note}{scene.check_end(place)}"
 
 

@@ -1,4 +1,4 @@
-"""Damage of any file of a finished or unfinished folder: it is reported and mended, or of no consequence.
+"""Damage of any file of a finished or unfinished folder: it is reported and repaired, or of no consequence.
 
 A file is truncated, emptied, deleted, or replaced by a folder, a FIFO or a link out of the folder, or one of
 its bits is flipped. Whole folders are deleted or replaced, too.
@@ -141,11 +141,12 @@ def suffer(folder: Path, expected: Content, path: Path | None = None) -> str:
         assert others.items() <= batches(folder).items(), "another batch was changed"
         check_content(folder, expected)
         assert not list((folder / "runs").glob("*.partial-*")), "an unfinished batch is left"
-        mended = _mend(folder)
+        repaired = _mend(folder)
         check_content(folder, expected)
     assert "Traceback" not in heard[0], heard[0]
     told += "".join(warned)
-    return f"{'refused, mended' if barred else 'reported, mended' if told else 'of no consequence'}{mended}"
+    outcome = "refused, repaired" if barred else "reported, repaired" if told else "of no consequence"
+    return outcome + repaired
 
 
 def _mend(folder: Path) -> str:

@@ -214,9 +214,9 @@ def _returned(future: Any, name: str) -> Any:
         return future.result()
     except (InputError, RunError):
         raise
+    except Interrupted:
+        raise Interrupted(f"the worker of {name} was asked to stop") from None
     except Exception as error:
-        if isinstance(error, Interrupted):
-            raise Interrupted(f"the worker of {name} was asked to stop") from None
         raise RunError(
             f"{name}: its worker ended without a result ({type(error).__name__}: {first_line(error)}); "
             "finished batches and saved states are kept, and the same command resumes the run"

@@ -139,7 +139,7 @@ def remove_temporary(folder: Path, *below: str) -> None:
     """Delete temporary files that killed processes left behind in a folder and in the given subfolders."""
     for location in (folder, *(folder / name for name in below)):
         for name in file_names(location, folder):
-            if (found := TEMPORARY.fullmatch(name)) and not _is_alive(int(found[1])):
+            if TEMPORARY.fullmatch(name) and not is_being_written(name):
                 with suppress(FileNotFoundError, IsADirectoryError, PermissionError):
                     (location / name).unlink()
 
@@ -147,12 +147,11 @@ def remove_temporary(folder: Path, *below: str) -> None:
 def is_being_written(name: str) -> bool:
     """Return whether a file name is that of a temporary file of another running process."""
     found = TEMPORARY.fullmatch(name)
-    return found is not None and _is_alive(int(found[1]))
+    return found is not None and int(found[1]) != os.getpid() and is_alive(int(found[1]))
 
 
-def _is_alive(process: int) -> bool:
-    if process == os.getpid():
-        return False
+def is_alive(process: int) -> bool:
+    """Return whether a process with this number exists on this machine."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):

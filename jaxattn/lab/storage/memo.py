@@ -99,7 +99,7 @@ def is_running(folder: Path, name: str) -> bool:
     silent = abs(time.time() - max(times, default=0.0))
     if found is None or found[1] != _HOST:
         return silent < GONE_S
-    return silent < HUNG_S and _is_alive(int(found[2]))
+    return silent < HUNG_S and files.is_alive(int(found[2]))
 
 
 def finished(
@@ -528,7 +528,7 @@ def _is_running(name: str) -> bool:
     """Return whether the process of a partial folder on this machine is alive."""
     found = _PARTIAL.fullmatch(name)
     parts = found and _WRITER.fullmatch(found[2])
-    return bool(parts and parts[1] == _HOST and _is_alive(int(parts[2])))
+    return bool(parts and parts[1] == _HOST and files.is_alive(int(parts[2])))
 
 
 def unwanted(directory: Path) -> Iterator[tuple[str, BatchRecord | None]]:
@@ -577,13 +577,3 @@ def _delete(path: Path) -> None:
     else:
         with suppress(OSError):
             path.unlink()
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
