@@ -171,7 +171,10 @@ def read_record(item: Item, scale: RunScale, folder: Path) -> Section:
 
 
 def _read(path: Path, folder: Path) -> Record:
-    return msgspec.convert(storage.read_json(path, folder), Record)
+    try:
+        return msgspec.convert(storage.read_json(path, folder), Record)
+    except msgspec.ValidationError as error:  # before msgspec 0.20, not a ValueError
+        raise ValueError(str(error)) from None
 
 
 def criteria_date(item: Item, folder: Path) -> CriteriaDate | None:

@@ -64,6 +64,7 @@ def latest(folder: Path, directory: Path) -> Latest:
 
 def _newest(lines: list[bytes]) -> Line | None:
     for line in reversed(lines):
-        with suppress(ValueError):
+        # Before msgspec 0.20, a ValidationError is not a ValueError.
+        with suppress(ValueError, msgspec.ValidationError):
             return msgspec.convert(files.unsealed(files.parse_json(line)), Line)
     return None
