@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     )
     from jaxattn.base.functions import declare
     from jaxattn.core.errors import InputError
-    from jaxattn.core.settings import FilePath, NotNegative, Positive, PositiveInt, Share, Spec, Static
+    from jaxattn.core.settings import FilePath, NotNegative, Positive, PositiveInt, Share, Static
+    from jaxattn.core.spec import Spec
     from jaxattn.lab import probes
     from jaxattn.lab.api import Results, Study, load
     from jaxattn.lab.bisection import phase_diagram

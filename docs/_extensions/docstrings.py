@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from jaxattn.core.settings import MAX_INT, Spec, meanings
+from jaxattn.core.settings import MAX_INT, meanings
+from jaxattn.core.spec import Spec
 
 SECTIONS = {"Args:", "Returns:", "Raises:", "Attributes:", "Source:", "Example:", "Yields:", "Note:"}
 WORDS = {"argmin", "argmax", "exp", "log", "max", "min", "softmax", "vec", "diag", "cos", "tanh", "sup"}

@@ -14,7 +14,7 @@ from jaxtyping import Bool
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.fractions import reaches
 from jaxattn.core.pytrees import Brief, Leaf
-from jaxattn.core.settings import Spec
+from jaxattn.core.spec import Spec
 
 
 class Dataset(Brief, struct.PyTreeNode, repr=False):

@@ -7,21 +7,17 @@ ranges. `settings_class` builds the class from the signature of a built-in or cu
 
 import functools
 import inspect
-import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-import jax
 import msgspec
-import numpy as np
 from jax import Array
-from jaxtyping import AbstractArray
 
 from jaxattn.base.model import Loss, Model, Params, Start
 from jaxattn.base.probe import Figure, Probe, ProbeContext
 from jaxattn.core.errors import InputError, nearest
-from jaxattn.core.settings import Spec
+from jaxattn.core.spec import Spec, without_arrays
 
 Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
@@ -237,22 +233,6 @@ def hints_of(function: Function) -> dict[str, Any]:
         raise InputError(f"an annotation of {function.__name__} cannot be evaluated: {error}") from None
     except TypeError as error:
         raise InputError(f"the function's signature cannot be read: {error}") from None
-
-
-def without_arrays(annotation: Any) -> Any:
-    """Remove array types from an annotation: `float | jax.Array` becomes `float`."""
-    parts = typing.get_args(annotation)
-    if typing.get_origin(annotation) is typing.Annotated:
-        return typing.Annotated[without_arrays(parts[0]), *parts[1:]]
-    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
-        return annotation
-    kept = tuple(without_arrays(part) for part in parts if not _is_array(part))
-    return typing.Union[kept or parts]  # noqa: UP007  of a tuple
-
-
-def _is_array(annotation: Any) -> bool:
-    arrays = jax.Array | np.ndarray | np.generic | AbstractArray
-    return isinstance(annotation, type) and issubclass(annotation, arrays)
 
 
 def as_default(value: Any) -> Any:

@@ -7,7 +7,7 @@ from jax import Array
 
 from jaxattn.base.data import D, Dataset
 from jaxattn.core.errors import InputError
-from jaxattn.core.settings import Spec
+from jaxattn.core.spec import Spec
 
 # Named arrays in a dataclass, NamedTuple or dict.
 Params = Any

@@ -13,7 +13,7 @@ from jaxattn.base.data import Dataset, Splits
 from jaxattn.base.model import Loss, Model
 from jaxattn.core import pytrees
 from jaxattn.core.pytrees import Leaf
-from jaxattn.core.settings import Spec
+from jaxattn.core.spec import Spec
 
 
 class Task(NamedTuple):

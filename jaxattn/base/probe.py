@@ -14,7 +14,7 @@ from jaxattn.base.phase import Phase, Task
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.pytrees import gradients_by_name, selected
 from jaxattn.core.scales import Scale
-from jaxattn.core.settings import Spec
+from jaxattn.core.spec import Spec
 
 Metrics = Mapping[str, np.ndarray]
 

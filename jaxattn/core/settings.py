@@ -1,8 +1,8 @@
-"""Base class for settings, type annotations for settings, and descriptions parsed from docstrings."""
+"""Type annotations for settings, and descriptions parsed from docstrings."""
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 
 import msgspec
 
@@ -37,23 +37,6 @@ def has_mark(annotation: Any, mark: str) -> bool:
     return any(has_mark(part, mark) for part in get_args(annotation) if not isinstance(part, str))
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base class of all settings classes: a frozen struct whose annotated fields are the settings.
-
-    Attributes:
-        overridable: attributes with a default value that a subclass may redefine as settings.
-        options_field: name of a setting that collects unknown settings, such as optimiser options.
-        kind: import path of the custom function from which the class is built; "" for other classes.
-    """
-
-    overridable: ClassVar[frozenset[str]] = frozenset()
-    options_field: ClassVar[str | None] = None
-    kind: ClassVar[str] = ""
-
-    def check(self, *context: Any) -> None:
-        """Raise InputError, naming the setting and a remedy, if the settings are incompatible."""
-
-
 class Named(NamedTuple):
     """Imported object that a setting refers to, together with its import path.
 
@@ -73,15 +56,6 @@ class Named(NamedTuple):
 def class_name(label: Any) -> str:
     """Return the default name of a class with one raw label, or with several, which are joined by "+"."""
     return "+".join(map(str, label)) if isinstance(label, list | tuple) else str(label)
-
-
-def plain_values(tree: Any) -> Any:
-    """Return settings in which Python numbers, strings and lists replace NumPy scalars and arrays."""
-    if isinstance(tree, dict):
-        return {key: plain_values(x) for key, x in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(map(plain_values, tree))
-    return tree.tolist() if hasattr(tree, "tolist") else tree
 
 
 def summary_line(target: Any) -> str:

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import jax
-import msgspec
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -16,7 +15,7 @@ from jaxattn.base.data import Splits
 from jaxattn.base.model import check_type
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError, shown
-from jaxattn.core.settings import Spec
+from jaxattn.core.spec import Spec
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.one_layer import OneLayer
 
@@ -107,7 +106,6 @@ def run(
     Raises:
         InputError: the settings are invalid, or the phase requires a key, other data or another model.
     """
-    _check_numbers(phase)
     phase.check()
     if isinstance(steps, int) and steps < 0:
         raise InputError(f"steps: must be at least 0, got {steps}")
@@ -118,18 +116,6 @@ def run(
     key = jax.random.key(0) if key is None else key
     with backend.float64() if phase.dtype == "float64" else nullcontext():
         return _run(settings, arrays, task.data, params, key, steps)
-
-
-def _check_numbers(phase: Phase) -> None:
-    """Raise InputError for a number that violates its annotation, which msgspec checks only for tables."""
-    for field in msgspec.structs.fields(type(phase)):
-        value = getattr(phase, field.name)
-        if isinstance(value, int | float):
-            try:
-                msgspec.convert(value, field.type)
-            except msgspec.ValidationError as error:
-                reason = str(error).replace("`", "'").lower()
-                raise InputError(f"{field.name}: {reason}, got {value}") from None
 
 
 @partial(jax.jit, static_argnames="settings")

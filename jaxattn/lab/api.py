@@ -8,7 +8,6 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import msgspec
 import numpy as np
 import pandas as pd
 
@@ -23,8 +22,9 @@ from jaxattn.lab.study import registry, toml
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.effective import settings_table
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.lab.study.registry import describe, make, to_json_values
+from jaxattn.lab.study.registry import describe, held, make
 from jaxattn.lab.study.setting import Setting
+from jaxattn.lab.study.tree import opened
 
 __all__ = ["Finished", "Plan", "Results", "Study", "load", "run"]
 
@@ -104,20 +104,18 @@ class Study(Definition):
         names = ImportPaths()
         tables = {
             "name": name,
-            "data": describe(data, registry.DATA, names),
-            "model": describe(model, registry.MODEL, names),
-            "loss": describe(loss, registry.LOSS, names),
-            "phases": [describe(phase, registry.PHASE, names) for phase in _listed(phases, "phases")],
+            "data": held(data, names),
+            "model": held(model, names),
+            "loss": held(loss, names),
+            "phases": [held(phase, names) for phase in _listed(phases, "phases")],
             "probes": _probes(probes, names),
-            "figures": [describe(figure, registry.FIGURE, names) for figure in _listed(figures, "figures")],
-            **to_json_values(rest, names),
+            "figures": [describe(held(figure, names), names) for figure in _listed(figures, "figures")],
+            **held(rest, names),
         }
         if init:
-            own = {parameter: describe(x, registry.START, names) for parameter, x in init.items()}
-            model_table = tables["model"]
-            tables["model"] = (model_table if isinstance(model_table, dict) else {"kind": model_table}) | {
-                "init": own
-            }
+            own = {parameter: held(x, names) for parameter, x in init.items()}
+            model = tables["model"]
+            tables["model"] = (model if isinstance(model, dict) else {"kind": model}) | {"init": own}
         toml.flatten_grid(tables)
         super().__init__(tables, names)
         self._check_figures()
@@ -143,7 +141,7 @@ class Study(Definition):
             RunError: the file cannot be written.
         """
         self._check_names("a sweep file")
-        return toml.write_sweep(self.tree, path)
+        return toml.write_sweep(self.written, path)
 
     def plan(
         self,
@@ -424,9 +422,9 @@ def _probes(probes: Any, names: ImportPaths) -> Any:
     given = {"own": probes} if isinstance(probes, list | tuple) else probes or {}
     if not isinstance(given, dict | Probes):
         raise InputError(f"probes: expected a Probes object or a list, got {probes!r:.60}")
-    values = dict(given) if isinstance(given, dict) else msgspec.structs.asdict(given)
+    values = dict(given) if isinstance(given, dict) else opened(given)
     own = _listed(values.get("own", ()), "probes.own")
-    return values | {"own": [describe(probe, registry.PROBE, names) for probe in own]}
+    return values | {"own": [held(probe, names) for probe in own]}
 
 
 def _listed(items: Any, location: str) -> Sequence[Any]:

@@ -143,6 +143,7 @@ class OneLayer(Model[Corpus], frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         infinite_by_name(self)
+        super().__post_init__()
 
     @property
     def is_one_layer(self) -> bool:

@@ -49,6 +49,7 @@ class TwoLayer(Model[Corpus], frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         infinite_by_name(self)
+        super().__post_init__()
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Sample the parameters; see `two_layer.init`."""

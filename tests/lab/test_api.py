@@ -182,7 +182,6 @@ def test_code_without_an_import_path_cannot_be_written(tmp_path):
         ({"sead": 3}, r"unknown key 'sead'; did you mean 'seeds'"),
         ({"phases": []}, "phases: expected 'array' of length >= 1"),
         ({"model": {"kind": "one_layer"}}, "model: missing key 'dim'"),
-        ({"model": ja.models.OneLayer(dim=0)}, "model.dim: expected 'int' >= 1"),
         (
             {"axes": {"model.dims": [3]}},
             r"cell 0 \(model.dims = 3\): model: unknown key 'dims'; did you mean 'dim'",

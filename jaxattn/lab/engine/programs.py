@@ -9,22 +9,29 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from jax import Array
 
 from jaxattn.base import Progress, SharedData, silent
 from jaxattn.core import backend
 from jaxattn.core.errors import RunError
-from jaxattn.core.settings import Spec
+from jaxattn.core.spec import Spec
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.lab.engine import devices
 from jaxattn.lab.engine.devices import EVERY, BatchedFunction
 from jaxattn.lab.study import seed
-from jaxattn.lab.study.groups import CompileGroup
+from jaxattn.lab.study.groups import CompileGroup, without
 from jaxattn.lab.study.inputs import Inputs
 from jaxattn.lab.study.randomness import Keys, keys
 from jaxattn.lab.study.seed import Carried
-from jaxattn.lab.study.setting import Hyperparameters, Setting, hyperparameters, with_hyperparameters
+from jaxattn.lab.study.setting import (
+    Hyperparameters,
+    Setting,
+    hyperparameters,
+    numbers_of,
+    with_hyperparameters,
+)
 
 # Number of threads that compile in parallel. Each thread needs memory.
 _THREADS = 4
@@ -283,9 +290,8 @@ def programs(setting: Setting) -> Programs:
     They do not depend on numeric settings.
     """
     numbers = hyperparameters(setting)
-    same = with_hyperparameters(setting, dict.fromkeys(numbers, 0.0))._replace(used=None)
     try:
-        key = _identity(same), tuple(numbers), tuple(Inputs().of(setting).items())
+        key = _identity(setting), tuple(numbers), tuple(Inputs().of(setting).items())
     except _UserCode:
         return Programs(setting)
     if key not in _KNOWN:
@@ -314,11 +320,15 @@ class _UserCode(Exception):
 
 
 def _identity(x: Any) -> Hashable:
+    """Return a key for settings, without their numeric settings, which are arguments of programs."""
     match x:
         case None | bool() | int() | float() | str():
             return type(x), x
         case Spec() if type(x).__module__.startswith("jaxattn."):
-            return type(x), tuple(_identity(getattr(x, name)) for name in x.__struct_fields__)
+            kept = msgspec.structs.asdict(x)
+            for path, _ in numbers_of(x):
+                kept = without(kept, path)
+            return type(x), _identity(kept)
         case Mapping():
             return Mapping, tuple((name, _identity(value)) for name, value in x.items())
         case tuple() | list():

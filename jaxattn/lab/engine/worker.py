@@ -100,7 +100,7 @@ def pickled(study: Definition) -> bytes:
         InputError: an object cannot be pickled.
     """
     names = study.names
-    content = study.tree, str(names.folder.resolve()), names.given
+    content = study.written, str(names.folder.resolve()), names.given
     loose = [path for path in names.given if path.startswith("__main__:") or "<locals>" in path]
     try:
         if not loose:

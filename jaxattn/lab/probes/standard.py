@@ -12,7 +12,8 @@ from jaxattn.base import Measurement, Phase, PhaseProbe, Probe, Task
 from jaxattn.base.probe import ProbeContext
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import get, names
-from jaxattn.core.settings import Count, PositiveInt, Share, Spec
+from jaxattn.core.settings import Count, PositiveInt, Share
+from jaxattn.core.spec import Spec
 from jaxattn.lab.probes.directions import MaxMarginDirection
 from jaxattn.lab.probes.importance import Importance, OneStepError
 from jaxattn.lab.probes.selection import Selected

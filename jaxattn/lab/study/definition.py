@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from jaxattn.core.errors import InputError, explain
-from jaxattn.core.settings import Count, PositiveInt, plain_values
+from jaxattn.core.settings import Count, PositiveInt
+from jaxattn.core.spec import Spec, plain_values
 from jaxattn.lab.study import grid, randomness
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.randomness import PARTS, Part
+from jaxattn.lab.study.registry import describe
 from jaxattn.lab.study.setting import Cell, Reader, Setting
 from jaxattn.lab.study.tree import check_keys, check_values
 
@@ -54,7 +56,7 @@ class Definition:
     """Validated definition of a study. The constructor raises InputError for invalid tables.
 
     Attributes:
-        tree: the tables as written.
+        tree: the tables as given. In place of a table, there may be an object with settings.
         names: resolver for the import paths in the tables.
     """
 
@@ -122,6 +124,12 @@ class Definition:
         return grid.grid_cells(self.tree, _tables, self._reader.read, self.names)
 
     @property
+    def written(self) -> dict[str, Any]:
+        """The tables as given, with tables in place of objects."""
+        tables: dict[str, Any] = describe(self.tree, self.names)
+        return tables
+
+    @property
     def base(self) -> Setting:
         """Setting before any axis values are applied."""
         return self._base.setting
@@ -129,7 +137,8 @@ class Definition:
     @property
     def config(self) -> dict[str, Any]:
         """The complete tables with all settings, including defaults, as plain JSON values."""
-        tables = msgspec.structs.replace(self._tables, figures=self.figures)
+        blocks = describe(self.tree.get("blocks", {}), self.names)
+        tables = msgspec.structs.replace(self._tables, figures=self.figures, blocks=blocks)
         written: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(tables))
         del written["hold"]  # The tables of the base setting contain `hold` unless it is empty.
         return written | self._base.tables
@@ -150,13 +159,22 @@ class Definition:
 
 def _tables(tree: Mapping[str, Any]) -> Tables:
     try:
-        return msgspec.convert(dict(tree), Tables)
+        return msgspec.convert(_without_objects(dict(tree)), Tables)
     except msgspec.ValidationError as error:
         grid.check_lists(tree)
         keys = list(Tables.__struct_fields__)
         check_keys(tree, keys)
         required = [field.name for field in msgspec.structs.fields(Tables) if field.required]
         raise InputError(explain(str(error), "", tree, keys, _CHOICES, _PATTERNS, required)) from None
+
+
+def _without_objects(tree: Any) -> Any:
+    """Return a copy of a tree with an empty table in place of each object, because objects are valid."""
+    if isinstance(tree, dict):
+        return {key: _without_objects(x) for key, x in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_without_objects(x) for x in tree]
+    return {} if isinstance(tree, Spec) else tree
 
 
 _CHOICES: dict[str, list[str]] = {"dtype": ["float32", "float64"], "hold": [*PARTS]}

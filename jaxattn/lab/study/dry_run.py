@@ -13,7 +13,7 @@ from jaxattn.base.model import check_type
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError, RunError, at, from_user_code, in_user_code, remedy, shown
 from jaxattn.core.pytrees import get, names, selected
-from jaxattn.core.settings import Spec
+from jaxattn.core.spec import Spec
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.lab.probes.standard import BEST

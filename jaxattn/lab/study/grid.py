@@ -10,6 +10,7 @@ import msgspec
 
 from jaxattn.core.errors import InputError, at
 from jaxattn.core.settings import Count, PositiveInt
+from jaxattn.core.spec import Spec
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.setting import Cell, merged_tables
 from jaxattn.lab.study.tree import assign, flatten, location_of_entry, numbered, parents_first
@@ -86,7 +87,7 @@ def _check_effect(tree: Mapping[str, Any], block: Mapping[str, Any], swept: Iter
     fixed = {}
     for key, x in flatten(changed).items():
         # A bare name is shorthand for a table with this `kind`.
-        kind = ".kind" if isinstance(x, str) and location_of_entry(tuple(key.split("."))) else ""
+        kind = ".kind" if isinstance(x, str | Spec) and location_of_entry(tuple(key.split("."))) else ""
         fixed[numbered(tree, key) + kind] = key
     for keys in swept:
         known: dict[str, str] = {}

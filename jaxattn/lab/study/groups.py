@@ -82,11 +82,6 @@ def compile_groups(cells: Iterable[Cell]) -> list[CompileGroup]:
     ]
 
 
-def _group(number: int, cells: tuple[Cell, ...], numbers: Mapping[int, Hyperparameters]) -> CompileGroup:
-    own = {cell.number: numbers[cell.number] for cell in cells}
-    return CompileGroup(number, padded(cells[0].setting), cells, own)
-
-
 def rehearse_groups(
     study: Definition, groups: Sequence[CompileGroup], progress: Any, *, keep_going: bool = False
 ) -> frozenset[int]:
@@ -119,15 +114,16 @@ def _shape(cell: Cell, numbers: Hyperparameters) -> bytes:
     """
     kept: Any = cell.tables
     for head, *rest in numbers:
-        kept = _without(kept, (*IN_TABLES.get(head, (head,)), *rest))
+        kept = without(kept, (*IN_TABLES.get(head, (head,)), *rest))
     size = padded_size(numbers[VOCAB_SIZE]) if VOCAB_SIZE in numbers else None
     return msgspec.json.encode((kept, list(numbers), size), order="deterministic")
 
 
-def _without(tree: Any, path: SettingPath) -> Any:
+def without(tree: Any, path: SettingPath) -> Any:
+    """Return a copy of a tree of settings that lacks the setting at a path."""
     first, *rest = path
     if not rest:
         return {key: x for key, x in tree.items() if key != first}
     changed = copy(tree)
-    changed[first] = _without(tree[first], tuple(rest))
+    changed[first] = without(tree[first], tuple(rest))
     return changed

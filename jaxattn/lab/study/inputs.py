@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxattn.core.errors import RunError
-from jaxattn.core.settings import FILE, Spec, has_mark
+from jaxattn.core.settings import FILE, has_mark
+from jaxattn.core.spec import Spec
 from jaxattn.lab.study.registry import fields_of
 from jaxattn.lab.study.setting import Setting
 from jaxattn.lab.texts.cache import source_digest

@@ -2,7 +2,8 @@
 
 A table has a `kind`, which is a short name or an import path. Its other keys are settings of the class,
 which are checked against the annotations. A function is first converted to a class; see
-`settings_class`. `python -m jaxattn.lab.study.registry` prints the table in docs/howto/extending.md.
+`settings_class`. The kind may also be an object, of which the other keys replace settings.
+`python -m jaxattn.lab.study.registry` prints the table in docs/howto/extending.md.
 """
 
 import functools
@@ -36,10 +37,10 @@ from jaxattn.base.functions import (
     as_default,
     model_class,
     settings_class,
-    without_arrays,
 )
 from jaxattn.core.errors import InputError, UserCodeError, at, explain, nearest
-from jaxattn.core.settings import FILE, IMPORT_PATH, Named, Spec, has_mark, markdown_table
+from jaxattn.core.settings import FILE, IMPORT_PATH, Named, has_mark, markdown_table
+from jaxattn.core.spec import Spec, choices_of, without_arrays
 from jaxattn.data import GENERATORS
 from jaxattn.data.of_function import data_class
 from jaxattn.dynamics import PHASES
@@ -118,7 +119,8 @@ def make(concept: Concept[_C], table: Any, location: str, names: ImportPaths) ->
 
     Args:
         concept: component type of the table.
-        table: table with the kind and settings, or the kind alone.
+        table: table with the kind and settings, or the kind alone. An object as the kind is returned itself,
+            unless the table replaces some of its settings, or the object names a file or an import path.
         location: key of the table in the sweep file, for messages.
         names: resolver for import paths.
 
@@ -126,15 +128,22 @@ def make(concept: Concept[_C], table: Any, location: str, names: ImportPaths) ->
         InputError: the kind or a setting is unknown, a type or value is invalid, or a class lacks a method.
         UserCodeError: custom code raised an exception.
     """
-    if not isinstance(table, str | dict):
+    if not isinstance(table, str | dict | Spec):
         raise InputError(f"{location}: expected a table or a name, got {table!r:.60}")
-    rest = {"kind": table} if isinstance(table, str) else dict(table)
-    kind = rest.pop("kind", None) or concept.default(rest)
-    target = _class(concept, kind, location, names)
-    values = convert(target, rest, location)
-    full = {"kind": kind, **to_json_values(values, names)}
+    changes = dict(table) if isinstance(table, dict) else {"kind": table}
+    kind = changes.pop("kind", None) or concept.default(changes)
+    given, own = (kind, msgspec.structs.asdict(kind)) if isinstance(kind, Spec) else (None, {})
+    if given is None:
+        target = _class(concept, kind, location, names)
+    else:
+        target = _class_of(concept, given, location, names)
+        kind = _kind_of(given, names)
+    values = convert(target, own | changes, location)
     with at(location):
+        full = {"kind": kind, **to_json_values(values, names)}
         located = {name: _located(mark, values[name], names) for name, mark in _marked(target).items()}
+    if given is not None and not changes and all(own[name] is x for name, x in located.items()):
+        return typing.cast(_C, given), full
     return _instance(target, values | located, location), full
 
 
@@ -150,31 +159,69 @@ def _located(mark: str, value: Any, names: ImportPaths) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_located(mark, x, names) for x in value)
     if not isinstance(value, str):
-        return value
+        is_code = mark == IMPORT_PATH and callable(value) and not isinstance(value, Named)
+        return Named(_path(value, names), value) if is_code else value
     location, colon, key = value.partition(":")
     if mark == FILE:
         return f"{names.path(location)}{colon}{key}"
     return Named(value, names.load(value)) if colon else value
 
 
-def describe(thing: Any, concept: Concept[Any], names: ImportPaths) -> Any:
-    """Return the table of an object, or only its kind if it has no settings; a custom kind is an import path.
+def held(given: Any, names: ImportPaths) -> Any:
+    """Return what a study holds for an argument: objects as they are, and classes and functions as kinds.
+
+    Arrays become lists, and keys whose value is None are left out.
 
     Raises:
         InputError: a setting cannot be stored, or another object in the study has the same import path.
     """
-    if isinstance(thing, str):
-        return thing
-    if isinstance(thing, dict):
-        kind, rest = thing.get("kind"), {key: x for key, x in thing.items() if key != "kind"}
-        named = {} if kind is None else {"kind": describe(kind, concept, names) if callable(kind) else kind}
-        return named | to_json_values(rest, names)
-    values = msgspec.structs.asdict(thing) if isinstance(thing, Spec) else {}
+    if isinstance(given, str | Spec):
+        return given
+    if isinstance(given, dict):
+        return {key: held(x, names) for key, x in given.items() if x is not None}
+    if isinstance(given, list | tuple):
+        return [held(x, names) for x in given]
+    return _plain(given, names)
+
+
+def describe(tree: Any, names: ImportPaths) -> Any:
+    """Return a copy of what a study holds with a table, which has all settings, in place of each object."""
+    if isinstance(tree, Spec):
+        return {"kind": _kind_of(tree, names), **to_json_values(msgspec.structs.asdict(tree), names)}
+    if isinstance(tree, dict):
+        own = {key: describe(x, names) for key, x in tree.items()}
+        return {**own.pop("kind"), **own} if isinstance(tree.get("kind"), Spec) else own
+    return [describe(x, names) for x in tree] if isinstance(tree, list | tuple) else tree
+
+
+def _kind_of(thing: Any, names: ImportPaths) -> str:
+    """Return the kind of an object, a class or a function: its short name, or an import path."""
     target = thing if isinstance(thing, type) or inspect.isroutine(thing) else type(thing)
-    short = next((name for name, known in concept.known.items() if known is target), None)
-    of_function = thing.kind if isinstance(thing, Spec) else ""
-    kind = short or of_function or _path(target, names)
-    return {"kind": kind, **to_json_values(values, names)} if values else kind
+    every = (item for concept in CONCEPTS for item in concept.known.items())
+    if short := next((name for name, known in every if known is target), ""):
+        return short
+    if isinstance(thing, OfFunction) and thing.kind:
+        names.given.setdefault(thing.kind, type(thing).function)
+        return thing.kind
+    return _path(target, names)
+
+
+def _plain(x: Any, names: ImportPaths) -> Any:
+    """Return a value without objects, as in JSON; raise InputError if there is none."""
+
+    def written(x: Any) -> Any:
+        if hasattr(x, "tolist") or isinstance(x, range):
+            return list(x) if isinstance(x, range) else x.tolist()
+        if not callable(x):
+            raise TypeError(f"{x!r:.60}")
+        return _kind_of(x, names)
+
+    try:
+        return msgspec.json.decode(msgspec.json.encode(x, enc_hook=written))
+    except TypeError as error:
+        raise InputError(
+            f"a setting cannot be stored: {error}; use numbers, strings, lists or tables"
+        ) from None
 
 
 def convert(target: type[Spec], values: Table, location: str) -> Table:
@@ -189,7 +236,7 @@ def convert(target: type[Spec], values: Table, location: str) -> Table:
         return msgspec.structs.asdict(msgspec.convert(rest, _struct(target)))
     except msgspec.ValidationError as error:
         known = [field.name for field in fields if field.name != takes]
-        choices = {field.name: _literals(field.type) for field in fields}
+        choices = {field.name: choices_of(field.type) for field in fields}
         required = [field.name for field in fields if field.default is msgspec.NODEFAULT]
         raise InputError(explain(str(error), location, values, known, choices, required=required)) from None
     except TypeError as error:
@@ -211,8 +258,10 @@ def fields_of(target: type[Spec], location: str = "") -> list[Field]:
         raise InputError(f"{location}: {error}") from None
 
 
-def keys_of(concept: Concept[Any], kind: str, names: ImportPaths) -> set[str]:
+def keys_of(concept: Concept[Any], kind: str | Spec, names: ImportPaths) -> set[str]:
     """Return the names of the settings that a kind accepts, or an empty set if the kind is unknown."""
+    if isinstance(kind, Spec):
+        return set(kind.__struct_fields__)
     if ":" not in kind and kind not in concept.known:
         return set()
     return {field.name for field in fields_of(_class(concept, kind, kind, names), kind)}
@@ -273,6 +322,16 @@ def _class(concept: Concept[_C], kind: Any, location: str, names: ImportPaths) -
     return found
 
 
+def _class_of(concept: Concept[_C], given: Spec, location: str, names: ImportPaths) -> type[_C]:
+    target: Any = type(given)
+    if target not in concept.known.values():
+        with at(location):
+            _check_class(concept, target, _kind_of(given, names))
+        _check_settings(target, location)
+    found: type[_C] = target
+    return found
+
+
 def _check_class(concept: Concept[Any], target: type, kind: str) -> None:
     base = next((base for base in concept.bases if issubclass(target, base)), None)
     if base is None:
@@ -312,33 +371,11 @@ def _instance(target: Any, values: Table, location: str) -> Any:
         ) from error
 
 
-def _literals(annotation: Any) -> list[str]:
-    if typing.get_origin(annotation) is typing.Literal:
-        return [str(x) for x in typing.get_args(annotation)]
-    if annotation in (int, float):
-        return ["a number"]
-    parts = typing.get_args(annotation) if not isinstance(annotation, type) else ()
-    return [x for part in parts for x in _literals(part)]
-
-
 def to_json_values(values: Table, names: ImportPaths) -> Table:
     """Convert settings to plain JSON values, replacing custom objects with their import paths."""
-
-    def written(x: Any) -> Any:
-        if hasattr(x, "tolist") or isinstance(x, range):
-            return list(x) if isinstance(x, range) else x.tolist()
-        if not callable(x):
-            raise TypeError(f"{x!r:.60}")
-        return _path(x, names)
-
     check_values(values)
-    try:
-        flat = {key: x.name if isinstance(x, Named) else x for key, x in values.items() if x is not None}
-        table: Table = msgspec.json.decode(msgspec.json.encode(flat, enc_hook=written))
-    except TypeError as error:
-        raise InputError(
-            f"a setting cannot be stored: {error}; use numbers, strings, lists or tables"
-        ) from None
+    flat = {key: x.name if isinstance(x, Named) else x for key, x in values.items() if x is not None}
+    table: Table = _plain(flat, names)
     return table
 
 

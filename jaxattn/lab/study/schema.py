@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from jaxattn.core.settings import Spec, meanings, summary_line
+from jaxattn.core.settings import meanings, summary_line
+from jaxattn.core.spec import Spec
 from jaxattn.lab.probes.standard import Probes
 from jaxattn.lab.study import registry
 from jaxattn.lab.study.definition import Tables

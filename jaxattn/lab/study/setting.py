@@ -17,7 +17,8 @@ from jaxattn.base import Data, Loss, Measurement, Model, Phase, Start
 from jaxattn.base.model import check_type
 from jaxattn.core.errors import InputError, at
 from jaxattn.core.pytrees import selected
-from jaxattn.core.settings import STATIC, Spec, has_mark
+from jaxattn.core.settings import STATIC, has_mark
+from jaxattn.core.spec import Spec
 from jaxattn.lab.probes.standard import Probes
 from jaxattn.lab.study import randomness, registry
 from jaxattn.lab.study.import_paths import ImportPaths
@@ -96,7 +97,7 @@ def merged_tables(tree: Any, changes: dict[str, Any], names: ImportPaths) -> Any
 
     def keys(path: tuple[str, ...], kind: Any) -> set[str]:
         location = location_of_entry(path)
-        if location is None or not isinstance(kind, str):
+        if location is None or not isinstance(kind, str | Spec):
             return set()
         return keys_of(_CONCEPTS[location], kind, names) | ({"init"} if location == "model" else set())
 
@@ -111,6 +112,8 @@ class Reader:
         self._names = names
         # Instances with their complete tables, keyed by the location and contents of the table.
         self._known: dict[tuple[str, str], tuple[Any, Any]] = {}
+        # The objects that occur in tables, whose ids are in these keys.
+        self._objects: dict[int, Spec] = {}
 
     def read(self, tree: Mapping[str, Any], number: int = 0, settings: Mapping[str, Any] = {}) -> Cell:
         """Create instances from tables, check that they are compatible, and return them as a cell.
@@ -164,7 +167,7 @@ class Reader:
         return Cell(number, dict(settings), setting_in_span(setting), tables, hash)
 
     def _thing(self, concept: Concept[_C], table: Any, location: str) -> tuple[_C, Any]:
-        key = location, repr(table)
+        key = location, self._contents(table)
         if key not in self._known:
             thing, full = make(concept, table, location, self._names)
             if isinstance(thing, Data | Model):
@@ -172,8 +175,18 @@ class Reader:
             self._known[key] = thing, full
         return self._known[key]
 
+    def _contents(self, table: Any) -> str:
+        if isinstance(table, dict):
+            return repr({key: self._contents(x) for key, x in table.items()})
+        if isinstance(table, list | tuple):
+            return repr([self._contents(x) for x in table])
+        if not isinstance(table, Spec):
+            return repr(table)
+        self._objects[id(table)] = table
+        return f"<{id(table)}>"
+
     def _probes(self, table: Any) -> tuple[Probes, Any]:
-        key = "probes", repr(table)
+        key = "probes", self._contents(table)
         if key not in self._known:
             standard_table, own = _without(table, "own", list | tuple)
             standard = convert(Probes, standard_table, "probes")

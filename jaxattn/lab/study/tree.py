@@ -1,4 +1,8 @@
-"""Trees of plain values, as in TOML and JSON: dotted keys, merging and flattening."""
+"""Trees of plain values, as in TOML and JSON: dotted keys, merging and flattening.
+
+In place of a table, a tree may have an object with settings. A changed setting makes it a table whose kind is
+the object: {"kind": object, "dim": 8}.
+"""
 
 import copy
 import math
@@ -7,7 +11,10 @@ import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from jaxattn.core.errors import InputError, nearest
+from jaxattn.core.spec import Spec
 
 DEEPEST = 50
 # Matches a grid key such as `axes.model.dim`. The swept setting after the table name may contain dots.
@@ -41,7 +48,7 @@ def numbered(tree: Any, key: str) -> str:
     for part in key.split("."):
         if isinstance(tree, list):
             entries = {str(k): entry for k, entry in enumerate(tree)}
-            named = {entry["name"]: k for k, entry in entries.items() if _has_name(entry)}
+            named = {name: k for k, entry in entries.items() if (name := _name(entry))}
             part = named.get(part, part)
             tree = entries.get(part)
         else:
@@ -83,7 +90,7 @@ def _places(tree: Any, key: str, prefix: str = "") -> Iterator[str]:
     for name, x in entries:
         if name == key and prefix:
             yield f"{prefix}{name}"
-        part = x["name"] if isinstance(name, int) and _has_name(x) else name
+        part = _name(x) or name if isinstance(name, int) else name
         yield from _places(x, key, f"{prefix}{part}.")
 
 
@@ -102,12 +109,27 @@ def merge(tree: Any, changes: dict[str, Any], keys: Keys = lambda path, kind: ()
 
 
 def _changed(old: Any, new: Any, keys: Keys, path: _Path) -> Any:
-    if not (isinstance(new, dict) and isinstance(old, dict | list)):
+    if not (isinstance(new, dict) and isinstance(old, dict | list | Spec)):
         return new
+    old = {"kind": old} if isinstance(old, Spec) else old
     if isinstance(old, dict) and new.get("kind", old.get("kind")) != old.get("kind"):
         kept = {"name", *keys(path, new["kind"])} - {"kind"}
-        old = {key: x for key, x in old.items() if key in kept}
+        old = {key: x for key, x in opened(old).items() if key in kept}
     return merge(old, new, keys, path)
+
+
+def opened(table: dict[str, Any] | Spec) -> dict[str, Any]:
+    """Return a table without its object: the settings of the object that are not defaults are its keys."""
+    table = {"kind": table} if isinstance(table, Spec) else table
+    if not isinstance(thing := table.get("kind"), Spec):
+        return table
+    default = {field.name: field.default for field in msgspec.structs.fields(type(thing))}
+    own = {
+        key: x
+        for key, x in msgspec.structs.asdict(thing).items()
+        if x is not default[key] and x != default[key]
+    }
+    return own | {key: x for key, x in table.items() if key != "kind"}
 
 
 def flatten(table: dict[str, Any], leaves: Collection[str] = (), prefix: str = "") -> dict[str, Any]:
@@ -143,9 +165,11 @@ def location_of_entry(path: _Path) -> str | None:
 def _assigned(tree: Any, before: _Path, parts: Sequence[str], value: Any) -> Any:
     part, *rest = parts
     key = ".".join([*before, *parts])
-    if isinstance(tree, str) and location_of_entry(before):
+    if isinstance(tree, str | Spec) and location_of_entry(before):
         # A bare name is shorthand for a table with this `kind`.
         tree = {"kind": tree}
+    if parts == ["kind"] and isinstance(tree, dict):
+        tree = opened(tree)
     if not isinstance(tree, dict | list):
         raise InputError(
             f"{key}: the value before {part!r} is not a table"
@@ -166,12 +190,15 @@ def _assigned(tree: Any, before: _Path, parts: Sequence[str], value: Any) -> Any
     return changed
 
 
-def _has_name(entry: Any) -> bool:
-    return isinstance(entry, dict) and "name" in entry
+def _name(entry: Any) -> Any:
+    """Return the name of an entry of a list, or None if it has none."""
+    if isinstance(entry, dict):
+        return entry["name"] if "name" in entry else _name(entry.get("kind"))
+    return (getattr(entry, "name", "") or None) if isinstance(entry, Spec) else None
 
 
 def _position(entries: list[Any], part: str, key: str) -> int:
-    names = [entry["name"] if _has_name(entry) else None for entry in entries]
+    names = [_name(entry) for entry in entries]
     if part in names:
         return names.index(part)
     if part.isdecimal() and int(part) < len(entries):

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxattn.base import Progress, silent
 from jaxattn.core.errors import InputError
-from jaxattn.core.settings import class_name, plain_values
+from jaxattn.core.settings import class_name
 from jaxattn.data import sequences
 from jaxattn.data.corpus import Corpus, class_labels, count_tokens, from_counted
 from jaxattn.data.sequences import Sequences
@@ -127,7 +127,7 @@ def load_text(
             no training text, a text contains no word in the vocabulary (unless `source.empty` is "drop"), or
             a token occurs twice.
     """
-    source = _checked(source)
+    source.check()
     given = None if tokens is None else _distinct(tokens)
     asked = b"" if given is None else msgspec.json.encode(given)
     key = cache.source_digest(source.files(), _settings(source) + asked)
@@ -172,16 +172,6 @@ def _corpus_of(
     return from_counted(
         distinct, counts, sizes, labels, vocab_size=vocab_size, num_classes=number, class_names=names
     )
-
-
-def _checked(source: Any) -> Any:
-    # The types and bounds of settings constructed in Python have not been checked yet.
-    try:
-        checked = msgspec.convert(plain_values(msgspec.structs.asdict(source)), type(source))
-    except msgspec.ValidationError as error:
-        raise InputError(f"data: {error}") from error
-    checked.check()
-    return checked
 
 
 def _check_classes(source: Any, split: str, classes: np.ndarray, note: cache.Note) -> None:

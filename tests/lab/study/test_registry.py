@@ -1,16 +1,20 @@
 """Conversion between tables and instances, for built-in and custom classes."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
+import jax
+import jax.numpy as jnp
 import msgspec
+import numpy as np
 import pytest
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError, UserCodeError, nearest
 from jaxattn.lab.study import registry
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.lab.study.registry import convert, describe, fields_of, make
+from jaxattn.lab.study.registry import convert, describe, fields_of, held, make
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
 CONCEPTS = {
@@ -64,8 +68,9 @@ def test_object_can_be_recreated_from_its_description(concept, table, names):
     again, rewritten = make(CONCEPTS[concept], written, concept, names)
     assert rewritten == written
     assert again == thing
-    described = describe(thing, CONCEPTS[concept], names)
+    described = describe(thing, names)
     assert made(concept, described, names) == thing
+    assert make(CONCEPTS[concept], thing, concept, names)[0] == thing
     given = {"kind": table} if isinstance(table, str) else table
     flat = written | written.get("options", {})
     assert {key: flat[key] for key in given if key in flat} == {
@@ -188,11 +193,11 @@ def test_exception_in_a_constructor_shows_the_custom_code(names):
 def test_python_objects_have_import_paths():
     names = ImportPaths()
     path = f"{__name__}:Own"
-    assert describe(Own(dim=3), registry.MODEL, names) == {"kind": path, "dim": 3, "share": 0.5}
+    assert describe(Own(dim=3), names) == {"kind": path, "dim": 3, "share": 0.5}
     assert names.load(path) is Own
-    assert describe(own_loss, registry.LOSS, names) == f"{__name__}:own_loss"
-    assert describe(ja.models.OneLayer(dim=4), registry.MODEL, names) == {"kind": "one_layer", "dim": 4}
-    assert describe("hinge", registry.LOSS, names) == "hinge"
+    assert held(own_loss, names) == f"{__name__}:own_loss"
+    assert describe(ja.models.OneLayer(dim=4), names) == {"kind": "one_layer", "dim": 4}
+    assert held("hinge", names) == "hinge"
 
 
 class Own(ja.Model):
@@ -217,25 +222,54 @@ def test_settings_that_cannot_be_stored_raise():
     with pytest.raises(
         InputError, match=r"a setting cannot be stored: .*use numbers, strings, lists or tables"
     ):
-        describe(Holding(object()), registry.MODEL, ImportPaths())
+        describe(Holding(object()), ImportPaths())
 
 
 def test_traced_settings_are_not_checked(names):
-    for concept, table, change in (
-        ("model", {"kind": "mine.py:Turned", "dim": 3}, {"sharpness": -5.0}),
-        ("model", {"kind": "one_layer", "dim": 3}, {"dim": -1}),
-        ("loss", {"kind": "mine.py:softened"}, {"softness": "anything"}),
-        (
-            "data",
-            {"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6},
-            {"label_noise": 9.0, "swapped": 7.0},
-        ),
+    for concept, table, key in (
+        ("model", {"kind": "mine.py:Turned", "dim": 3}, "sharpness"),
+        ("loss", {"kind": "mine.py:softened"}, "softness"),
+        ("data", {"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6}, "swapped"),
     ):
         thing = made(concept, table, names)
-        changed = msgspec.structs.replace(thing, **change)
-        assert {key: getattr(changed, key) for key in change} == change
-        assert changed != thing
-        assert type(changed) is type(thing)
+
+        def replaced(x, thing=thing, key=key):
+            changed = msgspec.structs.replace(thing, **{key: x})
+            assert getattr(changed, key) is x
+            assert type(changed) is type(thing)
+
+        jax.eval_shape(replaced, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("make_it", "message"),
+    [
+        (lambda: ja.models.OneLayer(dim="8"), "OneLayer.dim: "),
+        (lambda: ja.models.OneLayer(dim=8.0), "OneLayer.dim: "),
+        (lambda: ja.models.MultiHead(dim=8, heads=0), "MultiHead.heads: expected 'int' >= 1, got 0"),
+        (
+            lambda: ja.dynamics.Descent(name="a", train="p", optimizer="sgd", step_size=0.1, steps=3),
+            "Descent.train: expected 'array', got 'str'",
+        ),
+        (
+            lambda: ja.dynamics.Descent(name="a", train=["p"], optimizer="sgd", step_size=-0.1, steps=3),
+            "Descent.step_size: expected 'float' > 0.0, got -0.1",
+        ),
+    ],
+)
+def test_objects_are_checked_when_they_are_made(make_it, message):
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        make_it()
+    assert "\n" not in str(caught.value)
+
+
+def test_objects_hold_plain_python_values():
+    model = ja.models.OneLayer(dim=np.int64(8))
+    assert type(model.dim) is int
+    phase = ja.dynamics.Descent(
+        name="a", train=["p"], optimizer="sgd", step_size=np.float32(0.5), steps=jnp.int32(3)
+    )
+    assert (phase.train, type(phase.step_size), type(phase.steps)) == (("p",), float, int)
 
 
 def test_settings_are_fields_or_keyword_only_arguments(names):

@@ -1,0 +1,116 @@
+"""Base class of settings, which checks its values against their annotations."""
+
+import functools
+import types
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, get_args
+
+import jax
+import msgspec
+import numpy as np
+from jaxtyping import AbstractArray
+
+from jaxattn.core.errors import InputError, explain
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base class of all settings classes: a frozen struct whose annotated fields are the settings.
+
+    Attributes:
+        overridable: attributes with a default value that a subclass may redefine as settings.
+        options_field: name of a setting that collects unknown settings, such as optimiser options.
+        kind: import path of the custom function from which the class is built; "" for other classes.
+    """
+
+    overridable: ClassVar[frozenset[str]] = frozenset()
+    options_field: ClassVar[str | None] = None
+    kind: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        """Check the settings against their annotations.
+
+        NumPy numbers become Python numbers, lists become tuples and integers become floats where the
+        annotations say so. Traced values are not checked.
+
+        Raises:
+            InputError: a value does not match its annotation.
+        """
+        for name, annotation in _annotations(type(self)).items():
+            given = getattr(self, name)
+            value = _checked(given, annotation, type(self).__name__, name)
+            if value is not given:
+                msgspec.structs.force_setattr(self, name, value)
+
+    def check(self, *context: Any) -> None:
+        """Raise InputError, naming the setting and a remedy, if the settings are incompatible."""
+
+
+@functools.cache
+def _annotations(target: type[Spec]) -> Mapping[str, Any]:
+    try:
+        every = {field.name: without_arrays(field.type) for field in msgspec.structs.fields(target)}
+    except (NameError, TypeError):  # The registry reports the annotation.
+        return {}
+    return {name: annotation for name, annotation in every.items() if not _has_objects(annotation)}
+
+
+def _has_objects(annotation: Any) -> bool:
+    # msgspec accepts instances of a class, but not of its subclasses.
+    if isinstance(annotation, type) and issubclass(annotation, Spec):
+        return True
+    return any(_has_objects(part) for part in get_args(annotation))
+
+
+def _checked(given: Any, annotation: Any, location: str, name: str) -> Any:
+    if isinstance(given, jax.Array) and (isinstance(given, jax.core.Tracer) or given.ndim):
+        return given
+    value = plain_values(given)
+    try:
+        found = msgspec.convert(value, annotation)
+    except msgspec.ValidationError as error:
+        text, _, inner = str(error).partition(" - at `$")
+        message = f"{text} - at `$.{name}{inner or '`'}"
+        raise InputError(
+            explain(message, location, {name: value}, [name], {name: choices_of(annotation)})
+        ) from None
+    except TypeError:  # The registry reports the annotation.
+        return given
+    return given if type(found) is type(given) and found == given else found
+
+
+def choices_of(annotation: Any) -> list[str]:
+    """Return the values that an annotation allows, if it lists them, and "a number" if it allows numbers."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return [str(x) for x in get_args(annotation)]
+    if annotation in (int, float):
+        return ["a number"]
+    parts = get_args(annotation) if not isinstance(annotation, type) else ()
+    return [x for part in parts for x in choices_of(part)]
+
+
+def without_arrays(annotation: Any) -> Any:
+    """Remove array types from an annotation: `float | jax.Array` becomes `float`."""
+    parts = get_args(annotation)
+    if typing.get_origin(annotation) is Annotated:
+        return Annotated[without_arrays(parts[0]), *parts[1:]]
+    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
+        return annotation
+    kept = tuple(without_arrays(part) for part in parts if not _is_array(part))
+    return typing.Union[kept or parts]  # noqa: UP007  of a tuple
+
+
+def _is_array(annotation: Any) -> bool:
+    arrays = jax.Array | np.ndarray | np.generic | AbstractArray
+    return isinstance(annotation, type) and issubclass(annotation, arrays)
+
+
+def plain_values(tree: Any) -> Any:
+    """Return settings in which Python numbers, strings and lists replace NumPy scalars and arrays."""
+    if isinstance(tree, dict):
+        return {key: plain_values(x) for key, x in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(map(plain_values, tree))
+    if isinstance(tree, jax.core.Tracer) or not hasattr(tree, "tolist"):
+        return tree
+    return tree.tolist()
