@@ -74,7 +74,7 @@ import sys
 from pathlib import Path
 import jaxattn as ja
 from jaxattn.lab import cli
-from jaxattn.lab.cli.machine import examine
+from jaxattn.lab.engine.machine import examine
 sweep, folder = sys.argv[1:]
 for start in (ja.Study.read(sweep).run, ja.Study.read(sweep).plan, ja.Study.read(sweep).dataset):
     try:

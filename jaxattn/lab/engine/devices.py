@@ -40,6 +40,15 @@ def use_all_cores(count: int | None = None) -> None:
             jax.config.update("jax_num_cpu_devices", count or os.cpu_count() or 1)
 
 
+def use_one_gpu(number: int) -> None:
+    """Make the GPU with this number the only one that this process sees, if the machine has GPUs.
+
+    This must be called before JAX initialises its devices.
+    """
+    for platform in ("cuda", "rocm"):
+        jax.config.update(f"jax_{platform}_visible_devices", str(number))
+
+
 def describe_devices() -> dict[str, Any]:
     """Return the platform, kind and number of devices.
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
+from jaxattn.core import backend
 from jaxattn.core.errors import InputError, RunError, counted, first_line
 from jaxattn.lab.engine import batches, worker
-from jaxattn.lab.engine.attempt import Attempt
 from jaxattn.lab.engine.missing import Plan
 from jaxattn.lab.engine.monitor import Interrupted, Intervals, RunMonitor
 from jaxattn.lab.engine.queue import Rules, Try
@@ -41,15 +41,15 @@ def workers_of(executor: Executor) -> int:
     return found if isinstance(found, int) and found > 0 else 1
 
 
-def cores_of(executor: Executor) -> int | None:
-    """Return how many cores of this machine a worker of a process pool gets; None for other executors."""
+def pool_of(executor: Executor) -> worker.Pool | None:
+    """Return the description of a process pool, for its workers; None for other executors."""
     if not hasattr(executor, "_processes"):
         return None
-    return max(1, (os.cpu_count() or 1) // workers_of(executor))
+    return worker.Pool(workers_of(executor), f"{os.getuid()}-{os.getpid()}-{id(executor):x}")
 
 
 def check_executor(executor: Executor, has_logs: bool) -> None:
-    """Raise InputError if an executor forks this process, or if dashboards or a profile are wanted."""
+    """Raise InputError if an executor cannot be used: it forks this process, or needs a GPU that it holds."""
     if has_logs:
         raise InputError("log, profile: these are of one process; leave them out with an executor")
     context = getattr(executor, "_mp_context", None)
@@ -57,6 +57,11 @@ def check_executor(executor: Executor, has_logs: bool) -> None:
         raise InputError(
             "executor: it forks this process, in which JAX has threads; use "
             "ProcessPoolExecutor(mp_context=multiprocessing.get_context('spawn'))"
+        )
+    if pool_of(executor) and backend.platform() == "gpu":
+        raise InputError(
+            "executor: this process holds the GPU that its workers need; call "
+            "jax.config.update('jax_platforms', 'cpu') first, below `if __name__ == \"__main__\":`"
         )
 
 
@@ -80,7 +85,7 @@ class Workers(NamedTuple):
     def origin(self, code: Mapping[str, str | None]) -> worker.Origin:
         """Return the origin of jobs, with the hashes of code and files."""
         directory = self.directory if is_address(self.directory) else os.path.abspath(self.directory)
-        return worker.origin_of(self.study, directory, self.command, code, cores_of(self.executor))
+        return worker.origin_of(self.study, directory, self.command, code, pool_of(self.executor))
 
     def widths(
         self,
@@ -134,12 +139,17 @@ class Pool(NamedTuple):
         """
         running = {self.submit(tried): tried for tried in map(self.rules.first, wanted)}
         done, total, began = 0, len(running), time.monotonic()
+        known = {""}
         try:
             while running:
                 ended = [future for future in running if future.done()]
                 for future in ended:
                     tried = running.pop(future)
-                    more = self.rules.after(tried, _result(future, tried))
+                    result = _returned(future, tried.batch.name)
+                    if result.where not in known:
+                        known.add(result.where)
+                        self.rules.reporter.note(result.where)
+                    more = self.rules.after(tried, result)
                     running |= {self.submit(each): each for each in more}
                     done, total = done + (not more), total + max(0, len(more) - 1)
                 self.show(done, list(running.values()), time.monotonic() - began)
@@ -203,10 +213,6 @@ def _submitted(executor: Executor, job: worker.Job) -> Any:
         raise RunError(
             f"executor: a batch cannot be submitted ({type(error).__name__}: {first_line(error)})"
         ) from None
-
-
-def _result(future: Any, tried: Try) -> Attempt:
-    return _returned(future, tried.batch.name)
 
 
 def _returned(future: Any, name: str) -> Any:

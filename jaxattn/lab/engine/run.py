@@ -90,9 +90,13 @@ def run_study(
         Interrupted: SIGINT or SIGTERM was received; the same command resumes the run.
     """
     started = time.monotonic()
-    _check_machine(reporter)
+    forget_peak()
+    memory.check_address_space(reporter.note)
+    checkpoints.check_handles()
     if executor is not None:
         check_executor(executor, bool(log or profile))
+    elif known_bug := devices.known_bug(backend.platform()):
+        reporter.note(known_bug)
     folder, cache = Memo(directory, reporter.warn), ProgramCache(reporter.loading)
     pool = None if executor is None else Workers(executor, workers, study, str(directory), command)
     with backend.precision(study.dtype):
@@ -146,11 +150,3 @@ def wanted_failures(
                 entry = msgspec.to_builtins(failure) | {"cell": cell}
                 found.setdefault((cell, failure.seed), entry)
     return [found[run] for run in sorted(found)]
-
-
-def _check_machine(reporter: Reporter) -> None:
-    forget_peak()
-    memory.check_address_space(reporter.note)
-    if known_bug := devices.known_bug(backend.platform()):
-        reporter.note(known_bug)
-    checkpoints.check_handles()

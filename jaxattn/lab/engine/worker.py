@@ -8,15 +8,17 @@ import hashlib
 import os
 import pickle
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxattn.core import backend
-from jaxattn.core.errors import InputError
-from jaxattn.lab.engine import batches, description, devices
+from jaxattn.core.errors import InputError, RunError
+from jaxattn.lab.engine import batches, description, devices, machine
 from jaxattn.lab.engine.attempt import Attempt, attempt
 from jaxattn.lab.engine.batches import Batch, Source
 from jaxattn.lab.engine.monitor import Intervals, RunMonitor
@@ -36,6 +38,41 @@ LOOK_S = 1.0
 _ONE = threading.Lock()
 
 
+class Pool(NamedTuple):
+    """A process pool, whose workers share the cores and the GPUs of this machine.
+
+    Attributes:
+        workers: number of workers.
+        name: name that no other pool on this machine has at the same time.
+    """
+
+    workers: int
+    name: str
+
+    def take_share(self) -> None:
+        """Take a share of the cores, and one GPU that no other worker uses, if there are several workers."""
+        devices.use_all_cores(max(1, (os.cpu_count() or 1) // self.workers))
+        if self.workers > 1 and self not in _NUMBERS:
+            _NUMBERS[self] = self._number()
+            devices.use_one_gpu(_NUMBERS[self][0])
+
+    def _number(self) -> tuple[int, int]:
+        import fcntl  # not on all platforms
+
+        for number in range(self.workers):
+            path = Path(tempfile.gettempdir(), f"jaxattn-{self.name}-{number}.lock")
+            file = os.open(path, os.O_CREAT | os.O_WRONLY)
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return number, file
+            os.close(file)
+        raise RunError(f"executor: more than {self.workers} workers; state their number")
+
+
+# The number of this worker in its pool, with an open file that is locked until the process ends.
+_NUMBERS: dict[Pool, tuple[int, int]] = {}
+
+
 class Origin(NamedTuple):
     """The study of a job, and the process that submitted it.
 
@@ -46,7 +83,7 @@ class Origin(NamedTuple):
         process: host and number of the process.
         code: hashes of custom code and of files, by name.
         computing: hash of the modules of this package that determine results.
-        cores: number of CPU devices of a worker; None for the number of cores.
+        pool: the process pool of the worker; None for other executors.
     """
 
     study: bytes
@@ -55,7 +92,7 @@ class Origin(NamedTuple):
     process: tuple[str, int]
     code: dict[str, str | None]
     computing: str
-    cores: int | None = None
+    pool: Pool | None = None
 
 
 class Task(NamedTuple):
@@ -139,7 +176,9 @@ def compute(origin: Origin, task: Task) -> Attempt:
         monitor = RunMonitor(Reporter(quiet=True), lambda entry, series: place.log(entry), task.intervals)
         monitor.begin_batch(batch, 0, 1)
         with monitor.stopping(), backend.precision(here.study.dtype):
-            return attempt(here.study, batch, here.cache, place, monitor, task.is_last)
+            tried = attempt(here.study, batch, here.cache, place, monitor, task.is_last)
+        host, number = process()
+        return tried._replace(where=f"worker {number} on {host}: {machine.devices_here()}")
     return Attempt()
 
 
@@ -187,7 +226,10 @@ def _prepared(origin: Origin) -> _Prepared:
         )
     if package_hash() != origin.computing:
         raise InputError(f"{socket.gethostname()}: has another version of jaxattn; install the same one")
-    devices.use_all_cores(origin.cores)
+    if origin.pool:
+        origin.pool.take_share()
+    else:
+        devices.use_all_cores()
     key = hashlib.sha256(origin.study).hexdigest()
     if key not in _LAST:
         _LAST.clear()
@@ -221,7 +263,7 @@ def job(function: Any, *arguments: Any) -> Job:
 
 
 def origin_of(
-    study: Definition, directory: str, command: str, code: Mapping[str, str | None], cores: int | None
+    study: Definition, directory: str, command: str, code: Mapping[str, str | None], pool: Pool | None
 ) -> Origin:
     """Return the origin of the jobs that this process submits."""
-    return Origin(pickled(study), directory, command, process(), dict(code), package_hash(), cores)
+    return Origin(pickled(study), directory, command, process(), dict(code), package_hash(), pool)

@@ -1,5 +1,6 @@
 """Batches in the workers of an executor give the results of a run in one process."""
 
+import json
 import multiprocessing
 import os
 import pickle
@@ -9,13 +10,16 @@ import sys
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 
+import jax
+import numpy as np
 import pandas as pd
 import pytest
 
 import jaxattn as ja
+from jaxattn.core import backend
 from jaxattn.core.errors import InputError, RunError
+from jaxattn.lab.engine import devices, worker
 from jaxattn.lab.engine import executor as executors
-from jaxattn.lab.engine import worker
 from jaxattn.lab.engine.attempt import Attempt
 from jaxattn.lab.engine.monitor import Interrupted
 
@@ -62,6 +66,11 @@ class Instantly:
         return future
 
 
+def one_gpu():
+    """Return which GPU this worker would see."""
+    return jax.config.read("jax_cuda_visible_devices")
+
+
 @pytest.fixture(scope="module")
 def pool():
     with ProcessPoolExecutor(2, mp_context=SPAWN) as made:
@@ -85,6 +94,8 @@ def test_a_process_pool_gives_the_same_results(tmp_path, study, pool, alone):
     pd.testing.assert_frame_equal(found.records, alone(wanted).records, check_exact=True)
     processes = {path.name for path in (tmp_path / "pool" / "runs").iterdir()}
     assert len(processes) == 4
+    gpus = {pool.submit(one_gpu).result() for _ in range(20)}
+    assert gpus <= {"0", "1"}
     # A finished study submits nothing.
     assert in_folder(wanted, tmp_path / "pool", Instantly()).records.equals(found.records)
 
@@ -94,6 +105,21 @@ def test_an_executor_of_ones_own_needs_ten_lines(tmp_path, study, alone):
     wanted = study(chunk=1)
     found = in_folder(wanted, tmp_path / "own", Subprocesses())
     pd.testing.assert_frame_equal(found.records, alone(wanted).records, check_exact=True)
+
+
+@pytest.mark.slow
+def test_workers_with_other_devices_have_the_same_runs(tmp_path, study, alone, monkeypatch):
+    """Three host devices here, and one there: the same keys, and the same numbers up to rounding."""
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
+    wanted = study(chunk=3, seeds=3)
+    found = in_folder(wanted, tmp_path / "own", Subprocesses())
+    (record,) = (tmp_path / "own" / "runs").glob("*/run.json")
+    assert json.loads(record.read_text())["origin"]["device"]["count"] == 3
+    assert "0 of 3 runs missing" in wanted.plan(tmp_path / "own", quick=True).sentence
+    expected = alone(wanted).records
+    keys = [name for name in expected.columns if name != "value"]
+    pd.testing.assert_frame_equal(found.records[keys], expected[keys])
+    np.testing.assert_allclose(found.records["value"], expected["value"], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -280,10 +306,51 @@ def test_workers_refuse_other_code_and_files(tmp_path, study):
     assert worker.widths(elsewhere, {0: 2}, None, 2, frozenset()) == {0: 1}
 
 
-def test_each_worker_of_a_pool_gets_its_share_of_the_cores(monkeypatch):
+def test_each_worker_of_a_pool_gets_its_share_of_the_machine(monkeypatch):
+    shares, gpus = [], []
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(devices, "use_all_cores", shares.append)
+    monkeypatch.setattr(devices, "use_one_gpu", gpus.append)
+    monkeypatch.setattr(worker, "_NUMBERS", {})
     with ProcessPoolExecutor(2, mp_context=SPAWN) as made:
-        assert executors.workers_of(made) == 2
-        assert executors.cores_of(made) == 4
+        pool = executors.pool_of(made)
+    assert pool.workers == 2
+    pool.take_share()
+    pool.take_share()
+    assert (shares, gpus) == ([4, 4], [0])
+    # The lock of another process is that of another file here.
+    first = worker._NUMBERS.pop(pool)
+    pool.take_share()
+    assert gpus == [0, 1]
+    second = worker._NUMBERS.pop(pool)
+    with pytest.raises(RunError, match="more than 2 workers"):
+        pool.take_share()
+    os.close(first[1])
+    pool.take_share()
+    assert gpus == [0, 1, 0]
+    os.close(second[1])
+    os.close(worker._NUMBERS[pool][1])
     assert executors.workers_of(Instantly()) == 1
-    assert executors.cores_of(Instantly()) is None
+    assert executors.pool_of(Instantly()) is None
+
+
+def test_a_driver_that_holds_the_gpu_is_refused_in_one_line(tmp_path, study, monkeypatch):
+    monkeypatch.setattr(backend, "platform", lambda: "gpu")
+    with (
+        ProcessPoolExecutor(2, mp_context=SPAWN) as made,
+        pytest.raises(InputError, match=r"holds the GPU that its workers need; call jax\.config\.update"),
+    ):
+        study().run(tmp_path, executor=made, quiet=True)
+
+
+def test_runs_of_another_platform_are_finished_here(tmp_path, study, monkeypatch, capsys):
+    """A login node without a GPU sees what workers on GPUs have stored, and a table says where each ran."""
+    pretended = {"platform": "gpu", "kind": "NVIDIA H200", "count": 1}
+    monkeypatch.setattr(devices, "describe_devices", lambda: pretended)
+    study(seeds=1).run(tmp_path, quiet=True)
+    monkeypatch.undo()
+    wanted = study(seeds=2)
+    assert "1 of 2 runs missing" in wanted.plan(tmp_path, quick=True).sentence
+    results = wanted.run(tmp_path, quiet=True)
+    assert results.finished
+    assert "NVIDIA H200" in str(results.manifest["mixed"])

@@ -1,7 +1,6 @@
 """The command that checks this machine."""
 
-from jaxattn.lab.cli import machine
-from jaxattn.lab.engine import devices, memory
+from jaxattn.lab.engine import devices, machine, memory
 
 
 def test_doctor_passes_on_this_machine(tmp_path):
