@@ -88,7 +88,7 @@ _NAMES = {
     "Positive": "jaxattn.core.settings",
     "PositiveInt": "jaxattn.core.settings",
     "Share": "jaxattn.core.settings",
-    "Spec": "jaxattn.core.settings",
+    "Spec": "jaxattn.core.spec",
     "Static": "jaxattn.core.settings",
     "Results": "jaxattn.lab.api",
     "Study": "jaxattn.lab.api",

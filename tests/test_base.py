@@ -30,6 +30,7 @@ FOREIGN = {
     "jaxattn/lab/study/code_hash.py": "functions, classes, modules and values of a user's code",
     "jaxattn/lab/study/dry_run.py": "states and values that a user's code returns",
     "jaxattn/core/settings.py": "annotations",
+    "jaxattn/core/spec.py": "arrays of NumPy",
     "jaxattn/lab/study/returned.py": "values that a user's code returns",
     "jaxattn/lab/study/registry.py": "what Python gives: functions, classes, arrays",
     "jaxattn/lab/study/import_paths.py": "modules and their contents",

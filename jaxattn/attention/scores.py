@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.pytrees import Brief, Leaf, attributes
 from jaxattn.data.corpus import Corpus, from_bags
 
 # Relative size below which a second derivative, or a deviation from Φ p, counts as float64 rounding error.
@@ -52,6 +52,7 @@ def one_layer(params: Any, corpus: Corpus) -> Scores:
     Raises:
         InputError: the shapes do not match.
     """
+    params = attributes(params)
     classes, shape = corpus.num_classes, np.shape(params.v)
     axes = 1 if classes == 2 else 2
     seeds = len(np.shape(params.E)) - 2, len(shape) - axes

@@ -170,8 +170,9 @@ def explain(
     misspelt = [key for key in values if key not in keys]
     if text.startswith("missing key") and not inner and len(missing) > 1:
         text = f"missing keys {', '.join(map(repr, missing))}"
-    if missing and (near := difflib.get_close_matches(missing[0], misspelt, 1)) and not inner:
-        text = f"unknown key '{near[0]}'; did you mean '{missing[0]}'?"
+    meant = [(key, near) for key in misspelt if (near := similar(key, missing))]
+    if meant and not inner:
+        text = f"unknown key '{meant[0][0]}'; did you mean '{meant[0][1]}'?"
     text = text[:1].lower() + text[1:]
     if "matching regex" in text:
         text = patterns.get(inner, text)
@@ -181,18 +182,52 @@ def explain(
         text += nearest(value[1], choices.get(inner.partition("[")[0], []))
     elif re.fullmatch(r"expected '\w+' (of length )?[<>=]+ \S+", text):
         text += _given(values, inner)
+    elif text == "expected 'array', got 'str'":
+        given = _given(values, inner)
+        text = f"expected a list{given}" + f"; write [{given.removeprefix(', got ')}]" * bool(given)
+    elif text == "expected 'array', got 'object'" and not location:
+        text = f"expected a list of tables; write [[{inner}]] in place of [{inner}]"
     where = ".".join(part for part in (location, inner) if part)
     return f"{where}: {text}" if where else text
 
 
-def nearest(given: str, known: Iterable[str]) -> str:
+# Names that other libraries and papers use for settings.
+_MEANT = {
+    "d": "dim",
+    "d_model": "dim",
+    "embedding_dim": "dim",
+    "epochs": "steps",
+    "eta": "step_size",
+    "iterations": "steps",
+    "learning_rate": "step_size",
+    "lr": "step_size",
+    "num_steps": "steps",
+    "optim": "optimizer",
+    "v": "vocab_size",
+}
+
+
+def similar(given: Any, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known name that a misspelt name stands for, or None if no name is similar.
+
+    A name that differs only in case comes first, then the name of this package for a common synonym.
+    """
+    names = {name.lower(): name for name in known}
+    text = str(given).lower()
+    if text in names or _MEANT.get(text) in names:
+        return names[text if text in names else _MEANT[text]]
+    near = difflib.get_close_matches(text, names, 1, cutoff)
+    return names[near[0]] if near else None
+
+
+def nearest(given: Any, known: Iterable[str], cutoff: float = 0.4) -> str:
     """Return "; did you mean ..." with a similar known name, or else "; known: ..." with all of them.
 
     Return "" if `known` is empty.
     """
     known = list(known)
-    near = difflib.get_close_matches(given, known, 1, cutoff=0.4)
-    return f"; did you mean '{near[0]}'?" if near else f"; known: {', '.join(known)}" if known else ""
+    near = similar(given, known, cutoff)
+    return f"; did you mean '{near}'?" if near else f"; known: {', '.join(known)}" if known else ""
 
 
 def counted(number: int, word: str) -> str:

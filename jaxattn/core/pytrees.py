@@ -2,9 +2,10 @@
 
 import dataclasses
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from html import escape
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import jax
@@ -49,6 +50,11 @@ def leaves(params: Any) -> dict[str, Any]:
             )
         found[name] = leaf
     return found
+
+
+def attributes(params: Any) -> Any:
+    """Return parameters whose arrays are attributes: a plain dict becomes a namespace."""
+    return SimpleNamespace(**params) if isinstance(params, Mapping) else params
 
 
 def names(params: Any) -> tuple[str, ...]:

@@ -31,14 +31,14 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Check the settings against their annotations.
 
         NumPy numbers become Python numbers, lists become tuples and integers become floats where the
-        annotations say so. Traced values are not checked.
+        annotations say so. JAX arrays, which may be traced, are not checked.
 
         Raises:
             InputError: a value does not match its annotation.
         """
         for name, annotation in _annotations(type(self)).items():
             given = getattr(self, name)
-            value = _checked(given, annotation, type(self).__name__, name)
+            value = checked_value(given, annotation, type(self).__name__, name)
             if value is not given:
                 msgspec.structs.force_setattr(self, name, value)
 
@@ -62,8 +62,12 @@ def _has_objects(annotation: Any) -> bool:
     return any(_has_objects(part) for part in get_args(annotation))
 
 
-def _checked(given: Any, annotation: Any, location: str, name: str) -> Any:
-    if isinstance(given, jax.Array) and (isinstance(given, jax.core.Tracer) or given.ndim):
+def checked_value(given: Any, annotation: Any, location: str, name: str) -> Any:
+    """Return the value of a setting in the form of its annotation; raise InputError if it does not match.
+
+    JAX arrays, and values of types that settings cannot have, are returned as they are.
+    """
+    if isinstance(given, jax.Array):
         return given
     value = plain_values(given)
     try:
@@ -76,7 +80,7 @@ def _checked(given: Any, annotation: Any, location: str, name: str) -> Any:
         ) from None
     except TypeError:  # The registry reports the annotation.
         return given
-    return given if type(found) is type(given) and found == given else found
+    return found
 
 
 def choices_of(annotation: Any) -> list[str]:
@@ -96,11 +100,12 @@ def without_arrays(annotation: Any) -> Any:
         return Annotated[without_arrays(parts[0]), *parts[1:]]
     if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
         return annotation
-    kept = tuple(without_arrays(part) for part in parts if not _is_array(part))
+    kept = tuple(without_arrays(part) for part in parts if not is_array_type(part))
     return typing.Union[kept or parts]  # noqa: UP007  of a tuple
 
 
-def _is_array(annotation: Any) -> bool:
+def is_array_type(annotation: Any) -> bool:
+    """Return True if an annotation is a type of arrays."""
     arrays = jax.Array | np.ndarray | np.generic | AbstractArray
     return isinstance(annotation, type) and issubclass(annotation, arrays)
 

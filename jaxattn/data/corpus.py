@@ -11,6 +11,7 @@ from flax import struct
 from jax import Array
 
 from jaxattn.base import Dataset
+from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.pytrees import Leaf, is_concrete
 from jaxattn.data.ragged import check_positions, positions, ragged
@@ -227,6 +228,7 @@ def from_bags(
     )
 
 
+@checked
 def from_sequences(
     sequences: Sequence[Sequence[int]],
     labels: Sequence[int],
@@ -252,6 +254,7 @@ def from_sequences(
     return from_flat(tokens, lengths, labels, vocab_size=vocab_size, num_classes=num_classes)
 
 
+@checked
 def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_classes: int = 2) -> Corpus:
     """Build a corpus from concatenated token ids. This is faster than `from_sequences`.
 
@@ -290,13 +293,17 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
     allowed = class_labels(np.arange(num_classes), num_classes)
     if not np.isin(labels, allowed).all():
         where = int(np.argmin(np.isin(labels, allowed)))
-        raise InputError(f"label {labels[where]} of sequence {where} must be one of {allowed.tolist()}")
+        is_bit = num_classes == 2 and bool(np.isin(labels, [0, 1]).all())
+        remedy = "; for labels 0 and 1, pass 2 * labels - 1, so that 1 becomes +1 and 0 becomes -1" * is_bit
+        raise InputError(
+            f"label {labels[where]} of sequence {where} must be one of {allowed.tolist()}{remedy}"
+        )
     outside = (tokens < 0) | (tokens >= vocab_size)
     if outside.any():
         where = int(np.searchsorted(np.cumsum(lengths), np.argmax(outside), side="right"))
         raise InputError(
             f"token id {tokens[outside][0]} in sequence {where} must be between 0 and {vocab_size - 1}; "
-            "increase vocab_size, or replace the token with one in the vocabulary"
+            "increase vocab_size, or replace the token with one in the vocabulary; leave padding out"
         )
     counted = count_tokens(tokens, lengths, vocab_size)
     return from_counted(*counted, labels, vocab_size=vocab_size, num_classes=num_classes)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxattn.base.functions import declare
+from jaxattn.core.arguments import checked
 from jaxattn.core.settings import PositiveInt, Share
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.synthetic import check_capacity, check_multiple, labelled
@@ -31,6 +32,7 @@ def check_negation(vocab_size: int, relevant: int, length: int, sequences: int) 
     check_capacity(vocab_size, length, sequences, special=relevant + 1, held=1)
 
 
+@checked
 @declare(check=check_xor)
 @partial(jax.jit, static_argnames=("vocab_size", "pairs", "length", "sequences"))
 def xor(
@@ -77,6 +79,7 @@ def xor(
     return labelled(tokens, (first == second).astype(int), vocab_size, 2)
 
 
+@checked
 @declare(check=check_negation)
 @partial(jax.jit, static_argnames=("vocab_size", "relevant", "length", "sequences"))
 def negation(

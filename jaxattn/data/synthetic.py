@@ -14,6 +14,7 @@ import msgspec
 from jax import Array
 
 from jaxattn.base.functions import declare
+from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import MAX_INT, PositiveInt, Share
 from jaxattn.data.corpus import Corpus, class_labels, from_draws
@@ -86,6 +87,7 @@ def check_capacity(vocab_size: int, length: int, sequences: int, special: int, h
         )
 
 
+@checked
 @declare(check=check_sizes)
 @partial(jax.jit, static_argnames=_SIZES)
 def independent(
@@ -148,6 +150,7 @@ def independent(
     return labelled(tokens, class_index, vocab_size, num_classes)
 
 
+@checked
 @declare(check=check_topics)
 @partial(jax.jit, static_argnames=(*_SIZES, "topic_words"))
 def topics(
@@ -213,6 +216,7 @@ def _invert(cumulative: Array, uniform: Array) -> Array:
     return jnp.minimum(picked, cumulative.shape[1] - 1)
 
 
+@checked
 @declare(check=check_sizes)
 @partial(jax.jit, static_argnames=(*_SIZES, "relevant_per_sequence"))
 def multi_relevant(
@@ -258,6 +262,7 @@ def multi_relevant(
     return labelled(tokens, class_index, vocab_size, num_classes)
 
 
+@checked
 @declare(check=check_sizes)
 def assumption1(
     key: Array,

@@ -11,6 +11,7 @@ from jaxtyping import Array
 
 from jaxattn.attention import attend
 from jaxattn.base import Model
+from jaxattn.core.arguments import checked
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
@@ -32,6 +33,7 @@ class Params(Brief):
     W: Leaf
 
 
+@checked
 @partial(jax.jit, static_argnames=("vocab_size", "dim", "num_classes", "dtype", "weights"))
 def init(
     key: Array,

@@ -11,6 +11,7 @@ from jaxtyping import Array
 
 from jaxattn.attention import attend
 from jaxattn.base import Model
+from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import PositiveInt
@@ -33,6 +34,7 @@ class Params(Brief):
     v: Leaf
 
 
+@checked
 @partial(jax.jit, static_argnames=("vocab_size", "dim", "heads", "num_classes", "dtype"))
 def init(
     key: Array,

@@ -1,5 +1,6 @@
 """One-layer softmax attention classifier with a `<cls>` query and trained embeddings."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,7 +17,8 @@ from jaxattn.attention.scores import Scores
 from jaxattn.attention.scores import one_layer as linear_scores
 from jaxattn.base import Model
 from jaxattn.core import backend
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.arguments import checked
+from jaxattn.core.pytrees import Brief, Leaf, attributes
 from jaxattn.data.corpus import Corpus
 from jaxattn.models import span
 from jaxattn.models.span import Dim, infinite_by_name
@@ -88,6 +90,7 @@ class Params(Brief):
     v: Leaf
 
 
+@checked
 @partial(jax.jit, static_argnames=("vocab_size", "dim", "num_classes", "dtype"))
 def init(
     key: Array, *, vocab_size: int, dim: Dim, num_classes: int = 2, dtype: DTypeLike = jnp.float32
@@ -114,12 +117,13 @@ def init(
     return Params(*embeddings_query_head(key, dim=int(dim), **given))
 
 
-def scores_and_values(params: Params) -> tuple[Array, Array]:
+def scores_and_values(params: Params | Mapping[str, Array]) -> tuple[Array, Array]:
     """Compute scores a = E p, (V,), and values γ = E v, (V,) or (V, K)."""
-    return project(params.E, params.p, params.v)
+    own = attributes(params)
+    return project(own.E, own.p, own.v)
 
 
-def outputs(params: Params, data: Corpus) -> Array:
+def outputs(params: Params | Mapping[str, Array], data: Corpus) -> Array:
     """Compute f(X) = Σ_i q_i (E_{x_i}·v), with q = softmax(E_X p), for each sequence X = (x_1, x_2, ...).
 
     The rows of E_X are the embeddings E_{x_i}. The result is (n,) for two classes and (n, K) for K > 2.

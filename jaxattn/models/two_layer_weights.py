@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from jaxattn.attention.self_attention import two_layer_attention
 from jaxattn.base import Model
+from jaxattn.core.arguments import checked
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
@@ -36,6 +37,7 @@ class Params(Brief):
     W2: Leaf
 
 
+@checked
 @partial(jax.jit, static_argnames=("vocab_size", "dim", "num_classes", "dtype", "weights"))
 def init(
     key: Array,

@@ -194,8 +194,8 @@ def test_invalid_tasks_and_settings_are_rejected(corpus, params):
 @pytest.mark.parametrize(
     ("changes", "steps", "message"),
     [
-        ({"step_size": -0.5}, None, "step_size: expected 'float' > 0.0, got -0.5"),
-        ({"steps": 0}, None, "steps: expected 'int' >= 1, got 0"),
+        ({"step_size": -0.5}, None, "Descent.step_size: expected 'float' > 0.0, got -0.5"),
+        ({"steps": 0}, None, "Descent.steps: expected 'int' >= 1, got 0"),
         ({}, -1, "steps: must be at least 0, got -1"),
     ],
 )

@@ -19,6 +19,7 @@ from jax import Array
 from jaxattn import losses
 from jaxattn.base import Dataset, State
 from jaxattn.core import backend
+from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError, first_line
 from jaxattn.core.pytrees import get, replaced, selected
 from jaxattn.losses import PerSequence
@@ -116,6 +117,7 @@ def _stepping() -> Iterator[None]:
         ) from error
 
 
+@checked
 def one_step(
     params: _P,
     data: Any,

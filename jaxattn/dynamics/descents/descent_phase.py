@@ -1,6 +1,5 @@
 """Descent phases, with optimisers and schedules chosen by name."""
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +14,7 @@ import optax.contrib
 from jax import Array
 
 from jaxattn.base import Dataset, Phase, State, Task
-from jaxattn.core.errors import InputError
+from jaxattn.core.errors import InputError, nearest
 from jaxattn.core.settings import Count, ImportPath, Named, Names, NotNegative, Positive, PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.descents import early_stop
@@ -287,7 +286,7 @@ def check_options(name: str | Factory, options: Iterable[str], suggestions: Iter
             )
         if option not in allowed and not takes_any:
             raise InputError(
-                f"{option}: not an option of {called}; {_nearest(option, {*allowed, *suggestions})}"
+                f"{option}: not an option of {called}{nearest(option, sorted({*allowed, *suggestions}))}"
             )
         value = options[option] if isinstance(options, Mapping) else None
         like = known.get(_optax_name(option, known))
@@ -336,7 +335,7 @@ def _named(name: str) -> Factory:
             f"optimizer: '{name}' is in optax.contrib, whose optimisers have no names here; use a function "
             f"of the step size that returns optax.contrib.{name}(step_size)"
         )
-    raise InputError(f"optimizer: unknown optimiser '{name}'; {_nearest(name, {*_BUILT_IN, *found})}")
+    raise InputError(f"optimizer: unknown optimiser '{name}'{nearest(name, sorted({*_BUILT_IN, *found}))}")
 
 
 def _takes_schedule(name: Any) -> bool:
@@ -349,11 +348,6 @@ def _takes_schedule(name: Any) -> bool:
 
 def _optax_name(option: str, known: Mapping[str, Any]) -> str:
     return "eps" if option == "epsilon" and "eps" in known and "epsilon" not in known else option
-
-
-def _nearest(given: str, known: set[str]) -> str:
-    near = difflib.get_close_matches(given, known, 1)
-    return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(known)) or 'none'}"
 
 
 def _sgd(

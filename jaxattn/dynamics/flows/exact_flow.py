@@ -22,6 +22,7 @@ from jaxtyping import Array, Float
 
 from jaxattn.attention.scores import Scores, require_values
 from jaxattn.core import backend
+from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError
 from jaxattn.core.mapping import cond_under_vmap
 from jaxattn.core.pytrees import Leaf, PathArray
@@ -112,6 +113,7 @@ class Path(_LinearPath):
     selection: Selection
 
 
+@checked
 def exact_flow(
     scores: Scores,
     p: Float[Array | np.ndarray, "..."],

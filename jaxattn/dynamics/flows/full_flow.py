@@ -18,6 +18,7 @@ import msgspec
 from flax import struct
 from jax import Array
 
+from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Leaf, PathArray
 from jaxattn.core.settings import PositiveInt, Static
@@ -90,6 +91,7 @@ class _Point:
     log_time: Leaf
 
 
+@checked
 def full_flow(
     params: Any,
     corpus: Corpus,

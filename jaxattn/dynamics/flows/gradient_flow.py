@@ -11,6 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from jaxattn.base import Goal, Params, Task
 from jaxattn.base.functions import declare, settings_class
+from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import floats_to_float64, gradients_by_name, numpy_if_concrete, replaced, selected
 from jaxattn.core.settings import Names, Positive, PositiveInt, Static
@@ -21,6 +22,7 @@ from jaxattn.losses import mean
 _Tolerance = Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]]
 
 
+@checked
 @declare(
     failure="gradient flow met NaN or took max_steps steps; raise max_steps, try solver = 'implicit', or use "
     "exact_flow where scores are linear in the trained parameter",

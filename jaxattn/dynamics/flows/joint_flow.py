@@ -15,6 +15,7 @@ import msgspec
 from flax import struct
 from jax import Array
 
+from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError
 from jaxattn.core.mapping import nonzero
 from jaxattn.core.pytrees import Leaf, PathArray
@@ -102,6 +103,7 @@ class JointPath(FlowPath):
         return {**found, "mismatch": self.mismatch, "evaluations": evaluations}
 
 
+@checked
 def joint_flow(
     params: Any,
     corpus: Corpus,

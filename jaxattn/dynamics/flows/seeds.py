@@ -13,7 +13,7 @@ from jax import Array
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.core.mapping import map_in_equal_parts
-from jaxattn.core.pytrees import numpy_if_concrete
+from jaxattn.core.pytrees import attributes, numpy_if_concrete
 from jaxattn.data.corpus import Corpus
 
 _T = TypeVar("_T")
@@ -44,6 +44,7 @@ def of_params(params: Any, corpus: Corpus) -> dict[str, tuple[Any, int]]:
     """
     if corpus.num_classes != 2:
         raise InputError(f"corpus: has {corpus.num_classes} classes, but this flow requires two")
+    params = attributes(params)
     if np.shape(params.p)[-1:] != np.shape(params.v)[-1:]:
         shapes = (f"{name} {np.shape(getattr(params, name))}" for name in "Epv")
         raise InputError(f"shapes do not match: {', '.join(shapes)}; p and v must have the same dimension")

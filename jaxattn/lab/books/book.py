@@ -14,7 +14,6 @@ which are named numbers, from runs. A criterion is the range in which a finding 
 matched to findings by name; `*` matches any string.
 """
 
-import difflib
 import hashlib
 import json
 import re
@@ -246,9 +245,7 @@ class Book:
             if item.name == name:
                 return item
         names = [item.name for item in self.items]
-        near = difflib.get_close_matches(name, names, 1, cutoff=0.8)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(names)}"
-        raise InputError(f"{name}: no such item; {hint}")
+        raise InputError(f"{name}: no such item{nearest(name, names, 0.8)}")
 
     def _item(self, name: str) -> Item:
         path = self.folder / name / "item.toml"

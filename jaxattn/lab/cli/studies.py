@@ -202,10 +202,14 @@ def launch(
         minutes: Time limit per job; a job that reaches it is submitted again and resumes.
         options: Option for the queue, by its submitit name, for example gpus_per_node=1; repeatable.
     """
+    import jax
+
     from jaxattn.lab.api import run as run_study
     from jaxattn.lab.engine.progress import Reporter
     from jaxattn.lab.study.tree import parse
 
+    # Jobs on this machine need its GPUs.
+    jax.config.update("jax_platforms", "cpu")
     if jobs < 1:
         raise InputError(f"--jobs {jobs}: must be at least 1")
     study = load_sweep(sweep, overrides, axes, seeds)

@@ -1,7 +1,6 @@
 """Help text for the commands, and one-line errors for invalid command lines."""
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import itertools
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tyro.conf import Positional, arg
 
-from jaxattn.core.errors import InputError
+from jaxattn.core.errors import InputError, similar
 from jaxattn.core.settings import meanings
 from jaxattn.lab.cli.console import aligned, filled, text_width
 
@@ -239,5 +238,5 @@ def _nearest(given: str, known: Iterable[str]) -> str:
     plain = {name.lstrip("-"): name for name in known}
     given = given.lstrip("-").replace("_", "-")
     starting = [name for name in plain if given and name.startswith(given)]
-    near = starting if len(starting) == 1 else difflib.get_close_matches(given, plain, 1)
-    return f"did you mean {plain[near[0]]}?" if near else ""
+    near = starting[0] if len(starting) == 1 else similar(given, plain)
+    return f"did you mean {plain[near]}?" if near else ""

@@ -1,6 +1,5 @@
 """Figures listed in a sweep file: check them before a run, and draw them after it."""
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from jaxattn.core.errors import InputError, UserCodeError, in_user_code
+from jaxattn.core.errors import InputError, UserCodeError, in_user_code, nearest
 from jaxattn.lab.results.drawn import CustomCaption, Picture, RenderedFigure, read_captions
 from jaxattn.lab.results.labels import file_name
 from jaxattn.lab.results.run import Run
@@ -58,7 +57,7 @@ def function(kind: Any, location: str = "figure") -> Callable[..., RenderedFigur
         InputError: the kind is unknown.
     """
     if kind not in KINDS:
-        raise InputError(f"{location}.kind: unknown {kind!r}; {_hint(kind, list(KINDS))}")
+        raise InputError(f"{location}.kind: unknown {kind!r}{nearest(kind, list(KINDS))}")
     module, _, name = KINDS[kind].partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -94,7 +93,7 @@ def check_figures(
         for option, allowed in (("phase", phases), *((option, axes) for option in options)):
             if spec.get(option) is not None and spec[option] not in allowed:
                 raise InputError(
-                    f"{location}.{option}: unknown {spec[option]!r}; {_hint(spec[option], allowed)}"
+                    f"{location}.{option}: unknown {spec[option]!r}{nearest(spec[option], allowed)}"
                 )
 
 
@@ -260,7 +259,7 @@ def _bind(spec: Mapping[str, Any], location: str) -> tuple[Callable[..., Rendere
     names = [parameter.name for parameter in parameters]
     for key in options:
         if key not in names:
-            raise InputError(f"{location}: {kind} has no option {key!r}; {_hint(key, names)}")
+            raise InputError(f"{location}: {kind} has no option {key!r}{nearest(key, names)}")
     missing = [p.name for p in parameters if p.default is p.empty and p.name not in options]
     if missing:
         raise InputError(f"{location}: {kind} requires {' and '.join(map(repr, missing))}")
@@ -276,8 +275,3 @@ def _typed(value: Any, kind: Any, location: str) -> Any:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise InputError(f"{location}: {error}; change the value") from None
-
-
-def _hint(given: Any, allowed: Sequence[str]) -> str:
-    near = difflib.get_close_matches(str(given), allowed, 1)
-    return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(allowed) or 'none'}"

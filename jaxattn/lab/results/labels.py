@@ -1,6 +1,5 @@
 """Display names of quantities, settings and numbers in figures, tables and files."""
 
-import difflib
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -9,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxattn.core.errors import InputError
+from jaxattn.core.errors import InputError, similar
 
 
 def format_number(value: float) -> str:
@@ -130,8 +129,8 @@ def unknown_metric(metric: str, recorded: Iterable[Any]) -> InputError:
         )
     # There are many bin metrics, so list them under a single name.
     known = sorted({re.sub(r"_bin_\d+$", "_bin_K", str(name)) for name in recorded})
-    if near := difflib.get_close_matches(metric, known, 1):
-        return InputError(f"metric {metric!r}: not recorded by the run; did you mean {near[0]!r}?")
+    if near := similar(metric, known):
+        return InputError(f"metric {metric!r}: not recorded by the run; did you mean {near!r}?")
     return InputError(f"metric {metric!r}: not recorded; the run recorded {', '.join(known)}")
 
 

@@ -3,7 +3,6 @@
 A file can import other files by name from its own folder and from the folder of its book.
 """
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -16,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jaxattn.core.errors import InputError, UserCodeError
+from jaxattn.core.errors import InputError, UserCodeError, similar
 from jaxattn.lab.study.code_hash import Unhashable, code_hash, is_local, search_folders
 
 # Contents of the imported files, by the names of their modules.
@@ -51,8 +50,8 @@ class ImportPaths:
         found: Any = self._file(location) if location.endswith(".py") else self._module(location)
         for part in attribute.split("."):
             if not part or not hasattr(found, part):
-                near = difflib.get_close_matches(part, dir(found), 1)
-                hint = f"; did you mean {location}:{near[0]}?" if near else ""
+                near = similar(part, dir(found))
+                hint = f"; did you mean {location}:{near}?" if near else ""
                 raise InputError(f"{name}: {part!r} does not exist in {location}{hint}")
             found = getattr(found, part)
         return found
@@ -99,10 +98,8 @@ class ImportPaths:
         except (OSError, ValueError):  # The path is invalid.
             is_file, siblings = False, []
         if not is_file:
-            near = difflib.get_close_matches(path.name, siblings, 1)
-            hint = (
-                f"; did you mean {near[0]}?" if near else f"; paths are relative to {self.folder.resolve()}"
-            )
+            near = similar(path.name, siblings)
+            hint = f"; did you mean {near}?" if near else f"; paths are relative to {self.folder.resolve()}"
             raise InputError(f"{location}: no such file{hint}")
         # Import each file once, even if several of its names are used, and again when it has changed.
         name = _module_name(path)

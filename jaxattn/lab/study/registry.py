@@ -40,7 +40,7 @@ from jaxattn.base.functions import (
 )
 from jaxattn.core.errors import InputError, UserCodeError, at, explain, nearest
 from jaxattn.core.settings import FILE, IMPORT_PATH, Named, has_mark, markdown_table
-from jaxattn.core.spec import Spec, choices_of, without_arrays
+from jaxattn.core.spec import Spec, choices_of, plain_values, without_arrays
 from jaxattn.data import GENERATORS
 from jaxattn.data.of_function import data_class
 from jaxattn.dynamics import PHASES
@@ -132,7 +132,7 @@ def make(concept: Concept[_C], table: Any, location: str, names: ImportPaths) ->
         raise InputError(f"{location}: expected a table or a name, got {table!r:.60}")
     changes = dict(table) if isinstance(table, dict) else {"kind": table}
     kind = changes.pop("kind", None) or concept.default(changes)
-    given, own = (kind, msgspec.structs.asdict(kind)) if isinstance(kind, Spec) else (None, {})
+    given, own = (kind, plain_values(msgspec.structs.asdict(kind))) if isinstance(kind, Spec) else (None, {})
     if given is None:
         target = _class(concept, kind, location, names)
     else:
@@ -142,9 +142,8 @@ def make(concept: Concept[_C], table: Any, location: str, names: ImportPaths) ->
     with at(location):
         full = {"kind": kind, **to_json_values(values, names)}
         located = {name: _located(mark, values[name], names) for name, mark in _marked(target).items()}
-    if given is not None and not changes and all(own[name] is x for name, x in located.items()):
-        return typing.cast(_C, given), full
-    return _instance(target, values | located, location), full
+    made = _instance(target, values | located, location)
+    return (typing.cast(_C, given) if given == made else made), full
 
 
 @functools.cache

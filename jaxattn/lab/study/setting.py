@@ -17,7 +17,7 @@ from jaxattn.base import Data, Loss, Measurement, Model, Phase, Start
 from jaxattn.base.model import check_type
 from jaxattn.core.errors import InputError, at
 from jaxattn.core.pytrees import selected
-from jaxattn.core.settings import STATIC, has_mark
+from jaxattn.core.settings import MAX_INT, STATIC, has_mark
 from jaxattn.core.spec import Spec
 from jaxattn.lab.probes.standard import Probes
 from jaxattn.lab.study import randomness, registry
@@ -167,7 +167,7 @@ class Reader:
         return Cell(number, dict(settings), setting_in_span(setting), tables, hash)
 
     def _thing(self, concept: Concept[_C], table: Any, location: str) -> tuple[_C, Any]:
-        key = location, self._contents(table)
+        key = location, repr(self._contents(table))
         if key not in self._known:
             thing, full = make(concept, table, location, self._names)
             if isinstance(thing, Data | Model):
@@ -175,18 +175,19 @@ class Reader:
             self._known[key] = thing, full
         return self._known[key]
 
-    def _contents(self, table: Any) -> str:
+    def _contents(self, table: Any) -> Any:
+        """Return a copy of a table with ids in place of objects."""
         if isinstance(table, dict):
-            return repr({key: self._contents(x) for key, x in table.items()})
+            return {key: self._contents(x) for key, x in table.items()}
         if isinstance(table, list | tuple):
-            return repr([self._contents(x) for x in table])
+            return [self._contents(x) for x in table]
         if not isinstance(table, Spec):
-            return repr(table)
+            return table
         self._objects[id(table)] = table
-        return f"<{id(table)}>"
+        return (id(table),)
 
     def _probes(self, table: Any) -> tuple[Probes, Any]:
-        key = "probes", self._contents(table)
+        key = "probes", repr(self._contents(table))
         if key not in self._known:
             standard_table, own = _without(table, "own", list | tuple)
             standard = convert(Probes, standard_table, "probes")
@@ -228,7 +229,7 @@ def padded_size(vocab_size: int) -> int:
     large vocabulary is padding. It depends on nothing else, so a cell has the same results in every study.
     """
     step = max(16, (1 << (vocab_size - 1).bit_length()) // 8)
-    return -(-vocab_size // step) * step
+    return min(-(-vocab_size // step) * step, MAX_INT)
 
 
 def padded(setting: Setting) -> Setting:

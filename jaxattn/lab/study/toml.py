@@ -1,7 +1,7 @@
 """Sweep files: reading, overriding, extending and writing."""
 
 import codecs
-import difflib
+import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import tomli_w
 
-from jaxattn.core.errors import InputError, RunError, UserCodeError, at
+from jaxattn.core.errors import InputError, RunError, UserCodeError, at, similar
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.grid import GRID
 from jaxattn.lab.study.import_paths import ImportPaths
@@ -106,7 +106,7 @@ def tables(path: Path, before: tuple[Path, ...] = ()) -> dict[str, Any]:
     try:
         tree = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not valid TOML: {error}") from None
+        raise InputError(f"{path}: not valid TOML: {error}{_line(text, str(error))}") from None
     with at(str(path)):
         check_values(tree)
     flatten_grid(tree)
@@ -125,6 +125,14 @@ def tables(path: Path, before: tuple[Path, ...] = ()) -> dict[str, Any]:
             tables(path.parent / base, here), tree, ImportPaths((before or here)[0].parent)
         )
         return both
+
+
+def _line(text: str, message: str) -> str:
+    """Return ": LINE" with the line that a message such as "... (at line 2, column 9)" names."""
+    found = re.search(r"at line (\d+)", message)
+    lines = text.splitlines()
+    number = int(found[1]) if found else 0
+    return f": {lines[number - 1].strip():.80}" if 0 < number <= len(lines) else ""
 
 
 def _resolved(path: Path) -> Path:
@@ -185,8 +193,8 @@ def _without_none(tree: Any) -> Any:
 
 def _nearby(path: Path) -> str:
     folder = path.parent if path.parent.is_dir() else Path()
-    near = difflib.get_close_matches(path.name, [p.name for p in folder.glob("*.toml")], 1)
-    return f"; did you mean {folder / near[0]}?" if near else ""
+    near = similar(path.name, [p.name for p in folder.glob("*.toml")])
+    return f"; did you mean {folder / near}?" if near else ""
 
 
 def check_seen(tree: Mapping[str, Any], overrides: Sequence[str]) -> None:

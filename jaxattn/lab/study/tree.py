@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from jaxattn.core.errors import InputError, nearest
-from jaxattn.core.spec import Spec
 
 DEEPEST = 50
 # Matches a grid key such as `axes.model.dim`. The swept setting after the table name may contain dots.
@@ -109,19 +109,19 @@ def merge(tree: Any, changes: dict[str, Any], keys: Keys = lambda path, kind: ()
 
 
 def _changed(old: Any, new: Any, keys: Keys, path: _Path) -> Any:
-    if not (isinstance(new, dict) and isinstance(old, dict | list | Spec)):
+    if not (isinstance(new, dict) and isinstance(old, dict | list | Struct)):
         return new
-    old = {"kind": old} if isinstance(old, Spec) else old
+    old = {"kind": old} if isinstance(old, Struct) else old
     if isinstance(old, dict) and new.get("kind", old.get("kind")) != old.get("kind"):
         kept = {"name", *keys(path, new["kind"])} - {"kind"}
         old = {key: x for key, x in opened(old).items() if key in kept}
     return merge(old, new, keys, path)
 
 
-def opened(table: dict[str, Any] | Spec) -> dict[str, Any]:
+def opened(table: dict[str, Any] | Struct) -> dict[str, Any]:
     """Return a table without its object: the settings of the object that are not defaults are its keys."""
-    table = {"kind": table} if isinstance(table, Spec) else table
-    if not isinstance(thing := table.get("kind"), Spec):
+    table = {"kind": table} if isinstance(table, Struct) else table
+    if not isinstance(thing := table.get("kind"), Struct):
         return table
     default = {field.name: field.default for field in msgspec.structs.fields(type(thing))}
     own = {
@@ -165,7 +165,7 @@ def location_of_entry(path: _Path) -> str | None:
 def _assigned(tree: Any, before: _Path, parts: Sequence[str], value: Any) -> Any:
     part, *rest = parts
     key = ".".join([*before, *parts])
-    if isinstance(tree, str | Spec) and location_of_entry(before):
+    if isinstance(tree, str | Struct) and location_of_entry(before):
         # A bare name is shorthand for a table with this `kind`.
         tree = {"kind": tree}
     if parts == ["kind"] and isinstance(tree, dict):
@@ -194,7 +194,8 @@ def _name(entry: Any) -> Any:
     """Return the name of an entry of a list, or None if it has none."""
     if isinstance(entry, dict):
         return entry["name"] if "name" in entry else _name(entry.get("kind"))
-    return (getattr(entry, "name", "") or None) if isinstance(entry, Spec) else None
+    has_name = isinstance(entry, Struct) and "name" in entry.__struct_fields__
+    return (entry.name or None) if has_name else None
 
 
 def _position(entries: list[Any], part: str, key: str) -> int:
