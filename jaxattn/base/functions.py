@@ -59,6 +59,10 @@ class OfFunction(Spec, frozen=True, kw_only=True):
 class ModelOfFunction(OfFunction, Model[Any], frozen=True, kw_only=True):
     """Model built from a function `(*, settings) -> model`; the returned model has `init` and `outputs`."""
 
+    def built(self) -> Any:
+        """Return the model that the function returns for these settings."""
+        return self._call()
+
     def init(self, key: Array, like: Any, *, dtype: Any) -> Params:
         """Sample the parameters for one seed."""
         return self._call().init(key, like, dtype=dtype)

@@ -1,6 +1,6 @@
 """Models built from Flax and Equinox modules: pure functions of dictionaries of arrays."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -24,10 +24,14 @@ class Adapted(NamedTuple):
     Attributes:
         init: (key, like, *, dtype) -> parameters, for data with the shapes of `like`.
         outputs: (params, data) -> (n, ...); a last axis of length 1 is removed.
+        rebuild: function of arrays by name that returns what the library takes: the nested dictionary for
+            `module.apply({"params": ...}, x)` of Linen, and a module of NNX or Equinox. `outputs` takes it
+            as parameters, too.
     """
 
     init: Callable[..., Any]
     outputs: Callable[[Any, Any], Array]
+    rebuild: Callable[[Mapping[str, Any]], Any]
 
 
 def first_array(data: Dataset) -> Array:
@@ -87,7 +91,7 @@ def of_linen(module: Any, *, inputs: _Inputs = first_array, per_example: bool = 
         except InvalidRngError:
             raise InputError(_RANDOM.format("of_linen")) from None
 
-    return Adapted(init, _outputs(apply, inputs, per_example))
+    return Adapted(init, _outputs(apply, inputs, per_example), nested)
 
 
 def of_nnx(
@@ -129,13 +133,22 @@ def of_nnx(
         )
         return _cast(nnx.to_pure_dict(params), dtype)
 
-    def apply(params: Any, x: Any) -> Any:
+    def merged(params: Any) -> Any:
+        if isinstance(params, nnx.Module):
+            return params
         structure, state, others = nnx.eval_shape(lambda: split(jax.random.key(0)))
         floats = (x.dtype for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating))
         dtype = next(floats, jnp.result_type(float))
         nnx.replace_by_pure_dict(state, params)
         nnx.replace_by_pure_dict(others, _cast(jax.jit(constants)(jax.random.key(0)), dtype))
-        module = nnx.merge(structure, state, others)
+        return nnx.merge(structure, state, others)
+
+    def rebuild(arrays: Mapping[str, Any]) -> Any:
+        _, state, _ = nnx.eval_shape(lambda: split(jax.random.key(0)))
+        return merged(_filled(nnx.to_pure_dict(state), arrays, "of_nnx"))
+
+    def apply(params: Any, x: Any) -> Any:
+        module = merged(params)
         before = variables(module)
         found = module(x)
         after = variables(module)
@@ -147,7 +160,7 @@ def of_nnx(
                 )
         return found
 
-    return Adapted(init, _outputs(apply, inputs, per_example))
+    return Adapted(init, _outputs(apply, inputs, per_example), rebuild)
 
 
 def of_equinox(
@@ -181,14 +194,37 @@ def of_equinox(
                 raise InputError(_RANDOM.format("of_equinox"))
         return _cast(leaves(eqx.filter(module, eqx.is_array)), dtype)
 
-    def apply(params: Any, x: Any) -> Any:
+    def rebuild(arrays: Mapping[str, Any]) -> Any:
         shapes, static = eqx.partition(
             eqx.filter_eval_shape(make, jax.random.key(0)), lambda x: isinstance(x, jax.ShapeDtypeStruct)
         )
-        arrays = jax.tree.unflatten(jax.tree.structure(shapes), [params[name] for name in leaves(shapes)])
-        return eqx.combine(arrays, static)(x)
+        return eqx.combine(_filled(shapes, arrays, "of_equinox"), static)
 
-    return Adapted(init, _outputs(apply, inputs, per_example))
+    def apply(params: Any, x: Any) -> Any:
+        return (params if isinstance(params, eqx.Module) else rebuild(params))(x)
+
+    return Adapted(init, _outputs(apply, inputs, per_example), rebuild)
+
+
+def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays with names such as `head.kernel` as a nested dictionary."""
+    found: dict[str, Any] = {}
+    for name, x in arrays.items():
+        *parts, last = name.split(".")
+        inner = found
+        for part in parts:
+            inner = inner.setdefault(part, {})
+        inner[last] = x
+    return found
+
+
+def _filled(shapes: Any, arrays: Mapping[str, Any], adapter: str) -> Any:
+    """Return a copy of a pytree with arrays in place of its leaves, by name."""
+    wanted = {name: tuple(x.shape) for name, x in leaves(shapes).items()}
+    given = {name: tuple(np.shape(x)) for name, x in arrays.items()}
+    if wanted != given:
+        raise InputError(f"{adapter}: the module has parameters {wanted}, got {given}; pass the same module")
+    return jax.tree.unflatten(jax.tree.structure(shapes), [arrays[name] for name in wanted])
 
 
 def _check_constant(constants: Callable[[Array], dict[str, Any]]) -> None:

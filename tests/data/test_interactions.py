@@ -124,8 +124,8 @@ def test_the_negated_fraction_can_be_vmapped():
     ("kind", "change", "message"),
     [
         ("xor", {"sequences": 6}, "sequences: 6 is not a positive multiple of 4"),
-        ("xor", {"sequences": 0}, "sequences: 0"),
-        ("xor", {"pairs": 0}, "pairs: 0"),
+        ("xor", {"sequences": 0}, "xor.sequences: expected 'int' >= 1, got 0"),
+        ("xor", {"pairs": 0}, "xor.pairs: expected 'int' >= 1, got 0"),
         ("xor", {"length": 1}, "length: 1 is too short for 2"),
         ("xor", {"vocab_size": 12}, "vocab_size: 12 leaves no irrelevant token"),
         ("xor", {"vocab_size": 11, "length": 2}, "vocab_size: 11"),

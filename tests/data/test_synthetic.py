@@ -67,9 +67,9 @@ def test_generators_are_pure_functions_of_the_key():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_classes": 1}, "num_classes: 1"),
+        ({"num_classes": 1}, "num_classes: expected 'int' >= 2, got 1"),
         ({"sequences": 241}, "sequences: 241 is not a positive multiple"),
-        ({"sequences": 0}, "sequences: 0"),
+        ({"sequences": 0}, "sequences: expected 'int' >= 1, got 0"),
         ({"relevant": 5}, "relevant: 5 is not a positive multiple"),
         ({"vocab_size": 12}, "leaves no irrelevant token"),
         ({"vocab_size": 3}, "leaves no irrelevant token"),
@@ -135,7 +135,7 @@ def test_topics_with_vmapped_purity_and_padding_match_a_loop():
     ("change", "message"),
     [
         ({"topic_words": 11}, "length: 10 is too short for 11"),
-        ({"topic_words": 0}, "topic_words: 0"),
+        ({"topic_words": 0}, "topic_words: expected 'int' >= 1, got 0"),
         ({"relevant": 13}, "relevant: 13 is not a positive multiple"),
         ({"vocab_size": 12}, "leaves no irrelevant token"),
     ],

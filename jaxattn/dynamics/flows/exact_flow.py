@@ -46,8 +46,6 @@ from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.seeds import (
     Inputs,
     Tolerance,
-    check_ends,
-    check_settings,
     jacobian_columns,
     of_seeds,
     over_seeds,
@@ -161,7 +159,6 @@ def exact_flow(
     Source:
         Lemma 4.2 and Theorem 4.3 of arXiv 2505.17282.
     """
-    check_settings(rtol, points)
     ends = ends_of(until_norm, until_arc_length, until_direction, rtol, gradient_rtol)
     return over_seeds(_follow, _inputs(scores, p), ends, max_steps, points=points, width=width)
 
@@ -183,7 +180,6 @@ def ends_of(
         raise InputError(
             "until_norm and until_arc_length are both infinite; set at least one to a finite value"
         )
-    check_ends(until_norm=until_norm, until_arc_length=arc_length)
     if not gradient_rtol > 0:
         raise InputError(f"gradient_rtol: must be positive, got {gradient_rtol}")
     return Ends(until_norm, arc_length, until_direction, rtol, gradient_rtol)

@@ -25,7 +25,7 @@ from jaxattn.core.settings import PositiveInt, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.arc_length import FlowPath, Stop
 from jaxattn.dynamics.flows.joint_coordinates import joint_force
-from jaxattn.dynamics.flows.seeds import Tolerance, check_settings, of_params, of_seeds, over_seeds
+from jaxattn.dynamics.flows.seeds import Tolerance, of_params, of_seeds, over_seeds
 
 # Value of ℓ - ℓ_0 at the first recorded point after the start.
 _FIRST = 1e-3
@@ -132,11 +132,8 @@ def full_flow(
         Gradients of arXiv 2505.17282; conserved quantity as for the layers of a linear network (Du, Hu, Lee
         2018, arXiv 1806.00900).
     """
-    check_settings(rtol, points)
     if not math.isfinite(until_log_loss):
         raise InputError(f"until_log_loss: must be finite, got {until_log_loss}")
-    if max_steps < 1:
-        raise InputError(f"max_steps: must be at least 1, got {max_steps}")
     traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((params, corpus)))
     if traced and jnp.result_type(float) != jnp.float64:
         raise InputError(

@@ -29,8 +29,6 @@ from jaxattn.dynamics.flows.joint_coordinates import JointCoordinates, joint_coo
 from jaxattn.dynamics.flows.minimum import balanced_or_unresolved, settles, settles_jointly
 from jaxattn.dynamics.flows.seeds import (
     Tolerance,
-    check_ends,
-    check_settings,
     jacobian_columns,
     of_params,
     of_seeds,
@@ -150,10 +148,8 @@ def joint_flow(
     Source:
         This library's conjecture, based on the regularisation path of arXiv 2306.13596.
     """
-    check_settings(rtol, points, least=5)
     if not math.isfinite(until_norm):
         raise InputError(f"until_norm: must be finite, got {until_norm}")
-    check_ends(until_norm=until_norm)
     inputs, settings = of_seeds(of_params(params, corpus), corpus), (until_norm, rtol)
     return over_seeds(_follow, inputs, settings, max_steps, points=points, width=width)
 

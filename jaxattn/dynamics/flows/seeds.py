@@ -117,21 +117,6 @@ def over_seeds(
     return numpy_if_concrete(path)
 
 
-def check_ends(**ends: float) -> None:
-    """Raise InputError unless the values of all stopping conditions are nonnegative."""
-    for name, end in ends.items():
-        if not isinstance(end, jax.core.Tracer) and not end >= 0:
-            raise InputError(f"{name}: must be at least 0, got {end}")
-
-
-def check_settings(rtol: float, points: int, least: int = 3) -> None:
-    """Raise InputError unless the error tolerance and the number of points are valid."""
-    if points < least:
-        raise InputError(f"points: must be at least {least}, got {points}")
-    if not 0 < rtol < 1:
-        raise InputError(f"rtol: must be between 0 and 1, got {rtol}")
-
-
 def to_float64(tree: _T) -> _T:
     """Cast all arrays in a pytree to float64."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), tree)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
+from jaxattn.core.errors import InputError
 from jaxattn.lab.cli.console import (
     print_json,
     print_line,
@@ -73,7 +74,10 @@ def aggregate(
     wanted = dict(read_pair("--where", text, "model.dim=512") for text in where)
     loaded = combine.choose(loaded, where=wanted, metrics=metrics, phases=phases)
     if pair is not None:
-        loaded = combine.paired(loaded, *read_two("--pair", pair))
+        key, *values = read_two("--pair", pair)
+        if key in by:
+            raise InputError(f"--by {key}: is paired, so it cannot label rows; leave it out of --by")
+        loaded = combine.paired(loaded, key, *values)
     if by:
         loaded = combine.group(loaded, by)
     if as_json:

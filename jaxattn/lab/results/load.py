@@ -165,13 +165,15 @@ class Results(Run):
             phase: name of the phase; defaults to the last one, or to the first one if `step` is given.
             step: 0 for the parameters at the start of the phase. Initial parameters are recomputed from the
                 study and the seed; they are not stored.
-            model: an object with init(key, like, *, dtype), which determines the type of the result. Defaults
-                to the run's model if it is built in or was run in this session; otherwise the result is a
-                `params.Parameters`.
+            model: an object with init(key, like, *, dtype), or an adapter such as `models.of_linen(module)`,
+                which determines the type of the result. Defaults to the run's model if it is built in or was
+                run in this session; otherwise the result is a `params.Parameters`.
 
         Returns:
-            A frozen pytree of JAX arrays, with the parameters as attributes. For a float64 run they are
-            float64, so compute with them under jax.enable_x64(True).
+            A frozen pytree of JAX arrays, with the parameters as attributes. For adapters, what the library
+            takes: the nested dictionary of `module.apply({"params": ...}, x)` for Linen, and a module for NNX
+            and Equinox. For a float64 run the arrays are float64, so compute with them under
+            jax.enable_x64(True).
 
         Raises:
             InputError: the cell, seed or phase is unknown; the checkpoint is missing or damaged; the

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from jaxattn.base import Dataset, Model
+from jaxattn.base.functions import ModelOfFunction
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import PositiveInt
@@ -26,6 +27,7 @@ from jaxattn.lab.storage.study_file import damage_as_input_error, run_again
 from jaxattn.lab.study.randomness import keys
 from jaxattn.lab.study.seed import seed_dataset as of_seed
 from jaxattn.models import MODELS, span
+from jaxattn.models.adapters import Adapted, nested
 
 _AGAIN = "load another folder, or run the sweep again"
 
@@ -60,6 +62,10 @@ class Parameters:
     def __repr__(self) -> str:
         shapes = (f"{name}={getattr(x, 'shape', x)}" for name, x in self._arrays.items())
         return f"Parameters({', '.join(shapes)})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the arrays as a nested dictionary, as in `module.apply({"params": ...}, x)` of Flax."""
+        return nested(self._arrays)
 
     def replace(self, **arrays: Any) -> "Parameters":
         """Return a copy with some arrays replaced."""
@@ -114,11 +120,12 @@ def params_of(
     # Without x64, JAX would silently convert float64 to float32.
     with backend.pinned(), jax.enable_x64(True):
         found = {name: jnp.asarray(x) for name, x in arrays.items()}
-        return (
-            Parameters(found)
-            if model is None
-            else _as_model_params(found, model, _example_data(results, cell, seed, found))
-        )
+        if model is None:
+            return Parameters(found)
+        model = model.built() if isinstance(model, ModelOfFunction) else model
+        if isinstance(model, Adapted):
+            return model.rebuild(found)
+        return _as_model_params(found, model, _example_data(results, cell, seed, found))
 
 
 def _built_in(results: Run, cell: int) -> Any:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from jaxattn.base import Phase
 from jaxattn.core.errors import InputError, explain
 from jaxattn.core.settings import Count, PositiveInt
 from jaxattn.core.spec import Spec, plain_values
@@ -128,6 +129,11 @@ class Definition:
         """The tables as given, with tables in place of objects."""
         tables: dict[str, Any] = describe(self.tree, self.names)
         return tables
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases before any axis values are applied, in order."""
+        return self._base.setting.phases
 
     @property
     def base(self) -> Setting:

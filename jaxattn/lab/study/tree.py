@@ -114,21 +114,22 @@ def _changed(old: Any, new: Any, keys: Keys, path: _Path) -> Any:
     old = {"kind": old} if isinstance(old, Struct) else old
     if isinstance(old, dict) and new.get("kind", old.get("kind")) != old.get("kind"):
         kept = {"name", *keys(path, new["kind"])} - {"kind"}
-        old = {key: x for key, x in opened(old).items() if key in kept}
+        old = {key: x for key, x in opened(old, defaults=True).items() if key in kept}
     return merge(old, new, keys, path)
 
 
-def opened(table: dict[str, Any] | Struct) -> dict[str, Any]:
-    """Return a table without its object: the settings of the object that are not defaults are its keys."""
+def opened(table: dict[str, Any] | Struct, *, defaults: bool = False) -> dict[str, Any]:
+    """Return a table whose kind is an object without this kind: the settings of the object are its keys.
+
+    Settings that have their default values are left out unless `defaults` is True.
+    """
     table = {"kind": table} if isinstance(table, Struct) else table
     if not isinstance(thing := table.get("kind"), Struct):
         return table
-    default = {field.name: field.default for field in msgspec.structs.fields(type(thing))}
-    own = {
-        key: x
-        for key, x in msgspec.structs.asdict(thing).items()
-        if x is not default[key] and x != default[key]
-    }
+    own = msgspec.structs.asdict(thing)
+    if not defaults:
+        known = {field.name: field.default for field in msgspec.structs.fields(type(thing))}
+        own = {key: x for key, x in own.items() if x is not known[key] and x != known[key]}
     return own | {key: x for key, x in table.items() if key != "kind"}
 
 

@@ -284,8 +284,8 @@ def test_rows_are_at_log_spaced_arc_lengths():
 
 def test_path_ends_at_its_stopping_condition():
     params, corpus = problem(0)
-    assert flow(params, corpus, max_steps=0).stop == "step_budget"
-    assert flow(params, corpus, until_arc_length=0.0).stop == "arc_length"
+    assert flow(params, corpus, max_steps=1).stop == "step_budget"
+    assert flow(params, corpus, until_arc_length=1e-12).stop == "arc_length"
     at_once = flow(params, corpus, until_norm=0.5)
     assert at_once.stop == "norm"
     np.testing.assert_array_equal(at_once.p, jnp.broadcast_to(params.p, (16, 64)))
@@ -423,7 +423,7 @@ def test_invalid_input_is_rejected():
         flow(params.replace(p=params.p[:3]), corpus)
     with pytest.raises(InputError, match="both infinite"):
         flow(params, corpus, until_norm=np.inf)
-    with pytest.raises(InputError, match="points: must be at least 3, got 2"):
+    with pytest.raises(InputError, match=r"exact_flow\.points: expected 'int' >= 3, got 2"):
         flow(params, corpus, points=2)
     with pytest.raises(InputError, match="rtol"):
         flow(params, corpus, rtol=0.0)
@@ -433,11 +433,14 @@ def test_invalid_input_is_rejected():
         with pytest.raises(InputError, match="do not match"):
             flow(params.replace(**wrong), corpus)
     for name, end in (("until_norm", -1.0), ("until_norm", np.nan), ("until_arc_length", -0.1)):
-        with pytest.raises(InputError, match=f"{name}: must be at least 0, got"):
+        with pytest.raises(InputError, match=rf"exact_flow\.{name}: expected 'float' > 0.0, got"):
             flow(params, corpus, **{"until_norm": 1.0, "until_arc_length": 1.0, name: end})
-    for name, number in (("max_steps", -1), ("width", 0)):
-        with pytest.raises(InputError, match=f"{name}: must be at least {number + 1}, got {number}"):
-            flow(params, corpus, **{name: number})
+    for name, message in (
+        ("max_steps", "expected 'int' >= 1, got 0"),
+        ("width", "must be at least 1, got 0"),
+    ):
+        with pytest.raises(InputError, match=f"{name}: {message}"):
+            flow(params, corpus, **{name: 0})
     params, corpora = problems()
     with pytest.raises(InputError, match="the numbers of seeds"):
         flow(jax.tree.map(lambda x: x[:2], params), corpora)

@@ -141,7 +141,7 @@ def test_invalid_input_is_rejected():
     params, corpus = take(problems(24), 0)
     with pytest.raises(InputError, match="until_log_loss: must be finite, got -inf"):
         ja.dynamics.full_flow(params, corpus, until_log_loss=-np.inf)
-    with pytest.raises(InputError, match="points: must be at least 3, got 2"):
+    with pytest.raises(InputError, match=r"full_flow\.points: expected 'int' >= 3, got 2"):
         ja.dynamics.full_flow(params, corpus, points=2)
     with jax.enable_x64(False), pytest.raises(InputError, match="float64 is not enabled"):
         jax.jit(lambda params: ja.dynamics.full_flow(params, corpus).p)(params)

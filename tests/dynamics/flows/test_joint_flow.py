@@ -280,7 +280,7 @@ def test_invalid_input_is_rejected():
         flow(params.replace(p=params.p[:3]), corpus)
     with pytest.raises(InputError, match="until_norm: must be finite, got inf"):
         flow(params, corpus, until_norm=np.inf)
-    with pytest.raises(InputError, match="points: must be at least 5, got 4"):
+    with pytest.raises(InputError, match=r"joint_flow\.points: expected 'int' >= 5, got 4"):
         flow(params, corpus, points=4)
 
 

@@ -188,8 +188,8 @@ def test_claims_that_require_a_checkout_are_skipped_without_one(
     ("only", "options", "message"),
     [
         ("MC", {"seeds": 1}, r"^seeds: an interval over seeds requires at least 2, got 1$"),
-        ("L5", {}, r"^--only: L5: no such item; choose one of L4\.1, MC, "),
-        ("mixtures", {}, r"^--only: mixtures: no such item; did you mean mixture\?$"),
+        ("L5", {}, r"^--only: L5: no such item; known: L4\.1, MC, "),
+        ("mixtures", {}, r"^--only: mixtures: no such item; did you mean 'mixture'\?$"),
         (
             "MC",
             {"overrides": {"law-clases": ()}},

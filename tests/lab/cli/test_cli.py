@@ -292,7 +292,7 @@ def test_option_names_may_contain_underscores(call):
         ),
         (["run", SWEEPS / "quickstart.toml", "--axis", "model.dim=16"], "--axis model.dim: 16 is not a list"),
         (["run", SWEEPS / "quickstart.toml", "--set", "model.dim=0"], "jaxattn: --set model.dim: expected"),
-        (["claims", "--only", "T4.4"], "--only: T4.4: no such item; choose one of L4.1"),
+        (["claims", "--only", "T4.4"], "--only: T4.4: no such item; known: L4.1"),
         (["claims", "--only", "L4.1", "--only", "T4.3"], "--only: given 2 times; use it only once"),
         (["run", SWEEPS / "quickstart.toml", "--out", "a", "--out=b"], "--out: given 2 times"),
         (["claims", "--seeds", "1"], "an interval over seeds requires at least 2"),

@@ -104,6 +104,37 @@ def test_parameters_are_loaded_by_path(go, tmp_path):
     assert (pytrees.get(after, "head.kernel") != pytrees.get(before, "head.kernel")).all()
 
 
+def applied(kind, params, x):
+    """Call the module as its library does."""
+    if kind is with_linen:
+        return Mlp(4).apply({"params": params}, x)[:, 0]
+    return params(x)[:, 0] if kind is with_nnx else jax.vmap(params)(x)[:, 0]
+
+
+@pytest.mark.parametrize("kind", [with_linen, with_nnx, with_equinox])
+def test_parameters_of_a_module_are_what_its_library_takes(kind, tmp_path):
+    """The loss of the module itself is that of the run, in the session of the run and from its folder."""
+    made = ja.Study(name="modules", data=points, model=kind, phases=phases()[:1], seeds=2)
+    session = made.run(tmp_path / "run", quiet=True, report=False)
+    train = made.dataset(1).train
+    losses = session.records.query("metric == 'loss' and seed == 1").value
+    if kind is not with_linen:
+        with pytest.raises(InputError, match=r"has parameters .*hidden.*; pass the same module"):
+            ja.load(tmp_path / "run").params(seed=1, model=kind(width=5))
+    read = ja.load(tmp_path / "run")
+    plain = read.params(seed=1)
+    for params in (session.params(seed=1), read.params(seed=1, model=kind())):
+        outputs = applied(kind, params, train.X)
+        found = jnp.log1p(jnp.exp(-train.targets * outputs)).mean()
+        np.testing.assert_allclose(found, losses.iloc[-1], rtol=1e-5)
+        np.testing.assert_allclose(kind().outputs(params, train), outputs, rtol=1e-6)
+        # The order of the leaves is the same everywhere.
+        jax.tree.map(np.testing.assert_array_equal, params, session.params(seed=1))
+    assert set(plain.as_dict()) == {"hidden", "head"}
+    if kind is with_linen:
+        jax.tree.map(np.testing.assert_array_equal, plain.as_dict(), session.params(seed=1))
+
+
 @pytest.mark.more
 def test_width_of_a_module_can_be_swept(go, tmp_path):
     made = ja.Study(

@@ -382,7 +382,7 @@ def test_curves_reject_unknown_metric(results):
         ),
         (
             {"kind": "scaling", "axis": "data.length"},
-            r"figures\[0\].axis: unknown 'data.length'; expected one of",
+            r"figures\[0\].axis: unknown 'data.length'; known: ",
         ),
     ],
 )

@@ -95,7 +95,7 @@ def broken_too(results):
 def test_figure_options_may_be_lists(results):
     drawn = results["dims"].figure("curves", metrics=["loss"], cells=[0, 1])
     assert "2 of 4 cells" in drawn.caption
-    with pytest.raises(InputError, match=r"figure.kind: unknown 'lab:losses'; expected one of against"):
+    with pytest.raises(InputError, match=r"figure.kind: unknown 'lab:losses'; known: against"):
         results["dims"].figure("lab:losses")
 
 

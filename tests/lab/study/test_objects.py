@@ -68,13 +68,16 @@ def test_blocks_hold_objects():
     assert second.tables["model"] == {"kind": "one_layer", "dim": 3}
 
 
-def test_an_object_of_another_kind_keeps_what_was_set():
-    """A default of the old kind is not a setting of the new one."""
+def test_an_object_of_another_kind_keeps_the_settings_that_both_have():
     study = ja.Study(**parts(model=ja.models.TwoLayer(dim=5), loss=ja.losses.Squared()))
     changed = ja.Study.of_tables(
         study.tree | {"blocks": {"a": {"model": {"kind": "multi_head", "heads": 1}}}}
     )
     assert changed.cells[0].tables["model"] == {"kind": "multi_head", "dim": 5, "heads": 1}
+    swept = ja.Study(
+        **parts(model=ja.models.TwoLayer(dim=5), axes={"model.kind": ["two_layer", "one_layer"]})
+    )
+    assert swept.cells[1].tables["model"] == {"kind": "one_layer", "dim": 5}
 
 
 def test_swept_objects_share_what_does_not_change():
