@@ -201,7 +201,8 @@ def of_equinox(
         return eqx.combine(_filled(shapes, arrays, "of_equinox"), static)
 
     def apply(params: Any, x: Any) -> Any:
-        return (params if isinstance(params, eqx.Module) else rebuild(params))(x)
+        module: Any = params if isinstance(params, eqx.Module) else rebuild(params)
+        return module(x)
 
     return Adapted(init, _outputs(apply, inputs, per_example), rebuild)
 

@@ -108,6 +108,9 @@ def test_shards_share_a_folder(call, tmp_path):
     status, _, error = call("aggregate", folder, other, "--pair", "model.dim=8,16")
     assert status == 2
     assert "model.dim: not swept" in error
+    status, _, error = call("aggregate", folder, "--pair", "model.dim=8,16", "--by", "model.dim")
+    assert status == 2
+    assert "--by model.dim: is paired, so it cannot label rows" in error
 
 
 def test_quiet_plan_prints_only_tables(call, tmp_path):
