@@ -2,8 +2,10 @@
 
     python benchmarks/workers.py --workers 2 --batches 64
 
-Every batch is one run, which uses one core, so the workers can be faster by their number. The times include
-the start of the workers, their imports and their compilation; a first run fills the cache of programs.
+Every batch is one run of small arrays, which uses one core, so the workers can be faster by their number.
+(XLA computes products of large arrays on all cores; a single process is then as fast as the workers.) The
+times include the start of the workers, their imports and their compilation; a first run fills the cache of
+programs.
 """
 
 import argparse
@@ -24,8 +26,8 @@ def study(batches: int, steps: int) -> ja.Study:
         name="workers",
         seeds=batches,
         chunk=1,
-        data=ja.data.Assumption1(vocab_size=2000, relevant=50, length=60, sequences=2000),
-        model=ja.models.OneLayer(dim=256),
+        data=ja.data.Assumption1(vocab_size=200, relevant=20, length=8, sequences=100),
+        model=ja.models.OneLayer(dim=32),
         phases=[ja.dynamics.Descent(name="all", train=("*",), optimizer="adam", step_size=0.01, steps=steps)],
         probes={"per_decade": 0, "tokens": False},
     )
@@ -36,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batches", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=20_000)
     given = parser.parse_args()
     wanted = study(given.batches, given.steps)
     with tempfile.TemporaryDirectory() as place:

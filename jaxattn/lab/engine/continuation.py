@@ -7,7 +7,6 @@ first ones of the longer run, and its code does not depend on the number of step
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
-import numpy as np
 import pandas as pd
 
 from jaxattn.base import Phase
@@ -15,6 +14,7 @@ from jaxattn.lab.engine.batches import Batch, Source
 from jaxattn.lab.engine.programs import ProgramCache, Programs
 from jaxattn.lab.probes.standard import BEST
 from jaxattn.lab.storage.batch_record import BatchRecord
+from jaxattn.lab.storage.tables import renumbered
 from jaxattn.lab.study.groups import CompileGroup, compile_groups
 from jaxattn.lab.study.identity import Identity
 from jaxattn.lab.study.setting import Cell, Setting
@@ -151,20 +151,3 @@ def reopened(batch: Batch, tables: Mapping[str, pd.DataFrame]) -> tuple[BatchRec
     if len(tokens):
         tokens = tokens[tokens["phase"] != name]
     return state, {"records": records[~again], "tokens": tokens}
-
-
-def renumbered(table: pd.DataFrame, numbers: Mapping[tuple[int, int], tuple[int, int]]) -> pd.DataFrame:
-    """Return the rows of some runs of a table, with new cell indices.
-
-    Args:
-        table: a table with the columns cell and seed.
-        numbers: new cell index and seed of each run, by its cell index and seed in the table.
-    """
-    if not len(table):
-        return table
-    keys = pd.MultiIndex.from_frame(table[["cell", "seed"]])
-    runs = pd.MultiIndex.from_tuples(list(numbers), names=["cell", "seed"])
-    place = runs.get_indexer(keys)
-    cells = np.array([cell for cell, _ in numbers.values()], table["cell"].dtype)
-    found = table.assign(cell=cells[place])[place >= 0]
-    return found.reset_index(drop=True)

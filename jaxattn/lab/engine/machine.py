@@ -5,6 +5,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -45,6 +46,7 @@ def examine(compiled: Path) -> list[Finding]:
     return _examined(checks)
 
 
+@cache
 def devices_here() -> str:
     """Return the devices of this process, with what is unusual about them, as one line."""
     checks: dict[str, Check] = {

@@ -230,14 +230,15 @@ def _prepared(origin: Origin) -> _Prepared:
         origin.pool.take_share()
     else:
         devices.use_all_cores()
-    key = hashlib.sha256(origin.study).hexdigest()
+    # The same study may have other code or files by now.
+    key = hashlib.sha256(origin.study + repr(sorted(origin.code.items())).encode()).hexdigest()
     if key not in _LAST:
         _LAST.clear()
         _LAST[key] = _read(origin)
     return _LAST[key]
 
 
-# The study that this worker read last, by the hash of its pickled form.
+# The study that this worker read last, by the hash of its pickled form, its code and its files.
 _LAST: dict[str, _Prepared] = {}
 
 

@@ -31,6 +31,7 @@ from jaxattn.lab.storage.batch_record import KEY, RUN_FILE, TABLES, BatchRecord,
 from jaxattn.lab.storage.files import Damaged
 from jaxattn.lab.storage.objects import is_address
 from jaxattn.lab.storage.remote import Remote, check_empty_or_results
+from jaxattn.lab.storage.tables import renumbered
 
 try:
     import resource  # noqa: F401  checkpoints use it
@@ -99,7 +100,9 @@ def is_running(folder: Path, name: str) -> bool:
     silent = abs(time.time() - max(times, default=0.0))
     if found is None or found[1] != _HOST:
         return silent < GONE_S
-    return silent < HUNG_S and files.is_alive(int(found[2]))
+    # An earlier process may have had the number of this one, as in a container that was started again.
+    is_earlier = int(found[2]) == os.getpid() and found[3] != _TOKEN
+    return silent < HUNG_S and not is_earlier and files.is_alive(int(found[2]))
 
 
 def finished(
@@ -355,11 +358,22 @@ class Workplace:
             if one.path != self.path and not is_others:
                 self._take_over(one.path)
             self.record = one.record
-            return one.record, tables
+            return self._in_this_study(one.record, tables)
         with files.saving(self.path, self.directory):
             self.path.mkdir(exist_ok=True)
             batch_record.write_record(self.path, self.description, self.directory)
         return None, {name: pd.DataFrame() for name in TABLES}
+
+    def _in_this_study(
+        self, record: BatchRecord, found: dict[str, pd.DataFrame]
+    ) -> tuple[BatchRecord, dict[str, pd.DataFrame]]:
+        """Return a state with the cell indices of this study, which may have changed since it was saved."""
+        numbers = dict(zip(record.runs, self.description.runs, strict=True))
+        failures = [
+            msgspec.structs.replace(each, cell=numbers[each.cell, each.seed][0]) for each in record.failures
+        ]
+        record = msgspec.structs.replace(record, failures=tuple(failures))
+        return record, {name: renumbered(table, numbers) for name, table in found.items()}
 
     def _warn_earlier(self, error: Damaged) -> None:
         self.warn(f"{error}; starting from an earlier state")

@@ -20,6 +20,8 @@ from jaxattn.lab.storage.objects import RESUME, Entry, Objects
 
 # File in a local copy with the tags of the objects that it contains.
 TAGS = ".objects.json"
+# Folders that are not mirrored in the bucket.
+LOCAL = ("tensorboard", "wandb", "profile")
 _THREADS = 16
 _BATCH = re.compile(r"runs/([^/]+)/")
 _RUN_FILE = "run.json"
@@ -183,7 +185,9 @@ class Remote:
         found = [
             parent / name for parent, names in walked for name in names if not files.is_being_written(name)
         ]
-        return [path.relative_to(self.folder).as_posix() for path in found if path != self.folder / TAGS]
+        names = [path.relative_to(self.folder).as_posix() for path in found if path != self.folder / TAGS]
+        # Logs of dashboards and profiles are only here.
+        return [name for name in names if name.partition("/")[0] not in LOCAL]
 
     def _delete_empty(self, keep: Callable[[str], bool]) -> None:
         for name in files.file_names(self.folder / "runs", self.folder):

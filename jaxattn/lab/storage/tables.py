@@ -1,7 +1,7 @@
 """Parquet tables in a results folder: checked reads with a memory limit, and detection of repeated rows."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +116,20 @@ def _characters(column: Any) -> int:
         used = np.asarray(chunk.indices.drop_null())
         total += int(lengths[used].sum()) if len(lengths) else 0
     return total
+
+
+def renumbered(table: pd.DataFrame, numbers: Mapping[tuple[int, int], tuple[int, int]]) -> pd.DataFrame:
+    """Return the rows of some runs of a table, with new cell indices.
+
+    Args:
+        table: a table with the columns cell and seed.
+        numbers: new cell index and seed of each run, by its cell index and seed in the table.
+    """
+    if not len(table):
+        return table
+    keys = pd.MultiIndex.from_frame(table[["cell", "seed"]])
+    runs = pd.MultiIndex.from_tuples(list(numbers), names=["cell", "seed"])
+    place = runs.get_indexer(keys)
+    cells = np.array([cell for cell, _ in numbers.values()], table["cell"].dtype)
+    found = table.assign(cell=cells[place])[place >= 0]
+    return found.reset_index(drop=True)

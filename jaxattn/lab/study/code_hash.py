@@ -399,7 +399,7 @@ def _imported_file(name: str, folders: list[Path]) -> str | None:
     if name in sys.modules:
         return getattr(sys.modules[name], "__file__", None)
     if "." in name:
-        return None
+        return _submodule(name, folders)
     before = list(sys.path)
     sys.path += map(str, folders)
     try:
@@ -409,3 +409,14 @@ def _imported_file(name: str, folders: list[Path]) -> str | None:
     finally:
         sys.path[:] = before
     return None if spec is None else spec.origin
+
+
+def _submodule(name: str, folders: list[Path]) -> str | None:
+    """Return the file of a module in a package, without importing the package."""
+    top, *rest = name.split(".")
+    origin = _imported_file(top, folders)
+    if origin is None or Path(origin).name != "__init__.py":
+        return None
+    base = Path(origin).parent.joinpath(*rest)
+    every = (base.with_name(f"{base.name}.py"), base / "__init__.py")
+    return next((str(path) for path in every if path.is_file()), None)

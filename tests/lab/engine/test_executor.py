@@ -306,6 +306,17 @@ def test_workers_refuse_other_code_and_files(tmp_path, study):
     assert worker.widths(elsewhere, {0: 2}, None, 2, frozenset()) == {0: 1}
 
 
+def test_a_worker_reads_a_study_again_when_its_code_or_files_have_changed(tmp_path, study, monkeypatch):
+    read = []
+    monkeypatch.setattr(worker, "_LAST", {})
+    monkeypatch.setattr(worker, "_read", lambda origin: read.append(origin.code))
+    origin = worker.origin_of(study(), str(tmp_path), "", {"mine.py:f": "a"}, None)
+    elsewhere = origin._replace(process=("elsewhere", 1))
+    for code in ({"mine.py:f": "a"}, {"mine.py:f": "a"}, {"mine.py:f": "b"}):
+        worker._prepared(elsewhere._replace(code=code))
+    assert read == [{"mine.py:f": "a"}, {"mine.py:f": "b"}]
+
+
 def test_each_worker_of_a_pool_gets_its_share_of_the_machine(monkeypatch):
     shares, gpus = [], []
     monkeypatch.setattr(os, "cpu_count", lambda: 8)

@@ -1,5 +1,6 @@
 """Runs: only what is missing is computed, changed code is never mixed, and failed batches are listed."""
 
+import json
 import os
 import shutil
 import signal
@@ -584,3 +585,21 @@ def test_invalid_return_value_of_custom_code_gives_a_one_line_error(tmp_path, go
     with pytest.raises(InputError, match=message) as caught:
         go(tmp_path / "run", study("own", seeds=1, **change))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("values", [[0.4, 0.1], [0.2, 0.1, 0.4]], ids=str)
+def test_a_stopped_study_is_resumed_after_its_cells_have_other_indices(
+    values, tmp_path, study, go, stop, every_step, read
+):
+    """A saved state is found by its settings, so its rows belong to the cells that have them now."""
+
+    def sizes(*values):
+        return study(chunk=4, seeds=2, axes={"phases.query.step_size": list(values)})
+
+    place = stop(tmp_path / "stopped", sizes(0.1, 0.4), 6, intervals=every_step)
+    (partial,) = (place / "runs").glob("*.partial-*")
+    assert json.loads((partial / "run.json").read_text())["tables"]
+    go(place, sizes(*values))
+    go(tmp_path / "straight", sizes(*values))
+    for mine, theirs in zip(read(place, True), read(tmp_path / "straight", True), strict=True):
+        pd.testing.assert_frame_equal(mine, theirs, check_exact=True)

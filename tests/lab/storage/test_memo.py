@@ -289,6 +289,17 @@ def test_process_counts_as_killed_if_it_does_not_exist_or_is_silent(
     assert one.is_running == (silent >= 0 and (alive or host != memo._HOST))
 
 
+def test_an_earlier_process_with_the_number_of_this_one_has_ended(folder):
+    """As in a container that is started again, where every process has the number 1."""
+    path = work(folder).path
+    (one,) = memo.partials(folder.directory)
+    assert one.is_running
+    name = f"{path.name.partition('.')[0]}.partial-{memo._HOST}-{os.getpid()}-ffffffff"
+    path.rename(path.with_name(name))
+    (one,) = memo.partials(folder.directory)
+    assert not one.is_running
+
+
 @pytest.mark.parametrize("name", ["x", "host-1", "host-x-00000000", "ho st-1-00000000", f"{memo._HOST}-1-0"])
 def test_partial_folder_with_a_strange_name_counts_as_that_of_another_host(folder, name):
     path = work(folder).path

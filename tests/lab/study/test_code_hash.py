@@ -207,7 +207,7 @@ def lab(tmp_path):
     files = {
         "named.py": "import os\nimport lab_first\nfrom lab_pack.sub import two\n"
         "GIVEN = float(os.environ.get('GIVEN', 1))\n_CACHE = {}\n\n\n"
-        "def late():\n    import lab_late\n\n\n"
+        "def late():\n    import lab_late\n    from lab_lazy.inner import three\n\n\n"
         "def f(x):\n    _CACHE[x] = 1\n    return lab_first.one() + two + GIVEN\n",
         "lab_first.py": "import lab_second\n\n\ndef one():\n    return lab_second.ONE\n",
         "lab_second.py": "ONE = 1\n",
@@ -215,9 +215,12 @@ def lab(tmp_path):
         "lab_pack/__init__.py": "",
         "lab_pack/sub.py": "from .deep import two\n",
         "lab_pack/deep.py": "two = 2\n",
+        "lab_lazy/__init__.py": "",
+        "lab_lazy/inner.py": "three = 3\n",
         "lab_unused.py": "",
     }
-    (tmp_path / "lab_pack").mkdir()
+    for package in ("lab_pack", "lab_lazy"):
+        (tmp_path / package).mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     yield tmp_path
@@ -234,6 +237,7 @@ def lab(tmp_path):
         ("lab_late.py", True),
         ("lab_pack/__init__.py", True),
         ("lab_pack/deep.py", True),
+        ("lab_lazy/inner.py", True),
         ("lab_unused.py", False),
     ],
 )
