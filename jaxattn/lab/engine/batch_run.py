@@ -83,8 +83,9 @@ def run_batch(
         program = programs.phase(index, loaded)
         monitor.begin_phase(index, program.probe_steps, saved.step if saved else 0)
         state, saved = here.phase(program, index, params, keys.batches, saved), None
-        if state is None:  # The checkpoint was damaged, and its state has been deleted.
-            return run_batch(batch._replace(source=None), cache, place, monitor, keep_failures)
+        if state is None:  # The checkpoint was damaged, and is not used again.
+            left = batch._replace(source=None) if continued else batch
+            return run_batch(left, cache, place, monitor, keep_failures)
         params = state.carried.state.params
         monitor.end_phase()
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import socket
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,7 +21,9 @@ MAX_JSON = 2**28
 # Maximum length of a file name in bytes. File systems allow 255, but temporary names are longer than the
 # final names.
 LONGEST_NAME = 200
-TEMPORARY = re.compile(r"\..+\.(\d+)")
+# Name of this machine in names of files and folders.
+HOST = re.sub(r"[^\w.]", "_", socket.gethostname())[:60] or "host"
+TEMPORARY = re.compile(r"\..+-(\d+)")
 # Maximum nesting depth of JSON files. This package uses fewer than ten levels; Python's parser fails at
 # several hundred.
 MAX_NESTED = 100
@@ -132,7 +135,7 @@ def replace(path: Path, content: bytes) -> None:
 
 def temporary_path(path: Path) -> Path:
     """Return the path of the temporary file that this process writes before it replaces `path`."""
-    return path.with_name(f".{path.name}.{os.getpid()}")
+    return path.with_name(f".{path.name}.{HOST}-{os.getpid()}")
 
 
 def remove_temporary(folder: Path, *below: str) -> None:
@@ -145,9 +148,15 @@ def remove_temporary(folder: Path, *below: str) -> None:
 
 
 def is_being_written(name: str) -> bool:
-    """Return whether a file name is that of a temporary file of another running process."""
+    """Return whether a file name is that of a temporary file of another running process.
+
+    Processes on other machines count as running.
+    """
     found = TEMPORARY.fullmatch(name)
-    return found is not None and int(found[1]) != os.getpid() and is_alive(int(found[1]))
+    if found is None:
+        return False
+    is_here = name.endswith(f".{HOST}-{found[1]}")
+    return not is_here or (int(found[1]) != os.getpid() and is_alive(int(found[1])))
 
 
 def is_alive(process: int) -> bool:

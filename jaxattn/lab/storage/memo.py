@@ -2,7 +2,8 @@
 
     OUT/study.json                 what was asked for last; see `study_file`
     OUT/runs/KEY/                  a finished batch: run.json, records.parquet, tokens.parquet, checkpoint
-    OUT/runs/KEY.partial-WRITER/   the same files of a batch that the process WRITER computes or computed
+    OUT/runs/KEY.partial-WRITER/   the same files of a batch that the process WRITER works on, with numbers
+                                   in their names, and error.json if the process has stopped
 
 A batch is computed in a partial folder, which is then renamed. KEY is a hash of the runs of the batch. Runs
 are found by their identities, so a folder may contain the runs of any number of studies, and several
@@ -13,7 +14,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +39,7 @@ except ModuleNotFoundError:
     raise InputError("results folders require a POSIX system; use Linux, macOS, or WSL on Windows") from None
 
 RUNS = "runs"
-_HOST = re.sub(r"[^\w.]", "", socket.gethostname())[:60] or "host"
+_HOST = files.HOST
 _TOKEN = secrets.token_hex(4)
 _WRITER = re.compile(r"([\w.]+)-(\d{1,9})-([0-9a-f]{8})")
 _PARTIAL = re.compile(rf"({KEY.pattern})\.partial-(.+)")
@@ -355,8 +355,8 @@ class Workplace:
                 self._warn_earlier(error)
                 continue
             self._source = one.path
-            if one.path != self.path and not is_others:
-                self._take_over(one.path)
+            if one.path != self.path and not is_others and not self._take_over(one.path):
+                continue
             self.record = one.record
             return self._in_this_study(one.record, tables)
         with files.saving(self.path, self.directory):
@@ -378,15 +378,21 @@ class Workplace:
     def _warn_earlier(self, error: Damaged) -> None:
         self.warn(f"{error}; starting from an earlier state")
 
-    def _take_over(self, path: Path) -> None:
-        with suppress(OSError):
-            shutil.rmtree(self.path, ignore_errors=True)
+    def _take_over(self, path: Path) -> bool:
+        """Rename the folder of a killed process to that of this one; return False if another one did so."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        try:
             path.replace(self.path)
-            self._source = self.path
+        except OSError:
+            self.claim()
+            return False
+        self._source = self.path
+        with suppress(OSError):
             (self.path / ERROR_FILE).unlink(missing_ok=True)
-            if self.remote:
-                self._mirror()
-                self.remote.delete_batch(path.name)
+        if self.remote:
+            self._mirror()
+            self.remote.delete_batch(path.name)
+        return True
 
     def tables_of(self, name: str, record: BatchRecord) -> dict[str, pd.DataFrame]:
         """Return the tables of another, finished batch."""

@@ -1,6 +1,6 @@
 """The file study.json in a results folder: what was asked for last, and which runs that means.
 
-Only readers use it. A run writes it, but never compares it with anything.
+Only readers use it. A run writes it when it has changed, and uses nothing of it.
 """
 
 import shlex

@@ -1,4 +1,4 @@
-"""Identity of a run: a hash of everything that determines its results, except for the seed.
+"""Identity of a run: a hash of what determines its results, except for the seed, devices and versions of JAX.
 
 This is the setting with all defaults, the contents of the files that it names, the code of its custom kinds,
 and the modules of this package that compute.
@@ -18,7 +18,7 @@ from jaxattn.lab.study.inputs import Inputs
 from jaxattn.lab.study.setting import Cell, config_hash
 
 _PACKAGE = Path(__file__).parents[2]
-# Modules of the package that do not change results: everything in the lab except for these.
+# The only modules of the lab that determine results. Outside the lab, all modules count.
 _LAB = ("probes", "texts", "study/seed.py", "study/randomness.py", "study/setting.py", "study/groups.py")
 _ENGINE = tuple(
     f"engine/{name}.py"

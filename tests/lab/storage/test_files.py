@@ -157,7 +157,7 @@ def test_links_within_a_folder_are_followed(tmp_path):
 
 def test_symlink_with_the_temporary_name_is_replaced_and_not_followed(tmp_path):
     (tmp_path / "victim").write_bytes(b"kept")
-    (tmp_path / f".file.{os.getpid()}").symlink_to("victim")
+    (tmp_path / f".file.{files.HOST}-{os.getpid()}").symlink_to("victim")
     files.replace(tmp_path / "file", b"new")
     assert ((tmp_path / "victim").read_bytes(), (tmp_path / "file").read_bytes()) == (b"kept", b"new")
     (tmp_path / "log").symlink_to("victim")
@@ -199,16 +199,19 @@ def test_temporary_files_of_killed_processes_are_removed(tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     (tmp_path / "runs").mkdir()
-    gone = [f".study.json.{ended.pid}", f"runs/.a.json.{ended.pid}", f".x.{os.getpid()}", f".x.{10**30}"]
+    of = f"{files.HOST}-"
+    gone = [f".study.json.{of}{ended.pid}", f"runs/.a.json.{of}{ended.pid}", f".x.{of}{os.getpid()}"]
+    gone += [f".x.{of}{10**30}"]
     kept = [
-        f".study.json.{os.getppid()}",
+        f".study.json.{of}{os.getppid()}",
+        f".study.json.elsewhere-{ended.pid}",
         "study.json",
         "runs/a.1.json",
         f"other.{ended.pid}",
     ]
     for name in [*gone, *kept]:
         (tmp_path / name).write_text("x")
-    (tmp_path / f".folder.{ended.pid}").mkdir()
+    (tmp_path / f".folder.{of}{ended.pid}").mkdir()
     files.remove_temporary(tmp_path, "runs", "figures")
     assert [name for name in [*gone, *kept] if (tmp_path / name).exists()] == kept
 
