@@ -62,7 +62,11 @@ def attempt(
         failures = run_batch(batch, cache, place, monitor, keep_failures=is_last)
     except Exception as error:
         if is_out_of_memory(error) and batch.width > 1:
-            place.forget()
+            # A device with more memory can resume a state that it has saved.
+            if place.has_state:
+                place.leave("does not fit in memory here")
+            else:
+                place.forget()
             return Attempt(is_too_large=True)
         if not (reason := _reason(study, error)):
             place.leave()

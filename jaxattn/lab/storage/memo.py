@@ -528,6 +528,11 @@ class Workplace:
         with files.saving(self.path / run_log.RUN_LOG, self.directory), suppress(FileNotFoundError):
             run_log.append_entry(self.path, entry)
 
+    @property
+    def has_state(self) -> bool:
+        """Return whether the folder of this process has a saved state."""
+        return self._source == self.path and bool(self.record.tables)
+
     def forget(self) -> None:
         """Delete all saved states, so that the batch starts again."""
         _delete(self.path)

@@ -603,3 +603,31 @@ def test_a_stopped_study_is_resumed_after_its_cells_have_other_indices(
     go(tmp_path / "straight", sizes(*values))
     for mine, theirs in zip(read(place, True), read(tmp_path / "straight", True), strict=True):
         pd.testing.assert_frame_equal(mine, theirs, check_exact=True)
+
+
+def test_a_state_that_does_not_fit_in_memory_here_is_kept(
+    tmp_path, study, go, stop, every_step, assert_same, monkeypatch
+):
+    """Its runs are computed in smaller batches, and a device with more memory could have resumed it."""
+    wanted = study(chunk=2, seeds=2)
+    place = stop(tmp_path / "stopped", wanted, 6, intervals=every_step)
+    (partial,) = (place / "runs").glob("*.partial-*")
+    real = attempt.run_batch
+
+    def on_a_smaller_device(batch, cache, where, *rest, **options):
+        if batch.width > 1:
+            where.resume()
+            raise MemoryError
+        return real(batch, cache, where, *rest, **options)
+
+    monkeypatch.setattr(attempt, "run_batch", on_a_smaller_device)
+    outcome, _ = go(place, wanted)
+    assert not outcome.failures
+    (kept,) = (place / "runs").glob("*.partial-*")
+    assert kept.name.partition(".")[0] == partial.name.partition(".")[0]
+    assert json.loads((kept / "error.json").read_text())["reason"] == "does not fit in memory here"
+    go(tmp_path / "straight", study(chunk=1, seeds=2))
+    assert_same(place, tmp_path / "straight", ordered=True)
+    # What nobody needs any more is deleted.
+    go(place, wanted)
+    assert not list((place / "runs").glob("*.partial-*"))
