@@ -15,6 +15,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
+import jaxattn as ja
 from jaxattn.lab.api import Study
 from jaxattn.lab.cli import results
 
@@ -167,10 +168,13 @@ def test_python_code_in_the_readme_prints_the_output_shown(capsys):
 
 
 @pytest.mark.more
-def test_code_on_the_python_page_yields_the_stated_shapes():
-    (cell,) = blocks("howto/python.md", "python")
+def test_code_on_the_python_page_yields_the_stated_shapes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     names: dict = {}
-    exec(compile(cell, "python.md", "exec"), names)
+    for cell in blocks("howto/python.md", "python"):
+        exec(compile(cell, "python.md", "exec"), names)
+    assert names["results"].finished
+    assert (tmp_path / "results" / "first" / "report.html").exists()
     assert names["alpha"].shape == (64,)
     assert names["logits"].shape == (256,)
     assert names["params"].E.shape == (64, 1024)
@@ -417,12 +421,27 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_executor_on_the_page_about_clusters(tmp_path):
-    (code,) = blocks("howto/clusters.md", "python")
-    script = STUDY_OF_A_SCRIPT + textwrap.indent(code + "print(results.records.seed.nunique())", "    ")
-    (tmp_path / "script.py").write_text(script)
-    command = [sys.executable, "script.py"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert (done.returncode, done.stdout.split()[-1:]) == (0, ["2"]), done.stderr
+    for number, code in enumerate(blocks("howto/clusters.md", "python")):
+        script = STUDY_OF_A_SCRIPT + textwrap.indent(code + "print(results.records.seed.nunique())", "    ")
+        (tmp_path / "script.py").write_text(script)
+        (place := tmp_path / str(number)).mkdir()
+        command = [sys.executable, tmp_path / "script.py"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=place)
+        assert (done.returncode, done.stdout.split()[-1:]) == (0, ["2"]), done.stderr
+
+
+@pytest.mark.more
+def test_tables_on_the_page_about_results(tmp_path, monkeypatch):
+    (code,) = blocks("howto/read_results.md", "python")
+    monkeypatch.chdir(tmp_path)
+    study = ja.Study.read(
+        ROOT / "tests" / "sweeps" / "small.toml", axes=["model.dim=[4,8]", "phases.query.step_size=[0.1,0.2]"]
+    )
+    study.run("results/NAME", quiet=True, report=False)
+    names = {"ja": ja}
+    *first, last = code.strip().splitlines()
+    exec("\n".join(first), names)
+    assert eval(last, names).shape == (2, 2)
 
 
 def test_every_page_with_python_code_is_tested():

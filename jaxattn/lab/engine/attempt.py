@@ -24,7 +24,7 @@ class Attempt(NamedTuple):
         reason: why the batch could not be computed, as one line; "" if it was computed.
         trace: frames of the traceback in the user's code; "" if there are none.
         is_too_large: True if the batch did not fit in memory and has several runs.
-        where: the worker that computed it, with its devices; "" for this process.
+        where: the host and the devices of the worker that computed it; "" for this process.
     """
 
     failures: tuple[dict[str, Any], ...] = ()

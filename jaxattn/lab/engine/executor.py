@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError, RunError, counted, first_line
 from jaxattn.lab.engine import batches, worker
+from jaxattn.lab.engine.attempt import Attempt
 from jaxattn.lab.engine.missing import Plan
 from jaxattn.lab.engine.monitor import Interrupted, Intervals, RunMonitor
 from jaxattn.lab.engine.queue import Rules, Try
@@ -50,6 +51,11 @@ def pool_of(executor: Executor) -> worker.Pool | None:
 
 def check_executor(executor: Executor, has_logs: bool) -> None:
     """Raise InputError if an executor cannot be used: it forks this process, or needs a GPU that it holds."""
+    if not hasattr(executor, "submit"):
+        raise InputError(
+            f"executor: {type(executor).__name__} has no method `submit`; use a ProcessPoolExecutor, or an "
+            "object whose `submit(function)` calls the function in another process"
+        )
     if has_logs:
         raise InputError("log, profile: these are of one process; leave them out with an executor")
     context = getattr(executor, "_mp_context", None)
@@ -102,7 +108,7 @@ class Workers(NamedTuple):
             return {number: min(self.study.chunk, width) for number, width in each.items()}
         given = counts, max_memory, shards, raising
         future = _submitted(self.executor, worker.job(worker.widths, self.origin(code), *given))
-        found: dict[int, int] = _returned(future, "the plan")
+        found: dict[int, int] = _returned(future, "the plan", dict)
         return found
 
     def run(self, folder: Memo, rules: Rules, plan: Plan, monitor: RunMonitor, intervals: Intervals) -> None:
@@ -145,7 +151,7 @@ class Pool(NamedTuple):
                 ended = [future for future in running if future.done()]
                 for future in ended:
                     tried = running.pop(future)
-                    result = _returned(future, tried.batch.name)
+                    result: Attempt = _returned(future, tried.batch.name, Attempt)
                     if result.where not in known:
                         known.add(result.where)
                         self.rules.reporter.note(result.where)
@@ -215,9 +221,9 @@ def _submitted(executor: Executor, job: worker.Job) -> Any:
         ) from None
 
 
-def _returned(future: Any, name: str) -> Any:
+def _returned(future: Any, name: str, kind: type) -> Any:
     try:
-        return future.result()
+        found = future.result()
     except (InputError, RunError):
         raise
     except Interrupted:
@@ -227,3 +233,9 @@ def _returned(future: Any, name: str) -> Any:
             f"{name}: its worker ended without a result ({type(error).__name__}: {first_line(error)}); "
             "finished batches and saved states are kept, and the same command resumes the run"
         ) from None
+    if not isinstance(found, kind):
+        raise RunError(
+            f"{name}: its executor returned {found!r:.60} in place of what the function returned; `result()` "
+            "must return that"
+        )
+    return found

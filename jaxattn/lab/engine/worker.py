@@ -177,8 +177,7 @@ def compute(origin: Origin, task: Task) -> Attempt:
         monitor.begin_batch(batch, 0, 1)
         with monitor.stopping(), backend.precision(here.study.dtype):
             tried = attempt(here.study, batch, here.cache, place, monitor, task.is_last)
-        host, number = process()
-        return tried._replace(where=f"worker {number} on {host}: {machine.devices_here()}")
+        return tried._replace(where=f"worker on {socket.gethostname()}: {machine.devices_here()}")
     return Attempt()
 
 

@@ -306,6 +306,22 @@ def test_workers_refuse_other_code_and_files(tmp_path, study):
     assert worker.widths(elsewhere, {0: 2}, None, 2, frozenset()) == {0: 1}
 
 
+def test_an_object_that_is_no_executor_is_refused_in_one_line(tmp_path, study):
+    with pytest.raises(InputError, match="executor: object has no method `submit`; use a Process"):
+        in_folder(study(), tmp_path / "run", object())
+
+
+def test_an_executor_that_loses_results_is_refused_in_one_line(tmp_path, study):
+    class Forgetful(Instantly):
+        def submit(self, job):
+            future = Future()
+            future.set_result(None)
+            return future
+
+    with pytest.raises(RunError, match=r"its executor returned None in place of what the function returned"):
+        in_folder(study(chunk=2), tmp_path / "run", Forgetful())
+
+
 def test_a_worker_reads_a_study_again_when_its_code_or_files_have_changed(tmp_path, study, monkeypatch):
     read = []
     monkeypatch.setattr(worker, "_LAST", {})
