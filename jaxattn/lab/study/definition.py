@@ -1,6 +1,7 @@
 """Definition of a study: tables for data, model, phases and probes, a grid over their keys, and the seeds."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -164,6 +165,9 @@ class Definition:
 
 
 def _tables(tree: Mapping[str, Any]) -> Tables:
+    # Most trees have no objects.
+    with suppress(msgspec.ValidationError):
+        return msgspec.convert(dict(tree), Tables)
     try:
         return msgspec.convert(_without_objects(dict(tree)), Tables)
     except msgspec.ValidationError as error:

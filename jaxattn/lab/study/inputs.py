@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxattn.core.errors import RunError
-from jaxattn.core.settings import FILE, has_mark
+from jaxattn.core.settings import FILE
 from jaxattn.core.spec import Spec
-from jaxattn.lab.study.registry import fields_of
+from jaxattn.lab.study.registry import marked
 from jaxattn.lab.study.setting import Setting
 from jaxattn.lab.texts.cache import source_digest
 from jaxattn.lab.texts.source import Source
@@ -108,9 +108,9 @@ def _states(files: Mapping[str, str]) -> list[_State]:
 
 def _named(part: Any) -> Iterator[str]:
     """Yield the paths in settings that are annotated as `FilePath`, without a suffix such as ":KEY"."""
-    for field in fields_of(type(part)) if isinstance(part, Spec) else ():
-        if has_mark(field.type, FILE):
-            for path in _strings(getattr(part, field.name)):
+    for name, mark in marked(type(part)).items() if isinstance(part, Spec) else ():
+        if mark == FILE:
+            for path in _strings(getattr(part, name)):
                 # A file may have a colon in its name.
                 yield path if Path(path).is_file() else path.rpartition(":")[0] or path
 

@@ -141,13 +141,13 @@ def make(concept: Concept[_C], table: Any, location: str, names: ImportPaths) ->
     values = convert(target, own | changes, location)
     with at(location):
         full = {"kind": kind, **to_json_values(values, names)}
-        located = {name: _located(mark, values[name], names) for name, mark in _marked(target).items()}
+        located = {name: _located(mark, values[name], names) for name, mark in marked(target).items()}
     made = _instance(target, values | located, location)
     return (typing.cast(_C, given) if given == made else made), full
 
 
 @functools.cache
-def _marked(target: type[Spec]) -> dict[str, str]:
+def marked(target: type[Spec]) -> dict[str, str]:
     """Return the settings annotated as file paths or import paths, each mapped to its annotation's marker."""
     return {f.name: mark for f in _fields(target) for mark in (FILE, IMPORT_PATH) if has_mark(f.type, mark)}
 

@@ -176,15 +176,13 @@ class Reader:
         return self._known[key]
 
     def _contents(self, table: Any) -> Any:
-        """Return a copy of a table with ids in place of objects."""
+        """Return a table with ids in place of its objects, which are kinds or entries of lists."""
+        if isinstance(table, Spec):
+            self._objects[id(table)] = table
+            return (id(table),)
         if isinstance(table, dict):
-            return {key: self._contents(x) for key, x in table.items()}
-        if isinstance(table, list | tuple):
-            return [self._contents(x) for x in table]
-        if not isinstance(table, Spec):
-            return table
-        self._objects[id(table)] = table
-        return (id(table),)
+            return table | {key: self._contents(table[key]) for key in ("kind", "own") if key in table}
+        return [self._contents(x) for x in table] if isinstance(table, list | tuple) else table
 
     def _probes(self, table: Any) -> tuple[Probes, Any]:
         key = "probes", repr(self._contents(table))

@@ -650,8 +650,9 @@ def test_hard_link_in_place_of_the_log_raises(stopped, go, study, tmp_path):
 def test_temporary_files_of_killed_runs_are_removed(stopped, go, study, tmp_path, dead):
     folder = shutil.copytree(stopped, tmp_path / "small")
     (partial,) = (folder / "runs").iterdir()
-    remaining = [folder / f".study.json.{dead}", partial / f".run.json.{dead}"]
+    writer = f"{files.HOST}-{dead}"
+    remaining = [folder / f".study.json.{writer}", partial / f".run.json.{writer}"]
     for path in remaining:
         path.write_text("{")
     go(folder, study(seeds=[0, 1], description="changed"))
-    assert [path.name for path in folder.rglob(f".*.{dead}")] == []
+    assert [path.name for path in folder.rglob(f".*.{writer}")] == []
