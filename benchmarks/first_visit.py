@@ -66,7 +66,7 @@ def measure(name: str, limit: int, command: list[str], out: Path) -> dict[str, o
     began = time.monotonic()
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
-    # Several steps use the card in turn, and one of them beside PyTorch.
+    # Several processes use the card in turn, and one of them uses it together with PyTorch.
     env.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     with (out / f"{name}.txt").open("wb") as file:
         try:

@@ -208,7 +208,7 @@ _MEANT = {
 
 
 def similar(given: Any, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known name that a misspelt name stands for, or None if no name is similar.
+    """Return the known name that is most similar to a given one, or None if no name is similar.
 
     A name that differs only in case comes first, then the name of this package for a common synonym.
     """

@@ -31,7 +31,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Check the settings against their annotations.
 
         NumPy numbers become Python numbers, lists become tuples and integers become floats where the
-        annotations say so. JAX arrays, which may be traced, are not checked.
+        annotations require it. JAX arrays, which may be traced, are not checked.
 
         Raises:
             InputError: a value does not match its annotation.

@@ -42,11 +42,11 @@ def workers_of(executor: Executor) -> int:
     return found if isinstance(found, int) and found > 0 else 1
 
 
-def pool_of(executor: Executor) -> worker.Pool | None:
+def pool_of(executor: Executor) -> worker.LocalPool | None:
     """Return the description of a process pool, for its workers; None for other executors."""
     if not hasattr(executor, "_processes"):
         return None
-    return worker.Pool(workers_of(executor), f"{os.getuid()}-{os.getpid()}-{id(executor):x}")
+    return worker.LocalPool(workers_of(executor), f"{os.getuid()}-{os.getpid()}-{id(executor):x}")
 
 
 def check_executor(executor: Executor, has_logs: bool) -> None:

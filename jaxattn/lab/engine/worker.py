@@ -38,7 +38,7 @@ LOOK_S = 1.0
 _ONE = threading.Lock()
 
 
-class Pool(NamedTuple):
+class LocalPool(NamedTuple):
     """A process pool, whose workers share the cores and the GPUs of this machine.
 
     Attributes:
@@ -70,7 +70,7 @@ class Pool(NamedTuple):
 
 
 # The number of this worker in its pool, with an open file that is locked until the process ends.
-_NUMBERS: dict[Pool, tuple[int, int]] = {}
+_NUMBERS: dict[LocalPool, tuple[int, int]] = {}
 
 
 class Origin(NamedTuple):
@@ -92,7 +92,7 @@ class Origin(NamedTuple):
     process: tuple[str, int]
     code: dict[str, str | None]
     computing: str
-    pool: Pool | None = None
+    pool: LocalPool | None = None
 
 
 class Task(NamedTuple):
@@ -263,7 +263,7 @@ def job(function: Any, *arguments: Any) -> Job:
 
 
 def origin_of(
-    study: Definition, directory: str, command: str, code: Mapping[str, str | None], pool: Pool | None
+    study: Definition, directory: str, command: str, code: Mapping[str, str | None], pool: LocalPool | None
 ) -> Origin:
     """Return the origin of the jobs that this process submits."""
     return Origin(pickled(study), directory, command, process(), dict(code), package_hash(), pool)
