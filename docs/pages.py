@@ -10,21 +10,20 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.append(str(Path(__file__).parent / "_extensions"))
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parent / "_extensions")]
 
 import msgspec
 import tomli_w
+from command_line import command_line
 from docstrings import latex
 
 from jaxattn.base import Measurement
 from jaxattn.core.settings import markdown_table, meanings, summary_line, written
 from jaxattn.dynamics.kinds import PHASES
-from jaxattn.lab.cli import commands
-from jaxattn.lab.cli.usage import about, options_of
 from jaxattn.lab.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
 from jaxattn.lab.probes.standard import Probes
 from jaxattn.lab.study.definition import Tables
@@ -280,50 +279,6 @@ def _typeset(text: str) -> str:
 
 def _key_table(rows: list[list[str]]) -> str:
     return markdown_table(["key", "default", "meaning"], rows)
-
-
-LINE = """# Command line
-
-`jaxattn` lists the commands, `jaxattn COMMAND --help` prints the section of this page for a command, and
-`jaxattn --version` prints the version. `python -m jaxattn` is equivalent to `jaxattn`. The exit status of a
-command is 0 for success, 1 if the command fails, 2 if the input is invalid, and 130 if the command is
-stopped. An error is one line on standard error with the location and the remedy. Errors of custom code add
-a traceback."""
-
-COMMON = "Each command lists the common options that it accepts."
-
-
-def command_line() -> str:
-    """Return the page of all commands with their options."""
-    known = commands()
-    tables = {name: [_option(one) for one in options_of(call)] for name, call in known.items()}
-    every = [row for rows in tables.values() for row in rows if row[0].startswith("`--")]
-    # An option of several commands is documented once, if it has the same default and meaning in each.
-    common = [row for row in {row[0]: row for row in every}.values() if every.count(row) >= 3]
-    parts = [LINE, "## Common options", COMMON, _option_table(common)]
-    parts += [_command(name, call, tables[name], common) for name, call in known.items()]
-    return "\n\n".join(parts) + "\n"
-
-
-def _command(name: str, call: Callable[..., int], rows: list[list[str]], common: list[list[str]]) -> str:
-    said = about(call)
-    shown = "\n".join(["```text", *said.examples, "```"])
-    parts = [f"## jaxattn {name}", "\n".join([said.summary, *said.details]), shown]
-    own = [row for row in rows if row not in common]
-    if own:
-        parts.append(_option_table(own))
-    if shared := [f"{row[0].split()[0].rstrip('`')}`" for row in rows if row in common]:
-        parts.append(f"Common options: {', '.join(shared)}.")
-    return "\n\n".join(parts)
-
-
-def _option(one: Any) -> list[str]:
-    default = one.default if one.default in ("", "required") else f"`{one.default}`"
-    return [f"`{one.usage}`", default, one.meaning]
-
-
-def _option_table(rows: list[list[str]]) -> str:
-    return markdown_table(["option", "default", "meaning"], rows)
 
 
 class Shown(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 
 from jaxattn.core.settings import written
 from jaxattn.lab.api import Study
-from jaxattn.lab.cli import commands
+from jaxattn.lab.cli.commands import commands
 from jaxattn.lab.results.figures import KINDS
 from jaxattn.lab.study.registry import CONCEPTS, fields_of
 from jaxattn.lab.texts.readers import READERS
@@ -17,6 +17,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 _spec = importlib.util.spec_from_file_location("pages_of_docs", DOCS / "pages.py")
 pages = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(pages)
+options_of = pages.command_line.__globals__["options_of"]
 
 
 @pytest.mark.parametrize("name", pages.PAGES)
@@ -59,14 +60,14 @@ def test_the_page_on_sweep_keys_lists_every_key():
 
 def test_the_command_line_page_describes_every_option():
     for name, call in commands().items():
-        options = list(pages.options_of(call))
+        options = list(options_of(call))
         assert [one.usage for one in options if not one.meaning] == [], name
 
 
 def test_the_command_line_page_matches_the_parser(call):
     _, out, _ = call("run", "--help")
     helped = set(re.findall(r"--[a-z][a-z-]+", out)) - {"--help"}
-    assert helped == {one.usage.split()[0] for one in pages.options_of(commands()["run"])} - {"SWEEP"}
+    assert helped == {one.usage.split()[0] for one in options_of(commands()["run"])} - {"SWEEP"}
 
 
 def test_the_gallery_shows_every_kind_of_figure():

@@ -35,12 +35,13 @@ import tensorstore as ts
 import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab import cli
+from jaxattn.lab.cli.commands import commands
 from jaxattn.lab.results import report, style
 from jaxattn.lab.results.figures import KINDS, function
 from jaxattn.lab.storage import batch_record, checkpoints, files
 
 # Imported once for all processes, because they are slow to import.
-PRELOADED = style, cli.commands(), *map(function, KINDS)
+PRELOADED = style, commands(), *map(function, KINDS)
 # Longest use of a folder in seconds, and its address space in bytes in addition to that of imported code.
 LONGEST_S = 20.0
 MAX_MEMORY = 8 * 2**30

@@ -5,8 +5,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, suppress
+from contextlib import suppress
 from typing import Any
 
 # Tracing allocates many small, long-lived objects. With Python's default thresholds, garbage collection would
@@ -39,17 +38,14 @@ def main() -> None:
     code = 0
     try:
         # These imports raise InputError on systems that are not POSIX.
-        from jaxattn.lab.cli import usage
-        from jaxattn.lab.cli.options import check_once
+        from jaxattn.lab.cli.commands import overview, parse
         from jaxattn.lab.storage.copies import naming
 
-        if (text := usage.help_of(words, command_groups())) is not None:
-            print_line(text)
+        if words[:1] in ([], ["-h"], ["--help"]):
+            print_line(overview())
         else:
-            usage.check_words(words, commands())
-            check_once(words)
             with naming():
-                code = parse_command(words)()
+                code = parse(words)()
         sys.stdout.flush()
     except InputError as error:
         code = print_error(error, 2)
@@ -62,74 +58,6 @@ def main() -> None:
         reason = f"{error.filename or 'standard output'}: {error.strerror or error}; fix this and try again"
         code = 1 if isinstance(error, BrokenPipeError) else print_error(RunError(reason), 1)
     sys.exit(code)
-
-
-def command_groups() -> dict[str, dict[str, Callable[..., int]]]:
-    """Return the commands by name, grouped under the headings used in the help text.
-
-    A function's arguments become the options of its command, and its docstring becomes the help text.
-    """
-    from jaxattn.lab.cli import machine, results, studies
-
-    return {
-        "Run studies": {
-            "run": studies.run,
-            "plan": studies.plan,
-            "launch": studies.launch,
-            "data": studies.data,
-            "schema": studies.schema,
-            "doctor": machine.doctor,
-        },
-        "Read results": {
-            "status": studies.status,
-            "aggregate": results.aggregate,
-            "report": results.report,
-            "prune": studies.prune,
-        },
-        "Papers and claims": {
-            "reproduce": results.reproduce,
-            "claims": results.claims,
-            "diagnose": results.diagnose,
-            "heads": results.heads,
-        },
-    }
-
-
-def commands() -> dict[str, Callable[..., int]]:
-    """Return all commands by name."""
-    return {name: call for group in command_groups().values() for name, call in group.items()}
-
-
-def parse_command(words: Sequence[str]) -> Callable[[], int]:
-    """Parse the arguments after `jaxattn`; return a function that runs the command.
-
-    That function returns the exit status.
-
-    Raises:
-        InputError: an argument is missing, unknown, or has an invalid value.
-    """
-    import tyro
-
-    from jaxattn.core.errors import InputError
-    from jaxattn.lab.cli import usage
-
-    printed = io.StringIO()
-    try:
-        with redirect_stderr(printed):
-            called: Callable[[], int] = tyro.extras.subcommand_cli_from_dict(
-                {name: usage.deferred(call) for name, call in commands().items()},
-                prog="jaxattn",
-                args=words,
-                use_underscores=False,
-                config=(tyro.conf.FlagCreatePairsOff,),
-            )
-    except SystemExit as ended:
-        if not ended.code:
-            raise
-        raise InputError(usage.one_line(printed.getvalue(), words[0])) from None
-    # Forward any warnings that tyro printed.
-    sys.stderr.write(printed.getvalue())
-    return called
 
 
 def _open_streams() -> None:

@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,38 +15,54 @@ from jaxattn.lab.storage.folder import results_folder
 if TYPE_CHECKING:
     from jaxattn.lab.api import Study
 
-Sweep = Annotated[Positional[Path], arg(metavar="SWEEP", help="Sweep file (TOML).")]
-ResultsDir = Annotated[Positional[Path], arg(metavar="DIR", help="Results folder.")]
+
+def _hint(default: str) -> str:
+    return "" if default in ("", "None", "False") else f"(default: {default})"
+
+
+def option(**settings: Any) -> Any:
+    """Return the annotation of an option whose help text shows a default only if there is one to show.
+
+    Args:
+        settings: keyword arguments of `tyro.conf.arg`.
+    """
+    return arg(help_behavior_hint=_hint, **settings)
+
+
+Sweep = Annotated[Positional[Path], option(metavar="SWEEP", help="Sweep file (TOML).")]
+ResultsDir = Annotated[Positional[Path], option(metavar="DIR", help="Results folder.")]
 Folders = Annotated[
     Positional[tuple[Path, ...]],
-    arg(
+    option(
         metavar="DIR [DIR ...]",
         help="One or more results folders, finished or not; a folder of shards selects all its shards.",
     ),
 ]
 Set = Annotated[
     UseAppendAction[tuple[str, ...]],
-    arg(
+    option(
         name="set",
         metavar="KEY=VALUE",
-        help="Override a key of the sweep file; repeatable.",
+        help="Override a key of the sweep file.",
         prefix_name=False,
     ),
 ]
-Quiet = Annotated[bool, arg(help="Print only results and errors.", prefix_name=False)]
-Every = Annotated[bool, arg(name="all", help="Print all metrics instead of six.", prefix_name=False)]
+Quiet = Annotated[bool, option(help="Print only results and errors.", prefix_name=False)]
+Every = Annotated[bool, option(name="all", help="Print all metrics instead of six.", prefix_name=False)]
 EveryPath = Annotated[
     bool,
-    arg(
+    option(
         name="all",
         help="Print all metrics instead of six, and the paths of all files of the report.",
         prefix_name=False,
     ),
 ]
-Json = Annotated[bool, arg(name="json", help="Print JSON instead of tables, with numbers in full precision.")]
+Json = Annotated[
+    bool, option(name="json", help="Print JSON instead of tables, with numbers in full precision.")
+]
 Out = Annotated[
     Path | None,
-    arg(
+    option(
         metavar="DIR|s3://...|gs://...",
         help="Results folder, or an address in a bucket; by default results/NAME for the study NAME.",
         prefix_name=False,
@@ -55,7 +70,7 @@ Out = Annotated[
 ]
 Seeds = Annotated[
     str | None,
-    arg(
+    option(
         metavar="N|A:B|A,B",
         help="Number, range or list of seeds; overrides the sweep file.",
         prefix_name=False,
@@ -63,7 +78,7 @@ Seeds = Annotated[
 ]
 MaxMemory = Annotated[
     str | None,
-    arg(
+    option(
         metavar="SIZE",
         help="Memory limit of a device, for example 8GiB; by default chosen for the device.",
         prefix_name=False,
@@ -71,14 +86,14 @@ MaxMemory = Annotated[
 ]
 Axis = Annotated[
     UseAppendAction[tuple[str, ...]],
-    arg(
+    option(
         name="axis",
         metavar="KEY=[...]",
-        help="Sweep an additional key over a list of values; repeatable.",
+        help="Sweep an additional key over a list of values.",
         prefix_name=False,
     ),
 ]
-Unprefixed = arg(prefix_name=False)
+Unprefixed = option(prefix_name=False)
 
 
 @dataclass(frozen=True)
@@ -100,7 +115,7 @@ class MachineOptions:
 
     out: Out = None
     max_memory: MaxMemory = None
-    shard: Annotated[str, arg(metavar="I/N", prefix_name=False)] = "1/1"
+    shard: Annotated[str, option(metavar="I/N", prefix_name=False)] = "1/1"
 
 
 @dataclass(frozen=True)
@@ -129,21 +144,9 @@ class OutputOptions:
     every: EveryPath = False
     quiet: Quiet = False
     log: Annotated[
-        tuple[Literal["tensorboard", "wandb"], ...], arg(metavar="tensorboard|wandb", prefix_name=False)
+        tuple[Literal["tensorboard", "wandb"], ...], option(metavar="tensorboard|wandb", prefix_name=False)
     ] = ()
     profile: Annotated[bool, Unprefixed] = False
-
-
-# Options that may be repeated.
-_APPENDED = ("--set", "--axis", "--option", "--where")
-
-
-def check_once(arguments: Sequence[str]) -> None:
-    """Raise InputError if an option is given twice, because only its last value would be used."""
-    names = [word.partition("=")[0] for word in arguments if word.startswith("--")]
-    for name in dict.fromkeys(names):
-        if names.count(name) > 1 and name not in _APPENDED:
-            raise InputError(f"{name}: given {names.count(name)} times; use it only once, with all values")
 
 
 def read_shard(text: str) -> tuple[int, int]:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import Positional, UseAppendAction
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.cli.console import (
@@ -28,6 +28,7 @@ from jaxattn.lab.cli.options import (
     ResultsDir,
     Set,
     keep_compiled,
+    option,
     read_folders,
     read_pair,
     read_position,
@@ -40,12 +41,12 @@ from jaxattn.lab.cli.options import (
 def aggregate(
     directories: Folders,
     /,
-    where: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="KEY=VALUE")] = (),
-    metrics: Annotated[tuple[str, ...], arg(metavar="METRIC ...")] = (),
-    phases: Annotated[tuple[str, ...], arg(metavar="PHASE ...")] = (),
-    by: Annotated[tuple[str, ...], arg(metavar="KEY ...")] = (),
-    pair: Annotated[str | None, arg(metavar="KEY=A,B")] = None,
-    out: Annotated[Path | None, arg(metavar="FILE")] = None,
+    where: Annotated[UseAppendAction[tuple[str, ...]], option(metavar="KEY=VALUE")] = (),
+    metrics: Annotated[tuple[str, ...], option(metavar="METRIC ...")] = (),
+    phases: Annotated[tuple[str, ...], option(metavar="PHASE ...")] = (),
+    by: Annotated[tuple[str, ...], option(metavar="KEY ...")] = (),
+    pair: Annotated[str | None, option(metavar="KEY=A,B")] = None,
+    out: Annotated[Path | None, option(metavar="FILE")] = None,
     every: Every = False,
     as_json: Json = False,
 ) -> int:
@@ -95,7 +96,7 @@ def report(
     directory: ResultsDir,
     /,
     every: Annotated[
-        bool, arg(name="all", help="Print the paths of all files, not only report.html.")
+        bool, option(name="all", help="Print the paths of all files, not only report.html.")
     ] = False,
 ) -> int:
     """Draw the figures of a run and write its report.
@@ -119,13 +120,13 @@ def report(
 
 
 def diagnose(
-    embedding: Annotated[str, arg(metavar="E.npy|FILE:KEY")],
-    query: Annotated[str, arg(metavar="p.npy|FILE:KEY")],
-    head: Annotated[str, arg(metavar="v.npy|FILE:KEY")],
-    corpus: Annotated[Path, arg(metavar="FILE.toml")],
-    vocabulary: Annotated[Path | None, arg(metavar="FILE")] = None,
+    embedding: Annotated[str, option(metavar="E.npy|FILE:KEY")],
+    query: Annotated[str, option(metavar="p.npy|FILE:KEY")],
+    head: Annotated[str, option(metavar="v.npy|FILE:KEY")],
+    corpus: Annotated[Path, option(metavar="FILE.toml")],
+    vocabulary: Annotated[Path | None, option(metavar="FILE")] = None,
     overrides: Set = (),
-    out: Annotated[Path, arg(metavar="DIR")] = Path("results/diagnosis"),
+    out: Annotated[Path, option(metavar="DIR")] = Path("results/diagnosis"),
     min_count: int = 50,
     important: float = 0.5,
     seed: int = 0,
@@ -176,19 +177,19 @@ def diagnose(
 
 
 def heads(
-    models: Annotated[Positional[tuple[Path, ...]], arg(metavar="MODEL [MODEL ...]")],
+    models: Annotated[Positional[tuple[Path, ...]], option(metavar="MODEL [MODEL ...]")],
     /,
-    texts: Annotated[Path, arg(metavar="FILE")],
-    position: Annotated[str | None, arg(metavar="first|last|N")] = None,
+    texts: Annotated[Path, option(metavar="FILE")],
+    position: Annotated[str | None, option(metavar="first|last|N")] = None,
     length: int = 64,
-    most: Annotated[int, arg(metavar="N")] = 200,
-    layers: Annotated[tuple[int, ...], arg(metavar="LAYER ...")] = (),
+    most: Annotated[int, option(metavar="N")] = 200,
+    layers: Annotated[tuple[int, ...], option(metavar="LAYER ...")] = (),
     share: float = 0.9,
     draws: int = 10,
     group: int = 25,
     nuclear: int = 1,
     seed: int = 0,
-    out: Annotated[Path, arg(metavar="DIR")] = Path("results/heads"),
+    out: Annotated[Path, option(metavar="DIR")] = Path("results/heads"),
     quiet: Quiet = False,
 ) -> int:
     """Measure the attention heads of a trained transformer.
@@ -240,9 +241,9 @@ def heads(
 
 def claims(
     seeds: int = 64,
-    only: Annotated[tuple[str, ...], arg(metavar="CLAIM ...")] = (),
-    data_dir: Annotated[Path | None, arg(metavar="DIR")] = None,
-    out: Annotated[Path | None, arg(metavar="DIR")] = None,
+    only: Annotated[tuple[str, ...], option(metavar="CLAIM ...")] = (),
+    data_dir: Annotated[Path | None, option(metavar="DIR")] = None,
+    out: Annotated[Path | None, option(metavar="DIR")] = None,
     max_memory: MaxMemory = None,
     quiet: Quiet = False,
 ) -> int:
@@ -267,15 +268,15 @@ def claims(
 
 
 def reproduce(
-    book: Annotated[Positional[str | None], arg(metavar="BOOK")] = None,
-    only: Annotated[tuple[str, ...], arg(metavar="ITEM ...")] = (),
+    book: Annotated[Positional[str | None], option(metavar="BOOK")] = None,
+    only: Annotated[tuple[str, ...], option(metavar="ITEM ...")] = (),
     scale: Literal["laptop", "full"] = "laptop",
-    seeds: Annotated[int | None, arg(metavar="N")] = None,
-    data_dir: Annotated[Path | None, arg(metavar="DIR")] = None,
-    out: Annotated[Path | None, arg(metavar="DIR")] = None,
+    seeds: Annotated[int | None, option(metavar="N")] = None,
+    data_dir: Annotated[Path | None, option(metavar="DIR")] = None,
+    out: Annotated[Path | None, option(metavar="DIR")] = None,
     max_memory: MaxMemory = None,
     check: bool = False,
-    new: Annotated[str | None, arg(metavar="NAME")] = None,
+    new: Annotated[str | None, option(metavar="NAME")] = None,
     quiet: Quiet = False,
 ) -> int:
     """Reproduce the figures and numbers of a paper, or test the claims.

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.conf import UseAppendAction, arg
+from tyro.conf import UseAppendAction
 
 from jaxattn.core.errors import InputError, counted, first_line
 from jaxattn.lab.cli.console import (
@@ -38,6 +38,7 @@ from jaxattn.lab.cli.options import (
     Sweep,
     keep_compiled,
     load_sweep,
+    option,
     read_folders,
     read_pair,
     read_shard,
@@ -52,7 +53,7 @@ Cluster = Literal["slurm", "local"]
 def run(
     sweep: Sweep,
     /,
-    study_options: Annotated[StudyOptions, arg(name="study")],
+    study_options: Annotated[StudyOptions, option(name="study")],
     machine: MachineOptions,
     failure: FailureOptions,
     output: OutputOptions,
@@ -180,7 +181,7 @@ def launch(
     jobs: int,
     cluster: Cluster = "slurm",
     minutes: int = 720,
-    options: Annotated[UseAppendAction[tuple[str, ...]], arg(name="option", metavar="KEY=VALUE")] = (),
+    options: Annotated[UseAppendAction[tuple[str, ...]], option(name="option", metavar="KEY=VALUE")] = (),
     overrides: Set = (),
     axes: Axis = (),
     out: Out = None,
