@@ -65,7 +65,7 @@ def overview() -> str:
         "\n".join([f"{title}:", *aligned(rows, width, text_width())]) for title, rows in sections.items()
     ]
     about = filled("Run and read experiments on attention with trained embeddings.", text_width())
-    return "\n\n".join([_USAGE, about, *parts, _MORE])
+    return "\n\n".join([_USAGE, about, *parts, filled(_MORE, text_width())])
 
 
 def parse(words: Sequence[str]) -> Callable[[], int]:

@@ -182,7 +182,7 @@ def test_run_options_are_grouped(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         parse(["run", "--help"])
     out = capsys.readouterr().out
-    order = ["study options", "--seeds", "machine options", "--shard", "failure options", "--reuse-code"]
+    order = ["study options", "--seeds N|A:B", "machine options", "--shard I/N", "failure options", "--reuse-code"]
     places = [out.index(word) for word in [*order, "output options", "--log"]]
     assert places == sorted(places)
 
