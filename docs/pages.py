@@ -26,6 +26,7 @@ from jaxattn.core.settings import markdown_table, meanings, summary_line, writte
 from jaxattn.dynamics.kinds import PHASES
 from jaxattn.lab.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
 from jaxattn.lab.probes.standard import Probes
+from jaxattn.lab.results.definitions import definition
 from jaxattn.lab.study.definition import Tables
 from jaxattn.lab.study.registry import CONCEPTS, fields_of
 from jaxattn.lab.texts.readers import READERS
@@ -51,33 +52,6 @@ Posterior differences and fractions of sequences are single divisions of integer
 rankings. A fraction exactly at `important`, at a level of a phase diagram or at a criterion reaches it, and a
 posterior difference exactly on the edge of two bins is in the upper one. The tolerance for rounding errors in
 these comparisons is 16 machine epsilons, `jaxattn.core.fractions.ROUNDING`."""
-
-
-# Labels of figures are short; these metrics have a full description on the page.
-DESCRIPTIONS = {
-    "test_accuracy_best_on_validation": "test accuracy at the step with the best validation accuracy so far",
-    "important_selected": "share of sequences that select an important token",
-    "important_tied": "share of sequences in which an important token ties for the highest score",
-    "selected_tokens": "number of tokens with the highest score in a sequence",
-    "selects_one": "share of queries that select one token",
-    "head_selected": "share of sequences in which each head selects an important token",
-    "any_head_selected": "share of sequences in which some head selects an important token",
-    "all_heads_selected": "share of sequences in which all heads select an important token",
-    "certified_distance": r"upper bound on $1-\cos$ between $p$ and the true direction",
-    "feasible": "1 if a direction separates the selection, otherwise 0",
-    "relevant_selected": "share of sequences that select a relevant token",
-    "only_relevant_selected": "share of sequences that select the relevant tokens and no others",
-    "relevant_tied": "share of sequences in which a relevant token ties for the highest score",
-    "cover_size": r"number of tokens that have the highest score in a sequence, $r_\mathrm{eff}$",
-    "cover_share": "share of sequences whose highest-scoring token has that role under one label only",
-    "relaxed_certified_distance": r"upper bound on $1-\cos$ between $p$ and the true $p_\mathrm{relax}$",
-    "relaxed_support": r"share of sequences with a tight margin of $v_\mathrm{mm}$",
-    "limit_certified_distance": r"upper bound on $1-\cos$ between $p$ and the true $p_*$",
-    "limit_feasible": "1 if the limit is certified, otherwise 0",
-    "tied_sequences": "share of sequences with tied tokens",
-    "came_to_end": "share of paths that reach their stopping condition",
-    "mismatch": "error of $dp/dt$ if $v$ is computed from $p$",
-}
 
 
 def metrics() -> str:
@@ -113,15 +87,8 @@ def _settings() -> str:
 
 
 def _table(labels: Mapping[str, str]) -> str:
-    rows = [[f"`{name}`", _described(name, label)] for name, label in labels.items()]
+    rows = [[f"`{name}`", definition(name) or label] for name, label in labels.items()]
     return markdown_table(["metric", "meaning"], rows)
-
-
-def _described(name: str, label: str) -> str:
-    if match := re.fullmatch(r"Spearman of (.+), (bins|tokens)", label):
-        pair = match[1] if " and " in match[1] else f"{match[1]} and posterior difference"
-        return f"Spearman correlation between {pair} across {match[2]}"
-    return DESCRIPTIONS.get(name, label)
 
 
 OPENING = """# Texts

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from jaxattn.core.lazy import lazy
+from jaxattn.core.version import __url__ as __url__
 from jaxattn.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from jaxattn.lab.explorer import Explorer, explore
     from jaxattn.lab.probes import Probes
 
-# URL of the public repository, used for links on the site. Empty until the repository is public.
-__url__ = ""
 __all__ = [
     "Dataset",
     "DrawnData",

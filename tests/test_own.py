@@ -190,7 +190,7 @@ def test_a_custom_optimiser_limits_its_step_length(own, tmp_path):
 
 @pytest.mark.more
 def test_custom_figure_stays_in_the_report_after_redrawing(own, call):
-    assert (own / "finished" / "figures" / "attended.png").is_file()
+    assert (own / "finished" / "figures" / "attended.svg").is_file()
     page = (own / "finished" / "report.html").read_text(encoding="utf-8")
     assert "Effective number of attended tokens, mean over seeds with 95 % intervals." in page.replace(
         "\u00a0", " "

@@ -132,7 +132,7 @@ def test_custom_code_runs_from_python_and_from_a_sweep_file(ran, study, tmp_path
 @pytest.mark.more
 def test_run_draws_figures_and_its_results_load_without_the_custom_code(ran):
     folder = ran.directory
-    assert (folder / "figures" / "last_losses.png").stat().st_size > 0
+    assert (folder / "figures" / "last_losses.svg").stat().st_size > 0
     code = (
         "import sys, jaxattn as ja\n"
         "found = ja.load(sys.argv[1])\n"

@@ -54,7 +54,7 @@ TEXTS = ("\x1b[2J\x9b1m\r\n", HTML, "\u202egnp.exe", "$\\frac{1}$", "$x^$ ${$", 
 # Values that replace a value of JSON.
 STRANGE = (
     None, True, -1, 0, 2**31 - 1, 10**12, 10**400, 1e308, math.nan, math.inf, "", "x", *TEXTS, CODE,
-    "../../secret.png", "/etc/hostname", [], ["x"], [[]], {}, {"kind": CODE}, [{"kind": CODE}], ["a"] * 3000,
+    "../../secret.svg", "/etc/hostname", [], ["x"], [[]], {}, {"kind": CODE}, [{"kind": CODE}], ["a"] * 3000,
 )  # fmt: skip
 EXECUTING = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class")
 # Where the package and its libraries may write, besides the folder.
@@ -131,7 +131,7 @@ def attack(count: int, seed: int) -> dict[str, int]:
             scene = Scene(folder, drawn.choice(sorted((folder / "runs").iterdir())), drawn)
             (place / "victims").mkdir()
             (place / "victims" / "kept").write_text("kept")
-            (place / "secret.png").write_bytes(SECRET)
+            (place / "secret.svg").write_bytes(SECRET)
             for each in (place, folder, folder / "runs", scene.batch):
                 (each / "evil.py").write_text(EVIL.format(str(place / "ran")))
             case = f"seed {seed}, forgery {number}: {forge.__name__}, {state}"
@@ -328,7 +328,7 @@ def changes_words(scene: Scene) -> None:
     """Arbitrary words and paths of figures that were drawn."""
     outside = str(scene.place / "secret")
     own = {"index": 0, "name": scene.drawn.choice(["x", "../../secret", outside]), "title": HTML}
-    paths = "../secret.png", "figures/../../secret.png", f"{outside}.png"
+    paths = "../secret.svg", "figures/../../secret.svg", f"{outside}.svg"
     content = {"sha256": dict.fromkeys(paths, files.digest(SECRET))}
     content["own"] = [own | {"caption": scene.drawn.choice(TEXTS)}]
     (scene.folder / "figures" / "drawn.json").write_bytes(files.sealed(content))
@@ -528,11 +528,11 @@ def claims_sizes(scene: Scene) -> None:
 
 def names_files(scene: Scene) -> None:
     """Paths outside in the list of a checkpoint's files."""
-    outside = str(scene.place / "secret.png")
+    outside = str(scene.place / "secret.svg")
     names = [
-        "../../../../secret.png",
+        "../../../../secret.svg",
         outside,
-        "a/../../../../../secret.png",
+        "a/../../../../../secret.svg",
         *TEXTS[:3],
         "x\0y",
         "",
@@ -641,7 +641,7 @@ def _change(tree: Any, drawn: random.Random) -> None:
         if drawn.random() < 0.15:
             del tree[key]
         elif isinstance(tree, dict) and drawn.random() < 0.15:
-            tree[drawn.choice(["../../../secret.png", "/etc/hostname", "x\x1b[2J"])] = inner
+            tree[drawn.choice(["../../../secret.svg", "/etc/hostname", "x\x1b[2J"])] = inner
         else:
             tree[key] = drawn.choice(STRANGE)
         return

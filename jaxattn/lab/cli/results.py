@@ -98,12 +98,16 @@ def report(
     every: Annotated[
         bool, option(name="all", help="Print the paths of all files, not only report.html.")
     ] = False,
+    formats: Annotated[tuple[Literal["png", "pdf"], ...], option(metavar="png|pdf ...")] = (),
 ) -> int:
     """Draw the figures of a run and write its report.
 
-    The report, report.html, is one self-contained page; its path is printed. Figures are PNG and PDF files.
+    The report, report.html, is one self-contained page; its path is printed. Figures are SVG files.
 
-    Example: jaxattn report results/quickstart
+    Example: jaxattn report results/quickstart --formats pdf
+
+    Args:
+        formats: Also write the figures in these formats.
     """
     from jaxattn.lab.engine.progress import Reporter, delayed
     from jaxattn.lab.results import report as pages
@@ -112,7 +116,7 @@ def report(
     folder = results_folder(directory)
     here = folder.fetch("tables", "report")
     with Reporter() as reporter:
-        written = pages.write_report(here, progress=delayed(reporter.update))
+        written = pages.write_report(here, progress=delayed(reporter.update), formats=formats)
     folder.send_report(written.paths, here)
     print_written(written, every=every)
     print_made_by(written.made_by)

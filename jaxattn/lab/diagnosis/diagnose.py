@@ -116,7 +116,7 @@ class Diagnosis(Measurements):
             "diagnosis.html": _html(self, number, drawn).encode(),
             "diagnosis.md": _markdown(self, number, drawn).encode(),
             "tokens.csv": self.tokens.replace({"class": names}).to_csv(index=False).encode(),
-            **{f"{each.name}.png": each.png() for each in drawn},
+            **{f"{each.name}.svg": each.svg() for each in drawn},
         }
         return write_contents(directory, contents)
 
@@ -193,7 +193,7 @@ def _html(found: Diagnosis, number: int, drawn: list[RenderedFigure]) -> str:
 
 def _markdown(found: Diagnosis, number: int, drawn: list[RenderedFigure]) -> str:
     page = ["# Diagnosis", "\n".join(f"- {verdict}" for verdict in found.verdicts)]
-    page += [f"![{each.title}]({each.name}.png)\n\n{each.caption}" for each in drawn]
+    page += [f"![{each.title}]({each.name}.svg)\n\n{each.caption}" for each in drawn]
     page += [f"## {title}\n\n{layout.markdown(table)}" for title, table in found.tables(number)]
     return "\n\n".join([*page, _note(found)]) + "\n"
 

@@ -141,7 +141,7 @@ class Heads:
             "heads.csv": self.heads.to_csv(index=False).encode(),
             "margins.csv": self.margins.to_csv(index=False).encode(),
             "verdicts.csv": self.verdicts.to_csv(index=False).encode(),
-            **{f"{each.name}.png": each.png() for each in drawn},
+            **{f"{each.name}.svg": each.svg() for each in drawn},
         }
         return write_contents(directory, contents)
 

@@ -63,11 +63,23 @@ class RenderedFigure:
     figure: Any
     number: int | None = None
 
-    def png(self) -> bytes:
-        """Render a deterministic PNG image: the same figure always yields the same bytes."""
+    def svg(self) -> bytes:
+        """Render a deterministic SVG image: the same figure always yields the same bytes."""
         from jaxattn.lab.results import style  # imports matplotlib, which captions do not need
 
+        return style.svg(self.figure)
+
+    def png(self) -> bytes:
+        """Render a deterministic PNG image, at twice the resolution of a screen."""
+        from jaxattn.lab.results import style
+
         return style.png(self.figure)
+
+    def pdf(self) -> bytes:
+        """Render a deterministic PDF file with embedded fonts."""
+        from jaxattn.lab.results import style
+
+        return style.pdf(self.figure)
 
     def _repr_png_(self) -> bytes:
         return self.png()
@@ -79,7 +91,7 @@ class Picture:
 
     Attributes:
         name, title, caption, number: see `RenderedFigure`.
-        content: contents of the PNG file.
+        content: contents of the SVG file.
     """
 
     name: str
@@ -88,6 +100,6 @@ class Picture:
     content: bytes
     number: int | None = None
 
-    def png(self) -> bytes:
-        """Return the contents of the PNG file."""
+    def svg(self) -> bytes:
+        """Return the contents of the SVG file."""
         return self.content

@@ -242,7 +242,7 @@ def _stored_figures(results: Run) -> dict[int, Picture]:
         drawn = read_captions(results.directory)
         for each in drawn.own:
             name = file_name(each.name)
-            path = f"figures/{name}.png"
+            path = f"figures/{name}.svg"
             content = files.read_file(
                 results.directory / path, results.directory, drawn.sha256.get(path, "none"), files.MAX_JSON
             )

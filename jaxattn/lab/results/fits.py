@@ -31,6 +31,9 @@ class PowerLaw:
         return Estimate(self.slope, self.low, self.high, self.seeds)
 
 
+NO_LAW = PowerLaw(np.nan, np.nan, np.nan, np.nan, 0)
+
+
 def power_law(x: ArrayLike, y_by_seed: ArrayLike) -> PowerLaw:
     """Fit the power law log y = intercept + slope · log x to m points for each of several seeds.
 

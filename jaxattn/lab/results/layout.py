@@ -15,8 +15,7 @@ from markupsafe import Markup, escape
 
 from jaxattn.core.errors import InputError, writing
 from jaxattn.core.settings import markdown_table
-from jaxattn.lab.results import layout
-from jaxattn.lab.results.drawn import RenderedFigure
+from jaxattn.lab.results.drawn import Picture, RenderedFigure
 from jaxattn.lab.results.labels import format_number
 from jaxattn.lab.storage import files
 
@@ -56,6 +55,9 @@ def _text(x: Any) -> str:
 
 HERE = Path(__file__).parent
 STYLE = HERE / "page.css"
+# Display resolution of figures in CSS pixels per inch.
+PIXELS = 110
+_WIDTH = re.compile(rb'<svg [^>]*?width="([\d.]+)pt"')
 # Widths in multiples of the font size: an A4 page at the smallest font size in page.css, and a phone screen
 # at the body font size.
 TABLE_WIDTH_REM, PHONE = 77.0, 27.0
@@ -150,6 +152,8 @@ def fill(template: Path, **content: Any) -> str:
     environment.filters["breakable"] = breakable
     environment.filters["coded"] = coded
     environment.filters["typeset"] = typeset
+    environment.filters["formula"] = formula
+    environment.filters["sentence"] = lambda text: coded(f"{text[0].upper()}{text[1:]}.")
     environment.filters["tone"] = tone
     environment.globals["pieces"] = pieces
     style = Markup(COLUMN_RULES + STYLE.read_text(encoding="utf-8"))
@@ -170,6 +174,25 @@ def shown_width(png: bytes) -> int:
     """Return the display width of a PNG image: half its pixel width, for high-density displays."""
     # Bytes 16 to 19 of a PNG file contain the image width in pixels.
     return int.from_bytes(png[16:20]) // 2
+
+
+def pictures(figures: Sequence[RenderedFigure | Picture], images: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Return what the macro `figure` in table.html shows: title, caption, width in CSS pixels, and image.
+
+    Args:
+        figures: the figures.
+        images: the figures as SVG files.
+    """
+    widths = [_WIDTH.search(image) for image in images]
+    return [
+        {
+            "title": each.title,
+            "caption": each.caption,
+            "width": round(float(width[1]) / 72 * PIXELS) if width else None,
+            "data": image,
+        }
+        for each, width, image in zip(figures, widths, images, strict=True)
+    ]
 
 
 def pieces(table: pd.DataFrame, keys: int = 1) -> Iterator[Piece]:
@@ -257,6 +280,17 @@ def coded(text: str) -> Markup:
     )
 
 
+def formula(text: str) -> Markup:
+    """Convert a formula such as "Σ_i q_i E_{x_i}" to HTML, with subscripts and superscripts."""
+    html = str(escape(text))
+    for sign, tag in (("_", "sub"), (r"\^", "sup")):
+        # Innermost braces first.
+        pattern = rf"{sign}(?:\{{([^{{}}]*)\}}|(\w))"
+        while (found := re.sub(pattern, rf"<{tag}>\1\2</{tag}>", html)) != html:
+            html = found
+    return Markup(html)
+
+
 def marked(text: str) -> str:
     """Convert text to Markdown. Code in backticks is unchanged, and the rest is typeset."""
     parts = text.split("`")
@@ -289,14 +323,14 @@ def summary_page(
         note: paragraph at the end.
         toned: True to colour each sentence by its verdict.
     """
-    images = [x.png() for x in figures]
-    pictures = [
-        {"title": x.title, "caption": x.caption, "width": layout.shown_width(image), "data": image}
-        for x, image in zip(figures, images, strict=True)
-    ]
-    shown = [(name, layout.texts(table), keys) for name, table, keys in tables]
-    content = {"lines": lines, "figures": pictures, "tables": shown, "note": note}
-    return layout.fill(_TEMPLATE, title=title, heading=heading, toned=toned, **content)
+    shown = [(name, texts(table), keys) for name, table, keys in tables]
+    content = {
+        "lines": lines,
+        "figures": pictures(figures, [x.svg() for x in figures]),
+        "tables": shown,
+        "note": note,
+    }
+    return fill(_TEMPLATE, title=title, heading=heading, toned=toned, **content)
 
 
 def framed(title: str, page: str) -> str:

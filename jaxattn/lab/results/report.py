@@ -6,13 +6,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pandas as pd
 
 from jaxattn.core.errors import InputError, RunError
-from jaxattn.lab.results import layout, overview, style
+from jaxattn.core.version import __url__
+from jaxattn.lab.results import layout, overview, seeds
+from jaxattn.lab.results.definitions import definitions, model_formula
 from jaxattn.lab.results.drawn import DRAWN, Picture, RenderedFigure, StoredCaptions
 from jaxattn.lab.results.figures import FigureProgress, Problem, custom_captions, draw_all
 from jaxattn.lab.results.labels import format_number, setting
@@ -25,6 +27,7 @@ from jaxattn.lab.storage import files
 
 _TEMPLATE = Path(__file__).with_name("report.html")
 TOP = 20
+Format = Literal["png", "pdf"]
 # Maximum numbers of table rows and of failures on a page. The results files contain all of them.
 _ROWS = 1000
 
@@ -36,7 +39,7 @@ class Report:
     Attributes:
         page: path of report.html.
         summary: path of summary.csv, which contains the last step of each phase.
-        figures: paths of the figures: a PNG file each and, if the figure was rendered again, a PDF file.
+        figures: paths of the figures: an SVG file each, and files in further formats.
         problems: figures that could not be drawn, with the reasons.
         made_by: note on the package version that produced the run; empty if that version is installed.
     """
@@ -57,14 +60,17 @@ def write_report(
     directory: str | Path,
     own: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
     progress: FigureProgress = lambda what, share: None,
+    formats: Sequence[Format] = (),
 ) -> Report:
-    """Write figures/*.png and *.pdf, summary.csv and report.html to a results folder.
+    """Write figures/*.svg, summary.csv and report.html to a results folder.
 
     Args:
         directory: a results folder. The output is deterministic: the same folder always yields the same
             bytes.
         own: user-defined figure functions, keyed by kind, as in the sweep file; see `figures.draw_all`.
         progress: progress callback (what, fraction completed).
+        formats: further formats of the figures. User-defined figures of which only the SVG file is left are
+            not converted.
 
     Returns:
         The files, and the figures that could not be drawn.
@@ -75,20 +81,18 @@ def write_report(
     """
     results = load(directory)
     drawn, problems = draw_all(results, own, progress)
-    images, vectors, unshown = _rendered(drawn, progress)
+    images, unshown = _rendered(drawn, formats, progress)
     drawn = [each for each in drawn if each.name in images]
     problems += unshown
-    progress("summary", 1.0)
-    summary = aggregate(replace(results, records=last_steps(results.records)))
     progress("summary.csv", 1.0)
+    summary = aggregate(replace(results, records=last_steps(results.records)))
     table = summary.to_csv(index=False, float_format="%.9g", lineterminator="\n")
     progress("report.html", 1.0)
-    html = render(results, drawn, list(images.values()), [problem.line for problem in problems])
+    shown = [images[each.name]["svg"] for each in drawn]
+    html = render(results, drawn, shown, [problem.line for problem in problems])
     content = {"report.html": html.encode("utf-8", "backslashreplace"), "summary.csv": table.encode()}
-    for name, image in images.items():
-        content[f"figures/{name}.png"] = image
-        if name in vectors:
-            content[f"figures/{name}.pdf"] = vectors[name]
+    for name, files_of in images.items():
+        content |= {f"figures/{name}.{suffix}": image for suffix, image in files_of.items()}
     sums = {name: files.digest(written) for name, written in content.items()}
     page, summary, *figures = (
         _write(results.directory / name, x, results.directory) for name, x in content.items()
@@ -102,15 +106,17 @@ def write_report(
 
 
 def _rendered(
-    drawn: Sequence[RenderedFigure | Picture], progress: FigureProgress
-) -> tuple[dict[str, bytes], dict[str, bytes], list[Problem]]:
-    images, vectors, problems = {}, {}, []
+    drawn: Sequence[RenderedFigure | Picture], formats: Sequence[Format], progress: FigureProgress
+) -> tuple[dict[str, dict[str, bytes]], list[Problem]]:
+    """Return the files of each figure by suffix, keyed by the name of the figure, and the problems."""
+    images: dict[str, dict[str, bytes]] = {}
+    problems = []
     for number, each in enumerate(drawn):
         progress(f"writing figure {number + 1} of {len(drawn)}", number / len(drawn))
         try:
-            image = each.png()
+            rendered = {"svg": each.svg()}
             if isinstance(each, RenderedFigure):
-                vectors[each.name] = style.pdf(each.figure)
+                rendered |= {suffix: getattr(each, suffix)() for suffix in formats}
         except Exception as error:
             reason = " ".join(str(error).split())
             location = f"figures[{each.number}] ({each.name})"
@@ -118,8 +124,8 @@ def _rendered(
                 Problem(f"{location} could not be drawn: {type(error).__name__}: {reason:.200}", "")
             )
         else:
-            images[each.name] = image
-    return images, vectors, problems
+            images[each.name] = rendered
+    return images, problems
 
 
 def render(
@@ -127,12 +133,10 @@ def render(
 ) -> str:
     """Render the self-contained HTML page, escaping all text from the run.
 
-    `images` contains the figures as PNG, and `problems` describes figures that could not be drawn.
+    `images` contains the figures as SVG, and `problems` describes figures that could not be drawn.
     """
-    shown = [
-        {"title": each.title, "caption": each.caption, "width": layout.shown_width(image), "data": image}
-        for each, image in zip(figures, images, strict=True)
-    ]
+    shown_metrics = overview.metrics(results)
+    others = [name for name in overview.recorded(results) if name not in shown_metrics]
     return layout.fill(
         _TEMPLATE,
         name=results.manifest["name"],
@@ -150,10 +154,15 @@ def render(
         rows=_ROWS,
         cells=results.cells.iloc[:_ROWS].map(setting) if results.axes else None,
         all_cells=len(results.cells),
+        tables=_study(results),
+        formula=model_formula(results.tables(int(results.manifest["cells"][0]["cell"]))),
         summaries=_summaries(results),
         summary_words=summary_words(results),
         caveats=caveats(results),
-        figures=shown,
+        metrics=list(seeds.of_metrics(results, shown_metrics)),
+        others=definitions(others, results.manifest["labels"]),
+        page_of_metrics=_page_of_metrics(),
+        figures=layout.pictures(figures, images),
         tops=_tops(results),
         config=json.dumps(results.manifest["config"], indent=2, ensure_ascii=False),
     )
@@ -175,6 +184,32 @@ def _facts(manifest: dict[str, Any] | Any) -> dict[str, str]:
         "versions": ", ".join(f"{name} {version}" for name, version in manifest.get("versions", {}).items()),
     }
     return {name: str(fact) for name, fact in facts.items() if fact}
+
+
+def _page_of_metrics() -> str:
+    """Return the address of the documentation of metrics, or its place in the repository."""
+    page = "docs/reference/metrics.md"
+    return f"{__url__}/blob/main/{page}" if __url__ else page
+
+
+def _study(results: Run) -> list[tuple[str, str]]:
+    """Return the parts of the study with their settings in the first cell; swept keys have no value."""
+    tables = results.tables(int(results.manifest["cells"][0]["cell"]))
+    parts = [(name, name, tables.get(name) or {}) for name in ("data", "model", "loss")]
+    parts += [
+        (f"phase {table.get('name')}", f"phases.{table.get('name')}", table)
+        for table in tables.get("phases") or ()
+    ]
+    return [(title, _settings(table, location, results.axes)) for title, location, table in parts]
+
+
+def _settings(table: Mapping[str, Any], location: str, axes: Sequence[str]) -> str:
+    shown = {key: x for key, x in table.items() if key not in ("kind", "name") and x not in (None, {}, [])}
+    values = [
+        f"{key} = {'swept' if f'{location}.{key}' in axes else json.dumps(x, ensure_ascii=False)}"
+        for key, x in shown.items()
+    ]
+    return ": ".join(filter(None, [str(table.get("kind", "")), ", ".join(values)]))
 
 
 def _tops(results: Run) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Figures with power laws: a metric against a swept key, or against another metric during a phase."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import matplotlib.axes
@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from jaxattn.core.errors import InputError, counted
 from jaxattn.lab.results.drawn import RenderedFigure
-from jaxattn.lab.results.fits import PowerLaw, power_law
+from jaxattn.lab.results.fits import NO_LAW, PowerLaw, power_law
 from jaxattn.lab.results.judge import around, verdict, verdict_text
 from jaxattn.lab.results.labels import (
     axis_label,
     file_name,
+    format_number,
     literal,
     minus,
     seed_words,
@@ -29,6 +30,7 @@ from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import aggregate, geometric_words, metric_at_end
 from jaxattn.lab.results.style import FIGURE_WIDTH, INK, SOFT, colours, legend_below, style
 
+_INCOMPLETE = "a fit requires two points on the x-axis and a seed that is positive at all of them"
 GUIDE: Any = {"linewidth": 0.9, "linestyle": (0, (4, 3))}
 
 
@@ -41,7 +43,8 @@ class Series:
         x: (m,); axis values in ascending order.
         y: (m, seeds); NaN where a seed has no positive finite value.
         table: statistics over seeds from `statistics.aggregate`, with one row per x.
-        law: the fitted power law.
+        law: the fitted power law; all NaN if there is no fit.
+        reason: why there is no fit; empty if there is one.
     """
 
     settings: dict[str, Any]
@@ -49,6 +52,7 @@ class Series:
     y: NDArray[np.float64]
     table: pd.DataFrame
     law: PowerLaw
+    reason: str = ""
 
 
 def scaling(
@@ -61,6 +65,8 @@ def scaling(
     tolerance: float | None = None,
 ) -> RenderedFigure:
     """Plot a metric at the end of a phase against an axis, on logarithmic scales, with a fitted power law.
+
+    Without an expected slope, a power law is fitted only if the means of the metric span a decade.
 
     Args:
         results: a results folder.
@@ -79,6 +85,8 @@ def scaling(
             numbers.
     """
     series = collect(results, axis=axis, metric=metric, phase=phase)
+    if expected is None:
+        series = [_spanning(line, metric) for line in series]
     phase = str(series[0].table["phase"].iloc[0])
     palette = colours(len(series), ordered=False)
     with style():
@@ -92,15 +100,13 @@ def scaling(
         if len(series) == 1:
             known = np.isfinite(series[0].law.slope)
             ax.set_title(
-                literal(minus(sentence(series[0].settings, series[0].law, expected, tolerance).rstrip(".")))
-                if known
-                else "No fit"
+                literal(minus(sentence(series[0], expected, tolerance).rstrip("."))) if known else "No fit"
             )
             if expected is not None:
                 ax.legend(handles=[guide], loc="best", labelcolor=SOFT)
         else:
             legend_below(figure, [*lines, *([] if expected is None else [guide])])
-    verdicts = [sentence(line.settings, line.law, expected, tolerance) for line in series]
+    verdicts = [sentence(line, expected, tolerance) for line in series]
     left_out = len(results.cells) - sum(len(line.x) for line in series)
     if left_out:
         verdicts.append(
@@ -197,7 +203,18 @@ def _series(
     y = wide.loc[cells].to_numpy(float)
     settings = results.settings(cells[0])
     del settings[axis]
-    return Series(settings, x, y, table.set_index("cell").loc[cells].reset_index(), power_law(x, y))
+    law = power_law(x, y)
+    rows = table.set_index("cell").loc[cells].reset_index()
+    return Series(settings, x, y, rows, law, "" if np.isfinite(law.slope) else _INCOMPLETE)
+
+
+def _spanning(line: Series, metric: str) -> Series:
+    """Return a series without its fit if the means of the metric span less than a decade."""
+    least, most = line.table["mean"].min(), line.table["mean"].max()
+    if line.reason or most >= 10 * least:
+        return line
+    reason = f"{metric} spans less than a decade, {format_number(least)} to {format_number(most)}"
+    return replace(line, law=NO_LAW, reason=reason)
 
 
 def fitted(law: PowerLaw) -> str:
@@ -209,12 +226,12 @@ def fitted(law: PowerLaw) -> str:
     return f"slope {law.slope:.3f} [{law.low:.3f}, {law.high:.3f}]"
 
 
-def sentence(settings: dict[str, Any], law: PowerLaw, expected: float | None, tolerance: float | None) -> str:
+def sentence(line: "Series | Course", expected: float | None, tolerance: float | None) -> str:
     """Describe a fit and its agreement with the expected slope in one sentence."""
-    name = _named(settings)
+    name, law = _named(line.settings), line.law
     text = f"{name}: {fitted(law)}" if name else fitted(law).capitalize()
     if not np.isfinite(law.slope):
-        return f"{text}: a fit requires two points on the x-axis and a seed that is positive at all of them."
+        return f"{text}: {line.reason}."
     if expected is None:
         return f"{text}."
     if tolerance is None:
@@ -243,6 +260,7 @@ class Course:
     x: NDArray[np.float64]
     y: NDArray[np.float64]
     law: PowerLaw
+    reason: str = _INCOMPLETE
 
     @property
     def median(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -293,7 +311,7 @@ def convergence(
             legend_below(figure, handles)
         elif handles[1:]:
             ax.legend(handles=handles[1:], loc="best", labelcolor=SOFT)
-    verdicts = [sentence(c.settings, c.law, expected, tolerance) for c in courses] if fits else []
+    verdicts = [sentence(c, expected, tolerance) for c in courses] if fits else []
     seeds = [int(np.isfinite(course.y).any(axis=0).sum()) for course in courses]
     return RenderedFigure(
         file_name("convergence", y, x, *([] if phase == results.phases[-1] else [phase])),

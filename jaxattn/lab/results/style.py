@@ -66,6 +66,9 @@ RC: Any = {
     "legend.columnspacing": 1.4,
     "savefig.dpi": DPI,
     "figure.facecolor": "white",
+    "svg.fonttype": "path",
+    # Identifiers in an SVG file are hashes with this salt, by default a random one.
+    "svg.hashsalt": "jaxattn",
     "pdf.fonttype": 42,
     "ps.fonttype": 42,
 }
@@ -120,17 +123,14 @@ def png(figure: Figure, dpi: int | None = None) -> bytes:
     return content.getvalue()
 
 
+def svg(figure: Figure) -> bytes:
+    """Render a figure as a deterministic SVG, whose text does not depend on the reader's fonts."""
+    return _render(figure, "svg", {"Date": None, "Creator": None}, None)
+
+
 def pdf(figure: Figure) -> bytes:
-    """Render a figure as a deterministic PDF with embedded fonts, in the same layout as its PNG."""
-    layout = figure.get_layout_engine()
-    with style():
-        # Keep this layout, because recomputing it would draw the figure a second time.
-        figure.set_layout_engine(None)
-    try:
-        return _render(figure, "pdf", {"CreationDate": None}, None)
-    finally:
-        if layout is not None:
-            figure.set_layout_engine(layout)
+    """Render a figure as a deterministic PDF with embedded fonts."""
+    return _render(figure, "pdf", {"CreationDate": None}, None)
 
 
 def _render(figure: Figure, kind: str, metadata: dict[str, None], dpi: int | None) -> bytes:

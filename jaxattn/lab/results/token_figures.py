@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from jaxattn.core.errors import InputError
 from jaxattn.core.fractions import bin_numbers
-from jaxattn.lab.results.correlations import axis, bin_means, spearman
+from jaxattn.lab.results.correlations import axis, bin_means
 from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import VALUES, evenly_spaced, file_name, format_number, minus, short_name
 from jaxattn.lab.results.run import Run
@@ -55,7 +55,7 @@ def importance(
     several = len(tokens.classes) > 1
     scores, label_of_scores = results.score_names(cell)
     names = VALUES | {"Ep": label_of_scores}
-    outside, facts = 0, []
+    outside = 0
     with style():
         figure = Figure(figsize=(FIGURE_WIDTH, 2.65 * len(labels)), layout="constrained")
         grid = figure.subplots(len(labels), 2, squeeze=False, sharex=True)
@@ -73,8 +73,6 @@ def importance(
                 name = names[quantity].replace("v$", f"v_{{{head}}}$") if several else names[quantity]
                 head = f"   (class {short_name(tokens.name(k))})" if several else ""
                 ax.set_title(name + (head if quantity == "Ep" else ""))
-                of_class = f" for class {tokens.name(k)}" if several else ""
-                facts.append(f"{_fact(means, quantity).replace('E·p', scores)}{of_class}.")
             outside = max(outside, int(len(x) - means["n"].sum()))
         for ax in grid[-1]:
             ax.set_xlabel("posterior difference of token $s$" + (" for the class" if several else ""))
@@ -82,13 +80,14 @@ def importance(
     inside = "" if not outside else f" {outside} points outside of this range belong to no bin."
     if label is None and len(labels) < len(tokens.classes):
         inside += f" {len(labels)} of {len(tokens.classes)} classes are shown; option label draws another."
+    of_class = "" if label is None or not several else f" for class {tokens.name(labels[0])}"
     return RenderedFigure(
         file_name("importance", tokens.phase, *_cell_part(results, cell), *_class_part(label)),
         "Token importance" + (f", cell {cell} of {cells}" if (cells := len(results.cells)) > 1 else ""),
-        f"E·v and {scores} of {count:,} tokens against their posterior difference{tokens.signs} after "
-        f"phase {tokens.phase}{results.cell_words(cell)}, {tokens.over_seeds}. Dots are means over "
+        f"E·v and {scores} of {count:,} tokens against their posterior difference{tokens.signs}{of_class} "
+        f"after phase {tokens.phase}{results.cell_words(cell)}, {tokens.over_seeds}. Dots are means over "
         f"{bins['bins']} equal bins of [{bins['low']:.3g}, {bins['high']:.3g}], and bars are one standard "
-        f"deviation within a bin.{'' if of_seeds is None else BAND}{inside} {' '.join(facts)}",
+        f"deviation within a bin.{'' if of_seeds is None else BAND}{inside}",
         figure,
     )
 
@@ -133,7 +132,6 @@ def one_step_law(
     slope = eta if several else eta / 2
     table = tokens.table[tokens.table["class"].isin(labels)]
     alpha, value = table["alpha"].to_numpy(float), table["Ev"].to_numpy(float)
-    distance = np.abs(value - slope * alpha).max()
     correlation = np.corrcoef(alpha, value)[0, 1] if np.ptp(alpha) > 0 and np.ptp(value) > 0 else np.nan
     with style():
         figure = Figure(figsize=(0.62 * FIGURE_WIDTH, 3.1), layout="constrained")
@@ -155,9 +153,7 @@ def one_step_law(
         "One-step law",
         f"E·v of {table['id'].nunique():,} tokens after phase {phase}{results.cell_words(cell)} against "
         f"their average signed frequency α{tokens.signs}, {tokens.over_seeds}. The line is {formula} with "
-        f"η₀ = {format_number(eta)}. The correlation is {correlation:.4f}. The largest distance to the "
-        f"line is {format_number(distance)}, or {format_number(distance / eta)} per unit of η₀; it "
-        "includes E·v before the step.",
+        f"η₀ = {format_number(eta)}. E·v includes its value before the step.",
         figure,
     )
 
@@ -229,20 +225,6 @@ def _bins(ax: matplotlib.axes.Axes, means: pd.DataFrame, colour: str) -> None:
     )
     ax.axhline(0, color=GREY, linewidth=0.6, zorder=0.9)
     ax.axvline(0, color=GREY, linewidth=0.6, zorder=0.9)
-
-
-def _fact(means: pd.DataFrame, quantity: str) -> str:
-    full = means[means["n"] > 0]
-    if quantity == "Ep":
-        return (
-            f"E·p is smallest in the bin at {format_number(full['center'].iloc[full['mean'].argmin()])}"
-            if len(full)
-            else "No bin has a token"
-        )
-    if len(full) < 3 or full["mean"].nunique() < 2:
-        return "E·v has too few bins for a rank correlation"
-    rank = spearman(full[["mean"]].to_numpy().T, full["center"].to_numpy())[0]
-    return f"The Spearman correlation of the bin means of E·v with the bin centres is {rank:.3f}"
 
 
 def _class_part(label: int | str | None) -> list[str]:

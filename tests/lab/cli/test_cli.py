@@ -58,7 +58,7 @@ def test_runs_can_be_aggregated_and_reported(call, tmp_path):
     status, out, _ = call("report", folder, "--all")
     *others, last = out.split()
     assert (status, last) == (0, page)
-    assert {Path(path).suffix for path in others} == {".csv", ".png", ".pdf"}
+    assert {Path(path).suffix for path in others} == {".csv", ".svg"}
     assert all(Path(path).exists() for path in others)
 
 
@@ -182,7 +182,14 @@ def test_run_options_are_grouped(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         parse(["run", "--help"])
     out = capsys.readouterr().out
-    order = ["study options", "--seeds N|A:B", "machine options", "--shard I/N", "failure options", "--reuse-code"]
+    order = [
+        "study options",
+        "--seeds N|A:B",
+        "machine options",
+        "--shard I/N",
+        "failure options",
+        "--reuse-code",
+    ]
     places = [out.index(word) for word in [*order, "output options", "--log"]]
     assert places == sorted(places)
 
@@ -397,7 +404,7 @@ def test_diagnose_prints_verdicts_and_writes_files(call, tmp_path, trained):
     status, out, _ = call("diagnose", *trained, "--out", tmp_path / "found")
     assert status == 0
     assert "E·v against α: 1.000 is above the null band" in out
-    for name in ("diagnosis.html", "diagnosis.md", "tokens.csv", "importance.png"):
+    for name in ("diagnosis.html", "diagnosis.md", "tokens.csv", "importance.svg"):
         assert str(tmp_path / "found" / name) in out
         assert (tmp_path / "found" / name).stat().st_size > 0
 

@@ -104,10 +104,6 @@ def test_tables_are_wrapped_in_containers_that_set_widths_and_headings(template)
     assert "a_metric_of_my_own_1" in text.replace("<wbr>", "")
 
 
-def test_page_style_never_disables_line_wrapping():
-    assert "nowrap" not in layout.STYLE.read_text()
-
-
 @pytest.mark.parametrize("template", ["results/report.html", "books/page.html"])
 def test_templates_use_the_shared_table_macro(template):
     text = (Path(layout.__file__).parents[1] / template).read_text()

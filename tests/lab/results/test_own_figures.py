@@ -105,7 +105,7 @@ def test_later_reports_show_the_custom_figures_of_a_run(folder, tmp_path):
     assert not first.problems
     words = json.loads((folder / "figures" / "drawn.json").read_text())["own"]
     assert words == [{"index": 1, "name": "losses", "title": "Losses", "caption": "Every seed's last loss."}]
-    image = (folder / "figures" / "losses.png").read_bytes()
+    image = (folder / "figures" / "losses.svg").read_bytes()
     page = (folder / "report.html").read_text()
     again = report.write_report(shutil.copytree(folder, tmp_path / "again"))
     assert not again.problems
@@ -118,10 +118,10 @@ def test_later_reports_show_the_custom_figures_of_a_run(folder, tmp_path):
     text = again.page.read_text()
     assert text.count("<img ") == page.count("<img ") == 2
     assert page[page.index("<figure>") : page.index("</figure>")] in text
-    assert (again.page.parent / "figures" / "losses.png").read_bytes() == image
+    assert (again.page.parent / "figures" / "losses.svg").read_bytes() == image
     image = bytearray(image)
     image[-20] ^= 1
-    (folder / "figures" / "losses.png").write_bytes(image)
+    (folder / "figures" / "losses.svg").write_bytes(image)
     assert "could not be drawn: not drawn by the run" in report.write_report(folder).problems[0].line
 
 
@@ -135,12 +135,12 @@ def forge(folder, name, sha256):
     """Write the caption of a user-defined figure, and a checksum of its file, into a folder."""
     (folder / "figures").mkdir(exist_ok=True)
     entry = {"index": 1, "name": name, "title": "", "caption": ""}
-    words = {"own": [entry], "sha256": {f"figures/{name}.png": sha256}}
+    words = {"own": [entry], "sha256": {f"figures/{name}.svg": sha256}}
     (folder / "figures" / "drawn.json").write_bytes(sealed(words))
 
 
 def test_figure_names_cannot_leave_the_folder(folder):
-    (folder / "secret.png").write_bytes(b"\x89PNG secret")
+    (folder / "secret.svg").write_bytes(b"\x89PNG secret")
     forge(folder, "../secret", digest(b"\x89PNG secret"))
     assert not any(isinstance(each, Picture) for each in draw_all(load(folder))[0])
 
@@ -183,9 +183,9 @@ def test_labels_from_a_probe_take_precedence_over_built_in_labels(results):
 
 
 def test_figure_behind_a_symlink_is_not_shown_even_with_a_matching_checksum(folder, tmp_path):
-    (tmp_path / "secret.png").write_bytes(b"\x89PNG secret")
+    (tmp_path / "secret.svg").write_bytes(b"\x89PNG secret")
     (folder / "figures").mkdir()
-    (folder / "figures" / "secret.png").symlink_to(tmp_path / "secret.png")
+    (folder / "figures" / "secret.svg").symlink_to(tmp_path / "secret.svg")
     for sha256 in (None, digest(b"\x89PNG secret")):
         forge(folder, "secret", sha256)
         assert not any(isinstance(each, Picture) for each in draw_all(load(folder))[0])

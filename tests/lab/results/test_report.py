@@ -5,6 +5,7 @@ import shutil
 from html import unescape
 from html.parser import HTMLParser
 from io import BytesIO
+from xml.etree import ElementTree
 
 import msgspec
 import numpy as np
@@ -13,7 +14,8 @@ import pytest
 from PIL import Image
 
 from jaxattn.core.errors import InputError, RunError
-from jaxattn.lab.results import aggregate, load, overview, report, style
+from jaxattn.lab.results import aggregate, load, overview, report, seeds, style
+from jaxattn.lab.results.definitions import definition
 from jaxattn.lab.results.statistics import last_steps
 from jaxattn.lab.storage import batch_record, provenance
 
@@ -63,10 +65,8 @@ def test_report_writes_page_summary_and_figures(written):
     assert [path.relative_to(folder).as_posix() for path in written.paths] == [
         "report.html",
         "summary.csv",
-        "figures/importance_joint.png",
-        "figures/importance_joint.pdf",
-        "figures/top_tokens_joint.png",
-        "figures/top_tokens_joint.pdf",
+        "figures/importance_joint.svg",
+        "figures/top_tokens_joint.svg",
     ]
     assert all(path.stat().st_size > 1000 for path in written.paths)
     assert not list(folder.rglob(".*"))
@@ -79,7 +79,7 @@ def test_page_is_self_contained(written):
     page = Page(html)
     assert page.open == []
     assert len(page.links) == 2
-    assert all(link.startswith("data:image/png;base64,") for link in page.links)
+    assert all(link.startswith("data:image/svg+xml;base64,") for link in page.links)
     assert not re.search(r"https?://|@import|url\(|<script|<link", html)
 
 
@@ -135,22 +135,58 @@ def test_reports_on_the_same_folder_are_bitwise_identical(written, tmp_path):
         assert old.read_bytes() == new.read_bytes(), old.name
 
 
-def test_figures_are_saved_at_print_quality(written):
-    png, pdf = written.figures[0].read_bytes(), written.figures[1].read_bytes()
+def test_figures_are_saved_at_print_quality(folder):
+    written = report.write_report(folder, formats=("png", "pdf"))
+    assert [path.suffix for path in written.figures] == [".svg", ".png", ".pdf"]
+    svg, png, pdf = (path.read_bytes() for path in written.figures)
     image = Image.open(BytesIO(png))
     assert image.info["dpi"] == pytest.approx((style.DPI, style.DPI), abs=0.1)
-    assert f'width="{image.width // 2}"' in written.page.read_text(encoding="utf-8")
     assert np.asarray(image.convert("L")).std() > 5
     assert b"/CIDFontType2" in pdf
     assert b"/Type3" not in pdf
     assert b"CreationDate" not in pdf
-    assert len(pdf) < 500_000
+    # The page shows the SVG file at the size of the PNG file on a screen of high density.
+    shown = int(re.search(r'<img [^>]*width="(\d+)"', written.page.read_text(encoding="utf-8"))[1])
+    assert shown == pytest.approx(image.width / 2, abs=1)
+    # Letters are outlines, so that they do not depend on fonts.
+    root = ElementTree.fromstring(svg)
+    assert root.tag.endswith("}svg")
+    assert not [each for each in root.iter() if each.tag.endswith("}text")]
+
+
+def test_page_shows_the_final_value_of_each_seed(written):
+    html, run = written.page.read_text(encoding="utf-8"), load(written.page.parent)
+    ends = last_steps(run.records)
+    for metric in overview.metrics(run):
+        part = html.partition(f"<h3>{metric}</h3>")[2].partition("<h3>")[0]
+        own = ends[(ends["metric"] == metric) & np.isfinite(ends["value"])]
+        assert part.count("<circle") == len(own)
+        assert part.count("<svg") == own["phase"].nunique()
+        if (meaning := definition(metric)) is not None:
+            words = Page(part).text.replace("\u2212", "-")
+            assert meaning[1:20].replace("`", "") in words
+
+
+def test_dots_are_placed_in_proportion_to_the_values(load_planted):
+    rows = [(0, seed, "query", 5, "error", value) for seed, value in enumerate([3.0, 1.0, 2.5])]
+    run = load_planted(
+        rows,
+        name="planted",
+        config={"phases": [{"name": "query"}]},
+        cells=[{"cell": 0, "settings": {}}],
+        seeds=[0, 1, 2],
+    )
+    ((name, _, axis, (row,)),) = seeds.of_metrics(run, ["error"])
+    low, middle, high = sorted(float(x) for x in re.findall(r'cx="([\d.]+)"', row.dots))
+    assert (middle - low) / (high - low) == pytest.approx(0.75, abs=1e-3)
+    assert (name, axis) == ("error", "1.00 to 3.00")
+    assert "3 seeds: 1.00 to 3.00" in row.dots
 
 
 def test_unwritable_folder_raises_a_one_line_error(folder):
     (folder / "figures").write_text("in the way")
     with pytest.raises(
-        RunError, match=r"figures/importance_joint\.png: cannot be written \(.*\); free disk space"
+        RunError, match=r"figures/importance_joint\.svg: cannot be written \(.*\); free disk space"
     ) as caught:
         report.write_report(folder)
     assert "\n" not in str(caught.value)
@@ -158,7 +194,7 @@ def test_unwritable_folder_raises_a_one_line_error(folder):
 
 def test_old_report_is_preserved_if_the_disk_is_full(folder, monkeypatch):
     (folder / "figures").mkdir()
-    (folder / "figures" / "importance_joint.png").write_bytes(b"old")
+    (folder / "figures" / "importance_joint.svg").write_bytes(b"old")
 
     def full(handle):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -243,10 +279,10 @@ def test_long_label_is_truncated(write, change_study, tmp_path):
 def test_unrenderable_figure_is_reported(write, tmp_path, monkeypatch):
     folder = write(tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "curves"},))
 
-    def png(figure, dpi=None):
+    def svg(figure):
         raise ValueError("no\nmathematics")
 
-    monkeypatch.setattr("jaxattn.lab.results.style.png", png)
+    monkeypatch.setattr("jaxattn.lab.results.style.svg", svg)
     made = report.write_report(folder)
     assert made.figures == ()
     (problem,) = made.problems
@@ -271,5 +307,5 @@ def test_page_with_many_cells_shows_the_first_rows(write, tmp_path, monkeypatch)
     shares = [share for _, share in seen]
     assert min(shares) == 0
     assert max(shares) == 1
-    assert {"summary", "summary.csv", "report.html"} <= {what for what, _ in seen}
+    assert {"summary.csv", "report.html"} <= {what for what, _ in seen}
     assert [what for what, _ in seen if what.startswith(("drawing figures[", "writing figure"))]

@@ -67,6 +67,20 @@ def test_scaling_leaves_out_other_blocks_and_single_points(planted):
     assert alone.x.tolist() == [2]
 
 
+@pytest.mark.parametrize(("most", "fits"), [(9.0, False), (11.0, True)])
+def test_scaling_fits_what_spans_a_decade_or_has_an_expected_slope(load_planted, most, fits):
+    """A share that rises and falls has no power law, so no slope is drawn through it."""
+    cells = [{"cell": k, "settings": {"model.dim": 4**k}} for k in range(3)]
+    values = [1.0, most, 2.0]
+    rows = [(k, seed, "query", 5, "loss", x) for k, x in enumerate(values) for seed in range(2)]
+    run = load_planted(rows, name="share", config={"phases": [{"name": "query"}]}, cells=cells, seeds=[0, 1])
+    drawn = scaling(run, axis="model.dim", metric="loss")
+    assert ("Slope" in drawn.caption) == fits
+    assert ("No fit: loss spans less than a decade, 1.00 to 9.00." in drawn.caption) == (not fits)
+    assert len(drawn.figure.axes[0].get_lines()) == 1 + fits
+    assert "expected 1" in scaling(run, axis="model.dim", metric="loss", expected=1.0).caption
+
+
 def test_convergence_fit_depends_on_the_window(results):
     _, (slow, _) = collect_courses(
         results, x="p_norm", y="one_minus_cosine", phase=None, window=(0.0, np.inf)
