@@ -11,6 +11,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.lab.results.labels import setting, unknown_metric
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage import provenance
+from jaxattn.lab.study.effective import effective_tables, settings_table
 
 AnyRun = TypeVar("AnyRun", bound=Run)
 
@@ -18,18 +19,23 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 def combine(folders: Sequence[AnyRun]) -> AnyRun:
     """Merge results folders: shards of a sweep, additional seeds for the same cells, or different sweeps.
 
-    Cells with the same config become one cell that contains the seeds from all folders. However, if the
-    sweeps have different names, cells of different sweeps are kept separate.
+    Cells with the same settings, data and code become one cell that contains the seeds from all folders.
+    Other cells are kept separate. Cells of sweeps with different names have a setting "sweep". Cells that
+    would otherwise look alike have the settings in which they differ, or "folder" if only their data or code
+    differ.
+
+    The result does not depend on the order of the folders.
 
     Returns:
-        The merged results. Cells are renumbered. They have a setting "sweep" if the sweeps have different
-        names. If two folders declare different labels or scales for a metric, those of the first are used.
+        The merged results. Cells are renumbered, and each keeps the labels and scales of metrics that its own
+        folder declares.
 
     Raises:
-        InputError: two folders contain the same seed for the same cell.
+        InputError: two folders contain the same run.
     """
     if len(folders) == 1:
         return folders[0]
+    folders = sorted(folders, key=lambda folder: str(folder.directory))
     several = len({folder.manifest["name"] for folder in folders}) > 1
     cells: dict[str, dict[str, Any]] = {}
     tables: dict[str, list[pd.DataFrame]] = {"records": [], "tokens": []}
@@ -39,10 +45,8 @@ def combine(folders: Sequence[AnyRun]) -> AnyRun:
         number = {}
         for cell in folder.manifest["cells"]:
             named = {"sweep": folder.manifest["name"]} if several else {}
-            key = json.dumps([cell.get("config_hash"), named, cell["settings"]], sort_keys=True)
-            entry = dict(cell) | {"cell": len(cells), "settings": named | cell["settings"]}
-            entry["config"] = cell.get("config", folder.manifest["config"])
-            number[cell["cell"]] = cells.setdefault(key, entry)["cell"]
+            key = json.dumps([cell["key"], named, cell["settings"]], sort_keys=True)
+            number[cell["cell"]] = cells.setdefault(key, _entry(folder, cell, named, len(cells)))["cell"]
         for name, table in (("records", folder.records), ("tokens", folder.tokens)):
             tables[name].append(table.assign(cell=table["cell"].map(number).astype("int32")))
         for cell, seed in tables["records"][-1][["cell", "seed"]].drop_duplicates().itertuples(index=False):
@@ -55,30 +59,54 @@ def combine(folders: Sequence[AnyRun]) -> AnyRun:
         failures += [
             failure | {"cell": number[failure["cell"]]} for failure in folder.manifest.get("failures", [])
         ]
-    declared = {
-        part: {name: x for folder in reversed(folders) for name, x in folder.manifest.get(part, {}).items()}
-        for part in ("labels", "scales")
+    manifest = dict(folders[0].manifest) | {
+        "name": " + ".join(dict.fromkeys(folder.manifest["name"] for folder in folders)),
+        "cells": _distinguished(list(cells.values())),
+        "seeds": sorted({seed for _, seed in owner}),
+        "failures": failures,
+        "status": "finished" if all(folder.finished for folder in folders) else "running",
+        "batches": [],
+        "made_by": [maker for folder in folders for maker in provenance.package_versions(folder.manifest)],
     }
-    manifest = (
-        dict(folders[0].manifest)
-        | declared
-        | {
-            "name": " + ".join(dict.fromkeys(folder.manifest["name"] for folder in folders)),
-            "cells": list(cells.values()),
-            "seeds": sorted({seed for _, seed in owner}),
-            "failures": failures,
-            "status": "finished" if all(folder.finished for folder in folders) else "running",
-            "batches": [],
-            "made_by": [
-                maker for folder in folders for maker in provenance.package_versions(folder.manifest)
-            ],
-        }
-    )
     joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
     # Drop the study, because its cell numbers do not match the renumbered cells.
     return replace(
         folders[0], study=None, manifest=manifest, records=joined["records"], tokens=joined["tokens"]
     )
+
+
+def _entry(folder: Run, cell: Mapping[str, Any], named: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Return the entry of a cell for the merged manifest, with what its own folder declares."""
+    declared = {name: cell.get(name, folder.manifest.get(name, {})) for name in ("labels", "scales")}
+    return {
+        **cell,
+        "cell": number,
+        "settings": {**named, **cell["settings"]},
+        "config": cell.get("config", folder.manifest["config"]),
+        "folder": cell.get("folder", folder.directory.name),
+        **declared,
+    }
+
+
+def _distinguished(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add settings to cells that look alike: those in which they differ, or the name of their folder."""
+    alike: dict[str, list[dict[str, Any]]] = {}
+    for cell in cells:
+        alike.setdefault(json.dumps(cell["settings"], sort_keys=True), []).append(cell)
+    added: dict[str, None] = {}
+    tables: dict[int, dict[str, Any]] = {}
+    for group in (group for group in alike.values() if len(group) > 1):
+        own = settings_table({cell["cell"]: effective_tables(cell["config"], cell) for cell in group})
+        texts = own.map(lambda x: json.dumps(x, sort_keys=True, default=str))
+        keys = [str(key) for key in own if texts[key].nunique() > 1 and key not in group[0]["settings"]]
+        if not keys or len(texts[keys].drop_duplicates()) < len(group):
+            keys.append("folder")
+            own["folder"] = [cell["folder"] for cell in group]
+        added |= dict.fromkeys(keys)
+        tables |= own[keys].to_dict("index")
+    for number, found in tables.items():
+        cells[number]["settings"] = {**{key: found.get(key) for key in added}, **cells[number]["settings"]}
+    return cells
 
 
 def choose(
@@ -273,7 +301,18 @@ def _common_entry(results: Run, cells: Sequence[int]) -> dict[str, Any]:
     first, *others = (results.tables(cell) for cell in cells)
     for other in others:
         first = {key: _common(first.get(key), other.get(key)) for key in first}
-    return {"config": results.config(cells[0]), "tables": first}
+    declared = {
+        "labels": {name: x for cell in cells for name, x in results.labels(cell).items()},
+        # A metric that the cells declare on different scales is averaged on a linear scale.
+        "scales": _agreed([results.scales(cell) for cell in cells]),
+    }
+    return {"config": results.config(cells[0]), "tables": first, **declared}
+
+
+def _agreed(declared: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    first, *others = declared
+    others = [other for other in others if other is not first]
+    return {name: x for name, x in first.items() if all(other.get(name) == x for other in others)}
 
 
 def _common(first: Any, other: Any) -> Any:

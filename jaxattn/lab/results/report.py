@@ -160,7 +160,7 @@ def render(
         summary_words=summary_words(results),
         caveats=caveats(results),
         metrics=list(seeds.of_metrics(results, shown_metrics)),
-        others=definitions(others, results.manifest["labels"]),
+        others=definitions(others, results.declared_labels),
         page_of_metrics=_page_of_metrics(),
         figures=layout.pictures(figures, images),
         tops=_tops(results),

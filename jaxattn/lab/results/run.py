@@ -134,9 +134,31 @@ class Run:
         names = find_cell(tables, "data.class_names") or find_cell(tables, "data.labels")
         return tuple(map(class_name, names)) if isinstance(names, list | tuple) else ()
 
+    def labels(self, cell: int) -> Mapping[str, str]:
+        """Return the labels of metrics that the study of a cell declares, keyed by metric."""
+        found: Mapping[str, str] = self._entry(cell).get("labels", self.manifest["labels"])
+        return found
+
+    def scales(self, cell: int) -> Mapping[str, Sequence[Any]]:
+        """Return the scales (kind, low, high) that the study of a cell declares, keyed by metric."""
+        found: Mapping[str, Sequence[Any]] = self._entry(cell).get("scales", self.manifest["scales"])
+        return found
+
     def label(self, metric: str) -> str:
-        """Return the figure label for a metric; see `labels.metric_label`."""
-        return metric_label(metric, self.manifest["labels"]).replace(VALUES["Ep"], self._scores)
+        """Return the figure label for a metric; see `labels.metric_label`.
+
+        A metric for which merged studies declare different labels is labelled by its name.
+        """
+        return metric_label(metric, self.declared_labels).replace(VALUES["Ep"], self._scores)
+
+    @cached_property
+    def declared_labels(self) -> Mapping[str, str]:
+        """Labels of metrics on which all studies that declare one agree, keyed by metric."""
+        every = {id(found): found for found in map(self.labels, self._entries)}.values()
+        known: dict[str, set[str]] = {}
+        for name, label in (pair for found in every for pair in found.items()):
+            known.setdefault(name, set()).add(label)
+        return {name: labels.pop() for name, labels in known.items() if len(labels) == 1}
 
     @cached_property
     def _scores(self) -> str:

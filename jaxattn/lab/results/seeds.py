@@ -58,12 +58,14 @@ def of_metrics(results: Run, metrics: Sequence[str]) -> Iterator[MetricOfSeeds]:
     ends = ends[np.isfinite(ends["value"])]
     cells = evenly_spaced([int(cell["cell"]) for cell in results.manifest["cells"]], MAX_CELLS)
     ends = ends[ends["cell"].isin(cells)]
-    meanings = definitions(metrics, results.manifest["labels"])
+    meanings = definitions(metrics, results.declared_labels)
     for metric, meaning in meanings.items():
         own = ends[ends["metric"] == metric]
         if own.empty:
             continue
-        logarithmic = scale(metric, results.manifest["scales"]).kind == LOG and bool((own["value"] > 0).all())
+        logarithmic = all(
+            scale(metric, results.scales(int(cell))).kind == LOG for cell in own["cell"].unique()
+        ) and bool((own["value"] > 0).all())
         values = np.log(own["value"]) if logarithmic else own["value"]
         low, high = values.min(), values.max()
         groups = own.assign(at=_positions(values, low, high)).groupby(["cell", "phase"], sort=False)

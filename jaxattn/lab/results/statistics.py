@@ -64,6 +64,7 @@ def scale(metric: str, declared: Mapping[str, Sequence[Any]] = MappingProxyType(
     return Scale()
 
 
+_NONE: Mapping[str, Sequence[Any]] = MappingProxyType({})
 _Floats = NDArray[np.float64]
 
 STATISTICS = ("mean", "median", "iqm", "mean_low", "mean_high", "iqm_low", "iqm_high")
@@ -112,11 +113,7 @@ def aggregate(
     keys, value = keys[:, order], value[order]
     start = np.flatnonzero(np.r_[True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)][: len(value)])
     n = np.add.reduceat(np.isfinite(value), start, dtype=np.int64) if len(start) else start
-    plain = isinstance(results, Run) and bool(results.manifest.get("differences"))
-    own = results.manifest.get("scales", {}) if isinstance(results, Run) else {}
-    declared = [Scale() if plain else scale(str(name), own) for name in metrics]
-    columns = zip(*declared, strict=True) if declared else ((), (), ())
-    kind, low, high = (np.array(x, object)[keys[3, start]] for x in columns)
+    kind, low, high = _scales(results, keys[0, start], keys[3, start], [str(name) for name in metrics])
     low, high = (x.astype(float)[:, None] for x in (low, high))
     summary = np.full((len(start), len(STATISTICS)), np.nan)
     for seeds in np.unique(n[n > 0]):
@@ -140,6 +137,32 @@ def aggregate(
     )
     table = pd.concat([table, pd.DataFrame(summary, columns=list(STATISTICS))], axis=1)
     return results.with_axes(table) if isinstance(results, Run) else table
+
+
+def _scales(
+    results: Run | pd.DataFrame, cells: NDArray[np.int64], metric: NDArray[np.int64], metrics: Sequence[str]
+) -> tuple[NDArray[Any], ...]:
+    """Return the kind and the bounds of the scale of each series.
+
+    Args:
+        results: a results folder, or records.
+        cells: cell index of each series.
+        metric: for each series, the position of its metric in `metrics`.
+        metrics: names of the metrics.
+    """
+    of_run = isinstance(results, Run) and not results.manifest.get("differences")
+    of_cell = {cell: results.scales(cell) if of_run else _NONE for cell in np.unique(cells).tolist()}
+    # Cells of one study share one mapping.
+    distinct = {id(declared): declared for declared in of_cell.values()}
+    place = {number: k for k, number in enumerate(distinct)}
+    plain = isinstance(results, Run) and not of_run
+    table = np.empty((len(distinct), len(metrics), 3), object)
+    for row, declared in enumerate(distinct.values()):
+        for column, name in enumerate(metrics):
+            table[row, column] = tuple(Scale() if plain else scale(name, declared))
+    rows = np.array([place[id(of_cell[cell])] for cell in cells.tolist()], int)
+    found = table[rows, metric]
+    return found[:, 0], found[:, 1], found[:, 2]
 
 
 def last_steps(records: pd.DataFrame) -> pd.DataFrame:

@@ -59,16 +59,51 @@ def test_combined_sweeps_are_distinguished_by_name(folder):
     assert both.cells["sweep"].tolist() == ["swept"] * 4 + ["other"] * 4
 
 
-def test_combined_sweeps_keep_the_scales_and_labels_that_each_declares(folder):
-    """The metric `loss` of the second sweep is on a log scale, so its mean is geometric."""
+def test_merged_studies_keep_their_own_scales_and_labels_in_any_order(folder):
+    """The metric `loss` of the second study is on a log scale, so its mean is geometric."""
     first, second = folder(range(2)), folder(range(2), name="other")
     scales, labels = {"loss": ["log", 0.0, None]}, {"loss": "planted loss"}
     second = replace(second, manifest=dict(second.manifest) | {"scales": scales, "labels": labels})
-    for both in (combine([first, second]), combine([second, first])):
-        found = aggregate(choose(both, where={"sweep": "other"}, metrics=["loss"]))
-        alone = aggregate(choose(second, metrics=["loss"]))
-        assert found["mean"].tolist() == alone["mean"].tolist()
-        assert both.label("loss") == "planted loss"
+    found = [aggregate(combine(order)) for order in ([first, second], [second, first])]
+    pd.testing.assert_frame_equal(*found)
+    for name, alone in (("swept", first), ("other", second)):
+        own = found[0][found[0]["sweep"] == name].drop(columns=["sweep", "cell"]).reset_index(drop=True)
+        pd.testing.assert_frame_equal(own, aggregate(alone).drop(columns="cell"))
+    assert combine([first, second]).label("loss") == "planted loss"
+    third = replace(first, manifest=dict(first.manifest) | {"labels": {"loss": "another loss"}})
+    assert combine([second, third]).label("loss") == "loss"
+
+
+def changed(run, key, **tables):
+    """Return a run whose cells have another identity, and another config."""
+    cells = [cell | {"key": f"{key}{cell['cell']}"} for cell in run.manifest["cells"]]
+    manifest = dict(run.manifest) | {"cells": cells, "config": dict(run.manifest["config"]) | tables}
+    return replace(run, manifest=manifest)
+
+
+def test_rows_that_differ_in_a_setting_outside_of_the_axes_are_told_apart(folder):
+    phases = [{"name": "query", "step_size": 0.1, "steps": 9}]
+    first, second = folder([0, 1]), changed(folder([0, 1]), "longer", phases=phases)
+    for order in ([first, second], [second, first]):
+        table = aggregate(combine(order))
+        assert sorted(table["phases.query.steps"].unique()) == [7, 9]
+        assert set(table["n"]) == {2}
+        assert len(table) == 2 * len(aggregate(first))
+
+
+def test_runs_of_different_code_are_never_pooled(folder):
+    """Both folders have seeds of the same settings; a probe was edited in between."""
+    first, second = folder([0, 1]), changed(folder([2, 3]), "edited")
+    both = combine([first, second])
+    assert both.axes[0] == "folder"
+    assert both.cells["folder"].value_counts().to_dict() == {
+        first.directory.name: 4,
+        second.directory.name: 4,
+    }
+    table = aggregate(both)
+    own = table[table["folder"] == second.directory.name].drop(columns=["folder", "cell"])
+    expected = aggregate(second).drop(columns="cell")
+    pd.testing.assert_frame_equal(own.reset_index(drop=True), expected)
 
 
 def test_duplicate_seed_is_rejected(folder):
