@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jaxattn.lab.bisection import phase_diagram
     from jaxattn.lab.explorer import Explorer, explore
     from jaxattn.lab.probes import Probes
+    from jaxattn.models.token_model import TokenModel
 
 __all__ = [
     "Dataset",
@@ -53,6 +54,7 @@ __all__ = [
     "Start",
     "Static",
     "Study",
+    "TokenModel",
     "attention",
     "base",
     "data",
@@ -95,6 +97,7 @@ _NAMES = {
     "explore": "jaxattn.lab.explorer",
     "load": "jaxattn.lab.api",
     "phase_diagram": "jaxattn.lab.bisection",
+    "TokenModel": "jaxattn.models.token_model",
 }
 _MODULES = {
     **{name: f"jaxattn.{name}" for name in __all__ if name not in _NAMES},

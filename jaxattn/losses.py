@@ -74,16 +74,10 @@ def _is_zero(smoothing: _Smoothing) -> bool:
     return isinstance(smoothing, int | float) and smoothing == 0
 
 
-def _is_logistic(settings: Any) -> bool:
-    """Return whether label smoothing is off."""
-    return _is_zero(settings.smoothing)
-
-
 _of_classes = declare(skip_reason=_requires_classes)
-_logistic = declare(skip_reason=_requires_classes, is_logistic=property(_is_logistic))
 
 
-@_logistic
+@_of_classes
 def classification(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -> Float[Array, " n"]:
     """Compute the logistic loss for two classes and the cross-entropy for K > 2 classes.
 
@@ -97,7 +91,7 @@ def classification(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 
     return cross_entropy(logits, labels, smoothing=smoothing)
 
 
-@_logistic
+@_of_classes
 def logistic(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -> Float[Array, " n"]:
     """Compute the two-class logistic loss.
 
@@ -119,7 +113,7 @@ def logistic(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -
     return loss if _is_zero(smoothing) else loss + jnp.asarray(smoothing, logits.dtype) / 2 * margin
 
 
-@_logistic
+@_of_classes
 def cross_entropy(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -> Float[Array, " n"]:
     """Compute the cross-entropy for K classes.
 
@@ -221,6 +215,13 @@ Hinge = settings_class(hinge, LossOfFunction, "Hinge")
 SquaredError = settings_class(squared_error, LossOfFunction, "SquaredError")
 
 DEFAULT = Classification()
+
+
+def is_logistic(loss: Loss) -> bool:
+    """Return whether a loss is the logistic or cross-entropy loss without label smoothing."""
+    return isinstance(loss, Classification | Logistic | CrossEntropy) and _is_zero(loss.smoothing)
+
+
 LOSSES: dict[str, type[Loss]] = {
     "classification": Classification,
     "logistic": Logistic,

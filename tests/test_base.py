@@ -9,6 +9,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn import base
+from jaxattn.base.model import HasTokenScores
 from jaxattn.base.probe import concluded
 from jaxattn.core.errors import InputError
 from jaxattn.lab.study.registry import CONCEPTS, _check_class, _check_settings, table
@@ -83,8 +84,9 @@ def test_subclasses_are_immutable_structs_without_a_decorator():
     assert Mine.__struct_fields__ == ("width",)
     with pytest.raises(AttributeError, match="immutable"):
         Mine().width = 4
-    assert (Mine().dim, Mine().token_rows, Mine().is_one_layer, Mine().has_scores) == (None, (), False, False)
-    assert ja.models.TwoLayer(dim=3).has_scores
+    assert (Mine().dim, Mine().token_rows) == (None, ())
+    assert not isinstance(Mine(), HasTokenScores)
+    assert isinstance(ja.models.TwoLayer(dim=3), HasTokenScores)
 
 
 def test_table_in_the_docs_is_generated_from_the_base_classes():

@@ -30,19 +30,75 @@ class LinearScores(Protocol):
         """Token values γ, (m,) for two classes and (m, K) for K > 2; None if only the scores are needed."""
 
 
+@runtime_checkable
+class HasTokenScores(Protocol):
+    """Model with scores and values of tokens, which token tables and many figures and probes require."""
+
+    def scores_and_values(self, params: Params) -> tuple[Array, Array]:
+        """Compute token scores a, (V,), and values γ, (V,) or (V, K)."""
+        ...
+
+
+@runtime_checkable
+class HasHeads(Protocol):
+    """Model whose attention is a softmax of token scores from several heads or queries."""
+
+    def head_scores(self, params: Params) -> Array:
+        """Compute the token scores of each head or query, (H, V)."""
+        ...
+
+
+@runtime_checkable
+class HasAttention(Protocol):
+    """Model that returns the attention over the tokens of each example."""
+
+    def attention(self, params: Params, data: Any) -> Array:
+        """Compute the attention over the tokens of each example.
+
+        Args:
+            params: parameters, as returned by `Model.init`.
+            data: n examples.
+
+        Returns:
+            (n, ..., T): the attention for one query, or for several heads and queries. The rows of positions
+            that are not queries, such as padding, are NaN.
+        """
+        ...
+
+
+@runtime_checkable
+class HasLinearScores(Protocol):
+    """Model whose scores are linear in a parameter, which exact flows and certified directions require."""
+
+    @property
+    def linear_in(self) -> str | None:
+        """Name of the parameter; None if a subclass has other scores."""
+
+    def scores(self, params: Params, data: Any) -> LinearScores:
+        """Return scores a = Φ p, where p is the flattened parameter.
+
+        Args:
+            params: parameters, as returned by `Model.init`.
+            data: n examples.
+
+        Returns:
+            Keys, corpus and values, for example as a `jaxattn.theory.Scores`.
+        """
+        ...
+
+
 class Model(Spec, Generic[D], frozen=True, kw_only=True):
     """Base class for models: functions of data and of named parameters, which form a pytree of arrays.
+
+    A model defines `init` and `outputs`. It may also have the methods of `HasTokenScores`, `HasHeads`,
+    `HasAttention` and `HasLinearScores`, which enable further phases, probes and figures.
 
     Attributes:
         takes: type of data that the model accepts; other types are rejected before compilation.
         parameters: names of the parameters, so that wrong names are reported early; () if unknown.
         token_rows: names of the parameters with one row per token, so that one program can sweep V.
-        attends_to_tokens: True if attention is a softmax of the scores over the tokens of a sequence.
         cuts_batches: True if a minibatch step builds a new corpus from the sequences in the batch. Set it
             to True if this is cheaper than evaluating the model on the whole corpus.
-        linear_in: name of the parameter in which `scores` is linear; None for a model without `scores`.
-        is_one_layer: True for the one-layer model of the theory: scores E·p, values E·v, and the
-            attention-weighted mean of the values as output.
         dim: embedding dimension d.
     """
 
@@ -50,41 +106,12 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
     takes: ClassVar[type[Dataset]] = Dataset
     parameters: ClassVar[tuple[str, ...]] = ()
     token_rows: ClassVar[tuple[str, ...]] = ()
-    attends_to_tokens: ClassVar[bool] = False
     cuts_batches: ClassVar[bool] = False
-
-    @property
-    def linear_in(self) -> str | None:
-        """Name of the parameter in which `scores` is linear, or None."""
-        return None
-
-    @property
-    def is_one_layer(self) -> bool:
-        """True for the one-layer model of the theory."""
-        return False
 
     @property
     def dim(self) -> int | Literal["inf"] | None:
         """Embedding dimension d."""
         return None
-
-    @property
-    def has_scores(self) -> bool:
-        """True if the model defines token scores and values.
-
-        Token tables, and some figures and probes, require them.
-        """
-        return type(self).scores_and_values is not Model.scores_and_values
-
-    @property
-    def has_heads(self) -> bool:
-        """True if the attention is a softmax of scores from several heads or queries."""
-        return type(self).head_scores is not Model.head_scores
-
-    @property
-    def shows_attention(self) -> bool:
-        """True if the model can return the attention over the tokens of each example."""
-        return type(self).attention is not Model.attention
 
     def init(self, key: Array, like: D, *, dtype: Any) -> Params:
         """Sample the parameters for one seed.
@@ -108,44 +135,14 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
         """
         raise NotImplementedError(f"{type(self).__name__}.outputs")
 
-    def scores_and_values(self, params: Params) -> tuple[Array, Array]:
-        """Compute token scores a, (V,), and values γ, (V,) or (V, K). This method is optional."""
-        raise NotImplementedError(f"{type(self).__name__}.scores_and_values")
-
-    def head_scores(self, params: Params) -> Array:
-        """Compute the token scores of each head or query, (H, V). This method is optional."""
-        raise NotImplementedError(f"{type(self).__name__}.head_scores")
-
-    def attention(self, params: Params, data: D) -> Array:
-        """Compute the attention over the tokens of each example. This method is optional.
-
-        Args:
-            params: parameters, as returned by `init`.
-            data: n examples.
-
-        Returns:
-            (n, ..., T): the attention for one query, or for several heads and queries. The rows of positions
-            that are not queries, such as padding, are NaN.
-        """
-        raise NotImplementedError(f"{type(self).__name__}.attention")
-
-    def scores(self, params: Params, data: D) -> LinearScores:
-        """Return scores a = Φ p, where p is a flattened parameter. This method is optional.
-
-        `linear_in` is the name of this parameter.
-
-        Args:
-            params: parameters, as returned by `init`.
-            data: n examples.
-
-        Returns:
-            Keys, corpus and values, for example as a `jaxattn.theory.Scores`.
-        """
-        raise NotImplementedError(f"{type(self).__name__}.scores")
-
     def in_span(self) -> "Model[D]":
         """Return the model with parameters in coordinates of their span, or `self` if this is unsupported."""
         return self
+
+
+def linear_in(model: Model[Any]) -> str | None:
+    """Return the name of the parameter in which the scores of a model are linear, or None."""
+    return model.linear_in if isinstance(model, HasLinearScores) else None
 
 
 def check_type(given: type[Dataset], model: Model[Any]) -> None:
@@ -166,11 +163,6 @@ class Loss(Spec, frozen=True, kw_only=True):
     """
 
     coupled: ClassVar[bool] = False
-
-    @property
-    def is_logistic(self) -> bool:
-        """True for the logistic or cross-entropy loss without label smoothing."""
-        return False
 
     def skip_reason(self, outputs: Array, data: Dataset) -> str | None:
         """Return why the loss cannot be used with these outputs and targets, or None if it can be used."""

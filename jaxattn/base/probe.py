@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from jaxattn.base.data import Dataset, Loaded, Splits
-from jaxattn.base.model import Loss, Model, Params
+from jaxattn.base.model import HasTokenScores, Loss, Model, Params
 from jaxattn.base.phase import Phase, Task
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.pytrees import gradients_by_name, selected
@@ -62,7 +62,7 @@ class ProbeContext:
     @cached_property
     def scores_and_values(self) -> tuple[Array, Array]:
         """Scores (V,) and values (V,) or (V, K) from the model."""
-        return self.model.scores_and_values(self.params)
+        return cast(HasTokenScores, self.model).scores_and_values(self.params)
 
     @cached_property
     def columns(self) -> Columns:

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
+from jaxattn.base.model import HasTokenScores
 from jaxattn.core.errors import InputError, RunError, counted
 from jaxattn.core.settings import MAX_INT
 from jaxattn.data.splits import Loaded, Splits
@@ -364,7 +365,9 @@ class Study(Definition):
         phases = dict.fromkeys(phase.name for cell in self.cells for phase in cell.setting.phases)
         axes = dict.fromkeys(key for cell in self.cells for key in cell.settings)
         built_in = {k: figure for k, figure in enumerate(self.figures) if ":" not in str(figure.get("kind"))}
-        without_tokens = {cell.number for cell in self.cells if not cell.setting.model.has_scores}
+        without_tokens = {
+            cell.number for cell in self.cells if not isinstance(cell.setting.model, HasTokenScores)
+        }
         figures.check_figures(built_in, phases=list(phases), axes=list(axes), without_tokens=without_tokens)
         for number, figure in enumerate(self.figures):
             if number not in built_in:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jaxattn.models.mlp import Mlp
     from jaxattn.models.multi_head import MultiHead
     from jaxattn.models.one_layer import OneLayer
+    from jaxattn.models.token_model import TokenModel
     from jaxattn.models.two_layer import TwoLayer
     from jaxattn.models.two_layer_weights import TwoLayerWeights
 
@@ -30,6 +31,7 @@ __all__ = [
     "Mlp",
     "MultiHead",
     "OneLayer",
+    "TokenModel",
     "TwoLayer",
     "TwoLayerWeights",
     "key_query",
@@ -51,6 +53,7 @@ _NAMES = {
     "Mlp": "jaxattn.models.mlp",
     "MultiHead": "jaxattn.models.multi_head",
     "OneLayer": "jaxattn.models.one_layer",
+    "TokenModel": "jaxattn.models.token_model",
     "TwoLayer": "jaxattn.models.two_layer",
     "TwoLayerWeights": "jaxattn.models.two_layer_weights",
 }

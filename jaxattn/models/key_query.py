@@ -10,12 +10,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxattn.attention import attend
-from jaxattn.base import Model
 from jaxattn.core.arguments import checked
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.starts import SquareInit, embeddings_query_head, sizes, square_matrix
+from jaxattn.models.token_model import TokenModel
 
 
 @struct.dataclass(repr=False)
@@ -71,18 +71,15 @@ def outputs(params: Params, data: Corpus) -> Array:
     return attend(data, scores, values)
 
 
-class KeyQuery(Model[Corpus], frozen=True, kw_only=True):
+class KeyQuery(TokenModel, frozen=True, kw_only=True):
     """One attention layer with a trained key-query matrix W.
 
     Attributes:
         weights: initial W: "identity", or "normal" for random entries with variance 1/d.
     """
 
-    takes: ClassVar[type[Corpus]] = Corpus
-
     dim: PositiveInt
     weights: SquareInit = "identity"
-    attends_to_tokens: ClassVar[bool] = True
     token_rows: ClassVar[tuple[str, ...]] = ("E",)
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v", "W")
 

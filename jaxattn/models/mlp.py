@@ -10,12 +10,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxattn.attention import pool
-from jaxattn.base import Model
 from jaxattn.core.arguments import checked
 from jaxattn.core.pytrees import Brief, Leaf
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.starts import SquareInit, embeddings_query_head, sizes, square_matrix
+from jaxattn.models.token_model import TokenModel
 
 
 @struct.dataclass(repr=False)
@@ -81,7 +81,7 @@ def outputs(params: Params, data: Corpus) -> Array:
     return jax.nn.relu(hidden + params.b) @ params.v
 
 
-class Mlp(Model[Corpus], frozen=True, kw_only=True):
+class Mlp(TokenModel, frozen=True, kw_only=True):
     """One-layer attention followed by a hidden layer of width `dim`.
 
     Attributes:
@@ -89,11 +89,8 @@ class Mlp(Model[Corpus], frozen=True, kw_only=True):
         weights: initial W: "normal" for random entries with variance 1/d, or "identity".
     """
 
-    takes: ClassVar[type[Corpus]] = Corpus
-
     dim: PositiveInt
     weights: SquareInit = "normal"
-    attends_to_tokens: ClassVar[bool] = True
     cuts_batches: ClassVar[bool] = True
     token_rows: ClassVar[tuple[str, ...]] = ("E",)
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v", "W", "b")

@@ -23,6 +23,7 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.models import span
 from jaxattn.models.span import Dim, infinite_by_name
 from jaxattn.models.starts import embeddings_query_head, sizes
+from jaxattn.models.token_model import TokenModel
 
 
 def project(E: Array | np.ndarray, p: Array | np.ndarray, v: Array | np.ndarray) -> tuple[Array, Array]:
@@ -135,13 +136,10 @@ def outputs(params: Params | Mapping[str, Array], data: Corpus) -> Array:
     return attend(data, scores, values)
 
 
-class OneLayer(Model[Corpus], frozen=True, kw_only=True):
+class OneLayer(TokenModel, frozen=True, kw_only=True):
     """One-layer attention classifier with embedding dimension `dim`."""
 
-    takes: ClassVar[type[Corpus]] = Corpus
-
     dim: Dim
-    attends_to_tokens: ClassVar[bool] = True
     token_rows: ClassVar[tuple[str, ...]] = ("E",)
     parameters: ClassVar[tuple[str, ...]] = ("E", "p", "v")
 
@@ -150,15 +148,9 @@ class OneLayer(Model[Corpus], frozen=True, kw_only=True):
         super().__post_init__()
 
     @property
-    def is_one_layer(self) -> bool:
-        """True if scores are E·p and values are E·v, as in the theory; False if a subclass redefines them."""
-        own = type(self)
-        return own.outputs is OneLayer.outputs and own.scores_and_values is OneLayer.scores_and_values
-
-    @property
     def linear_in(self) -> str | None:
         """Name of the parameter in which `scores` is linear, or None if a subclass redefines the scores."""
-        return "p" if self.is_one_layer else None
+        return "p" if is_one_layer(self) else None
 
     def scores(self, params: Params, data: Corpus) -> Scores:
         """Return the scores E p and the token values E v; see `theory.scores.one_layer`."""
@@ -175,6 +167,19 @@ class OneLayer(Model[Corpus], frozen=True, kw_only=True):
         """Return the model with its parameters expressed in coordinates of their span; see `models.span`."""
         # A subclass is not necessarily invariant under rotations of R^d.
         return OneLayerInSpan(dim=self.dim) if type(self) is OneLayer else self
+
+
+def is_one_layer(model: Model[Any]) -> bool:
+    """Return whether a model is the one-layer model of the theory.
+
+    Its scores are E·p, its values E·v, and its output is the attention-weighted mean of the values.
+    Subclasses of `OneLayer` that redefine them are other models.
+    """
+    own = type(model)
+    return issubclass(own, OneLayer) and (own.outputs, own.scores_and_values) == (
+        OneLayer.outputs,
+        OneLayer.scores_and_values,
+    )
 
 
 class OneLayerInSpan(OneLayer, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ swept. Cells that differ in a float share a program in which that float is trace
 of `if`, or annotate the setting with `jaxattn.Static[float]`, which compiles one program per value.
 """
 
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,12 +39,11 @@ class Params(NamedTuple):
     log_temperature: Array  # () log τ
 
 
-class Temperature(ja.Model):
+class Temperature(ja.TokenModel):
     """f(X) = Σ_i q_i E_{x_i}·v with q = softmax(E_X p / τ): attention with a trainable temperature τ."""
 
     dim: int
     temperature: float = 1.0
-    attends_to_tokens: ClassVar[bool] = True  # enables the probes of attention on important tokens
 
     def init(self, key: Array, like: ja.data.Corpus, *, dtype: jnp.dtype) -> Params:
         """Sample the initial parameters of one seed."""
@@ -52,12 +51,8 @@ class Temperature(ja.Model):
         E, p, v = jax.tree.leaves(plain.init(key, like, dtype=dtype))
         return Params(E, p, v, jnp.log(jnp.asarray(self.temperature, dtype)))
 
-    def outputs(self, params: Params, corpus: ja.data.Corpus) -> Array:
-        """Compute f of every sequence, (n,)."""
-        return ja.attention.attend(corpus, *self.scores_and_values(params))
-
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
-        """Compute scores and values, (V,) each. This optional method enables tables and figures of tokens."""
+        """Compute scores and values, (V,) each: f is the mean of values under a softmax of scores."""
         return params.E @ params.p / jnp.exp(params.log_temperature), params.E @ params.v
 
 

@@ -49,14 +49,12 @@ class Bilinear(NamedTuple):
     v: jax.Array
 
 
-class Turned(ja.Model):
+class Turned(ja.TokenModel):
     """One layer whose scores are E W p; `sharpness` multiplies them."""
 
     dim: int
     sharpness: float = 1.0
     rotation: Literal["drawn", "identity"] = "drawn"
-
-    attends_to_tokens = True
 
     def init(self, key, like, *, dtype):
         keys = jax.random.split(key, 4)

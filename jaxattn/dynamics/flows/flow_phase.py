@@ -1,7 +1,7 @@
 """Flows as phases: a flow computes a whole path, whose rows are the steps of the phase."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jax import Array
 from jaxattn.attention.scores import Scores
 from jaxattn.base import Goal, Loss, Model, Params, Phase, Task
 from jaxattn.base.functions import Function, OfFunction, settings_class
+from jaxattn.base.model import HasLinearScores, linear_in
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.pytrees import Brief, Leaf, PathArray, floats_to_float64, get, replaced, selected
 from jaxattn.dynamics.flows import stiff
@@ -19,6 +20,8 @@ from jaxattn.dynamics.flows.arc_length import Ends, FlowPath, Stop
 from jaxattn.dynamics.flows.exact_flow import Path, begin_path, continue_path, ends_of, exact_flow
 from jaxattn.dynamics.flows.full_flow import full_flow
 from jaxattn.dynamics.flows.joint_flow import joint_flow
+from jaxattn.losses import is_logistic
+from jaxattn.models.one_layer import is_one_layer
 
 # Stop reasons that correspond to a condition requested by the caller.
 _ASKED_FOR = (Stop.NORM, Stop.ARC_LENGTH, Stop.DIRECTION, Stop.LOSS, Stop.TIME)
@@ -254,7 +257,7 @@ class _LinearFlow(_TheoryFlow, frozen=True, kw_only=True):
             self._require(setting.model, setting.loss)
 
     def _require(self, model: Model[Any], loss: Loss) -> None:
-        if (found := model.linear_in) != self.train[0]:
+        if (found := linear_in(model)) != self.train[0]:
             actual = f"those of this model are linear in {found!r}" if found else "this model has none"
             raise InputError(
                 f"this phase requires scores that are linear in {self.train[0]!r} (linear_in), but "
@@ -300,13 +303,13 @@ FullFlow = settings_class(full_flow, _OneLayerFlow, "FullFlow", train=("E", "p",
 
 
 def _scores(task: Task, params: Params) -> Scores:
-    found = task.model.scores(params, task.data.train)
+    found = cast(HasLinearScores, task.model).scores(params, task.data.train)
     return Scores(found.keys, found.corpus, found.values)
 
 
 def require_one_layer(model: Model[Any], loss: Loss, classes: int | None) -> None:
     """Raise InputError unless the model is one-layer, the loss is logistic, and there are two classes."""
-    if not model.is_one_layer:
+    if not is_one_layer(model):
         raise InputError("this phase requires model.kind = 'one_layer'; use kind = 'descent'")
     _require_logistic(loss)
     if classes != 2:
@@ -314,7 +317,7 @@ def require_one_layer(model: Model[Any], loss: Loss, classes: int | None) -> Non
 
 
 def _require_logistic(loss: Loss) -> None:
-    if not loss.is_logistic:
+    if not is_logistic(loss):
         raise InputError(
             "this phase requires the logistic loss without label smoothing; use kind = 'descent'"
         )

@@ -1,14 +1,14 @@
 """Whole-phase probes that compare parameters with certified limit directions."""
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxattn.base import Model, Phase, PhaseProbe, Task
-from jaxattn.base.model import LinearScores
+from jaxattn.base.model import HasLinearScores, LinearScores, linear_in
 from jaxattn.core import backend
 from jaxattn.core.mapping import map_on_cores
 from jaxattn.core.settings import NotNegative, Static
@@ -71,7 +71,7 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
 
         The probe requires a phase that trains only the parameter in which the scores are linear.
         """
-        name = task.model.linear_in
+        name = linear_in(task.model)
         if name is None:
             return "requires a model with scores that are linear in a parameter"
         return None if tuple(phase.train) == (name,) else f"requires a phase that trains {name} alone"
@@ -100,10 +100,11 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
         """
         # Use one device, because the solver does not support arrays that are sharded over several devices.
         params, data = jax.device_get((params, loaded.splits.train))
+        linear = cast(HasLinearScores, model)
         with backend.float64():
             params = jax.tree.map(_in_float64, params)
             if loaded.shared and isinstance(data, Corpus) and data.bags.is_large:
-                each = (model.scores(_of_seed(params, number), data) for number in range(len(history)))
+                each = (linear.scores(_of_seed(params, number), data) for number in range(len(history)))
                 seeds = [_one(p, own, self.nats) for p, own in zip(history, each, strict=True)]
                 away, ratio, *facts = (np.stack(x) for x in zip(*seeds, strict=True))
                 return _named(away, ratio, *facts)
@@ -141,7 +142,7 @@ def _of_seed(params: Any, number: int) -> Any:
 
 
 def _keys_and_bags(model: Model[Any], params: Any, data: Any) -> tuple[Any, Corpus]:
-    scores = model.scores(params, data)
+    scores = cast(HasLinearScores, model).scores(params, data)
     return scores.keys, scores.corpus
 
 

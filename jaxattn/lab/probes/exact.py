@@ -1,13 +1,14 @@
 """Exact certificates of max-margin directions for the tokens selected at the end of a phase."""
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxattn.base import Model
+from jaxattn.base.model import HasLinearScores
 from jaxattn.core.errors import InputError, writing
 from jaxattn.core.settings import FilePath, NotNegative, Static
 from jaxattn.data.splits import Loaded
@@ -52,7 +53,7 @@ class ExactGap(MaxMarginDirection, frozen=True, kw_only=True):
             own = jax.tree.map(lambda x, seed=seed: np.asarray(x[seed]), params)
             bags = data if loaded.shared else jax.tree.map(lambda x, seed=seed: x[seed], data)
             with jax.enable_x64(True):
-                found[:, seed] = self._certified(path[-1], model.scores(own, bags))
+                found[:, seed] = self._certified(path[-1], cast(HasLinearScores, model).scores(own, bags))
         return {}, dict(zip(self.metrics, found, strict=True))
 
     def _certified(self, p: np.ndarray, scores: Any) -> tuple[float, float]:

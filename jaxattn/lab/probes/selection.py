@@ -1,6 +1,6 @@
 """Probes for attention: selected tokens, whether these tokens cover all sequences, and attention entropy."""
 
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,14 @@ from jaxattn.attention import attend
 from jaxattn.attention.batched import sequential_vmap_if_large
 from jaxattn.attention.tops import below_top, first_tokens
 from jaxattn.base import Phase, Probe, Task
+from jaxattn.base.model import HasAttention, HasHeads
 from jaxattn.base.probe import ProbeContext
 from jaxattn.core.fractions import fraction, share
 from jaxattn.core.settings import Count, NotNegative, PositiveInt, Share, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.lab.probes.requirements import require_bags, require_token_attention
+from jaxattn.models.one_layer import is_one_layer
 from jaxattn.theory import Scores, Selection, margin, selection_from_scores, selection_of
 
 
@@ -85,7 +87,7 @@ class HeadsSelected(Selected, frozen=True, kw_only=True):
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return why the probe is skipped, or None if the data are bags and the model has several heads."""
-        return require_bags(task) if task.model.has_heads else "requires a model with head_scores"
+        return require_bags(task) if isinstance(task.model, HasHeads) else "requires a model with head_scores"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Compute the metrics for one seed: (H,) with one value per head, and scalars over all heads."""
@@ -95,7 +97,7 @@ class HeadsSelected(Selected, frozen=True, kw_only=True):
             selects, _ = selection_from_scores(scores, train).selects(train, important)
             return attend(train, scores, important.astype(scores.dtype)).mean(), selects
 
-        mass, selects = jax.vmap(of_head)(context.model.head_scores(context.params))
+        mass, selects = jax.vmap(of_head)(cast(HasHeads, context.model).head_scores(context.params))
         shares = {
             "head_mass": mass,
             "head_selected": share(selects, axis=1),
@@ -158,7 +160,7 @@ class RelevantTokens(Probe, frozen=True, kw_only=True):
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return why the probe is skipped, or None if the model is the one-layer model on bags of tokens."""
-        return require_bags(task) if task.model.is_one_layer else "requires the one-layer model"
+        return require_bags(task) if is_one_layer(task.model) else "requires the one-layer model"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Compute the metrics for one seed."""
@@ -218,7 +220,7 @@ class Attended(Probe, frozen=True, kw_only=True):
     """Concentration of attention for each head and query, averaged over the training data.
 
     A query selects a token if its largest attention weight is at least `above`. For attention q (n, ..., T)
-    from `Model.attention` over T positions, the effective number of attended positions is
+    from `HasAttention.attention` over T positions, the effective number of attended positions is
     exp(-Σ_t q_t log q_t).
 
     Attributes:
@@ -235,7 +237,7 @@ class Attended(Probe, frozen=True, kw_only=True):
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return why the probe is skipped, or None if the model returns its attention."""
-        return None if task.model.shows_attention else "requires a model with attention"
+        return None if isinstance(task.model, HasAttention) else "requires a model with attention"
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Compute the metrics for one seed: one value per head and query, (Q,), or a scalar if Q = 1.
@@ -243,7 +245,7 @@ class Attended(Probe, frozen=True, kw_only=True):
         The metrics are NaN if there are no queries.
         """
         train = context.sampled.train
-        q = context.model.attention(context.params, train)
+        q = cast(HasAttention, context.model).attention(context.params, train)
         rows = jnp.asarray(q).reshape(train.num_examples, -1, q.shape[-1])
         found = {
             "largest_attention": rows.max(axis=-1),
@@ -282,7 +284,7 @@ class Cover(Probe, frozen=True, kw_only=True):
         """
         if (missing := require_bags(task)) is not None:
             return missing
-        if not task.model.is_one_layer:
+        if not is_one_layer(task.model):
             return "requires the one-layer model"
         return None if task.data.train.num_classes == 2 else "requires two classes"
 

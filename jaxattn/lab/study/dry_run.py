@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxattn.base import Dataset, Measurement, Phase, PhaseProbe, Probe, Progress, SharedData, silent
-from jaxattn.base.model import check_type
+from jaxattn.base.model import HasTokenScores, check_type
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError, RunError, at, from_user_code, in_user_code, remedy, shown
 from jaxattn.core.pytrees import get, names, selected
@@ -148,12 +148,7 @@ class _Rehearsal:
                 raise InputError(
                     f"{name}.outputs returns {shown(outputs)}; return a float array of shape ({n}, ...)"
                 )
-            if model.attends_to_tokens and not model.has_scores:
-                raise InputError(
-                    f"{name} sets attends_to_tokens, but lacks token scores; implement scores_and_values, or "
-                    "remove attends_to_tokens"
-                )
-            if model.has_scores and isinstance(data, Corpus):
+            if isinstance(model, HasTokenScores) and isinstance(data, Corpus):
                 check_scores(model, params, data)
         with self.at("loss", registry.LOSS):
             name, coupled = _name(setting.loss), setting.loss.coupled

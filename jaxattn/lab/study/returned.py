@@ -1,6 +1,6 @@
 """Validation of the values that custom code returns; failed checks raise an InputError with a remedy."""
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,7 @@ import numpy as np
 from jax import Array
 
 from jaxattn.base import Dataset, Model
+from jaxattn.base.model import HasTokenScores
 from jaxattn.core.errors import InputError, at, shown
 from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.sequences import Sequences
@@ -53,7 +54,7 @@ def check_scores(model: Model[Any], params: Any, corpus: Corpus) -> None:
     name = f"{model.kind or type(model).__name__}.scores_and_values"
     vocab, classes = corpus.vocab_size, corpus.num_classes
     columns = () if classes == 2 else (classes,)
-    found: Any = model.scores_and_values(params)
+    found: Any = cast(HasTokenScores, model).scores_and_values(params)
     if not (isinstance(found, tuple) and len(found) == 2):
         raise InputError(f"{name} returns {shown(found)}; return a tuple (scores, values)")
     check_floats(name, found[0], {(vocab,)}, "the score of every token")

@@ -14,7 +14,7 @@ import msgspec
 from jax import Array
 
 from jaxattn.base import Data, Loss, Measurement, Model, Phase, Start
-from jaxattn.base.model import check_type
+from jaxattn.base.model import check_type, linear_in
 from jaxattn.core.errors import InputError, at
 from jaxattn.core.pytrees import selected
 from jaxattn.core.settings import MAX_INT, STATIC, has_mark
@@ -307,7 +307,7 @@ def _check(setting: Setting) -> None:
     if dataset_type is not None and not issubclass(setting.model.takes, dataset_type):
         check_type(dataset_type, setting.model)
     if setting.probes.max_margin:
-        if (moves := setting.model.linear_in) is None:
+        if (moves := linear_in(setting.model)) is None:
             raise InputError(
                 "probes.max_margin: the model has no scores that are linear in a parameter; remove this "
                 "setting"

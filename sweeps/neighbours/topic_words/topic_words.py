@@ -32,12 +32,10 @@ class Params(NamedTuple):
     W: Array  # (d, C) read-out vectors
 
 
-class Keys(ja.Model[Corpus]):
+class Keys(ja.TokenModel):
     """Logits Wᵀ Σ_s a_s e_s with a = softmax of k_s·q; keys start at 0, embeddings near 0."""
 
-    takes: ClassVar[type[Corpus]] = Corpus
     token_rows: ClassVar[tuple[str, ...]] = ("K", "E")
-    attends_to_tokens: ClassVar[bool] = True
 
     dim: int = 10
     start: float = 1e-6
@@ -51,10 +49,6 @@ class Keys(ja.Model[Corpus]):
         W = jax.random.normal(w_key, (self.dim, like.num_classes or 2), dtype)
         places = jnp.arange(like.num_classes or 2)
         return Params(jnp.zeros_like(E), E, q, W.at[places, places].set(1))
-
-    def outputs(self, params: Params, data: Corpus) -> Array:
-        """Compute the logits, (n, C)."""
-        return ja.attention.attend(data, *self.scores_and_values(params))
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
         """Compute scores (V,) and the logits of single words, (V, C)."""

@@ -137,7 +137,7 @@ def _spelled(text):
 def test_plan_states_why_probes_are_skipped(tmp_path, study):
     two_layers = study(model={"kind": "two_layer", "dim": 4}, phases=study().tree["phases"][:1])
     (line,) = recorded_lines(two_layers)
-    reason = "(requires a model with attends_to_tokens = True)"
+    reason = "(requires a ja.TokenModel)"
     assert f"; not important_mass, important_selected, important_tied, selected_tokens {reason}" in line
     assert {"loss", "p_norm"} <= set(line.partition("; ")[0].split(", "))
 

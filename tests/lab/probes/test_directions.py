@@ -1,7 +1,5 @@
 """Distances of parameters to the max-margin directions of the final selection."""
 
-from types import SimpleNamespace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +12,7 @@ from jaxattn.data.splits import Loaded, Splits
 from jaxattn.dynamics import Descent, ExactFlow, JointFlow
 from jaxattn.lab.probes import FlowLimit, RelaxedDirection
 from jaxattn.lab.probes.directions import _facts, certified_distance
+from jaxattn.losses import Logistic
 from jaxattn.models import Mlp, OneLayer
 from jaxattn.models.one_layer import Params
 from jaxattn.theory import one_minus_cosine
@@ -96,12 +95,12 @@ def test_direction_metrics_of_a_nonfinite_seed_are_nan():
 
 def test_relaxed_direction_requires_phases_that_train_p_and_v(applies):
     model, probe = OneLayer(dim=3), RelaxedDirection()
-    logistic = SimpleNamespace(is_logistic=True)
+    logistic = Logistic()
     both = Descent(name="a", optimizer="sgd", step_size=1.0, steps=1, train=("v", "p"))
     assert applies(probe, model, logistic, both)
     assert applies(probe, model, logistic, JointFlow(name="b"))
     assert not applies(probe, model, logistic, ExactFlow(name="b"))
-    assert not applies(probe, model, SimpleNamespace(is_logistic=False), both)
+    assert not applies(probe, model, Logistic(smoothing=0.1), both)
     assert not applies(probe, Mlp(dim=3), logistic, both)
 
 

@@ -8,6 +8,7 @@ import pytest
 import jaxattn as ja
 from jaxattn import losses, models
 from jaxattn.base import Task
+from jaxattn.base.model import HasAttention
 from jaxattn.data import Vectors, token_statistics
 from jaxattn.data import ragged as layout
 from jaxattn.data.splits import Splits
@@ -253,5 +254,5 @@ def test_attended_probe_matches_a_loop_over_queries(rng, x64, measure, spread):
 
 
 def test_attended_probe_requires_a_model_with_attention():
-    assert Queries().shows_attention
-    assert not ja.models.OneLayer(dim=4).shows_attention
+    assert isinstance(Queries(), HasAttention)
+    assert not isinstance(ja.models.OneLayer(dim=4), HasAttention)

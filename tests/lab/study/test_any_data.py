@@ -184,7 +184,7 @@ def test_bag_models_reject_ordered_text(names):
 
 def test_plan_explains_why_a_probe_is_skipped(names):
     (line,) = recorded_lines(study(names, probes={"own": ["attention_entropy"]}))
-    assert "attention_entropy, attended_tokens (requires a model with attends_to_tokens = True)" in line
+    assert "attention_entropy, attended_tokens (requires a ja.TokenModel)" in line
 
 
 def test_plan_lists_metrics_skipped_for_real_targets(names):

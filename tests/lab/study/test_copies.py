@@ -78,11 +78,6 @@ def test_copied_function_raises_the_same_errors(study, changes, message):
             study(mine, data=data, axes={"data.vocab_size": [data["vocab_size"]]})
 
 
-def test_theory_accepts_a_copied_logistic_loss(study):
-    assert study(True, loss="logistic", axes={"loss.smoothing": [0.0]}).cells[0].setting.loss.is_logistic
-    assert not study(True, loss="logistic").cells[-1].setting.loss.is_logistic
-
-
 def test_padded_vocabulary_must_match_the_vocab_size_setting(study, tmp_path):
     (tmp_path / "larger.py").write_text(
         "import jaxattn as ja\n"

@@ -184,8 +184,9 @@ def evaluations(params, corpus):
 def turn(params, corpus):
     return jnp.exp(1j * params.p.sum())
 
-class Claims(Model):
-    attends_to_tokens = True
+class Claims(ja.TokenModel):
+    def init(self, key, like, *, dtype):
+        return {"p": jnp.zeros(3, dtype)}
 
 class Cuts(Model):
     cuts_batches = True
@@ -484,7 +485,7 @@ WRONG = {
     ),
     "scores that are not declared": (
         {"model": model("Claims")},
-        "model: Claims sets attends_to_tokens, but lacks token scores; implement scores_and_values",
+        "Claims.scores_and_values",
     ),
     "coupled sequences": (
         {"loss": "mine.py:contrast", "phases": BATCHED},

@@ -5,6 +5,7 @@ import pytest
 
 from jaxattn.lab.study.groups import compile_groups
 from jaxattn.lab.study.setting import padded_size
+from jaxattn.losses import is_logistic
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def test_cells_without_label_smoothing_keep_the_probes_of_the_logistic_loss(stud
     cells = study(axes={"loss.smoothing": [0.0, 0.1, 0.2]}).cells
     groups = compile_groups(cells)
     assert [[cell.number for cell in group.cells] for group in groups] == [[0], [1, 2]]
-    assert [group.setting.loss.is_logistic for group in groups] == [True, False]
+    assert [is_logistic(group.setting.loss) for group in groups] == [True, False]
 
 
 def test_numeric_settings_of_custom_code_are_vmapped_unless_static(study):

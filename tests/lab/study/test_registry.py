@@ -293,7 +293,7 @@ def test_settings_are_fields_or_keyword_only_arguments(names):
         ),
         (
             "model",
-            "class Taken(ja.Model):\n    attends_to_tokens: bool = True",
+            "class Taken(ja.Model):\n    cuts_batches: bool = True",
             "annotate it as a ClassVar, or",
         ),
         (
