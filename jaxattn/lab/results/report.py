@@ -21,7 +21,7 @@ from jaxattn.lab.results.labels import format_number, setting
 from jaxattn.lab.results.load import load
 from jaxattn.lab.results.overview import caveats
 from jaxattn.lab.results.run import Run
-from jaxattn.lab.results.statistics import aggregate, last_steps, summary_table, summary_words
+from jaxattn.lab.results.statistics import aggregate, last_steps, summary_rows, summary_table, summary_words
 from jaxattn.lab.results.tokens import final_tokens, named_tokens, top, with_classes
 from jaxattn.lab.storage import files
 
@@ -231,14 +231,15 @@ def _tops(results: Run) -> list[dict[str, Any]]:
 def _summaries(results: Run) -> list[tuple[pd.DataFrame, int, int]]:
     """Return, for each summary table, its first rows, number of key columns and total number of rows."""
     chosen, every = overview.metrics(results), overview.recorded(results)
-    tables = [
-        summary_table(results, metrics=names)
-        for names in ([chosen, every] if len(every) > len(chosen) else [chosen])
-    ]
-    return [
-        (table.iloc[:_ROWS], 1 if table.columns[0] == "metric" else len(results.axes) + 1, len(table))
-        for table in tables
-    ]
+    several = [chosen, every] if len(every) > len(chosen) else [chosen]
+    rows, keys = results.records[["cell", "phase"]].drop_duplicates(), len(results.axes) + 1
+    if len(rows) > _ROWS:
+        # Formatting numbers is slow, so leave out the cells that do not fit on the page.
+        shown = results.records["cell"].isin(rows["cell"].iloc[:_ROWS].unique())
+        few = replace(results, records=results.records[shown])
+        return [(summary_rows(few, metrics=names).iloc[:_ROWS], keys, len(rows)) for names in several]
+    tables = [summary_table(results, metrics=names) for names in several]
+    return [(table, 1 if table.columns[0] == "metric" else keys, len(table)) for table in tables]
 
 
 def _duration(seconds: float) -> str:
