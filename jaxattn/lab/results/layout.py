@@ -72,9 +72,9 @@ _LONG = 30
 NUMBER = re.compile(r"[-–−∞]?[\d.,]*(e[-−]?\d+)?(\s?(%|s|GiB))?( \[.*\])?( \(n=\d+\))?|nan")
 # Tone (colour) of each verdict, and of the other phrases that pages show in place of a verdict.
 TONES = (
-    ("no", re.compile("differs|fails|does not hold|(below|inside) the null band")),
-    ("open", re.compile("inconclusive|cannot tell|undecided|for some")),
-    ("yes", re.compile("agrees|holds|above the null band")),
+    ("no", re.compile("differs|falsified|(below|inside) the null band")),
+    ("open", re.compile("inconclusive|toy|undecided")),
+    ("yes", re.compile("agrees|verified|above the null band")),
 )
 
 

@@ -1,0 +1,24 @@
+"""Noisy labels: attention and accuracy by the probability with which a label is flipped. Nothing is published."""
+
+from jaxattn.lab.books import cells
+
+METRICS = {
+    "test_accuracy": "test accuracy",
+    "test_accuracy_best_on_test": "best test accuracy during training",
+    "important_mass": "attention on important tokens",
+    "spearman_Ev_tokens": "Spearman correlation of E·v with importance over tokens",
+}
+
+
+def check(results):
+    """Measure the final metrics for each flip probability."""
+    return [
+        cell.final(metric, f"{name(cell)}: {words}", id=f"nu={cell['data.label_noise']:g}.{metric}")
+        for metric, words in METRICS.items()
+        for cell in cells(results["study"])
+    ]
+
+
+def name(cell):
+    """Return the settings of a cell in words."""
+    return f"flip probability = {cell['data.label_noise']:g}, importance threshold = {cell['probes.important']:g}"
