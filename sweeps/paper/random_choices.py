@@ -27,11 +27,9 @@ def reproduced(results, criteria):
     The ids of the shapes are those of the figure, whose page shows these shares next to its verdicts.
     """
     rows = draws(results, criteria)
-    found = [
-        share(id, f"share of draws in which {text}", rows[text], unit="draw")
-        for id, text in [*SHAPES.items(), ("all", "all three shapes are reproduced")]
-        for text in [text if text in rows else ALL]
-    ]
+    shown = [(id, text, text) for id, text in SHAPES.items()]
+    shown.append(("all", ALL, "all three shapes are reproduced"))
+    found = [share(id, f"share of draws in which {text}", rows[x], unit="draw") for id, x, text in shown]
     return found + [
         share(f"all.{block.lower()}", f"share of draws with all three shapes, {block}", own[ALL], unit="draw")
         for block, own in rows.groupby("optimizer", sort=False)

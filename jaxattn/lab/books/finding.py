@@ -1,5 +1,6 @@
 """Findings: numbers that a check measures, with the published value, the criterion and the verdict."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -105,6 +106,8 @@ class Finding:
     @property
     def counted(self) -> str:
         """Return the sample size as text, such as "64 seeds" or "60 of 64 seeds: in 4 REASON"."""
+        if not self.seeds and math.isfinite(self.value):
+            return self.unit  # an exact number, such as that of a certificate
         if not self.missing:
             return counted(self.seeds, self.unit)
         some = f"{self.seeds} of {counted(self.seeds + self.missing, self.unit)}"
