@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-
-from jaxattn.core.errors import InputError
 from jaxattn.lab.books.public_names import (
     FOR_MEASURES,
     private_module,
@@ -16,6 +14,8 @@ from jaxattn.lab.books.public_names import (
     public_names,
     used_names,
 )
+
+from jaxattn.core.errors import InputError
 
 ROOT = Path(__file__).parents[1]
 API = ROOT / "docs" / "reference" / "api"

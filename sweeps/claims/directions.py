@@ -11,7 +11,7 @@ CLOSE_ELSEWHERE = 1e-8
 
 
 def is_close(cell, id, close, claim, **about):
-    """Measure the share of seeds whose p is within 1 - cos ≤ `close` of the certified direction at the end."""
+    """Measure the share of seeds whose p ends within 1 - cos ≤ `close` of the certified direction."""
     away = cell.last("certified_distance")
     return share(
         id,

@@ -28,7 +28,8 @@ def ratios(results, *, expected, published):
                 found.append(
                     leave_one_out(
                         f"{quantity.lower()}.eta0={size:g}",
-                        f"spread of {letters} within bins: trained to convergence ÷ one step with η0 = {size:g}",
+                        f"spread of {letters} within bins: trained to convergence ÷ one step with "
+                        f"η0 = {size:g}",
                         trained / np.nanmean(bins_of(cell, quantity).sd, axis=1),
                         expected=expected[quantity],
                         published=published[quantity],

@@ -72,7 +72,7 @@ def _dependence(results, rows, config):
             row = {
                 "optimizer": block,
                 "setting": _short(axis),
-                "range of the draws": f"{format_number(part[axis].min())} and {format_number(part[axis].max())}",
+                "range of the draws": " and ".join(map(format_number, (part[axis].min(), part[axis].max()))),
                 "shown run": "-" if at is None else format_number(at),
                 "draws below the shown run": "-" if at is None else f"{(part[axis] < at).mean():.0%}",
             }

@@ -1,9 +1,9 @@
 """Books: results and claims of papers, reproduced by studies and judged by checks in Python.
 
 An item's check.py defines `check(results)`, which returns findings. This module has what a check needs:
-`Finding`, and `mean`, `share` and `leave_one_out`, which build one from values of all seeds; criteria
-(`around`, `within_factor`, `at_least`, `at_most`); `cells` of results; exponents (`powers`), and measures of the
-shape of a curve.
+`Finding`, and `mean`, `share` and `leave_one_out`, which build one from values of all seeds; the criteria
+`around`, `within_factor`, `at_least` and `at_most`; `cells` of results; exponents (`powers`); and measures of
+the shape of a curve.
 """
 
 from jaxattn.lab.books.book import Book, Item, load_code, read_book

@@ -292,9 +292,7 @@ def _folder(book: str | Path) -> Path:
         if (folder / "book.toml").is_file():
             return folder.resolve()
     known = sorted({path.parent.name for root in roots for path in root.glob("*/book.toml")})
-    hint = (
-        nearest(str(book), known) if known else "; the project's own books are in sweeps/ of its repository"
-    )
+    hint = nearest(str(book), known) if known else "; the project's books are in sweeps/ of its repository"
     raise InputError(f"{book}: no such book (no book.toml){hint}")
 
 

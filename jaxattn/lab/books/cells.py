@@ -60,14 +60,14 @@ class Cell:
         return str(self.records["phase"].iloc[-1])
 
     def wide(self, *metrics: str) -> list[pd.DataFrame]:
-        """Return a table for each seed: one row per step, and one column per metric (all if none is given)."""
+        """Return a table for each seed: one row per step, one column per metric; all metrics by default."""
         records = self.records
         records = records[records["metric"].isin(metrics)] if metrics else records
         table = records.pivot_table(index=["seed", "step"], columns="metric", values="value")
         return [own.droplevel("seed") for _, own in table.groupby("seed")]
 
     def path(self, metric: str, phase: str = "") -> np.ndarray:
-        """Return a metric at all k steps of a phase, by default the last one, for all S seeds, (S, k) float64.
+        """Return a metric at all k steps of a phase (default: the last) for all S seeds, (S, k) float64.
 
         Raises:
             InputError: the phase did not record the metric.
@@ -94,7 +94,7 @@ class Cell:
             about: further fields of `Finding`.
         """
         between = (0.0, 1.0) if metric.endswith(("accuracy", "mass")) else ANYTHING
-        samples = self.last(metric) if (self.last_phase, metric) in self._paths else []
+        samples: Any = self.last(metric) if (self.last_phase, metric) in self._paths else []
         words = ": ".join(part for part in (self.name, metric.replace("_", " ")) if part)
         name = id or ".".join(part for part in (self.id, metric) if part)
         return mean(name, text or words, samples, between=between, **about)

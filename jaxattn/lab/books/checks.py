@@ -1,11 +1,11 @@
-"""Checks of items before publication: missing files and words, few seeds, changed criteria, open questions."""
+"""Checks of items before publication: missing words, few seeds, changed criteria, open questions."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 
-from jaxattn.lab.books.book import Book, Item, RunScale
+from jaxattn.lab.books.book import Book, Item
 from jaxattn.lab.books.record import Record, criteria_of, path_of, read_record
 from jaxattn.lab.results.judge import AGREES
 from jaxattn.lab.study.import_paths import ImportPaths
@@ -17,15 +17,12 @@ OPEN = "TODO"
 SEEDS = 10
 
 
-def problems(
-    book: Book, only: tuple[str, ...] = (), *, scale: RunScale = "laptop", out: Path
-) -> pd.DataFrame:
+def problems(book: Book, only: Sequence[str] = (), *, out: Path) -> pd.DataFrame:
     """List the problems to fix before items can be published, without running anything.
 
     Args:
         book: the book that contains the items.
         only: names of the items; all if empty.
-        scale: scale of the records.
         out: results folder. Its records are validated, and show whether criteria were changed after results
             had been recorded.
 
@@ -41,7 +38,7 @@ def problems(
             continue
         path = out / path_of(item.name)
         record = read_record(path, out) if path.exists() else None
-        found = [*_open_questions(item), *_parts(item), *_seeds(item), *_results(item, record, scale)]
+        found = [*_open_questions(item), *_parts(item), *_seeds(item), *_results(item, record)]
         rows += [(item.name, problem) for problem in found]
     return pd.DataFrame(rows, columns=["item", "problem"])
 
@@ -70,7 +67,7 @@ def _seeds(item: Item) -> Iterator[str]:
             yield f"{source.path.name}: {seeds} seeds at full scale; use {SEEDS} or more"
 
 
-def _results(item: Item, record: Record | None, scale: RunScale) -> Iterator[str]:
+def _results(item: Item, record: Record | None) -> Iterator[str]:
     if record is None:
         return
     if record.settings != item.digest(record.scale):

@@ -1,31 +1,20 @@
-"""Export of records as a logbook: Markdown pages with CSV files and hashes, which need no software to be read."""
+"""Export of records as a logbook: Markdown pages and CSV files, which need no software to be read."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from jaxattn.core.errors import writing
+from jaxattn.lab.books import page
 from jaxattn.lab.books.book import Book, Item, RunScale
-from jaxattn.lab.books.page import (
-    RULES,
-    SETTINGS,
-    cost,
-    findings_table,
-    numbers,
-    read_records,
-    scorecard,
-    sentence,
-)
-from jaxattn.lab.books.page import seeds as seed_words
-from jaxattn.lab.books.page import summary
 from jaxattn.lab.books.record import Record
 from jaxattn.lab.results.layout import markdown, marked, texts
 from jaxattn.lab.storage.files import write_file
 
 
-def export(book: Book, scale: RunScale, out: Path, target: Path, only: tuple[str, ...] = ()) -> list[Path]:
+def export(book: Book, scale: RunScale, out: Path, target: Path, only: Sequence[str] = ()) -> list[Path]:
     """Write the records of a results folder as a logbook in Markdown.
 
         TARGET/README.md       scorecard of all claims, rules of the verdicts, limits
@@ -47,12 +36,12 @@ def export(book: Book, scale: RunScale, out: Path, target: Path, only: tuple[str
         InputError: a record is missing or damaged.
         RunError: a file cannot be written.
     """
-    every, _ = read_records(book, scale, out)
+    every, _ = page.read_records(book, scale, out)
     found = {name: every[name] for name in every if not only or name in only}
     contents = {
         "README.md": _readme(book, found),
-        "findings.csv": findings_table(found).to_csv(index=False, lineterminator="\n"),
-        **{f"{name}.md": _page(book.item(name), record) for name, record in found.items()},
+        "findings.csv": page.findings_table(found).to_csv(index=False, lineterminator="\n"),
+        **{f"{name}.md": _item_page(book.item(name), record) for name, record in found.items()},
     }
     files = {name: text.encode() for name, text in contents.items()}
     for name, record in found.items():
@@ -81,44 +70,44 @@ def _attached(item: Item, record: Record, out: Path) -> dict[str, bytes]:
 
 
 def _readme(book: Book, found: Mapping[str, Record]) -> str:
-    rows = [scorecard(book.item(name), record) for name, record in found.items()]
+    rows = [page.scorecard(book.item(name), record) for name, record in found.items()]
     table = pd.DataFrame(rows).fillna("").replace("", "-")
     if len(table):
         table["title"] = [f"[{row['title']}]({row['item']}.md)" for row in rows]
     return _joined(
         f"# {book.words.title}",
-        marked(sentence(book.words.introduction)),
-        summary(found, book),
+        marked(page.sentence(book.words.introduction)),
+        page.summary(found, book),
         markdown(table.drop(columns="item")) if len(table) else "No item has been run.",
         "## How to read the verdicts",
-        *map(marked, RULES),
+        *map(marked, page.RULES),
         "## Limits",
-        cost(list(found.values())),
+        page.cost(list(found.values())),
         "Numbers of the same runs are not independent. `files.csv` lists all files with their hashes.",
     )
 
 
-def _page(item: Item, record: Record) -> str:
+def _item_page(item: Item, record: Record) -> str:
     papers = [
         f"{x.authors}: *{x.title}*, [arXiv {x.arxiv}](https://arxiv.org/abs/{x.arxiv})." for x in item.papers
     ]
-    settings = SETTINGS["reduced" if record.reduced else item.words.settings]
+    settings = page.SETTINGS["reduced" if record.reduced else item.words.settings]
     lines = [f"# {item.title}", *papers, f"Settings: {settings}. {marked(item.words.chosen.strip())}".strip()]
     for claim, (verdict, own) in record.claims(item).items():
-        over = f" ({seed_words(own)} seeds)" if seed_words(own) else ""
+        over = f" ({page.seeds(own)} seeds)" if page.seeds(own) else ""
         lines += [
-            f"## {marked(sentence(claim or item.words.reports))}",
+            f"## {marked(page.sentence(claim or item.words.reports))}",
             f"**{verdict or 'only measured'}**{over}",
         ]
-        lines += [markdown(texts(numbers(own)).map(marked))]
+        lines += [markdown(texts(page.numbers(own)).map(marked))]
     if item.words.reason:
-        lines += ["## Why numbers differ", marked(sentence(item.words.reason))]
+        lines += ["## Why numbers differ", marked(page.sentence(item.words.reason))]
     for picture in record.pictures:
         lines += [f"![{picture.caption.partition('. ')[0]}]({picture.file})", marked(picture.caption)]
     for title, frame in record.frames.items():
         lines += [f"### {title}", markdown(frame)]
     facts = {"criteria": record.criteria.text, "made by": record.made_by or "not recorded", **record.facts}
-    lines += ["## How it was run", marked(sentence(item.words.compared)) if item.words.compared else ""]
+    lines += ["## How it was run", marked(page.sentence(item.words.compared)) if item.words.compared else ""]
     lines += [
         f"    {record.command}",
         record.reused,

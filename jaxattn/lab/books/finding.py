@@ -37,7 +37,7 @@ class Finding:
         published: the published value as text.
         source: place of the published value, such as "Figure 2"; by default that of the item.
         basis: origin of the criterion: "published", "theory" for a consequence of the theory that is tested,
-            or "beyond" for an expectation that no source states. The last does not count for a claim's verdict.
+            or "beyond" for an expectation that no source states, which does not count for the claim.
         seeds: number of seeds with a value.
         missing: number of seeds without a value.
         why: reason why seeds have no value.
@@ -189,7 +189,7 @@ def slug(text: str) -> str:
 
 
 def claim_verdict(findings: Sequence[Finding], settings: Settings) -> str:
-    """Return the verdict on a claim: "verified", "falsified", "toy" or "inconclusive"; "" if nothing tests it.
+    """Return the verdict on a claim: "verified", "falsified", "toy" or "inconclusive"; "" without a test.
 
     Numbers without a criterion, and those with the basis "beyond", do not count. A claim is
 
@@ -197,8 +197,8 @@ def claim_verdict(findings: Sequence[Finding], settings: Settings) -> str:
     - falsified if a number differs in its own settings ("own"): the published ones, or settings that meet all
       assumptions of a theorem;
     - verified if all numbers agree;
-    - inconclusive otherwise. In particular, a number that differs in settings chosen here, because they are not
-      published ("chosen"), falsifies nothing.
+    - inconclusive otherwise. In particular, a number that differs in settings that were chosen here, because
+      they are not published ("chosen"), falsifies nothing.
 
     Args:
         findings: the numbers that test the claim.

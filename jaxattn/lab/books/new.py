@@ -58,8 +58,8 @@ def _open_book(book: str | Path, name: str) -> Path:
     found = read_book(book)
     if found.words.parts:
         raise InputError(
-            f"{found.folder / 'book.toml'}: `parts` lists the items, so a new item would not be shown; add it "
-            "there by hand, or choose another book"
+            f"{found.folder / 'book.toml'}: `parts` lists the items, so a new item would not be shown; add "
+            "it there by hand, or choose another book"
         )
     for path in (found.folder / name, found.folder / f"{name}.toml", found.folder / f"{name}.py"):
         if path.exists():

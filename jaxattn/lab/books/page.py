@@ -1,4 +1,4 @@
-"""Pages of a book: a scorecard of all items, and a page for each item with its claims, numbers and figures."""
+"""Pages of a book: a scorecard of all items, and a page for each item with claims, numbers and figures."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -25,16 +25,17 @@ TABLE = "findings.csv"
 NOT_RUN = "not run"
 RULES = (
     "A number agrees if its whole 95 % interval over seeds is inside the criterion, differs if none of the "
-    "interval is, and is inconclusive otherwise, or if it has no interval. If all seeds give the same number, "
-    f"from {ENOUGH_SEEDS} seeds on the number itself is compared. Intervals are Student's for a mean, a jackknife "
+    "interval is, and is inconclusive otherwise, or if it has no interval. If all seeds give the same "
+    f"number, this number is compared, from {ENOUGH_SEEDS} seeds on. Intervals are Student's for a mean, a jackknife "
     "interval for a statistic of all seeds together, and Clopper and Pearson's for a fraction of seeds. The "
     "centre of a bin is known up to the width of the bin, which is stated.",
     "A claim is verified if all its numbers agree. It is falsified if a number differs in the claim's own "
-    "settings, which are the published ones, or any that meet the assumptions of a theorem. It is a toy if the "
-    "settings are far below its own. Otherwise it is inconclusive: a number that differs in settings that had to be "
-    "chosen, because they are not published, falsifies nothing. Numbers beyond the claim do not count.",
-    "Random choices: settings that are not published were drawn at random, and the row states in how many draws "
-    "the number meets the same criterion.",
+    "settings, which are the published ones, or any that meet the assumptions of a theorem. It is a toy if "
+    "the settings are far below its own. Otherwise it is inconclusive: a number that differs in settings "
+    "that had to be chosen, because they are not published, falsifies nothing. Numbers beyond the claim do "
+    "not count.",
+    "Random choices: settings that are not published were drawn at random, and the row states in how many "
+    "draws the number meets the same criterion.",
 )
 SETTINGS = {
     "own": "the claim's own",
@@ -116,7 +117,7 @@ def write_pages(
 
 
 def read_records(book: Book, scale: RunScale, out: Path) -> tuple[dict[str, Record], dict[str, str]]:
-    """Return the records in a folder by item, and for other items the reason why they have to be run again."""
+    """Return the records in a folder by item, and the reasons why other items have to be run again."""
     found, reasons = {}, {}
     for item in book.items:
         record, reasons[item.name] = records.find_record(item, scale, out)
@@ -128,7 +129,7 @@ def read_records(book: Book, scale: RunScale, out: Path) -> tuple[dict[str, Reco
 
 
 def _with_sensitivity(record: Record, item: Item, found: Mapping[str, Record]) -> Record:
-    """Return the record with the results of random choices, which are those with the same id in another item."""
+    """Return the record with the shares of random choices, which have the same ids in another item."""
     other = found.get(item.words.sensitivity)
     if other is None:
         return record
@@ -247,8 +248,8 @@ def summary(found: Mapping[str, Record], book: Book) -> str:
     every = [finding for record in found.values() for finding in record.measured]
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(sorted(words)))
     judged = [finding for finding in every if finding.expected]
-    chance = f"At a coverage of {100 * LEVEL:.0f} % up to {(1 - LEVEL) * len(judged):.1f} of {len(judged)} intervals"
-    chance += " are expected to miss the true number by chance."
+    missed = f"up to {(1 - LEVEL) * len(judged):.1f} of {len(judged)} intervals"
+    chance = f"At a coverage of {100 * LEVEL:.0f} % {missed} are expected to miss the true number by chance."
     claim = f"{len(words)} claims: {counts}. " if words else ""
     return f"{claim}{records.tally(every)}. {chance}" if judged else "No number has a criterion yet."
 

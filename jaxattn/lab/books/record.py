@@ -1,4 +1,4 @@
-"""Records: the measured numbers of an item, as a JSON file from which its page is written without the runs."""
+"""Records: the numbers of an item in a JSON file, from which its page is written without the runs."""
 
 import hashlib
 import math
@@ -31,7 +31,7 @@ class _Expected(msgspec.Struct):
 
 
 class FindingRecord(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A finding in a record; see `Finding`. The verdict is stored for readers, and computed again by `read`."""
+    """A finding in a record; see `Finding`. The verdict is stored for readers of the file only."""
 
     id: str
     text: str
@@ -57,11 +57,12 @@ class FindingRecord(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tr
     def of(cls, finding: Finding) -> "FindingRecord":
         """Return the finding in the form of a record."""
         known = finding.expected
+        low, high = (x if math.isfinite(x) else None for x in (known[:2] if known else (0.0, 0.0)))
         return cls(
             value=finding.value if math.isfinite(finding.value) else None,
             interval=finding.interval,
             counts=finding.counts,
-            expected=known and _Expected(*(x if math.isfinite(x) else None for x in known[:2]), known.text),
+            expected=known and _Expected(low, high, known.text),
             verdict=finding.verdict,
             seeds=finding.seeds,
             missing=finding.missing,
@@ -162,7 +163,7 @@ class Record(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
         return {title: pd.DataFrame(x.data, columns=x.columns) for title, x in self.tables.items()}
 
     def claims(self, item: Item) -> dict[str, tuple[str, list[Finding]]]:
-        """Return the verdict and the findings of each claim, keyed by its statement ("" for the item's own)."""
+        """Return verdict and findings of each claim, keyed by its statement ("" for the item's own)."""
         groups: dict[str, list[Finding]] = {}
         for finding in self.measured:
             groups.setdefault(finding.claim, []).append(finding)
@@ -263,6 +264,6 @@ def made_by(manifest: Any) -> str:
     """Return the versions of the package that computed a run, such as "0.9.0 at commit 1a2b3c4d5"."""
     words = []
     for one in provenance.package_versions(manifest):
-        commit = f" at commit {one['commit'][:9]}" if one.get("commit") else ""
+        commit = f" at commit {known[:9]}" if (known := one.get("commit")) else ""
         words.append(f"jaxattn {one.get('version') or 'of unknown version'}{commit}")
     return ", ".join(dict.fromkeys(words))

@@ -134,8 +134,8 @@ def _with_data(book: Book, request: Request, reporter: Reporter) -> list[tuple[I
     if lacking:
         places = "; ".join(f"DIR/{each.below}: {each.what}" for each in book.words.data.values())
         reporter.note(
-            f"{counted(len(lacking), 'item')}: studies that need data are not run; add `--data-dir DIR`, with "
-            f"{places}"
+            f"{counted(len(lacking), 'item')}: studies that need data are not run; add `--data-dir DIR`, "
+            f"with {places}"
         )
     return found
 

@@ -1,7 +1,7 @@
 """Shapes of curves: where a curve is lowest, whether it rises, and whether it is U-shaped.
 
-All functions take B curves as rows of a (B, m) array, such as the curve of all seeds and those with each seed left
-out, and return one number per curve. `finding.leave_one_out` takes these numbers.
+All functions take B curves as rows of a (B, m) array, such as the curve of all seeds and those with each seed
+left out, and return one number per curve. `finding.leave_one_out` takes these numbers.
 """
 
 import math

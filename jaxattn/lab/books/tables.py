@@ -110,9 +110,9 @@ class ItemFile(BookTable, frozen=True):
         title: heading; by default the name of the folder.
         authors: authors of the item.
         papers: papers whose results are reproduced; by default those of the book.
-        settings: "own" if the runs at full scale use the settings of the claim: the published ones, or settings
-            that meet all assumptions of a theorem. "chosen" if some of them are not published and were
-            chosen here. "reduced" if they are far below those of the claim.
+        settings: "own" if the runs at full scale use the settings of the claim: the published ones, or
+            settings that meet all assumptions of a theorem. "chosen" if some of them are not published and
+            were chosen here. "reduced" if they are far below those of the claim.
         chosen: the settings that were chosen, and why.
         compared: description of the comparison.
         reason: explanation of why a number differs, found by varying one setting at a time.

@@ -249,8 +249,8 @@ def claims(
     """Test the claims of the theory by experiment.
 
     Test the claims of the paper and further findings, and write a page with a verdict for each. This is
-    equivalent to `jaxattn reproduce claims --seeds 64`, in a checkout of the repository. The exit status is 1 if a claim that should hold does
-    not.
+    equivalent to `jaxattn reproduce claims --seeds 64`, and requires a checkout of the repository. The exit
+    status is 1 if a claim is falsified.
 
     Example: jaxattn claims --seeds 64 --data-dir ~/tensorflow_datasets
 
@@ -313,11 +313,11 @@ def reproduce(
     require_local_folder(folder)
     if export is not None:
         require_local_folder(export)
-        for path in books.export(items, scale, folder, export, tuple(only)):
+        for path in books.export(items, scale, folder, export, only):
             print_line(path)
         return 0
     if check:
-        lacking = books.problems(items, tuple(only), scale=scale, out=folder)
+        lacking = books.problems(items, only, out=folder)
         if len(lacking):
             print_table("Missing before publication", lacking)
         return int(len(lacking) > 0)

@@ -1,7 +1,7 @@
 """Verdicts on numbers: a single rule that compares an estimate and its 95 % interval with a criterion.
 
-A criterion is a required range. A number *agrees* if its whole interval is inside the range, *differs* if none
-of the interval is, and is *inconclusive* otherwise, or if it has no interval.
+A criterion is a required range. A number *agrees* if its whole interval is inside the range, *differs* if
+none of the interval is, and is *inconclusive* otherwise, or if it has no interval.
 
 Means have a Student t interval, statistics over all seeds a jackknife interval, and fractions a
 Clopper-Pearson interval. If there are at least six seeds and all have the same value, this value is

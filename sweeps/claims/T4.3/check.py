@@ -58,7 +58,8 @@ def with_ties(results, id):
         about = {"claim": TIES, "setting": cell.setting, "why": cell.failure_reason, "basis": "beyond"}
         yield share(
             f"{id}.{number}.close",
-            f"seeds with 1 - cos ≤ {brief(CLOSE_ELSEWHERE)} at ‖p‖ = {brief(cell.until_norm)}, or a finite limit",
+            f"seeds with 1 - cos ≤ {brief(CLOSE_ELSEWHERE)} at ‖p‖ = {brief(cell.until_norm)}, "
+            "or a finite limit",
             certified & (np.isnan(away) | (cell.reached & (away <= CLOSE_ELSEWHERE))),
             known=np.isfinite(cell.last("limit_feasible")),
             expected=at_least(0.9),
@@ -80,16 +81,8 @@ def direction_elsewhere(results, id):
         about = {"claim": DIRECTION, "setting": cell.setting, "basis": "beyond"}
         away, there = cell.last("certified_distance"), cell.reached
         if not there.any():
-            text = f"{cell.ends}; {cell.certificate()}"
-            why = cell.failure_reason
-            yield mean(
-                f"{id}.{place(cell)}.end",
-                "1 - cos where the flow ends",
-                away,
-                certificate=text,
-                why=why,
-                **about,
-            )
+            about |= {"certificate": f"{cell.ends}; {cell.certificate()}", "why": cell.failure_reason}
+            yield mean(f"{id}.{place(cell)}.end", "1 - cos where the flow ends", away, **about)
             continue
         text = f"{worst(away[there])}{cell.certificate()}"
         if not there.all():

@@ -1,4 +1,4 @@
-"""Training the head v together with p: claims of the public review, and the limit on the regularisation path."""
+"""Training the head v together with p: claims of the public review, and the relaxed max-margin limit."""
 
 import numpy as np
 

@@ -27,7 +27,7 @@ def check(results):
 
 
 def agrees_with(cell, lower, upper):
-    """Measure the share of seeds in a cell that ignore a label if η0 is in the window, and none outside it."""
+    """Measure the share of seeds that ignore a label if η0 is in the window, or none outside it."""
     step_size, kept = cell["phases.step.step_size"], cell.last("kept")
     inside = lower < step_size < upper
     near = any(edge / NEAR < step_size < edge * NEAR for edge in (lower, upper))

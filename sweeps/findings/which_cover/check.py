@@ -20,6 +20,8 @@ def check(results):
     tiny = single & (found[SCALE] == 0.01)
     by_s = found["winner"] == found["variance_sign"]
     decided = one_label & (found["variance_sign"] != 0)
+    of_cover = "share of the runs with a cover in which"
+    order = "share of covers with scores in the order of α or -α"
     small_text = "scale at most 0.1, scores in the order of α or -α: share in which"
     tiny_text = "scale 0.01, scores in the order of α or -α"
 
@@ -37,14 +39,14 @@ def check(results):
         ),
         runs_with(
             "lawful",
-            "share of the runs with a cover in which E·v is within 1 % of the law on every token of the cover",
+            f"{of_cover} E·v is within 1 % of the law on every token of the cover",
             found["cover_error"] <= WITHIN,
             covers,
             SURE,
         ),
         runs_with(
             "alone",
-            "share of the runs with a cover in which every sequence has attention above 0.99 on one token",
+            f"{of_cover} every sequence has attention above 0.99 on one token",
             found["cover_attention"] >= 0.99,
             covers,
         ),
@@ -63,7 +65,7 @@ def check(results):
         ),
         runs_with(
             "small.order",
-            "scale at most 0.1, one relevant token, no step on E: share of covers with scores in the order of α or -α",
+            f"scale at most 0.1, one relevant token, no step on E: {order}",
             one_label,
             small,
             MOST,
@@ -83,7 +85,7 @@ def check(results):
         ),
         runs_with(
             "tiny.order",
-            "scale 0.01, with or without a step on E: share of covers with scores in the order of α or -α",
+            f"scale 0.01, with or without a step on E: {order}",
             one_label,
             tiny,
         ),
@@ -96,7 +98,8 @@ def check(results):
         ),
         runs_with(
             "tiny.clear_sign_of_s",
-            f"{tiny_text}, |S| above 2 % of the mean variance: share in which the sign of S determines the label",
+            f"{tiny_text}, |S| above 2 % of the mean variance: share in which the sign of S determines the "
+            "label",
             by_s,
             tiny & one_label & (found["variance_lead"].abs() > 0.02),
         ),

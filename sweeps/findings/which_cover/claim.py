@@ -45,7 +45,8 @@ def check(results):
         )
         yield share(
             f"{id}.ordered",
-            "seeds with scores in the order of α or -α in all sequences, and with the label given by the sign of S",
+            "seeds with scores in the order of α or -α in all sequences, and with the label given by the "
+            "sign of S",
             (of["follows_alpha"] == 1) & label_of_s,
             expected=at_least(0.9),
             basis="theory",

@@ -1,4 +1,4 @@
-"""Mixtures that p and v converge to: how many limits are certified, and how many of these the flow confirms."""
+"""Mixtures that p and v converge to: how many limits are certified, and how many the flow confirms."""
 
 import numpy as np
 import pandas as pd

@@ -31,7 +31,8 @@ def check(results):
         )
         yield share(
             f"{id}.confirmed",
-            "certified seeds whose flow in log r converges to the limit (1 - cos at most 1e-5 at log r = 1e4)",
+            "certified seeds whose flow in log r converges to the limit (1 - cos at most 1e-5 at "
+            "log r = 1e4)",
             away <= CONFIRMED,
             known=certified,
             certificate=f"{worst(away)}{elsewhere} converge to another direction, {lost} cannot be followed",

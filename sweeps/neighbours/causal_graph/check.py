@@ -1,4 +1,4 @@
-"""Causal graphs: attention to parents and losses of the trained transformer, and of training in two stages."""
+"""Causal graphs: attention to parents and losses, after joint training and after training in two stages."""
 
 from jaxattn.lab.books import around, at_least, cells, mean
 

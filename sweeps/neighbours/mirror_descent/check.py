@@ -32,7 +32,7 @@ def check(results):
 
 
 def divergence(block, q):
-    """Return the criterion: 0 for the block's own norm; steps without cancellation errors avoid the others."""
+    """Return the criterion: 0 for the block's norm; steps without cancellation errors avoid the others."""
     own, _, digits = block.partition(", ")
     if own.replace("7/4", "1.75") == q:
         return around(0.0, CLOSE), "tends to 0"

@@ -149,10 +149,9 @@ def vanishing(training, constructions):
 
 def gradients(constructions):
     """Return the squared gradients at the constructions, (S,), by k, T and c."""
+    keys = ("model.grams", "data.length", "model.scale")
     return {
-        (cell["model.grams"], cell["data.length"], cell["model.scale"]): cell.path(
-            "squared_gradient", "train"
-        )[:, 0]
+        tuple(cell[key] for key in keys): cell.path("squared_gradient", "train")[:, 0]
         for cell in cells(constructions)
     }
 

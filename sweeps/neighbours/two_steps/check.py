@@ -1,4 +1,4 @@
-"""Two gradient steps: exponents of n and d in the ρ/√d up to, or from, which training and test data are right."""
+"""Two gradient steps: exponents of n and d in the ρ/√d at which training and test data become right."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Noisy labels: attention and accuracy by the probability with which a label is flipped. Nothing is published."""
+"""Noisy labels: attention and accuracy by the probability of a flipped label. Nothing is published."""
 
 from jaxattn.lab.books import cells
 
@@ -21,4 +21,5 @@ def check(results):
 
 def name(cell):
     """Return the settings of a cell in words."""
-    return f"flip probability = {cell['data.label_noise']:g}, importance threshold = {cell['probes.important']:g}"
+    noise, important = cell["data.label_noise"], cell["probes.important"]
+    return f"flip probability = {noise:g}, importance threshold = {important:g}"

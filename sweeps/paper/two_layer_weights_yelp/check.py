@@ -1,4 +1,4 @@
-"""Two layers with weight matrices on Yelp: comparison with twenty published bin means of E·v and of E·W2 p."""
+"""Two layers with weight matrices on Yelp: comparison with twenty published bin means."""
 
 from curve_ranks import compare, compare_table
 from published_curves import TWO_LAYERS

@@ -17,7 +17,7 @@ SIGNS = {1: "0.947", 3: "1.00"}
 
 
 def axes(cell, label):
-    """Return E·v_k in the published range, over the whole range, and over α in bins of equally many tokens."""
+    """Return E·v_k in the published range, over the whole range, and over α in bins of equal counts."""
     centres, tokens = YELP[label].centres, tokens_of(cell, label)
     step, count = centres[1] - centres[0], len(centres)
     near = np.linspace(centres[0] - step / 2, centres[-1] + step / 2, count + 1)

@@ -3,11 +3,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from jaxattn.lab.books.section import CriteriaDate
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.books import create, problems, read_book, record
 from jaxattn.lab.books.run import Request
-from jaxattn.lab.books.section import CriteriaDate
 
 ROOT = Path(__file__).parents[3]
 

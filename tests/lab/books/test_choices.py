@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from jaxattn.lab.books.choices import _dependence
 from scipy import stats
 
 import jaxattn as ja
 from jaxattn.lab.books import findings
 from jaxattn.lab.books.book import read_book
-from jaxattn.lab.books.choices import _dependence
 from jaxattn.lab.results.load import load
 
 BASE = {

@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pytest
+from jaxattn.lab.books.findings import Finding, mean, share
+from jaxattn.lab.books.tally import item_verdict
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.books import findings, metrics, page, read_book
-from jaxattn.lab.books.findings import Finding, mean, share
 from jaxattn.lab.books.tables import Expected
-from jaxattn.lab.books.tally import item_verdict
 from jaxattn.lab.results.judge import Estimate, around, at_least
 from jaxattn.lab.results.run import Run
 

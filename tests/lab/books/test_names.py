@@ -6,10 +6,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+from jaxattn.lab.books.names import MEASURED_NAMES, check_names, known_names
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.books import list_findings, read_book
-from jaxattn.lab.books.names import MEASURED_NAMES, check_names, known_names
 from jaxattn.lab.books.run import Request
 
 PAPER = read_book("paper")

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from jaxattn.lab.books.findings import Finding
+from jaxattn.lab.books.section import NOT_RUN, RunLocation, Section, SectionPicture, texts
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.books import findings, page, read_book, record
-from jaxattn.lab.books.findings import Finding
-from jaxattn.lab.books.section import NOT_RUN, RunLocation, Section, SectionPicture, texts
 from jaxattn.lab.results.judge import Estimate, around, at_least, at_most
 from jaxattn.lab.results.layout import typeset
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import msgspec
 import pandas as pd
 import pytest
+from jaxattn.lab.books.section import RunLocation
 
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.books import read_book, reproduce, run
 from jaxattn.lab.books.page import write_book_page
 from jaxattn.lab.books.run import Request
-from jaxattn.lab.books.section import RunLocation
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results import load, report
 from jaxattn.lab.storage import study_file

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-
-from jaxattn.lab.books import page, read_book
 from jaxattn.lab.books.findings import Finding
 from jaxattn.lab.books.section import Section
 from jaxattn.lab.books.tally import item_verdict, labelled_findings, summary, tallies
+
+from jaxattn.lab.books import page, read_book
 from jaxattn.lab.results.judge import Estimate, at_least
 
 
