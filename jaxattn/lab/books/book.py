@@ -189,7 +189,7 @@ class Item:
             UserCodeError: check.py raised an exception on import.
         """
         check: Callable[..., Iterable[Finding]] = ImportPaths(self.folder).load("check.py:check")
-        tables = getattr(sys.modules[check.__module__], "tables", None)
+        tables = vars(sys.modules[check.__module__]).get("tables")
         findings = list(check(results))
         for finding in findings:
             if not isinstance(finding, Finding):

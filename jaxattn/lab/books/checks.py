@@ -1,6 +1,6 @@
 """Checks of items before publication: missing words, few seeds, changed criteria, open questions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd

@@ -168,16 +168,7 @@ def of_estimate(id: str, text: str, estimate: Estimate, **about: Any) -> Finding
     return Finding(id, text, value, interval, counts, seeds=seeds, missing=missing, **about)
 
 
-_LETTERS = {
-    "α": "alpha",
-    "β": "beta",
-    "γ": "gamma",
-    "η": "eta",
-    "ν": "nu",
-    "ρ": "rho",
-    "σ": "sigma",
-    "∞": "inf",
-}
+_LETTERS = {"α": "alpha", "β": "beta", "ε": "epsilon", "η": "eta", "λ": "lambda", "ρ": "rho", "∞": "inf"}
 
 
 def slug(text: str) -> str:

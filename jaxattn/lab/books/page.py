@@ -26,9 +26,9 @@ NOT_RUN = "not run"
 RULES = (
     "A number agrees if its whole 95 % interval over seeds is inside the criterion, differs if none of the "
     "interval is, and is inconclusive otherwise, or if it has no interval. If all seeds give the same "
-    f"number, this number is compared, from {ENOUGH_SEEDS} seeds on. Intervals are Student's for a mean, a jackknife "
-    "interval for a statistic of all seeds together, and Clopper and Pearson's for a fraction of seeds. The "
-    "centre of a bin is known up to the width of the bin, which is stated.",
+    f"number, this number is compared, from {ENOUGH_SEEDS} seeds on. Intervals are Student's for a mean, a "
+    "jackknife interval for a statistic of all seeds together, and Clopper and Pearson's for a fraction of "
+    "seeds. The centre of a bin is known up to the width of the bin, which is stated.",
     "A claim is verified if all its numbers agree. It is falsified if a number differs in the claim's own "
     "settings, which are the published ones, or any that meet the assumptions of a theorem. It is a toy if "
     "the settings are far below its own. Otherwise it is inconclusive: a number that differs in settings "
@@ -102,9 +102,9 @@ def write_pages(
         )
     }  # fmt: skip
     for number, item in enumerate(shown):
-        neighbours = shown[number - 1] if number else None, *shown[number + 1 : number + 2]
+        before, after = shown[number - 1] if number else None, dict(enumerate(shown)).get(number + 1)
         contents[f"{item.name}.html"] = fill(
-            _TEMPLATE, title=item.title, item=item, record=found[item.name], neighbours=neighbours,
+            _TEMPLATE, title=item.title, item=item, record=found[item.name], before=before, after=after,
             claims=claims(item, found[item.name]), texts=texts, **common,
         )  # fmt: skip
     written = {name: text.encode() for name, text in contents.items()}

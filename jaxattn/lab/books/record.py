@@ -204,14 +204,24 @@ def read_record(path: Path, folder: Path) -> Record:
         record = msgspec.convert(storage.read_json(path, folder), Record)
         if strange := [x.file for x in record.pictures if not storage.is_below(x.file)]:
             raise ValueError(f"invalid path of a figure {strange[0]!r:.60}")
-        wrong = [x.id for x in record.findings if x.read().verdict != x.verdict]
-        if wrong:
-            raise ValueError(f"the verdict on {wrong[0]!r} does not follow from its number")
+        for finding in record.findings:
+            _validate(finding)
     except storage.Damaged:
         raise
     except (msgspec.ValidationError, ValueError) as error:
         raise InputError(f"{path}: not a valid record: {error}; remove it, and run its item again") from None
     return record
+
+
+def _validate(finding: FindingRecord) -> None:
+    """Raise ValueError if a number is outside its interval, or its verdict does not follow from it."""
+    if finding.interval and finding.value is not None:
+        low, high = finding.interval
+        rounding = 1e-6 * abs(finding.value)
+        if not low - rounding <= finding.value <= high + rounding:
+            raise ValueError(f"{finding.id!r} is outside its interval")
+    if finding.read().verdict != finding.verdict:
+        raise ValueError(f"the verdict on {finding.id!r} does not follow from its number")
 
 
 def find_record(item: Item, scale: RunScale, folder: Path) -> tuple[Record | None, str]:
