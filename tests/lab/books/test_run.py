@@ -86,10 +86,10 @@ def test_shares_of_random_choices_are_beside_the_verdict(made):
     """The item "own" has the draws of "step": findings with the same id."""
     page, _, out = made
     (finding,) = page.records["step"].measured
-    assert finding.sensitivity == (16, 16)
-    assert "16 of 16" in (out / "step.html").read_text(encoding="utf-8")
+    assert finding.sensitivity == (20, 20)
+    assert "20 of 20" in (out / "step.html").read_text(encoding="utf-8")
     table = pd.read_csv(out / "findings.csv").set_index("item")
-    assert (table["agreeing_draws"]["step"], table["draws"]["step"]) == (16, 16)
+    assert (table["agreeing_draws"]["step"], table["draws"]["step"]) == (20, 20)
     # It is found when pages are written, and not part of the record.
     assert "sensitivity" not in items(out)["findings"][0]
 
