@@ -33,6 +33,7 @@ FOR_MEASURES: Mapping[str, str] = MappingProxyType(
         "jaxattn.lab.results.labels": "formatted numbers",
         "jaxattn.lab.results.run": "settings in a config",
         "jaxattn.lab.results.statistics": "the last step of every run",
+        "jaxattn.lab.results.tokens": "tokens at the end of a phase",
         "jaxattn.lab.results.style": "the style and colours of the package's figures",
     }
 )

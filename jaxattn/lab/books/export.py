@@ -94,7 +94,7 @@ def _item_page(item: Item, record: Record) -> str:
     settings = page.SETTINGS["reduced" if record.reduced else item.words.settings]
     lines = [f"# {item.title}", *papers, f"Settings: {settings}. {marked(item.words.chosen.strip())}".strip()]
     for claim, (verdict, own) in record.claims(item).items():
-        over = f" ({page.seeds(own)} seeds)" if page.seeds(own) else ""
+        over = f" ({page.seeds(own)})" if page.seeds(own) else ""
         lines += [
             f"## {marked(page.sentence(claim or item.words.reports))}",
             f"**{verdict or 'only measured'}**{over}",

@@ -206,11 +206,22 @@ def claim_verdict(findings: Sequence[Finding], settings: Settings) -> str:
 
 
 def tally(findings: Sequence[Finding]) -> str:
-    """Count verdicts on numbers, such as "7 of 9 numbers agree, 1 differs, 1 inconclusive"."""
+    """Count verdicts on numbers, such as "7 of 9 numbers agree, 1 differs; beyond the claim 1 of 2 agrees".
+
+    Numbers without a criterion are not counted, unless all are.
+    """
+    own = _counts([finding for finding in findings if finding.basis != "beyond"], "number")
+    beyond = _counts([finding for finding in findings if finding.basis == "beyond"], "")
+    parts = [own, f"beyond the claim {beyond}" if beyond else ""]
+    return "; ".join(filter(None, parts)) or f"{counted(len(findings), 'number')} without a criterion"
+
+
+def _counts(findings: Sequence[Finding], noun: str) -> str:
     verdicts = [finding.verdict for finding in findings if finding.verdict]
     if not verdicts:
-        return f"{counted(len(findings), 'number')} without a criterion"
-    agree, differ, not_known = (verdicts.count(word) for word in (AGREES, DIFFERS, INCONCLUSIVE))
-    parts = [f"{agree} of {counted(len(verdicts), 'number')} {'agrees' if agree == 1 else 'agree'}"]
+        return ""
+    agree, differ, unknown = (verdicts.count(word) for word in (AGREES, DIFFERS, INCONCLUSIVE))
+    total = counted(len(verdicts), noun) if noun else str(len(verdicts))
+    parts = [f"{agree} of {total} {'agrees' if agree == 1 else 'agree'}"]
     parts += [f"{differ} {'differs' if differ == 1 else 'differ'}"] if differ else []
-    return ", ".join([*parts, *([f"{not_known} inconclusive"] if not_known else [])])
+    return ", ".join([*parts, *([f"{unknown} inconclusive"] if unknown else [])])

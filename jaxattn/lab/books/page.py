@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from jaxattn.core.errors import writing
+from jaxattn.core.errors import counted, writing
 from jaxattn.lab.books import record as records
 from jaxattn.lab.books.book import Book, Item, RunScale
 from jaxattn.lab.books.finding import FALSIFIED, Finding
@@ -159,12 +159,12 @@ def scorecard(item: Item, record: Record | None) -> dict[str, str]:
 
 
 def seeds(findings: Sequence[Finding]) -> str:
-    """Return the range of the numbers of seeds of findings, such as "6" or "3 to 64"."""
-    counts = [finding.seeds for finding in findings if finding.seeds and finding.unit == "seed"]
+    """Return the range of the numbers of seeds, such as "6 seeds", "3 to 64 seeds" or "90 runs"."""
+    counts = [(finding.seeds, finding.unit) for finding in findings if finding.seeds]
     if not counts:
         return ""
-    low, high = min(counts), max(counts)
-    return str(low) if low == high else f"{low} to {high}"
+    (low, _), (high, unit) = min(counts), max(counts)
+    return counted(high, unit) if low == high else f"{low} to {counted(high, unit)}"
 
 
 def claims(item: Item, record: Record) -> list[dict[str, Any]]:

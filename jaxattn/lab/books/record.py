@@ -87,7 +87,7 @@ class Criteria(msgspec.Struct, omit_defaults=True):
 
     Attributes:
         sha256: hash of check.py.
-        date: day on which this file was committed, or first used if it is not committed.
+        date: day on which this file was committed, or first used if it is not committed; "" if unknown.
         commit: the git commit; "" if the file was not committed.
         changed: True if results had been recorded with another file before.
     """
@@ -101,6 +101,7 @@ class Criteria(msgspec.Struct, omit_defaults=True):
     def text(self) -> str:
         """Return when the criteria were fixed, and whether results had been recorded with others before."""
         where = f"committed on {self.date} in {self.commit[:9]}" if self.commit else f"used since {self.date}"
+        where = where if self.date else "date not recorded"
         changed = ", changed after results had been recorded" if self.changed else ""
         return f"check.py with SHA-256 {self.sha256[:12]}, {where}{changed}"
 

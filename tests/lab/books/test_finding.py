@@ -121,6 +121,8 @@ def test_tally_counts_numbers_of_each_verdict():
     words = ["agrees", "agrees", "differs", "inconclusive", ""]
     assert tally([number(word) for word in words]) == "2 of 4 numbers agree, 1 differs, 1 inconclusive"
     assert tally([number("")]) == "1 number without a criterion"
+    mixed = [number("agrees"), number("agrees", "beyond"), number("differs", "beyond")]
+    assert tally(mixed) == "1 of 1 number agrees; beyond the claim 1 of 2 agrees, 1 differs"
 
 
 def test_bin_width_is_shown_and_not_mistaken_for_an_interval_over_seeds():
