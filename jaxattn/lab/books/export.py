@@ -39,7 +39,7 @@ def export(book: Book, scale: RunScale, out: Path, target: Path, only: Sequence[
     every, _ = page.read_records(book, scale, out)
     found = {name: every[name] for name in every if not only or name in only}
     contents = {
-        "README.md": _readme(book, found),
+        "README.md": _readme(book, found, every),
         "findings.csv": page.findings_table(found).to_csv(index=False, lineterminator="\n"),
         **{f"{name}.md": _item_page(book.item(name), record) for name, record in found.items()},
     }
@@ -69,8 +69,8 @@ def _attached(item: Item, record: Record, out: Path) -> dict[str, bytes]:
     return files
 
 
-def _readme(book: Book, found: Mapping[str, Record]) -> str:
-    rows = [page.scorecard(book.item(name), record) for name, record in found.items()]
+def _readme(book: Book, found: Mapping[str, Record], every: Mapping[str, Record]) -> str:
+    rows = [page.scorecard(book.item(name), every) for name in found]
     table = pd.DataFrame(rows).fillna("").replace("", "-")
     if len(table):
         table["title"] = [f"[{row['title']}]({row['item']}.md)" for row in rows]

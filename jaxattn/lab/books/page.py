@@ -23,6 +23,8 @@ from jaxattn.lab.storage.files import inside, write_file
 _TEMPLATE = Path(__file__).with_name("page.html")
 TABLE = "findings.csv"
 NOT_RUN = "not run"
+# Finding of an item with random choices: the share of draws that reproduce all numbers.
+ALL_NUMBERS = "all"
 RULES = (
     "A number agrees if its whole 95 % interval over seeds is inside the criterion, differs if none of the "
     "interval is, and is inconclusive otherwise, or if it has no interval. If all seeds give the same "
@@ -70,7 +72,7 @@ class Page:
     @property
     def scorecard(self) -> pd.DataFrame:
         """Return a table with one row per item: its claim verdict and the verdicts on its numbers."""
-        return pd.DataFrame(scorecard(item, self.records.get(item.name)) for item in self.book.items)
+        return pd.DataFrame(scorecard(item, self.records) for item in self.book.items)
 
 
 def _is_broken(item: Item, record: Record) -> bool:
@@ -94,7 +96,7 @@ def write_pages(
     found, reasons = read_records(book, scale, out)
     shown = [item for item in book.items if item.name in found]
     common = {"book": book, "rules": RULES, "table": TABLE, "settings": SETTINGS, "sentence": sentence}
-    rows = [[(item, scorecard(item, found.get(item.name))) for item in own] for own in _parts(book)]
+    rows = [[(item, scorecard(item, found)) for item in own] for own in _parts(book)]
     contents = {
         "index.html": fill(
             _TEMPLATE, title=book.words.title, item=None, summary=summary(found, book), parts=rows,
@@ -105,7 +107,7 @@ def write_pages(
         before, after = shown[number - 1] if number else None, dict(enumerate(shown)).get(number + 1)
         contents[f"{item.name}.html"] = fill(
             _TEMPLATE, title=item.title, item=item, record=found[item.name], before=before, after=after,
-            claims=claims(item, found[item.name]), texts=texts, **common,
+            claims=claims(item, found[item.name]), texts=texts, draws=random_choices(item, found), **common,
         )  # fmt: skip
     written = {name: text.encode() for name, text in contents.items()}
     written[TABLE] = findings_table(found).to_csv(index=False, lineterminator="\n").encode()
@@ -142,20 +144,26 @@ def _parts(book: Book) -> list[list[Item]]:
     return [[book.item(name) for name in part.items] for part in book.parts]
 
 
-def scorecard(item: Item, record: Record | None) -> dict[str, str]:
-    """Return the row of an item in the scorecard of its book."""
-    row = {"item": item.name, "title": item.title}
+def scorecard(item: Item, found: Mapping[str, Record]) -> dict[str, str]:
+    """Return the row of an item in the scorecard of its book, whose records are `found`."""
+    row, record = {"item": item.name, "title": item.title}, found.get(item.name)
     if record is None:
-        return row | {"claim": "see there" if item.words.elsewhere else NOT_RUN, "numbers": "", "seeds": ""}
+        return row | {"claim": "see there" if item.words.elsewhere else NOT_RUN}
     claim, numbers = record.summary(item)
-    some = [x.sensitivity for x in record.measured if x.sensitivity and x.expected]
-    worst = min(some, key=lambda x: x[0] / max(x[1], 1), default=None)
+    draws = random_choices(item, found)
     return row | {
         "claim": claim,
         "numbers": numbers,
         "seeds": seeds(record.measured),
-        "random choices": f"{worst[0]} of {worst[1]} for the most sensitive number" if worst else "",
+        "random choices": draws,
     }
+
+
+def random_choices(item: Item, found: Mapping[str, Record]) -> str:
+    """Return in how many random choices of unpublished settings all numbers are reproduced; "" if unknown."""
+    other = found.get(item.words.sensitivity)
+    joint = [finding.counts for finding in other.measured if finding.id == ALL_NUMBERS] if other else []
+    return "{} of {} with all numbers together".format(*joint[0]) if joint and joint[0] else ""
 
 
 def seeds(findings: Sequence[Finding]) -> str:

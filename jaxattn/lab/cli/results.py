@@ -279,7 +279,7 @@ def reproduce(
     export: Annotated[Path | None, arg(metavar="DIR")] = None,
     quiet: Quiet = False,
 ) -> int:
-    """Reproduce results of papers, or test claims, and write a page for each.
+    """Reproduce results of papers, or test claims.
 
     The folder is a book: it contains items, each with studies and a check.py that compares their results with
     published values; see docs/howto/books.md. The exit status is 1 if a run fails, if a claim of the tested
