@@ -9,7 +9,7 @@ import pandas as pd
 from jaxattn.core.errors import writing
 from jaxattn.lab.books import page
 from jaxattn.lab.books.book import Book, Item, RunScale
-from jaxattn.lab.books.record import Record
+from jaxattn.lab.books.record import Record, path_of
 from jaxattn.lab.results.layout import markdown, marked, texts
 from jaxattn.lab.storage.files import write_file
 
@@ -20,6 +20,7 @@ def export(book: Book, scale: RunScale, out: Path, target: Path, only: Sequence[
         TARGET/README.md       scorecard of all claims, rules of the verdicts, limits
         TARGET/ITEM.md         a page for each item: claims, verdicts, numbers, reasons, command
         TARGET/findings.csv    all numbers
+        TARGET/items           records, which `jaxattn reproduce BOOK --check --out TARGET` validates
         TARGET/files.csv       path, size and SHA-256 of every file: records, figures, criteria and studies
 
     Args:
@@ -59,8 +60,9 @@ def export(book: Book, scale: RunScale, out: Path, target: Path, only: Sequence[
 
 
 def _attached(item: Item, record: Record, out: Path) -> dict[str, bytes]:
-    """Return the figures, and the files of the item, by path in the logbook."""
-    files = {picture.file: (out / picture.file).read_bytes() for picture in record.pictures}
+    """Return the record, the figures, and the files of the item, by path in the logbook."""
+    names = [path_of(item.name), *(picture.file for picture in record.pictures)]
+    files = {name: (out / name).read_bytes() for name in names}
     own = [path for path in sorted(item.folder.iterdir()) if path.suffix in (".py", ".toml")]
     shared = [source.path for source in item.sources.values() if not source.own]
     for path in [*own, *shared]:
@@ -74,6 +76,7 @@ def _readme(book: Book, found: Mapping[str, Record], every: Mapping[str, Record]
     table = pd.DataFrame(rows).fillna("").replace("", "-")
     if len(table):
         table["title"] = [f"[{row['title']}]({row['item']}.md)" for row in rows]
+        table = table.loc[:, [name for name in table if not table[name].eq("-").all()]]
     return _joined(
         f"# {book.words.title}",
         marked(page.sentence(book.words.introduction)),

@@ -258,7 +258,7 @@ def summary(found: Mapping[str, Record], book: Book) -> str:
     judged = [finding for finding in every if finding.expected]
     missed = f"up to {(1 - LEVEL) * len(judged):.1f} of {len(judged)} intervals"
     chance = f"At a coverage of {100 * LEVEL:.0f} % {missed} are expected to miss the true number by chance."
-    claim = f"{len(words)} claims: {counts}. " if words else ""
+    claim = f"{counted(len(words), 'claim')}: {counts}. " if words else ""
     return f"{claim}{records.tally(every)}. {chance}" if judged else "No number has a criterion yet."
 
 
@@ -266,8 +266,9 @@ def cost(found: Sequence[Record]) -> str:
     """Return the total run time of the records and their machines, as a sentence."""
     ran = [record for record in found if record.seconds]
     machines = " and ".join(sorted({record.machine for record in ran}))
-    minutes = sum(record.seconds for record in ran) / 60
-    return f"The runs took {minutes:,.0f} minutes in total on {machines}." if ran else ""
+    seconds = sum(record.seconds for record in ran)
+    time = f"{seconds / 60:,.0f} minutes" if seconds > 90 else f"{seconds:.0f} s"
+    return f"The runs took {time} in total on {machines}." if ran else ""
 
 
 def sentence(text: str) -> str:

@@ -244,10 +244,11 @@ def test_exported_logbook_lists_its_files_with_hashes(copy, tmp_path):
     for name, size, digest in listed.itertuples(index=False):
         content = (target / name).read_bytes()
         assert (len(content), hashlib.sha256(content).hexdigest()) == (size, digest)
-    assert {"files/step/check.py", "files/step/study.toml", "figures/step.svg"} <= set(listed["file"])
+    assert set(listed["file"]) >= {"files/step/check.py", "files/step/study.toml", "figures/step.svg"}
+    assert problems(book, ["step"], out=target).empty
     readme, step = ((target / name).read_text(encoding="utf-8") for name in ("README.md", "step.md"))
     assert "[Error of the one-step law](step.md)" in readme
-    assert "| verified | 1 of 1 number agrees |" in readme
+    assert "| verified | 1 of 1 number agrees | 6 seeds |" in readme
     assert "**verified** (6 seeds)" in step
     assert re.search(r"\| exponent of d in the error \| −1/2 \| −0.5\s±\s0.3 \| .* \| agrees \|", step)
     numbers = pd.read_csv(target / "findings.csv").set_index("item")
