@@ -28,10 +28,10 @@ import numpy as np
 import pandas as pd
 
 HERE = Path(__file__).parents[1]
-PAPER = "jaxattn/lab/books/paper"
+PAPER = "sweeps/paper"
 # Former paths of files and modules, keyed by their current path.
 MOVED = {
-    "jaxattn/lab/books": "jaxattn/reproduction",
+    "sweeps/paper": "jaxattn/lab/books/paper",
     "jaxattn.lab.engine": "jaxattn.engine",
     "jaxattn.lab.engine.monitor": "jaxattn.lab.engine.clock",
 }

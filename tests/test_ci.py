@@ -100,7 +100,7 @@ def test_changed_book_items_are_checked_and_run(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "mine: new",
-        "reproduce mine --only new --check --scale full --out results/published/mine",
+        "reproduce mine --only new --check --out results/published/mine",
         "reproduce mine --only new --out out/mine --quiet",
     ]
     add("sweeps/mine/bad/item.toml")

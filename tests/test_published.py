@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from jaxattn.lab.books import read_book
-from jaxattn.lab.results import judge
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -55,7 +54,7 @@ def is_measured(printed, row):
 
 @pytest.mark.parametrize(
     ("name", "file"),
-    [("explanation/theory_holds", "claims/claims.csv"), ("explanation/paper_again", "paper/agreement.csv")],
+    [("explanation/theory_holds", "claims/findings.csv"), ("explanation/paper_again", "paper/findings.csv")],
 )
 def test_every_published_interval_was_measured(name, file):
     measured, printed = rows(file), list(intervals(page(name)))
@@ -65,8 +64,8 @@ def test_every_published_interval_was_measured(name, file):
 
 def test_every_row_of_the_claims_table_matches_its_source():
     """The code of a claim is in brackets at the end of its row."""
-    measured, wrong = rows("claims/claims.csv"), []
-    names = {row["claim"] for row in measured}
+    measured, wrong = rows("claims/findings.csv"), []
+    names = {row["item"] for row in measured}
     lines = [line.strip("|") for line in page("explanation/theory_holds").splitlines() if "|" in line]
     table = [cells for line in lines if len(cells := [cell.strip() for cell in line.split("|")]) == 5][2:]
     claims = [cells[0].rpartition("(")[2].removesuffix(")") for cells in table]
@@ -76,9 +75,7 @@ def test_every_row_of_the_claims_table_matches_its_source():
             found = [
                 row
                 for row in measured
-                if row["claim"] == claim
-                and row["verdict"] in (cells[-1], "measured")
-                and is_measured(numbers, row)
+                if row["item"] == claim and row["verdict"] in (cells[-1], "") and is_measured(numbers, row)
             ]
             if found:
                 measured.remove(found[0])
@@ -89,9 +86,9 @@ def test_every_row_of_the_claims_table_matches_its_source():
 
 def test_every_failed_prediction_is_listed_on_the_page():
     printed = [numbers for _, numbers in intervals(page("explanation/theory_holds"))]
-    promised = [row for row in rows("claims/claims.csv") if row["promised"] == "True"]
+    promised = [row for row in rows("claims/findings.csv") if row["basis"] == "theory"]
     left_out = [row for row in promised if not any(is_measured(numbers, row) for numbers in printed)]
-    assert {row["verdict"] for row in left_out} <= {"holds"}
+    assert {row["verdict"] for row in left_out} <= {"agrees"}
 
 
 @pytest.mark.parametrize(
@@ -185,7 +182,7 @@ def test_run_times_of_books_match_their_records(name):
         assert f" in {minutes} minutes on two CPU cores" in page("findings/index")
 
 
-SOURCE = "claims/claims.csv > claim=T4.3 & measured~1e-9 > value"  # 1
+SOURCE = "claims/findings.csv > item=T4.3 & id=close > value"  # 1
 
 
 @pytest.mark.parametrize(
@@ -219,7 +216,7 @@ def test_updating_a_number_changes_only_its_own_occurrence(text, listed, expecte
 
 @pytest.mark.parametrize(
     "source",
-    ["claims/claims.csv > claim=T4.3 > value", "claims/none.csv > 0", "benchmarks/imdb_gradient.json > x"],
+    ["claims/findings.csv > item=T4.3 > value", "claims/none.csv > 0", "benchmarks/imdb_gradient.json > x"],
 )
 def test_missing_and_ambiguous_sources_are_rejected(source):
     with pytest.raises(SystemExit):
@@ -241,8 +238,7 @@ def test_verdicts_in_a_table_match_the_rows_of_their_sources(name, least):
     assert len(told) >= least
     for line, source in told:
         row, _ = numbers.look_up(source)
-        if row["verdict"] != "measured":
-            assert row["verdict"] in line or judge.verdict_text(row["verdict"]) in line, line
+        assert row["verdict"] in line, line
 
 
 def test_published_files_contain_no_absolute_paths():

@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import re
 import sys
 from pathlib import Path
 
@@ -123,3 +124,11 @@ def test_links_to_folders_or_missing_files_are_rejected(target):
     page = links.DOCS / "explanation" / "limits.md"
     with pytest.raises(ValueError, match=r"explanation/limits\.md: \[a\].*leads to no file"):
         links.rewritten(links.LINK.fullmatch(f"[a]({target})"), page.parent, page)
+
+
+@pytest.mark.parametrize("name", ["index.html", "T4.3.html"])
+def test_published_pages_of_books_link_back_to_the_site(name):
+    page = (links.PUBLISHED / "claims" / name).read_text(encoding="utf-8")
+    (target,) = set(re.findall(r'href="(\.\./\.\./[^"]*)"', links.with_way_back(page)))
+    # Published results are in published/BOOK of the site.
+    assert (links.DOCS / target.removeprefix("../../").replace(".html", ".md")).is_file()

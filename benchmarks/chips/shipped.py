@@ -54,7 +54,7 @@ def _rows():
     for n in (16, 1024):
         overrides = ("axes={}", f"seeds={n}")
         yield f"margin_convergence, {n:,} seeds", flow, overrides, "query.begin", None
-    two_layers = "jaxattn/lab/books/paper/fig1_imdb/study.toml"
+    two_layers = "sweeps/paper/fig1_imdb/study.toml"
     yield "fig1_imdb, two layers, 256 reviews", two_layers, ("seeds=1",), "joint.advance", None
 
 

@@ -14,6 +14,8 @@ from typing import Any
 DOCS = Path(__file__).parents[1]
 PUBLISHED = DOCS.parent / "results" / "published"
 NOTES = DOCS / "notes"
+# In a results folder there is no site, so the pages of books only have a comment for the link to it.
+WAY_BACK = "<!-- site -->"
 LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(((?!https?:|#)[^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -85,10 +87,17 @@ def _page(text: str, folder: Path, page: Path) -> str:
     return LINK.sub(link, text)
 
 
+def with_way_back(page: str) -> str:
+    """Return a page of a book with a link to the site in place of the comment `WAY_BACK`."""
+    return page.replace(WAY_BACK, '<a href="../../reference/published.html">jaxattn: published results</a>')
+
+
 def _copy(app: Any, error: Exception | None) -> None:
     if error is None and app.builder.format == "html":
         for folder in (NOTES, PUBLISHED):
             shutil.copytree(folder, Path(app.outdir) / folder.name, dirs_exist_ok=True)
+        for path in (Path(app.outdir) / PUBLISHED.name).glob("*/*.html"):
+            path.write_text(with_way_back(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def setup(app: Any) -> dict[str, bool]:

@@ -87,12 +87,11 @@ def test_lost_labels_are_measured_in_a_short_run(tmp_path):
     item = books.read_book(FOLDER.parent).item("label_window")
     axes = 'axes={"phases.step.step_size"=[200.0, 800.0]}'
     results = item.study("full", overrides=["seeds=2", axes]).run(tmp_path / "run", quiet=True)
-    shares = {
-        x.name: x.estimate for x in books.findings.load_measure(item.measured[0], item)(results).findings
-    }
-    assert [(name, x.hits, x.seeds) for name, x in shares.items()] == [
-        ("η0 = 200: no label is lost", 2, 2), ("η0 = 800: a label is lost", 2, 2)
-    ]  # fmt: skip
+    found, _ = item.measure({"study": results})
+    assert [(x.id, x.text.partition(": ")[2], x.counts) for x in found] == [
+        ("eta0=200", "seeds in which no label is ignored", (2, 2)),
+        ("eta0=800", "seeds in which a label is ignored", (2, 2)),
+    ]
 
 
 def test_documentation_page_contains_the_published_tables():

@@ -58,8 +58,8 @@ def test_cover_measures_are_computed_for_a_short_run(tmp_path):
     item = books.read_book(FOLDER.parent).item("which_cover")
     results = item.study("full", overrides=overrides).run(tmp_path / "run", quiet=True)
     assert results.failures.empty
-    found = books.findings.load_measure(item.measured[0], item)(results)
-    shares = {finding.measured: finding.estimate.value for finding in found.findings}
-    assert shares["of these, tokens on top are a cover"] == 1
-    assert shares["covers no smaller than the shortest one"] == 1
-    assert len(found.tables["Every cell"]) == 7
+    found, tables = item.measure({"study": results})
+    shares = {finding.id: finding.value for finding in found}
+    assert shares["covers"] == 1
+    assert shares["not_smaller"] == 1
+    assert len(tables["Every cell"]) == 7

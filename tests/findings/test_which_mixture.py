@@ -104,11 +104,11 @@ def test_mixture_measures_are_computed_for_a_short_run(code, tmp_path):
         tmp_path / "run", quiet=True
     )
     assert results.failures.empty
-    found = books.findings.load_measure(item.measured[0], item)(results)
-    shares = {finding.measured: finding.estimate.value for finding in found.findings}
-    assert shares["two relevant: the limit is certified"] == 1
-    assert shares["two relevant: of these, p comes to it"] == 1
-    (row,) = found.tables["Every corpus"].to_dict("records")
+    found, tables = item.measure({"study": results})
+    shares = {finding.id: finding.value for finding in found}
+    assert shares["two-relevant.certified"] == 1
+    assert shares["two-relevant.confirmed"] == 1
+    (row,) = tables["Every corpus"].to_dict("records")
     assert row["largest 1 - cos at log r = 1e4"] < 1e-6
     assert row["median 1 - cos to p_relax"] > 1e-3
 

@@ -56,7 +56,7 @@ def test_outputs_match_a_loop_over_positions(module, data):
 @pytest.mark.parametrize("dim", [0, 3])
 def test_closed_forms_are_the_leading_terms_of_training(module, corpus, code, data, dim):
     """Weights after six small steps of gradient descent by optax, without the package's own descent."""
-    next_word, powers = code(NAME, "next_word", "review_windows"), code(NAME, "powers", "early_law")
+    next_word, powers = code(NAME, "next_word", "review_windows"), code(NAME, "powers", "check")
     model, eta = module.AttentionOnly(layers=2, dim=dim), 1e-3
     with jax.enable_x64(True):
         start = model.init(jax.random.key(1), data, dtype=jnp.float64)

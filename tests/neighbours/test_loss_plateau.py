@@ -99,7 +99,7 @@ def test_losses_are_cross_entropies_of_predictors_that_know_more_and_more(load, 
     exact = np.where(np.arange(18) == np.asarray(data.targets)[..., None], 0, -50.0)
     logits[:, known:last] = exact[:, known:last]
     loss = load("window_sums.py:next_token")(jnp.asarray(logits), data.targets)
-    assert_allclose(loss.mean(), load("abrupt.py:losses")()[name], atol=1e-3)
+    assert_allclose(loss.mean(), load("check.py:losses")()[name], atol=1e-3)
 
 
 def test_outputs_are_generated_from_generated_outputs(load, sample):
@@ -133,31 +133,31 @@ def test_probe_matches_loops(load, sample):
 
 
 def test_drop_is_halfway_between_the_losses_of_the_partial_and_the_full_solution(load):
-    levels = load("abrupt.py:losses")()
+    levels = load("check.py:losses")()
     high, low = levels["partial"], levels["solution"]
     loss = [math.log(18), levels["frequencies"], high, high, low, low]
     attention = [0.1, 0.1, 0.1, 0.7, 0.7, 0.7]
     run = pd.DataFrame({"test_loss": loss, "relevant_attention": attention}, index=range(0, 60, 10))
     run[["first_output", "other_outputs"]] = [[0, 0], [0, 0], [1, 0], [1, 0.1], [1, 1], [1, 1]]
     run["repetitions"], run["cosine"] = [0, 0.5, 1, 1, 0, 0], [0, 0.9, 1, 0.9, 0, 0]
-    found = load("abrupt.py:one_seed")(run)
-    assert_allclose(found["steps until the drop"], 35)
-    assert_allclose(found["steps from relevant attention to the drop"], 10)
-    assert found["first output on the plateau"] == 1
-    assert found["other outputs on the plateau"] == 0.05
-    assert_allclose(found["repetitions on the plateau / those of the task"], 240 / 14)
-    assert found["cosine until the drop"] == 0.7
-    never = load("abrupt.py:one_seed")(run.iloc[:4])
-    assert never["steps until the drop"] == 30
+    found = load("check.py:one_seed")(run)
+    assert_allclose(found["drop"], 35)
+    assert_allclose(found["attention_lead"], 10)
+    assert found["first_output"] == 1
+    assert found["other_outputs"] == 0.05
+    assert_allclose(found["repetitions"], 240 / 14)
+    assert found["cosine_until_drop"] == 0.7
+    never = load("check.py:one_seed")(run.iloc[:4])
+    assert never["drop"] == 30
 
 
 def test_ratio_is_unknown_if_either_block_may_drop_first(load):
     def block(steps, drops):
-        return pd.DataFrame({"steps until the drop": steps, "drops": drops}, dtype=float)
+        return pd.DataFrame({"drop": steps, "drops": drops}, dtype=float)
 
     longer = block([800, 800, 800, 500, 500], [0, 0, 1, 1, 1])
     shorter = block([400, 900, 900, 600, 400], [1, 1, 1, 0, 0])
-    found = load("abrupt.py:compared")("steps until the drop", longer, shorter)
+    found = load("check.py:compared")("drop", longer, shorter)
     assert_allclose(found, [2, math.nan, 8 / 9, 5 / 6, math.nan])
 
 

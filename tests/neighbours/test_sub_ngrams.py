@@ -27,7 +27,7 @@ def grams(code):
 def load():
     """Import a function from a file of measures."""
     paths = ImportPaths(Path(__file__).parents[2] / "sweeps" / "neighbours" / NAME)
-    return lambda name, file="stages": paths.load(f"{file}.py:{name}")
+    return lambda name, file="check": paths.load(f"{file}.py:{name}")
 
 
 def softmax(scores):
@@ -109,12 +109,12 @@ def test_stages_of_a_known_curve(load):
         run[f"loss_{k}"], run[f"divergence_{k}"] = level, np.abs(loss - level)
     run["lag_1"], run["lag_2"] = np.arange(100) > 30, np.arange(100) > 70
     found = load("one_seed")(run.astype(float))
-    assert found["nearest estimator is unigram, bigram, trigram in order"] == 1
-    assert_allclose(found["unigram plateau: position - 1"], -0.01 / (math.log(3) - 0.95), rtol=1e-6)
-    assert_allclose(found["bigram plateau: position - 2"], -0.1, rtol=1e-6)
-    assert_allclose(found["end: 3 - position"], 0, atol=1e-6)
-    assert found["bigram plateau: attention of a head to the token before it"] == 0
-    assert found["steps on the bigram plateau / in the drop to trigrams"] > 8
+    assert found["order"] == 1
+    assert_allclose(found["position_1"], -0.01 / (math.log(3) - 0.95), rtol=1e-6)
+    assert_allclose(found["position_2"], -0.1, rtol=1e-6)
+    assert_allclose(found["end"], 0, atol=1e-6)
+    assert found["lag_2_2"] == 0
+    assert found["steps_2"] > 8
     assert load("squared_gradients")(run, 2) == [1, 4]
 
 

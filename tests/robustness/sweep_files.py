@@ -28,7 +28,7 @@ from jaxattn.lab.study.groups import compile_groups
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(
     path
-    for folder in ("sweeps", "jaxattn/lab/books", "tests/sweeps")
+    for folder in ("sweeps", "jaxattn/lab/books/template", "tests/sweeps")
     for path in (ROOT / folder).glob("**/*.toml")
     if path.name not in ("book.toml", "item.toml")
 )

@@ -1,12 +1,21 @@
-"""Books: collections of published results and claims that are reproduced and checked against criteria."""
+"""Books: results and claims of papers, reproduced by studies and judged by checks in Python.
 
-from jaxattn.lab.books.book import Book, Item, read_book
+An item's check.py defines `check(results)`, which returns findings. This module has what a check needs:
+`Finding`, and `mean`, `share` and `leave_one_out`, which build one from values of all seeds; the criteria
+`around`, `within_factor`, `at_least` and `at_most`; `cells` of results; exponents (`powers`); and measures of
+the shape of a curve.
+"""
+
+from jaxattn.lab.books.book import Book, Item, load_code, read_book
 from jaxattn.lab.books.cells import Cell, cells, round_up, worst
 from jaxattn.lab.books.checks import problems
-from jaxattn.lab.books.findings import Finding, Measured, declare_names, mean, share
-from jaxattn.lab.books.metrics import cell_names
+from jaxattn.lab.books.export import export
+from jaxattn.lab.books.finding import Finding, claim_verdict, leave_one_out, mean, of_estimate, share, slug
 from jaxattn.lab.books.new import create
-from jaxattn.lab.books.run import list_findings, reproduce
+from jaxattn.lab.books.run import Request, reproduce
+from jaxattn.lab.books.shapes import longest_rise, lowest, sign_change, u_shape
+from jaxattn.lab.results.correlations import spearman
+from jaxattn.lab.results.fits import powers
 from jaxattn.lab.results.judge import around, at_least, at_most, within_factor
 
 __all__ = [
@@ -14,21 +23,30 @@ __all__ = [
     "Cell",
     "Finding",
     "Item",
-    "Measured",
+    "Request",
     "around",
     "at_least",
     "at_most",
-    "cell_names",
     "cells",
+    "claim_verdict",
     "create",
-    "declare_names",
-    "list_findings",
+    "export",
+    "leave_one_out",
+    "load_code",
+    "longest_rise",
+    "lowest",
     "mean",
+    "of_estimate",
+    "powers",
     "problems",
     "read_book",
     "reproduce",
     "round_up",
     "share",
+    "sign_change",
+    "slug",
+    "spearman",
+    "u_shape",
     "within_factor",
     "worst",
 ]

@@ -1,136 +1,139 @@
-"""Books: collections of items. Each item is a folder for a result or claim to reproduce.
+"""Books: folders of items. Each item is a folder for a result or claim to reproduce.
 
-    BOOK/book.toml         title and introduction of the page; order of the items; phrases, data sets and
-                           curves shared by items
-    BOOK/STUDY.toml        a study that several items use; it is run once
-    BOOK/mine.py           code shared by several items; optional
-    BOOK/NAME/item.toml    reported results, choices, comparison; measures and their criteria
-    BOOK/NAME/study.toml   a sweep file, as for `jaxattn run`; there may be several, with any names
-    BOOK/NAME/mine.py      code, referred to as "mine.py:NAME"; optional
-    BOOK/NAME/README.md    notes for readers; optional, not loaded
+    BOOK/book.toml         title and introduction; order of the items; data sets
+    BOOK/ITEM/item.toml    the words: claim, papers, choices, explanation
+    BOOK/ITEM/study.toml   a sweep file, as for `jaxattn run`; there may be several, with any names
+    BOOK/ITEM/check.py     `check(results)` returns findings: numbers with their criteria
+    BOOK/ITEM/mine.py      further code, for studies ("mine.py:NAME") or for the check; optional
 
-The keys of book.toml and item.toml are defined in `tables`. A measure is a function that computes findings,
-which are named numbers, from runs. A criterion is the range in which a finding must lie. Criteria are
-matched to findings by name; `*` matches any string.
+Files of the book's folder can be used by several items: a study is run once, and Python modules are imported
+by name. The keys of book.toml and item.toml are defined in `tables`.
 """
 
 import hashlib
 import json
-import re
-from collections.abc import Mapping, Sequence
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
+import pandas as pd
 
-from jaxattn.core.errors import InputError, at, nearest
+from jaxattn.core.errors import InputError, at, explain, nearest
 from jaxattn.lab.api import Study
-from jaxattn.lab.books.tables import About, BookTable, Curve, DataSet, Measure, Shared
+from jaxattn.lab.books.finding import Finding
+from jaxattn.lab.books.tables import BookFile, BookPart, BookTable, DataSet, ItemFile, Paper, StudyEntry
+from jaxattn.lab.results.load import Results
 from jaxattn.lab.study import toml
+from jaxattn.lab.study.import_paths import ImportPaths
 
 RunScale = Literal["laptop", "full"]
-PACKAGED = Path(__file__).parent
-# Root of the checkout that contains this package, if there is one.
-CHECKOUT = Path(__file__).parents[3]
 PROSE = ("reports", "chosen", "compared", "reason", "flat")
 _T = TypeVar("_T", bound=BookTable)
+# Root of the checkout that contains this package, if there is one.
+_CHECKOUT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True)
-class _Source:
-    """Location of a study whose sweep file has not been read yet."""
+class Source:
+    """Study of an item that has not been read yet.
+
+    Attributes:
+        path: the sweep file.
+        entry: its entry in item.toml.
+        run: path of its run, relative to the folder with the runs.
+        own: True if the file is in the item's folder.
+    """
 
     path: Path
+    entry: StudyEntry
     run: str
     own: bool
 
 
-class Item(About, frozen=True, kw_only=True):
-    """Item in a book: a figure, table, number or claim to reproduce, with the contents of its files.
+@dataclass(frozen=True)
+class Item:
+    """Item of a book: a figure, table, number or claim to reproduce.
 
     Attributes:
         folder: folder of the item.
         book: the book that contains the item.
-        measured: the entries of `measures` in item.toml.
+        words: contents of item.toml.
     """
 
     folder: Path
     book: "Book"
-    measured: tuple[Measure, ...]
+    words: ItemFile
 
     @property
-    def heading(self) -> str:
-        """Return the title of the item for display."""
-        return self.title or self.name.replace("_", " ").capitalize()
+    def name(self) -> str:
+        """Return the name of the item's folder."""
+        return self.folder.name
 
     @property
-    def data(self) -> DataSet | None:
-        """Return the data set that the first measure requires, or None unless every measure requires one."""
-        needed = [measure.needs for measure in self.measured]
-        return self.book.shared.data[needed[0]] if needed and all(needed) else None
+    def title(self) -> str:
+        """Return the heading of the item."""
+        return self.words.title or self.name.replace("_", " ").capitalize()
 
     @property
-    def absent(self) -> str:
-        """Return the error message if the item requires a missing checkout of the repository, else "".
+    def papers(self) -> tuple[Paper, ...]:
+        """Return the papers of the item, or those of the book."""
+        return self.words.papers or self.book.words.papers
+
+    @property
+    def check_file(self) -> Path:
+        """Return the path of the file with the criteria."""
+        return self.folder / "check.py"
+
+    @cached_property
+    def sources(self) -> dict[str, Source]:
+        """Return the studies by name.
 
         Raises:
-            InputError: a study belongs to a book that does not exist.
+            InputError: a sweep file or data set does not exist, or the item has no study.
         """
-        for name in dict.fromkeys(name for measure in self.measured for name in measure.books):
-            try:
-                self.book.other(name)
-            except InputError as error:
-                if name in IN_CHECKOUTS:
-                    return str(error)
-                raise InputError(f"{self.folder / 'item.toml'}: measures: {error}") from None
-        return ""
+        if self.words.elsewhere:
+            return {}
+        place = self.folder / "item.toml"
+        own = sorted(path.stem for path in self.folder.glob("*.toml") if path != place)
+        found = {}
+        for name, given in (self.words.studies or dict.fromkeys(own, StudyEntry())).items():
+            entry = StudyEntry(file=given) if isinstance(given, str) else given
+            path = Path(os.path.normpath(self.folder / (entry.file or f"{name}.toml")))
+            if not path.is_file():
+                raise InputError(f"{place}: studies: {name}: {path} does not exist{nearest(name, own)}")
+            if entry.data and entry.data not in self.book.words.data:
+                known = nearest(entry.data, self.book.words.data)
+                raise InputError(f"{place}: studies: {name}: book.toml has no data set {entry.data!r}{known}")
+            found[name] = Source(path, entry, self._run(path), path.parent == self.folder)
+        if not found:
+            raise InputError(f"{place}: the item has no study; add study.toml, or [elsewhere]")
+        return found
 
-    def label(self, name: str) -> str:
-        """Return the display label for a finding name or a table entry."""
-        for part, text in {**self.labels, **self.book.shared.labels}.items():
-            # Match whole words only: "nu" is not part of "number".
-            before, after = ("\\b" if letter.isalnum() else "" for letter in (part[0], part[-1]))
-            name = re.sub(f"{before}{re.escape(part)}{after}", text.replace("\\", r"\\"), name)
-        return name
+    def _run(self, path: Path) -> str:
+        if path.parent == self.folder:
+            return self.name + ("" if path.stem == "study" else f".{path.stem}")
+        base = self.book.folder if path.is_relative_to(self.book.folder) else self.book.folder.parent
+        return os.path.relpath(path.with_suffix(""), base).replace(os.sep, ".")
 
-    def published(self, quantity: str) -> Curve:
-        """Return the published curve for a quantity.
+    @property
+    def data(self) -> dict[str, DataSet]:
+        """Return the data sets that the studies require, by study."""
+        return {
+            name: self.book.words.data[source.entry.data]
+            for name, source in self.sources.items()
+            if source.entry.data
+        }
 
-        Raises:
-            InputError: item.toml does not list a curve for this quantity.
-        """
-        if quantity not in self.curves:
-            raise InputError(
-                f"{self.folder / 'item.toml'}: curves: no curve for {quantity}; add a curve defined in "
-                "book.toml"
-            )
-        return self.book.shared.curves[self.curves[quantity]]
-
-    def source(self, name: str) -> _Source:
-        """Return the location of a study that a measure uses.
-
-        Raises:
-            InputError: the study exists neither in the item nor in the book.
-        """
-        other, separator, location = name.rpartition(":")
-        if separator:
-            path = self.book.other(other) / f"{location}.toml"
-            return _Source(path, f"{other}.{location.replace('/', '.')}", False)
-        here, shared = self.folder / f"{name}.toml", self.book.folder / f"{name}.toml"
-        if here.is_file():
-            return _Source(here, self.folder.name + ("" if name == "study" else f".{name}"), True)
-        if shared.is_file():
-            if (self.book.folder / name / "item.toml").is_file():
-                raise InputError(f"{shared}: an item is also named {name}; rename the study")
-            return _Source(shared, name, False)
-        have = sorted(path.stem for path in [*self.folder.glob("*.toml"), *self.book.folder.glob("*.toml")])
-        known = [stem for stem in have if stem not in ("item", "book")]
-        raise InputError(
-            f"{self.folder / 'item.toml'}: studies: {name}.toml not found in the item's folder or in the "
-            f"book's{nearest(name, known)}"
-        )
+    @property
+    def required(self) -> list[str]:
+        """Return the names of the studies without which the check cannot be applied."""
+        return [name for name, source in self.sources.items() if not source.entry.optional]
 
     def study(
         self,
@@ -145,60 +148,77 @@ class Item(About, frozen=True, kw_only=True):
 
         Args:
             scale: "full" for the study as written, "laptop" to apply the item's overrides.
-            name: name of the study, as used by the measures.
+            name: name of the study.
             data_dir: folder that contains the data sets.
             overrides: additional overrides `key=value`.
             seeds: number of seeds, at most `most_seeds`; defaults to the number in the sweep file.
         """
-        source = self.source(name)
+        source = self.sources[name]
         changes: list[str] = []
-        measures = [measure for measure in self.measured if name in measure.studies]
         if source.own and scale == "laptop":
-            changes += self.laptop
-        for measure in measures:
-            if measure.needs and data_dir is not None:
-                data = self.book.shared.data[measure.needs]
-                changes.append(f"{data.key}={data_dir / data.below}")
+            changes += self.words.laptop
+        if source.entry.data and data_dir is not None:
+            data = self.data[name]
+            changes.append(f"{data.key}={data_dir / data.below}")
         if seeds is not None:
-            limits = [measure.most_seeds for measure in measures if measure.most_seeds is not None]
-            changes.append(f"seeds={min([seeds, *limits])}")
+            changes.append(f"seeds={min(seeds, source.entry.most_seeds or seeds)}")
         return Study.read(source.path, [*changes, *overrides])
 
-    @property
-    def criteria_digest(self) -> str:
-        """Return a hash of the criteria and the measures' settings, or "" if there are no criteria."""
-        criteria = [
-            (
-                measure.settings,
-                measure.basis,
-                [(name, x.criterion, x.basis) for name, x in measure.criteria.items()],
-            )
-            for measure in self.measured
-            if measure.criteria
-        ]
-        return hashlib.sha256(msgspec.json.encode(criteria)).hexdigest() if criteria else ""
+    def is_reduced(self, scale: RunScale) -> bool:
+        """Return True if runs at this scale have other settings than full runs, apart from their seeds."""
+        changed = any(not change.startswith("seeds=") for change in self.words.laptop)
+        return self.words.settings == "reduced" or (scale == "laptop" and changed)
 
     def digest(self, scale: RunScale) -> str:
         """Return a hash of the item's studies at a given scale. It does not depend on the data folder."""
-        changes = self.laptop if scale == "laptop" else ()
-        names = dict.fromkeys(name for measure in self.measured for name in measure.studies)
-        settings = [*(toml.tables(self.source(name).path) for name in names), changes]
+        changes = self.words.laptop if scale == "laptop" else ()
+        settings = [*(toml.tables(source.path) for source in self.sources.values()), changes]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+    def measure(self, results: Mapping[str, Results]) -> tuple[list[Finding], dict[str, pd.DataFrame]]:
+        """Apply the item's `check` to results, and its `tables` if it has that function.
+
+        Args:
+            results: the results of the studies, by name.
+
+        Returns:
+            The findings, and further tables by title.
+
+        Raises:
+            InputError: check.py does not exist or has no `check`, or its findings are malformed.
+            UserCodeError: check.py raised an exception on import.
+        """
+        check: Callable[..., Iterable[Finding]] = ImportPaths(self.folder).load("check.py:check")
+        tables = vars(sys.modules[check.__module__]).get("tables")
+        findings = list(check(results))
+        for finding in findings:
+            if not isinstance(finding, Finding):
+                raise InputError(f"{self.check_file}: check: expected findings, got {type(finding).__name__}")
+        ids = [finding.id for finding in findings]
+        if twice := sorted({id for id in ids if ids.count(id) > 1}):
+            raise InputError(f"{self.check_file}: check: two findings have the id {twice[0]!r}; rename one")
+        return findings, dict(tables(results)) if tables else {}
+
+    def command(self, scale: RunScale) -> str:
+        """Return the command line that runs the item."""
+        if self.words.elsewhere:
+            return self.words.elsewhere.command
+        words = ["jaxattn", "reproduce", self.book.location, "--only", self.name]
+        words += ["--scale", scale] if scale != "laptop" else []
+        return shlex.join([*words, *(["--data-dir", "DIR"] if self.data else [])])
 
 
 @dataclass(frozen=True)
 class Book:
-    """A book: a folder of items that describe results and claims to reproduce.
+    """A book: a folder of items.
 
     Attributes:
         folder: the folder.
-        location: display name of the folder, the same on every machine.
-        shared: contents of book.toml.
+        words: contents of book.toml.
     """
 
     folder: Path
-    location: str
-    shared: Shared
+    words: BookFile
 
     @property
     def name(self) -> str:
@@ -206,157 +226,85 @@ class Book:
         return self.folder.name
 
     @property
-    def has_promised_findings(self) -> bool:
-        """Return True if the theory guarantees at least one of the book's findings."""
-        return any(measure.basis == "promised" for item in self.items for measure in item.measured)
+    def location(self) -> str:
+        """Return the display name of the folder, which is the same on every machine."""
+        return f"sweeps/{self.name}" if self.folder.parent.name == "sweeps" else self.name
 
-    def other(self, name: str) -> Path:
-        """Return the folder of another book whose studies or measures an item uses.
-
-        The parent folder of this book, the package and the checkout are searched, but not the working
-        directory.
-
-        Raises:
-            InputError: the book is not found.
-        """
-        roots = (self.folder.parent, *_checkout_roots())
-        for root in roots:
-            if (root / name / "book.toml").is_file():
-                return root / name
-        raise _missing_book(name, roots)
+    @cached_property
+    def parts(self) -> tuple[BookPart, ...]:
+        """Return the parts of the book, each with the names of its items."""
+        every = tuple(sorted(path.parent.name for path in self.folder.glob("*/item.toml")))
+        return self.words.parts or (BookPart(title="", items=every),)
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
         """Return all items of the book in order."""
-        given = [name for part in self.shared.parts for name in part.items]
-        folders = (
-            self.shared.items or given or sorted(path.parent.name for path in self.folder.glob("*/item.toml"))
-        )
-        items = tuple(self._item(folder) for folder in folders)
-        names = [item.name for item in items]
-        for name in names:
-            if names.count(name) > 1:
-                raise InputError(f"{self.folder}: two items are named {name!r}; rename one of them")
-        return items
+        return tuple(self._item(name) for part in self.parts for name in part.items)
 
     def item(self, name: str) -> Item:
         """Return the item with the given name; raise InputError if it does not exist."""
         for item in self.items:
             if item.name == name:
                 return item
-        names = [item.name for item in self.items]
-        raise InputError(f"{name}: no such item{nearest(name, names, 0.8)}")
+        raise InputError(f"{name}: no such item{nearest(name, [item.name for item in self.items], 0.8)}")
 
     def _item(self, name: str) -> Item:
         path = self.folder / name / "item.toml"
-        about = _read(path, About, self.shared.phrases)
-        if bool(about.measures) == bool(about.elsewhere):
-            raise InputError(
-                f"{path}: requires [[measures]], or [elsewhere] if another page shows the item, but not both"
-            )
-        measured = tuple(_measure(path, number, table) for number, table in enumerate(about.measures, 1))
-        cited = (
-            about.papers
-            or self.shared.source
-            or any(x in about.reports for x in self.shared.phrases.values())
-        )
-        for criterion in [name for measure in measured for name in measure.compared if not cited]:
-            raise InputError(
-                f"{path}: criteria: {criterion!r} is compared with a published value, but the item has no "
-                'source; set `papers`, use a phrase from book.toml in `reports`, or set basis = "beyond"'
-            )
-        for key, given, known in (
-            ("needs", [measure.needs for measure in measured if measure.needs], self.shared.data),
-            ("curves", about.curves.values(), self.shared.curves),
-        ):
-            for missing in [x for x in given if x not in known]:
-                raise InputError(f"{path}: {key}: book.toml lacks {missing!r}; it defines {', '.join(known)}")
-        fields = msgspec.structs.asdict(about) | {"name": about.name or name}
-        return Item(**fields, folder=path.parent, book=self, measured=measured)
+        words = _read(path, ItemFile)
+        with at(str(path)):
+            prose = {key: _with_phrases(getattr(words, key), self.words.phrases) for key in PROSE}
+        item = Item(path.parent, self, msgspec.structs.replace(words, **prose))
+        _ = item.sources
+        return item
 
 
 def read_book(book: str | Path) -> Book:
     """Read a book and its items.
 
     Args:
-        book: a folder with a book.toml; or the name of a book in the package, in sweeps/ of the working
-            directory, or in sweeps/ of the checkout that contains the package.
+        book: a folder with a book.toml; or the name of a book in sweeps/ of the working directory, or of the
+            checkout that contains the package.
 
     Raises:
         InputError: the book does not exist, or a file is malformed or refers to an undefined name.
     """
-    folder = folder_of(book)
-    shared = _read(folder / "book.toml", Shared, {})
-    with at(str(folder / "book.toml")):
-        curves = {
-            name: msgspec.structs.replace(curve, source=_with_phrases(curve.source, shared.phrases))
-            for name, curve in shared.curves.items()
-        }
-    found = Book(folder, _place(folder), msgspec.structs.replace(shared, curves=curves))
+    folder = _folder(book)
+    found = Book(folder, _read(folder / "book.toml", BookFile))
     _ = found.items
     return found
 
 
-def folder_of(book: str | Path) -> Path:
-    """Return the folder of a book, given its name or path as in `read_book`."""
-    name = Path(book).name
-    roots = (PACKAGED, Path("sweeps"), *_checkout_roots())
-    places = [*(root / name for root in roots if str(book) == name), Path(book)]
+def load_code(file: str, path: str) -> Any:
+    """Import a function or class from a file of another item, for a check that shares its code.
+
+    Args:
+        file: the file that imports it, `__file__`.
+        path: path of the code relative to that file, such as "../other/check.py:check".
+    """
+    return ImportPaths(Path(file).parent).load(path)
+
+
+def _folder(book: str | Path) -> Path:
+    is_checkout = (_CHECKOUT / "pyproject.toml").is_file()
+    roots = [Path("sweeps"), *([_CHECKOUT / "sweeps"] if is_checkout else [])]
+    places = [Path(book), *(root / book for root in roots)]
     for folder in places:
         if (folder / "book.toml").is_file():
-            return folder
-    raise _missing_book(str(book), roots)
-
-
-# Books that are only in a checkout of the repository, not in the package.
-IN_CHECKOUTS = ("neighbours", "findings")
-
-
-def _checkout_roots() -> tuple[Path, ...]:
-    # A folder `sweeps` next to an installed package would belong to another project.
-    return (PACKAGED, *([CHECKOUT / "sweeps"] if (CHECKOUT / "pyproject.toml").is_file() else []))
-
-
-def _missing_book(name: str, roots: Sequence[Path]) -> InputError:
-    if name in IN_CHECKOUTS:
-        return InputError(
-            f"{name}: this book exists only in a checkout of jaxattn, in sweeps/; run the command there"
-        )
+            return folder.resolve()
     known = sorted({path.parent.name for root in roots for path in root.glob("*/book.toml")})
-    return InputError(f"{name}: no such book (no book.toml){nearest(name, known)}")
+    hint = nearest(str(book), known) if known else "; the project's books are in sweeps/ of its repository"
+    raise InputError(f"{book}: no such book (no book.toml){hint}")
 
 
-def _place(folder: Path) -> str:
-    if folder.parent == PACKAGED:
-        return f"jaxattn/lab/books/{folder.name}"
-    return f"sweeps/{folder.name}" if folder.parent.name == "sweeps" else folder.name
-
-
-def _measure(path: Path, number: int, table: Mapping[str, Any]) -> Measure:
-    known = {name for name in Measure.__struct_fields__ if name != "settings"}
-    settings = {key: x for key, x in table.items() if key not in known}
-    with at(f"{path}: measures[{number}]"):
-        for key, remedy in (
-            ("kind", "add the name of a measure, or your own function as FILE.py:NAME"),
-            ("criteria", "add criteria for the findings, or {} to measure without criteria"),
-        ):
-            if key not in table:
-                raise InputError(f"{key} is missing; {remedy}")
-        given = {key: x for key, x in table.items() if key in known}
-        try:
-            return msgspec.convert(given | {"settings": settings}, Measure)
-        except msgspec.ValidationError as error:
-            raise InputError(str(error)) from None
-
-
-def _read(path: Path, kind: type[_T], phrases: Mapping[str, str]) -> _T:
-    tree = toml.tables(path)
+def _read(path: Path, kind: type[_T]) -> _T:
+    if not path.is_file():
+        raise InputError(f"{path.parent}: no such item (no item.toml)")
+    tables = toml.tables(path)
     with at(str(path)):
-        tree |= {key: _with_phrases(tree[key], phrases) for key in PROSE if isinstance(tree.get(key), str)}
         try:
-            return msgspec.convert(tree, kind)
+            return msgspec.convert(tables, kind)
         except msgspec.ValidationError as error:
-            raise InputError(str(error)) from None
+            raise InputError(explain(str(error), "", tables, list(kind.__struct_fields__), {})) from None
 
 
 def _with_phrases(text: str, phrases: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Cells of a finished run, as input for measures: settings, metrics for all seeds, and certificates."""
+"""Cells of a finished run, as input for checks: settings, metrics for all seeds, and certificates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,9 +6,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from jaxattn.base import SharedData
-from jaxattn.core.errors import InputError
+from jaxattn.core.errors import InputError, nearest
+from jaxattn.lab.books.finding import Finding, mean, slug
+from jaxattn.lab.results.judge import ANYTHING
 from jaxattn.lab.results.labels import brief, setting
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.study import registry
@@ -18,7 +21,7 @@ from jaxattn.lab.texts.readers import READERS
 
 @dataclass(frozen=True)
 class Cell:
-    """Cell of a finished run. The phase `limit`, if present, is an exact flow on p.
+    """Cell of a finished run.
 
     Attributes:
         run: the run.
@@ -32,18 +35,73 @@ class Cell:
         """Return the value of a config key in this cell."""
         return self.run.lookup(self.cell, key)
 
-    def path(self, metric: str, phase: str = "limit") -> np.ndarray:
-        """Return the values of a metric at all k steps of a phase for all S seeds, (S, k) float64."""
-        return self._paths[phase, metric]
+    @property
+    def name(self) -> str:
+        """Return the name of the cell, built from its block and its other swept settings."""
+        settings = self.run.settings(self.cell)
+        block = settings.pop("block", None)
+        return ", ".join(
+            [*([str(block)] if block else []), *(f"{k} = {setting(x)}" for k, x in settings.items())]
+        )
 
-    def last(self, metric: str, phase: str = "limit") -> np.ndarray:
-        """Return the value of a metric at the end of a phase for all S seeds, (S,) float64."""
+    @property
+    def id(self) -> str:
+        """Return the name of the cell as a part of an id; see `slug`."""
+        return slug(self.name)
+
+    @property
+    def records(self) -> pd.DataFrame:
+        """Return the records of the cell; see `Results.records`."""
+        return self.run.records[self.run.records["cell"] == self.cell]
+
+    @property
+    def last_phase(self) -> str:
+        """Return the name of the last phase."""
+        return str(self.records["phase"].iloc[-1])
+
+    def wide(self, *metrics: str) -> list[pd.DataFrame]:
+        """Return a table for each seed: one row per step, one column per metric; all metrics by default."""
+        records = self.records
+        records = records[records["metric"].isin(metrics)] if metrics else records
+        table = records.pivot_table(index=["seed", "step"], columns="metric", values="value")
+        return [own.droplevel("seed") for _, own in table.groupby("seed")]
+
+    def path(self, metric: str, phase: str = "") -> np.ndarray:
+        """Return a metric at all k steps of a phase (default: the last) for all S seeds, (S, k) float64.
+
+        Raises:
+            InputError: the phase did not record the metric.
+        """
+        found = self._paths.get((phase or self.last_phase, metric))
+        if found is None:
+            known = sorted({name for _, name in self._paths})
+            raise InputError(
+                f"{metric}: not recorded in phase {phase or self.last_phase}{nearest(metric, known)}"
+            )
+        return found
+
+    def last(self, metric: str, phase: str = "") -> np.ndarray:
+        """Return a metric at the end of a phase, by default the last one, for all S seeds, (S,) float64."""
         return self.path(metric, phase)[:, -1]
+
+    def final(self, metric: str, text: str = "", id: str = "", **about: Any) -> Finding:
+        """Build a finding for the mean over seeds of a metric at the end of the last phase.
+
+        Args:
+            metric: name of the metric. The value is NaN if the last phase did not record it.
+            text: description; by default made of the cell's name and the metric's.
+            id: id of the finding; by default that of the cell and the metric, such as "d=64.loss".
+            about: further fields of `Finding`.
+        """
+        between = (0.0, 1.0) if metric.endswith(("accuracy", "mass")) else ANYTHING
+        samples: Any = self.last(metric) if (self.last_phase, metric) in self._paths else []
+        words = ": ".join(part for part in (self.name, metric.replace("_", " ")) if part)
+        name = id or ".".join(part for part in (self.id, metric) if part)
+        return mean(name, text or words, samples, between=between, **about)
 
     @cached_property
     def _paths(self) -> dict[tuple[str, str], np.ndarray]:
-        records = self.run.records
-        own = records[records["cell"] == self.cell]
+        own = self.records
         grouped = own.sort_values(["seed", "step"], kind="stable").groupby(["phase", "metric"], sort=False)
         return {name: x.to_numpy().reshape(own["seed"].nunique(), -1) for name, x in grouped["value"]}
 
@@ -104,7 +162,7 @@ class Cell:
         failed = self.run.failures
         return " or ".join(failed["reason"][failed["cell"] == self.cell].unique())
 
-    def certificate(self, prefix: str = "", phase: str = "limit") -> str:
+    def certificate(self, prefix: str = "", phase: str = "") -> str:
         """Format the worst certificate over all seeds: gap, primal residual and number of certified seeds."""
         names = ("feasible", "duality_gap", "primal_residual")
         feasible, *bounds = (self.last(prefix + name, phase) for name in names)

@@ -1,15 +1,14 @@
-"""Pre-publication checks for a book item: missing files and settings, changed criteria, private names."""
+"""Checks of items before publication: missing words, few seeds, changed criteria, open questions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from jaxattn.lab.books.book import CHECKOUT, PACKAGED, Book, Item
-from jaxattn.lab.books.public_names import private_uses
-from jaxattn.lab.books.record import criteria_date, read_record
-from jaxattn.lab.books.run import Request, requested
-from jaxattn.lab.books.section import Section
+from jaxattn.lab.books.book import Book, Item
+from jaxattn.lab.books.record import Record, criteria_of, path_of, read_record
+from jaxattn.lab.results.judge import AGREES
+from jaxattn.lab.study.import_paths import ImportPaths
 
 # Marks open questions in the files of an item.
 OPEN = "TODO"
@@ -18,26 +17,29 @@ OPEN = "TODO"
 SEEDS = 10
 
 
-def problems(book: Book, request: Request | None = None, *, out: Path) -> pd.DataFrame:
+def problems(book: Book, only: Sequence[str] = (), *, out: Path) -> pd.DataFrame:
     """List the problems to fix before items can be published, without running anything.
-
-    Books in the package are skipped, because the package's tests check them.
 
     Args:
         book: the book that contains the items.
-        request: the items to check, and the scale.
-        out: results folder; its records show whether criteria were changed after results were recorded.
+        only: names of the items; all if empty.
+        out: results folder. Its records are validated, and show whether criteria were changed after results
+            had been recorded.
 
     Returns:
         A table with columns item and problem.
+
+    Raises:
+        InputError: an item does not exist, its check cannot be imported, or a record is not valid.
     """
-    request = request or Request()
     rows = []
-    for item in requested(book, request) if book.folder.parent != PACKAGED else ():
-        kept = read_record(item, request.scale, out)
-        for found in (_open_questions, _files, _prose, _seeds, _private):
-            rows += [(item.name, problem) for problem in found(item)]
-        rows += [(item.name, problem) for problem in _results(item, kept, out)]
+    for item in [book.item(name) for name in only] or book.items:
+        if item.words.elsewhere:
+            continue
+        path = out / path_of(item.name)
+        record = read_record(path, out) if path.exists() else None
+        found = [*_open_questions(item), *_parts(item), *_seeds(item), *_results(item, record)]
+        rows += [(item.name, problem) for problem in found]
     return pd.DataFrame(rows, columns=["item", "problem"])
 
 
@@ -50,48 +52,31 @@ def _open_questions(item: Item) -> Iterator[str]:
                 yield f"{path.name}: answer the questions marked {OPEN} in {where}"
 
 
-def _files(item: Item) -> Iterator[str]:
-    if item.measured and not (item.folder / "README.md").is_file():
-        yield "README.md is missing"
-    if item.book.folder.resolve().parent == CHECKOUT / "sweeps":
-        test = CHECKOUT / "tests" / item.book.name / f"test_{item.folder.name}.py"
-        if not test.is_file():
-            yield f"{test.relative_to(CHECKOUT)} is missing; test the code with a closed form or a NumPy loop"
-
-
-def _prose(item: Item) -> Iterator[str]:
+def _parts(item: Item) -> Iterator[str]:
+    ImportPaths(item.folder).load("check.py:check")
+    if not item.papers:
+        yield "item.toml: papers is missing"
     for key in ("chosen", "compared"):
-        if item.measured and not getattr(item, key).strip():
+        if not getattr(item.words, key).strip():
             yield f"item.toml: {key} is missing"
 
 
 def _seeds(item: Item) -> Iterator[str]:
-    if item.absent:
+    for name, source in item.sources.items():
+        if source.own and 1 < (seeds := len(item.study("full", name).seeds)) < SEEDS:
+            yield f"{source.path.name}: {seeds} seeds at full scale; use {SEEDS} or more"
+
+
+def _results(item: Item, record: Record | None) -> Iterator[str]:
+    if record is None:
         return
-    for name in dict.fromkeys(name for measure in item.measured for name in measure.studies):
-        if item.source(name).own and 1 < (seeds := len(item.study("full", name).seeds)) < SEEDS:
-            yield f"{name}.toml: {seeds} seeds at full scale; use {SEEDS} or more"
-
-
-def _private(item: Item) -> Iterator[str]:
-    for path in sorted(item.folder.glob("*.py")):
-        for name in private_uses(path):
-            yield f"{path.name}: {name} is not public; use a name of the reference, or copy the code"
-
-
-def _results(item: Item, kept: Section, out: Path) -> Iterator[str]:
-    # A custom measure can set its own criteria, which are unknown before its first run.
-    unknown = not kept.ran and any(":" in measure.kind for measure in item.measured)
-    judged = any(finding.judged for finding in kept.findings)
-    if item.measured and not (item.criteria_digest or judged or unknown):
-        yield "item.toml: no measure has a criterion"
-    before = criteria_date(item, out)
-    if before and before.digest != item.criteria_digest:
-        yield (
-            f"item.toml: the criteria changed after results had been recorded with those of {before.date}; "
-            "restore them, or state the reason in `chosen`"
-        )
-    elif before and before.changed:
-        yield f"the criteria were changed on {before.date}, after results had been recorded"
-    if kept.doubtful and not item.reason.strip():
-        yield f"item.toml: reason is missing; the results are: {kept.verdict}"
+    if record.settings != item.digest(record.scale):
+        yield "the settings have changed since the results were recorded; run the item again"
+    criteria = criteria_of(item, record)
+    if criteria.changed:
+        yield f"check.py changed after results had been recorded on or after {record.criteria.date}"
+    verdicts = {finding.verdict for finding in record.measured if finding.verdict}
+    if not verdicts:
+        yield "check.py: no finding has a criterion"
+    if verdicts - {AGREES} and not item.words.reason.strip():
+        yield "item.toml: reason is missing; some numbers differ or are inconclusive"

@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from jaxattn.core.errors import InputError, writing
-from jaxattn.lab.books.book import PACKAGED, Book, read_book
+from jaxattn.lab.books.book import read_book
 
-TEMPLATE = PACKAGED / "template"
+TEMPLATE = Path(__file__).parent / "template"
 _BOOK = 'title = "{0}"\nintroduction = "Results of papers, reproduced with seeds and intervals."\n'
 
 
@@ -27,7 +27,7 @@ def create(book: str | Path, name: str) -> list[Path]:
         The paths of the files.
 
     Raises:
-        InputError: the book belongs to the package or does not exist, or the name is taken or malformed.
+        InputError: the book does not exist, or the name is taken or malformed.
         RunError: a file cannot be written.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
@@ -41,13 +41,12 @@ def create(book: str | Path, name: str) -> list[Path]:
         folder = Path(book)
         contents[folder / "book.toml"] = _BOOK.format(folder.name.replace("_", " ").capitalize())
     else:
-        folder = _extensible(read_book(book), name).folder
+        folder = _open_book(book, name)
     location = f"sweeps/{folder.name}" if folder.parent.name == "sweeps" else folder.as_posix()
     for path in sorted(TEMPLATE.glob("*.*")):
-        text = path.read_text(encoding="utf-8").replace(TEMPLATE.name, name)
-        text = text.replace("reproduce neighbours", f"reproduce {shlex.quote(str(book))}")
-        text = text.replace("sweeps/neighbours", location)
-        contents[folder / name / path.name.replace(TEMPLATE.name, name)] = text
+        text = path.read_text(encoding="utf-8").replace("template", name)
+        text = text.replace("BOOK", shlex.quote(location))
+        contents[folder / name / path.name.replace("template", name)] = text
     with writing(folder, "choose another folder"):
         (folder / name).mkdir(parents=True)
         for path, text in contents.items():
@@ -55,21 +54,18 @@ def create(book: str | Path, name: str) -> list[Path]:
     return list(contents)
 
 
-def _extensible(book: Book, name: str) -> Book:
-    if book.folder.parent == PACKAGED:
+def _open_book(book: str | Path, name: str) -> Path:
+    found = read_book(book)
+    if found.words.parts:
         raise InputError(
-            f"--new: the book {book.name} is part of the package; choose 'neighbours' or a folder"
+            f"{found.folder / 'book.toml'}: `parts` lists the items, so a new item would not be shown; add "
+            "it there by hand, or choose another book"
         )
-    if book.shared.items or book.shared.parts:
-        listed = "items" if book.shared.items else "parts"
-        raise InputError(
-            f"{book.folder / 'book.toml'}: `{listed}` lists the items, so a new item would not be shown; "
-            f"remove `{listed}`, or choose another book"
-        )
-    for path in (book.folder / name, book.folder / f"{name}.toml", book.folder / f"{name}.py"):
+    for path in (found.folder / name, found.folder / f"{name}.toml", found.folder / f"{name}.py"):
         if path.exists():
             raise InputError(f"--new {name}: {path} already exists; choose another name")
-    return book
+    folder = Path(book)
+    return folder if (folder / "book.toml").is_file() else found.folder
 
 
 def _has_files(folder: Path) -> bool:

@@ -1,360 +1,279 @@
-"""Page for a book: its items with figures, results next to published numbers, verdicts and their rules."""
+"""Pages of a book: a scorecard of all items, and a page for each item with claims, numbers and figures."""
 
-import math
 import re
-import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import pandas as pd
 
-from jaxattn.core.errors import writing
-from jaxattn.lab.books import record, tally
-from jaxattn.lab.books.book import Book, Item
-from jaxattn.lab.books.findings import Finding
-from jaxattn.lab.books.section import RunLocation, Section, measured, missing
-from jaxattn.lab.results import layout
+from jaxattn.core.errors import counted, writing
+from jaxattn.lab.books import record as records
+from jaxattn.lab.books.book import Book, Item, RunScale
+from jaxattn.lab.books.finding import FALSIFIED, Finding
+from jaxattn.lab.books.record import FindingRecord, Record
 from jaxattn.lab.results.intervals import LEVEL
-from jaxattn.lab.results.judge import ENOUGH_SEEDS, VERDICTS, Basis, Estimate
-from jaxattn.lab.results.layout import fill, markdown, marked, typeset
-from jaxattn.lab.storage.files import inside
-from jaxattn.lab.storage.files import write_file as write_file
+from jaxattn.lab.results.judge import ENOUGH_SEEDS
+from jaxattn.lab.results.layout import fill, texts
+from jaxattn.lab.storage.files import inside, write_file
 
 _TEMPLATE = Path(__file__).with_name("page.html")
+TABLE = "findings.csv"
+NOT_RUN = "not run"
+# Finding of an item with random choices: the share of draws that reproduce all numbers.
+ALL_NUMBERS = "all"
+RULES = (
+    "A number agrees if its whole 95 % interval over seeds is inside the criterion, differs if none of the "
+    "interval is, and is inconclusive otherwise, or if it has no interval. If all seeds give the same "
+    f"number, this number is compared, from {ENOUGH_SEEDS} seeds on. Intervals are Student's for a mean, a "
+    "jackknife interval for a statistic of all seeds together, and Clopper and Pearson's for a fraction of "
+    "seeds. The centre of a bin is known up to the width of the bin, which is stated.",
+    "A claim is verified if all its numbers agree. It is falsified if a number differs in the claim's own "
+    "settings, which are the published ones, or any that meet the assumptions of a theorem. It is a toy if "
+    "the settings are far below its own. Otherwise it is inconclusive: a number that differs in settings "
+    "that had to be chosen, because they are not published, falsifies nothing. Numbers beyond the claim do "
+    "not count.",
+    "Random choices: settings that are not published were drawn at random, and the row states in how many "
+    "draws the number meets the same criterion.",
+)
+SETTINGS = {
+    "own": "the claim's own",
+    "chosen": "some are not published and were chosen here",
+    "reduced": "far below those of the claim",
+}
 
 
 @dataclass(frozen=True)
 class Page:
-    """Page written by `write_book_page`.
+    """Pages written by `write_pages`.
 
     Attributes:
-        sections: one section per item.
-        paths: all files, starting with the page.
+        book: the book.
+        records: the records of the items that were run.
+        paths: all files, starting with the first page.
         failed: reasons for failed runs, keyed by item.
     """
 
-    sections: tuple[Section, ...]
+    book: Book
+    records: Mapping[str, Record]
     paths: tuple[Path, ...]
     failed: Mapping[str, str]
 
     @property
-    def summary(self) -> pd.DataFrame:
-        """Return a summary table with one row per item."""
-        return page_summary(self.sections)
-
-    @property
-    def findings(self) -> list[Finding]:
-        """Return all findings, in the order of the items."""
-        return [finding for section in self.sections for finding in section.findings]
-
-    @property
     def status(self) -> int:
-        """Return the exit status: 1 if a run failed or a finding violates a theoretical guarantee, else 0."""
-        fails = VERDICTS["promised"].outside
-        return int(bool(self.failed) or any(finding.verdict == fails for finding in self.findings))
+        """Return the exit status: 1 if a run failed, or if a consequence of the theory differs, else 0."""
+        return int(
+            bool(self.failed) or any(_is_broken(self.book.item(x), r) for x, r in self.records.items())
+        )
+
+    @property
+    def scorecard(self) -> pd.DataFrame:
+        """Return a table with one row per item: its claim verdict and the verdicts on its numbers."""
+        return pd.DataFrame(scorecard(item, self.records) for item in self.book.items)
 
 
-def _agreement(item: Item, finding: Finding) -> dict[str, Any]:
-    return {
-        "item": item.name,
-        "measured": finding.name,
-        **_numbers(finding),
-        "interval_over": finding.counted,
-        "published": finding.published,
-        "criterion": _criterion(finding),
-        "verdict": finding.verdict,
-    }
+def _is_broken(item: Item, record: Record) -> bool:
+    claims = record.claims(item).values()
+    return any(
+        verdict == FALSIFIED and any(finding.basis == "theory" for finding in own) for verdict, own in claims
+    )
 
 
-def _claims(item: Item, finding: Finding) -> dict[str, Any]:
-    return {
-        "claim": item.name,
-        "statement": finding.statement,
-        "setting": finding.setting,
-        "promised": finding.basis == "promised",
-        "seeds": finding.estimate.seeds,
-        "missing": finding.estimate.missing,
-        "why": finding.why,
-        "measured": finding.measured,
-        **_numbers(finding),
-        "tolerance": _criterion(finding),
-        "verdict": finding.verdict,
-        "certificate": finding.certificate,
-    }
-
-
-def _numbers(finding: Finding) -> dict[str, float]:
-    return dict(zip(("value", "low", "high"), finding.estimate[:3], strict=True))
-
-
-def _criterion(finding: Finding) -> str:
-    return finding.criterion.text if finding.criterion else "-"
-
-
-# Functions that build a row of a book's table of all findings, keyed by the table's file name.
-_TABLES = {"agreement.csv": _agreement, "claims.csv": _claims}
-
-
-def write_book_page(
-    book: Book, location: RunLocation, *, failed: Mapping[str, str] = MappingProxyType({})
+def write_pages(
+    book: Book, scale: RunScale, out: Path, *, failed: Mapping[str, str] = MappingProxyType({})
 ) -> Page:
-    """Write index.md, index.html, the table of all findings, and a record and figures for every item.
+    """Write index.html, a page for each item, and a table of all findings from the records in a folder.
 
-    If an item has no runs but the folder contains its record file, the item is shown from this file. A page
-    can therefore combine results from several machines, and results of deleted runs.
-
-    Returns:
-        The page. Items in `failed`, and items whose runs cannot be measured, count as failed.
+    A page can therefore combine results from several machines, and results of deleted runs.
 
     Raises:
         InputError: a record is damaged.
         RunError: a file cannot be written.
     """
-    fresh = {
-        item.name: found and record.with_recorded(found, location.scale, location.out)
-        for item in book.items
-        for found in [measured(item, location)]
-    }
-    sections = tuple(
-        fresh[item.name]
-        or (
-            missing(item, location.scale, "the run failed")
-            if item.name in failed
-            else record.read_record(item, location.scale, location.out)
-        )
-        for item in book.items
-    )
+    found, reasons = read_records(book, scale, out)
+    shown = [item for item in book.items if item.name in found]
+    common = {"book": book, "rules": RULES, "table": TABLE, "settings": SETTINGS, "sentence": sentence}
+    rows = [[(item, scorecard(item, found)) for item in own] for own in _parts(book)]
     contents = {
-        "index.md": as_markdown(book, sections, location).encode(),
-        "index.html": as_html(book, sections, location).encode(),
-        book.shared.table: page_table(book, sections).to_csv(index=False, lineterminator="\n").encode(),
+        "index.html": fill(
+            _TEMPLATE, title=book.words.title, item=None, summary=summary(found, book), parts=rows,
+            failed=failed, reasons=reasons, cost=cost(list(found.values())), scale=scale, **common,
+        )
+    }  # fmt: skip
+    for number, item in enumerate(shown):
+        before, after = shown[number - 1] if number else None, dict(enumerate(shown)).get(number + 1)
+        contents[f"{item.name}.html"] = fill(
+            _TEMPLATE, title=item.title, item=item, record=found[item.name], before=before, after=after,
+            claims=claims(item, found[item.name]), texts=texts, draws=random_choices(item, found), **common,
+        )  # fmt: skip
+    written = {name: text.encode() for name, text in contents.items()}
+    written[TABLE] = findings_table(found).to_csv(index=False, lineterminator="\n").encode()
+    with writing(out, "choose another folder with --out"):
+        for name, content in written.items():
+            inside((out / name).parent, out).mkdir(parents=True, exist_ok=True)
+            write_file(out / name, content, out)
+    return Page(book, found, tuple(out / name for name in written), dict(failed))
+
+
+def read_records(book: Book, scale: RunScale, out: Path) -> tuple[dict[str, Record], dict[str, str]]:
+    """Return the records in a folder by item, and the reasons why other items have to be run again."""
+    found, reasons = {}, {}
+    for item in book.items:
+        record, reasons[item.name] = records.find_record(item, scale, out)
+        if record is not None:
+            found[item.name] = record
+    return {
+        name: _with_sensitivity(record, book.item(name), found) for name, record in found.items()
+    }, reasons
+
+
+def _with_sensitivity(record: Record, item: Item, found: Mapping[str, Record]) -> Record:
+    """Return the record with the shares of random choices, which have the same ids in another item."""
+    other = found.get(item.words.sensitivity)
+    if other is None:
+        return record
+    draws = {finding.id: finding.counts for finding in other.measured}
+    own = [replace(x, sensitivity=x.sensitivity or draws.get(x.id)) for x in record.measured]
+    return msgspec.structs.replace(record, findings=[FindingRecord.of(x) for x in own])
+
+
+def _parts(book: Book) -> list[list[Item]]:
+    return [[book.item(name) for name in part.items] for part in book.parts]
+
+
+def scorecard(item: Item, found: Mapping[str, Record]) -> dict[str, str]:
+    """Return the row of an item in the scorecard of its book, whose records are `found`."""
+    row, record = {"item": item.name, "title": item.title}, found.get(item.name)
+    if record is None:
+        return row | {"claim": "see there" if item.words.elsewhere else NOT_RUN}
+    claim, numbers = record.summary(item)
+    draws = random_choices(item, found)
+    return row | {
+        "claim": claim,
+        "numbers": numbers,
+        "seeds": seeds(record.measured),
+        "random choices": draws,
     }
-    for each in fresh.values():
-        if each and each.ran:
-            contents |= record.files(each, location.scale)
-    unreadable = {each.item.name: each.remedy for each in fresh.values() if each and each.unreadable}
-    with writing(location.out, "choose another folder with --out"):
-        for name, content in contents.items():
-            inside((location.out / name).parent, location.out).mkdir(parents=True, exist_ok=True)
-            write_file(location.out / name, content, location.out)
-    return Page(sections, tuple(location.out / name for name in contents), {**unreadable, **failed})
 
 
-def page_summary(sections: tuple[Section, ...]) -> pd.DataFrame:
-    """Return a table with one row per item: title, verdict, run time, memory and command."""
-    return pd.DataFrame(
-        {
-            "item": each.item.name,
-            "title": each.item.heading,
-            "verdict": each.verdict,
-            "run time": each.facts.get("run time", "-"),
-            "peak memory": each.facts.get("peak memory", "-"),
-            "command": f"`{each.command}`",
-        }
-        for each in sections
-    )
+def random_choices(item: Item, found: Mapping[str, Record]) -> str:
+    """Return in how many random choices of unpublished settings all numbers are reproduced; "" if unknown."""
+    other = found.get(item.words.sensitivity)
+    joint = [finding.counts for finding in other.measured if finding.id == ALL_NUMBERS] if other else []
+    return "{} of {} with all numbers together".format(*joint[0]) if joint and joint[0] else ""
 
 
-def page_table(book: Book, sections: tuple[Section, ...]) -> pd.DataFrame:
-    """Return all findings as a table; the setting `table` of the book determines its columns."""
-    row = _TABLES[book.shared.table]
-    rows = [row(each.item, finding) for each in sections for finding in each.findings]
-    # Take the column names from a dummy finding, so that an empty table also has them.
-    columns = row(book.items[0], Finding("", Estimate(0.0, 0.0, 0.0)))
-    return pd.DataFrame(rows, columns=list(columns))
-
-
-def as_markdown(book: Book, sections: tuple[Section, ...], location: RunLocation) -> str:
-    """Return the page as Markdown."""
-    lines = [f"# {book.shared.title}", f"**{verdict_summary(sections)}**"]
-    lines += [marked(text) for text in _introduction(book, sections, location)]
-    for title, own in parts(book, sections).items():
-        lines += [f"## {title}"] if title else []
-        lines += [_table(page_summary(tuple(own)).drop(columns="item"))]
-    for each in sections:
-        lines += _item_lines(each)
-    return "\n\n".join(line for line in lines if line) + "\n"
-
-
-def _item_lines(section: Section) -> list[str]:
-    item = section.item
-    papers = [f"{each.authors}: *{each.title}*, arXiv {each.arxiv}." for each in item.papers]
-    prose = [
-        ("Reported", item.reports),
-        ("Chosen here", item.chosen),
-        ("Compared", item.compared),
-        ("Explanation", section.reason),
-        ("Remedy", section.remedy),
-    ]
-    lines = [f"## {item.heading}", *papers, f"**Verdict:** {typeset(section.verdict)}."]
-    lines += [marked(f"**{name}:** {_sentence(text)}") for name, text in prose if text]
-    if item.elsewhere:
-        lines += [f"See [{item.elsewhere.words}]({item.elsewhere.link})."]
-    facts = {**section.origin, **section.facts}
-    lines += ["\n".join(f"- {name}: {fact}" for name, fact in facts.items())]
-    for picture in section.pictures:
-        lines += [f"![{picture.alt(item)}]({picture.file})", typeset(picture.caption)]
-    lines += (
-        [marked(f"**Why a curve is flat:** {_sentence(item.flat)}")] if item.flat and section.pictures else []
-    )
-    for statement, table in section.agreement.items():
-        lines += [typeset(f"{_capitalised(statement)}:") if statement else "", _table(table)]
-    for title, table in section.labelled_tables.items():
-        lines += [f"{title}:", _table(table)]
-    return [*lines, f"    {section.command}"]
-
-
-def _table(table: pd.DataFrame) -> str:
-    return markdown(table.map(lambda text: marked(str(text))))
-
-
-def _capitalised(text: str) -> str:
-    """Capitalise the first word of a string unless it is a symbol like p or a name like fig1_imdb."""
-    is_word = re.match(r"(a|[a-z]{2,})[ ,.:]", text)
-    return text[:1].upper() + text[1:] if is_word else text
-
-
-def _sentence(text: str) -> str:
-    return f"{_capitalised(text.strip()).removesuffix('.')}."
-
-
-def as_html(book: Book, sections: tuple[Section, ...], location: RunLocation) -> str:
-    """Return the page as HTML, with figures in separate files."""
-    return fill(
-        _TEMPLATE,
-        title=book.shared.title,
-        parts=parts(book, sections),
-        introduction=_introduction(book, sections, location),
-        verdict=verdict_summary(sections),
-        texts=layout.texts,
-        location=record.location,
-        capitalised=_capitalised,
-        sentence=_sentence,
-        table=book.shared.table,
-    )
-
-
-def verdict_summary(sections: tuple[Section, ...]) -> str:
-    """Summarise the verdicts of all findings, in one sentence per basis of the criteria."""
-    return tally.summary([each.findings for each in sections])
-
-
-def parts(book: Book, sections: tuple[Section, ...]) -> dict[str, list[Section]]:
-    """Group the sections by the titled parts of the book; a book without parts has a single untitled part."""
-    if not book.shared.parts:
-        return {"": list(sections)}
-    found = {
-        part.title: [each for each in sections if each.item.folder.name in part.items]
-        for part in book.shared.parts
-    }
-    return {title: own for title, own in found.items() if own}
-
-
-def _introduction(book: Book, sections: tuple[Section, ...], location: RunLocation) -> list[str]:
-    files = f"the sweep files of `{book.location}`"
-    reduced = any(item.laptop for item in book.items)
-    sizes = {
-        "laptop": "The runs on this page have reduced sizes, which are set by the overrides of each item. "
-        f"`--scale full` uses {files} without overrides.",
-        "full": f"The runs on this page use {files} at full scale, without overrides.",
-    }
-    return [
-        book.shared.introduction.strip(),
-        sizes[location.scale] if reduced else f"The runs on this page use {files} without overrides.",
-        *([_cost(book, ran, location)] if (ran := [each for each in sections if each.seconds]) else []),
-        *rules([finding for each in sections for finding in each.findings]),
-    ]
-
-
-def _cost(book: Book, ran: list[Section], location: RunLocation) -> str:
-    minutes = sum(each.seconds for each in ran) / 60
-    machines = " and ".join(sorted({each.machine for each in ran}))
-    words = ["jaxattn", "reproduce", book.name, *(["--scale", "full"] if location.scale == "full" else [])]
-    words += ["--data-dir", "DIR"] if book.shared.data else []
-    took = f"The runs of the {len(ran)} items shown took" if len(ran) > 1 else "The run shown took"
-    return f"{took} {minutes:,.0f} minutes in total on {machines}. Command: `{shlex.join(words)}`."
-
-
-# Fraction of seeds for which a yes/no statement must hold.
-REQUIRED = 0.9
-# Minimum number of seeds that can decide a yes/no statement: if it holds for all n seeds, the lower end of
-# the interval is 0.025^(1/n).
-DECIDING_SEEDS = math.ceil(math.log(0.025) / math.log(REQUIRED))
-
-_INTERVALS = (
-    "Intervals are 95 % intervals over seeds: Student's t interval for a mean, a jackknife interval for "
-    "a statistic of all seeds together, and the Clopper-Pearson interval for a share of seeds. A single "
-    "seed has no interval. If all seeds give the same number there is no interval either; from "
-    f"{ENOUGH_SEEDS} seeds on the number itself is then compared with the criterion."
-)
-_RULES: dict[Basis, str] = {
-    "published": "A number agrees if its whole interval is within the criterion, and differs if none of "
-    "the interval is. It is inconclusive if a part of the interval is within the criterion, or if there "
-    "is no interval. A number without a criterion is reported without a verdict. The interval of the centre "
-    "of a bin is at least as wide as the bin.",
-    "promised": "A number that the theory promises holds if its whole interval is within the criterion, "
-    "and fails if none of the interval is. Otherwise it is inconclusive. A promise without a criterion "
-    "is inconclusive too, because it is a limit that no finite run reaches. A yes/no statement is "
-    f"measured by the share of seeds that satisfy it. Its criterion is a share of at least {REQUIRED:g}, "
-    f"which {DECIDING_SEEDS} seeds or more can show. The number of seeds has to be chosen before the run: "
-    "adding seeds until a statement holds makes any statement hold.",
-    "beyond": "The same rule applies to numbers that the theory does not promise: such a number holds, "
-    "does not hold, or is inconclusive. It holds for some seeds if the share of seeds is below the "
-    "criterion but not zero. It is only measured if it has no criterion.",
-}
-_OLD = (
-    "Some intervals of this page are percentile bootstrap intervals of an earlier version, which cover "
-    "less than 95 % with few seeds. With fewer than six seeds that version also resampled the tokens "
-    "within bins."
-)
-CERTIFICATES = (
-    "A certificate is a numerical proof: a duality gap, which bounds the distance of the computed "
-    "max-margin direction from the true one, and a primal residual. In settings, V is the size of the "
-    "vocabulary, n the number of sequences, T their length, d the dimension, and η0 the size of the one "
-    "step on E."
-)
-_FILES = {
-    "cannot tell": "The files record an inconclusive number as `cannot tell`.",
-    "undecided": "The files record an inconclusive number as `undecided`.",
-    "holds there too": "The files record a number that holds without a promise as `holds there too`.",
-}
-
-
-def rules(findings: Sequence[Finding]) -> list[str]:
-    """Return paragraphs that explain the verdicts and intervals of the findings."""
-    bases = {finding.basis or "published" for finding in findings} or {"published"}
-    return [
-        *(
-            text
-            for basis, text in _RULES.items()
-            if basis in bases or (not findings and basis == "published")
-        ),
-        _INTERVALS,
-        *([CERTIFICATES] if any(finding.certificate != "-" for finding in findings) else []),
-        *([expected_misses(findings)] if any(finding.criterion for finding in findings) else []),
-        *(text for word, text in _FILES.items() if any(finding.verdict == word for finding in findings)),
-        *([_OLD] if any(finding.old for finding in findings) else []),
-    ]
-
-
-def expected_misses(findings: Sequence[Finding]) -> str:
-    """Return a sentence with the number of intervals that are expected to miss the true value by chance."""
-    judged = sum(finding.criterion is not None for finding in findings)
-    return (
-        f"{judged} of {len(findings)} numbers have a criterion. At a coverage of {100 * LEVEL:.0f} % up "
-        f"to {(1 - LEVEL) * judged:.1f} of these {judged} intervals are expected to miss the true number "
-        "by chance. Numbers of the same runs are not independent, so they may miss together."
-    )
-
-
-def too_few(seeds: int) -> str:
-    """Return a warning if there are too few seeds to decide a yes/no statement, else ""."""
-    if seeds >= DECIDING_SEEDS:
+def seeds(findings: Sequence[Finding]) -> str:
+    """Return the range of the numbers of seeds, such as "6 seeds", "3 to 64 seeds" or "90 runs"."""
+    counts = [(finding.seeds, finding.unit) for finding in findings if finding.seeds]
+    if not counts:
         return ""
-    return (
-        f"{seeds} seeds are too few for yes/no statements to hold: the whole interval of the share must be "
-        f"above {REQUIRED:g}, which requires {DECIDING_SEEDS} seeds or more"
-    )
+    (low, _), (high, unit) = min(counts), max(counts)
+    return counted(high, unit) if low == high else f"{low} to {counted(high, unit)}"
+
+
+def claims(item: Item, record: Record) -> list[dict[str, Any]]:
+    """Return the claims of an item for its page: statement, verdict, tally, seeds and table of numbers."""
+    return [
+        {
+            "statement": claim or item.words.reports,
+            "verdict": verdict or "only measured",
+            "tally": records.tally(own),
+            "seeds": seeds(own),
+            "table": numbers(own),
+        }
+        for claim, (verdict, own) in record.claims(item).items()
+    ]
+
+
+_BASES = {"published": "publication", "theory": "theory", "beyond": "beyond the claim"}
+
+
+def numbers(findings: Sequence[Finding]) -> pd.DataFrame:
+    """Return the table of numbers as shown on pages, without empty columns."""
+    mixed = len({finding.basis for finding in findings if finding.expected}) > 1
+    rows = [
+        {
+            "quantity": x.text,
+            "setting": x.setting,
+            "predicted": x.published,
+            "criterion": x.expected.text if x.expected else "",
+            "measured": x.measured,
+            "over": x.counted,
+            "verdict": x.verdict,
+            "random choices that agree": "{} of {}".format(*x.sensitivity) if x.sensitivity else "",
+            "basis": _BASES[x.basis] if mixed and x.expected else "",
+            "source": x.source,
+            "certificate": x.certificate,
+        }
+        for x in findings
+    ]
+    table = pd.DataFrame(rows)
+    return table.loc[:, [name for name in table if not table[name].eq("").all()]].replace("", "-")
+
+
+def findings_table(found: Mapping[str, Record]) -> pd.DataFrame:
+    """Return all findings of a book as a table, one row per finding."""
+    rows = [
+        {
+            "item": name,
+            "id": x.id,
+            "claim": x.claim,
+            "setting": x.setting,
+            "text": x.text,
+            "value": x.value,
+            "low": x.interval[0] if x.interval else None,
+            "high": x.interval[1] if x.interval else None,
+            "resolution": x.resolution or None,
+            "seeds": x.seeds,
+            "missing": x.missing,
+            "hits": str(x.counts[0]) if x.counts else "",
+            "over": x.counted,
+            "published": x.published,
+            "criterion": x.expected.text if x.expected else "",
+            "basis": x.basis,
+            "verdict": x.verdict,
+            "agreeing_draws": str(x.sensitivity[0]) if x.sensitivity else "",
+            "draws": str(x.sensitivity[1]) if x.sensitivity else "",
+            "certificate": x.certificate,
+            "source": x.source,
+        }
+        for name, record in found.items()
+        for x in record.measured
+    ]
+    columns = ["item", "id", "claim", "setting", "text", "value", "low", "high", "verdict"]
+    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
+
+
+def summary(found: Mapping[str, Record], book: Book) -> str:
+    """Count the verdicts on all claims and numbers of a book, in one or two sentences."""
+    words = [
+        verdict for name, x in found.items() for verdict, _ in x.claims(book.item(name)).values() if verdict
+    ]
+    every = [finding for record in found.values() for finding in record.measured]
+    counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(sorted(words)))
+    judged = [finding for finding in every if finding.expected]
+    missed = f"up to {(1 - LEVEL) * len(judged):.1f} of {len(judged)} intervals"
+    chance = f"At a coverage of {100 * LEVEL:.0f} % {missed} are expected to miss the true number by chance."
+    claim = f"{counted(len(words), 'claim')}: {counts}. " if words else ""
+    return f"{claim}{records.tally(every)}. {chance}" if judged else "No number has a criterion yet."
+
+
+def cost(found: Sequence[Record]) -> str:
+    """Return the total run time of the records and their machines, as a sentence."""
+    ran = [record for record in found if record.seconds]
+    machines = " and ".join(sorted({record.machine for record in ran}))
+    seconds = sum(record.seconds for record in ran)
+    time = f"{seconds / 60:,.0f} minutes" if seconds > 90 else f"{seconds:.0f} s"
+    return f"The runs took {time} in total on {machines}." if ran else ""
+
+
+def sentence(text: str) -> str:
+    """Capitalise the first word of a text unless it is a symbol or a name, and end it with a full stop."""
+    text = text.strip()
+    if re.match(r"(a|[a-z]{2,})[ ,.:]", text):
+        text = text[:1].upper() + text[1:]
+    return f"{text.removesuffix('.')}."

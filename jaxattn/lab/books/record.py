@@ -1,90 +1,114 @@
-"""Record files, which store the sections of a page so that it can be rebuilt without the runs."""
+"""Records: the numbers of an item in a JSON file, from which its page is written without the runs."""
 
+import hashlib
 import math
+import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any
 
 import msgspec
 import pandas as pd
 
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import Count, NotNegative
-from jaxattn.lab.books import tally
 from jaxattn.lab.books.book import Item, RunScale
-from jaxattn.lab.books.findings import Finding
-from jaxattn.lab.books.section import LEFT_OUT, CriteriaDate, Section, SectionPicture, item_command, missing
-from jaxattn.lab.results.judge import Basis, Criterion, Estimate
+from jaxattn.lab.books.finding import Basis, Finding, claim_verdict, tally
+from jaxattn.lab.results.judge import Criterion
 from jaxattn.lab.storage import files as storage
+from jaxattn.lab.storage import provenance
 
-# Facts that earlier versions recorded under other names, with their current names.
-_RENAMED = {"most memory": "peak memory"}
-# JSON has neither NaN nor infinity, so both are stored as null.
-Number: TypeAlias = float | None
+# JSON has neither NaN nor infinity, so both are null.
+Number = float | None
+# Fields of a finding that are stored unchanged.
+_SAME = ("id", "text", "published", "source", "basis", "why", "unit", "claim", "setting", "certificate")
 
 
-class _Criterion(msgspec.Struct):
+class _Expected(msgspec.Struct):
     low: Number
     high: Number
     text: str
 
 
-# Fields of a finding that are stored unchanged.
-_WORDS = ("basis", "cell", "statement", "setting", "certificate", "why")
+class FindingRecord(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """A finding in a record; see `Finding`. The verdict is stored for readers of the file only."""
 
-
-class _Finding(msgspec.Struct, omit_defaults=True):
-    measured: str
-    estimate: tuple[Number, Number, Number]
-    over: str
-    published: str
-    criterion: _Criterion | None
-    # None in records written before this field was added. The intervals in those records were computed
-    # differently.
-    seeds: Count | None = None
-    missing: Count = 0
-    hits: Count | None = None
+    id: str
+    text: str
+    value: Number
+    interval: tuple[float, float] | None = None
+    counts: tuple[Count, Count] | None = None
+    expected: _Expected | None = None
+    verdict: str = ""
+    published: str = ""
+    source: str = ""
     basis: Basis = "published"
-    cell: str = ""
-    statement: str = ""
-    setting: str = ""
-    certificate: str = "-"
+    seeds: Count = 0
+    missing: Count = 0
     why: str = ""
-
-    def read(self) -> Finding:
-        value, low, high = (math.nan if x is None else x for x in self.estimate)
-        within = None
-        if known := self.criterion:
-            low_end = -math.inf if known.low is None else known.low
-            within = Criterion(low_end, math.inf if known.high is None else known.high, known.text)
-        return Finding(
-            self.measured,
-            Estimate(value, low, high, self.seeds or 0, self.missing, self.hits),
-            self.over,
-            within,
-            self.published,
-            old=self.seeds is None,
-            **{name: getattr(self, name) for name in _WORDS},
-        )
+    unit: str = "seed"
+    resolution: float = 0.0
+    claim: str = ""
+    setting: str = ""
+    certificate: str = ""
+    sensitivity: tuple[Count, Count] | None = None
 
     @classmethod
-    def of(cls, finding: Finding) -> "_Finding":
-        estimate = finding.estimate
+    def of(cls, finding: Finding) -> "FindingRecord":
+        """Return the finding in the form of a record."""
+        known = finding.expected
+        low, high = (x if math.isfinite(x) else None for x in (known[:2] if known else (0.0, 0.0)))
         return cls(
-            finding.measured,
-            estimate[:3],
-            finding.over,
-            finding.published,
-            finding.criterion and _Criterion(*finding.criterion),
-            None if finding.old else estimate.seeds,
-            estimate.missing,
-            estimate.hits,
-            **{name: getattr(finding, name) for name in _WORDS if getattr(finding, name) is not None},
+            value=finding.value if math.isfinite(finding.value) else None,
+            interval=finding.interval,
+            counts=finding.counts,
+            expected=known and _Expected(low, high, known.text),
+            verdict=finding.verdict,
+            seeds=finding.seeds,
+            missing=finding.missing,
+            resolution=finding.resolution,
+            sensitivity=finding.sensitivity,
+            **{name: getattr(finding, name) for name in _SAME},
         )
 
+    def read(self) -> Finding:
+        """Return the finding."""
+        expected = None
+        if known := self.expected:
+            low = -math.inf if known.low is None else known.low
+            expected = Criterion(low, math.inf if known.high is None else known.high, known.text)
+        rest = ("interval", "counts", "seeds", "missing", "resolution", "sensitivity", *_SAME)
+        value = math.nan if self.value is None else self.value
+        return Finding(value=value, expected=expected, **{name: getattr(self, name) for name in rest})
 
-class _Picture(msgspec.Struct):
+
+class Criteria(msgspec.Struct, omit_defaults=True):
+    """File with the criteria of an item.
+
+    Attributes:
+        sha256: hash of check.py.
+        date: day on which this file was committed, or first used if it is not committed; "" if unknown.
+        commit: the git commit; "" if the file was not committed.
+        changed: True if results had been recorded with another file before.
+    """
+
+    sha256: str
+    date: str
+    commit: str = ""
+    changed: bool = False
+
+    @property
+    def text(self) -> str:
+        """Return when the criteria were fixed, and whether results had been recorded with others before."""
+        where = f"committed on {self.date} in {self.commit[:9]}" if self.commit else f"used since {self.date}"
+        where = where if self.date else "date not recorded"
+        changed = ", changed after results had been recorded" if self.changed else ""
+        return f"check.py with SHA-256 {self.sha256[:12]}, {where}{changed}"
+
+
+class Picture(msgspec.Struct):
+    """Figure: path of the file, relative to the results folder, and caption."""
+
     file: str
     caption: str
 
@@ -94,141 +118,163 @@ class _Table(msgspec.Struct):
     data: list[list[str]]
 
 
-class Record(msgspec.Struct, omit_defaults=True):
-    """Contents of an item's record file."""
+class Record(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """Contents of an item's record.
 
+    Attributes:
+        item: name of the item.
+        scale: scale of the runs.
+        reduced: True if the runs have smaller sizes than those of the item.
+        settings: hash of the studies; see `Item.digest`.
+        criteria: the file with the criteria.
+        command: command that makes the record again.
+        made_by: version and commit of the package that ran the studies.
+        reused: version whose numbers were taken over; "" if the runs were measured by this version.
+        seconds: run time.
+        machine: description of the machine.
+        facts: facts about the runs, keyed by name.
+        findings: the numbers.
+        pictures: the figures.
+        tables: further tables, keyed by title.
+    """
+
+    item: str
     scale: RunScale
     settings: str
-    seconds: NotNegative
-    machine: str
-    facts: dict[str, str]
-    findings: list[_Finding]
-    pictures: list[_Picture]
-    tables: dict[str, _Table]
-    # None in records written before this field was added.
-    criteria: CriteriaDate | None = None
+    criteria: Criteria
+    command: str
+    findings: list[FindingRecord]
+    reduced: bool = False
+    made_by: str = ""
+    reused: str = ""
+    seconds: NotNegative = 0.0
+    machine: str = ""
+    facts: dict[str, str] = {}
+    pictures: list[Picture] = []
+    tables: dict[str, _Table] = {}
+
+    @property
+    def measured(self) -> list[Finding]:
+        """Return the findings."""
+        return [finding.read() for finding in self.findings]
+
+    @property
+    def frames(self) -> dict[str, pd.DataFrame]:
+        """Return the further tables."""
+        return {title: pd.DataFrame(x.data, columns=x.columns) for title, x in self.tables.items()}
+
+    def claims(self, item: Item) -> dict[str, tuple[str, list[Finding]]]:
+        """Return verdict and findings of each claim, keyed by its statement ("" for the item's own)."""
+        groups: dict[str, list[Finding]] = {}
+        for finding in self.measured:
+            groups.setdefault(finding.claim, []).append(finding)
+        settings = "reduced" if self.reduced else item.words.settings
+        return {claim: (claim_verdict(own, settings), own) for claim, own in groups.items()}
+
+    def summary(self, item: Item) -> tuple[str, str]:
+        """Return the verdicts on the claims of the item, and the number of verdicts on its numbers."""
+        words = [verdict for verdict, _ in self.claims(item).values() if verdict]
+        counts = {word: words.count(word) for word in dict.fromkeys(words)}
+        several = len(words) > 1
+        text = ", ".join(f"{number} {word}" if several else word for word, number in counts.items())
+        return text or "only measured", tally(self.measured)
 
 
-def location(item: Item) -> str:
+def table_of(frame: pd.DataFrame) -> _Table:
+    """Return a table of strings in the form of a record."""
+    return _Table(list(map(str, frame.columns)), frame.to_numpy().tolist())
+
+
+def path_of(item: str) -> str:
     """Return the path of an item's record, relative to the results folder."""
-    return f"items/{item.folder.name}.json"
+    return f"items/{item}.json"
 
 
-def files(section: Section, scale: RunScale) -> dict[str, bytes]:
-    """Return the record and figures for a section at a given scale, keyed by path in the results folder."""
-    record = Record(
-        scale,
-        section.item.digest(scale),
-        section.seconds,
-        section.machine,
-        dict(section.facts),
-        [_Finding.of(finding) for finding in section.findings],
-        [_Picture(each.file, each.caption) for each in section.pictures],
-        {
-            title: _Table(list(table.columns), table.to_numpy().tolist())
-            for title, table in section.tables.items()
-        },
-        section.criteria,
-    )
-    text = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
-    return {location(section.item): text} | {each.file: each.data for each in section.pictures}
+def encode(record: Record) -> bytes:
+    """Return the contents of the record's file."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
 
 
-def read_record(item: Item, scale: RunScale, folder: Path) -> Section:
-    """Read an item's record from a results folder, for a page at a given scale.
-
-    Returns:
-        The section. If there is no record, or if the item's settings have changed since the record was
-        written, the section contains the command to run instead of results.
+def read_record(path: Path, folder: Path) -> Record:
+    """Read and validate a record below a results folder.
 
     Raises:
-        InputError: the record has a different scale, or the record or one of its figures is damaged.
+        InputError: the record is missing, damaged or malformed.
     """
-    path, remedy = folder / location(item), f"run `{item_command(item, scale)}`"
-    if not path.exists() or item.absent:
-        return missing(item, scale, item.absent)
     try:
-        record = _read(path, folder)
+        record = msgspec.convert(storage.read_json(path, folder), Record)
         if strange := [x.file for x in record.pictures if not storage.is_below(x.file)]:
-            raise ValueError(f"invalid figure path {strange[0]!r:.60}")
-        pictures = [
-            storage.read_file(folder / x.file, folder, maximum=storage.MAX_JSON) for x in record.pictures
-        ]
-        section = _section(item, scale, record, pictures)
-    except storage.Damaged as error:
-        named = "; remove it and" if str(error).startswith(f"{path}: ") else f", but {path} refers to it;"
-        raise InputError(f"{error}{named} {remedy}") from None
-    except ValueError as error:
-        raise InputError(f"{path}: damaged: {error}; remove it and {remedy}") from None
+            raise ValueError(f"invalid path of a figure {strange[0]!r:.60}")
+        for finding in record.findings:
+            _validate(finding)
+    except storage.Damaged:
+        raise
+    except (msgspec.ValidationError, ValueError) as error:
+        raise InputError(f"{path}: not a valid record: {error}; remove it, and run its item again") from None
+    return record
+
+
+def _validate(finding: FindingRecord) -> None:
+    """Raise ValueError if a number is outside its interval, or its verdict does not follow from it."""
+    if finding.interval and finding.value is not None:
+        low, high = finding.interval
+        rounding = 1e-6 * abs(finding.value)
+        if not low - rounding <= finding.value <= high + rounding:
+            raise ValueError(f"{finding.id!r} is outside its interval")
+    if finding.read().verdict != finding.verdict:
+        raise ValueError(f"the verdict on {finding.id!r} does not follow from its number")
+
+
+def find_record(item: Item, scale: RunScale, folder: Path) -> tuple[Record | None, str]:
+    """Return the record of an item, or None with the reason why the item has to be run.
+
+    Raises:
+        InputError: the record is damaged, or has a different scale.
+    """
+    path = folder / path_of(item.name)
+    if not path.exists():
+        return None, ""
+    record = read_record(path, folder)
     if record.scale != scale:
         raise InputError(
-            f"{folder}: contains results at {record.scale} scale; add `--scale {record.scale}`, or "
-            "choose another folder with --out"
+            f"{folder}: contains results at {record.scale} scale; add `--scale {record.scale}`, or choose "
+            "another folder with --out"
         )
     if record.settings != item.digest(scale):
-        return missing(item, scale, "its settings have changed since it was run")
-    return section
+        return None, "its settings have changed since it was run"
+    return record, ""
 
 
-def _read(path: Path, folder: Path) -> Record:
-    try:
-        return msgspec.convert(storage.read_json(path, folder), Record)
-    except msgspec.ValidationError as error:  # before msgspec 0.20, not a ValueError
-        raise ValueError(str(error)) from None
-
-
-def criteria_date(item: Item, folder: Path) -> CriteriaDate | None:
-    """Return the date on which an item's criteria were fixed, or None if it was not recorded."""
-    path = folder / location(item)
-    try:
-        return _read(path, folder).criteria if path.exists() else None
-    except (storage.Damaged, ValueError):  # `read_record` reports the damage.
-        return None
-
-
-def _dated(section: Section, folder: Path) -> Section:
-    """Return the section with the date of its criteria: as recorded earlier if unchanged, else today."""
-    digest, before = section.item.criteria_digest, criteria_date(section.item, folder)
-    if not digest or (before and before.digest == digest):
-        return replace(section, criteria=before if digest else None)
+def criteria_of(item: Item, earlier: Record | None) -> Criteria:
+    """Return the hash of check.py, and since when it is unchanged."""
+    digest = hashlib.sha256(item.check_file.read_bytes()).hexdigest()
+    if earlier and earlier.criteria.sha256 == digest:
+        return earlier.criteria
+    commit, date = _committed(item.check_file)
     today = time.strftime("%Y-%m-%d", time.gmtime())
-    return replace(section, criteria=CriteriaDate(digest, today, before is not None))
+    return Criteria(digest, date or today, commit, changed=earlier is not None)
 
 
-def _section(item: Item, scale: RunScale, record: Record, pictures: list[bytes]) -> Section:
-    found = tuple(each.read() for each in record.findings)
-    return Section(
-        item,
-        tally.item_verdict(found),
-        item_command(item, scale),
-        facts={_RENAMED.get(name, name): fact for name, fact in record.facts.items()},
-        findings=found,
-        tables={
-            title: pd.DataFrame(table.data, columns=table.columns) for title, table in record.tables.items()
-        },
-        pictures=tuple(
-            SectionPicture(each.file, each.caption, data)
-            for each, data in zip(record.pictures, pictures, strict=True)
-        ),
-        seconds=record.seconds,
-        machine=record.machine,
-        criteria=record.criteria,
-    )
+def _committed(path: Path) -> tuple[str, str]:
+    """Return hash and day of the last commit of a file; two empty strings if it differs, or without git."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(path.parent), *words, "--", path.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        if git("status", "--porcelain"):
+            return "", ""
+        commit, _, date = git("log", "-1", "--format=%H %cs").partition(" ")
+    except (OSError, subprocess.SubprocessError):
+        return "", ""
+    return commit, date
 
 
-def with_recorded(section: Section, scale: RunScale, folder: Path) -> Section:
-    """Return the section with the date of its criteria.
-
-    If runs are missing, the findings and tables of an earlier record are also added.
-    """
-    section = _dated(section, folder)
-    if LEFT_OUT not in section.facts or not (old := read_record(section.item, scale, folder)).ran:
-        return section
-    known = {(each.name, each.setting) for each in section.findings}
-    found = [*section.findings, *(x for x in old.findings if (x.name, x.setting) not in known)]
-    return replace(
-        section,
-        verdict=tally.item_verdict(found),
-        findings=tuple(found),
-        tables=dict(old.tables) | dict(section.tables),
-    )
+def made_by(manifest: Any) -> str:
+    """Return the versions of the package that computed a run, such as "0.9.0 at commit 1a2b3c4d5"."""
+    words = []
+    for one in provenance.package_versions(manifest):
+        commit = f" at commit {known[:9]}" if (known := one.get("commit")) else ""
+        words.append(f"jaxattn {one.get('version') or 'of unknown version'}{commit}")
+    return ", ".join(dict.fromkeys(words))

@@ -1,30 +1,28 @@
-"""Run the items of a book, resume interrupted runs, and write the results page."""
+"""Run the items of a book, measure their results, and write records and pages."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from traceback import extract_tb
 
-import pandas as pd
-
-from jaxattn.core.errors import InputError, RunError, at, counted, nearest
+from jaxattn.core.errors import InputError, RunError, at, counted
 from jaxattn.lab.api import Study
-from jaxattn.lab.books import page, record
+from jaxattn.lab.books import record as records
 from jaxattn.lab.books.book import Book, Item, RunScale
-from jaxattn.lab.books.findings import load_measure
-from jaxattn.lab.books.names import check_names, fits_name, known_names
-from jaxattn.lab.books.page import Page
-from jaxattn.lab.books.section import RunLocation, Section
-from jaxattn.lab.books.tables import Measure
+from jaxattn.lab.books.page import Page, write_pages
+from jaxattn.lab.books.record import FindingRecord, Picture, Record
 from jaxattn.lab.engine import run as engine
 from jaxattn.lab.engine.progress import Reporter
-from jaxattn.lab.results.judge import Criterion
+from jaxattn.lab.results import figures
+from jaxattn.lab.results.layout import texts
+from jaxattn.lab.results.load import Results, load
 from jaxattn.lab.storage import study_file
-from jaxattn.lab.storage.files import inside
+from jaxattn.lab.storage.files import inside, write_file
 from jaxattn.lab.study.identity import identities
 
-# Items to run, each with the measures whose data are available.
-Wanted = list[tuple[Item, tuple[Measure, ...]]]
+# Figures with more bytes than this as SVG, such as those with a dot for every token, are stored as PNG.
+_LARGEST_SVG = 300_000
 
 
 @dataclass(frozen=True)
@@ -32,13 +30,12 @@ class Request:
     """Options for reproducing a book.
 
     Attributes:
-        only: names of the items to run, in order; defaults to all items whose data are available. All other
-            items are shown from existing runs or record files.
+        only: names of the items to run, in order; by default all items whose data are available.
         scale: "full" to run the studies as written, "laptop" to apply the items' overrides.
-        seeds: number of seeds, at least 2; defaults to the number in the sweep files. A measure may set a
-            maximum. If an existing run has more seeds, all its seeds are kept and measured.
-        data_dir: folder with the data sets of the book; None to skip measures that need data.
-        overrides: additional overrides `key=value`, keyed by study name.
+        seeds: number of seeds, at least 2; by default that of the sweep files. If an existing run has more
+            seeds, all its seeds are kept and measured.
+        data_dir: folder with the data sets of the book; without it, studies that need data are not run.
+        overrides: additional overrides `key=value`, keyed by study.
     """
 
     only: Sequence[str] = ()
@@ -47,10 +44,20 @@ class Request:
     data_dir: Path | None = None
     overrides: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
+    def items(self, book: Book) -> list[Item]:
+        """Return the requested items of a book."""
+        with at("--only"):
+            items = [book.item(name) for name in self.only] or list(book.items)
+        return [item for item in items if not item.words.elsewhere]
+
     def study(self, item: Item, name: str) -> Study:
-        """Read one of an item's studies with the requested scale, seeds and overrides."""
+        """Read a study of an item with the requested scale, seeds and overrides."""
         overrides = self.overrides.get(name, ())
         return item.study(self.scale, name, data_dir=self.data_dir, overrides=overrides, seeds=self.seeds)
+
+    def run(self, item: Item, name: str, out: Path) -> Path:
+        """Return the folder for the run of an item's study."""
+        return inside(out / "runs" / self.scale / item.sources[name].run, out)
 
 
 def reproduce(
@@ -62,25 +69,23 @@ def reproduce(
     reporter: Reporter,
     max_memory: int | None = None,
 ) -> Page:
-    """Run items and write the page for the whole book. Finished runs are not repeated.
+    """Run items, write their records, and write the pages of the whole book. Finished runs are not repeated.
 
-    A study shared by several items is run once, in out/runs/SCALE/STUDY. A study that belongs to one item
-    is run in out/runs/SCALE/ITEM.
+    A study that several items share is run once, in out/runs/SCALE/STUDY; a study that belongs to one item is
+    run in out/runs/SCALE/ITEM. Items that are not requested are shown from their records.
 
     Args:
         book: the book that contains the items.
         request: the items to run, and the run options.
         out: the results folder.
-        command: the command line, which is stored in the manifests.
+        command: the command line, which is stored with the runs.
         reporter: receives progress messages.
         max_memory: memory limit in bytes per device; the default depends on the device.
 
     Raises:
-        InputError: an item does not exist or its data are missing; a measure or override does not match
-            any study; fewer than two seeds are requested; or the folder contains damaged records, or records
-            of a different scale.
-        RunError: the page cannot be written, or every item failed and there are no records to show.
-        UserCodeError: the book's code raised an exception on import.
+        InputError: an item does not exist or its data are missing; fewer than two seeds are requested; or the
+            folder contains damaged records, or records of a different scale.
+        RunError: the pages cannot be written, or every item failed.
         Interrupted: SIGINT or SIGTERM was received; repeat the command to resume.
     """
     request = request or Request()
@@ -88,40 +93,69 @@ def reproduce(
         raise InputError(f"--data-dir {request.data_dir}: the folder does not exist; check the path")
     if request.seeds is not None and request.seeds < 2:
         raise InputError(f"seeds: an interval over seeds requires at least 2, got {request.seeds}")
-    wanted, kept = _wanted(book, out, request)
-    _check_overrides(book, request)
-    wanted = _without_other_books(wanted, request, reporter)
-    if request.data_dir is None:
-        wanted = _without_data(book, wanted, kept if request.only else {}, reporter)
-    location = RunLocation(out, request.scale, request.overrides)
-    for item, measures in wanted:
-        for measure in measures:
-            load_measure(measure, item)
-            check_names(measure, item, _expected(item, measure, request, kept[item.name]))
-    failed = _run(wanted, request, location, command=command, reporter=reporter, max_memory=max_memory)
-    if len(failed) == len(wanted) and failed and not any(section.ran for section in kept.values()):
+    wanted = _with_data(book, request, reporter)
+    earlier = {item.name: records.find_record(item, request.scale, out)[0] for item in book.items}
+    failed = _run(wanted, request, out, command=command, reporter=reporter, max_memory=max_memory)
+    for item, names in wanted:
+        if item.name not in failed:
+            try:
+                record, pictures = measure(item, names, request, out, earlier[item.name])
+            except (InputError, RunError) as error:
+                failed[item.name] = str(error)
+                continue
+            for path, content in {**pictures, records.path_of(item.name): records.encode(record)}.items():
+                (out / path).parent.mkdir(parents=True, exist_ok=True)
+                write_file(out / path, content, out)
+    if wanted and len(failed) == len(wanted) and not any(earlier.values()):
         raise RunError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
-    return page.write_book_page(book, location, failed=failed)
+    return write_pages(book, request.scale, out, failed=failed)
+
+
+def _with_data(book: Book, request: Request, reporter: Reporter) -> list[tuple[Item, list[str]]]:
+    """Return the requested items, each with the studies whose data are available.
+
+    Raises:
+        InputError: an item that was requested by name lacks its data.
+    """
+    found, lacking = [], []
+    for item in request.items(book):
+        names = [name for name in item.sources if request.data_dir is not None or name not in item.data]
+        if names and set(item.required) <= set(names):
+            found.append((item, names))
+        elif item.name in request.only:
+            needs = "; ".join(f"DIR/{x.below}: {x.what}" for x in dict.fromkeys(item.data.values()))
+            raise InputError(f"--only {item.name}: data are missing; add `--data-dir DIR`, with {needs}")
+        if len(names) < len(item.sources):
+            lacking.append(item.name)
+    if lacking:
+        places = "; ".join(f"DIR/{each.below}: {each.what}" for each in book.words.data.values())
+        reporter.note(
+            f"{counted(len(lacking), 'item')}: studies that need data are not run; add `--data-dir DIR`, "
+            f"with {places}"
+        )
+    return found
 
 
 def _run(
-    wanted: Wanted,
+    wanted: Sequence[tuple[Item, list[str]]],
     request: Request,
-    location: RunLocation,
+    out: Path,
     *,
     command: str,
     reporter: Reporter,
     max_memory: int | None,
 ) -> dict[str, str]:
+    """Run all studies; return the reasons of failures by item."""
     jobs: dict[Path, list[tuple[Item, str]]] = {}
-    for item, measures in wanted:
-        for name in dict.fromkeys(name for measure in measures for name in measure.studies):
-            jobs.setdefault(location.run(item, name), []).append((item, name))
+    for item, names in wanted:
+        for name in names:
+            jobs.setdefault(request.run(item, name, out), []).append((item, name))
     failed: dict[str, str] = {}
     for number, (folder, users) in enumerate(jobs.items(), 1):
         reporter.note(f"{number} of {len(jobs)}: {folder.name}")
         try:
-            study = _with_earlier_seeds(_study(users, request), inside(folder, location.out))
+            studies = [request.study(item, name) for item, name in users]
+            study = _with_earlier_seeds(max(studies, key=lambda study: len(study.seeds)), folder)
             outcome = engine.run_study(
                 study, folder, command=command, reporter=reporter, max_memory=max_memory
             )
@@ -134,11 +168,6 @@ def _run(
     return failed
 
 
-def _study(users: Sequence[tuple[Item, str]], request: Request) -> Study:
-    studies = [request.study(item, name) for item, name in users]
-    return max(studies, key=lambda study: len(study.seeds))
-
-
 def _with_earlier_seeds(study: Study, folder: Path) -> Study:
     """Add the seeds for which the same study was run before, because other items may show them."""
     known = None
@@ -149,98 +178,110 @@ def _with_earlier_seeds(study: Study, folder: Path) -> Study:
     keys = {number: found.key for number, found in identities(study)[0].items()}
     if {cell["cell"]: cell["key"] for cell in known["cells"]} != keys:
         return study
-    seeds = sorted({*study.seeds, *known["seeds"]})
-    return Study.of_tables(study.tree | {"seeds": seeds}, study.names)
+    return Study.of_tables(study.tree | {"seeds": sorted({*study.seeds, *known["seeds"]})}, study.names)
 
 
-def list_findings(book: Book, request: Request | None = None, *, out: Path) -> pd.DataFrame:
-    """List the findings that `reproduce` would measure, and check their criteria, without running anything.
+def measure(
+    item: Item, names: Sequence[str], request: Request, out: Path, earlier: Record | None = None
+) -> tuple[Record, dict[str, bytes]]:
+    """Apply the check of an item to its finished runs.
+
+    Args:
+        item: the item.
+        names: the studies whose results are available.
+        request: scale and overrides of the runs.
+        out: the results folder.
+        earlier: the item's earlier record. Its findings are kept if they need a study that is not available.
 
     Returns:
-        A table with columns item, finding and criterion. Parts of a name that are known only after a run
-        are replaced by `*`. For a measure whose finding names cannot be predicted, the names in its
-        criteria are listed instead.
+        The record, and the contents of the figures by path.
 
     Raises:
-        InputError: see `reproduce`.
+        InputError: a run has other settings, or the check is malformed.
+        RunError: the check raised an exception.
     """
-    request = request or Request()
-    wanted, kept = _wanted(book, out, request)
-    rows = []
-    for item, measures in wanted:
-        if item.absent:
-            rows.append({"item": item.name, "finding": f"unknown: {item.absent}", "criterion": "-"})
-            continue
-        for measure in measures:
-            load_measure(measure, item)
-            known = _expected(item, measure, request, kept[item.name])
-            check_names(measure, item, known)
-            for name, criterion in _criteria(measure, known):
-                text = criterion.text if criterion else "-"
-                rows.append({"item": item.name, "finding": name, "criterion": text})
-    return pd.DataFrame(rows, columns=["item", "finding", "criterion"])
+    results = {name: load(request.run(item, name, out)) for name in names}
+    for name in names:
+        _check_settings(results[name], item, name, request)
+    try:
+        findings, tables = item.measure(results)
+    except (InputError, RunError):
+        raise
+    except Exception as error:  # Checks are custom code.
+        frames = [x for x in extract_tb(error.__traceback__) if x.filename.startswith(str(item.book.folder))]
+        place = f"{Path(frames[-1].filename).name}: line {frames[-1].lineno}: " if frames else ""
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise RunError(f"{place}{reason}; change it, and repeat the command") from None
+    kept = [FindingRecord.of(finding) for finding in findings]
+    pictures, images = _pictures(results[names[0]], item)
+    record = Record(
+        item.name,
+        request.scale,
+        item.digest(request.scale),
+        records.criteria_of(item, earlier),
+        item.command(request.scale),
+        kept,
+        reduced=item.is_reduced(request.scale),
+        made_by=", ".join(dict.fromkeys(records.made_by(x.manifest) for x in results.values())),
+        seconds=sum(x.manifest["wall_time_s"] for x in results.values()),
+        machine=_machine(results[names[0]]),
+        facts=_facts(results, item, request),
+        pictures=pictures,
+        tables={title: records.table_of(texts(table)) for title, table in tables.items()},
+    )
+    if earlier and len(names) < len(item.sources):
+        ids = {finding.id for finding in kept}
+        record.findings += [finding for finding in earlier.findings if finding.id not in ids]
+        record.tables = earlier.tables | record.tables
+    return record, images
 
 
-def _wanted(book: Book, out: Path, request: Request) -> tuple[Wanted, dict[str, Section]]:
-    items = requested(book, request)
-    kept = {item.name: record.read_record(item, request.scale, out) for item in book.items}
-    return [(item, item.measured) for item in items if item.measured], kept
+def _check_settings(results: Results, item: Item, name: str, request: Request) -> None:
+    study = item.study(request.scale, name, overrides=request.overrides.get(name, ()))
+    ran = [(cell["settings"], cell.get("config_hash")) for cell in results.manifest["cells"]]
+    if ran != [(cell.settings, cell.config_hash) for cell in study.cells]:
+        raise InputError(f"{results.directory}: contains a run with other settings; run the item again")
 
 
-def requested(book: Book, request: Request) -> list[Item]:
-    """Return the requested items of a book, or all items if none is requested by name."""
-    with at("--only"):
-        return [book.item(name) for name in request.only] or list(book.items)
+def _machine(results: Results) -> str:
+    device = results.manifest["device"]
+    kind = "CPU cores" if device.get("platform") == "cpu" else device.get("kind", "devices")
+    return f"{device.get('count', 1)} {kind}"
 
 
-def _criteria(measure: Measure, known: list[str] | None) -> list[tuple[str, Criterion | None]]:
-    request = measure.criteria
-    if known is None:
-        return [(name, x.criterion) for name, x in request.items()] or [("known after the first run", None)]
-    fits = {
-        name: [x.criterion for pattern, x in request.items() if fits_name(name, pattern)] for name in known
+def _facts(results: Mapping[str, Results], item: Item, request: Request) -> dict[str, str]:
+    manifests = [x.manifest for x in results.values()]
+    memory = [known for each in manifests if (known := each.get("peak_memory_mib")) is not None]
+    files = [f"{item.sources[name].run.replace('.', '/')}" for name in results]
+    changes = item.words.laptop if request.scale == "laptop" else ()
+    left_out = [name for name in item.sources if name not in results]
+    return {
+        "studies": ", ".join(files),
+        "overrides": ", ".join(changes) or "none",
+        "model": models(request.study(item, next(iter(results)))),
+        "cells × seeds": ", ".join(f"{len(each['cells'])} × {len(each['seeds'])}" for each in manifests),
+        "run time": f"{sum(each['wall_time_s'] for each in manifests):.0f} s",
+        **({"published run time": item.words.takes} if item.words.takes else {}),
+        **({"peak memory": f"{max(memory) / 1024:.1f} GiB"} if memory else {}),
+        **({"not run": ", ".join(left_out)} if left_out else {}),
     }
-    return [(name, found[0] if found else None) for name, found in fits.items()]
 
 
-def _check_overrides(book: Book, request: Request) -> None:
-    measures = [measure for item in book.items for measure in item.measured]
-    known = dict.fromkeys(name for measure in measures for name in measure.studies)
-    for name in request.overrides:
-        if name not in known:
-            raise InputError(f"overrides: no item has a study {name!r}{nearest(name, known)}")
+def models(study: Study) -> str:
+    """Return the kinds and widths of the models in a study."""
+    tables = [cell.tables["model"] for cell in study.cells]
+    kinds, dims = (dict.fromkeys(str(x[key]) for x in tables if key in x) for key in ("kind", "dim"))
+    return ", d = ".join(", ".join(names) for names in (kinds, dims) if names)
 
 
-def _without_other_books(wanted: Wanted, request: Request, reporter: Reporter) -> Wanted:
-    """Drop items whose studies are in a missing book; raise InputError if such an item was requested."""
-    lacking = {item.name: item.absent for item, _ in wanted if item.absent}
-    for name in request.only:
-        if name in lacking:
-            raise InputError(f"--only {name}: {lacking[name]}")
-    for reason in dict.fromkeys(lacking.values()):
-        names = ", ".join(name for name, text in lacking.items() if text == reason)
-        reporter.note(f"{names}: not run; {reason}")
-    return [(item, measures) for item, measures in wanted if item.name not in lacking]
-
-
-def _expected(item: Item, measure: Measure, request: Request, kept: Section) -> list[str] | None:
-    """Return the expected finding names for a measure, or None if they cannot be predicted before a run."""
-    known = known_names(measure, item, request.study(item, measure.studies[0]))
-    if known is not None or not kept.ran or len(item.measured) > 1:
-        return known
-    return [finding.name for finding in kept.findings]
-
-
-def _without_data(book: Book, wanted: Wanted, kept: dict[str, Section], reporter: Reporter) -> Wanted:
-    """Drop measures whose data are missing; raise InputError if a requested item has no measures left."""
-    left = [(item, tuple(x for x in measures if not x.needs)) for item, measures in wanted]
-    for item, measures in left:
-        if not measures and item.name in kept and not kept[item.name].ran:
-            raise InputError(f"--only {item.name}: data are missing; {kept[item.name].remedy}")
-    if lacking := sum(len(measures) < len(item.measured) for item, measures in left):
-        places = "; ".join(f"{Path('DIR', each.below)}: {each.what}" for each in book.shared.data.values())
-        reporter.note(
-            f"{counted(lacking, 'item')}: measures that need data are not run; add `--data-dir DIR`, "
-            f"with {places}"
-        )
-    return [(item, measures) for item, measures in left if measures]
+def _pictures(results: Results, item: Item) -> tuple[list[Picture], dict[str, bytes]]:
+    pictures, images = [], {}
+    for number, spec in enumerate(item.words.figures, 1):
+        drawn = figures.draw_figure(results, spec)
+        image, kind = drawn.svg(), "svg"
+        if len(image) > _LARGEST_SVG:
+            image, kind = drawn.png(), "png"
+        name = f"figures/{item.name}{f'-{number}' if number > 1 else ''}.{kind}"
+        pictures.append(Picture(name, drawn.caption))
+        images[name] = image
+    return pictures, images

@@ -4,30 +4,12 @@ from typing import Any
 
 import msgspec
 
-from jaxattn.core.errors import nearest
 from jaxattn.core.settings import PositiveInt
-from jaxattn.lab.results.judge import Basis, Criterion, around, at_least, at_most, within_factor
-
-# Allowed file names for a book's table of all findings.
-_NUMBERS = ("agreement.csv", "claims.csv")
+from jaxattn.lab.books.finding import Settings
 
 
 class BookTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base class for tables in book.toml and item.toml."""
-
-
-class Elsewhere(BookTable, frozen=True):
-    """Link to the page that shows an item, for items that are not run in this book.
-
-    Attributes:
-        words: description of the page.
-        link: path of the page, relative to the page of this book.
-        command: command that writes the page.
-    """
-
-    words: str
-    link: str
-    command: str
 
 
 class Paper(BookTable, frozen=True):
@@ -44,16 +26,20 @@ class Paper(BookTable, frozen=True):
     arxiv: str
 
 
-class PagePart(BookTable, frozen=True):
-    """Part of a book's page, with a heading.
+class StudyEntry(BookTable, frozen=True):
+    """Study of an item.
 
     Attributes:
-        title: heading of the part.
-        items: folder names of the items in order.
+        file: sweep file, relative to the folder of the item; by default NAME.toml for the study NAME.
+        data: name of the data set in book.toml that the study requires.
+        most_seeds: maximum number of seeds.
+        optional: True if the check can be applied without the results of this study.
     """
 
-    title: str
-    items: tuple[str, ...]
+    file: str = ""
+    data: str = ""
+    most_seeds: PositiveInt | None = None
+    optional: bool = False
 
 
 class DataSet(BookTable, frozen=True):
@@ -70,192 +56,88 @@ class DataSet(BookTable, frozen=True):
     below: str = ""
 
 
-class Curve(BookTable, frozen=True):
-    """Published curve with equally spaced points.
+class BookPart(BookTable, frozen=True):
+    """Part of a book's first page, with a heading.
 
     Attributes:
-        name: model and quantity, separated by a comma.
-        low, high: x-coordinates of the first and last point.
-        values: y-coordinates of the points.
-        source: publication, and location in it, from which the curve is taken.
+        title: heading of the part.
+        items: names of the items in order.
     """
 
-    name: str
-    low: float
-    high: float
-    values: tuple[float, ...]
-    source: str
-
-    @property
-    def letters(self) -> str:
-        """Return the quantity in the model's notation: E·p, or E·W2 p."""
-        return self.name.rpartition(", ")[2]
-
-    @property
-    def centres(self) -> tuple[float, ...]:
-        """Return the x-coordinates of the points."""
-        steps = len(self.values) - 1
-        return tuple(self.low + (self.high - self.low) * k / steps for k in range(steps + 1))
+    title: str
+    items: tuple[str, ...]
 
 
-class Expected(BookTable, frozen=True):
-    """Criterion for a finding: at least or at most a value, or within a distance or a factor of a value.
+class Elsewhere(BookTable, frozen=True):
+    """Link to the page that shows an item, for items that are not run in this book.
 
     Attributes:
-        at_least, at_most, around, within, factor: the accepted range, given by `at_least` alone, by `at_most`
-            alone, or by `around` with either `within` or `factor`; omit all of them for no range.
-        published: the published result, as a string or number.
-        basis: origin of the criterion, if it differs from that of the measure.
-        optional: True if a run may produce no finding with this name.
+        words: description of the page.
+        link: path of the page, relative to the page of this book.
+        command: command that writes the page.
     """
 
-    at_least: float | None = None
-    at_most: float | None = None
-    around: float | None = None
-    within: float | None = None
-    factor: float | None = None
-    published: str = "-"
-    basis: Basis | None = None
-    optional: bool = False
-
-    def __post_init__(self) -> None:
-        """Raise ValueError unless the range is given in one of the forms described in the class docstring.
-
-        If `basis` is set, the range may be omitted.
-        """
-        names = ("at_least", "at_most", "around", "within", "factor")
-        given = tuple(name for name in names if getattr(self, name) is not None)
-        forms = {("at_least",), ("at_most",), ("around", "within"), ("around", "factor")}
-        if given not in forms and (given or self.basis is None):
-            raise ValueError(
-                "expected either `at_least`, `at_most`, or `around` with one of `within` and `factor`"
-            )
-
-    @property
-    def criterion(self) -> Criterion | None:
-        """Return the range as a criterion, or None if no range is given."""
-        if self.at_least is not None:
-            return at_least(self.at_least)
-        if self.at_most is not None:
-            return at_most(self.at_most)
-        if self.around is None:
-            return None
-        if self.factor is not None:
-            return within_factor(self.around, self.factor)
-        assert self.within is not None
-        return around(self.around, self.within)
+    words: str
+    link: str
+    command: str
 
 
-class Measure(BookTable, frozen=True):
-    """Entry of `measures` in item.toml.
-
-    Attributes:
-        kind: name of a built-in measure, or "mine.py:NAME".
-        studies: studies to measure: NAME for the sweep file NAME.toml in the folder of the item or of the
-            book, or "BOOK:PLACE" for a study in another book.
-        criteria: criteria for the findings, keyed by name; {} if the findings are only measured, or if the
-            measure sets the criteria itself.
-        basis: origin of the criteria.
-        needs: data set that the studies require; empty if they require none.
-        most_seeds: maximum number of seeds.
-        settings: all other keys, which are passed to the measure.
-    """
-
-    kind: str
-    criteria: dict[str, Expected]
-    studies: tuple[str, ...] = ("study",)
-    basis: Basis = "published"
-    needs: str = ""
-    most_seeds: PositiveInt | None = None
-    settings: dict[str, Any] = {}
-
-    @property
-    def compared(self) -> list[str]:
-        """Return the names of the findings that are compared with a published number."""
-        return [
-            name
-            for name, expected in self.criteria.items()
-            if expected.criterion and (expected.basis or self.basis) == "published"
-        ]
-
-    @property
-    def books(self) -> list[str]:
-        """Return the names of other books whose studies or code this measure uses."""
-        book, _, code = self.kind.partition(":")
-        names = [*(name.rpartition(":")[0] for name in self.studies), book if ":" in code else ""]
-        return [name for name in names if name]
-
-
-class Shared(BookTable, frozen=True):
+class BookFile(BookTable, frozen=True):
     """Contents of book.toml.
 
     Attributes:
-        title: title of the page.
+        title: title of the book.
         introduction: paragraph below the title.
-        table: file name for the table of all findings, "agreement.csv" or "claims.csv".
-        source: source of the published numbers for all items; empty if each item cites its own source.
-        items: names of the items in order; by default, all folders with an item.toml in alphabetical order.
-        parts: parts of the page with their items, instead of `items`.
-        phrases: replacement strings for `{name}` in items and in curve sources, keyed by name.
-        labels: display labels for the parts of each finding's name, for all items.
+        papers: the papers of all items that list none.
+        parts: parts with their items in order; by default one part with all items in alphabetical order.
+        phrases: replacement texts for `{name}` in items, keyed by name.
         data: data sets, keyed by name.
-        curves: published curves, keyed by name.
     """
 
     title: str
     introduction: str
-    table: str = "agreement.csv"
-    source: str = ""
-    items: tuple[str, ...] = ()
-    parts: tuple[PagePart, ...] = ()
+    papers: tuple[Paper, ...] = ()
+    parts: tuple[BookPart, ...] = ()
     phrases: dict[str, str] = {}
-    labels: dict[str, str] = {}
     data: dict[str, DataSet] = {}
-    curves: dict[str, Curve] = {}
-
-    def __post_init__(self) -> None:
-        """Raise ValueError if `table` is unknown, or if both items and parts are given."""
-        if self.items and self.parts:
-            raise ValueError("items and parts cannot be combined; remove one of them")
-        if self.table not in _NUMBERS:
-            raise ValueError(f"table: unknown table {self.table!r}{nearest(self.table, _NUMBERS)}")
 
 
-class About(BookTable, frozen=True):
-    """Contents of item.toml.
+class ItemFile(BookTable, frozen=True):
+    """Contents of item.toml: the words of an item. Its criteria are in check.py.
 
     Attributes:
-        name: name of the item in commands and tables; defaults to the name of its folder.
-        title: displayed heading; generated from the name by default.
+        reports: the claim: the result that the paper reports, with its source.
+        title: heading; by default the name of the folder.
         authors: authors of the item.
-        papers: papers whose results are reproduced, if they differ from the book's papers.
-        reports: result that the paper reports, with its source.
-        chosen: unpublished settings and the values chosen for them.
+        papers: papers whose results are reproduced; by default those of the book.
+        settings: "own" if the runs at full scale use the settings of the claim: the published ones, or
+            settings that meet all assumptions of a theorem. "chosen" if some of them are not published and
+            were chosen here. "reduced" if they are far below those of the claim.
+        chosen: the settings that were chosen, and why.
         compared: description of the comparison.
         reason: explanation of why a number differs, found by varying one setting at a time.
-        flat: explanation shown next to a figure with flat curves.
+        flat: explanation of flat curves in a figure.
         takes: run time that the source reports for the authors' code.
-        laptop: overrides for the item's studies at laptop scale.
+        studies: the studies, keyed by the name under which the check receives their results; a string is the
+            path of the sweep file. By default all sweep files in the folder.
+        laptop: overrides for the item's own studies at laptop scale.
         figures: figures of the first study to show, as in a sweep file.
-        curves: names of published curves, keyed by the quantity to compare.
-        labels: display labels for the parts of each finding's name and for table entries.
-        measures: the measures; see `Measure`. Omitted if another page shows the item.
+        sensitivity: item that repeats this one with random choices of the settings that are not published.
         elsewhere: page that shows the item, if it is not run in this book.
     """
 
     reports: str
-    name: str = ""
     title: str = ""
     authors: str = "the jaxattn developers"
     papers: tuple[Paper, ...] = ()
+    settings: Settings = "chosen"
     chosen: str = ""
     compared: str = ""
     reason: str = ""
     flat: str = ""
     takes: str = ""
+    studies: dict[str, str | StudyEntry] = {}
     laptop: tuple[str, ...] = ()
     figures: tuple[dict[str, Any], ...] = ()
-    curves: dict[str, str] = {}
-    labels: dict[str, str] = {}
-    measures: tuple[dict[str, Any], ...] = ()
+    sensitivity: str = ""
     elsewhere: Elsewhere | None = None

@@ -3,7 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction
 
@@ -254,8 +254,8 @@ def claims(
     """Test the claims of the theory by experiment.
 
     Test the claims of the paper and further findings, and write a page with a verdict for each. This is
-    equivalent to `jaxattn reproduce claims --seeds 64`. The exit status is 1 if a claim that should hold does
-    not.
+    equivalent to `jaxattn reproduce claims --seeds 64`, and requires a checkout of the repository. The exit
+    status is 1 if a claim is falsified.
 
     Example: jaxattn claims --seeds 64 --data-dir ~/tensorflow_datasets
 
@@ -272,7 +272,7 @@ def claims(
 
 
 def reproduce(
-    book: Annotated[Positional[str | None], option(metavar="BOOK")] = None,
+    book: Annotated[Positional[str], option(metavar="FOLDER")],
     only: Annotated[tuple[str, ...], option(metavar="ITEM ...")] = (),
     scale: Literal["laptop", "full"] = "laptop",
     seeds: Annotated[int | None, option(metavar="N")] = None,
@@ -281,65 +281,74 @@ def reproduce(
     max_memory: MaxMemory = None,
     check: bool = False,
     new: Annotated[str | None, option(metavar="NAME")] = None,
+    export: Annotated[Path | None, option(metavar="DIR")] = None,
     quiet: Quiet = False,
 ) -> int:
-    """Reproduce the figures and numbers of a paper, or test the claims.
+    """Reproduce results of papers, or test claims.
 
-    A book is a folder of items with published values and criteria; see docs/howto/books.md. The books
-    neighbours and findings are in the repository's sweeps folder. The command writes a page that compares
-    results with published values; with --only, it also prints the numbers. The exit
-    status is 1 if a finding that should hold does not, or if --check reports that something is missing.
+    The folder is a book: it contains items, each with studies and a check.py that compares their results with
+    published values; see docs/howto/books.md. The exit status is 1 if a run fails, if a claim of the tested
+    theory is falsified, or if --check reports that something is missing.
 
-    Example: jaxattn reproduce paper --only fig2_synthetic fig3_imdb --data-dir ../data
+    Example: jaxattn reproduce sweeps/paper --only fig2_synthetic fig3_imdb --data-dir ../data
 
     Args:
-        book: Name or folder of a book; paper by default. Any code in the book is imported.
-        only: Run only these items; the page shows earlier results for the other items.
+        book: Folder of a book, or its name in sweeps/. Code in the folder is imported.
+        only: Run only these items; the pages show earlier results for the other items.
         scale: Use the sizes in the sweep files (full), or smaller sizes that take about 15 minutes on two
             cores (laptop).
-        seeds: Number of seeds; overrides the sweep files, up to the maximum of each item.
+        seeds: Number of seeds; overrides the sweep files, up to the maximum of each study.
         data_dir: Folder with the book's data sets; for the paper, tfds/imdb_reviews and yelp_stars.parquet.
-            Items that require missing data are skipped.
+            Studies that require missing data are skipped.
         out: Results folder for one scale; by default results/BOOK. Finished runs in it are not repeated.
-        check: Print the findings with their criteria, and what each item is missing, without running
-            anything.
-        new: Create an item with this name in the given book (default: neighbours).
+        check: List what each item is missing for publication, and validate the records in the results
+            folder, without running anything.
+        new: Create an item with this name in the book.
+        export: Write the records in the results folder as a logbook in Markdown with CSV files to this
+            folder, without running anything.
     """
     from jaxattn.lab import books
-    from jaxattn.lab.books import page
-    from jaxattn.lab.books.run import Request
-    from jaxattn.lab.engine import devices
-    from jaxattn.lab.engine.progress import Reporter
 
     if new is not None:
-        for path in books.create(book or "neighbours", new):
+        for path in books.create(book, new):
             print_line(path)
         return 0
-    memory, items = read_size(max_memory), books.read_book(book or "paper")
+    memory, items = read_size(max_memory), books.read_book(book)
     folder = out or Path("results") / items.name
     require_local_folder(folder)
-    keep_compiled()
-    devices.use_all_cores()
-    asked = Request(tuple(only), scale, seeds, data_dir)
+    if export is not None:
+        require_local_folder(export)
+        for path in books.export(items, scale, folder, export, only):
+            print_line(path)
+        return 0
     if check:
-        print_table(items.shared.title, books.list_findings(items, asked, out=folder))
-        lacking = books.problems(items, asked, out=folder)
+        lacking = books.problems(items, only, out=folder)
         if len(lacking):
             print_table("Missing before publication", lacking)
         return int(len(lacking) > 0)
-    if seeds and seeds > 1 and items.has_promised_findings and (few := page.too_few(seeds)):
-        print_line(f"jaxattn: {few}", err=True)
+    request = books.Request(tuple(only), scale, seeds, data_dir)
+    return _reproduce(items, request, folder, memory, quiet)
+
+
+def _reproduce(book: Any, request: Any, folder: Path, memory: int | None, quiet: bool) -> int:
+    from jaxattn.lab import books
+    from jaxattn.lab.books.page import claims
+    from jaxattn.lab.engine import devices
+    from jaxattn.lab.engine.progress import Reporter
+
+    keep_compiled()
+    devices.use_all_cores()
     command = shlex.join(["jaxattn", *sys.argv[1:]])
     with Reporter(quiet) as reporter, stoppable(command):
         written = books.reproduce(
-            items, asked, out=folder, command=command, reporter=reporter, max_memory=memory
+            book, request, out=folder, command=command, reporter=reporter, max_memory=memory
         )
-    summary = written.summary[["item", "verdict", "run time"]]
-    print_table(items.shared.title, summary[summary["item"].isin(only)] if only else summary)
-    for section in written.sections:
-        if section.item.name in only:
-            for statement, numbers in section.agreement.items():
-                print_table(statement or section.item.heading, numbers)
+    summary = written.scorecard.drop(columns="title").fillna("")
+    print_table(book.words.title, summary[summary["item"].isin(request.only)] if request.only else summary)
+    for name in request.only:
+        if name in written.records:
+            for claim in claims(book.item(name), written.records[name]):
+                print_table(f"{claim['statement'].strip()} {claim['verdict']}", claim["table"])
     for path in written.paths:
         print_line(path)
     for name, reason in sorted(written.failed.items()):

@@ -1,28 +1,15 @@
-"""Verdicts: a single rule that compares estimates and their 95 % intervals over seeds with criteria.
+"""Verdicts on numbers: a single rule that compares an estimate and its 95 % interval with a criterion.
 
-A criterion is a required range, and its basis states where it comes from. The verdict depends on whether
-the interval is inside or outside this range. The rule is the same for every basis, but the wording of the
-verdict differs:
-
-    basis                               interval inside     interval outside    otherwise     no criterion
-    predicted by the theory             holds               fails               undecided     undecided
-    beyond the theory's predictions     holds there too     does not hold       undecided     measured
-    published numbers and shapes        agrees              differs             cannot tell   measured
-    expectation given for a figure      holds               does not hold       undecided     measured
+A criterion is a required range. A number *agrees* if its whole interval is inside the range, *differs* if
+none of the interval is, and is *inconclusive* otherwise, or if it has no interval.
 
 Means have a Student t interval, statistics over all seeds a jackknife interval, and fractions a
 Clopper-Pearson interval. If there are at least six seeds and all have the same value, this value is
-compared with the criterion. Beyond the theory's predictions, a fraction above zero but below its
-criterion "holds for some". A prediction has no criterion if it concerns a limit that no finite run
-reaches.
-
-Tables contain the words above; pages show the wording returned by `verdict_text`.
+compared with the criterion.
 """
 
 import math
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -31,46 +18,13 @@ from jaxattn.core.fractions import reaches
 from jaxattn.lab.results.intervals import clopper_pearson, jackknife, student_t
 from jaxattn.lab.results.labels import brief, with_interval
 
-Basis = Literal["promised", "beyond", "published", "expected"]
 # Minimum number of seeds for a verdict if all seeds have the same value: with confidence 1 - 2^(1 - n) ≥ 95
 # %, this value is the median of the distribution.
 ENOUGH_SEEDS = 6
 ANYTHING = (-math.inf, math.inf)
 
 
-class _Words(NamedTuple):
-    """Verdicts for a basis: interval inside the required range, outside it, or neither; no criterion."""
-
-    within: str
-    outside: str
-    unknown: str
-    free: str
-
-
-HOLDS_FOR_SOME = "holds for some"
-MEASURED, INCONCLUSIVE = "measured", "inconclusive"
-VERDICTS: Mapping[Basis, _Words] = MappingProxyType(
-    {
-        "promised": _Words("holds", "fails", "undecided", "undecided"),
-        "beyond": _Words("holds there too", "does not hold", "undecided", "measured"),
-        "published": _Words("agrees", "differs", "cannot tell", "measured"),
-        "expected": _Words("holds", "does not hold", "undecided", "measured"),
-    }
-)
-# Words that pages show instead of the verdicts stored in tables.
-_SHOWN = MappingProxyType(
-    {
-        "cannot tell": INCONCLUSIVE,
-        "undecided": INCONCLUSIVE,
-        "holds there too": "holds",
-        HOLDS_FOR_SOME: "holds for some seeds",
-    }
-)
-
-
-def verdict_text(verdict: str) -> str:
-    """Return the wording of a verdict for pages and figures."""
-    return _SHOWN.get(verdict, verdict)
+AGREES, DIFFERS, INCONCLUSIVE = "agrees", "differs", "inconclusive"
 
 
 class Criterion(NamedTuple):
@@ -162,42 +116,38 @@ def share(satisfied: ArrayLike, known: ArrayLike | bool = True) -> Estimate:
     return Estimate(hits / seeds, float(low), float(high), seeds, len(known) - seeds, hits)
 
 
-def jackknifed(rows: ArrayLike, between: tuple[float, float] = ANYTHING, *, width: float = 0.0) -> Estimate:
+def jackknifed(rows: ArrayLike, between: tuple[float, float] = ANYTHING) -> Estimate:
     """Estimate a statistic over all seeds, with a jackknife interval from its leave-one-out values.
 
     Args:
         rows: (1 + S,) float; the statistic over all seeds, followed by its value with each seed left out;
             (1,) for one seed.
-        between: possible range of the statistic; the interval is clipped to this range.
-        width: bin width if the statistic is a bin centre; the interval is at least this wide.
+        between: possible range of the statistic; the interval is clipped to it.
     """
     value, *others = np.asarray(rows, float).tolist()
-    low, high = jackknife(value, others)
-    if width and len(others) > 1 and np.isfinite(others).all():
-        half = np.fmax(high - value, width / 2)
-        low, high = value - half, value + half
-    low, high = np.clip([low, high], *between).tolist()
+    low, high = np.clip(jackknife(value, others), *between).tolist()
     return Estimate(value, low, high, len(others) or 1)
 
 
-def verdict(estimate: Estimate, criterion: Criterion | None, basis: Basis) -> str:
-    """Compare an estimate with its criterion; return one of `VERDICTS[basis]`, or `HOLDS_FOR_SOME`.
+def verdict(estimate: Estimate, criterion: Criterion, *, resolution: float = 0.0) -> str:
+    """Compare an estimate with its criterion; return "agrees", "differs" or "inconclusive".
 
     Args:
         estimate: the estimate with its interval.
-        criterion: the required range, or None.
-        basis: origin of the criterion.
+        criterion: the required range.
+        resolution: smallest difference that the measurement resolves, such as the width of a bin. The range
+            of values that is compared with the criterion is at least this wide.
     """
-    words = VERDICTS[basis]
-    if criterion is None:
-        return words.unknown if basis == "beyond" and not estimate.seeds else words.free
     value, low, high = estimate[:3]
-    if math.isfinite(value) and math.isnan(low) and estimate.seeds >= ENOUGH_SEEDS:
+    if resolution and estimate.seeds > 1 and math.isfinite(value):
+        half = np.fmax(high - value, resolution / 2)
+        low, high = value - half, value + half
+    elif math.isfinite(value) and math.isnan(low) and estimate.seeds >= ENOUGH_SEEDS:
         low = high = value
     if not np.isfinite([value, low, high]).all():
-        return words.unknown
+        return INCONCLUSIVE
     if reaches(low, criterion.low) and reaches(-high, -criterion.high):
-        return words.within
+        return AGREES
     if reaches(-low, -criterion.high) and reaches(high, criterion.low):
-        return words.unknown
-    return HOLDS_FOR_SOME if basis == "beyond" and estimate.hits else words.outside
+        return INCONCLUSIVE
+    return DIFFERS

@@ -74,9 +74,9 @@ _LONG = 30
 NUMBER = re.compile(r"[-–−∞]?[\d.,]*(e[-−]?\d+)?(\s?(%|s|GiB))?( \[.*\])?( \(n=\d+\))?|nan")
 # Tone (colour) of each verdict, and of the other phrases that pages show in place of a verdict.
 TONES = (
-    ("no", re.compile("differs|fails|does not hold|(below|inside) the null band")),
-    ("open", re.compile("inconclusive|cannot tell|undecided|for some")),
-    ("yes", re.compile("agrees|holds|above the null band")),
+    ("no", re.compile("differs|falsified|(below|inside) the null band")),
+    ("open", re.compile("inconclusive|toy|undecided")),
+    ("yes", re.compile("agrees|verified|above the null band")),
 )
 
 
@@ -168,12 +168,6 @@ def texts(table: pd.DataFrame) -> pd.DataFrame:
 def tone(verdict: str) -> str:
     """Return the colour for a verdict, "yes", "no" or "open", or "" if the string is not a verdict."""
     return next((name for name, words in TONES if words.search(verdict)), "")
-
-
-def shown_width(png: bytes) -> int:
-    """Return the display width of a PNG image: half its pixel width, for high-density displays."""
-    # Bytes 16 to 19 of a PNG file contain the image width in pixels.
-    return int.from_bytes(png[16:20]) // 2
 
 
 def pictures(figures: Sequence[RenderedFigure | Picture], images: Sequence[bytes]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from jaxattn.core.errors import InputError, counted
 from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.fits import NO_LAW, PowerLaw, power_law
-from jaxattn.lab.results.judge import around, verdict, verdict_text
+from jaxattn.lab.results.judge import around, verdict
 from jaxattn.lab.results.labels import (
     axis_label,
     file_name,
@@ -237,7 +237,7 @@ def sentence(line: "Series | Course", expected: float | None, tolerance: float |
     if tolerance is None:
         return f"{text}, expected {expected:g}."
     criterion = around(expected, tolerance)
-    return f"{text}, expected {criterion.text}: {verdict_text(verdict(law.estimate, criterion, 'expected'))}."
+    return f"{text}, expected {criterion.text}: {verdict(law.estimate, criterion)}."
 
 
 def _named(settings: dict[str, Any]) -> str:

@@ -1,11 +1,12 @@
-"""Evaluation of the claim that training E, p and v ends on a cover, and that small starts determine which."""
-
-from typing import Any
+"""The claim that training E, p and v ends on a cover, and that small initialisations determine which."""
 
 import numpy as np
 
-from jaxattn.lab.books import Item, Measured, cells, round_up, share
+from jaxattn.lab.books import at_least, cells, round_up, share, slug
 
+LAW = "the tokens with the largest scores are a cover, and their values E·v converge to y ‖v‖²/√r"
+ORDER = "from a small initialisation, scores order the tokens by α or -α, and the sign of S determines which"
+SHORTEST = "a small initialisation leads to a cover of the smallest possible size"
 # A seed counts as following the set-cover law if the relative distance of E·v from the law is at most this.
 LAWFUL = 0.01
 METRICS = (
@@ -14,51 +15,49 @@ METRICS = (
 )
 
 
-def cover(results: Any, item: Item) -> Measured:
+def check(results):
     """Measure how often training ends on a cover with the predicted E·v, and small starts end as predicted.
 
     Source:
         docs/notes/which_cover.md.
     """
-    found = []
-    for cell in cells(results):
+    for cell in cells(results["claim"]):
         of = {name: cell.last(name, "all") for name in METRICS}
         known, came = np.isfinite(of["cover_error"]), of["came_to_end"] == 1
         lawful = came & (of["cover_share"] == 1) & (of["cover_error"] <= LAWFUL)
         # The theory makes no prediction for S = 0.
         label_of_s = (of["winner"] == of["variance_sign"]) | (of["variance_sign"] == 0)
-        ordered = (of["follows_alpha"] == 1) & label_of_s
         largest = round_up(of["cover_error"][known].max(initial=0))
-        ends = f"distance ≤ {largest}, {came.sum()} of {len(came)} come there"
-        start, end = cell["model.init.E.scale"], -cell["phases.all.until_log_loss"]
-        where = f"{cell.data}, R = {cell['data.relevant']}, d = {cell['model.dim']}, start × {start:g}"
-        law = "tokens on top are a cover, and their values E·v tend to y ‖v‖²/√r"
-        order = "a small start leads to the order of α or of -α, as the sign of S says"
-        found += [
-            share(
-                f"a cover, E·v within {100 * LAWFUL:g} % of that at L = e^(-{end:,.0f})",
-                lawful,
-                known=known,
-                statement=law,
-                setting=where,
-                certificate=ends,
-                why=cell.failure_reason,
-            ),
-            share(
-                "all sequences in that order, the label that of S",
-                ordered,
-                known=known,
-                statement=order,
-                setting=where,
-                why=cell.failure_reason,
-            ),
-            share(
-                "a shortest cover",
-                of["cover_size"] == of["shortest_cover"],
-                known=known,
-                statement="a small start leads to a shortest cover",
-                setting=where,
-                why=cell.failure_reason,
-            ),
-        ]
-    return Measured(found, {})
+        scale, end = cell["model.init.E.scale"], -cell["phases.all.until_log_loss"]
+        relevant, id = cell["data.relevant"], slug(cell.name) or "small"
+        setting = f"{cell.data}, R = {relevant}, d = {cell['model.dim']}, initialisation scaled by {scale:g}"
+        about = {"known": known, "setting": setting, "why": cell.failure_reason}
+        yield share(
+            f"{id}.lawful",
+            f"seeds that end with a cover and have E·v within {100 * LAWFUL:g} % of the law at "
+            f"L = e^(-{end:,.0f})",
+            lawful,
+            expected=at_least(0.9),
+            basis="theory",
+            claim=LAW,
+            certificate=f"distance ≤ {largest}, {came.sum()} of {len(came)} reach the end of the flow",
+            **about,
+        )
+        yield share(
+            f"{id}.ordered",
+            "seeds with scores in the order of α or -α in all sequences, and with the label given by the "
+            "sign of S",
+            (of["follows_alpha"] == 1) & label_of_s,
+            expected=at_least(0.9),
+            basis="theory",
+            claim=ORDER,
+            **about,
+        )
+        yield share(
+            f"{id}.shortest",
+            "seeds that end with a shortest cover",
+            of["cover_size"] == of["shortest_cover"],
+            basis="beyond",
+            claim=SHORTEST,
+            **about,
+        )

@@ -1,4 +1,4 @@
-"""Results of `which_cover`: findings, tables and figures.
+"""Results of `which_cover`: tables and figures.
 
 python ends.py RUN OUT reads the folder of a run, and writes runs.csv, cells.csv and both figures to OUT.
 """
@@ -11,7 +11,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 import jaxattn as ja
-from jaxattn.lab.books import Finding, Measured
 from jaxattn.lab.results import judge
 from jaxattn.lab.results.statistics import last_steps
 from jaxattn.lab.results.style import BLUE, DISTINCT, GREY, INK, RED, style
@@ -29,46 +28,6 @@ def runs(results) -> pd.DataFrame:
     records = results.with_axes(last_steps(records))
     index = [key for key in ("block", SCALE, STEP, "seed") if key in records]
     return records.pivot_table(index=index, columns="metric", values="value", sort=False).reset_index()
-
-
-def choices(results, item) -> Measured:
-    """Measure how many runs follow the law, and compare their final covers with other covers."""
-    found = runs(results)
-    arrived = found["came_to_end"] == 1
-    covers = arrived & (found["cover_share"] == 1)
-    lawful = found["cover_error"] <= WITHIN
-    one_label = found["follows_alpha"] == 1
-    small = covers & (found[STEP] == 0) & (found[SCALE] <= 0.1) & found["block"].str.startswith("one")
-    tiny = covers & (found[SCALE] == 0.01) & found["block"].str.startswith("one")
-    predicted = small & one_label & (found["variance_sign"] != 0)
-    alone = found["cover_attention"] >= 0.99
-    shares = {
-        "runs that come to the end asked for": (arrived, True),
-        "of these, tokens on top are a cover": (covers, arrived),
-        "of these, E·v within 1 % on every token of the cover": (lawful, covers),
-        "of these, attention on the top token above 0.99 in every sequence": (alone, covers),
-        "covers no smaller than the shortest one": (found["cover_size"] >= found["shortest_cover"], covers),
-        "covers that are a shortest one": (found["cover_size"] == found["shortest_cover"], covers),
-        "small starts, one relevant token: scores in the order of α or -α": (one_label, small),
-        "there the sign of Σ y Var α tells the label": (found["winner"] == found["variance_sign"], predicted),
-        "there the start tells the label": (found["winner"] == found["start_sign"], predicted),
-        "at scale 0.01, with and without the step: order of α or -α": (one_label, tiny),
-        "at scale 0.01: the sign of Σ y Var α tells the label": (
-            found["winner"] == found["variance_sign"],
-            tiny & one_label & (found["variance_sign"] != 0),
-        ),
-        "... where S is more than 2 % of the mean variance": (
-            found["winner"] == found["variance_sign"],
-            tiny & one_label & (found["variance_lead"].abs() > 0.02),
-        ),
-    }
-    findings = [
-        Finding(name, judge.share(hit, known), f"{int(np.sum(known & found['seed'].notna()))} runs")
-        for name, (hit, known) in shares.items()
-    ]
-    samples = powers(results)[covers.to_numpy()]
-    findings.append(Finding("power of log(1/L) in the distance", judge.mean(samples), f"{len(samples)} runs"))
-    return Measured(findings, {"Every cell": cells(found), "Runs farthest from the law": exceptions(found)})
 
 
 def powers(results) -> np.ndarray:

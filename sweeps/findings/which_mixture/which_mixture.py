@@ -16,7 +16,6 @@ from joint_limit import JointLimit, certify_joint_limit
 from matplotlib.figure import Figure
 
 import jaxattn as ja
-from jaxattn.lab.books import Finding, Measured
 from jaxattn.lab.results import judge
 from jaxattn.lab.results.style import DISTINCT, DPI, style
 from jaxattn.models.reference import padded_sequences
@@ -181,36 +180,6 @@ def runs(results: Any) -> pd.DataFrame:
     records = results.with_axes(records[wanted].dropna(subset="value"))
     records = records.groupby(["block", "seed", "metric"], sort=False)["value"].last()
     return records.unstack("metric").reset_index()
-
-
-def mixtures(results: Any, item: Any) -> Measured:
-    """Measure how many limits are certified, and how many of these the flow in log r confirms."""
-    found = runs(results)
-    rows, findings = [], []
-    for block, own in found.groupby("block", sort=False):
-        certified, followed = own["certified"] == 1, own["followed"] == 1
-        confirmed = certified & followed & (own["far_error"] <= AGREES)
-        wrong = certified & followed & ~confirmed
-        shares = {
-            "the limit is certified": (certified, True),
-            "of these, p comes to it": (confirmed, certified),
-            "of these followed, p goes elsewhere": (wrong, certified & followed),
-        }
-        findings += [
-            Finding(
-                f"{block}: {name}",
-                judge.share(hit, known),
-                f"{int(np.sum(known & own['seed'].notna()))} runs",
-            )
-            for name, (hit, known) in shares.items()
-        ]
-        rows.append(
-            {"corpus": block, "runs": len(own), "certified": certified.sum(), "confirmed": confirmed.sum()}
-            | {"wrong": wrong.sum(), "unsettled": (~certified).sum()}
-            | {"median 1 - cos to p_relax": own["from_relaxed"].median()}
-            | {"largest 1 - cos at log r = 1e4": own["far_error"].max()}
-        )
-    return Measured(findings, {"Every corpus": pd.DataFrame(rows)})
 
 
 if __name__ == "__main__":

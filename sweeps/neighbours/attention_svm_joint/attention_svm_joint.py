@@ -4,13 +4,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import Array
 
 import jaxattn as ja
-from jaxattn.lab.books import Finding, Measured
-from jaxattn.lab.results.judge import Estimate
 
 HEIGHTS = {"tight": 1.0, "relaxed": 1.5}
 PLACES = ((0.0, 0.0), (1.0, 1.0), (1.0, -1.0), (0.5, 1.0))
@@ -58,31 +55,3 @@ def directions(params: Any, data: ja.data.Corpus) -> dict[str, Array]:
     """Return p, and the angles of p and v to the first axis."""
     (x, y), (a, b) = params.p, params.v
     return {"p_1": x, "p_2": y, "p_angle": jnp.arctan2(y, x), "v_angle": jnp.arctan2(b, a)}
-
-
-def exactly(name: str, value: float, over: str, gap: float = 0.0) -> Finding:
-    """Build a finding for a number known exactly, or known to lie between value (1 - gap) and value."""
-    return Finding(name, Estimate(float(value), float(value * (1 - gap)), float(value)), over)
-
-
-def ends(results: ja.Results, item: object) -> Measured:
-    """Certify the published programs, and compare the final p and v with them."""
-    findings, targets = [], {}
-    for case, height in HEIGHTS.items():
-        E = np.array(PLACES)
-        E[3, 1] = height
-        scores = ja.theory.Scores(E, three_sequences())
-        chosen = ja.theory.selection(np.array([1.0, 0.0]), scores)
-        relaxed = ja.theory.relaxed_max_margin(scores, chosen)
-        targets[case] = {"p to p_relax": relaxed.query, "p to p_mm": ja.theory.max_margin(scores, chosen)}
-        for which, x in targets[case].items():
-            name, gap = which.removeprefix("p to "), x.duality_gap
-            findings.append(exactly(f"{case}: ½‖{name}‖²", x.p @ x.p / 2, "certificate", gap))
-            findings.append(exactly(f"{case}: duality gap of {name}", gap, "certificate"))
-        targets[case]["v to v_mm"] = relaxed.head
-    last = results.records.groupby(["cell", "metric"])["value"].last().unstack()
-    for cell, block in results.cells.set_index("cell")["block"].items():
-        for which, x in targets[block.partition(",")[0]].items():
-            between = last.loc[cell, f"{which[0]}_angle"] - np.arctan2(x.p[1], x.p[0])
-            findings.append(exactly(f"{block}: 1 - cos of {which}", 2 * np.sin(between / 2) ** 2, "one run"))
-    return Measured(findings, {})

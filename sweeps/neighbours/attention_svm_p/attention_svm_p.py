@@ -10,8 +10,6 @@ from jax import Array
 import jaxattn as ja
 from jaxattn.attention.scores import of_vectors
 from jaxattn.data import Vectors
-from jaxattn.lab.books import Finding, Measured
-from jaxattn.lab.results.judge import Estimate
 from jaxattn.theory import Scores
 
 # Three inputs of seven tokens in two dimensions, sampled by PyTorch's generator with seed 0.
@@ -74,26 +72,3 @@ def program(case: str, token: int = 0, coordinates: int = 2) -> ja.theory.MaxMar
     X = tokens(case)[:, :, :coordinates]
     mask = np.arange(X.shape[1]) == np.full((len(X), 1), token)
     return ja.theory.max_margin(of_vectors(X, np.ones(len(X), int)), ja.theory.Selection(mask))
-
-
-def exactly(name: str, x: float, over: str, gap: float = 0.0) -> Finding:
-    """Build a finding for a number known exactly, or known to lie between x (1 - gap) and x."""
-    return Finding(name, Estimate(float(x), float(x * (1 - gap)), float(x)), over)
-
-
-def ends(results: ja.Results, item: object) -> Measured:
-    """Certify the published programs, and count the starts of each block that select the first token."""
-    programs = {"global": program("global"), "local": program("local", token=1), "three": program("three")}
-    programs["three, in three coordinates"] = program("three", coordinates=3)
-    findings = [
-        exactly(f"{name}: ½‖p‖² of the program", x.p @ x.p / 2, "certificate", x.duality_gap)
-        for name, x in programs.items()
-    ]
-    gaps = [x.duality_gap for x in programs.values()]
-    findings.append(exactly("largest duality gap", max(gaps), "four programs"))
-    last = results.records.groupby(["cell", "metric"])["value"].last().unstack()
-    for block, rows in last.join(results.cells.set_index("cell")["block"]).groupby("block", sort=False):
-        first, over = (rows["first_attention"] > 0.5).sum(), f"{len(rows)} starts"
-        findings.append(exactly(f"{block}: starts that select the first token", first, over))
-        findings.append(exactly(f"{block}: largest 1 - cos", rows["one_minus_cosine"].max(), over))
-    return Measured(findings, {})

@@ -5,14 +5,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import pandas as pd
 from jax import Array
 
 import jaxattn as ja
-from jaxattn.lab.books import Finding, Measured
-from jaxattn.lab.results import judge
-from jaxattn.lab.results.fits import powers
 
 RECALLED = 0.99
 
@@ -62,23 +57,3 @@ class Memory(ja.Model[Pairs]):
     def outputs(self, params: Params, data: Pairs) -> Array:
         """Compute the logits, (N, N)."""
         return data.e @ params.W.T @ data.u.T
-
-
-def capacity(results, item) -> Measured:
-    """Find the largest load up to which at least 99 % of facts are recalled, for each seed and d."""
-    records = results.with_axes(results.records[results.records["metric"] == "train_accuracy"])
-    best = records.groupby(["data.dim", "data.load", "seed"])["value"].max().unstack("seed")
-    rows = {}
-    for d, table in best.groupby(level="data.dim"):
-        loads = np.append(np.nan, table.index.get_level_values("data.load"))
-        held = (table.to_numpy() >= RECALLED).cumprod(axis=0).sum(axis=0)
-        rows[d] = np.where(held < len(loads) - 1, loads[held], np.nan)  # all facts recalled: grid too small
-    d, load = np.array(list(rows), float), np.array(list(rows.values()))
-    seeds = f"{load.shape[1]} seeds"
-    findings = [
-        Finding("power of d in N log N", judge.mean(2 + powers(d, load.T)), seeds),
-        Finding(f"d²/(N log N) at d = {d[-1]:g}", judge.mean(1 / load[-1]), seeds),
-    ]
-    table = pd.DataFrame({"d": list(rows), "N log N / d²": np.nanmean(load, axis=1)})
-    table["N"] = [number(x, d) for d, x in table.itertuples(index=False)]
-    return Measured(findings, {"Capacity, mean over seeds": table})

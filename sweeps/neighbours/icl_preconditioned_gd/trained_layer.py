@@ -7,7 +7,6 @@ from icl_preconditioned_gd import (
     LinearAttention,
     Params,
     Prompts,
-    least_loss,
     minimum,
     squares,
     step_sizes,
@@ -15,7 +14,6 @@ from icl_preconditioned_gd import (
 from jax import Array
 
 import jaxattn as ja
-from jaxattn.lab.books import Item, Measured, cells, declare_names, mean
 
 GROUPS = {"1": 1.0, "1/4": 1 / 4, "1/16": 1 / 16}  # the distinct eigenvalues
 PRIORS = {False: "w ~ N(0, I)", True: "w ~ N(0, 1/Σ)"}
@@ -44,24 +42,3 @@ def loss_ratio(params: Params, data: Prompts) -> Array:
         squares(LinearAttention().outputs(x, data), data.targets).mean() for x in (params, minimum(data))
     ]
     return losses[0] / losses[1]
-
-
-MEASURED = {  # by metric
-    **{f"step_size_{name}": f"step size along λ = {name} / closed form" for name in GROUPS},
-    "matrix_error": "relative error of A",
-    "other_entries": "other entries",
-    "loss_ratio": "loss / that of the closed form",
-    "loss": "loss / closed form",
-}
-
-
-@declare_names(*(f"{prior}: {words}" for prior in PRIORS.values() for words in MEASURED.values()))
-def at_the_end(results: ja.Results, item: Item) -> Measured:
-    """Compare the trained matrices and the loss at the end of training with the closed form."""
-    findings = []
-    for cell in cells(results):
-        inverse, length = cell["data.inverse"], cell["data.length"]
-        for metric, words in MEASURED.items():
-            samples = cell.last(metric, "train") / (least_loss(length, inverse) if metric == "loss" else 1)
-            findings.append(mean(f"{PRIORS[inverse]}: {words}", samples))
-    return Measured(findings, {})

@@ -8,8 +8,6 @@ from jax import Array
 
 import jaxattn as ja
 from jaxattn.data import Sequences
-from jaxattn.lab.books import Finding, Measured, cell_names
-from jaxattn.lab.results import judge
 
 
 def symmetry(M: Array) -> Array:
@@ -74,18 +72,3 @@ def structure(params: dict[str, Array], data: Sequences) -> dict[str, Array]:
     """Compute the symmetry and the directionality of W_qk = Q Kᵀ, averaged over layers."""
     M = params["Q"] @ params["K"].swapaxes(1, 2)
     return {"symmetry": symmetry(M).mean(), "directionality": directionality(M).mean()}
-
-
-def scores(results, item) -> Measured:
-    """Measure the symmetry at the start and at the end, and the directionality at the end."""
-    table = results.records.pivot_table(index=["metric", "cell", "step", "seed"], values="value")["value"]
-    cells = {name: cell for cell, name in cell_names(results)}
-    end = results.records["step"].max()
-    found = {}
-    for name, cell in cells.items():
-        found[f"{name}: symmetry at the start"] = table["symmetry", cell, 0]
-        found[f"{name}: symmetry"] = table["symmetry", cell, end]
-        found[f"{name}: directionality"] = table["directionality", cell, end]
-    encoder, decoder = (found[f"{name}: symmetry"] for name in ("encoder", "decoder"))
-    found["symmetry of encoder - decoder"] = encoder - decoder
-    return Measured([Finding(name, judge.mean(x), f"{len(x)} seeds") for name, x in found.items()], {})

@@ -11,8 +11,6 @@ from jax import Array
 
 import jaxattn as ja
 from jaxattn.data import Sequences
-from jaxattn.lab.books import Finding, Measured
-from jaxattn.lab.results import judge
 
 COMMON, DISTINCT, LENGTH = 10, 10, 128  # common tokens, distinct tokens per next token, T
 
@@ -76,25 +74,3 @@ def composition(params: dict[str, Array], data: Scanned) -> dict[str, Array]:
     alone = c[:, COMMON:] / c[:, COMMON:].sum(axis=1, keepdims=True)
     entropy, distinct = (jax.scipy.special.entr(x).sum(axis=1).mean() for x in (c, alone))
     return {"entropy": entropy, "distinct_entropy": distinct, "common": c[:, :COMMON].sum(axis=1).mean()}
-
-
-def figure_6(results, item, *, published: dict[str, list[list[float]]]) -> Measured:
-    """Compare the entropy on distinct tokens with figure 6: rows η_Z, columns η_Y/η_Z, for each #last."""
-    rows = results.with_axes(results.records)
-    axes = ["data.last", "phases.train.step_size", "phases.train.ratio"]
-    at = rows.pivot_table(index=axes, columns=["metric", "step", "seed"], values="value")
-    table, found = at["distinct_entropy"][100].mean(axis=1).rename("measured").to_frame(), {}
-    table["published"] = [x for last in at.index.levels[0] for row in published[f"{last:g}"] for x in row]
-    for last, ours in at["distinct_entropy"][100].groupby(level=0):
-        found[f"{last:g} last: measured - published"] = ours.sub(table["published"][[last]], axis=0).mean()
-        found[f"{last:g} last: ratio 10 - ratio 1"] = (ours.xs(10, level=2) - ours.xs(1, level=2)).mean()
-        found[f"{last:g} last: η_Z 3 - η_Z 0.5"] = (ours.xs(3, level=1) - ours.xs(0.5, level=1)).mean()
-    for metric in ("entropy", "distinct_entropy", "common"):
-        fall = at[metric][0] - at[metric][100]
-        found[f"least fall of {metric.replace('_', ' ')} in a cell"] = fall.min()
-    found["share of the fall of common after step 50"] = ((at[metric][50] - at[metric][100]) / fall).mean()
-    for step in (10, 20, 40):
-        four = rows[(rows["block"] == "figure 4") & (rows["metric"] == "loss") & (rows["step"] == step)]
-        found[f"figure 4: loss at step {step}"] = four["value"]
-    findings = [Finding(name, judge.mean(x), f"{len(x)} seeds") for name, x in found.items()]
-    return Measured(findings, {"Entropy of attention on distinct tokens": table.reset_index()})

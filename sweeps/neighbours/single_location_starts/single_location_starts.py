@@ -5,12 +5,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 from jax import Array
 
 import jaxattn as ja
-from jaxattn.lab.books import Finding, Measured
-from jaxattn.lab.results import judge
 
 Z, WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
 OVERLAPS = {"kappa": "k·k*", "nu": "v·v*", "eta": "k·v*", "theta": "v·k*", "rho": "k·v"}
@@ -80,19 +77,3 @@ def aligned(params: Params, data: ja.Dataset) -> dict[str, Array]:
     κ, ν, θ, η, ρ = overlaps(params)
     sizes = {"kappa": κ, "nu": ν, "theta": θ, "eta": η, "rho": ρ}
     return {name: jnp.abs(x) for name, x in sizes.items()} | {"distance": jnp.sqrt(θ**2 + η**2 + ρ**2)}
-
-
-def ends(results, item) -> Measured:
-    """Measure the share of starts that end with |κ| or |ν| below 1/2, and the overlaps of both groups."""
-    findings, rows = [], []
-    for entry in results.manifest["cells"]:
-        records = results.records[results.records["cell"] == entry["cell"]]
-        last = records[records["step"] == records["step"].max()]
-        wide = last.pivot_table(index="seed", columns="metric", values="value")
-        reached, name = (wide[["kappa", "nu"]] >= 0.5).all(axis=1), entry["settings"]["block"]
-        findings.append(Finding(f"{name}: stay away", judge.share(~reached), f"{len(wide)} starts"))
-        findings.append(Finding(f"{name}: |κ| of the others", judge.mean(wide["kappa"][reached]), "starts"))
-        for kind, chosen in (("found", wide[reached]), ("elsewhere", wide[~reached])):
-            means = chosen[[*OVERLAPS, "loss"]].mean().rename(OVERLAPS)
-            rows.append({"start": name, "end": kind, "starts": len(chosen)} | means.to_dict())
-    return Measured(findings, {"Where they end, means of sizes": pd.DataFrame(rows)})

@@ -6,8 +6,6 @@ import numpy as np
 from jax import Array
 
 import jaxattn as ja
-from jaxattn.lab.books import Finding, Measured
-from jaxattn.lab.results import judge
 
 
 def one_sequence(*, length: int = 8) -> ja.data.Corpus:
@@ -48,32 +46,3 @@ class Polarisation(ja.Probe):
             "top_score": top.astype(scores.dtype),
             "top_value": values.argmax().astype(scores.dtype),
         }
-
-
-def polarises(results: ja.Results, item: object, *, steps: list[int]) -> Measured:
-    """Measure attention and loss from the published start at given steps, and which tokens win in the end."""
-    cells = {entry["settings"]["block"]: entry["cell"] for entry in results.manifest["cells"]}
-    tables = {name: results.records[results.records["cell"] == cell] for name, cell in cells.items()}
-
-    def at(block: str, phase: str, metric: str, step: int) -> np.ndarray:
-        rows = tables[block].query("phase == @phase and metric == @metric and step == @step")
-        return rows.sort_values("seed")["value"].to_numpy()
-
-    findings = []
-    for metric in ("largest_attention", "loss"):
-        for step in steps:
-            samples = at("published", "descent", metric, step)
-            name = f"{metric.replace('_', ' ')} after {step:,} steps"
-            findings.append(Finding(name, judge.mean(samples), "the published start"))
-    for block, table in tables.items():
-        first, last = at(block, "descent", "top_value", 0), table.query("phase == 'flow'")["step"].max()
-        over = f"{len(first)} seeds"
-        wins = judge.share(at(block, "flow", "top_score", last) == first)
-        left = judge.mean(at(block, "flow", "attention_left", last))
-        away = judge.mean(at(block, "flow", "p_one_minus_cosine", last))
-        findings += [
-            Finding(f"{block}: the largest value at the start wins", wins, over),
-            Finding(f"{block}: attention left at the end of the flow", left, over),
-            Finding(f"{block}: 1 - cos of p to its limit at the end of the flow", away, over),
-        ]
-    return Measured(findings, {})

@@ -21,6 +21,8 @@ def run():
         for step, value in ((0, value), (4, value + cell + seed / 10))
     ]
     table = pd.DataFrame(rows).sample(frac=1, random_state=0)
+    # Phases are in run order.
+    table = table.sort_values("phase", ascending=False, kind="stable")
     settings = {"phases.limit.until_norm": 10.15, "data.kind": "independent"}
     entries = [{"cell": cell, "settings": settings | {"model.dim": 8 * 2**cell}} for cell in (0, 1)]
     return Run(Path(), {"cells": entries}, table, pd.DataFrame())
@@ -29,7 +31,7 @@ def run():
 def test_cell_metrics_are_ordered_by_seed_and_step(run):
     first, second = cells(run)
     assert (first["model.dim"], second["model.dim"]) == (8, 16)
-    np.testing.assert_allclose(second.path("loss"), [[1, 2], [1, 2.1], [1, 2.2]])
+    np.testing.assert_allclose(second.path("loss", "limit"), [[1, 2], [1, 2.1], [1, 2.2]])
     np.testing.assert_allclose(second.last("loss", "step"), [3, 3.1, 3.2])
     np.testing.assert_allclose(first.last("loss", "step"), [2, 2.1, 2.2])
     np.testing.assert_array_equal(first.reached, [False, False, True])

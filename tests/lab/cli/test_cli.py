@@ -329,7 +329,7 @@ def test_invalid_input_gives_a_one_line_error_and_status_2(call, monkeypatch, tm
     "words",
     [
         ["claims"],
-        ["reproduce"],
+        ["reproduce", "paper"],
         ["diagnose", "--embedding", "E.npy", "--query", "p.npy", "--head", "v.npy", "--corpus", "c.toml"],
     ],
     ids=lambda words: words[0],

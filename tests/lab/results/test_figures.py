@@ -276,9 +276,9 @@ def test_scaling_recovers_planted_slope(results):
     logs = np.log(line.y)
     assert line.law.slope == pytest.approx(np.polyfit(np.repeat(np.log(line.x), 6), logs.ravel(), 1)[0])
     drawn = scaling(results["dims"], axis="model.dim", expected=-0.5, tolerance=0.05)
-    assert "expected -0.5 ± 0.05: holds" in drawn.caption
+    assert "expected -0.5 ± 0.05: agrees" in drawn.caption
     assert (
-        "does not hold" in scaling(results["dims"], axis="model.dim", expected=-1.0, tolerance=0.05).caption
+        "differs" in scaling(results["dims"], axis="model.dim", expected=-1.0, tolerance=0.05).caption
     )
     assert drawn.figure.axes[0].get_xscale() == drawn.figure.axes[0].get_yscale() == "log"
 
@@ -307,19 +307,19 @@ def test_scaling_handles_one_seed_or_one_value(results, folders):
 @pytest.mark.parametrize(
     ("low", "high", "seeds", "expected"),
     [
-        (-0.52, -0.48, 5, "holds"),
+        (-0.52, -0.48, 5, "agrees"),
         (-0.6, -0.5, 5, "inconclusive"),
         (-0.7, -0.3, 5, "inconclusive"),
-        (-0.4, -0.3, 5, "does not hold"),
+        (-0.4, -0.3, 5, "differs"),
         (np.nan, np.nan, 1, "inconclusive"),
-        (np.nan, np.nan, 6, "holds"),
+        (np.nan, np.nan, 6, "agrees"),
     ],
 )
 def test_scaling_compares_slope_with_expected(low, high, seeds, expected):
     slope = -0.53 if np.isnan(low) else (low + high) / 2
     line = SimpleNamespace(settings={}, law=PowerLaw(slope, 0.0, low, high, seeds))
     assert sentence(line, -0.5, 0.05).endswith(f", expected -0.5 ± 0.05: {expected}.")
-    assert "holds" not in sentence(line, -0.5, None)
+    assert "agrees" not in sentence(line, -0.5, None)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from jaxattn.core.errors import RunError
-from jaxattn.lab.books import read_book, shapes
-from jaxattn.lab.results import layout, load, report, style, token_figures
+from jaxattn.lab.books import read_book
+from jaxattn.lab.results import layout, load, report, token_figures
 from jaxattn.lab.results.layout import breakable, coded, marked, typeset
 
 TABLE = pd.DataFrame({"metric": ["loss"] * 5000, "mean": range(5000)})
@@ -117,16 +116,17 @@ def test_tables_and_figures_use_the_same_class_and_score_names(write, tmp_path):
     config = {"model": {"kind": "two_layer_weights"}, "phases": [], "data": {"labels": [1, 2, 4, 5]}}
     run = load(write(tmp_path / "four", classes=4, seeds=2, config=config))
     for label, title in ((1, "Class 2, the published E·v_2"), (3, "Class 5, the published E·v_4")):
-        assert title in shapes.classes(run, book.item("yelp4")).tables
+        _, tables = book.item("yelp4").measure({"study": run})
+        assert title in tables
         assert f"for {title.partition(',')[0].lower()}" in token_figures.importance(run, label=label).caption
     run = load(write(tmp_path / "two", seeds=2, config=config | {"data": {}}))
-    (table,) = shapes.beside(run, book.item("two_layer_weights_imdb")).tables.values()
+    (table,) = book.item("two_layer_weights_imdb").measure({"study": run})[1].values()
     scores = {name.partition(",")[0] for name in table.columns[2:]}
     assert scores == {"E·v", "E·W2 p"}
     assert all(score in token_figures.importance(run).caption for score in scores)
     for item in book.items:
-        if "two bins" in item.compared:
-            assert ("E·W2 p" in item.compared) == item.name.startswith("two_layer_weights")
+        if "two bins" in item.words.compared:
+            assert ("E·W2 p" in item.words.compared) == item.name.startswith("two_layer_weights")
 
 
 def widths(path, frames, tmp_path, *, printed=False):
@@ -186,13 +186,6 @@ def many_columns(folder, batch_of, rewrite):
 def test_text_in_backticks_is_rendered_as_code():
     assert layout.coded("run `a < b` and `c`") == "run <code>a &lt; b</code> and <code>c</code>"
     assert layout.coded("one ` of <b>") == "one ` of &lt;b&gt;"
-
-
-def test_figure_is_displayed_at_half_its_pixel_size():
-    with style.style():
-        figure = Figure(figsize=(3, 2))
-    for dpi in (100, style.DPI):
-        assert layout.shown_width(style.png(figure, dpi)) == 3 * dpi // 2
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,8 @@ def test_convergence_recovers_planted_powers_in_each_block(results):
     assert phase == "query"
     np.testing.assert_allclose([course.law.slope for course in courses], [-2, -1], atol=1e-9)
     drawn = convergence(results, fit_from=1e2, expected=-2.0, tolerance=0.1)
-    assert "block = slow: slope -2.000 [-2.000, -2.000], expected -2 ± 0.1: holds." in drawn.caption
-    assert "block = fast: slope -1.000 [-1.000, -1.000], expected -2 ± 0.1: does not hold." in drawn.caption
+    assert "block = slow: slope -2.000 [-2.000, -2.000], expected -2 ± 0.1: agrees." in drawn.caption
+    assert "block = fast: slope -1.000 [-1.000, -1.000], expected -2 ± 0.1: differs." in drawn.caption
     labels = [text.get_text() for text in drawn.figure.legends[0].get_texts()]
     assert labels[0].startswith("slow: slope")
     assert labels[-1] == "expected power −2"

@@ -15,7 +15,7 @@ from jaxattn.models import MODELS
 ROOT = Path(__file__).parents[3]
 SHIPPED = [
     path
-    for folder in ("sweeps", "jaxattn/lab/books")
+    for folder in ("sweeps", "jaxattn/lab/books/template")
     for path in sorted((ROOT / folder).glob("**/*.toml"))
     if path.name not in ("book.toml", "item.toml")
 ]

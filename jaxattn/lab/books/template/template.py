@@ -1,4 +1,4 @@
-"""Data, model, probe and measure for an item. TODO: replace all four with those of the paper."""
+"""Data, model and probe of an item. TODO: replace all three with those of the paper."""
 
 from typing import ClassVar, NamedTuple
 
@@ -8,7 +8,6 @@ from jax import Array
 
 import jaxattn as ja
 from jaxattn.data import Vectors
-from jaxattn.lab.books import Item, Measured, cells, declare_names, mean
 
 
 def tokens(key: Array, *, dim: int, length: int, sequences: int) -> Vectors:
@@ -52,11 +51,3 @@ def cosine_with_first_step(params: Params, data: Vectors) -> Array:
     g = first_step(params.v, data)
     norms = jnp.linalg.norm(params.p) * jnp.linalg.norm(g)
     return jnp.where(norms > 0, params.p @ g / jnp.where(norms > 0, norms, 1), 0)
-
-
-@declare_names("cosine of p with the first step")
-def alignment(results: ja.Results, item: Item) -> Measured:
-    """Measure the cosine between p and the first step at the end of training."""
-    (cell,) = cells(results)
-    samples = cell.last("cosine_with_first_step", phase="train")
-    return Measured([mean("cosine of p with the first step", samples, between=(-1, 1))], {})

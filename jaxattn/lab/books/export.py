@@ -1,0 +1,123 @@
+"""Export of records as a logbook: Markdown pages and CSV files, which need no software to be read."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from jaxattn.core.errors import writing
+from jaxattn.lab.books import page
+from jaxattn.lab.books.book import Book, Item, RunScale
+from jaxattn.lab.books.record import Record, path_of
+from jaxattn.lab.results.layout import markdown, marked, texts
+from jaxattn.lab.storage.files import write_file
+
+
+def export(book: Book, scale: RunScale, out: Path, target: Path, only: Sequence[str] = ()) -> list[Path]:
+    """Write the records of a results folder as a logbook in Markdown.
+
+        TARGET/README.md       scorecard of all claims, rules of the verdicts, limits
+        TARGET/ITEM.md         a page for each item: claims, verdicts, numbers, reasons, command
+        TARGET/findings.csv    all numbers
+        TARGET/items           records, which `jaxattn reproduce BOOK --check --out TARGET` validates
+        TARGET/files.csv       path, size and SHA-256 of every file: records, figures, criteria and studies
+
+    Args:
+        book: the book.
+        scale: scale of the records.
+        out: the results folder with the records.
+        target: the folder to write, which may be new.
+        only: names of the items; all if empty.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        InputError: a record is missing or damaged.
+        RunError: a file cannot be written.
+    """
+    every, _ = page.read_records(book, scale, out)
+    found = {name: every[name] for name in every if not only or name in only}
+    contents = {
+        "README.md": _readme(book, found, every),
+        "findings.csv": page.findings_table(found).to_csv(index=False, lineterminator="\n"),
+        **{f"{name}.md": _item_page(book.item(name), record) for name, record in found.items()},
+    }
+    files = {name: text.encode() for name, text in contents.items()}
+    for name, record in found.items():
+        files |= _attached(book.item(name), record, out)
+    rows = [
+        (name, len(content), hashlib.sha256(content).hexdigest()) for name, content in sorted(files.items())
+    ]
+    listed = pd.DataFrame(rows, columns=["file", "bytes", "sha256"])
+    files["files.csv"] = listed.to_csv(index=False, lineterminator="\n").encode()
+    with writing(target, "choose another folder with --export"):
+        for name, content in files.items():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            write_file(target / name, content, target)
+    return [target / name for name in files]
+
+
+def _attached(item: Item, record: Record, out: Path) -> dict[str, bytes]:
+    """Return the record, the figures, and the files of the item, by path in the logbook."""
+    names = [path_of(item.name), *(picture.file for picture in record.pictures)]
+    files = {name: (out / name).read_bytes() for name in names}
+    own = [path for path in sorted(item.folder.iterdir()) if path.suffix in (".py", ".toml")]
+    shared = [source.path for source in item.sources.values() if not source.own]
+    for path in [*own, *shared]:
+        folder = item.name if path.parent == item.folder else "shared"
+        files[f"files/{folder}/{path.name}"] = path.read_bytes()
+    return files
+
+
+def _readme(book: Book, found: Mapping[str, Record], every: Mapping[str, Record]) -> str:
+    rows = [page.scorecard(book.item(name), every) for name in found]
+    table = pd.DataFrame(rows).fillna("").replace("", "-")
+    if len(table):
+        table["title"] = [f"[{row['title']}]({row['item']}.md)" for row in rows]
+        table = table.loc[:, [name for name in table if not table[name].eq("-").all()]]
+    return _joined(
+        f"# {book.words.title}",
+        marked(page.sentence(book.words.introduction)),
+        page.summary(found, book),
+        markdown(table.drop(columns="item")) if len(table) else "No item has been run.",
+        "## How to read the verdicts",
+        *map(marked, page.RULES),
+        "## Limits",
+        page.cost(list(found.values())),
+        "Numbers of the same runs are not independent. `files.csv` lists all files with their hashes.",
+    )
+
+
+def _item_page(item: Item, record: Record) -> str:
+    papers = [
+        f"{x.authors}: *{x.title}*, [arXiv {x.arxiv}](https://arxiv.org/abs/{x.arxiv})." for x in item.papers
+    ]
+    settings = page.SETTINGS["reduced" if record.reduced else item.words.settings]
+    lines = [f"# {item.title}", *papers, f"Settings: {settings}. {marked(item.words.chosen.strip())}".strip()]
+    for claim, (verdict, own) in record.claims(item).items():
+        over = f" ({page.seeds(own)})" if page.seeds(own) else ""
+        lines += [
+            f"## {marked(page.sentence(claim or item.words.reports))}",
+            f"**{verdict or 'only measured'}**{over}",
+        ]
+        lines += [markdown(texts(page.numbers(own)).map(marked))]
+    if item.words.reason:
+        lines += ["## Why numbers differ", marked(page.sentence(item.words.reason))]
+    for picture in record.pictures:
+        lines += [f"![{picture.caption.partition('. ')[0]}]({picture.file})", marked(picture.caption)]
+    for title, frame in record.frames.items():
+        lines += [f"### {title}", markdown(frame)]
+    facts = {"criteria": record.criteria.text, "made by": record.made_by or "not recorded", **record.facts}
+    lines += ["## How it was run", marked(page.sentence(item.words.compared)) if item.words.compared else ""]
+    lines += [
+        f"    {record.command}",
+        record.reused,
+        "\n".join(f"- {name}: {fact}" for name, fact in facts.items()),
+    ]
+    return _joined(*lines)
+
+
+def _joined(*lines: str) -> str:
+    return "\n\n".join(line for line in lines if line) + "\n"

@@ -1,0 +1,76 @@
+"""The shapes of Figures 1 to 3: E·v rises with the posterior difference, and E·p is U-shaped about 0."""
+
+import pandas as pd
+from bin_means import bins_of, table_of
+
+from jaxattn.lab.books import leave_one_out, longest_rise, lowest, spearman, u_shape
+
+CORRELATION = (-1.0, 1.0)
+
+
+def shapes(cell, *, rise=None, u=None, where=None, id="", name="", longest=True):
+    """Measure the shapes of both curves in a cell.
+
+    Args:
+        cell: the cell.
+        rise: criterion for the Spearman correlation of E·v with the bin centres.
+        u: criterion for the U-shape of E·p: the weaker of the Spearman correlations on both sides of 0.
+        where: criterion for the bin in which E·p is lowest.
+        id: first part of the ids, if several cells are measured.
+        name: first part of the texts.
+        longest: whether the longest rise of E·v is measured as well.
+    """
+    ev, ep = bins_of(cell, "Ev"), bins_of(cell, "Ep")
+    up, minimum = ("increasing" if rise else ""), ("U-shaped" if u else "")
+    found = [
+        leave_one_out(
+            f"{id}rise",
+            f"{name}Spearman correlation of E·v with the bin centres",
+            spearman(ev.mean, ev.centres),
+            between=CORRELATION,
+            expected=rise,
+            published=up,
+        )
+    ]
+    found += [rise_length(ev, f"{id}longest_rise")] if longest else []
+    return [
+        *found,
+        leave_one_out(
+            f"{id}u_shape",
+            f"{name}U-shape score of E·p, centred at 0 (1 for a perfect U)",
+            u_shape(ep.mean, ep.centres),
+            between=CORRELATION,
+            expected=u,
+            published=minimum,
+        ),
+        minimum_of(ep, f"{id}lowest", f"{name}location of the minimum of E·p", where, minimum),
+    ]
+
+
+def rise_length(ev, id, **about):
+    """Measure the number of bins in the longest rise of E·v."""
+    bins, first, final = longest_rise(ev.mean)
+    where = f"{ev.centres[int(first[0])]:.2f} to {ev.centres[int(final[0])]:.2f}"
+    text = f"number of bins in the longest rise of E·v, which extends from {where}"
+    return leave_one_out(id, text, bins, between=(1, len(ev.centres)), **about)
+
+
+def minimum_of(ep, id, text, expected, published):
+    """Measure the centre of the bin in which E·p is lowest, which is known up to the width of the bin."""
+    centres = lowest(ep.mean, ep.centres)
+    return leave_one_out(id, text, centres, expected=expected, published=published, resolution=ep.width)
+
+
+def bin_table(cell):
+    """Return the bin means of a cell as a table."""
+    return {"Bin means": table_of(bins_of(cell, "Ev"), bins_of(cell, "Ep"))}
+
+
+def shape_table(every, names):
+    """Return the shapes of several cells as a table, one row per cell."""
+    rows = []
+    for cell, name in zip(every, names, strict=True):
+        found = shapes(cell)
+        row = {"": name} | {each.text.partition(",")[0]: each.measured for each in found}
+        rows.append(row | {"test accuracy": cell.final("test_accuracy").measured})
+    return {"Shapes": pd.DataFrame(rows)}
