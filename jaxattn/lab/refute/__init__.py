@@ -1,0 +1,25 @@
+"""Search for counterexamples to a claim, shrink them to a few small integers, and prove them exactly.
+
+A claim is a Python file that assigns a `Claim` to `claim`. The function `refute` is the command
+`jaxattn refute`. `exact` contains linear algebra and small convex programs in rational arithmetic, and
+`picture` contains drawings.
+"""
+
+from jaxattn.lab.refute import exact, picture
+from jaxattn.lab.refute.claim import Claim, Evidence, Sides, read_claim
+from jaxattn.lab.refute.run import Refutation, refute
+from jaxattn.lab.refute.space import Instance, Integers, Space
+
+__all__ = [
+    "Claim",
+    "Evidence",
+    "Instance",
+    "Integers",
+    "Refutation",
+    "Sides",
+    "Space",
+    "exact",
+    "picture",
+    "read_claim",
+    "refute",
+]
