@@ -1,11 +1,11 @@
 """Search for counterexamples to a claim, shrink them to a few small integers, and prove them exactly.
 
 A claim is a Python file that assigns a `Claim` to `claim`. The function `refute` is the command
-`jaxattn refute`. `exact` contains linear algebra and small convex programs in rational arithmetic, and
-`picture` contains drawings.
+`jaxattn refute`. `exact` contains linear algebra and small convex programs in rational arithmetic, `flows`
+contains helpers for claims on flows, and `picture` contains drawings.
 """
 
-from jaxattn.lab.refute import exact, picture
+from jaxattn.lab.refute import exact, flows, picture
 from jaxattn.lab.refute.claim import Claim, Evidence, Sides, read_claim
 from jaxattn.lab.refute.run import Refutation, refute
 from jaxattn.lab.refute.space import Instance, Integers, Space
@@ -19,6 +19,7 @@ __all__ = [
     "Sides",
     "Space",
     "exact",
+    "flows",
     "picture",
     "read_claim",
     "refute",

@@ -83,6 +83,8 @@ class Claim:
         repaired: the statement with the missing hypothesis, for the record; "" if unknown.
         batch: number of instances per batch.
         batched: whether `score` takes a batch.
+        flows: number of instances per batch whose flow a batched score integrates; shrinking tests as many
+            candidates together. 0 for all instances.
         size: function that returns a key to compare instances; see `jaxattn.lab.refute.shrink.default_size`
             for the default.
         fixed: axes whose length shrinking must not change, because `score` or `exact` depends on it.
@@ -104,6 +106,7 @@ class Claim:
     repaired: str = ""
     batch: int = 4096
     batched: bool = False
+    flows: int = 0
     size: Callable[[Instance], Any] | None = None
     fixed: Sequence[str] = field(default=())
     draw: Callable[[Instance, Any], None] | None = None

@@ -172,7 +172,7 @@ def page_text(record: dict[str, Any], checked: str, has_picture: bool) -> str:
     ]
     if has_picture:
         parts.append("![The instance](picture.png)")
-    where = ", ".join(f"{name} = {value}" for name, value in record["witness"].items())
+    where = ", ".join(f"{name} = {_plain(value)}" for name, value in record["witness"].items())
     parts += ["## Violation", f"{where}." if where else "", f"left = {number(record['left'])}"]
     parts += [f"right = {number(record['right'])}", "left > right, in exact arithmetic."]
     if evidence := record["evidence"]:
@@ -187,6 +187,10 @@ def page_text(record: dict[str, Any], checked: str, has_picture: bool) -> str:
     counts = f"{by['tried']:,} instances ({by['inside']:,} inside the assumptions), {by['seconds']:.1f} s"
     parts += ["## Found by", f"```\n{by['command']}\n```", f"Seed {by['seed']}, {counts}."]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _plain(value: Any) -> str:
+    return f"({', '.join(map(_plain, value))})" if isinstance(value, list) else str(value)
 
 
 def _evidence_text(evidence: dict[str, Any]) -> str:

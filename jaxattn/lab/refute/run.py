@@ -3,6 +3,7 @@
 import hashlib
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,17 +163,20 @@ def _numerical_predicate(claim: Claim) -> shrink.Predicate:
     exact = _decides(claim, boundary=False)
 
     def first(candidates: Any) -> int | None:
-        for start in range(0, len(candidates), claim.batch):
-            part = candidates[start : start + claim.batch]
-            possible = [i for i, one in enumerate(part) if exact(one)]
-            while possible:
-                shape = _shape(part[possible[0]])
-                own = [i for i in possible if _shape(part[i]) == shape]
-                scores = search.score_batch(claim, spaces.stack([part[i] for i in own]))
-                positive = [i for i, score in zip(own, scores, strict=True) if score > 0]
+        waiting = deque(enumerate(candidates))
+        while waiting:
+            part: list[tuple[int, Instance]] = []
+            # The next candidates of the same shape, as many as the score handles together.
+            while waiting and len(part) < (claim.flows or claim.batch):
+                if part and _shape(waiting[0][1]) != _shape(part[0][1]):
+                    break
+                index, one = waiting.popleft()
+                part += [(index, one)] if exact(one) else []
+            if part:
+                scores = search.score_batch(claim, spaces.stack([one for _, one in part]))
+                positive = [index for (index, _), score in zip(part, scores, strict=True) if score > 0]
                 if positive:
-                    return start + positive[0]
-                possible = [i for i in possible if i not in own]
+                    return positive[0]
         return None
 
     return first

@@ -113,11 +113,13 @@ def verdict(claim: Claim, instance: Instance) -> str | None:
 def score_batch(claim: Claim, batch: Instance) -> np.ndarray:
     """Return the scores of a batch, (B,) float64. NaN becomes -inf."""
     count = len(next(iter(batch.values())))
-    # A constant number of instances, so that a size is compiled once.
-    padded = spaces.pad(batch, claim.batch if count <= claim.batch else count)
     with backend.float64():
-        function = claim.score if claim.batched else _vectorised(claim.score)
-        scores = np.asarray(function(padded), np.float64)[:count]
+        if claim.batched:
+            scores = np.asarray(claim.score(batch), np.float64)
+        else:
+            # A constant number of instances, so that a size is compiled once.
+            padded = spaces.pad(batch, claim.batch)
+            scores = np.asarray(_vectorised(claim.score)(padded), np.float64)[:count]
     if scores.shape != (count,):
         raise InputError(
             f"score: returned shape {scores.shape} for {count} instances; return one number each"

@@ -21,8 +21,9 @@ def default_size(instance: Instance) -> tuple[Any, ...]:
     """Return a key that is smaller for a simpler instance.
 
     Its parts, in this order: number of entries, number of square matrices other than the identity, largest
-    absolute value, number of nonzero entries, number of distinct values of each array, sum of absolute values, number of
-    negative entries, minus the sum, and the entries themselves, so that larger ones come first.
+    absolute value, number of nonzero entries, number of distinct values in each array, sum of absolute
+    values, number of negative entries, minus the sum, and the entries themselves, so that larger ones come
+    first.
     """
     arrays = [np.asarray(x) for x in instance.values()]
     entries = np.concatenate([x.ravel() for x in arrays])
