@@ -20,21 +20,19 @@ def shortest(rows):
 
 
 def apart(E):
-    """Return p_* and p_relax of the first consistent choice of top tokens with two directions."""
+    """Yield p_* and p_relax of each consistent choice of top tokens with two directions."""
     for top in product(*(tokens for tokens, _ in DATA)):
         chosen = [(t, tokens, y) for t, (tokens, y) in zip(top, DATA, strict=True)]
-        v = shortest([(y * E[t][0], y * E[t][1], 1) for t, _, y in chosen])
-        values = [a * v[0] + b * v[1] for a, b in E] if v else []
-        pairs = [(t, s, y) for t, tokens, y in chosen for s in tokens if v and s != t]
-        pairs = [(t, s, int(y * values[t] == 1), y * values[s]) for t, s, y in pairs]
+        v = shortest([(y * E[t][0], y * E[t][1], 1) for t, _, y in chosen]) or (0, 0)
+        values = [a * v[0] + b * v[1] for a, b in E]
+        pairs = [(t, s, int(y * values[t] == 1), y * values[s]) for t, x, y in chosen for s in x if s != t]
         rows = [(E[t][0] - E[s][0], E[t][1] - E[s][1], heavy, z) for t, s, heavy, z in pairs]
         p = shortest([(a, b, 0 if z > 1 else Fraction(heavy, 1 + (z == 1))) for a, b, heavy, z in rows])
         q = shortest([(a, b, heavy) for a, b, heavy, _ in rows])
-        strict = v and p and q and all(a * p[0] + b * p[1] > h * (z > 1) for a, b, h, z in rows)
-        if strict and p[0] * q[1] != p[1] * q[0]:
-            return f"top {top}, p_* = ({p[0]}, {p[1]}), p_relax = ({q[0]}, {q[1]})"
-    return None
+        cross = p and q and p[0] * q[1] - p[1] * q[0]
+        if cross and all(a * p[0] + b * p[1] > heavy * (z > 1) for a, b, heavy, z in rows):
+            yield f"top {top}, p_* = ({p[0]}, {p[1]}), p_relax = ({q[0]}, {q[1]})"
 
 
-print(f"{INSTANCE}: {apart(**INSTANCE)}; control: {apart(**CONTROL)}")
-raise SystemExit(apart(**INSTANCE) is None or apart(**CONTROL) is not None)
+print(f"{INSTANCE}: {list(apart(**INSTANCE))}; control: {list(apart(**CONTROL))}")
+raise SystemExit(not any(apart(**INSTANCE)) or any(apart(**CONTROL)))
