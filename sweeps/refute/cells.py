@@ -83,7 +83,7 @@ def vertices(x):
 
 
 def score(instance):
-    """Return the largest deviation from the prediction, or minus the smallest gap of an argmax without one."""
+    """Return the largest deviation from the prediction, or minus the smallest gap of an argmax."""
     x, B = instance["tokens"].astype(float), instance["B"].astype(float)
     flat = jnp.concatenate([x, jnp.zeros_like(x)], axis=1)[:, :2]
     values = x @ B @ x.T

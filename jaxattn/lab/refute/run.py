@@ -236,6 +236,7 @@ def _conclude(
         "tried": tried,
         "inside": inside,
         "checked": progress.checked,
+        "undecided": progress.undecided,
         "seconds": round(progress.seconds, 2),
         "jaxattn": provenance.version("jaxattn"),
         "claim_sha256": progress.claim,
@@ -279,6 +280,7 @@ def _sentence(claim: Claim, progress: Progress, one: Counterexample | None, kind
     tried, inside = sum(progress.tried), sum(progress.inside)
     horizon = f", to horizon {claim.horizon}" * bool(claim.horizon)
     space = f"{inside:,} instances ({tried:,} tried) of the space {claim.space.describe()}{horizon}"
+    space += f"; {progress.undecided:,} candidates were not decided exactly" * bool(progress.undecided)
     if one is None:
         return f"no counterexample in {space}"
     if kind == "boundary case":

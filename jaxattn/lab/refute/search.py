@@ -58,6 +58,7 @@ class Outcome(NamedTuple):
         boundary: the same for degenerate cases, with the reason.
         checked: number of instances whose sides were computed exactly.
         refused: number of instances with a positive score whose violation the exact computation denied.
+        undecided: number of instances with a positive score that were not decided exactly.
     """
 
     tried: int
@@ -67,6 +68,7 @@ class Outcome(NamedTuple):
     boundary: list[tuple[str, Any]]
     checked: int
     refused: int
+    undecided: int
 
 
 def compute(claim: Claim, batch: Batch) -> Outcome:
@@ -95,7 +97,8 @@ def compute(claim: Claim, batch: Batch) -> Outcome:
             found.append(spaces.to_lists(instance))
     top = [index for index in order[:POOL] if scores[index] > -np.inf]
     best = [(float(min(scores[i], 1e300)), spaces.to_lists(spaces.pick(drawn, i))) for i in top]
-    return Outcome(len(kept), inside, best, found, boundary, checked, refused)
+    undecided = int((scores > 0).sum()) - checked
+    return Outcome(len(kept), inside, best, found, boundary, checked, refused, undecided)
 
 
 def verdict(claim: Claim, instance: Instance) -> str | None:
@@ -174,6 +177,7 @@ class Progress:
         inside: number of them inside the assumptions, by size.
         checked: number of exact computations.
         refused: number of these that denied a positive score.
+        undecided: number of instances with a positive score without an exact computation.
         found: violations, best first.
         boundary: degenerate violations, with the reason.
         seconds: time spent so far.
@@ -189,6 +193,7 @@ class Progress:
     inside: list[int] = field(default_factory=list)
     checked: int = 0
     refused: int = 0
+    undecided: int = 0
     found: list[Any] = field(default_factory=list)
     boundary: list[Any] = field(default_factory=list)
     seconds: float = 0.0
@@ -227,6 +232,7 @@ class Progress:
         self.inside[size] += outcome.inside
         self.checked += outcome.checked
         self.refused += outcome.refused
+        self.undecided += outcome.undecided
         self.found += outcome.found
         self.boundary += [list(one) for one in outcome.boundary]
         self.pools[size] = _merged(self.pools[size], outcome.best)
