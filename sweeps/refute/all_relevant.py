@@ -15,6 +15,8 @@ from jaxattn.lab.refute import Claim, Evidence, Integers, Sides, Space, flows, p
 SEQUENCES, LABELS, RELEVANT = [[0, 2], [1, 2]], [1, -1], [0, 1]
 # Loss at which the flow ends: during the search, and for the evidence.
 LOG_LOSS, LOG_LOSS_EVIDENCE = -100.0, -3000.0
+# Starts whose loss stays large take no more steps than this.
+STEPS = 5000
 # Number of flows per call, because each number is compiled separately.
 FLOWS = 32
 # Random perturbations of the start that have to end on the same tokens.
@@ -58,7 +60,7 @@ def exact_sides(instance):
 def flow(batch, log_loss, rtol=1e-8):
     """Integrate gradient flow on E, p and v for a batch of starts."""
     start = {name: batch[name].astype(float) for name in ("E", "p", "v")}
-    return ja.dynamics.full_flow(start, CORPUS, until_log_loss=log_loss, rtol=rtol, points=8)
+    return ja.dynamics.full_flow(start, CORPUS, until_log_loss=log_loss, rtol=rtol, points=8, max_steps=STEPS)
 
 
 def ends(path):

@@ -80,6 +80,7 @@ class Claim:
         horizon: description of the horizon T of the search, such as "600 steps".
         evidence: for a statement on a numerical flow, function that runs it with certificate and interval;
             None if `exact` decides the statement.
+        exact_target: with `evidence`, whether `exact` computes the target of the flow in exact arithmetic.
         repaired: the statement with the missing hypothesis, for the record; "" if unknown.
         batch: number of instances per batch.
         batched: whether `score` takes a batch.
@@ -103,6 +104,7 @@ class Claim:
     check: str = ""
     horizon: str = ""
     evidence: Callable[[Instance], Evidence] | None = None
+    exact_target: bool = True
     repaired: str = ""
     batch: int = 4096
     batched: bool = False
@@ -113,8 +115,14 @@ class Claim:
 
     @property
     def kind(self) -> str:
-        """Verdict for a counterexample: "falsified", or "numerical counterexample, exact target"."""
-        return "falsified" if self.evidence is None else "numerical counterexample, exact target"
+        """Verdict for a counterexample.
+
+        It is "falsified" if `exact` decides the statement. For a numerical flow, it is "numerical
+        counterexample", and ", exact target" is appended if the target is exact.
+        """
+        if self.evidence is None:
+            return "falsified"
+        return "numerical counterexample" + ", exact target" * self.exact_target
 
 
 def read_claim(name: str) -> Claim:

@@ -197,8 +197,8 @@ def _evidence_text(evidence: dict[str, Any]) -> str:
     return (
         f"Numerical evidence: {evidence['quantity']} is in "
         f"[{evidence['low']:.6g}, {evidence['high']:.6g}] ({evidence['interval']}); the statement predicts "
-        f"{evidence['predicted']:g}. Status `{evidence['status']}`; {evidence['certificate']}. The exact "
-        "check proves the target alone, not that the flow converges to it."
+        f"{evidence['predicted']:g}. Status `{evidence['status']}`; {evidence['certificate']}. The "
+        "files check the target alone, not that the flow converges to it."
     )
 
 

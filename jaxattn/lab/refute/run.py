@@ -32,8 +32,8 @@ class Refutation:
     """Outcome of a search.
 
     Attributes:
-        verdict: "falsified", "numerical counterexample, exact target", "boundary case", or "no
-            counterexample".
+        verdict: "falsified", "numerical counterexample, exact target", "numerical counterexample",
+            "boundary case", or "no counterexample".
         sentence: the verdict with the number of instances, the space and the horizon.
         counterexample: the smallest counterexample, or None.
         tried: number of instances, distinct within batches.
@@ -100,7 +100,7 @@ def refute(
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     saved = folder / "search.json"
     progress = _resumed(read, seed, digest, saved)
-    before = progress.seconds
+    before, cpu = (progress.seconds, progress.cpu_seconds), time.process_time()
     if executor is not None:
         check_executor(executor, has_logs=False)
 
@@ -111,7 +111,8 @@ def refute(
     for batch, outcome in _outcomes(read, f"{file}:{name.partition(':')[2] or 'claim'}", progress, executor):
         new = outcome.found
         progress.add(read, batch, outcome)
-        progress.seconds = before + spent()
+        progress.seconds = before[0] + spent()
+        progress.cpu_seconds = before[1] + time.process_time() - cpu
         search.save(progress, saved)
         if show:
             state = f"best score {progress.best:.4g}"
@@ -123,7 +124,8 @@ def refute(
             break
     if found is None and progress.boundary:
         found = smallest(read, [spaces.from_lists(x) for _, x in progress.boundary[:1]], boundary=True)
-    progress.seconds = before + spent()
+    progress.seconds = before[0] + spent()
+    progress.cpu_seconds = before[1] + time.process_time() - cpu
     search.save(progress, saved)
     return _conclude(read, progress, found, command, file, folder)
 
@@ -238,6 +240,7 @@ def _conclude(
         "checked": progress.checked,
         "undecided": progress.undecided,
         "seconds": round(progress.seconds, 2),
+        "cpu_seconds": round(progress.cpu_seconds, 2),
         "jaxattn": provenance.version("jaxattn"),
         "claim_sha256": progress.claim,
     }

@@ -181,6 +181,7 @@ class Progress:
         found: violations, best first.
         boundary: degenerate violations, with the reason.
         seconds: time spent so far.
+        cpu_seconds: processor time of this process so far, without workers.
     """
 
     seed: int
@@ -197,6 +198,7 @@ class Progress:
     found: list[Any] = field(default_factory=list)
     boundary: list[Any] = field(default_factory=list)
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
 
     @property
     def best(self) -> float:
