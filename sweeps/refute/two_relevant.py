@@ -207,7 +207,7 @@ claim = Claim(
     assumptions=assumptions,
     exact=exact_sides,
     evidence=evidence,
-    control={"E": [[1, 0], [1, 0], [-1, 0], [-1, 0], [0, 0]]},
+    control={"E": [[1, 1], [1, 0], [-1, 0], [-1, 1], [0, 0]]},
     check="checks/two_relevant.py",
     horizon=f"‖p‖ = {NORM:g}",
     fixed=("token",),

@@ -4,7 +4,7 @@ from fractions import Fraction
 from itertools import product
 
 INSTANCE = {"E": [[3, 1], [-2, -1], [2, -3], [-1, -1], [-3, 3]]}
-CONTROL = {"E": [[1, 0], [1, 0], [-1, 0], [-1, 0], [0, 0]]}
+CONTROL = {"E": [[1, 1], [1, 0], [-1, 0], [-1, 1], [0, 0]]}
 DATA = [([0, 1, 4], 1), ([2, 3, 4], -1), ([0, 4], 1), ([3, 4], -1)]
 
 
