@@ -10,6 +10,7 @@ from fractions import Fraction
 import numpy as np
 
 import jaxattn as ja
+from jaxattn.dynamics import Stop
 from jaxattn.lab.refute import Claim, Evidence, Integers, Sides, Space, exact, flows, picture
 
 # Instances per batch whose flow is integrated: those with the largest angle between the two directions.
@@ -80,7 +81,7 @@ def score(batch):
     rank = np.where(np.isnan(apart) | ~labelled, -np.inf, apart - 3)
     order = flows.largest(rank, FLOWS)
     path = flow(points[order], labels[order])
-    end, normal = path.p[:, -1], path.status == ja.dynamics.Stop.NORM
+    end, normal = path.p[:, -1], path.status == Stop.NORM
     settled = normal & (flows.one_minus_cosine(end, relaxed[order]) < SETTLED)
     found = flows.one_minus_cosine(end, hard[order])
     rank[order] = np.where(settled & (found > APART), found, np.minimum(rank[order], -1))
@@ -104,7 +105,7 @@ def evidence(instance):
         late = path.norm[0] >= path.norm[0, -1] / 10
         found += flows.one_minus_cosine(path.p[0][late], hard).tolist()
         ends.append(float(flows.one_minus_cosine(path.p[0, -1], relaxed)))
-        names.add(ja.dynamics.Stop(int(path.status[0])).name.lower())
+        names.add(Stop(int(path.status[0])).name.lower())
     return Evidence(
         contradicts=names == {"norm"} and max(ends) < SETTLED and min(found) > APART,
         status="/".join(sorted(names)),

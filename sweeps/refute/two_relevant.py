@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import jaxattn as ja
+from jaxattn.dynamics import Stop
 from jaxattn.lab.refute import Claim, Evidence, Integers, Sides, Space, exact, flows, picture
 
 SEQUENCES, LABELS = [[0, 1, 4], [2, 3, 4], [0, 4], [3, 4]], [1, -1, 1, -1]
@@ -127,7 +128,7 @@ def score(batch):
     rank = np.where(np.isfinite(apart), apart - 3, -np.inf)
     order = flows.largest(rank, FLOWS)
     path = flow(E[order])
-    end, normal = path.p[:, -1], path.status == ja.dynamics.Stop.NORM
+    end, normal = path.p[:, -1], path.status == Stop.NORM
     settled = normal & (flows.one_minus_cosine(end, p[order]) < SETTLED)
     found = flows.one_minus_cosine(end, q[order])
     rank[order] = np.where(settled & (found > APART), found, np.minimum(rank[order], -1))
@@ -156,7 +157,7 @@ def evidence(instance):
         late = path.norm[0] >= path.norm[0, -1] / 10
         values += flows.one_minus_cosine(path.p[0][late], relaxed).tolist()
         ends.append(float(flows.one_minus_cosine(path.p[0, -1], limit_p)))
-        names.add(ja.dynamics.Stop(int(path.status[0])).name.lower())
+        names.add(Stop(int(path.status[0])).name.lower())
         limit = certified(E, path)
         holds &= limit.holds and bool(flows.one_minus_cosine(limit.p, limit_p) < CERTIFIED)
     return Evidence(

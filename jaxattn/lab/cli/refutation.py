@@ -22,13 +22,13 @@ def refute(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Search for a counterexample to a claim, shrink it, and prove it in exact arithmetic.
+    """Search for a counterexample to a claim.
 
     A claim is a Python file that defines a space of small integer instances, a score, and the statement in
     rational arithmetic; see docs/howto/refute.md. The file is imported. The search ends at the first
-    counterexample that is not a degenerate case, which is shrunk and written with a script, check.py, that
-    confirms it with Python's standard library alone. An interrupted search resumes after its last batch. The
-    exit status is 0 whether or not there is a counterexample.
+    counterexample that is not a degenerate case. It is shrunk, proved in exact arithmetic, and written with
+    a script, check.py, that confirms it with Python's standard library alone. An interrupted search resumes
+    after its last batch. The exit status is 0 whether or not there is a counterexample.
 
     Example: jaxattn refute sweeps/refute/frank_wolfe.py --budget 30
 

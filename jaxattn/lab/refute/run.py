@@ -275,7 +275,7 @@ def _closest(claim: Claim, progress: Progress) -> Any:
     if not pools:
         return None
     _, lists = max(pools, key=lambda pair: pair[0])
-    batch = claim.space.repair(spaces.stack([spaces.from_lists(lists)]))
+    batch = spaces.repaired(claim.space, spaces.stack([spaces.from_lists(lists)]))
     return spaces.to_lists(spaces.pick(batch, 0))
 
 

@@ -73,10 +73,9 @@ class Outcome(NamedTuple):
 
 def compute(claim: Claim, batch: Batch) -> Outcome:
     """Score the instances of a batch, and compute the sides of the most promising ones exactly."""
-    space = claim.space
     rng = np.random.default_rng([batch.seed, batch.number])
     drawn = _instances(claim, batch, rng)
-    built = space.repair({name: x.copy() for name, x in drawn.items()})
+    built = spaces.repaired(claim.space, drawn)
     kept = _first_occurrences(built)
     drawn, built = ({name: x[kept] for name, x in one.items()} for one in (drawn, built))
     scores = score_batch(claim, built)

@@ -49,12 +49,12 @@ class Space:
             is compiled separately.
         repair: function that maps a batch to the constraints of the claim, such as "the last token makes the
             sum zero", by changing entries. It is applied to random and mutated instances, and may leave the
-            ranges. The default changes nothing.
+            ranges. None changes nothing.
     """
 
     arrays: Mapping[str, Integers]
     sizes: tuple[Mapping[str, int], ...]
-    repair: Callable[[Instance], Instance] = lambda batch: batch
+    repair: Callable[[Instance], Instance] | None = None
 
     def shapes(self, size: int) -> dict[str, tuple[int, ...]]:
         """Return the shape of each array for `sizes[size]`."""
@@ -92,6 +92,12 @@ class Space:
             for size in self.sizes:
                 if missing := [axis for axis in x.names if axis not in size]:
                     raise InputError(f"space: {name}: no length for axis {missing[0]!r} in {dict(size)}")
+
+
+def repaired(space: Space, batch: Instance) -> Instance:
+    """Return a copy of a batch with `Space.repair` applied."""
+    copy = {name: np.array(x) for name, x in batch.items()}
+    return space.repair(copy) if space.repair else copy
 
 
 def enumerate_all(space: Space, size: int) -> Instance:

@@ -13,7 +13,7 @@ from scipy.optimize import linprog
 
 import jaxattn as ja
 from jaxattn.lab.refute import exact, read_claim, refute, search
-from jaxattn.lab.refute.space import from_lists, pick, sample, stack
+from jaxattn.lab.refute.space import from_lists, pick, repaired, sample, stack
 from jaxattn.lab.study.import_paths import ImportPaths
 
 ROOT = Path(__file__).parents[3]
@@ -167,7 +167,7 @@ def test_a_wrong_algorithm_is_detected(monkeypatch):
 
 def test_tokens_keep_to_their_cells_and_a_wrong_cell_is_detected():
     claim, _ = load("cells.py")
-    batch = claim.space.repair(sample(claim.space, 1, 300, np.random.default_rng(0)))
+    batch = repaired(claim.space, sample(claim.space, 1, 300, np.random.default_rng(0)))
     inside = [i for i in range(300) if claim.assumptions(pick(batch, i)) == ""]
     assert len(inside) > 20
     assert not any(claim.exact(pick(batch, i)).violated for i in inside)
