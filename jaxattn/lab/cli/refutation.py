@@ -19,6 +19,7 @@ def refute(
     seed: int = 0,
     out: Annotated[Path | None, arg(metavar="DIR")] = None,
     workers: int = 1,
+    evolution: bool = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -38,6 +39,7 @@ def refute(
         seed: Seed of the search.
         out: Folder for the results; by default results/refute/CLAIM.
         workers: Number of processes that score batches.
+        evolution: Let SciPy's differential evolution choose the instances of each batch.
     """
     from jaxattn.lab.engine.progress import Reporter
     from jaxattn.lab.refute import refute as search
@@ -55,6 +57,7 @@ def refute(
             seed=seed,
             out=out,
             executor=executor,
+            evolution=evolution,
             command=command,
             show=reporter.update,
         )

@@ -60,6 +60,7 @@ def refute(
     seed: int = 0,
     out: str | Path | None = None,
     executor: Executor | None = None,
+    evolution: bool = False,
     batches: int | None = None,
     command: str = "",
     show: Show | None = None,
@@ -78,6 +79,7 @@ def refute(
         out: folder for the results; defaults to results/refute/NAME.
         executor: executor of worker processes that compute batches, such as a ProcessPoolExecutor that spawns
             its processes; defaults to this process.
+        evolution: True to let SciPy's differential evolution choose the instances of each batch.
         batches: maximum number of batches; defaults to no maximum.
         command: command line for the record.
         show: progress callback.
@@ -99,7 +101,7 @@ def refute(
         folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     saved = folder / "search.json"
-    progress = _resumed(read, seed, digest, saved)
+    progress = _resumed(search.start(read, seed, digest, evolution), saved)
     before, cpu = (progress.seconds, progress.cpu_seconds), time.process_time()
     if executor is not None:
         check_executor(executor, has_logs=False)
@@ -188,12 +190,13 @@ def _shape(instance: Instance) -> tuple[Any, ...]:
     return tuple(np.shape(x) for x in instance.values())
 
 
-def _resumed(claim: Claim, seed: int, digest: str, path: Path) -> Progress:
-    """Return the saved state of the same search, or a new one."""
+def _resumed(new: Progress, path: Path) -> Progress:
+    """Return the saved state of the same search, or the new one."""
     found = search.load(path)
-    if found is not None and (found.seed, found.claim) == (seed, digest) and not found.found:
-        return found
-    return search.start(claim, seed, digest)
+    same = ("seed", "claim", "evolution")
+    if found is None or found.found or any(getattr(found, name) != getattr(new, name) for name in same):
+        return new
+    return found
 
 
 def _outcomes(

@@ -17,6 +17,7 @@ from jaxattn.core import backend
 from jaxattn.core.errors import InputError, writing
 from jaxattn.lab.refute import space as spaces
 from jaxattn.lab.refute.claim import Claim, read_claim
+from jaxattn.lab.refute.evolution import evolve
 from jaxattn.lab.refute.space import Instance
 
 # Number of parents per size, and number of instances per batch whose sides are computed exactly.
@@ -34,6 +35,7 @@ class Batch(NamedTuple):
         number: number of the batch.
         size: index of the size in the claim's space.
         parents: best instances of this size so far, as nested lists, before `Space.repair`.
+        evolution: whether differential evolution chooses the instances, from a population of this kind.
     """
 
     claim: str
@@ -41,6 +43,7 @@ class Batch(NamedTuple):
     number: int
     size: int
     parents: list[Any]
+    evolution: bool = False
 
     def run(self) -> "Outcome":
         """Compute the batch in this process, with JAX in float64."""
@@ -144,11 +147,13 @@ def _instances(claim: Claim, batch: Batch, rng: np.random.Generator) -> Instance
         return spaces.enumerate_all(claim.space, batch.size)
     half = claim.batch // 2 if batch.parents else 0
     new = spaces.sample(claim.space, batch.size, claim.batch - half, rng)
-    if not half:
+    if half:
+        parents = spaces.stack([spaces.from_lists(one) for one in batch.parents])
+        children = spaces.mutate(claim.space, batch.size, parents, half, rng)
+        new = {name: np.concatenate([new[name], children[name]]) for name in new}
+    if not batch.evolution:
         return new
-    parents = spaces.stack([spaces.from_lists(one) for one in batch.parents])
-    children = spaces.mutate(claim.space, batch.size, parents, half, rng)
-    return {name: np.concatenate([new[name], children[name]]) for name in new}
+    return evolve(claim.space, batch.size, lambda one: score_batch(claim, one), new, rng)
 
 
 def is_enumerated(claim: Claim, size: int) -> bool:
@@ -168,6 +173,7 @@ class Progress:
     Attributes:
         seed: seed of the search.
         claim: SHA-256 of the claim's file; another file starts a new search.
+        evolution: whether differential evolution chooses the instances.
         number: number of batches so far.
         pools: best (score, instance) pairs of each size.
         parents: the pools at the beginning of the current round.
@@ -185,6 +191,7 @@ class Progress:
 
     seed: int
     claim: str
+    evolution: bool = False
     number: int = 0
     pools: list[list[Any]] = field(default_factory=list)
     parents: list[list[Any]] = field(default_factory=list)
@@ -222,7 +229,7 @@ class Progress:
             if is_enumerated(claim, size):
                 done.add(size)
             parents = [instance for _, instance in self.parents[size]]
-            batches.append(Batch(name, self.seed, number, size, parents))
+            batches.append(Batch(name, self.seed, number, size, parents, self.evolution))
         return batches
 
     def add(self, claim: Claim, batch: Batch, outcome: Outcome) -> None:
@@ -241,12 +248,13 @@ class Progress:
             self.done.append(size)
 
 
-def start(claim: Claim, seed: int, digest: str) -> Progress:
+def start(claim: Claim, seed: int, digest: str, evolution: bool = False) -> Progress:
     """Return the state of a search before its first batch."""
-    sizes = len(claim.space.sizes)
+    count = len(claim.space.sizes)
+    lists: tuple[list[list[Any]], list[list[Any]]] = ([[] for _ in range(count)], [[] for _ in range(count)])
+    zeros = [0] * count
     return Progress(
-        seed, digest, pools=[[] for _ in range(sizes)], parents=[[] for _ in range(sizes)], tried=[0] * sizes,
-        inside=[0] * sizes,
+        seed, digest, evolution, pools=lists[0], parents=lists[1], tried=zeros, inside=list(zeros)
     )  # fmt: skip
 
 

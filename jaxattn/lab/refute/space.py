@@ -102,19 +102,19 @@ def repaired(space: Space, batch: Instance) -> Instance:
 
 def enumerate_all(space: Space, size: int) -> Instance:
     """Return all instances of a size, in lexicographic order of their entries, as a batch."""
-    low, high = _bounds(space, size)
+    low, high = bounds(space, size)
     rest = np.arange(space.number(size))
     columns = []
     for width in (high - low + 1)[::-1]:
         rest, digit = np.divmod(rest, width)
         columns.append(digit)
-    return _unflatten(space, size, np.stack(columns[::-1], axis=1) + low)
+    return unflatten(space, size, np.stack(columns[::-1], axis=1) + low)
 
 
 def sample(space: Space, size: int, count: int, rng: np.random.Generator) -> Instance:
     """Return `count` instances whose entries are uniform and independent, as a batch."""
-    low, high = _bounds(space, size)
-    return _unflatten(space, size, rng.integers(low, high + 1, (count, len(low))))
+    low, high = bounds(space, size)
+    return unflatten(space, size, rng.integers(low, high + 1, (count, len(low))))
 
 
 def mutate(space: Space, size: int, parents: Instance, count: int, rng: np.random.Generator) -> Instance:
@@ -123,15 +123,15 @@ def mutate(space: Space, size: int, parents: Instance, count: int, rng: np.rando
     A change adds ±1 to an entry, replaces or negates an entry, exchanges two entries of an array, or copies
     one row of an array to another. Results are clipped to the ranges of the space.
     """
-    low, high = _bounds(space, size)
-    flat = _flatten(space, parents)
+    low, high = bounds(space, size)
+    flat = flatten(space, parents)
     children = flat[rng.integers(len(flat), size=count)]
     rows = _rows(space, size)
     changes = rng.choice([1, 2, 3], size=count, p=_CHANGES)
     for child, number in zip(children, changes, strict=True):
         for _ in range(number):
             _change(child, low, high, rows, rng)
-    return _unflatten(space, size, np.clip(children, low, high))
+    return unflatten(space, size, np.clip(children, low, high))
 
 
 def _change(x: np.ndarray, low: np.ndarray, high: np.ndarray, rows: Any, rng: np.random.Generator) -> None:
@@ -162,18 +162,21 @@ def _rows(space: Space, size: int) -> list[tuple[int, int, int]]:
     return found
 
 
-def _bounds(space: Space, size: int) -> tuple[np.ndarray, np.ndarray]:
+def bounds(space: Space, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the smallest and the largest value of each entry, in the order of `flatten`."""
     shapes = space.shapes(size)
     low = [np.full(int(np.prod(shapes[name])), x.low) for name, x in space.arrays.items()]
     high = [np.full(int(np.prod(shapes[name])), x.high) for name, x in space.arrays.items()]
     return np.concatenate(low), np.concatenate(high)
 
 
-def _flatten(space: Space, batch: Instance) -> np.ndarray:
+def flatten(space: Space, batch: Instance) -> np.ndarray:
+    """Return the entries of all arrays of a batch, one row per instance."""
     return np.concatenate([batch[name].reshape(len(batch[name]), -1) for name in space.arrays], axis=1)
 
 
-def _unflatten(space: Space, size: int, flat: np.ndarray) -> Instance:
+def unflatten(space: Space, size: int, flat: np.ndarray) -> Instance:
+    """Return the batch with the given rows of entries; the inverse of `flatten`."""
     found, start = {}, 0
     for name, shape in space.shapes(size).items():
         end = start + int(np.prod(shape))

@@ -74,6 +74,23 @@ def test_an_interrupted_search_resumes_to_the_same_state(write_claim, tmp_path):
     assert state(tmp_path / "other")["pools"] != state(tmp_path / "whole")["pools"]
 
 
+def test_differential_evolution_reaches_the_largest_score(write_claim, tmp_path):
+    """In Z^12, the largest norm with entries up to 4 is 192. One batch evaluates 21 populations of 64."""
+    path = write_claim(bound=192, sizes="({'n': 12},)")
+    found = refute(path, budget=60, out=tmp_path / "evolved", batches=24, evolution=True)
+    assert found.best == 0
+    assert 24 * 21 * 32 < found.tried <= 24 * 21 * 64
+
+
+def test_a_search_by_another_method_is_not_resumed(write_claim, tmp_path):
+    path = write_claim(bound=64)
+    for folder in ("one", "two"):
+        refute(path, budget=60, out=tmp_path / folder, batches=2, evolution=True)
+    assert state(tmp_path / "one") == state(tmp_path / "two")
+    refute(path, budget=60, out=tmp_path / "one", batches=1)
+    assert (state(tmp_path / "one")["number"], state(tmp_path / "one")["evolution"]) == (1, False)
+
+
 @pytest.mark.more
 def test_workers_do_not_change_the_result(write_claim, tmp_path):
     path = write_claim(bound=64)

@@ -4,7 +4,7 @@ from fractions import Fraction
 from itertools import product
 
 INSTANCE = {'E': [[2, 1], [0, 0], [2, -2], [-1, -1], [-3, 2]]}
-CONTROL = {'E': [[1, 0], [1, 0], [-1, 0], [-1, 0], [0, 0]]}
+CONTROL = {'E': [[1, 1], [1, 0], [-1, 0], [-1, 1], [0, 0]]}
 DATA = [([0, 1, 4], 1), ([2, 3, 4], -1), ([0, 4], 1), ([3, 4], -1)]
 
 
