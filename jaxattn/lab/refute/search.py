@@ -18,6 +18,7 @@ from jaxattn.core.errors import InputError, writing
 from jaxattn.lab.refute import space as spaces
 from jaxattn.lab.refute.claim import Claim, read_claim
 from jaxattn.lab.refute.evolution import evolve
+from jaxattn.lab.refute.flows import in_parts
 from jaxattn.lab.refute.space import Instance
 
 # Number of parents per size, and number of instances per batch whose sides are computed exactly.
@@ -104,13 +105,17 @@ def compute(claim: Claim, batch: Batch) -> Outcome:
 
 
 def verdict(claim: Claim, instance: Instance) -> str | None:
-    """Decide in exact arithmetic whether an instance violates the statement.
+    """Decide in exact arithmetic whether an instance with a positive score violates the statement.
+
+    Without an exact target, `exact` computes the same flow as the score, which therefore decides.
 
     Returns:
         None if it does not, or if an assumption fails; the reason if it is a degenerate case; else "".
     """
     if claim.assumptions(instance):
         return None
+    if not claim.exact_target:
+        return ""
     sides = claim.exact(instance)
     return sides.boundary if sides.violated else None
 
@@ -118,13 +123,13 @@ def verdict(claim: Claim, instance: Instance) -> str | None:
 def score_batch(claim: Claim, batch: Instance) -> np.ndarray:
     """Return the scores of a batch, (B,) float64. NaN becomes -inf."""
     count = len(next(iter(batch.values())))
+    vectorised = _vectorised(claim.score)
     with backend.float64():
         if claim.batched:
             scores = np.asarray(claim.score(batch), np.float64)
         else:
             # A constant number of instances, so that a size is compiled once.
-            padded = spaces.pad(batch, claim.batch)
-            scores = np.asarray(_vectorised(claim.score)(padded), np.float64)[:count]
+            scores = in_parts(lambda part: np.asarray(vectorised(part), np.float64), batch, claim.batch)
     if scores.shape != (count,):
         raise InputError(
             f"score: returned shape {scores.shape} for {count} instances; return one number each"
