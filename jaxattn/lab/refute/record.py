@@ -174,7 +174,8 @@ def page_text(record: dict[str, Any], checked: str, has_picture: bool) -> str:
         parts.append("![The instance](picture.png)")
     where = ", ".join(f"{name} = {_plain(value)}" for name, value in record["witness"].items())
     parts += ["## Violation", f"{where}." if where else "", f"left = {number(record['left'])}"]
-    parts += [f"right = {number(record['right'])}", "left > right, in exact arithmetic."]
+    exact = "floating point" if record["verdict"] == "numerical counterexample" else "exact arithmetic"
+    parts += [f"right = {number(record['right'])}", f"left > right, in {exact}."]
     if evidence := record["evidence"]:
         parts.append(_evidence_text(evidence))
     if record["repaired"]:
