@@ -48,6 +48,13 @@ class Counterexample(NamedTuple):
     shrink_calls: int
 
 
+def delete(out: Path) -> None:
+    """Delete the files of an earlier search."""
+    for name in ("counterexample.json", "check.py", "counterexample.md", "picture.png", "verdict.json"):
+        with writing(out / name):
+            (out / name).unlink(missing_ok=True)
+
+
 def contents(claim: Claim, one: Counterexample, found_by: dict[str, Any]) -> dict[str, Any]:
     """Return the contents of counterexample.json."""
     return {

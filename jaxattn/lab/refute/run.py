@@ -100,6 +100,7 @@ def refute(
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    record.delete(folder)
     saved = folder / "search.json"
     progress = _resumed(search.start(read, seed, digest, evolution), saved)
     before, cpu = (progress.seconds, progress.cpu_seconds), time.process_time()
@@ -122,6 +123,7 @@ def refute(
             show(f"{sum(progress.tried):,} instances", min(spent() / budget, 1.0), state, left)
         if new:
             found = smallest(read, [spaces.from_lists(x) for x in new])
+            progress.unconfirmed += 0 if found else len(new)
         if found or spent() >= budget or (batches is not None and progress.number >= batches):
             break
     if found is None and progress.boundary:
@@ -194,9 +196,10 @@ def _resumed(new: Progress, path: Path) -> Progress:
     """Return the saved state of the same search, or the new one."""
     found = search.load(path)
     same = ("seed", "claim", "evolution")
-    if found is None or found.found or any(getattr(found, name) != getattr(new, name) for name in same):
+    if found is None or any(getattr(found, name) != getattr(new, name) for name in same):
         return new
-    return found
+    # Violations of the last batch may not have been shrunk before the interruption.
+    return new if len(found.found) > found.unconfirmed else found
 
 
 def _outcomes(
@@ -242,6 +245,7 @@ def _conclude(
         "inside": inside,
         "checked": progress.checked,
         "undecided": progress.undecided,
+        "unconfirmed": progress.unconfirmed,
         "seconds": round(progress.seconds, 2),
         "cpu_seconds": round(progress.cpu_seconds, 2),
         "jaxattn": provenance.version("jaxattn"),
@@ -287,6 +291,7 @@ def _sentence(claim: Claim, progress: Progress, one: Counterexample | None, kind
     horizon = f", to horizon {claim.horizon}" * bool(claim.horizon)
     space = f"{inside:,} instances ({tried:,} tried) of the space {claim.space.describe()}{horizon}"
     space += f"; {progress.undecided:,} candidates were not decided exactly" * bool(progress.undecided)
+    space += f"; the flow confirmed none of {progress.unconfirmed:,} candidates" * bool(progress.unconfirmed)
     if one is None:
         return f"no counterexample in {space}"
     if kind == "boundary case":

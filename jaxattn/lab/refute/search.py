@@ -189,6 +189,7 @@ class Progress:
         refused: number of these that denied a positive score.
         undecided: number of instances with a positive score without an exact computation.
         found: violations, best first.
+        unconfirmed: number of them that the evidence of a numerical claim did not confirm.
         boundary: degenerate violations, with the reason.
         seconds: time spent so far.
         cpu_seconds: processor time of this process so far, without workers.
@@ -207,6 +208,7 @@ class Progress:
     refused: int = 0
     undecided: int = 0
     found: list[Any] = field(default_factory=list)
+    unconfirmed: int = 0
     boundary: list[Any] = field(default_factory=list)
     seconds: float = 0.0
     cpu_seconds: float = 0.0

@@ -12,7 +12,7 @@ import pytest
 from scipy.optimize import linprog
 
 import jaxattn as ja
-from jaxattn.lab.refute import exact, read_claim, refute, search
+from jaxattn.lab.refute import Integers, Space, exact, read_claim, refute, search
 from jaxattn.lab.refute.space import from_lists, pick, repaired, sample, stack
 from jaxattn.lab.study.import_paths import ImportPaths
 
@@ -209,6 +209,35 @@ def test_small_programs_of_heads_match_the_library():
             np.testing.assert_allclose(found[index], expected.p, atol=1e-7)
         scored = E[index] @ p[index]
         assert tops[index].tolist() == [max(x, key=lambda s: scored[s]) for x in setting.sequences]
+
+
+def test_measured_claims_need_both_tolerances():
+    """The measure is x₀², and x₀² - 1 with the smaller tolerance; the statement allows 3."""
+    measured = ImportPaths(SWEEPS).load("measured.py:measured")
+    claim = measured(
+        lambda batch, rtol: np.where(batch["x"][:, 0] == 9, -np.inf, batch["x"][:, 0] ** 2 - (rtol < 1e-6)),
+        tolerance=3.0,
+        quantity="x₀²",
+        size=2,
+        statement="x₀² ≤ 3",
+        source="a test",
+        hypothesis="",
+        space=Space({"x": Integers("n", -9, 9)}, ({"n": 2},)),
+        control={"x": [0, 0]},
+    )
+    batch = {"x": np.array([[1, 0], [2, 0], [3, 1], [9, 0], [-2, 5]])}
+    assert search.score_batch(claim, batch).tolist() == [-2, 1, 6, -np.inf, 1]
+    assert [claim.evidence(pick(batch, i)).contradicts for i in range(5)] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert claim.kind == "numerical counterexample"
+    assert claim.exact(pick(batch, 2)).left == 9
+    assert not claim.exact(pick(batch, 3)).violated
+    assert search.verdict(claim, pick(batch, 2)) == ""
 
 
 def test_published_records_agree_with_their_claims():

@@ -56,6 +56,24 @@ def test_an_enumerated_space_ends_the_search(write_claim, tmp_path):
     assert (found.tried, found.inside) == (9, 8)
 
 
+def test_an_unconfirmed_violation_does_not_end_the_search(write_claim, tmp_path):
+    """The evidence contradicts the statement for no instance; files of an earlier search are deleted."""
+    path = write_claim()
+    refute(path, budget=60, out=tmp_path / "out")
+    text = path.read_text().replace("import Claim,", "import Claim, Evidence,")
+    evidence = 'evidence=lambda one: Evidence(False, "norm", "none", "x", 0.0, 1.0, 2.0, "range"), '
+    path.write_text(text.replace("check='check_norm.py'", evidence + "check='check_norm.py'"))
+    found = refute(path, budget=60, out=tmp_path / "out", batches=2)
+    assert found.verdict == "no counterexample"
+    assert "the flow confirmed none of 24 candidates" in found.sentence
+    assert state(tmp_path / "out")["number"] == 2
+    assert not (tmp_path / "out/counterexample.json").exists()
+    assert not (tmp_path / "out/check.py").exists()
+    # The search resumes after its second batch.
+    refute(path, budget=60, out=tmp_path / "out", batches=3)
+    assert state(tmp_path / "out")["unconfirmed"] == 36
+
+
 def test_boundary_cases_do_not_end_the_search(write_claim, tmp_path):
     path = write_claim(boundary="'a tie'")
     found = refute(path, budget=60, out=tmp_path / "out", batches=3)
