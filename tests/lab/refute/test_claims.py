@@ -23,7 +23,7 @@ NAMES = [
     *(f"{name}.py" for name in ("frank_wolfe", "trained_head", "all_relevant", "two_relevant")),
     *(f"{name}.py" for name in ("cells", "diagonal_linear", "single_leader")),
     *(f"own_query.py:{name}" for name in ("margin", "certificate", "powers", "order")),
-    *(f"own_head.py:{name}" for name in ("relaxed", "clock", "certified")),
+    *(f"own_head.py:{name}" for name in ("relaxed", "tied", "clock", "certified")),
     *(f"own_full.py:{name}" for name in ("cover", "values", "query")),
 ]
 
