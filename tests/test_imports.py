@@ -26,6 +26,7 @@ LAB = (
     "diagnosis",
     "heads",
     "bisection",
+    "refute",
     "books",
     "cli",
 )

@@ -19,6 +19,7 @@ _FURTHER = (
     "jaxattn.lab.diagnosis",
     "jaxattn.lab.heads",
     "jaxattn.lab.books",
+    "jaxattn.lab.refute",
     "jaxattn.lab.results",
     "jaxattn.models.starts",
 )

@@ -444,6 +444,18 @@ def test_tables_on_the_page_about_results(tmp_path, monkeypatch):
     assert eval(last, names).shape == (2, 2)
 
 
+@pytest.mark.more
+def test_claim_on_the_page_about_conjectures_is_refuted(call, tmp_path, monkeypatch):
+    claim, check = blocks("howto/refute.md", "python")
+    (shown,) = blocks("howto/refute.md", "text")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(claim)
+    (tmp_path / "mine_check.py").write_text(check)
+    code, out, _ = call("refute", "mine.py", "--budget", "60", "--quiet")
+    assert code == 0
+    assert out.startswith(shown.strip())
+
+
 def test_every_page_with_python_code_is_tested():
     """Runs of the gallery are long; other tests cover books and attention heads; chips require compilers."""
     elsewhere = {f"howto/{name}.md" for name in ("extending", "books", "accelerators")}

@@ -122,9 +122,9 @@ def relaxed_max_margin(
         chosen: the selection, with exactly one token s(X) per sequence.
         points: x, (m, e) float; defaults to the keys.
         tied: required margin of a pair with X in the support if s' is also on the margin of v_mm, y
-            x_s'·v_mm = 1. Such pairs do not occur on the regularisation path or under Assumption 1. For
-            gradient flow, where v separates the values of s(X) and s' only by a bounded amount, use 1/2;
-            see docs/notes/joint_flow.md.
+            x_s'·v_mm = 1. Such pairs do not occur on the regularisation path, or under Assumption 1 for
+            generic embeddings. For gradient flow, where v separates the values of s(X) and s' only by a
+            bounded amount, use 1/2; see docs/notes/joint_flow.md.
         tolerance: relative duality gap up to which a problem counts as solved.
 
     Raises:

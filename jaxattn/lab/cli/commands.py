@@ -22,7 +22,7 @@ def command_groups() -> dict[str, dict[str, Callable[..., int]]]:
 
     A function's arguments become the options of its command, and its docstring becomes the help text.
     """
-    from jaxattn.lab.cli import machine, results, studies
+    from jaxattn.lab.cli import machine, refutation, results, studies
 
     return {
         "Run studies": {
@@ -42,6 +42,7 @@ def command_groups() -> dict[str, dict[str, Callable[..., int]]]:
         "Papers and claims": {
             "reproduce": results.reproduce,
             "claims": results.claims,
+            "refute": refutation.refute,
             "diagnose": results.diagnose,
             "heads": results.heads,
         },

@@ -277,9 +277,7 @@ def test_scaling_recovers_planted_slope(results):
     assert line.law.slope == pytest.approx(np.polyfit(np.repeat(np.log(line.x), 6), logs.ravel(), 1)[0])
     drawn = scaling(results["dims"], axis="model.dim", expected=-0.5, tolerance=0.05)
     assert "expected -0.5 ± 0.05: agrees" in drawn.caption
-    assert (
-        "differs" in scaling(results["dims"], axis="model.dim", expected=-1.0, tolerance=0.05).caption
-    )
+    assert "differs" in scaling(results["dims"], axis="model.dim", expected=-1.0, tolerance=0.05).caption
     assert drawn.figure.axes[0].get_xscale() == drawn.figure.axes[0].get_yscale() == "log"
 
 

@@ -1,0 +1,91 @@
+"""Helpers for claims about flows: corpora that differ in their labels, and small programs for batches.
+
+The programs are in floating point and only rank candidates. `exact` decides.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxattn.data.corpus import Corpus, from_sequences
+from jaxattn.lab.refute.space import Instance, pad
+
+# A set of active constraints counts as dependent below this determinant, relative to a power of the trace. A
+# constraint counts as violated below minus this slack.
+_SINGULAR, _FEASIBLE = 1e-12, 1e-9
+
+
+def corpora(sequences: Sequence[Sequence[int]], labels: np.ndarray, vocab_size: int) -> Corpus:
+    """Return corpora with the same sequences and different labels, with a leading axis B.
+
+    Args:
+        sequences: n lists of token ids.
+        labels: (B, n) int; ±1.
+        vocab_size: V.
+    """
+    first = from_sequences(sequences, [1] * len(sequences), vocab_size=vocab_size)
+    number = len(labels)
+    stacked = jax.tree.map(lambda x: np.broadcast_to(np.asarray(x), (number, *np.shape(x))), first)
+    return stacked.replace(targets=np.asarray(labels, np.int32))
+
+
+def shortest_batch(A: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the shortest x with A x ≥ b for each of B problems, (B, d); NaN if there is none.
+
+    All sets of at most d active constraints are tried, as in `exact.shortest`.
+
+    Args:
+        A: (B, m, d).
+        b: (B, m).
+    """
+    A, b = np.asarray(A, float), np.asarray(b, float)
+    number, m, d = A.shape
+    best, length = np.full((number, d), np.nan), np.full(number, np.inf)
+    zero = (b <= 0).all(axis=1)
+    best[zero], length[zero] = 0, 0
+    gram = np.einsum("bid,bjd->bij", A, A)
+    for count in range(1, min(m, d) + 1):
+        for active in map(list, combinations(range(m), count)):
+            own = gram[:, active][:, :, active]
+            size = np.trace(own, axis1=1, axis2=2) ** count
+            regular = np.abs(np.linalg.det(own)) > _SINGULAR * size
+            own = np.where(regular[:, None, None], own, np.eye(count))
+            weights = np.linalg.solve(own, b[:, active, None])[:, :, 0]
+            x = np.einsum("bi,bid->bd", weights, A[:, active])
+            slack = np.einsum("bmd,bd->bm", A, x) - b
+            feasible = regular & (slack >= -_FEASIBLE).all(axis=1)
+            norm = np.where(feasible, np.linalg.norm(x, axis=1), np.inf)
+            better = norm < length
+            best[better], length[better] = x[better], norm[better]
+    return best
+
+
+def largest(rank: np.ndarray, count: int) -> np.ndarray:
+    """Return the indices of the `count` largest values; the last one is repeated if there are fewer values.
+
+    A flow is compiled for each number of instances, so a score integrates the same number in every batch.
+    """
+    order = np.argsort(-rank, kind="stable")[:count]
+    return np.append(order, np.repeat(order[-1], count - len(order)))
+
+
+def in_parts(score: Callable[[Instance], np.ndarray], batch: Instance, size: int) -> np.ndarray:
+    """Apply a score of batches to parts of exactly `size` instances, and concatenate the scores."""
+    count = len(next(iter(batch.values())))
+    found = []
+    for start in range(0, count, size):
+        part = {name: x[start : start + size] for name, x in batch.items()}
+        found.append(score(pad(part, size))[: min(size, count - start)])
+    return np.concatenate(found)
+
+
+def one_minus_cosine(x: Any, y: Any) -> np.ndarray:
+    """Return 1 - cos of the angle between vectors along the last axis, without cancellation; NaN for 0."""
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        x = x / np.linalg.norm(x, axis=-1, keepdims=True)
+        y = y / np.linalg.norm(y, axis=-1, keepdims=True)
+    return ((x - y) ** 2).sum(axis=-1) / 2
