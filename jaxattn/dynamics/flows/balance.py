@@ -46,6 +46,9 @@ _ZERO = 1e-6
 # if it changes their score difference by more than _APART, relative to the length of the embedding
 # difference.
 _LOOSE, _APART = 1e-6, 0.03
+# At the balance itself, derivative and force along such a direction must be this small. Larger ones belong to
+# a force of second order, whose relative size is the weight of a token that falls behind, at least 1e-7.
+_FLAT = 1e-9
 # Square of the rounding error of an eigenvector: forces along a direction below this fraction of the largest
 # are zero.
 _NO_FORCE = 1e-29
@@ -261,7 +264,7 @@ def _rest(
     size, vectors = jnp.linalg.eigh(curvature)
     # Compare the curvature in each direction with the forces that cancel along it: keys have no fixed scale.
     apart = lift - take(lift, leader)
-    sizes = by_token(tied, force.pull)[1] @ jnp.square(apart @ vectors)
+    sizes = _gross(tied, force.pull, lift @ vectors)[1]
     # Along a direction without any force, both are rounding errors of the eigenvectors.
     no_force = sizes <= _NO_FORCE * sizes.max()
     free = (jnp.abs(size) <= _LOOSE * sizes) | (spans.any() & no_force)
@@ -279,7 +282,9 @@ def _rest(
     force, curvature = at(y)
     pull = by_token(tied, force.pull)[1]
     # A force that does not cancel has no derivative where it is largest.
-    pulled = jnp.abs((force.force @ lift) @ slide) > _ZERO * (pull @ jnp.abs(apart @ slide))
+    first, second = _gross(tied, force.pull, lift @ slide)
+    pulled = jnp.abs((force.force @ lift) @ slide) > _FLAT * first
+    bent = jnp.abs(jnp.diag(slide.T @ curvature @ slide)) > _FLAT * second
     # A unit force separates tied scores by 1 / stiffness.
     size, vectors = jnp.linalg.eigh(held(curvature))
     reach = jnp.sqrt(jnp.square(apart).sum(axis=1).max())
@@ -293,7 +298,7 @@ def _rest(
         moved=jnp.abs(apart @ (y - start)).max(),
         shift=jnp.linalg.norm(y - start),
         left=jnp.abs(force.force @ lift).max(),
-        pulled=(~no_force & pulled).any(),
+        pulled=(~no_force & (pulled | bent)).any(),
         stiffness=stiffness,
         log_limit=force.log_scale + jnp.log(_SHIFT * nonzero(stiffness)),
         log_neglected=force.log_scale + jnp.log(neglected_force(E, leader, normals, pull)),
@@ -301,6 +306,31 @@ def _rest(
         normals=jnp.where(free.any(), held_fast.T @ normals, normals),
         loose=displacement > _APART * jnp.sqrt(jnp.square(apart).sum(axis=1)),
     )
+
+
+def _gross(corpus: Corpus, pull: Array, along: Float[Array, "V r"]) -> tuple[Array, Array]:
+    """Return the sums of |force| · distance and |force| · distance² over bag entries.
+
+    Distances are between scores in the same sequence: opposite forces on tokens with equal keys do nothing.
+
+    Args:
+        corpus: n sequences of tied tokens.
+        pull: (R, W); forces on the bag entries.
+        along: scores of the tokens for a unit step in each of r directions.
+
+    Returns:
+        Σ |force| |distance| and Σ |force| distance², (r,) each.
+    """
+    index, present = corpus.bags.index.astype(jnp.int32), corpus.bags.count > 0
+    origin = take(along, corpus.bags.spread(first_tokens(corpus, present, index))[:, 0])
+
+    def add(total: tuple[Array, Array], column: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
+        tokens, size = column
+        apart = take(along, tokens) - origin
+        return (total[0] + size @ jnp.abs(apart), total[1] + size @ jnp.square(apart)), None
+
+    zeros = jnp.zeros(along.shape[1], along.dtype)
+    return jax.lax.scan(add, (zeros, zeros), (index.T, jnp.abs(pull).T))[0]
 
 
 def _curvature(E: Array, tied: Corpus, force: Force, lift: Array, leader: Array) -> Array:
