@@ -267,6 +267,22 @@ def generic():
     return ja.models.one_layer.Params(E=E, p=jnp.array([0.3, -0.2, 0.1]), v=v), corpus
 
 
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_force_of_second_order_is_no_balance(order):
+    """{0, 1, 2} with both labels: first-order forces cancel, and the loss still falls with q_1.
+
+    Tokens 0 and 2 have the same value. The sequences {2, 3} and {1, 3} exert no force, because their keys or
+    their values are equal. So the force is along E_0 - E_1 at all times, of size e^(-2 gap), and p follows it
+    for ever. Forces within {2, 3} are of order one, but do nothing.
+    """
+    corpus = ja.data.from_sequences([[0, 1, 2], [0, 1, 2], [2, 3], [1, 3]], [1, -1, 1, -1], vocab_size=4)
+    keys = np.array([[1, 0], [-3, -1], [-1, 1], [-1, 1]], float)[:, order]
+    scores = ja.theory.Scores(keys, corpus, np.array([0.0, -1, 0, -1]))
+    path = ja.dynamics.exact_flow(scores, np.zeros(2), until_norm=1e4, points=16)
+    assert path.stop == "norm"
+    assert distance(path.p[-1], keys[0] - keys[1]) < 1e-7
+
+
 @pytest.mark.slow
 def test_path_matches_mpmath_beyond_float64_resolution():
     params, corpus = generic()
