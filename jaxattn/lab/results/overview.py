@@ -1,7 +1,7 @@
 """Overview of a run: up to six metrics, and notes that explain the numbers."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,7 @@ FEW = 10
 _OVER_TOKENS = re.compile(r"spearman_\w+_tokens")
 _OVER_SIGNED_BINS = re.compile(r"spearman_(Ev|Ep_signed)_bins")
 _OF_IMPORTANT = re.compile(r"important_(mass|selected|tied)")
+_OF_RELEVANT = re.compile(r"(only_)?relevant_(selected|tied)")
 
 
 def caveats(results: Run) -> list[str]:
@@ -94,6 +95,7 @@ def caveats(results: Run) -> list[str]:
         (_OVER_TOKENS, _few_tokens),
         (_OVER_SIGNED_BINS, _outside_bins),
         (_OF_IMPORTANT, _important),
+        (_OF_RELEVANT, _relevant),
     ):
         for cell, metric in dict.fromkeys((cell, metric) for cell, metric, _ in finite.index):
             if pattern.fullmatch(metric) and (words := reason(results, int(cell))):
@@ -184,6 +186,20 @@ def _important(results: Run, cell: int) -> str:
     frequent, rare = (x.reindex(tokens["seed"].unique(), fill_value=0) for x in (frequent, rare))
     words += f": {_span(int(frequent.min()), int(frequent.max()))} tokens per seed"
     return words + (f", excluding {_span(int(rare.min()), int(rare.max()))} rarer ones" if rare.any() else "")
+
+
+def _relevant(results: Run, cell: int) -> str:
+    probes = results.tables(cell).get("probes")
+    own = probes.get("own") if isinstance(probes, Mapping) else ()
+    for table in own if isinstance(own, list | tuple) else ():
+        if isinstance(table, Mapping) and table.get("kind") == "relevant_tokens":
+            relevant, nats = table.get("relevant"), table.get("nats")
+            if isinstance(relevant, int) and isinstance(nats, int | float):
+                return (
+                    f"tokens 0 to {relevant - 1} are relevant (relevant), and scores within {nats:g} nats of "
+                    "the highest one in a sequence count as highest (nats)"
+                )
+    return ""
 
 
 def _span(low: int, high: int) -> str:

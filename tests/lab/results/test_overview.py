@@ -152,6 +152,18 @@ def test_caveat_counts_tokens_outside_the_bins(planted):
     assert caveats(planted(1, high=1.0, spearman_Ev_bins=0.9)) == []
 
 
+@pytest.mark.parametrize(("relevant", "nats"), [(4, 10.0), ("many", 10.0), (4, [3])])
+def test_caveat_states_the_threshold_of_relevant_tokens(planted, relevant, nats):
+    run = planted(45, only_relevant_selected=0.5, relevant_selected=0.7)
+    own = [{"kind": "relevant_tokens", "relevant": relevant, "nats": nats}]
+    run.manifest["config"]["probes"]["own"] = own
+    words = (
+        "only_relevant_selected, relevant_selected: tokens 0 to 3 are relevant (relevant), and scores within "
+        "10 nats of the highest one in a sequence count as highest (nats)"
+    )
+    assert caveats(run) == ([words] if (relevant, nats) == (4, 10.0) else [])
+
+
 def test_caveat_defines_important_tokens(planted):
     for least in (1, 30):
         run = planted(least, important_selected=0.5, important_tied=0.0)
