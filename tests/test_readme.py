@@ -106,18 +106,10 @@ def outputs():
     return command.splitlines(), python.splitlines()
 
 
-def test_readme_starts_with_a_result():
-    assert README.partition(outputs()[0][0])[0].count("\n") < 25
-    assert len(outputs()[0]) == 3
-    lines = [line for line in README.splitlines() if not line.startswith("<img")]
-    assert max(len(line) for line in lines if not line.startswith("|")) <= 82
-    assert max(map(len, lines)) <= 110
-
-
 @pytest.mark.parametrize("name", ["PYPI.md", "docs/index.md"])
 def test_other_landing_pages_start_like_the_readme(name):
     opening = README.partition("\n## ")[0]
-    assert len(opening) > 400
+    assert "arxiv.org/abs/2505.17282" in opening
     assert (ROOT / name).read_text(encoding="utf-8").startswith(opening)
 
 
@@ -268,9 +260,6 @@ def test_every_link_in_the_readme_has_a_url():
         addresses[name] = address
     links = re.findall(r"\[([^]]*[A-Za-z][^]]*)\](?![:(])", text)
     assert sorted(links) == sorted(addresses)
-    where = README.partition("\n## Where to go\n")[2].partition("\n## ")[0].strip().splitlines()
-    assert len(where) == 4
-    assert all(len(re.findall(r"\[", line)) <= 3 for line in where)
 
 
 @pytest.mark.slow
