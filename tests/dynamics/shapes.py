@@ -10,7 +10,7 @@ VOCAB, DIM, SEQUENCES, LONGEST, POINTS = 6, 6, 6, 4, 30
 
 
 def corpus_of(sequences, labels, fill=VOCAB - 1, num_classes=2):
-    """Build a corpus of six sequences; those that are missing consist of one token, and exert no force."""
+    """Build a corpus of six sequences; those that are missing have one token, and exert no force on p."""
     missing = SEQUENCES - len(sequences)
     sequences, labels = [*sequences, *[[fill]] * missing], [*labels, *[1] * missing]
     tokens, mask = np.zeros((SEQUENCES, LONGEST), np.int32), np.zeros((SEQUENCES, LONGEST), bool)

@@ -261,7 +261,7 @@ def test_p_can_converge_to_a_mixture_while_v_grows():
 def test_flow_with_inseparable_labels_ends_when_its_forces_cancel():
     """v tends to 0, where the loss does not depend on p: the minimum is not strict."""
     params, _ = mirrored()
-    path = flow(params, corpus_of([[0, 1], [0, 1], [2, 3], [2, 3]], [1, -1, 1, -1]))
+    path = flow(params, corpus_of([[0, 1]] * 2 + [[2, 3]] * 4, [1, -1] * 3))
     assert path.stop in ("unresolved", "stationary")
     assert path.norm[-1] < 100
     assert path.log_v_norm[-1] < 5
@@ -338,7 +338,7 @@ def test_start_with_a_velocity_of_zero_reaches_the_norm(p, v):
 @pytest.mark.more
 def test_single_token_sequences_leave_p_at_rest():
     params, _ = mirrored()
-    path = flow(params, corpus_of([[0], [0], [2], [2]], [1, 1, -1, -1]))
+    path = flow(params, corpus_of([[0]] * 3 + [[2]] * 3, [1] * 3 + [-1] * 3))
     assert path.stop == "stationary"
     np.testing.assert_array_equal(path.p[-1], params.p)
 
