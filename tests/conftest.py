@@ -65,12 +65,17 @@ def study(tables):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def compiled_once(pytestconfig):
-    """Let workers, and later sessions, share compiled programs; `pytest --cache-clear` forgets them."""
-    # With `-p no:cacheprovider` every process compiles for itself.
-    if not pytestconfig.pluginmanager.has_plugin("cacheprovider"):
-        return
-    jax.config.update("jax_compilation_cache_dir", str(pytestconfig.cache.mkdir("compiled")))
+def compiled_once(pytestconfig, tmp_path_factory):
+    """Let workers, and later sessions, share compiled programs; `pytest --cache-clear` forgets them.
+
+    With `-p no:cacheprovider` they are in a temporary folder, which the workers of one session share.
+    """
+    if pytestconfig.pluginmanager.has_plugin("cacheprovider"):
+        folder = pytestconfig.cache.mkdir("compiled")
+    else:
+        own = tmp_path_factory.getbasetemp()
+        folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compiled"
+    jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -1,6 +1,7 @@
-"""Minimum versions, Python versions and commands that .ci/run uses."""
+"""The scripts in .ci: minimum versions, Python versions and commands that they use."""
 
 import itertools
+import os
 import re
 import shutil
 import subprocess
@@ -15,9 +16,12 @@ ROOT = Path(__file__).parents[1]
 BASH = shutil.which("bash")
 
 
+@pytest.mark.skipif(BASH is None, reason="no bash")
 def test_every_requirement_has_a_minimum_version():
-    command = [sys.executable, str(ROOT / ".ci" / "lowest.py"), "test"]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    command = [BASH, ROOT / ".ci" / "lowest", "--list"]
+    environment = os.environ | {"PYTHON": sys.executable}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
     assert all(re.fullmatch(r"[\w.-]+==[\d.]+", line) for line in lines)
     names = [line.partition("==")[0] for line in lines]
     assert {"jax", "numpy", "pytest"} <= set(names)
@@ -46,7 +50,7 @@ def test_newest_python_is_found_without_pyenv(tmp_path):
     (tmp_path / "python3.14").chmod(0o755)
     (tmp_path / "python3").symlink_to(sys.executable)
     path = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYENV_ROOT": str(tmp_path), "HOME": str(tmp_path)}
-    command = [BASH, ROOT / ".ci" / "newest"]
+    command = [BASH, ROOT / ".ci" / "readme", "--newest"]
     done = subprocess.run(command, env=path, capture_output=True, text=True, check=True)
     (found,) = done.stdout.splitlines()
     print_version = "import sys; print(*sys.version_info[:2])"
@@ -62,6 +66,15 @@ def test_constraints_pin_one_version_per_package_and_python():
         places.setdefault(name.lower(), []).append(rest.partition("; ")[2])
     early, late = 'python_version < "3.12"', 'python_version >= "3.12"'
     assert all(sorted(markers) in ([""], [early], [early, late]) for markers in places.values())
+
+
+@pytest.mark.skipif(BASH is None, reason="no bash")
+def test_scripts_parse_and_unknown_sets_of_checks_are_refused():
+    for script in sorted((ROOT / ".ci").iterdir()):
+        subprocess.run([BASH, "-n", script], check=True)
+    done = subprocess.run([BASH, ROOT / ".ci" / "run", "log"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "log: not a set of checks; use none or long\n"
 
 
 @pytest.mark.skipif(BASH is None, reason="no bash")

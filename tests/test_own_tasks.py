@@ -57,11 +57,6 @@ def ran(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_each_task_is_a_file_of_at_most_100_lines(name):
-    assert len((SHIPPED / f"{name}.py").read_text(encoding="utf-8").splitlines()) <= 100
-
-
 @pytest.mark.more
 @pytest.mark.parametrize("name", SMALL)
 def test_a_killed_run_resumes_bitwise_identically_and_accepts_more_seeds(ran, tmp_path, monkeypatch, name):

@@ -76,12 +76,13 @@ def clone(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("command", printed())
-def test_commands_on_pages_do_not_write_tracked_files(command, clone):
-    place = written(command.split())
-    if place and place.parts[0] == "results":
-        assert not (clone / place).exists()
-        assert git(clone, "check-ignore", str(place / "file")).returncode == 0
+def test_commands_on_pages_do_not_write_tracked_files(clone):
+    places = {command: written(command.split()) for command in printed()}
+    places = {command: place for command, place in places.items() if place and place.parts[0] == "results"}
+    assert "jaxattn run sweeps/quickstart.toml" in places
+    for command, place in places.items():
+        assert not (clone / place).exists(), command
+        assert git(clone, "check-ignore", str(place / "file")).returncode == 0, command
 
 
 @pytest.mark.parametrize(
@@ -106,18 +107,10 @@ def outputs():
     return command.splitlines(), python.splitlines()
 
 
-def test_readme_starts_with_a_result():
-    assert README.partition(outputs()[0][0])[0].count("\n") < 25
-    assert len(outputs()[0]) == 3
-    lines = [line for line in README.splitlines() if not line.startswith("<img")]
-    assert max(len(line) for line in lines if not line.startswith("|")) <= 82
-    assert max(map(len, lines)) <= 110
-
-
 @pytest.mark.parametrize("name", ["PYPI.md", "docs/index.md"])
 def test_other_landing_pages_start_like_the_readme(name):
     opening = README.partition("\n## ")[0]
-    assert len(opening) > 400
+    assert "arxiv.org/abs/2505.17282" in opening
     assert (ROOT / name).read_text(encoding="utf-8").startswith(opening)
 
 
@@ -254,10 +247,11 @@ def test_sweep_file_on_the_phase_diagram_page_is_valid(tmp_path):
     assert {type(cell.setting.phases[1].steps) for cell in study.cells} == {int}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_linked_path_exists(page):
-    links = re.findall(r"\]\(((?!http)[^)#]+)\)", PAGES[page])
-    assert [link for link in links if not (page.parent / link).exists()] == []
+def test_every_linked_path_exists():
+    links = {page: re.findall(r"\]\(((?!http)[^)#]+)\)", text) for page, text in PAGES.items()}
+    assert any(links.values())
+    broken = [(page, link) for page in links for link in links[page] if not (page.parent / link).exists()]
+    assert broken == []
 
 
 def test_every_link_in_the_readme_has_a_url():
@@ -268,9 +262,6 @@ def test_every_link_in_the_readme_has_a_url():
         addresses[name] = address
     links = re.findall(r"\[([^]]*[A-Za-z][^]]*)\](?![:(])", text)
     assert sorted(links) == sorted(addresses)
-    where = README.partition("\n## Where to go\n")[2].partition("\n## ")[0].strip().splitlines()
-    assert len(where) == 4
-    assert all(len(re.findall(r"\[", line)) <= 3 for line in where)
 
 
 @pytest.mark.slow

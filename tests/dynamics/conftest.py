@@ -1,5 +1,8 @@
 """Fixtures of the dynamics tests: a corpus of edge cases, its reference loss, and tasks of phases."""
 
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -7,6 +10,9 @@ import pytest
 import jaxattn as ja
 from jaxattn.base import Task
 from jaxattn.data.splits import Splits, token_statistics
+
+# Tests import `dynamics.shapes`.
+sys.path.append(str(Path(__file__).parents[1]))
 
 
 @pytest.fixture

@@ -224,10 +224,15 @@ def test_a_finite_limit_on_a_curve_of_equilibria_has_no_force():
     assert certificate.holds
 
 
+def scores_of(keys, values, sequences, labels, *_):
+    """Return the scores of sequences of rows of `keys`."""
+    X, values = np.array(keys, float)[sequences], np.array(values, float)[sequences]
+    return ja.theory.scores.of_vectors(X, np.array(labels), values=values)
+
+
 def vectors(keys, values, sequences, labels, p, until_norm=1e6):
     """Return the scores of sequences of rows of `keys`, and the path of the flow from p."""
-    X, values = np.array(keys, float)[sequences], np.array(values, float)[sequences]
-    scores = ja.theory.scores.of_vectors(X, np.array(labels), values=values)
+    scores = scores_of(keys, values, sequences, labels)
     return scores, ja.dynamics.exact_flow(scores, np.array(p, float), until_norm=until_norm)
 
 
@@ -248,7 +253,7 @@ def test_a_second_order_pair_requires_a_rate_of_one_half():
 
 @pytest.mark.more
 def test_an_unstable_point_has_no_certificate():
-    scores, _ = vectors(*IDLE)
+    scores = scores_of(*IDLE)
     for far in ([1e6, 0.0], [1e6, -2e5], [1e6, 4e5]):
         p = np.array(far)
         limit = certify_limit(scores, p, ja.theory.selection(p, scores))
@@ -297,8 +302,8 @@ def test_invalid_input_is_rejected():
 
 
 def test_the_printed_form_gives_both_cosines_and_the_failed_condition():
-    scores, path = vectors(*IDLE)
-    limit = certify_limit(scores, path.p[-1], path.selection)
+    scores, near = scores_of(*IDLE), np.array([1e6, 1e5 + 3])
+    limit = certify_limit(scores, near, ja.theory.selection(near, scores))
     text = " ".join(repr(limit).split())
     assert text.startswith(f"Limit(certified; 1 - cos {limit.angle:.3g} of p and p_*, ")
     assert f"{limit.distance:.3g} of score differences; p_*: SOLVED" in text

@@ -145,7 +145,8 @@ def test_solutions_are_correct_for_differences_of_any_norm(way, dtype):
 def test_the_normalised_problem_matches_an_independent_solver(rng):
     count = [0, 0]
     for _ in range(60):
-        m, dim = (int(x) for x in (rng.integers(3, 12), rng.integers(2, 5)))
+        # Few shapes, since each is a compiled program.
+        m, dim = int(rng.choice([3, 6, 11])), int(rng.integers(2, 5))
         rows = unit(rng.normal(size=(m, dim)))
         # The largest t with Â p ≥ t for p in a box.
         cost = np.append(np.zeros(dim), -1.0)

@@ -3,6 +3,7 @@
 import mpmath
 import numpy as np
 import pytest
+from dynamics.shapes import DIM, POINTS, VOCAB, corpus_of, padded
 
 import jaxattn as ja
 
@@ -55,6 +56,19 @@ def softmax(scores):
     return q / q.sum()
 
 
+def flow(keys, values, sequences, labels, start=(0, 0, 0), until_norm=50.0):
+    """Compute the flow of at most six tokens in three dimensions; all two-class problems share a program."""
+    values, classes = np.asarray(values, float), np.shape(values)[1:]
+    scores = ja.theory.Scores(
+        padded(keys, VOCAB, DIM),
+        corpus_of(sequences, labels, num_classes=classes[0] if classes else 2),
+        padded(values, VOCAB, *classes),
+    )
+    path = ja.dynamics.exact_flow(scores, padded(start, DIM), until_norm=until_norm, points=POINTS)
+    np.testing.assert_array_equal(path.p[:, 3:], 0)
+    return path, path.p[:, :3]
+
+
 @pytest.mark.parametrize(
     ("problem", "apart"), [(WITH_A_THIRD, 1e-14), (WITH_A_THIRD, 1e-13), (WITH_A_FOURTH, 1e-15)]
 )
@@ -62,12 +76,9 @@ def test_path_follows_the_force_if_tied_keys_nearly_coincide(problem, apart):
     keys, values, sequences, labels = problem
     keys = np.array(keys, float)
     keys[1] = keys[0] + apart * np.array([3, -2, 4])
-    corpus = ja.data.from_sequences(sequences, labels, vocab_size=6)
-    path = ja.dynamics.exact_flow(
-        ja.theory.Scores(keys, corpus, np.array(values)), np.zeros(3), until_norm=50.0, points=30
-    )
+    path, points = flow(keys, values, sequences, labels)
     assert path.norm[-1] > 8
-    for p, chord in zip(path.p, np.diff(path.p, axis=0), strict=False):
+    for p, chord in zip(points, np.diff(points, axis=0), strict=False):
         if np.linalg.norm(chord) > 1e-9:
             force = direction(keys, values, sequences, labels, p)
             assert force @ chord > 0.8 * np.linalg.norm(chord)
@@ -82,10 +93,7 @@ def test_point_is_no_balance_if_tied_keys_nearly_coincide(apart, stop):
     values[1] += 1e-7
     values[1, 0] += 1e-7
     sequences = [[0, 1, 2, 3]] * 3 + [[0, 1, 3]] * 3
-    corpus = ja.data.from_sequences(sequences, [2, 1, 1, 0, 1, 0], vocab_size=4, num_classes=3)
-    path = ja.dynamics.exact_flow(
-        ja.theory.Scores(keys, corpus, values), np.array([0.07, -0.05, 0.09]), until_norm=50.0
-    )
+    path, _ = flow(keys, values, sequences, [2, 1, 1, 0, 1, 0], [0.07, -0.05, 0.09])
     assert path.stop == stop
 
 
@@ -97,11 +105,10 @@ def test_a_force_without_derivative_is_no_balance(apart):
     keys[1] = keys[0] + apart[0] * np.array([-0.4, 0.6, 1.3])
     values[1] = values[0] + apart[1] * np.array([-1.4, 0.6, -1.8])
     sequences, labels = [[0, 1, 3, 4], [0, 1, 2, 4]], [1, 2]
-    corpus = ja.data.from_sequences(sequences, labels, vocab_size=5, num_classes=3)
-    start = np.array([-0.16, -0.27, -0.11])
-    path = ja.dynamics.exact_flow(ja.theory.Scores(keys, corpus, values), start, until_norm=60.0, points=40)
+    # Each sequence is there three times, which changes no mean.
+    path, points = flow(keys, values, 3 * sequences, 3 * labels, [-0.16, -0.27, -0.11], until_norm=60.0)
     assert path.norm[-1] > 8
-    for p, chord in zip(path.p, np.diff(path.p, axis=0), strict=False):
+    for p, chord in zip(points, np.diff(points, axis=0), strict=False):
         if np.linalg.norm(chord) > 1e-9:
             force = direction_of_classes(keys, values, sequences, labels, p)
             assert force @ chord > 0.8 * np.linalg.norm(chord)
@@ -112,6 +119,5 @@ def test_path_does_not_jump_to_a_balance_that_is_far_away(apart):
     """The forces on tokens 0 and 1 balance at a_1 - a_0 = 0.008, but their keys nearly coincide."""
     keys = np.array([[0.0, 0.0, 1.0], [apart, 0.0, 1.0], [0.0, 1.0, 0.0]])
     values = np.array([1.0, -np.exp(-0.008), -3.0])
-    corpus = ja.data.from_sequences([[0, 1], [0, 1], [0, 2]], [1, -1, 1], vocab_size=3)
-    path = ja.dynamics.exact_flow(ja.theory.Scores(keys, corpus, values), np.zeros(3), until_norm=50.0)
+    path, _ = flow(keys, values, [[0, 1], [0, 1], [0, 2]], [1, -1, 1])
     assert path.norm[-1] < 51

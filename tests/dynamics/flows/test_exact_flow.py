@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dynamics.shapes import DIM, POINTS, VOCAB, corpus_of, padded
 from scipy.integrate import cumulative_trapezoid
 from scipy.optimize import brentq
 from scipy.special import expit
@@ -42,16 +43,17 @@ def unit(x):
     return x / jnp.linalg.norm(x)
 
 
-def four_pairs(sequences, labels):
-    """Build a corpus of four sequences of at most two tokens, all with token 0, to share one program."""
-    return ja.data.from_sequences(sequences, labels, vocab_size=4)
+def params_of(E, p, v):
+    """Append tokens that never occur, so that the tests share compiled programs."""
+    return ja.models.one_layer.Params(
+        E=jnp.asarray(padded(E, VOCAB, DIM)), p=jnp.asarray(p), v=jnp.asarray(v)
+    )
 
 
 def flow(params, corpus, **settings):
     """Compute the flow with a fixed number of points, so that the tests share compiled programs."""
-    return ja.dynamics.exact_flow(
-        ja.theory.scores.one_layer(params, corpus), params.p, **{"until_norm": 1e3, "points": 16} | settings
-    )
+    settings = {"until_norm": 1e3, "points": POINTS} | settings
+    return ja.dynamics.exact_flow(ja.theory.scores.one_layer(params, corpus), params.p, **settings)
 
 
 @pytest.mark.more
@@ -144,9 +146,9 @@ def test_flow_with_two_tokens_matches_the_closed_form():
 
     -∂L/∂p = sigmoid(-f) sech²(s/2)/4 · e.
     """
-    corpus = four_pairs([[0, 1]] * 4, [1] * 4)
+    corpus = corpus_of([[0, 1]] * 6, [1] * 6)
     e = jnp.array([0.6, 0.0, 0.8, 0.0, 0.0, 0.0])
-    params = ja.models.one_layer.Params(E=jnp.stack([e / 2, -e / 2, 0 * e, 0 * e]), p=0 * e, v=e)
+    params = params_of(jnp.stack([e / 2, -e / 2]), 0 * e, e)
     path = flow(params, corpus, until_norm=50.0)
     s = np.asarray(path.arc_length)
     np.testing.assert_allclose(path.p, s[:, None] * e, atol=1e-12)
@@ -164,7 +166,7 @@ def test_flow_with_two_tokens_matches_the_closed_form():
 def test_vmapped_seeds_match_single_seeds():
     params, corpora = problems()
     together = flow(params, corpora)
-    assert together.p.shape == (3, 16, 64)
+    assert together.p.shape == (3, POINTS, 64)
     for seed in range(3):
         alone = flow(*take((params, corpora), seed))
         np.testing.assert_allclose(alone.p, together.p[seed], rtol=1e-9, atol=1e-9)
@@ -209,26 +211,27 @@ def test_component_outside_the_span_is_constant():
 
 
 def test_path_from_zero_starts_along_the_gradient():
-    params, corpus = problem(0)
-    params = params.replace(p=jnp.zeros(64))
-    path = flow(params, corpus)
-    assert path.stop == "norm"
-    assert np.isfinite(path.p).all()
-    assert path.norm[0] == 0
-    gradient = jax.grad(lambda p: ja.dynamics.loss(params.replace(p=p), corpus))(params.p)
-    np.testing.assert_allclose(unit(path.p[1]), -unit(gradient), atol=0.03)
+    params, corpora = problems()
+    params = params.replace(p=jnp.zeros((3, 64)))
+    paths = flow(params, corpora)
+    assert (paths.stop == "norm").all()
+    assert np.isfinite(paths.p).all()
+    assert (paths.norm[:, 0] == 0).all()
+    own, corpus = problem(0)
+    gradient = jax.grad(lambda p: ja.dynamics.loss(own.replace(p=p), corpus))(jnp.zeros(64))
+    np.testing.assert_allclose(unit(paths.p[0, 1]), -unit(gradient), atol=0.03)
 
 
 def test_repeated_and_single_token_sequences_do_not_change_the_path():
     E, p, v = (jax.random.normal(jax.random.key(k), size) for k, size in enumerate([(4, 6), (6,), (6,)]))
-    params = ja.models.one_layer.Params(E=E, p=p, v=v)
+    params = params_of(E, p, v)
     twice, with_one_token = (
-        flow(params, four_pairs([[0, 1, 1], [0, 2], *more], [1, -1, 1, -1]))
+        flow(params, corpus_of([[0, 1, 1], [0, 2], *more], [1, -1, 1, -1]))
         for more in ([[0, 1, 1], [0, 2]], [[0], [0, 0]])
     )
     assert twice.stop == "norm"
     np.testing.assert_allclose(with_one_token.p, twice.p, rtol=1e-9, atol=1e-9)
-    # The mean is over four sequences, of which four and two exert a force.
+    # The mean is over six sequences, of which four and two exert a force.
     shift = with_one_token.log_gradient_norm - twice.log_gradient_norm
     np.testing.assert_allclose(shift, -np.log(2), rtol=1e-9)
     np.testing.assert_allclose(with_one_token.log_time[1:] - twice.log_time[1:], np.log(2), rtol=1e-9)
@@ -239,25 +242,26 @@ def test_repeated_and_single_token_sequences_do_not_change_the_path():
 @pytest.mark.more
 def test_token_that_meets_no_other_token_does_not_change_the_path(sequences, length, rng):
     """A token that does not occur, or only alone, exerts no force, however long its key is."""
-    keys, values = rng.normal(size=(4, 3)), np.array([1, -0.5, 0.3, 0])
-    corpus, p = four_pairs(sequences, [1, -1, 1]), 0.1 * rng.normal(size=3)
+    keys, values = rng.normal(size=(4, 3)), np.array([1, -0.5, 0.3, 0, 0, 0])
+    corpus, p = corpus_of(sequences, [1, -1, 1]), padded(0.1 * rng.normal(size=3), DIM)
     paths = []
     for size in (0.0, length):
         keys[3] = size
-        paths.append(ja.dynamics.exact_flow(ja.theory.Scores(keys, corpus, values), p, until_norm=1e3))
+        scores = ja.theory.Scores(padded(keys, VOCAB, DIM), corpus, values)
+        paths.append(ja.dynamics.exact_flow(scores, p, until_norm=1e3, points=POINTS))
     assert paths[0].stop == paths[1].stop == "norm"
     np.testing.assert_array_equal(paths[0].p - paths[1].p, 0)
 
 
 def test_float32_session_computes_the_float64_path():
-    params, corpus = problem(0)
+    params, corpus = problems()
     single = jax.tree.map(lambda x: x.astype(jnp.float32), params)
     expected = flow(jax.tree.map(lambda x: x.astype(jnp.float64), single), corpus)
     with jax.enable_x64(False):
         path = flow(single, corpus)
         # Arrays of JAX would be rounded here, with a warning.
-        length = np.linalg.norm(path.p[-1])
-    assert length == np.linalg.norm(expected.p[-1])
+        length = np.linalg.norm(path.p[0, -1])
+    assert length == np.linalg.norm(expected.p[0, -1])
     assert {type(x) for x in jax.tree.leaves(path)} == {np.ndarray}
     assert path.p.dtype == np.float64
     np.testing.assert_array_equal(path.p, expected.p)
@@ -265,38 +269,39 @@ def test_float32_session_computes_the_float64_path():
 
 
 def test_rows_are_at_log_spaced_arc_lengths():
-    params, corpus = problem(0)
-    path = flow(params, corpus)
-    assert path.p.shape == (16, 64)
-    np.testing.assert_array_equal(path.p[0], params.p)
-    np.testing.assert_allclose(path.norm, jnp.linalg.norm(path.p, axis=1), rtol=1e-12)
-    between = np.log(path.arc_length[1:-1])
-    np.testing.assert_allclose(np.diff(between), np.diff(between).mean(), rtol=1e-9)
-    assert 1e3 <= path.norm[-1] < 1.001e3
-    assert (np.diff(path.log_time) > 0).all()
-    assert (np.diff(path.log_gradient_norm)[path.norm[:-1] > 10] < 0).all()
-    short = flow(params, corpus, max_steps=20)
-    assert short.stop == "step_budget"
-    assert short.accepted + short.rejected == 20
-    rows = int((np.diff(short.arc_length) > 0).sum())
-    np.testing.assert_array_equal(short.p[rows:], jnp.broadcast_to(short.p[-1], (16 - rows, 64)))
+    params, corpora = problems()
+    paths, shorter = flow(params, corpora), flow(params, corpora, max_steps=20)
+    assert paths.p.shape == (3, POINTS, 64)
+    np.testing.assert_array_equal(paths.p[:, 0], params.p)
+    np.testing.assert_allclose(paths.norm, jnp.linalg.norm(paths.p, axis=2), rtol=1e-12)
+    for seed in range(3):
+        path, short = take(paths, seed), take(shorter, seed)
+        between = np.log(path.arc_length[1:-1])
+        np.testing.assert_allclose(np.diff(between), np.diff(between).mean(), rtol=1e-9)
+        assert 1e3 <= path.norm[-1] < 1.001e3
+        assert (np.diff(path.log_time) > 0).all()
+        assert (np.diff(path.log_gradient_norm)[path.norm[:-1] > 10] < 0).all()
+        assert short.stop == "step_budget"
+        assert short.accepted + short.rejected == 20
+        rows = int((np.diff(short.arc_length) > 0).sum())
+        np.testing.assert_array_equal(short.p[rows:], jnp.broadcast_to(short.p[-1], (POINTS - rows, 64)))
 
 
 def test_path_ends_at_its_stopping_condition():
-    params, corpus = problem(0)
-    assert flow(params, corpus, max_steps=1).stop == "step_budget"
-    assert flow(params, corpus, until_arc_length=1e-12).stop == "arc_length"
-    at_once = flow(params, corpus, until_norm=0.5)
-    assert at_once.stop == "norm"
-    np.testing.assert_array_equal(at_once.p, jnp.broadcast_to(params.p, (16, 64)))
-    settled = flow(params, corpus, until_norm=1e6, until_direction=1e-4)
-    assert settled.stop == "direction"
-    limit = flow(params, corpus, until_norm=1e6).p[-1]
-    assert 1e-10 < ja.theory.one_minus_cosine(settled.p[-1], limit) < 1e-7
+    params, corpora = problems()
+    assert (flow(params, corpora, max_steps=1).stop == "step_budget").all()
+    assert (flow(params, corpora, until_arc_length=1e-12).stop == "arc_length").all()
+    at_once = flow(params, corpora, until_norm=0.5)
+    assert (at_once.stop == "norm").all()
+    np.testing.assert_array_equal(at_once.p, jnp.broadcast_to(params.p[:, None], (3, POINTS, 64)))
+    settled = flow(params, corpora, until_norm=1e6, until_direction=1e-4)
+    assert settled.stop[0] == "direction"
+    limit = flow(params, corpora, until_norm=1e6).p[0, -1]
+    assert 1e-10 < ja.theory.one_minus_cosine(settled.p[0, -1], limit) < 1e-7
 
 
 def test_changing_stopping_conditions_or_tolerances_does_not_recompile():
-    params, corpus = problem(0)
+    params, corpus = problems()
     flow(params, corpus)
     programs = _over_chunks._cache_size()
     flow(params, corpus, until_norm=10.0, until_arc_length=3.0, until_direction=1e-3, rtol=1e-3, max_steps=9)
@@ -328,7 +333,8 @@ def test_flow_works_inside_jit_and_two_vmaps_in_float32():
 
 
 def test_differentiation_raises_an_error():
-    params, corpus = problem(0)
+    params = params_of(np.eye(6), np.zeros(6), np.arange(6.0))
+    corpus = corpus_of([[0, 1]] * 6, [1] * 6)
 
     def length(p):
         return flow(params.replace(p=p), corpus).arc_length[-1]
@@ -352,9 +358,9 @@ def test_error_is_within_rtol():
 @pytest.mark.parametrize("seed", [1, 4, 5])
 def test_rejected_steps_resolve_sharp_bends(seed):
     """With long embeddings the path turns abruptly where another sequence begins to dominate."""
-    corpus = four_pairs([[0, 1], [0, 2], [0, 3], [0, 1]], [1, -1, 1, 1])
+    corpus = corpus_of([[0, 1], [0, 2], [0, 3], [0, 1]], [1, -1, 1, 1])
     E, p, v = map(jax.random.normal, jax.random.split(jax.random.key(seed), 3), [(4, 6), (6,), (6,)])
-    params = ja.models.one_layer.Params(E=30 * E, p=p, v=unit(v))
+    params = params_of(30 * E, p, unit(v))
     fine, path, coarse = (
         flow(params, corpus, until_norm=1e6, rtol=rtol, max_steps=100_000) for rtol in (1e-9, 1e-5, 1e-2)
     )
@@ -375,15 +381,16 @@ def test_rejected_steps_resolve_sharp_bends(seed):
 
 def test_contradictory_labels_lead_to_a_stationary_point():
     """Every bag has both labels: the loss is smallest where f = 0, at a finite p."""
-    corpus = four_pairs([[0, 1], [0, 1], [0, 3], [0, 3]], [1, -1, 1, -1])
+    corpus = corpus_of([[0, 1], [0, 1], [0, 3], [0, 3]], [1, -1, 1, -1])
     E, p = jax.random.normal(jax.random.key(0), (4, 6)), jnp.ones(6)
     v = jnp.linalg.lstsq(E, jnp.array([1.0, -2.0, 3.0, -1.0]))[0]
-    path = flow(ja.models.one_layer.Params(E=E, p=p, v=v), corpus)
+    params = params_of(E, p, v)
+    path = flow(params, corpus)
     assert path.stop == "balanced"
     assert path.reason.startswith("balanced: the forces cancel at a strict minimum")
     assert path.norm[-1] < 10
-    f = ja.models.one_layer.outputs(ja.models.one_layer.Params(E=E, p=path.p[-1], v=v), corpus)
-    np.testing.assert_allclose(f, 0, atol=1e-8)
+    f = ja.models.one_layer.outputs(params.replace(p=path.p[-1]), corpus)
+    np.testing.assert_allclose(f[:4], 0, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", ["E", "p", "v"])
@@ -405,13 +412,13 @@ def test_every_status_has_a_reason():
 
 
 def test_path_with_zero_gradient_stays_at_its_start():
-    params, corpus = problem(0)
-    nothing, same = jnp.zeros_like(params.E), jnp.broadcast_to(params.E[0], params.E.shape)
+    params, corpus = problems()
+    nothing, same = jnp.zeros_like(params.E), jnp.broadcast_to(params.E[:, :1], params.E.shape)
     # Equal embeddings may still differ in their values E·v by rounding.
     for E, stops in ((nothing, ["stationary"]), (same, ["stationary", "balanced"])):
-        path = flow(params.replace(E=E), corpus)
-        assert path.stop in stops
-        np.testing.assert_array_equal(path.p, jnp.broadcast_to(params.p, (16, 64)))
+        paths = flow(params.replace(E=E), corpus)
+        assert np.isin(paths.stop, stops).all()
+        np.testing.assert_array_equal(paths.p, jnp.broadcast_to(params.p[:, None], (3, POINTS, 64)))
 
 
 def test_invalid_input_is_rejected():

@@ -1,5 +1,6 @@
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -32,7 +33,8 @@ def bound(sequences, labels, values, scores, token, apart):
     )
     distance = jnp.where(corpus.bags.count > 0, jnp.asarray(apart)[index], 0)
     handover = Handover(head, jnp.zeros(()), flow, distance, jnp.asarray(LOG_OFFSET), jnp.zeros(()))
-    return float(neglected(handover, jnp.zeros(1), jnp.asarray(LOG_SCALE), jnp.asarray(LOG_FORCE)))
+    evaluate = jax.jit(lambda log_scale, log_force: neglected(handover, jnp.zeros(1), log_scale, log_force))
+    return float(evaluate(LOG_SCALE, LOG_FORCE))
 
 
 def neglected_force(sequences, labels, values, scores, apart):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dynamics.shapes import DIM, VOCAB, corpus_of, padded
 from scipy.integrate import solve_ivp
 
 import jaxattn as ja
@@ -38,16 +39,21 @@ def flow(params, corpus, **settings):
     return ja.dynamics.joint_flow(params, corpus, **{"until_norm": 1e4, "points": 16} | settings)
 
 
-def four(sequences, labels):
-    """Build four sequences of at most two tokens, to share one program."""
-    return ja.data.from_sequences(sequences, labels, vocab_size=4)
-
-
 def mirrored(c=1.0):
     """Build two pairs of mirrored tokens, ±c along p; p stays in the mirror plane, v is normal to it."""
-    E = jnp.array([[1.0, c, 0, 0], [0, -c, 0, 0], [-1, c, 0, 0], [0, -c, 0, 0]])
-    params = ja.models.one_layer.Params(E=E, p=jnp.array([0.0, 0.3, 0, 0]), v=jnp.array([0.5, 0, 0, 0]))
-    return params, four([[0, 1], [2, 3]] * 2, [1, -1] * 2)
+    E = padded([[1.0, c], [0, -c], [-1, c], [0, -c]], VOCAB, DIM)
+    p, v = padded([0.0, 0.3], DIM), padded([0.5], DIM)
+    params = ja.models.one_layer.Params(E=jnp.asarray(E), p=jnp.asarray(p), v=jnp.asarray(v))
+    return params, corpus_of([[0, 1], [2, 3]] * 3, [1, -1] * 3)
+
+
+def generic():
+    """Sample parameters for sequences in which tokens 0 and 1 have the class; the others occur in both."""
+    rng = np.random.default_rng(0)
+    E, p, v = rng.normal(size=(VOCAB, DIM)), rng.normal(size=DIM) / 4, rng.normal(size=DIM) / 4
+    params = ja.models.one_layer.Params(E=jnp.asarray(E), p=jnp.asarray(p), v=jnp.asarray(v))
+    sequences = [[0, 2, 3], [1, 2, 4], [0, 3, 4, 5], [1, 3, 5], [0, 5], [1, 2, 4, 5]]
+    return params, corpus_of(sequences, [1, -1] * 3)
 
 
 @pytest.mark.more
@@ -63,8 +69,8 @@ def test_flow_with_two_pairs_matches_the_closed_form(c):
     assert path.stop == "norm"
     np.testing.assert_allclose(path.norm[-1], 1e4, rtol=1e-5)
     s = np.asarray(path.p[:, 1])
-    np.testing.assert_allclose(path.p, s[:, None] * np.eye(4)[1], atol=1e-9)
-    np.testing.assert_allclose(path.v, np.broadcast_to(np.eye(4)[0], (16, 4)), atol=1e-9)
+    np.testing.assert_allclose(path.p, s[:, None] * np.eye(DIM)[1], atol=1e-9)
+    np.testing.assert_allclose(path.v, np.broadcast_to(np.eye(DIM)[0], (16, DIM)), atol=1e-9)
     constant = 0.5**2 - 0.3 / c - np.exp(0.6 * c) / (2 * c**2)
     with np.errstate(divide="ignore", invalid="ignore"):
         linear = np.log(np.maximum(s / c + constant, 0))
@@ -79,7 +85,7 @@ def test_flow_with_two_pairs_matches_the_closed_form(c):
 
 def test_joint_flow_matches_plain_integration():
     """Plain integration of (dp, dv) by SciPy, within the range of float64."""
-    params, corpus = take(problems(), 0)
+    params, corpus = generic()
     path = flow(params, corpus, until_norm=8.0)
     assert path.stop == "norm"
     size = params.E.shape[1]
@@ -226,7 +232,7 @@ def test_rows_have_increasing_norms_and_steps():
     short = flow(params, corpus, max_steps=20)
     assert short.stop == "step_budget"
     assert short.accepted + short.rejected == short.steps[-1] == 20
-    np.testing.assert_array_equal(short.p[8:], jnp.broadcast_to(short.p[-1], (8, 4)))
+    np.testing.assert_array_equal(short.p[8:], jnp.broadcast_to(short.p[-1], (8, DIM)))
     near = flow(params, corpus, until_norm=2.0)
     assert near.stop == "norm"
     assert np.isnan(near.mismatch)
@@ -239,9 +245,11 @@ def test_p_can_converge_to_a_mixture_while_v_grows():
 
     The margin is largest where q = x/(1 + x) and 20x/(1 + 20x) add up to 1, at x = 20^(-1/2).
     """
-    params, _ = mirrored()
-    params = params.replace(E=jnp.eye(4))
-    path = flow(params, four([[0, 1], [0] * 20 + [1], [2], [3]], [1, -1] * 2))
+    params = ja.models.one_layer.Params(
+        E=jnp.eye(4), p=jnp.array([0.0, 0.3, 0, 0]), v=jnp.array([0.5, 0, 0, 0])
+    )
+    corpus = ja.data.from_sequences([[0, 1], [0] * 20 + [1], [2], [3]], [1, -1] * 2, vocab_size=4)
+    path = flow(params, corpus)
     assert path.stop == "balanced"
     assert path.log_v_norm[-1] > 10
     np.testing.assert_allclose(path.p[-1, 0] - path.p[-1, 1], -np.log(20) / 2, atol=1e-4)
@@ -253,7 +261,7 @@ def test_p_can_converge_to_a_mixture_while_v_grows():
 def test_flow_with_inseparable_labels_ends_when_its_forces_cancel():
     """v tends to 0, where the loss does not depend on p: the minimum is not strict."""
     params, _ = mirrored()
-    path = flow(params, four([[0, 1], [0, 1], [2, 3], [2, 3]], [1, -1, 1, -1]))
+    path = flow(params, corpus_of([[0, 1]] * 2 + [[2, 3]] * 4, [1, -1] * 3))
     assert path.stop in ("unresolved", "stationary")
     assert path.norm[-1] < 100
     assert path.log_v_norm[-1] < 5
@@ -273,7 +281,7 @@ def test_nonfinite_seed_fails_without_affecting_others(name):
 
 def test_invalid_input_is_rejected():
     params, corpus = mirrored()
-    three = ja.data.from_sequences([[0, 1]], [2], vocab_size=4, num_classes=3)
+    three = ja.data.from_sequences([[0, 1]], [2], vocab_size=VOCAB, num_classes=3)
     with pytest.raises(InputError, match="3 classes"):
         flow(params, three)
     with pytest.raises(InputError, match="do not match"):
@@ -320,25 +328,24 @@ def test_path_ends_where_a_neglected_force_between_equal_values_would_matter():
 )
 def test_start_with_a_velocity_of_zero_reaches_the_norm(p, v):
     params, corpus = mirrored()
-    path = flow(params.replace(p=jnp.array(p), v=jnp.array(v)), corpus)
+    path = flow(params.replace(p=jnp.asarray(padded(p, DIM)), v=jnp.asarray(padded(v, DIM))), corpus)
     assert path.stop == "norm"
     assert path.accepted < 500
     assert np.isfinite(path.v).all()
-    np.testing.assert_allclose(path.p[-1] / path.norm[-1], np.eye(4)[1], atol=1e-3)
+    np.testing.assert_allclose(path.p[-1] / path.norm[-1], np.eye(DIM)[1], atol=1e-3)
 
 
 @pytest.mark.more
 def test_single_token_sequences_leave_p_at_rest():
     params, _ = mirrored()
-    path = flow(params, four([[0], [0], [2], [2]], [1, 1, -1, -1]))
+    path = flow(params, corpus_of([[0]] * 3 + [[2]] * 3, [1] * 3 + [-1] * 3))
     assert path.stop == "stationary"
     np.testing.assert_array_equal(path.p[-1], params.p)
 
 
 @pytest.mark.parametrize("k", [-50, -7, 40])
 def test_unit_of_length_changes_no_bit(k):
-    params, corpora = problems()
-    (own, corpus), scale = take((params, corpora), 0), 2.0**k
+    (own, corpus), scale = generic(), 2.0**k
     one = flow(own, corpus)
     other = flow(
         own.replace(E=own.E * scale, p=own.p / scale, v=own.v / scale), corpus, until_norm=1e4 / scale
@@ -353,8 +360,6 @@ def test_unit_of_length_changes_no_bit(k):
 @pytest.mark.more
 def test_unused_token_changes_only_rounding():
     params, corpus = mirrored()
-    wide = ja.data.from_sequences([[0, 1], [2, 3]] * 2, [1, -1] * 2, vocab_size=5)
-    E = jnp.concatenate([params.E, 1e6 * jnp.ones((1, 4))])
-    one, other = flow(params, corpus), flow(params.replace(E=E), wide)
+    one, other = (flow(params.replace(E=params.E.at[-1].set(x)), corpus) for x in (0.0, 1e6))
     assert other.stop == one.stop
     np.testing.assert_allclose(other.p, one.p, rtol=1e-6, atol=1e-9)

@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -67,8 +68,13 @@ def test_directions_without_any_force_do_not_count():
 def test_a_force_outwards_at_the_size_of_rounding_is_no_balance():
     """All sequences prefer token 1, so p grows for ever; at a gap of 40 its force is e^(-40)."""
     corpus = ja.data.from_sequences([[0, 1], [0, 1], [0], [0]], [1, 1, 1, -1], vocab_size=2)
-    flow = coordinates(jnp.eye(2), jnp.array([-20.0, 20.0]), jnp.array([0.0, 0.5]), corpus)
-    assert not bool(settles(flow, flow.zero))
+
+    @jax.jit
+    def settled(p):
+        flow = coordinates(jnp.eye(2), p, jnp.array([0.0, 0.5]), corpus)
+        return settles(flow, flow.zero)
+
+    assert not settled(jnp.array([-20.0, 20.0]))
 
 
 @pytest.mark.more

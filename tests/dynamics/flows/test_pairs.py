@@ -37,25 +37,31 @@ def pairs():
     )
 
 
+@jax.jit
+def forces(corpus, scores, values, pairs):
+    """Return the force of the tokens alone, the force with pairs, and that of the pairs on tokens."""
+    plain = score_force(corpus, scores, values)
+    both = pairs.add_to(plain, scores)
+    return plain, both, both.pairs.on_tokens(6)
+
+
 def second_order_loss(scores):
     x = jnp.exp(scores[LOW] - scores[TOP])
     return x @ M @ x / 2
 
 
 def test_force_with_pairs_is_the_gradient_of_the_loss_with_their_second_order_terms(problem, pairs):
-    corpus, scores, values = problem
-    plain = score_force(corpus, scores, values)
-    both = pairs.add_to(plain, scores)
+    _, scores, _ = problem
+    plain, both, of_pairs = forces(*problem, pairs)
     expected = plain.force * jnp.exp(plain.log_scale) - jax.grad(second_order_loss)(scores)
-    total = (both.force + both.pairs.on_tokens(6)) * jnp.exp(both.log_scale)
+    total = (both.force + of_pairs) * jnp.exp(both.log_scale)
     np.testing.assert_allclose(total, expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.more
 def test_curvature_with_pairs_is_the_hessian_of_the_loss_with_their_second_order_terms(problem, pairs):
-    corpus, scores, values = problem
-    plain = score_force(corpus, scores, values)
-    both = pairs.add_to(plain, scores)
+    corpus, scores, _ = problem
+    plain, both, _ = forces(*problem, pairs)
     expected = token_curvature(corpus, plain) * jnp.exp(plain.log_scale) - jax.hessian(second_order_loss)(
         scores
     )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
+from dynamics import shapes
 
 import jaxattn as ja
 from jaxattn.attention.tops import below_top
@@ -18,10 +19,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 VALUES = [1.0, -1.0, -3.0, 0.5, -0.5, 0.7]
 
 
-def corpus_of(sequences, labels):
-    """Build six sequences over six tokens, so that all closed-form tests share one program."""
-    fill = 6 - len(sequences)
-    return ja.data.from_sequences(sequences + [[3]] * fill, labels + [1] * fill, vocab_size=6)
+corpus_of = functools.partial(shapes.corpus_of, fill=3)
 
 
 def by_hand(p):
@@ -31,7 +29,9 @@ def by_hand(p):
 
 def flow(params, corpus, **settings):
     return ja.dynamics.exact_flow(
-        ja.theory.scores.one_layer(params, corpus), params.p, **{"until_norm": 1e6, "points": 16} | settings
+        ja.theory.scores.one_layer(params, corpus),
+        params.p,
+        **{"until_norm": 1e6, "points": shapes.POINTS} | settings,
     )
 
 

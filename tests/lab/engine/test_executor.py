@@ -374,10 +374,10 @@ def test_runs_of_another_platform_are_finished_here(tmp_path, study, monkeypatch
     """A login node without a GPU sees what workers on GPUs have stored, and a table says where each ran."""
     pretended = {"platform": "gpu", "kind": "NVIDIA H200", "count": 1}
     monkeypatch.setattr(devices, "describe_devices", lambda: pretended)
-    study(seeds=1).run(tmp_path, quiet=True)
+    study(seeds=1).run(tmp_path, quiet=True, report=False)
     monkeypatch.undo()
     wanted = study(seeds=2)
     assert "1 of 2 runs missing" in wanted.plan(tmp_path, quick=True).sentence
-    results = wanted.run(tmp_path, quiet=True)
+    results = wanted.run(tmp_path, quiet=True, report=False)
     assert results.finished
     assert "NVIDIA H200" in str(results.manifest["mixed"])

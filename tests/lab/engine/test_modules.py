@@ -111,7 +111,9 @@ def applied(kind, params, x):
     return params(x)[:, 0] if kind is with_nnx else jax.vmap(params)(x)[:, 0]
 
 
-@pytest.mark.parametrize("kind", [with_linen, with_nnx, with_equinox])
+@pytest.mark.parametrize(
+    "kind", [with_nnx, *(pytest.param(kind, marks=pytest.mark.more) for kind in (with_linen, with_equinox))]
+)
 def test_parameters_of_a_module_are_what_its_library_takes(kind, tmp_path):
     """The loss of the module itself is that of the run, in the session of the run and from its folder."""
     made = ja.Study(name="modules", data=points, model=kind, phases=phases()[:1], seeds=2)

@@ -150,19 +150,21 @@ def test_results_do_not_depend_on_jax_settings(small_run, study, go, tmp_path, a
 
 
 def test_interrupted_batch_is_finished_first_at_its_width(
-    tmp_path, go, stop, study, counted, read, small_run, assert_same
+    tmp_path, go, stop, study, counted, read, two_batches, assert_same
 ):
-    """Two seeds were asked for, and then five in batches of three."""
-    stop(tmp_path / "grown", study(), 5)
+    """One seed was asked for, and then three in batches of two."""
+    straight = shutil.copytree(two_batches, tmp_path / "straight")
+    assert go(straight, study(seeds=1))[0].already_finished
+    stop(tmp_path / "grown", study(seeds=1), 5)
     done = counted[0][1]
     counted.clear()
-    assert go(tmp_path / "grown", study(seeds=5, chunk=3))[0].batches == 2
-    assert [runs for runs, _ in counted] == [[(0, 0), (0, 1)], [(0, 2), (0, 3), (0, 4)]]
+    assert go(tmp_path / "grown", study(seeds=3, chunk=2))[0].batches == 2
+    assert [runs for runs, _ in counted] == [[(0, 0)], [(0, 1), (0, 2)]]
     assert counted[0][1] == 21 - done < 21
     records = read(tmp_path / "grown")[0]
-    pd.testing.assert_frame_equal(of_seeds(records, 0, 1), read(small_run)[0], check_exact=True)
-    assert go(tmp_path / "grown", study())[0].already_finished
-    assert_same(tmp_path / "grown", small_run)
+    pd.testing.assert_frame_equal(of_seeds(records, 0), read(straight)[0], check_exact=True)
+    assert go(tmp_path / "grown", study(seeds=1))[0].already_finished
+    assert_same(tmp_path / "grown", straight)
 
 
 def test_interrupted_batch_with_an_unwanted_seed_stays_until_it_is_wanted(

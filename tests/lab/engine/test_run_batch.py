@@ -55,6 +55,7 @@ def generate(data, key, sequences):
     return data.function(key, **settings)
 
 
+@pytest.mark.more
 def test_records_match_explicit_phases(small_run, read, study):
     records, tokens = read(small_run)
     data = study().base.data

@@ -55,7 +55,9 @@ def test_results_have_the_table_of_their_study(tmp_path):
         "steps": 2,
         "step_size": 0.5,
     }
-    own = study(axes={"model.dim": [5, 6]}, phases=[query | {"momentum": 0.5, "nesterov": True}])
+    own = study(
+        axes={"phases.query.step_size": [0.5, 0.25]}, phases=[query | {"momentum": 0.5, "nesterov": True}]
+    )
     results = own.run(tmp_path / "results", quiet=True, report=False)
     assert not (tmp_path / "results" / "report.html").exists()
     expected = own.effective_settings()

@@ -33,9 +33,11 @@ def validator(made):
     return kind(made)
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
-def test_schema_accepts_shipped_sweeps(validator, path):
-    validator.validate(tomllib.loads(path.read_text(encoding="utf-8")))
+def test_schema_accepts_shipped_sweeps(validator):
+    assert SHIPPED
+    for path in SHIPPED:
+        sweep = tomllib.loads(path.read_text(encoding="utf-8"))
+        assert [error.message for error in validator.iter_errors(sweep)] == [], path
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ def test_padding_of_the_vocabulary_consists_of_zero_rows(study, tables):
     np.testing.assert_array_equal(padded.p, own.p)
 
 
+@pytest.mark.more
 def test_run_seed_matches_explicit_steps(study, x64):
     setting = study(dtype="float64").base
     data_key, key, _ = seed.keys(0)
