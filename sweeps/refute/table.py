@@ -7,6 +7,7 @@ from pathlib import Path
 # Labels of the note docs/notes/refute.md, by the name of the folder.
 LABELS = {
     "frank_wolfe": "R1",
+    "frank_wolfe_repaired": "R1",
     "trained_head": "R2",
     "all_relevant": "R3",
     "two_relevant": "R4",
