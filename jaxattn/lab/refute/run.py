@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxattn.core.errors import InputError, RunError, first_line, writing
+from jaxattn.core.errors import InputError, RunError, first_line, from_user_code, writing
 from jaxattn.lab.engine.executor import Executor, check_executor
 from jaxattn.lab.refute import record, search, shrink
 from jaxattn.lab.refute import space as spaces
@@ -90,11 +90,30 @@ def refute(
 
     Raises:
         InputError: the claim's file is invalid, or the budget is not positive.
+        UserCodeError: a function of the claim raises an exception.
         RunError: check.py denies the counterexample, or a worker fails.
     """
     if budget <= 0:
         raise InputError(f"budget: must be positive, got {budget}")
-    name, began = str(claim), time.monotonic()
+    if executor is not None:
+        check_executor(executor, has_logs=False)
+    name = str(claim)
+    with from_user_code(frozenset({str(split(name)[0])}), name):
+        return _refute(name, budget, seed, out, executor, evolution, batches, command, show)
+
+
+def _refute(
+    name: str,
+    budget: float,
+    seed: int,
+    out: str | Path | None,
+    executor: Executor | None,
+    evolution: bool,
+    batches: int | None,
+    command: str,
+    show: Show | None,
+) -> Refutation:
+    began = time.monotonic()
     read, (file, _) = read_claim(name), split(name)
     folder = Path(out) if out is not None else Path("results/refute") / label(name)
     with writing(folder):
@@ -104,8 +123,6 @@ def refute(
     saved = folder / "search.json"
     progress = _resumed(search.start(read, seed, digest, evolution), saved)
     before, cpu = (progress.seconds, progress.cpu_seconds), time.process_time()
-    if executor is not None:
-        check_executor(executor, has_logs=False)
 
     def spent() -> float:
         return time.monotonic() - began

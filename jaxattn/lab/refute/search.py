@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from jaxattn.core import backend
-from jaxattn.core.errors import InputError, writing
+from jaxattn.core.errors import InputError, from_user_code, writing
 from jaxattn.lab.refute import space as spaces
-from jaxattn.lab.refute.claim import Claim, read_claim
+from jaxattn.lab.refute.claim import Claim, read_claim, split
 from jaxattn.lab.refute.evolution import evolve
 from jaxattn.lab.refute.flows import in_parts
 from jaxattn.lab.refute.space import Instance
@@ -48,7 +48,8 @@ class Batch(NamedTuple):
 
     def run(self) -> "Outcome":
         """Compute the batch in this process, with JAX in float64."""
-        return compute(read_claim(self.claim), self)
+        with from_user_code(frozenset({str(split(self.claim)[0])}), self.claim):
+            return compute(read_claim(self.claim), self)
 
 
 class Outcome(NamedTuple):

@@ -182,6 +182,17 @@ def test_files_that_fail_or_do_not_exist_are_reported(tmp_path, write_claim):
         refute(write_claim(), budget=0)
 
 
+@pytest.mark.parametrize("broken", ["score", "assumptions", "exact"])
+def test_exceptions_in_a_claim_are_reported_in_one_line(write_claim, tmp_path, call, broken):
+    path = write_claim(check="")
+    definition = "import dataclasses\ndef broken(one):\n    return 1 / 0\n"
+    replaced = f"claim = dataclasses.replace(claim, {broken}=broken)\n"
+    path.write_text(path.read_text() + definition + replaced)
+    code, _, error = call("refute", path, "--quiet", "--out", tmp_path / "out")
+    assert code == 1
+    assert "norm.py: ZeroDivisionError in broken, line" in error
+
+
 def test_command_prints_the_verdict_and_the_files(write_claim, tmp_path, call, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, _ = call("refute", write_claim(), "--budget", "60", "--quiet")
