@@ -193,4 +193,6 @@ repaired = replace(
     assumptions=repaired_assumptions,
     control={"tokens": [[1], [-1]], "B": [[1]]},
     check="",
+    # The projections of all steps take 600 KB per instance.
+    batch=512,
 )

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def test_frank_wolfe_rejects_ties_and_clouds_without_the_origin():
 
 
 def test_the_repaired_frank_wolfe_statement_excludes_the_counterexample():
-    repaired, _ = load("frank_wolfe.py:repaired")
+    repaired = replace(load("frank_wolfe.py:repaired")[0], batch=1)
     instance = from_lists({"tokens": [[3], [-1]], "B": [[1]]})
     assert repaired.assumptions(instance) == "0 leaves the convex hull"
     symmetric = from_lists({"tokens": [[2, 1], [-2, -1], [1, -3], [-1, 3]], "B": [[1, 0], [0, 1]]})
