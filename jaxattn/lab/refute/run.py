@@ -13,11 +13,13 @@ import numpy as np
 
 from jaxattn.core.errors import InputError, RunError, first_line, from_user_code, writing
 from jaxattn.lab.engine.executor import Executor, check_executor
+from jaxattn.lab.refute import progress as states
 from jaxattn.lab.refute import record, search, shrink
 from jaxattn.lab.refute import space as spaces
 from jaxattn.lab.refute.claim import Claim, label, read_claim, split
+from jaxattn.lab.refute.progress import Progress
 from jaxattn.lab.refute.record import Counterexample
-from jaxattn.lab.refute.search import Batch, Outcome, Progress
+from jaxattn.lab.refute.search import Batch, Outcome
 from jaxattn.lab.refute.space import Instance
 from jaxattn.lab.storage import provenance
 
@@ -121,7 +123,7 @@ def _refute(
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     record.delete(folder)
     saved = folder / "search.json"
-    progress = _resumed(search.start(read, seed, digest, evolution), saved)
+    progress = _resumed(states.start(read, seed, digest, evolution), saved)
     before, cpu = (progress.seconds, progress.cpu_seconds), time.process_time()
 
     def spent() -> float:
@@ -133,7 +135,7 @@ def _refute(
         progress.add(read, batch, outcome)
         progress.seconds = before[0] + spent()
         progress.cpu_seconds = before[1] + time.process_time() - cpu
-        search.save(progress, saved)
+        states.save(progress, saved)
         if show:
             state = f"best score {progress.best:.4g}"
             left = max(budget - spent(), 0)
@@ -147,7 +149,7 @@ def _refute(
         found = smallest(read, [spaces.from_lists(x) for _, x in progress.boundary[:1]], boundary=True)
     progress.seconds = before[0] + spent()
     progress.cpu_seconds = before[1] + time.process_time() - cpu
-    search.save(progress, saved)
+    states.save(progress, saved)
     return _conclude(read, progress, found, command, file, folder)
 
 
@@ -211,7 +213,7 @@ def _shape(instance: Instance) -> tuple[Any, ...]:
 
 def _resumed(new: Progress, path: Path) -> Progress:
     """Return the saved state of the same search, or the new one."""
-    found = search.load(path)
+    found = states.load(path)
     same = ("seed", "claim", "evolution")
     if found is None or any(getattr(found, name) != getattr(new, name) for name in same):
         return new
