@@ -10,7 +10,7 @@ from measured import OUTSIDE, measured
 import jaxattn as ja
 from jaxattn.lab.refute import Integers, Space, flows
 
-FLOWS, NORM, LATE = 64, 1e3, 1e4
+FLOWS, NORM = 64, 1e4
 
 
 class Setting:
@@ -24,12 +24,12 @@ class Setting:
             sizes=({"token": vocab, "dim": 2}, {"token": vocab, "dim": 3}),
         )
 
-    def path(self, batch, rtol, until_norm=NORM):
+    def path(self, batch, rtol):
         """Integrate the flow from p = v = 0 for a batch."""
         E = batch["E"].astype(float)
         zero = np.zeros((len(E), E.shape[2]))
         start = {"E": E, "p": zero, "v": zero}
-        return ja.dynamics.joint_flow(start, self.corpus, until_norm=until_norm, rtol=rtol, max_steps=2000)
+        return ja.dynamics.joint_flow(start, self.corpus, until_norm=NORM, rtol=rtol, max_steps=2000)
 
     def program(self, E, p, keep_ties=False):
         """Return p_relax of the tokens on top at p, their margin, the smallest gap below them, and the tops.
@@ -80,7 +80,7 @@ RELAXED = {
     "quantity": "1 - cos between p and p_relax",
     "statement": (
         "Under Assumption 1, if every sequence selects its relevant token, p converges in direction to "
-        "p_relax (`relaxed_max_margin` with tied = 1) when p and v are trained: 1 - cos ≤ 1e-4 at ‖p‖ = 1e3."
+        "p_relax (`relaxed_max_margin` with tied = 1) when p and v are trained: 1 - cos ≤ 1e-4 at ‖p‖ = 1e4."
     ),
     "space": ONE.space,
     "horizon": f"‖p‖ = {NORM:g}",
@@ -110,7 +110,7 @@ tied = measured(
 
 def distance_from_clock(batch, rtol):
     """Return |2 log ‖v‖ / (margin of p) - 1| for p far along the path, if the relevant tokens are on top."""
-    E, path = batch["E"].astype(float), ONE.path(batch, rtol, LATE)
+    E, path = batch["E"].astype(float), ONE.path(batch, rtol)
     _, margin, gap, tops = ONE.program(E, path.p[:, -1])
     found = np.abs(2 * path.log_v_norm[:, -1] / margin - 1)
     selects = (tops == [0, 1, 0, 1]).all(axis=1) & (gap > 1e-3)
@@ -132,7 +132,7 @@ clock = measured(
         "v_mm."
     ),
     space=ONE.space,
-    horizon=f"‖p‖ = {LATE:g}",
+    horizon=f"‖p‖ = {NORM:g}",
     control={"E": [[1, 0], [-1, 0], [0, 0], [0, 0]]},
     **SHARED,
 )
@@ -161,7 +161,7 @@ certified = measured(
     quantity="1 - cos between p and the certified p_*",
     statement=(
         "With two relevant tokens in a sequence, p converges in direction to the p_* that "
-        "`certify_joint_limit` certifies: 1 - cos ≤ 1e-4 at ‖p‖ = 1e3."
+        "`certify_joint_limit` certifies: 1 - cos ≤ 1e-4 at ‖p‖ = 1e4."
     ),
     source="docs/findings/which_mixture.md.",
     hypothesis="Status norm, and a certificate at the end of the path.",

@@ -4,44 +4,40 @@ import json
 import sys
 from pathlib import Path
 
-ROWS = {
-    "R1": "frank_wolfe",
-    "R2": "trained_head",
-    "R3": "all_relevant",
-    "R4": "two_relevant",
-    "C2": "cells",
-    "C5": "diagonal_linear",
-    "C3": "single_leader",
+# Labels of the note docs/notes/refute.md, by the name of the folder.
+LABELS = {
+    "frank_wolfe": "R1",
+    "frank_wolfe_repaired": "R1",
+    "trained_head": "R2",
+    "all_relevant": "R3",
+    "two_relevant": "R4",
+    "cells": "C2",
+    "diagonal_linear": "C5",
+    "single_leader": "C3",
 }
 
 
-def row(name, folder):
-    """Return the cells of a search: verdict, what was found, numbers of instances, seconds."""
+def row(folder):
+    """Return the row of a search: verdict, what was found, number of instances, wall and CPU seconds."""
     found = json.loads((folder / "verdict.json").read_text(encoding="utf-8"))
-    record = folder / "counterexample.json"
-    shown = "–"
+    record, shown = folder / "counterexample.json", "–"
     if record.is_file():
-        instance = json.loads(record.read_text(encoding="utf-8"))["instance"]
-        text = json.dumps(instance).replace('"', "")
-        shown = f"`{text}`"
+        text = json.dumps(json.loads(record.read_text(encoding="utf-8"))["instance"])
+        text = text.replace('"', "")
+        shown = f"[`{text}`](../../results/published/refute/{folder.name}/counterexample.md)"
+    label = f"{LABELS[folder.name]} " if folder.name in LABELS else ""
     counts = f"{found['inside']:,} | {found['seconds']:.0f} | {found['cpu_seconds']:.0f}"
-    return f"| {name} | {found['verdict']} | {shown} | {counts} |"
+    return f"| {label}`{folder.name}` | {found['verdict']} | {shown} | {counts} |"
 
 
-def table(names, folder):
-    """Return a table of the searches that are in a folder."""
+def table(folders):
+    """Return a table of the searches in some folders."""
     head = "| claim | verdict | found | N | seconds | CPU seconds |\n|---|---|---|---|---|---|"
-    rows = [
-        row(label, folder / name)
-        for label, name in names.items()
-        if (folder / name / "verdict.json").is_file()
-    ]
-    return "\n".join([head, *rows])
+    return "\n".join([head, *(row(one) for one in folders if (one / "verdict.json").is_file())])
 
 
 if __name__ == "__main__":
     where = Path(sys.argv[1] if len(sys.argv) > 1 else "results/published/refute")
-    print(table({f"{label} [`{name}`]({name}.py)": name for label, name in ROWS.items()}, where))
+    print(table(where / name for name in LABELS))
     print()
-    own = sorted(path.name for path in where.glob("own_*"))
-    print(table({f"`{name}`": name for name in own}, where))
+    print(table(sorted(where.glob("own_*"))))

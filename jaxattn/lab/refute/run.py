@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxattn.core.errors import InputError, RunError, first_line, writing
+from jaxattn.core.errors import InputError, RunError, first_line, from_user_code, writing
 from jaxattn.lab.engine.executor import Executor, check_executor
+from jaxattn.lab.refute import progress as states
 from jaxattn.lab.refute import record, search, shrink
 from jaxattn.lab.refute import space as spaces
 from jaxattn.lab.refute.claim import Claim, label, read_claim, split
+from jaxattn.lab.refute.progress import Progress
 from jaxattn.lab.refute.record import Counterexample
-from jaxattn.lab.refute.search import Batch, Outcome, Progress
+from jaxattn.lab.refute.search import Batch, Outcome
 from jaxattn.lab.refute.space import Instance
 from jaxattn.lab.storage import provenance
 
@@ -90,11 +92,30 @@ def refute(
 
     Raises:
         InputError: the claim's file is invalid, or the budget is not positive.
+        UserCodeError: a function of the claim raises an exception.
         RunError: check.py denies the counterexample, or a worker fails.
     """
     if budget <= 0:
         raise InputError(f"budget: must be positive, got {budget}")
-    name, began = str(claim), time.monotonic()
+    if executor is not None:
+        check_executor(executor, has_logs=False)
+    name = str(claim)
+    with from_user_code(frozenset({str(split(name)[0])}), name):
+        return _refute(name, budget, seed, out, executor, evolution, batches, command, show)
+
+
+def _refute(
+    name: str,
+    budget: float,
+    seed: int,
+    out: str | Path | None,
+    executor: Executor | None,
+    evolution: bool,
+    batches: int | None,
+    command: str,
+    show: Show | None,
+) -> Refutation:
+    began = time.monotonic()
     read, (file, _) = read_claim(name), split(name)
     folder = Path(out) if out is not None else Path("results/refute") / label(name)
     with writing(folder):
@@ -102,10 +123,8 @@ def refute(
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     record.delete(folder)
     saved = folder / "search.json"
-    progress = _resumed(search.start(read, seed, digest, evolution), saved)
+    progress = _resumed(states.start(read, seed, digest, evolution), saved)
     before, cpu = (progress.seconds, progress.cpu_seconds), time.process_time()
-    if executor is not None:
-        check_executor(executor, has_logs=False)
 
     def spent() -> float:
         return time.monotonic() - began
@@ -116,7 +135,7 @@ def refute(
         progress.add(read, batch, outcome)
         progress.seconds = before[0] + spent()
         progress.cpu_seconds = before[1] + time.process_time() - cpu
-        search.save(progress, saved)
+        states.save(progress, saved)
         if show:
             state = f"best score {progress.best:.4g}"
             left = max(budget - spent(), 0)
@@ -130,7 +149,7 @@ def refute(
         found = smallest(read, [spaces.from_lists(x) for _, x in progress.boundary[:1]], boundary=True)
     progress.seconds = before[0] + spent()
     progress.cpu_seconds = before[1] + time.process_time() - cpu
-    search.save(progress, saved)
+    states.save(progress, saved)
     return _conclude(read, progress, found, command, file, folder)
 
 
@@ -194,7 +213,7 @@ def _shape(instance: Instance) -> tuple[Any, ...]:
 
 def _resumed(new: Progress, path: Path) -> Progress:
     """Return the saved state of the same search, or the new one."""
-    found = search.load(path)
+    found = states.load(path)
     same = ("seed", "claim", "evolution")
     if found is None or any(getattr(found, name) != getattr(new, name) for name in same):
         return new

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -21,6 +22,7 @@ SWEEPS = ROOT / "sweeps" / "refute"
 SCRIPTS = sorted([*SWEEPS.glob("checks/*.py"), *ROOT.glob("results/published/refute/*/check.py")])
 NAMES = [
     *(f"{name}.py" for name in ("frank_wolfe", "trained_head", "all_relevant", "two_relevant")),
+    "frank_wolfe.py:repaired",
     *(f"{name}.py" for name in ("cells", "diagonal_linear", "single_leader")),
     *(f"own_query.py:{name}" for name in ("margin", "certificate", "powers", "order")),
     *(f"own_head.py:{name}" for name in ("relaxed", "tied", "clock", "certified")),
@@ -85,6 +87,15 @@ def test_frank_wolfe_rejects_ties_and_clouds_without_the_origin():
     assert claim.exact(from_lists({"tokens": [[2], [-1]], "B": [[1]]})).boundary
     assert "outside" in claim.assumptions(from_lists({"tokens": [[3], [1]], "B": [[1]]}))
     assert "semidefinite" in claim.assumptions(from_lists({"tokens": [[3], [-1]], "B": [[-1]]}))
+
+
+def test_the_repaired_frank_wolfe_statement_excludes_the_counterexample():
+    repaired = replace(load("frank_wolfe.py:repaired")[0], batch=1)
+    instance = from_lists({"tokens": [[3], [-1]], "B": [[1]]})
+    assert repaired.assumptions(instance) == "0 leaves the convex hull"
+    symmetric = from_lists({"tokens": [[2, 1], [-2, -1], [1, -3], [-1, 3]], "B": [[1, 0], [0, 1]]})
+    assert search.score_batch(repaired, stack([instance])).tolist() == [-np.inf]
+    assert np.isfinite(search.score_batch(repaired, stack([symmetric])))
 
 
 def test_frank_wolfe_score_matches_exact_arithmetic():

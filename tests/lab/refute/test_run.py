@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxattn.core.errors import InputError, RunError, UserCodeError
-from jaxattn.lab.refute import read_claim, refute, run, search
+from jaxattn.lab.refute import progress, read_claim, refute, run, search
 
 
 def state(folder):
@@ -122,13 +122,13 @@ def test_mutations_reach_what_sampling_alone_does_not(write_claim):
     """The largest norm in Z^12 with entries up to 4 is 192; the best of 40 random batches is far below it."""
     path = write_claim(bound=192, sizes="({'n': 12},)")
     claim = read_claim(str(path))
-    progress = search.start(claim, 0, "")
-    while progress.number < 40:
-        for batch in progress.next_round(claim, str(path)):
-            progress.add(claim, batch, search.compute(claim, batch))
+    state = progress.start(claim, 0, "")
+    while state.number < 40:
+        for batch in state.next_round(claim, str(path)):
+            state.add(claim, batch, search.compute(claim, batch))
     random = search.compute(claim, search.Batch(str(path), 0, 0, 0, []))
     assert random.best[0][0] < -30
-    assert progress.best > -10
+    assert state.best > -10
 
 
 def test_a_check_that_denies_the_counterexample_fails_the_run(write_claim, tmp_path):
@@ -180,6 +180,17 @@ def test_files_that_fail_or_do_not_exist_are_reported(tmp_path, write_claim):
         read_claim(str(write_claim(check="none.py")))
     with pytest.raises(InputError, match="budget: must be positive"):
         refute(write_claim(), budget=0)
+
+
+@pytest.mark.parametrize("broken", ["score", "assumptions", "exact"])
+def test_exceptions_in_a_claim_are_reported_in_one_line(write_claim, tmp_path, call, broken):
+    path = write_claim(check="")
+    definition = "import dataclasses\ndef broken(one):\n    return 1 / 0\n"
+    replaced = f"claim = dataclasses.replace(claim, {broken}=broken)\n"
+    path.write_text(path.read_text() + definition + replaced)
+    code, _, error = call("refute", path, "--quiet", "--out", tmp_path / "out")
+    assert code == 1
+    assert "norm.py: ZeroDivisionError in broken, line" in error
 
 
 def test_command_prints_the_verdict_and_the_files(write_claim, tmp_path, call, monkeypatch):
