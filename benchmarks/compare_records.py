@@ -93,7 +93,10 @@ def differences(book, item, old, new):
         width = None if low is None else high - low
         is_bin = new.interval is None and width and abs(width - new.resolution) < 1e-9
         yield "bin" if is_bin else f"interval {low, high} -> {new.interval}"
-    counts = (old.get("seeds", 0), old.get("missing", 0), old.get("hits"))
+    hits = old.get("hits")
+    if hits is None and new.counts:  # shares of earlier versions had no counts
+        hits = round(value * old["seeds"])
+    counts = (old.get("seeds", 0), old.get("missing", 0), hits)
     if counts != (new.seeds, new.missing, new.counts[0] if new.counts else None):
         yield f"seeds {counts} -> {new.seeds, new.missing, new.counts}"
     before, after = old["criterion"], new.expected
