@@ -121,6 +121,11 @@ class Item:
         base = self.book.folder if path.is_relative_to(self.book.folder) else self.book.folder.parent
         return os.path.relpath(path.with_suffix(""), base).replace(os.sep, ".")
 
+    def sweep_file(self, name: str) -> str:
+        """Return the path of a study's sweep file, the same on every machine."""
+        inside = os.path.relpath(self.sources[name].path, self.book.folder)
+        return os.path.normpath(os.path.join(self.book.location, inside))
+
     @property
     def data(self) -> dict[str, DataSet]:
         """Return the data sets that the studies require, by study."""

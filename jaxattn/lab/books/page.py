@@ -155,15 +155,15 @@ def scorecard(item: Item, found: Mapping[str, Record]) -> dict[str, str]:
         "claim": claim,
         "numbers": numbers,
         "seeds": seeds(record.measured),
-        "random choices": draws,
+        "agree in random choices": draws,
     }
 
 
 def random_choices(item: Item, found: Mapping[str, Record]) -> str:
-    """Return in how many random choices of unpublished settings all numbers are reproduced; "" if unknown."""
+    """Return in how many random choices of unpublished settings all numbers agree: "9 of 32"; or ""."""
     other = found.get(item.words.sensitivity)
     joint = [finding.counts for finding in other.measured if finding.id == ALL_NUMBERS] if other else []
-    return "{} of {} with all numbers together".format(*joint[0]) if joint and joint[0] else ""
+    return "{} of {}".format(*joint[0]) if joint and joint[0] else ""
 
 
 def seeds(findings: Sequence[Finding]) -> str:

@@ -252,11 +252,10 @@ def _machine(results: Results) -> str:
 def _facts(results: Mapping[str, Results], item: Item, request: Request) -> dict[str, str]:
     manifests = [x.manifest for x in results.values()]
     memory = [known for each in manifests if (known := each.get("peak_memory_mib")) is not None]
-    files = [f"{item.sources[name].run.replace('.', '/')}" for name in results]
     changes = item.words.laptop if request.scale == "laptop" else ()
     left_out = [name for name in item.sources if name not in results]
     return {
-        "studies": ", ".join(files),
+        "sweep files": ", ".join(map(item.sweep_file, results)),
         "overrides": ", ".join(changes) or "none",
         "model": models(request.study(item, next(iter(results)))),
         "cells × seeds": ", ".join(f"{len(each['cells'])} × {len(each['seeds'])}" for each in manifests),
