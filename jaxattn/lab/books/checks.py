@@ -54,8 +54,6 @@ def _open_questions(item: Item) -> Iterator[str]:
 
 def _parts(item: Item) -> Iterator[str]:
     ImportPaths(item.folder).load("check.py:check")
-    if not item.papers:
-        yield "item.toml: papers is missing"
     for key in ("chosen", "compared"):
         if not getattr(item.words, key).strip():
             yield f"item.toml: {key} is missing"

@@ -98,7 +98,6 @@ def item(book):
         ("item.toml", "title", "title", None),
         ("README.md", "# done", "# TODO", "README.md: answer the questions marked TODO in line 1"),
         ("item.toml", 'chosen = "All sizes are chosen here."', "", "item.toml: chosen is missing"),
-        ("item.toml", "papers = [", "flat = ''  # [", "item.toml: papers is missing"),
         ("study.toml", "seeds = 20", "seeds = 9", "study.toml: 9 seeds at full scale; use 10 or more"),
     ],
 )
