@@ -30,8 +30,9 @@ from jaxattn.dynamics import ExactFlow
 from jaxattn.dynamics.descents.descent_phase import Descent
 from jaxattn.lab import cli
 from jaxattn.lab.api import Study
+from jaxattn.lab.cli.commands import check_once
 from jaxattn.lab.cli.console import print_error, print_line, print_table
-from jaxattn.lab.cli.options import check_once, require_local_folder
+from jaxattn.lab.cli.options import require_local_folder
 from jaxattn.lab.engine import devices, memory
 from jaxattn.lab.engine.programs import ProgramCache, seed_keys
 from jaxattn.lab.engine.progress import Reporter

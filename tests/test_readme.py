@@ -114,6 +114,13 @@ def test_other_landing_pages_start_like_the_readme(name):
     assert (ROOT / name).read_text(encoding="utf-8").startswith(opening)
 
 
+def test_the_landing_page_shows_the_code_of_the_readme():
+    (code,) = re.findall(r"```python\n.*?```", README, re.DOTALL)
+    page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert re.findall(r"```python\n.*?```", page, re.DOTALL) == [code]
+    assert f"```text\n{outputs()[1][0]}\n```" in page
+
+
 def test_commands_in_the_readme_are_tested():
     (block,) = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
     commands = [line.partition("#")[0].strip() for line in block.splitlines()]
@@ -450,7 +457,7 @@ def test_claim_on_the_page_about_conjectures_is_refuted(call, tmp_path, monkeypa
 def test_every_page_with_python_code_is_tested():
     """Runs of the gallery are long; other tests cover books and attention heads; chips require compilers."""
     elsewhere = {f"howto/{name}.md" for name in ("extending", "books", "accelerators")}
-    elsewhere |= {"reference/gallery.md", "notes/accelerators.md", "tutorials/heads.md"}
+    elsewhere |= {"reference/gallery.md", "notes/accelerators.md", "tutorials/heads.md", "index.md"}
     with_code = {
         page.relative_to(ROOT / "docs").as_posix()
         for page, text in PAGES.items()

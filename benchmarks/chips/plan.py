@@ -23,8 +23,9 @@ from chips import process
 from chips.targets import read_target
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.api import Study
+from jaxattn.lab.cli.commands import check_once
 from jaxattn.lab.cli.console import print_error, print_json, print_line, print_table, rows_of
-from jaxattn.lab.cli.options import check_once, load_sweep, read_size
+from jaxattn.lab.cli.options import load_sweep, read_size
 from jaxattn.lab.engine.devices import known_bug
 from jaxattn.lab.engine.progress import Reporter
 

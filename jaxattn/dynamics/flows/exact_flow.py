@@ -42,7 +42,8 @@ from jaxattn.dynamics.flows.arc_length import (
     restart,
 )
 from jaxattn.dynamics.flows.balance import find_ties, initial_balance
-from jaxattn.dynamics.flows.coordinates import Coordinates
+from jaxattn.dynamics.flows.coordinates import Coordinates, coordinates
+from jaxattn.dynamics.flows.minimum import settles
 from jaxattn.dynamics.flows.seeds import (
     Inputs,
     Tolerance,
@@ -374,6 +375,12 @@ def _points(flow: Coordinates, z: Array, path: PathSoFar) -> Array:
     return path.start + (moved - (moved @ path.ties.normals.T) @ path.ties.normals)
 
 
+def _settles(_: Array, E: Array, p: Array, values: Array, corpus: Corpus) -> Array:
+    """Return whether p is at a strict minimum of the loss, up to rounding errors."""
+    flow = coordinates(E, p, values, corpus)
+    return settles(flow, flow.zero)
+
+
 def _next_stage(
     E: Array, values: Array, corpus: Corpus, ends: Ends, before: PathSoFar, after: PathSoFar
 ) -> PathSoFar:
@@ -391,10 +398,13 @@ def _next_stage(
     lost = balances & ~before.tied & ~found.stable
     status = jnp.where(stuck | lost | (balances & (before.left == 1)), Stop.UNRESOLVED, integration.status)
     status = jnp.where(lost & found.undecided, Stop.UNDECIDED, status)
-    # Only tied scores could still change, but they are balanced, so p stays at this point, unless a force is
-    # neglected.
-    rest = jnp.where(ties.log_floor > -jnp.inf, Stop.UNRESOLVED, Stop.BALANCED)
-    status = jnp.where(before.tied & (status == Stop.STATIONARY), rest, status)
+    # Only tied scores could still change, and they are balanced. Unless a force is neglected, p stays at this
+    # point; the loss with all tokens must show that it does.
+    still = before.tied & (status == Stop.STATIONARY)
+    rests = cond_under_vmap(
+        still & (ties.log_floor == -jnp.inf), _settles, jnp.asarray(False), E, end, values, corpus
+    )
+    status = jnp.where(still, jnp.where(rests, Stop.BALANCED, Stop.UNRESOLVED), status)
     goes_on = balances & ~stuck & ~lost & (before.left > 1)
     choose = partial(jnp.where, goes_on)
     ended = integration.replace(status=status.astype(jnp.int32))  # type: ignore[attr-defined]

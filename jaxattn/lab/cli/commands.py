@@ -90,7 +90,7 @@ def parse(words: Sequence[str]) -> Callable[[], int]:
         raise InputError(f"{name}: unknown option; {_suggestion(name, ('--version', '--help'))}")
     if name not in known:
         raise InputError(f"{name}: unknown command; {_suggestion(name, known)}")
-    _check_once(rest)
+    check_once(rest)
     call: Callable[[], int] = tyro.cli(
         _deferred(known[name]),
         prog=f"jaxattn {name}",
@@ -126,7 +126,7 @@ def _description(call: Callable[..., int]) -> str:
     return "\n".join([summary, *(textwrap.indent(x, "  ") for x in wrapped)])
 
 
-def _check_once(words: Sequence[str]) -> None:
+def check_once(words: Sequence[str]) -> None:
     """Raise InputError if an option is given twice, because only its last value would be used."""
     names = [word.partition("=")[0] for word in words if word.startswith("--")]
     for name in dict.fromkeys(names):

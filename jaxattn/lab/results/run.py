@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -24,6 +25,8 @@ from jaxattn.lab.storage import provenance
 from jaxattn.lab.storage.study_file import run_command
 from jaxattn.lab.study.effective import as_written, effective_tables, settings_table
 
+# One object for all cells, so that cells with the same declarations are recognised.
+NONE: Mapping[str, Any] = MappingProxyType({})
 _FAILURES = ("cell", "seed", "phase", "step", "reason")
 
 
@@ -136,12 +139,14 @@ class Run:
 
     def labels(self, cell: int) -> Mapping[str, str]:
         """Return the labels of metrics that the study of a cell declares, keyed by metric."""
-        found: Mapping[str, str] = self._entry(cell).get("labels", self.manifest["labels"])
+        found: Mapping[str, str] = self._entry(cell).get("labels", self.manifest.get("labels", NONE))
         return found
 
     def scales(self, cell: int) -> Mapping[str, Sequence[Any]]:
         """Return the scales (kind, low, high) that the study of a cell declares, keyed by metric."""
-        found: Mapping[str, Sequence[Any]] = self._entry(cell).get("scales", self.manifest["scales"])
+        found: Mapping[str, Sequence[Any]] = self._entry(cell).get(
+            "scales", self.manifest.get("scales", NONE)
+        )
         return found
 
     def label(self, metric: str) -> str:

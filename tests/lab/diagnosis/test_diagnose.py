@@ -293,12 +293,12 @@ def test_a_zero_model_has_undefined_correlations(corpus):
 def test_write_creates_page_table_and_figures(corpus, alpha, tmp_path):
     found = diagnose(*planted(np.abs(alpha), alpha), corpus, tokens=[f"w{s}|" for s in range(V)], **FAST)
     paths = found.write(tmp_path / "new" / "folder", 3)
-    assert [path.name for path in paths] == ["diagnosis.html", "diagnosis.md", "tokens.csv", "importance.png"]
+    assert [path.name for path in paths] == ["diagnosis.html", "diagnosis.md", "tokens.csv", "importance.svg"]
     page = paths[1].read_text()
     assert found.verdicts[4] in page
     assert "w" in found.tables(3)[2][1]["token"][0]
     pd.testing.assert_frame_equal(pd.read_csv(paths[2]), found.tokens, check_exact=False, check_dtype=False)
-    assert paths[3].read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in paths[3].read_bytes()
 
 
 @pytest.mark.more
