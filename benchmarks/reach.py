@@ -64,7 +64,7 @@ def draw(flow, descent):
         axes.loglog(*np.array(descent).T, color=style.RED, linestyle=(0, (4, 1.5)), label="plain loop")
         axes.plot(*descent[-1], "o", color=style.RED, markersize=5)
         axes.annotate(
-            f"{STEPS:,} steps", descent[-1], (8, -4), textcoords="offset points", color=style.RED, va="top"
+            f"{STEPS:,} steps", descent[-1], (4, -12), textcoords="offset points", color=style.RED, va="top"
         )
         axes.set(xlabel=r"$\log t$, where $t$ is the time of gradient flow")
         axes.set(ylabel=r"$1-\cos(p,\,p_\mathrm{mm})$")
