@@ -348,7 +348,7 @@ def gallery() -> str:
     parts = [
         "# Gallery",
         "Each figure is shown with its table in the sweep file, and with the Python code that plots it.\n"
-        "Figures are saved as PNG and PDF files. A figure can also be a\n"
+        "Figures are saved as SVG files. A figure can also be a\n"
         "[custom function](../howto/extending.md#a-figure).",
     ]
     for each in GALLERY:

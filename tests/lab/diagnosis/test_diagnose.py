@@ -322,7 +322,7 @@ def test_attention_heads_are_measured_separately(corpus, alpha, tmp_path):
     assert "head 1, E·p against |α|: -1.000 is below the null band" in "\n".join(found.verdicts)
     (_, laid) = found.tables()[1]
     assert laid[laid["quantity"] == "E·v against α"]["head"].tolist() == ["all"] * 4
-    assert {"importance_0.png", "importance_1.png"} <= {path.name for path in found.write(tmp_path)}
+    assert {"importance_0.svg", "importance_1.svg"} <= {path.name for path in found.write(tmp_path)}
 
 
 def test_separate_read_out_vectors_are_measured_and_ambiguous_shapes_are_rejected(corpus, alpha):
