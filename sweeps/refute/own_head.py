@@ -56,7 +56,7 @@ class Setting:
         relaxed = flows.shortest_batch(np.stack(rows, axis=1), required.astype(float))
         margin = np.where(required, gaps, np.inf).min(axis=1)
         lowest = gaps.min(axis=1) / np.maximum(np.linalg.norm(p, axis=1), 1e-300)
-        lowest = np.where(tied & ~keep_ties, 0.0, lowest)
+        lowest = np.where(tied & (not keep_ties), 0.0, lowest)
         return np.where(np.isnan(head[:, :1]), np.nan, relaxed), margin, lowest, tops
 
 

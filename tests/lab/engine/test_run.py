@@ -596,7 +596,8 @@ def test_a_stopped_study_is_resumed_after_its_cells_have_other_indices(
     """A saved state is found by its settings, so its rows belong to the cells that have them now."""
 
     def sizes(*values):
-        return study(chunk=4, seeds=2, axes={"phases.query.step_size": list(values)})
+        # Both runs have batches of this width, because another width changes last digits.
+        return study(chunk=2, seeds=2, axes={"phases.query.step_size": list(values)})
 
     place = stop(tmp_path / "stopped", sizes(0.1, 0.4), 6, intervals=every_step)
     (partial,) = (place / "runs").glob("*.partial-*")
