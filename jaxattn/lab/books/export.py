@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from jaxattn.core.errors import writing
+from jaxattn.core.errors import InputError, at, writing
 from jaxattn.lab.books import page
 from jaxattn.lab.books.book import Book, Item, RunScale
 from jaxattn.lab.books.record import Record, path_of
@@ -34,11 +34,15 @@ def export(book: Book, scale: RunScale, out: Path, target: Path, only: Sequence[
         The paths of the files.
 
     Raises:
-        InputError: a record is missing or damaged.
+        InputError: an item does not exist, or there is no record, or one is damaged.
         RunError: a file cannot be written.
     """
+    with at("--only"):
+        chosen = [book.item(name).name for name in only]
     every, _ = page.read_records(book, scale, out)
-    found = {name: every[name] for name in every if not only or name in only}
+    found = {name: every[name] for name in every if not only or name in chosen}
+    if not found:
+        raise InputError(f"{out}: no records at scale {scale!r} to export; run the items first")
     contents = {
         "README.md": _readme(book, found, every),
         "findings.csv": page.findings_table(found).to_csv(index=False, lineterminator="\n"),

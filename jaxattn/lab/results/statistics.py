@@ -21,7 +21,7 @@ from jaxattn.lab.results.intervals import (
     student_t,
 )
 from jaxattn.lab.results.labels import interval, seed_words, setting, setting_columns, unknown_metric
-from jaxattn.lab.results.run import Run
+from jaxattn.lab.results.run import NONE, Run
 
 # Values of `Scale.kind`.
 LINEAR: Final = "linear"
@@ -64,7 +64,6 @@ def scale(metric: str, declared: Mapping[str, Sequence[Any]] = MappingProxyType(
     return Scale()
 
 
-_NONE: Mapping[str, Sequence[Any]] = MappingProxyType({})
 _Floats = NDArray[np.float64]
 
 STATISTICS = ("mean", "median", "iqm", "mean_low", "mean_high", "iqm_low", "iqm_high")
@@ -151,7 +150,7 @@ def _scales(
         metrics: names of the metrics.
     """
     of_run = isinstance(results, Run) and not results.manifest.get("differences")
-    of_cell = {cell: results.scales(cell) if of_run else _NONE for cell in np.unique(cells).tolist()}
+    of_cell = {cell: results.scales(cell) if of_run else NONE for cell in np.unique(cells).tolist()}
     # Cells of one study share one mapping.
     distinct = {id(declared): declared for declared in of_cell.values()}
     place = {number: k for k, number in enumerate(distinct)}

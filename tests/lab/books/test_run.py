@@ -253,6 +253,11 @@ def test_exported_logbook_lists_its_files_with_hashes(copy, tmp_path):
     assert re.search(r"\| exponent of d in the error \| −1/2 \| −0.5\s±\s0.3 \| .* \| agrees \|", step)
     numbers = pd.read_csv(target / "findings.csv").set_index("item")
     assert math.isclose(numbers["value"]["step"], items(out)["findings"][0]["value"])
+    with pytest.raises(InputError, match="--only: nosuch: no such item"):
+        export(book, "laptop", out, tmp_path / "none", ["nosuch"])
+    with pytest.raises(InputError, match="no records at scale 'laptop' to export"):
+        export(book, "laptop", tmp_path / "empty", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
     assert export(book, "laptop", out, tmp_path / "one", ["own"])
     assert not (tmp_path / "one" / "step.md").exists()
 
