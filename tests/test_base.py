@@ -40,7 +40,6 @@ FOREIGN = {
     "jaxattn/core/fractions.py": "arrays of NumPy and JAX, and numbers",
     "jaxattn/theory/check_certificate.py": "flags of the operating system",
     "jaxattn/lab/study/randomness.py": "phases of custom code",
-    "jaxattn/lab/heads/model.py": "modules and configurations of PyTorch and transformers",
 }
 
 

@@ -17,7 +17,6 @@ from jaxattn.core.errors import InputError
 # Public modules that are not listed in any package's `__all__`.
 _FURTHER = (
     "jaxattn.lab.diagnosis",
-    "jaxattn.lab.heads",
     "jaxattn.lab.books",
     "jaxattn.lab.refute",
     "jaxattn.lab.results",

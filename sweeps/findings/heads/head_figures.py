@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from jaxattn.lab.heads.measure import SINKS
+from head_measures import SINKS
 from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import file_name
 from jaxattn.lab.results.style import BLUE, FIGURE_WIDTH, INK, RED, style

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxattn.lab.heads.model import Layer
+from transformer import Layer
 from jaxattn.lab.results.correlations import Floats
 from jaxattn.theory.bilinear import Norm, bilinear_max_margin, matrix_norm, span
 from jaxattn.theory.certificate import Status

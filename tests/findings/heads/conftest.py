@@ -1,9 +1,14 @@
-"""Oracle of the tests of attention heads."""
+"""Oracle of the tests of attention heads, and the folder of the code."""
+
+import sys
+from pathlib import Path
 
 import clarabel
 import numpy as np
 import pytest
 from scipy import sparse
+
+sys.path.append(str(Path(__file__).parents[3] / "sweeps" / "findings" / "heads"))
 
 
 @pytest.fixture(scope="session")

@@ -2,22 +2,26 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import heads as heads_module
 import numpy as np
 import pytest
+from head_margins import margin_ratio, selecting_sequences
+from head_measures import HeadSettings
+from heads import heads, read_texts
+from transformer import Transformer
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab import cli
-from jaxattn.lab.heads import HeadSettings, heads, read_texts, run
-from jaxattn.lab.heads.margins import margin_ratio, selecting_sequences
-from jaxattn.lab.heads.model import Transformer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 TEXTS = ["the cat sat on the mat .", "a dog ran to the cat", "the mat is flat .", "dogs and cats sat ."] * 3
+RUN = Path(__file__).parents[3] / "sweeps" / "findings" / "heads" / "run.py"
 SIZES = {"vocab_size": 24, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
 CONFIGS = {
     "bert": lambda: transformers.BertConfig(**SIZES, intermediate_size=32, max_position_embeddings=16),
@@ -129,7 +133,7 @@ SETTINGS = HeadSettings(share=0.2, group=3, draws=2, nuclear=1)
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_interrupted_run_resumes_with_identical_tables(folders, tmp_path, monkeypatch, name):
     straight = heads(folders[name], TEXTS, settings=SETTINGS, out=tmp_path / "straight")
-    measure, calls = run._measure, []
+    measure, calls = heads_module._measure, []
 
     def interrupted(*given):
         calls.append(given)
@@ -137,7 +141,7 @@ def test_interrupted_run_resumes_with_identical_tables(folders, tmp_path, monkey
             raise KeyboardInterrupt
         return measure(*given)
 
-    monkeypatch.setattr(run, "_measure", interrupted)
+    monkeypatch.setattr(heads_module, "_measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         heads(folders[name], TEXTS, settings=SETTINGS, out=tmp_path / "killed")
     resumed = heads(folders[name], TEXTS, settings=SETTINGS, out=tmp_path / "killed")
@@ -155,17 +159,15 @@ def test_interrupted_run_resumes_with_identical_tables(folders, tmp_path, monkey
         heads(folders[name], TEXTS[1:], settings=SETTINGS, out=tmp_path / "killed")
 
 
-def test_command_writes_the_page(folders, tmp_path, capsys, monkeypatch):
+def test_command_writes_the_page(folders, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
-    words = ["jaxattn", "heads", str(folders["bert"]), str(folders["distilbert"])]
+    words = [sys.executable, str(RUN), str(folders["bert"]), str(folders["distilbert"])]
     words += ["--texts", str(tmp_path / "texts.txt"), "--out", str(tmp_path / "out"), "--share", "0.2"]
-    monkeypatch.setattr("sys.argv", [*words, "--group", "3", "--draws", "2"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 0
+    ended = subprocess.run([*words, "--group", "3", "--draws", "2"], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
     page = (tmp_path / "out" / "heads.html").read_text(encoding="utf-8")
     assert "Heads over checkpoints" in page
-    assert "have a selection" in capsys.readouterr().out
+    assert "have a selection" in ended.stdout
 
 
 def test_invalid_arguments_raise_one_line_errors(folders, tmp_path):
@@ -222,7 +224,7 @@ def test_margins_of_loaded_layers_match_clarabel(folders, name, clarabel_directi
 
 def test_tutorial_code_runs(folders, tmp_path, monkeypatch):
     page = (Path(__file__).parents[3] / "docs" / "tutorials" / "heads.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "reviews.txt").write_text("\n".join(TEXTS), encoding="utf-8")
     (tmp_path / "models").mkdir()

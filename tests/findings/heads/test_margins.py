@@ -1,12 +1,15 @@
 """Margins of attention heads against plain NumPy, clarabel and loops; nulls; corrections."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
+from head_margins import margin_ratio, null_selections, selecting_sequences
+from head_measures import HeadSettings, _kinds, compare, holm, measure_layer, verdicts
+from transformer import Layer, TokenisedTexts
 
-from jaxattn.lab.heads.margins import margin_ratio, null_selections, selecting_sequences
-from jaxattn.lab.heads.measure import HeadSettings, compare, holm, measure_layer, verdicts
-from jaxattn.lab.heads.model import Layer, TokenisedTexts
 
 
 def layer(seed=0, n=12, length=7, dim=6, heads=2, size=3, rotary=False, bias=True, scale=4.0):
@@ -154,6 +157,20 @@ def test_holm_correction_matches_its_definition():
     p = np.array([0.01, 0.04, 0.03, 0.005])
     np.testing.assert_allclose(holm(p), [0.03, 0.06, 0.06, 0.02])
     assert len(holm(np.zeros(0))) == 0
+    np.testing.assert_allclose(holm(np.array([0.01, np.nan, 0.04])), [0.02, np.nan, 0.04])
+
+
+def test_null_baseline_without_spread_has_no_verdict():
+    """Two groups, two draws: equal differences allow no comparison, and different ones do."""
+    keys = [("none", 0, g, 0.5 + 0.1 * g) for g in range(2)]
+    for spread, expected in ((0.0, "not defined"), (0.01, "inconclusive")):
+        null = [("covariance", d, g, 0.4 + 0.1 * g + spread * (d - g)) for d in range(2) for g in range(2)]
+        margins = pd.DataFrame(keys + null, columns=["null", "draw", "group", "cosine"])
+        margins = margins.assign(space="query", ratio=1.0, layer=0, head=0)
+        heads = pd.DataFrame({"layer": [0], "head": [0], "kind": ["first"]})
+        (row,) = verdicts(heads, margins).to_dict("records")
+        assert (row["verdict"], row["groups"]) == (expected, 2)
+        assert np.isnan(row["corrected"]) == (spread == 0)
 
 
 @pytest.mark.more
@@ -167,6 +184,16 @@ def test_only_the_max_margin_head_is_closer_than_its_null_baselines(clarabel_dir
         assert heads["has_selection"].all()
         assert (verdicts(heads, margins)["verdict"] == expected).all()
         assert (margins["gap"] < 1e-8).all()
+
+
+def test_tutorial_solves_a_problem_without_a_transformer(capsys):
+    page = (Path(__file__).parents[3] / "docs" / "tutorials" / "heads.md").read_text(encoding="utf-8")
+    _, code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict = {}
+    exec(compile(code, "heads.md", "exec"), names)
+    assert capsys.readouterr().out == "SOLVED (3, 3) True\n"
+    pairs = zip(names["differences"], names["queries"][[0, 0, 1]], strict=True)
+    assert min(u @ names["best"].matrix @ z for u, z in pairs) == pytest.approx(1)
 
 
 def test_head_that_selects_no_tokens_has_no_margins():
@@ -186,8 +213,6 @@ def test_selected_tokens_are_classified_by_kind():
     special = np.zeros((12, 7), bool)
     special[3, 3] = True
     own = texts(given)._replace(special=special)
-    from jaxattn.lab.heads.measure import _kinds
-
     visible = given._replace(visible=np.ones((12, 7), bool))
     found = _kinds(selecting_sequences(visible, scores, 0.9), own)
     assert list(found[:5]) == ["first", "itself", "neighbour", "separator", "other"]

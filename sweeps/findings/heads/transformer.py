@@ -1,6 +1,7 @@
 """Attention layers of transformers in Hugging Face format: inputs, projections and attention weights.
 
-PyTorch and transformers are imported on first use. Nothing is downloaded.
+PyTorch and transformers are imported on first use. Nothing is downloaded, and no code of a model's folder
+is run: weights are read from safetensors files alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,8 @@ _PROJECTIONS: tuple[tuple[str, ...], ...] = (
 # Maximum difference between the model's attention weights, in float32, and those recomputed from W_Q and W_K.
 _AGREES = 1e-3
 _BATCH = 16
+# Nothing is downloaded, and no code of a folder is run.
+_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 class TokenisedTexts(NamedTuple):
@@ -258,23 +261,23 @@ def _load(folder: Path, untrained_seed: int | None) -> tuple[Any, Any]:
         raise InputError(f"{folder}: no config.json; expected a folder in Hugging Face format")
     with _quiet(transformers):
         try:
-            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+            config = transformers.AutoConfig.from_pretrained(folder, **_LOCAL)
             # Only the "eager" implementation returns attention weights.
-            same = {"attn_implementation": "eager"}
+            same = {"attn_implementation": "eager", "dtype": torch.float32}
             if untrained_seed is None:
                 model = transformers.AutoModel.from_pretrained(
-                    folder, config=config, local_files_only=True, dtype=torch.float32, **same
+                    folder, config=config, use_safetensors=True, **_LOCAL, **same
                 )
             else:
                 torch.manual_seed(untrained_seed)
-                model = transformers.AutoModel.from_config(config, dtype=torch.float32, **same)
+                model = transformers.AutoModel.from_config(config, trust_remote_code=False, **same)
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
             raise InputError(f"{folder}: transformers cannot load this model ({first_line(error)})") from None
         # Without tokenizer files, transformers creates a tokenizer with an empty vocabulary.
         if not any(x in file.name for file in folder.iterdir() for x in ("tokenizer.", "vocab.", "spiece")):
             raise InputError(f"{folder}: tokenizer missing; save the tokenizer with the model")
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **_LOCAL)
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
             reason = first_line(error)
             raise InputError(

@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 
 from jaxattn.core.errors import InputError, counted, writing
-from jaxattn.lab.heads import figures
-from jaxattn.lab.heads.measure import NULLS, SINKS, TOKEN_KINDS, HeadSettings, measure_layer, verdicts
-from jaxattn.lab.heads.model import Position, TokenisedTexts, Transformer
+import head_figures
+from head_measures import FEWEST_GROUPS, NOT_DEFINED, NULLS, SINKS, TOKEN_KINDS, HeadSettings, measure_layer, verdicts
+from transformer import Position, TokenisedTexts, Transformer
 from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import interval
 from jaxattn.lab.results.layout import framed, summary_page, write_contents
@@ -21,7 +21,7 @@ from jaxattn.lab.storage import files
 from jaxattn.lab.texts.files import decoding
 
 # Format version, included in the digest of stored layers. Increase it whenever the measurements change.
-_FORMAT = 2
+_FORMAT = 3
 # Approximate time in seconds to solve a max-margin problem on one core, for the Frobenius and nuclear norms.
 _FROBENIUS, _NUCLEAR = 0.03, 20.0
 
@@ -67,6 +67,8 @@ class Heads:
                     if len(those):
                         numbers = those["verdict"].value_counts()
                         words = [f"{numbers.get(x, 0)} {x}" for x in ("closer", "farther", "inconclusive")]
+                        if NOT_DEFINED in numbers:
+                            words.append(f"{numbers[NOT_DEFINED]} {NOT_DEFINED}")
                         what = f"{name} compared with {_NULL_WORDS[str(null)]}"
                         lines.append(f"{model}, {what}: {', '.join(words)}.")
         return lines
@@ -117,8 +119,8 @@ class Heads:
         The heat maps cover the layers and heads of a model.
         """
         models = list(self.heads["model"].unique())
-        drawn = [figures.heat_maps(self.heads, self.margins, model) for model in models]
-        return [*drawn, figures.checkpoint_curves(self.heads, self.margins)] if len(models) > 1 else drawn
+        drawn = [head_figures.heat_maps(self.heads, self.margins, model) for model in models]
+        return [*drawn, head_figures.checkpoint_curves(self.heads, self.margins)] if len(models) > 1 else drawn
 
     def html(self) -> str:
         """Return the page as self-contained HTML."""
@@ -393,7 +395,8 @@ def _note(found: Heads) -> str:
     return (
         f"Query position {facts['position']}; {facts['texts']} texts, {facts['tokens']} tokens. A head has "
         f"a selection if some token has at least {settings.share:.0%} of the attention in at least "
-        f"{settings.selecting:.0%} of the sequences. Margins are over groups of {settings.group} selecting "
+        f"{settings.selecting:.0%} of the sequences, and in at least {FEWEST_GROUPS} groups of "
+        f"{settings.group} sequences. Margins are over these groups of selecting "
         "sequences, relative to the certified largest margin of the same selection; W is restricted to the "
         "span of their queries. Space query: keys fixed, Frobenius norm of W_Q. Spaces frobenius, nuclear: "
         "W = W_Kᵀ W_Q; gradient flow on W favours the former, on W_K and W_Q the latter. Nulls keep W_Q and "

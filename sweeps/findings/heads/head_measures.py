@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from jaxattn.core.mapping import map_on_cores
-from jaxattn.lab.heads.margins import (
+from head_margins import (
     MarginSpace,
     Null,
     Ratio,
@@ -18,7 +18,7 @@ from jaxattn.lab.heads.margins import (
     null_selections,
     selecting_sequences,
 )
-from jaxattn.lab.heads.model import Layer, TokenisedTexts
+from transformer import Layer, TokenisedTexts
 from jaxattn.lab.results.correlations import Floats
 from jaxattn.lab.results.intervals import clopper_pearson, student_t
 
@@ -29,6 +29,8 @@ SINKS = TOKEN_KINDS[:2]
 NULLS: tuple[Null, ...] = ("shuffled", "covariance", "matched")
 # Minimum number of sequence groups for which a head gets a confidence interval.
 FEWEST_GROUPS = 2
+# Verdict on a null baseline without spread, for which no comparison is defined.
+NOT_DEFINED = "not defined"
 
 
 class HeadSettings(NamedTuple):
@@ -197,7 +199,8 @@ def verdicts(heads: pd.DataFrame, margins: pd.DataFrame, confidence: float = 0.9
 
     Returns:
         One row for each null baseline and each head that selects a token: `difference`, `low`, `high`,
-        `groups`, `p`, `corrected`, `verdict` ("closer", "farther" or "inconclusive"), `margins` (the
+        `groups`, `p`, `corrected`, `verdict` ("closer", "farther", "inconclusive", or "not defined" if a null
+        baseline has no spread), `margins` (the
         geometric mean of the head's margin ratio divided by that of the null baseline) and the `kind` of
         token that the head selects.
     """
@@ -220,9 +223,8 @@ def verdicts(heads: pd.DataFrame, margins: pd.DataFrame, confidence: float = 0.9
     table = pd.DataFrame(rows, columns=names)
     corrected = holm(table["p"].to_numpy(float))
     words = np.where(table["difference"] > 0, "closer", "farther")
-    table = table.assign(
-        corrected=corrected, verdict=np.where(corrected < 1 - confidence, words, "inconclusive")
-    )
+    words = np.where(corrected < 1 - confidence, words, "inconclusive")
+    table = table.assign(corrected=corrected, verdict=np.where(table["p"].isna(), NOT_DEFINED, words))
     return table.join(heads.set_index(["layer", "head"])["kind"], on=["layer", "head"])
 
 
@@ -232,7 +234,8 @@ def compare(differences: Floats, confidence: float) -> tuple[float, float, float
     Both groups and draws are treated as random. The variance of the mean is therefore the variance of the
     group means divided by the number of groups, plus the variance of the draw means divided by the number of
     draws. The degrees of freedom are the smaller of the two numbers minus 1, so the interval is conservative.
-    With a single draw, the interval reflects only the variation between groups.
+    With a single draw, the interval reflects only the variation between groups. If all differences are equal,
+    the null baseline has no spread, and the interval and the p-value are NaN.
 
     Args:
         differences: (draws, groups) float.
@@ -246,18 +249,21 @@ def compare(differences: Floats, confidence: float) -> tuple[float, float, float
     error = np.sqrt(sum(x.var(ddof=1) / len(x) for x in samples))
     freedom = min(map(len, samples)) - 1
     half = float(student.ppf((1 + confidence) / 2, freedom) * error)
-    p = float(2 * student.sf(abs(value) / error, freedom)) if error > 0 else 1.0
-    return value, value - half, value + half, p
+    if not error > 0:
+        return value, np.nan, np.nan, np.nan
+    return value, value - half, value + half, float(2 * student.sf(abs(value) / error, freedom))
 
 
 def holm(p: Floats) -> Floats:
     """Correct m p-values with Holm's method.
 
     The k-th smallest p-value is multiplied by m - k + 1. The results are replaced by their running maximum,
-    clipped to 1.
+    clipped to 1. Comparisons without a p-value, which are NaN, are not counted and remain NaN.
     """
-    order = np.argsort(p, kind="stable")
-    scaled = p[order] * (len(p) - np.arange(len(p)))
-    corrected = np.empty(len(p))
-    corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1) if len(p) else scaled
+    known = np.flatnonzero(~np.isnan(p))
+    order = known[np.argsort(p[known], kind="stable")]
+    corrected = np.full(len(p), np.nan)
+    if len(known):
+        scaled = p[order] * (len(known) - np.arange(len(known)))
+        corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1)
     return corrected
