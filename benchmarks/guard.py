@@ -300,7 +300,7 @@ def _difference(a: pd.DataFrame, b: pd.DataFrame) -> str:
         most = rows.groupby("metric", observed=True)["relative"].agg(["size", "max"])
         named = [f"{metric} {size:.0f} by {largest:.1e}" for metric, (size, largest) in most.iterrows()]
         texts.append(
-            f"{len(rows)} of {len(shared)} values differ, by {most['max'].max():.1e} of their column at most: "
+            f"{len(rows)} of {len(shared)} differ, at most by {most['max'].max():.1e} of their column: "
             + ", ".join(named)
         )
     return "; ".join(texts)

@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import jaxattn as ja
-from jaxattn.lab.results import style
+from jaxattn.lab.figures import style
 
 # Larger steps leave the path of gradient flow.
 STEP, STEPS = 0.03, 100_000

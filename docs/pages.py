@@ -24,9 +24,9 @@ from docstrings import latex
 from jaxattn.base import Measurement
 from jaxattn.core.settings import markdown_table, meanings, summary_line, written
 from jaxattn.dynamics.kinds import PHASES
+from jaxattn.lab.pages.definitions import definition
 from jaxattn.lab.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
 from jaxattn.lab.probes.standard import Probes
-from jaxattn.lab.results.definitions import definition
 from jaxattn.lab.study.definition import Tables
 from jaxattn.lab.study.registry import CONCEPTS, fields_of
 from jaxattn.lab.texts.readers import READERS

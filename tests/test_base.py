@@ -24,7 +24,7 @@ FOREIGN = {
     "jaxattn/lab/engine/progress.py": "IPython, which need not be there",
     "jaxattn/base/functions.py": "declarations of functions, and the bases of their classes",
     "jaxattn/core/errors.py": "whatever a user's code returns",
-    "jaxattn/lab/results/figures.py": "figure functions and numbers of NumPy",
+    "jaxattn/lab/figures/kinds.py": "figure functions and numbers of NumPy",
     "jaxattn/lab/results/params.py": "leaves of a checkpoint",
     "jaxattn/lab/storage/checkpoints.py": "exceptions of the operating system",
     "jaxattn/core/backend.py": "options that versions of JAX have or lack",

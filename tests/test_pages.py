@@ -9,7 +9,7 @@ import pytest
 from jaxattn.core.settings import written
 from jaxattn.lab.api import Study
 from jaxattn.lab.cli.commands import commands
-from jaxattn.lab.results.figures import KINDS
+from jaxattn.lab.figures.kinds import KINDS
 from jaxattn.lab.study.registry import CONCEPTS, fields_of
 from jaxattn.lab.texts.readers import READERS
 

@@ -34,7 +34,9 @@ FOR_MEASURES: Mapping[str, str] = MappingProxyType(
         "jaxattn.lab.results.run": "settings in a config",
         "jaxattn.lab.results.statistics": "the last step of every run",
         "jaxattn.lab.results.tokens": "tokens at the end of a phase",
-        "jaxattn.lab.results.style": "the style and colours of the package's figures",
+        "jaxattn.lab.figures.rendered": "a figure with its caption",
+        "jaxattn.lab.pages.layout": "pages of text, tables and figures",
+        "jaxattn.lab.figures.style": "the style and colours of the package's figures",
     }
 )
 
@@ -174,7 +176,7 @@ def test_code_in_sweeps_uses_only_public_names():
     [
         ("import jaxattn as ja\nja.theory.selection", []),
         ("from jaxattn.lab.results import judge\njudge.mean", []),
-        ("from jaxattn.lab.results import judge, layout", ["jaxattn.lab.results.layout"]),
+        ("from jaxattn.lab.results import judge, read", ["jaxattn.lab.results.read"]),
         ("from jaxattn.lab.results.judge import _Words", ["jaxattn.lab.results.judge._Words"]),
         ("import jaxattn.lab.books\nfrom jaxattn.lab import books\njaxattn.lab.books.mean", []),
         ("import jaxattn.lab.engine.run", ["jaxattn.lab.engine.run"]),

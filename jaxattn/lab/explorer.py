@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from jaxattn.attention.scores import Scores
 from jaxattn.core.errors import InputError, writing
 from jaxattn.dynamics.flows.exact_flow import Path as FlowPath
-from jaxattn.lab.results import layout
+from jaxattn.lab.pages import layout
 from jaxattn.lab.results.labels import format_number
 from jaxattn.lab.storage import files
 from jaxattn.theory.certificate import MaxMargin

@@ -65,7 +65,9 @@ def aggregate(
         out: Write all rows (cell, phase, step, metric) to a CSV or Parquet file, or the printed table to a
             LaTeX or Markdown file.
     """
-    from jaxattn.lab.results import combine, layout, load, statistics
+    from jaxattn.lab.loaded import load
+    from jaxattn.lab.pages import layout
+    from jaxattn.lab.results import combine, statistics
 
     loaded = load(read_folders(directories))
     if not loaded.finished:
@@ -109,7 +111,7 @@ def report(
         formats: Also write the figures in these formats.
     """
     from jaxattn.lab.engine.progress import Reporter, delayed
-    from jaxattn.lab.results import report as pages
+    from jaxattn.lab.pages import report as pages
     from jaxattn.lab.storage.folder import results_folder
 
     folder = results_folder(directory)

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pandas as pd
+from head_measures import SINKS
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from head_measures import SINKS
-from jaxattn.lab.results.drawn import RenderedFigure
+from jaxattn.lab.figures.rendered import RenderedFigure
+from jaxattn.lab.figures.style import BLUE, FIGURE_WIDTH, INK, RED, style
 from jaxattn.lab.results.labels import file_name
-from jaxattn.lab.results.style import BLUE, FIGURE_WIDTH, INK, RED, style
 
 _LETTERS = {"first": "F", "separator": "S", "itself": "I", "neighbour": "N", "other": "O", "": ""}
 

@@ -5,11 +5,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
 from transformer import Layer
+
+import jaxattn as ja
 from jaxattn.lab.results.correlations import Floats
-from jaxattn.theory.bilinear import Norm, bilinear_max_margin, matrix_norm, span
-from jaxattn.theory.certificate import Status
 
 MarginSpace = Literal["query", "frobenius", "nuclear"]
 Null = Literal["none", "shuffled", "covariance", "matched", "untrained"]
@@ -55,7 +54,7 @@ class Ratio(NamedTuple):
     margin: float
     largest: float
     gap: float
-    status: Status
+    status: ja.theory.Status
 
 
 def margin_ratio(
@@ -79,22 +78,28 @@ def margin_ratio(
         space: the space; with rotary embeddings only "query" is defined, because W depends on positions.
         keys: (n, T, c); keys of the head; computed if omitted.
     """
-    norm: Norm = "nuclear" if space == "nuclear" else "frobenius"
+    norm: Literal["frobenius", "nuclear"] = "nuclear" if space == "nuclear" else "frobenius"
     W = layer.query_matrix(head)
     if space == "query":
         tokens = layer.keys(head) if keys is None else keys
     else:
         tokens, W = layer.inputs, layer.W_K[head].T @ W
     u, sequence = _differences(tokens, layer.visible, chosen)
-    best = bilinear_max_margin(u, chosen.query, sequence, norm=norm)
-    basis = span(chosen.query)
+    best = ja.theory.bilinear_max_margin(u, chosen.query, sequence, norm=norm)
+    basis = _span(chosen.query)
     W = W @ basis @ basis.T
     values = np.einsum("ca,ca->c", u, (chosen.query @ W.T)[sequence])
-    margin = float(values.min(initial=np.inf)) / matrix_norm(W, norm)
+    margin = float(values.min(initial=np.inf)) / np.linalg.norm(W, norm[:3])
     length = np.linalg.norm(W) * np.linalg.norm(best.matrix)
     cosine = float((W * best.matrix).sum() / length) if length > 0 else np.nan
     ratio = margin / best.margin_bound if best.margin > 0 else np.nan
     return Ratio(float(ratio), cosine, margin, best.margin, best.duality_gap, best.status)
+
+
+def _span(z: Floats) -> Floats:
+    """Return an orthonormal basis, as columns, of the span of the rows of z, which must not all be zero."""
+    _, size, vt = np.linalg.svd(z / np.abs(z).max(), full_matrices=False)
+    return vt[size > 1e-13 * size[0]].T
 
 
 def _differences(

@@ -1,12 +1,12 @@
 """Tables for attention heads: selected tokens, margin ratios, and comparison with null baselines."""
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-
-from jaxattn.core.mapping import map_on_cores
 from head_margins import (
     MarginSpace,
     Null,
@@ -18,7 +18,9 @@ from head_margins import (
     null_selections,
     selecting_sequences,
 )
+from threadpoolctl import threadpool_limits
 from transformer import Layer, TokenisedTexts
+
 from jaxattn.lab.results.correlations import Floats
 from jaxattn.lab.results.intervals import clopper_pearson, student_t
 
@@ -29,6 +31,8 @@ SINKS = TOKEN_KINDS[:2]
 NULLS: tuple[Null, ...] = ("shuffled", "covariance", "matched")
 # Minimum number of sequence groups for which a head gets a confidence interval.
 FEWEST_GROUPS = 2
+# Standard errors of cosines below this are rounding errors.
+_ROUNDING = 1e-12
 # Verdict on a null baseline without spread, for which no comparison is defined.
 NOT_DEFINED = "not defined"
 
@@ -70,9 +74,10 @@ def measure_layer(
         A table with one row per head, and a table with one row per head, space, null baseline, draw and
         group.
     """
-    found = map_on_cores(
-        lambda head: _measure_head(layer, untrained, texts, (number, head), settings), range(layer.num_heads)
-    )
+    # NumPy releases the interpreter lock; small matrix products are slower with several BLAS threads.
+    with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
+        places = [(number, head) for head in range(layer.num_heads)]
+        found = list(pool.map(lambda at: _measure_head(layer, untrained, texts, at, settings), places))
     location = {"layer": number}
     heads = pd.DataFrame([location | row for row, _ in found])
     margins = pd.DataFrame([location | row for _, rows in found for row in rows], columns=MARGIN_COLUMNS)
@@ -249,7 +254,7 @@ def compare(differences: Floats, confidence: float) -> tuple[float, float, float
     error = np.sqrt(sum(x.var(ddof=1) / len(x) for x in samples))
     freedom = min(map(len, samples)) - 1
     half = float(student.ppf((1 + confidence) / 2, freedom) * error)
-    if not error > 0:
+    if not error > _ROUNDING:
         return value, np.nan, np.nan, np.nan
     return value, value - half, value + half, float(2 * student.sf(abs(value) / error, freedom))
 

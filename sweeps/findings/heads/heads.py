@@ -8,17 +8,24 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from jaxattn.core.errors import InputError, counted, writing
 import head_figures
-from head_measures import FEWEST_GROUPS, NOT_DEFINED, NULLS, SINKS, TOKEN_KINDS, HeadSettings, measure_layer, verdicts
+import pandas as pd
+from head_measures import (
+    FEWEST_GROUPS,
+    NOT_DEFINED,
+    NULLS,
+    SINKS,
+    TOKEN_KINDS,
+    HeadSettings,
+    measure_layer,
+    verdicts,
+)
 from transformer import Position, TokenisedTexts, Transformer
-from jaxattn.lab.results.drawn import RenderedFigure
+
+import jaxattn as ja
+from jaxattn.lab.figures.rendered import RenderedFigure
+from jaxattn.lab.pages.layout import framed, summary_page, write_contents
 from jaxattn.lab.results.labels import interval
-from jaxattn.lab.results.layout import framed, summary_page, write_contents
-from jaxattn.lab.storage import files
-from jaxattn.lab.texts.files import decoding
 
 # Format version, included in the digest of stored layers. Increase it whenever the measurements change.
 _FORMAT = 3
@@ -59,7 +66,7 @@ class Heads:
             counts = rows[rows["has_selection"]]["kind"].value_counts()
             kinds = [f"{counts[kind]} select {_KIND_WORDS[kind]}" for kind in TOKEN_KINDS if kind in counts]
             what = f": {', '.join(kinds)}" if kinds else ""
-            lines.append(f"{model}: {counts.sum()} of {counted(len(rows), 'head')} have a selection{what}.")
+            lines.append(f"{model}: {counts.sum()} of {len(rows)} heads have a selection{what}.")
             own = self.verdicts[self.verdicts["model"] == model]
             for null, each in own.groupby("null", sort=False):
                 sinks = each["kind"].isin(SINKS)
@@ -120,7 +127,9 @@ class Heads:
         """
         models = list(self.heads["model"].unique())
         drawn = [head_figures.heat_maps(self.heads, self.margins, model) for model in models]
-        return [*drawn, head_figures.checkpoint_curves(self.heads, self.margins)] if len(models) > 1 else drawn
+        return (
+            [*drawn, head_figures.checkpoint_curves(self.heads, self.margins)] if len(models) > 1 else drawn
+        )
 
     def html(self) -> str:
         """Return the page as self-contained HTML."""
@@ -209,11 +218,11 @@ def heads(
         Tarzanagh et al. 2023 (arXiv 2308.16898) for the max-margin problems in both norms.
     """
     if length < 2:
-        raise InputError(f"length: expected at least 2 tokens, got {length}")
+        raise ja.InputError(f"length: expected at least 2 tokens, got {length}")
     folders = [Path(models)] if isinstance(models, str | Path) else [Path(x) for x in models]
     settings = settings or HeadSettings()
     if not folders:
-        raise InputError("models: empty; expected at least one folder")
+        raise ja.InputError("models: empty; expected at least one folder")
     _check_settings(settings)
     found, facts = [], {}
     for name, folder in zip(_names(folders), folders, strict=True):
@@ -247,7 +256,7 @@ def _layers(
 ) -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
     chosen = range(model.num_layers) if layers is None else layers
     if wrong := [x for x in chosen if not 0 <= x < model.num_layers]:
-        raise InputError(
+        raise ja.InputError(
             f"layers: no layer {wrong[0]}; {model.folder} has {model.num_layers} layers, numbered from 0"
         )
     progress(_cost(name, model, len(chosen), len(texts.ids), settings))
@@ -270,7 +279,7 @@ def _check_settings(settings: HeadSettings) -> None:
         ("nuclear", settings.nuclear >= 0, "0 or more"),
     ):
         if not valid:
-            raise InputError(f"{name}: expected {expected}, got {getattr(settings, name)}")
+            raise ja.InputError(f"{name}: expected {expected}, got {getattr(settings, name)}")
 
 
 def read_texts(path: str | Path, most: int | None = None) -> list[str]:
@@ -284,11 +293,16 @@ def read_texts(path: str | Path, most: int | None = None) -> list[str]:
         InputError: the file cannot be read, it contains no text, or `most` is below 1.
     """
     if most is not None and most < 1:
-        raise InputError(f"most: expected at least 1 text, got {most}")
-    with decoding(str(path), None) as codec, open(path, encoding=codec) as file:
-        texts = [line.strip() for line in file if line.strip()]
+        raise ja.InputError(f"most: expected at least 1 text, got {most}")
+    try:
+        content = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ja.InputError(f"{path}: {error.strerror}; check its path") from None
+    except UnicodeDecodeError:
+        raise ja.InputError(f"{path}: is not UTF-8; convert it") from None
+    texts = [line.strip() for line in content.splitlines() if line.strip()]
     if not texts:
-        raise InputError(f"{path}: contains no text; expected one text per line")
+        raise ja.InputError(f"{path}: contains no text; expected one text per line")
     return texts[:most]
 
 
@@ -310,15 +324,14 @@ class _Store:
         self._folder = None if out is None else Path(out) / "layers" / name
         if self._folder is None:
             return
-        with writing(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            path = self._folder / "arguments.json"
-            if path.exists() and _read(path)["digest"] != digest:
-                raise InputError(
-                    f"{self._folder}: contains results for another model or version, or for other "
-                    "texts or settings; choose another folder"
-                )
-            files.replace(path, json.dumps({"digest": digest}).encode())
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / "arguments.json"
+        if path.exists() and _read(path)["digest"] != digest:
+            raise ja.InputError(
+                f"{self._folder}: contains results for another model or version, or for other "
+                "texts or settings; choose another folder"
+            )
+        _replace(path, json.dumps({"digest": digest}))
 
     def _path(self, number: int) -> Path | None:
         return None if self._folder is None else self._folder / f"layer_{number:03d}.json"
@@ -342,15 +355,21 @@ class _Store:
         path = self._path(number)
         if path is not None:
             texts = dict(zip(("heads", "margins"), (x.to_csv(index=False) for x in tables), strict=True))
-            with writing(path):
-                files.replace(path, json.dumps(texts).encode())
+            _replace(path, json.dumps(texts))
+
+
+def _replace(path: Path, content: str) -> None:
+    """Write a file that is complete at any time, also after an interruption."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(content, encoding="utf-8")
+    partial.replace(path)
 
 
 def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise InputError(
+        raise ja.InputError(
             f"{path}: cannot be read; delete the folder {path.parent} to measure its layers again"
         ) from None
 
@@ -376,7 +395,7 @@ def _cost(name: str, model: Transformer, layers: int, texts: int, settings: Head
     problems = groups * (3 + len(NULLS) * settings.draws)
     seconds = number * (problems * _FROBENIUS + settings.nuclear * _NUCLEAR) / 2
     return (
-        f"{name}: {counted(layers, 'layer')} with {model.num_heads} heads, {counted(texts, 'text')}; "
+        f"{name}: {layers} layers with {model.num_heads} heads, {texts} texts; "
         f"at most about {max(1, round(seconds / 60))} min on two cores, if all heads have a selection"
     )
 

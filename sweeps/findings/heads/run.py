@@ -16,7 +16,7 @@ from pathlib import Path
 from head_measures import HeadSettings
 from heads import heads, read_texts
 
-from jaxattn.core.errors import InputError, RunError
+import jaxattn as ja
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
             progress=lambda line: print(line, file=sys.stderr, flush=True),
         )
         paths = found.write(given.out)
-    except (InputError, RunError) as error:
+    except (ja.InputError, OSError) as error:
         sys.exit(f"run.py: {error}")
     print("\n".join([*found.summary(), *map(str, paths)]))
 
@@ -55,7 +55,12 @@ def arguments() -> argparse.Namespace:
     add("--selecting", type=float, default=defaults.selecting, help="share of sequences with such a token")
     add("--group", type=int, default=defaults.group, help="sequences in each max-margin problem")
     add("--draws", type=int, default=defaults.draws, help="random queries for each null; 0 for none")
-    add("--nuclear", type=int, default=defaults.nuclear, help="groups with a nuclear-norm margin, seconds each")
+    add(
+        "--nuclear",
+        type=int,
+        default=defaults.nuclear,
+        help="groups with a nuclear-norm margin",
+    )
     add("--seed", type=int, default=defaults.seed, help="seed of the nulls")
     add("--out", type=Path, default=Path("results/heads"))
     return parser.parse_args()

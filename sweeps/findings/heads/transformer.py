@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxattn.core.errors import InputError, counted, first_line
+import jaxattn as ja
 from jaxattn.lab.results.correlations import Floats
 
 Position = Literal["first", "last"] | int
@@ -156,7 +156,7 @@ class Transformer:
         self._model, self.tokenizer = _load(self.folder, untrained_seed)
         config = self._model.config
         if getattr(config, "is_encoder_decoder", False):
-            raise InputError(
+            raise ja.InputError(
                 f"{folder}: encoder-decoder models are not supported; "
                 "use an encoder-only or decoder-only model"
             )
@@ -171,15 +171,15 @@ class Transformer:
             InputError: there are no texts, or a text is too short for the query position.
         """
         if not texts:
-            raise InputError("texts: empty; expected at least one text")
+            raise ja.InputError("texts: empty; expected at least one text")
         ids = [self.tokenizer(text, truncation=True, max_length=length)["input_ids"] for text in texts]
         sizes = np.array([len(x) for x in ids])
         # An empty text has no token at position -1, so it is also too short.
         at = position if isinstance(position, int) else {"first": 0, "last": -1}[position]
         short = np.flatnonzero(sizes <= (at if at >= 0 else -at - 1))
         if len(short):
-            raise InputError(
-                f"texts: no token at position {position} in {counted(len(short), 'text')} out of {len(ids)}, "
+            raise ja.InputError(
+                f"texts: no token at position {position} in {len(short)} texts out of {len(ids)}, "
                 f"for example in text {short[0] + 1}; remove short texts or choose another position"
             )
         width = int(sizes.max())
@@ -256,9 +256,11 @@ def _load(folder: Path, untrained_seed: int | None) -> tuple[Any, Any]:
         import torch
         import transformers
     except ImportError as error:
-        raise InputError(f'{error.name} is not installed; run pip install "jaxattn[transformers]"') from None
+        raise ja.InputError(
+            f'{error.name} is not installed; run pip install "jaxattn[transformers]"'
+        ) from None
     if not (folder / "config.json").is_file():
-        raise InputError(f"{folder}: no config.json; expected a folder in Hugging Face format")
+        raise ja.InputError(f"{folder}: no config.json; expected a folder in Hugging Face format")
     with _quiet(transformers):
         try:
             config = transformers.AutoConfig.from_pretrained(folder, **_LOCAL)
@@ -272,21 +274,27 @@ def _load(folder: Path, untrained_seed: int | None) -> tuple[Any, Any]:
                 torch.manual_seed(untrained_seed)
                 model = transformers.AutoModel.from_config(config, trust_remote_code=False, **same)
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-            raise InputError(f"{folder}: transformers cannot load this model ({first_line(error)})") from None
+            raise ja.InputError(
+                f"{folder}: transformers cannot load this model ({_first_line(error)})"
+            ) from None
         # Without tokenizer files, transformers creates a tokenizer with an empty vocabulary.
         if not any(x in file.name for file in folder.iterdir() for x in ("tokenizer.", "vocab.", "spiece")):
-            raise InputError(f"{folder}: tokenizer missing; save the tokenizer with the model")
+            raise ja.InputError(f"{folder}: tokenizer missing; save the tokenizer with the model")
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **_LOCAL)
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
-            reason = first_line(error)
-            raise InputError(
+            reason = _first_line(error)
+            raise ja.InputError(
                 f"{folder}: cannot load the tokenizer ({reason}); save it with the model"
             ) from None
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
-            raise InputError(f"{folder}: {name} contains NaN or inf; use an earlier checkpoint")
+            raise ja.InputError(f"{folder}: {name} contains NaN or inf; use an earlier checkpoint")
     return model.eval(), tokenizer
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 @contextmanager
@@ -311,7 +319,7 @@ def _find_attentions(model: Any, folder: Path) -> list[tuple[Any, tuple[str, ...
     ]
     if not found:
         expected = ", ".join("+".join(names) for names in _PROJECTIONS)
-        raise InputError(
+        raise ja.InputError(
             f"{folder}: {type(model).__name__} has no supported attention layers "
             f"(expected projections {expected})"
         )
@@ -390,10 +398,10 @@ def _projections(attention: Any, names: tuple[str, ...], heads: int) -> tuple[_P
 
 
 def _check(layer: Layer, weights: Floats, location: str) -> None:
-    """Raise InputError unless the recomputed attention weights match those of the model, (n, H, T)."""
+    """Raise ja.InputError unless the recomputed attention weights match those of the model, (n, H, T)."""
     remedy = "its scores are not bilinear in its inputs, so margins are not defined"
     if weights.shape[1] != layer.num_heads:
-        raise InputError(f"{location}: the layer returns no attention weights; {remedy}")
+        raise ja.InputError(f"{location}: the layer returns no attention weights; {remedy}")
     worst = 0.0
     for head in range(layer.num_heads):
         scores = layer.scores(head)
@@ -401,6 +409,6 @@ def _check(layer: Layer, weights: Floats, location: str) -> None:
         recomputed /= recomputed.sum(axis=1, keepdims=True)
         worst = max(worst, float(np.abs(recomputed - weights[:, head]).max()))
     if not worst <= _AGREES:
-        raise InputError(
+        raise ja.InputError(
             f"{location}: attention weights differ from softmax(kᵀq/√c) by up to {worst:.2g}; {remedy}"
         )

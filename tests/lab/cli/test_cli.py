@@ -254,7 +254,7 @@ def test_mistyped_command_suggests_the_nearest_name(call, words, message):
         (["run", "x.toml", "--sed", "3"], ["Unrecognized options: --sed", "--seeds N|A:B|A,B"]),
         (["run"], ["Missing from jaxattn run", "SWEEP"]),
         (["diagnose", "--head", "v.npy"], ["--embedding", "--query", "--corpus"]),
-        (["heads", "x", "--texts", "y", "--draws", "a"], ["--draws", "'a'"]),
+        (["reproduce", "x", "--seeds", "a"], ["--seeds", "'a'"]),
         (["run", "x.toml", "--on-failure", "nope"], ["'nope'", "--on-failure", "retry"]),
     ],
 )
@@ -290,7 +290,10 @@ def test_option_names_may_contain_underscores(call):
         (["run", SWEEPS / "quickstart.toml", "--axis", "model.dim=16"], "--axis model.dim: 16 is not a list"),
         (["run", SWEEPS / "quickstart.toml", "--set", "model.dim=0"], "jaxattn: --set model.dim: expected"),
         (["reproduce", "claims", "--only", "T4.4"], "--only: T4.4: no such item; known: L4.1"),
-        (["reproduce", "claims", "--only", "L4.1", "--only", "T4.3"], "--only: given 2 times; use it only once"),
+        (
+            ["reproduce", "claims", "--only", "L4.1", "--only", "T4.3"],
+            "--only: given 2 times; use it only once",
+        ),
         (["run", SWEEPS / "quickstart.toml", "--out", "a", "--out=b"], "--out: given 2 times"),
         (["reproduce", "claims", "--seeds", "1"], "an interval over seeds requires at least 2"),
         (["reproduce", "claims", "--only", "L4.1", "--data-dir", "nosuch"], "nosuch"),

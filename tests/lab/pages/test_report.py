@@ -14,8 +14,11 @@ import pytest
 from PIL import Image
 
 from jaxattn.core.errors import InputError, RunError
-from jaxattn.lab.results import aggregate, load, overview, report, seeds, style
-from jaxattn.lab.results.definitions import definition
+from jaxattn.lab.figures import style
+from jaxattn.lab.loaded import load
+from jaxattn.lab.pages import overview, report, seeds
+from jaxattn.lab.pages.definitions import definition
+from jaxattn.lab.results import aggregate
 from jaxattn.lab.results.statistics import last_steps
 from jaxattn.lab.storage import batch_record, provenance
 
@@ -282,7 +285,7 @@ def test_unrenderable_figure_is_reported(write, tmp_path, monkeypatch):
     def svg(figure):
         raise ValueError("no\nmathematics")
 
-    monkeypatch.setattr("jaxattn.lab.results.style.svg", svg)
+    monkeypatch.setattr("jaxattn.lab.figures.style.svg", svg)
     made = report.write_report(folder)
     assert made.figures == ()
     (problem,) = made.problems

@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from jaxattn.lab.bisection import threshold
-from jaxattn.lab.results import style
-from jaxattn.lab.results.diagram import PhaseDiagram
+from jaxattn.lab.figures import style
+from jaxattn.lab.figures.diagram import PhaseDiagram
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ from typing import Any, Literal
 import pandas as pd
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.results import combine, figures, statistics, tokens
-from jaxattn.lab.results.drawn import RenderedFigure
+from jaxattn.lab.figures import kinds as figures
+from jaxattn.lab.figures.rendered import RenderedFigure
+from jaxattn.lab.results import combine, statistics, tokens
 from jaxattn.lab.results.labels import setting_columns
 from jaxattn.lab.results.read import read_results
 from jaxattn.lab.results.run import Run

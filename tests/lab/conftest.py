@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from jaxattn.lab.loaded import load
 from jaxattn.lab.probes import Accuracy, Fit, Importance, MaxMarginDirection, OneStepError, Selected
-from jaxattn.lab.results import load
 from jaxattn.lab.storage import batch_record, memo, study_file
 from jaxattn.lab.storage.batch_record import BatchCell, BatchRecord, Checkpoint, Device, Failure, Origin
 from jaxattn.lab.storage.files import digest

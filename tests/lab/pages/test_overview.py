@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from jaxattn.lab.pages import overview
+from jaxattn.lab.pages.overview import caveats
 from jaxattn.lab.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
-from jaxattn.lab.results import overview
-from jaxattn.lab.results.overview import caveats
 from jaxattn.lab.results.run import Run
 
 

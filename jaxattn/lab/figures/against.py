@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from jaxattn.core.errors import InputError
+from jaxattn.lab.figures.rendered import RenderedFigure
+from jaxattn.lab.figures.style import FIGURE_WIDTH, SOFT, colours, legend_below, style
 from jaxattn.lab.results.combine import group
-from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import (
     axis_label,
     axis_sort_key,
@@ -24,7 +25,6 @@ from jaxattn.lab.results.labels import (
 )
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import LOG, aggregate, geometric_words, metric_at_end
-from jaxattn.lab.results.style import FIGURE_WIDTH, SOFT, colours, legend_below, style
 
 # Lines differ in marker and dash, not only in colour.
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")

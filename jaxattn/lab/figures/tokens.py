@@ -12,11 +12,11 @@ from matplotlib.ticker import MaxNLocator
 
 from jaxattn.core.errors import InputError
 from jaxattn.core.fractions import bin_numbers
+from jaxattn.lab.figures.rendered import RenderedFigure
+from jaxattn.lab.figures.style import BLUE, FIGURE_WIDTH, GREY, INK, RED, SOFT, colours, legend_below, style
 from jaxattn.lab.results.correlations import axis, bin_means
-from jaxattn.lab.results.drawn import RenderedFigure
 from jaxattn.lab.results.labels import VALUES, evenly_spaced, file_name, format_number, minus, short_name
 from jaxattn.lab.results.run import Run
-from jaxattn.lab.results.style import BLUE, FIGURE_WIDTH, GREY, INK, RED, SOFT, colours, legend_below, style
 from jaxattn.lab.results.tokens import Tokens, final_tokens, top
 
 MAX_POINTS = 100_000

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from jaxattn.core.errors import InputError
+from jaxattn.lab.loaded import Results
 from jaxattn.lab.results import aggregate, summary_table
-from jaxattn.lab.results.load import Results
 from jaxattn.lab.results.tokens import final_tokens, top
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from jaxattn.lab.results.definitions import definitions
+from jaxattn.lab.pages.definitions import definitions
 from jaxattn.lab.results.labels import evenly_spaced, format_number, seed_words, setting
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import LOG, last_steps, scale

@@ -12,22 +12,23 @@ from typing import Any, NamedTuple, get_type_hints
 import msgspec
 
 from jaxattn.core.errors import InputError, UserCodeError, in_user_code, nearest
-from jaxattn.lab.results.drawn import CustomCaption, Picture, RenderedFigure, read_captions
+from jaxattn.lab.figures.rendered import Picture, RenderedFigure
 from jaxattn.lab.results.labels import file_name
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage import files
+from jaxattn.lab.storage.captions import CustomCaption, read_captions
 
 # Functions that draw each kind of figure. Their keyword arguments are the options of the kind.
 KINDS: Mapping[str, str] = MappingProxyType(
     {
-        "against": "jaxattn.lab.results.against:against",
-        "convergence": "jaxattn.lab.results.scaling:convergence",
-        "curves": "jaxattn.lab.results.curves:curves",
-        "diagram": "jaxattn.lab.results.diagram:diagram",
-        "importance": "jaxattn.lab.results.token_figures:importance",
-        "one_step_law": "jaxattn.lab.results.token_figures:one_step_law",
-        "scaling": "jaxattn.lab.results.scaling:scaling",
-        "top_tokens": "jaxattn.lab.results.token_figures:top_tokens",
+        "against": "jaxattn.lab.figures.against:against",
+        "convergence": "jaxattn.lab.figures.scaling:convergence",
+        "curves": "jaxattn.lab.figures.curves:curves",
+        "diagram": "jaxattn.lab.figures.diagram:diagram",
+        "importance": "jaxattn.lab.figures.tokens:importance",
+        "one_step_law": "jaxattn.lab.figures.tokens:one_step_law",
+        "scaling": "jaxattn.lab.figures.scaling:scaling",
+        "top_tokens": "jaxattn.lab.figures.tokens:top_tokens",
     }
 )
 # Quantities that figures accept but runs do not record, with the metrics from which they are computed.
@@ -138,7 +139,7 @@ def draw_custom_figure(
     """
     from matplotlib.figure import Figure  # slow to import
 
-    from jaxattn.lab.results.style import style
+    from jaxattn.lab.figures.style import style
 
     with style():
         is_class = isinstance(drawing, type)

@@ -12,9 +12,10 @@ from matplotlib.figure import Figure
 import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.lab.cli import console
-from jaxattn.lab.results import load, report
-from jaxattn.lab.results.drawn import Picture, RenderedFigure
-from jaxattn.lab.results.figures import draw_all
+from jaxattn.lab.figures.kinds import draw_all
+from jaxattn.lab.figures.rendered import Picture, RenderedFigure
+from jaxattn.lab.loaded import load
+from jaxattn.lab.pages import report
 from jaxattn.lab.results.read import verify
 from jaxattn.lab.storage.files import digest, sealed
 

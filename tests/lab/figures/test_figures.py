@@ -12,13 +12,15 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.results import aggregate, load, style
+from jaxattn.lab.figures import style
+from jaxattn.lab.figures.curves import _scale_steps, curves
+from jaxattn.lab.figures.kinds import KINDS, check_figures, draw_all, draw_figure, function
+from jaxattn.lab.figures.scaling import collect, scaling, sentence
+from jaxattn.lab.figures.tokens import importance, one_step_law, top_tokens
+from jaxattn.lab.loaded import load
+from jaxattn.lab.results import aggregate
 from jaxattn.lab.results.correlations import bin_means
-from jaxattn.lab.results.curves import _scale_steps, curves
-from jaxattn.lab.results.figures import KINDS, check_figures, draw_all, draw_figure, function
 from jaxattn.lab.results.fits import PowerLaw
-from jaxattn.lab.results.scaling import collect, scaling, sentence
-from jaxattn.lab.results.token_figures import importance, one_step_law, top_tokens
 from jaxattn.lab.results.tokens import final_tokens
 
 SCALING = {"kind": "scaling", "axis": "model.dim", "expected": -0.5, "tolerance": 0.05}
@@ -208,7 +210,7 @@ def test_importance_has_one_row_per_class(results):
 
 
 def test_importance_shows_a_subset_of_many_classes(results, monkeypatch):
-    monkeypatch.setattr("jaxattn.lab.results.token_figures.MAX_CLASSES", 2)
+    monkeypatch.setattr("jaxattn.lab.figures.tokens.MAX_CLASSES", 2)
     drawn = importance(results["classes"])
     assert len(drawn.figure.axes) == 4
     assert "2 of 3 classes are shown; option label draws another" in drawn.caption

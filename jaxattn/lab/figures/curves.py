@@ -13,7 +13,8 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.results.drawn import RenderedFigure
+from jaxattn.lab.figures.rendered import RenderedFigure
+from jaxattn.lab.figures.style import FIGURE_WIDTH, INK, SOFT, colours, legend_below, style
 from jaxattn.lab.results.labels import (
     LONGEST_LABEL,
     evenly_spaced,
@@ -25,7 +26,6 @@ from jaxattn.lab.results.labels import (
 )
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import aggregate, geometric_words
-from jaxattn.lab.results.style import FIGURE_WIDTH, INK, SOFT, colours, legend_below, style
 
 PANELS = ("loss", "accuracy", "p_norm", "log_gradient_norm", "important_mass")
 _MAX_CELLS = 12

@@ -12,7 +12,8 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from jaxattn.core.errors import InputError, counted
-from jaxattn.lab.results.drawn import RenderedFigure
+from jaxattn.lab.figures.rendered import RenderedFigure
+from jaxattn.lab.figures.style import BLUE, FIGURE_WIDTH, GREY, RED, SOFT, style
 from jaxattn.lab.results.labels import (
     axis_label,
     axis_sort_key,
@@ -29,7 +30,6 @@ from jaxattn.lab.results.labels import (
 )
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import aggregate, metric_at_end
-from jaxattn.lab.results.style import BLUE, FIGURE_WIDTH, GREY, RED, SOFT, style
 
 # Maximum number of ticks on a readable axis, and maximum number of tiles in which values are printed.
 _MAX_TICKS, _MAX_NUMBERS = 40, 400

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from jaxattn.core.errors import InputError, writing
 from jaxattn.core.settings import markdown_table
-from jaxattn.lab.results.drawn import Picture, RenderedFigure
+from jaxattn.lab.figures.rendered import Picture, RenderedFigure
 from jaxattn.lab.results.labels import format_number
 from jaxattn.lab.storage import files
 

@@ -14,8 +14,10 @@ import pytest
 
 from jaxattn.core.errors import RunError
 from jaxattn.lab.books import read_book
-from jaxattn.lab.results import layout, load, report, token_figures
-from jaxattn.lab.results.layout import breakable, coded, marked, typeset
+from jaxattn.lab.figures import tokens as token_figures
+from jaxattn.lab.loaded import load
+from jaxattn.lab.pages import layout, report
+from jaxattn.lab.pages.layout import breakable, coded, marked, typeset
 
 TABLE = pd.DataFrame({"metric": ["loss"] * 5000, "mean": range(5000)})
 
@@ -103,7 +105,7 @@ def test_tables_are_wrapped_in_containers_that_set_widths_and_headings(template)
     assert "a_metric_of_my_own_1" in text.replace("<wbr>", "")
 
 
-@pytest.mark.parametrize("template", ["results/report.html", "books/page.html"])
+@pytest.mark.parametrize("template", ["pages/report.html", "books/page.html"])
 def test_templates_use_the_shared_table_macro(template):
     text = (Path(layout.__file__).parents[1] / template).read_text()
     assert "<table" not in text

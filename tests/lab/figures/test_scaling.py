@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.results.diagram import diagram
-from jaxattn.lab.results.scaling import _scientific, collect, collect_courses, convergence, scaling
+from jaxattn.lab.figures.diagram import diagram
+from jaxattn.lab.figures.scaling import _scientific, collect, collect_courses, convergence, scaling
 
 STEPS = 20
 

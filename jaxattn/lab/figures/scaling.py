@@ -12,7 +12,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from numpy.typing import NDArray
 
 from jaxattn.core.errors import InputError, counted
-from jaxattn.lab.results.drawn import RenderedFigure
+from jaxattn.lab.figures.rendered import RenderedFigure
+from jaxattn.lab.figures.style import FIGURE_WIDTH, INK, SOFT, colours, legend_below, style
 from jaxattn.lab.results.fits import NO_LAW, PowerLaw, power_law
 from jaxattn.lab.results.judge import around, verdict
 from jaxattn.lab.results.labels import (
@@ -28,7 +29,6 @@ from jaxattn.lab.results.labels import (
 )
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import aggregate, geometric_words, metric_at_end
-from jaxattn.lab.results.style import FIGURE_WIDTH, INK, SOFT, colours, legend_below, style
 
 _INCOMPLETE = "a fit requires two points on the x-axis and a seed that is positive at all of them"
 GUIDE: Any = {"linewidth": 0.9, "linestyle": (0, (4, 3))}

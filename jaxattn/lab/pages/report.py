@@ -13,17 +13,18 @@ import pandas as pd
 
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.core.version import __url__
-from jaxattn.lab.results import layout, overview, seeds
-from jaxattn.lab.results.definitions import definitions, model_formula
-from jaxattn.lab.results.drawn import DRAWN, Picture, RenderedFigure, StoredCaptions
-from jaxattn.lab.results.figures import FigureProgress, Problem, custom_captions, draw_all
+from jaxattn.lab.figures.kinds import FigureProgress, Problem, custom_captions, draw_all
+from jaxattn.lab.figures.rendered import Picture, RenderedFigure
+from jaxattn.lab.loaded import load
+from jaxattn.lab.pages import layout, overview, seeds
+from jaxattn.lab.pages.definitions import definitions, model_formula
+from jaxattn.lab.pages.overview import caveats
 from jaxattn.lab.results.labels import format_number, setting
-from jaxattn.lab.results.load import load
-from jaxattn.lab.results.overview import caveats
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import aggregate, last_steps, summary_rows, summary_table, summary_words
 from jaxattn.lab.results.tokens import final_tokens, named_tokens, top, with_classes
 from jaxattn.lab.storage import files
+from jaxattn.lab.storage.captions import DRAWN, StoredCaptions
 
 _TEMPLATE = Path(__file__).with_name("report.html")
 TOP = 20

@@ -5,7 +5,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from jaxattn.lab.results.style import FIGURE_WIDTH, SIZE, legend_below, png, style
+from jaxattn.lab.figures.style import FIGURE_WIDTH, SIZE, legend_below, png, style
 
 
 @pytest.mark.parametrize(("length", "number"), [(2, 12), (12, 8), (30, 7)])
