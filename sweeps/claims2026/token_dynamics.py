@@ -1,4 +1,4 @@
-"""Hardmax attention as a dynamics of tokens: every token moves towards a vertex of the convex hull of all tokens.
+"""Hardmax attention as a dynamics of tokens: every token moves towards a vertex of their convex hull.
 
     x_i(t + 1) = x_i(t) + γ_t (y_i - x_i(t))
 
@@ -32,7 +32,7 @@ class Tokens(ja.Model[Nothing]):
 
     Attributes:
         cloud: "normal", normal tokens, of which the last closes the hull around 0; "symmetric", n/2 normal
-            tokens and their negatives; or "ellipse", n/2 tokens on the ellipse ⟨Bx, x⟩ = 1, where each one is a
+            tokens and their negatives; or "ellipse", n/2 tokens on the ellipse ⟨Bx, x⟩ = 1, where each is a
             vertex, and n/2 inside of their hull.
         metric: "identity" or "random" for B.
     """
@@ -93,7 +93,7 @@ def hardmax(
 ) -> ja.dynamics.RecordedPath:
     """Move the tokens for `horizon` steps, recorded at about log-spaced steps.
 
-    The metrics are, up to each step t: `worst_ratio`, the largest J(x_i(s + 1)) / (2 λ_max(B) diam² / (s + 1))
+    The metrics are, up to each step t: `worst_ratio`, the largest J(x_i(s + 1)) / (2 λ_max(B) diam²/(s + 1))
     with J = ½⟨Bx, x⟩; `worst_inside`, the same over the steps s until which 0 has not left the hull;
     `origin_inside`, whether it has not; `deviation`, the largest distance of a token from
     v + ∏(1 - γ_s) (x_i(0) - v) with its first aim v; and `lead`, the smallest difference between the best and

@@ -47,7 +47,7 @@ def derivative(Q, K, slopes, rotations):
 
 
 def exact(rotations, number, blocks):
-    """Return the largest absolute derivative over random integer instances, of entries or of blocks' traces."""
+    """Return the largest derivative of an entry, or of a block's trace, for each random integer instance."""
     rng, largest = random.Random(number), []
 
     def matrix(columns):
@@ -64,7 +64,7 @@ def exact(rotations, number, blocks):
 
 
 def drift(cell, metric):
-    """Return the largest change of the entries of a metric along the flow, relative to the control's, (S,)."""
+    """Return the largest change of an entry of a metric along the flow, relative to the control's, (S,)."""
     records = cell.records
 
     def change(name):

@@ -1,4 +1,4 @@
-"""Theorem 3.1 of arXiv 2508.09628v1: exact counterexamples, and the share of random clouds that satisfy it."""
+"""Theorem 3.1 of arXiv 2508.09628v1: exact counterexamples, and the fraction of clouds that satisfy it."""
 
 from fractions import Fraction
 
@@ -19,7 +19,7 @@ def dot(a, b):
 
 
 def worst(tokens, steps):
-    """Follow the tokens exactly; return the largest ratio of an energy to its bound, and the first step above 1.
+    """Follow the tokens exactly; return the largest ratio of energy to bound, and the first step above 1.
 
     Raises:
         ValueError: two distinct points tie, so that the theorem does not determine the step.
