@@ -15,11 +15,21 @@ from jax import Array
 
 from jaxattn.base import Dataset, Phase, State, Task
 from jaxattn.core.errors import InputError, nearest
-from jaxattn.core.settings import Count, ImportPath, Named, Names, NotNegative, Positive, PositiveInt
+from jaxattn.core.settings import (
+    Count,
+    ImportPath,
+    ImportPaths,
+    Named,
+    Names,
+    NotNegative,
+    Positive,
+    PositiveInt,
+)
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.descents import early_stop
 from jaxattn.dynamics.descents.descent import gradient_step, initial_state, minibatch, objective_step
 from jaxattn.dynamics.objective import check_fresh, check_objective, value_of
+from jaxattn.models.activations import check_clamps, with_clamps
 from jaxattn.models.gradients import loss
 
 Factory = Callable[..., optax.GradientTransformation]
@@ -47,6 +57,8 @@ class Descent(Phase, frozen=True, kw_only=True):
             data.
         objective: function (params, task) that returns the scalar to minimise in place of the mean loss, or
             its import path. Examples are an expected loss in closed form, and a quadrature.
+        clamps: functions (value, data) -> value, or their import paths, by the name of the activation of the
+            model that each one replaces during the phase; see `ja.models.activation`.
         patience: number of consecutive checks without a new best validation loss after which the phase stops
             with the best parameters; 0 disables early stopping.
         check_every: number of steps between checks of the validation loss.
@@ -65,6 +77,7 @@ class Descent(Phase, frozen=True, kw_only=True):
     batch_size: PositiveInt | None = None
     fresh: PositiveInt | None = None
     objective: ImportPath = None
+    clamps: ImportPaths = {}  # noqa: RUF012
     patience: Count = 0
     check_every: PositiveInt = 10
     seeds_per_core: PositiveInt | None = None
@@ -86,7 +99,7 @@ class Descent(Phase, frozen=True, kw_only=True):
     def rotation_invariant(self) -> bool:
         """True if steps depend on gradients of the loss only through inner products, unlike those of Adam."""
         built_in = isinstance(self.optimizer, str) and self.optimizer in ROTATION_INVARIANT
-        return built_in and self.objective is None
+        return built_in and self.objective is None and not self.clamps
 
     def check(self, *context: Any) -> None:
         """Raise InputError for an unknown optimiser or option, or for `patience` without validation data."""
@@ -105,6 +118,7 @@ class Descent(Phase, frozen=True, kw_only=True):
         if self.fresh and self.batch_size:
             raise InputError("fresh: cannot be combined with batch_size; remove one of them")
         check_objective(self.objective, fresh=self.fresh, batch_size=self.batch_size)
+        check_clamps(self.clamps)
         for setting in context:
             self._check_batch(msgspec.structs.asdict(setting.data).get("sequences"))
             if self.patience and not setting.data.held_out:
@@ -133,12 +147,13 @@ class Descent(Phase, frozen=True, kw_only=True):
 
     def step(self, task: Task, state: State) -> State:
         """Return the state after one step."""
+        task = with_clamps(task, self.clamps)
         return early_stop.step(self._stopping(task), state) if self.patience else self._move(task, state)
 
     def advance(self, task: Task, state: State, steps: int | Array) -> State:
         """Return the state after the given number of steps, which may be traced."""
         if self.patience:
-            return early_stop.advance(self._stopping(task), state, steps)
+            return early_stop.advance(self._stopping(with_clamps(task, self.clamps)), state, steps)
         advanced: State = super().advance(task, state, steps)
         return advanced
 

@@ -18,10 +18,11 @@ from jaxattn.base.functions import declare, settings_class
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import floats_to_float64, gradients_by_name, numpy_if_concrete, replaced, selected
-from jaxattn.core.settings import ImportPath, Names, Positive, PositiveInt, Static
+from jaxattn.core.settings import ImportPath, ImportPaths, Names, Positive, PositiveInt, Static
 from jaxattn.dynamics.flows.arc_length import Stop
 from jaxattn.dynamics.flows.flow_phase import FlowPhase, RecordedPath
 from jaxattn.dynamics.objective import check_fresh, check_objective, value_of
+from jaxattn.models.activations import check_clamps, with_clamps
 from jaxattn.models.gradients import loss as mean_loss
 
 _Tolerance = Static[Annotated[float, msgspec.Meta(gt=0, lt=1)]]
@@ -48,6 +49,7 @@ def gradient_flow(
     until_log_loss: Static[float] | None = None,
     fresh: PositiveInt | None = None,
     objective: ImportPath = None,
+    clamps: ImportPaths = {},  # noqa: B006  msgspec copies it, and nothing changes it
     solver: Literal["explicit", "implicit"] = "explicit",
     rtol: _Tolerance = 1e-8,
     atol: _Tolerance = 1e-10,
@@ -77,6 +79,8 @@ def gradient_flow(
         fresh: number of new examples to sample after each row, in place of the training data.
         objective: function (params, task) that returns L as a scalar, or its import path. Examples are an
             expected loss in closed form, and a quadrature.
+        clamps: functions (value, data) -> value, or their import paths, by the name of the activation of the
+            model that each one replaces during the phase; see `ja.models.activation`.
         solver: "explicit" (Tsit5), or "implicit" (Kvaerno5) for stiff problems, for example near a
             minimum of the loss. An implicit step solves a linear system with one unknown per trained
             parameter entry.
@@ -107,7 +111,7 @@ def gradient_flow(
     start, unravel = ravel_pytree(selected(params, train))
     end = math.log1p(until_time)
     marks = jnp.linspace(0, end, points)
-    value = _value(task, objective, fresh, key)
+    value = _value(with_clamps(task, clamps), objective, fresh, key)
 
     def evaluate(theta: Array, row: Array) -> tuple[Array, Array]:
         moved = replaced(params, **unravel(theta))
@@ -215,13 +219,15 @@ class _GradientFlow(FlowPhase, frozen=True, kw_only=True):
 
     @property
     def rotation_invariant(self) -> bool:
-        """True unless the objective is custom."""
-        return self._settings()["objective"] is None
+        """True unless the objective or a clamp is custom."""
+        settings = self._settings()
+        return settings["objective"] is None and not settings["clamps"]
 
     def check(self, *context: Any) -> None:
         """Raise InputError if `objective` is not a function, or if the data cannot be sampled again."""
         settings = self._settings()
         check_objective(settings["objective"], fresh=settings["fresh"])
+        check_clamps(settings["clamps"])
         for setting in context if settings["fresh"] else ():
             check_fresh(setting.data)
 

@@ -38,7 +38,7 @@ class TwoLayer(ja.Model[System]):
         log_scale: log(1/s); a and b start at s times numbers of order 1.
     """
 
-    log_scale: ja.Static[float]
+    log_scale: float
 
     def init(self, key: Array, like: System, *, dtype: jnp.dtype) -> dict[str, Array]:
         """Sample the start and the curvatures."""
@@ -68,7 +68,7 @@ class Deep(ja.Model[System]):
         layers: L.
     """
 
-    log_scale: ja.Static[float]
+    log_scale: float
     layers: int = 3
 
     def init(self, key: Array, like: System, *, dtype: jnp.dtype) -> dict[str, Array]:
