@@ -1,5 +1,6 @@
 """Theorem 4.2 of arXiv 2508.09628v1: exact positions of rational tokens, and deviations in floating point."""
 
+import math
 import random
 from fractions import Fraction
 
@@ -34,13 +35,17 @@ def move(weights, tokens, gamma):
 
 
 def deviation(weights, tokens, sizes):
-    """Return the largest squared distance from the positions of the theorem; None if a tie violates it."""
+    """Return the largest squared distance from the positions of the theorem.
+
+    It is None if a token is in two cells at the start, which the theorem excludes, and infinite if a token is in
+    two cells later.
+    """
     start = now = [tuple(Fraction(c) for c in token) for token in tokens]
     product, worst, vertices = Fraction(1), Fraction(0), None
     for gamma in sizes:
         step = move(weights, now, gamma)
         if step is None:
-            return None
+            return None if vertices is None else math.inf
         now, aims = step
         vertices = vertices or aims
         product *= 1 - gamma
