@@ -37,8 +37,8 @@ def move(weights, tokens, gamma):
 def deviation(weights, tokens, sizes):
     """Return the largest squared distance from the positions of the theorem.
 
-    It is None if a token is in two cells at the start, which the theorem excludes, and infinite if a token is in
-    two cells later.
+    It is None if a token is in two cells at the start, which the theorem excludes, and infinite if a token is
+    in two cells later.
     """
     start = now = [tuple(Fraction(c) for c in token) for token in tokens]
     product, worst, vertices = Fraction(1), Fraction(0), None
