@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         two_layer,
         two_layer_weights,
     )
+    from jaxattn.models.activations import activation
     from jaxattn.models.adapters import of_equinox, of_linen, of_nnx
     from jaxattn.models.key_query import KeyQuery
     from jaxattn.models.kinds import MODELS
@@ -34,6 +35,7 @@ __all__ = [
     "TokenModel",
     "TwoLayer",
     "TwoLayerWeights",
+    "activation",
     "key_query",
     "mlp",
     "multi_head",
@@ -56,6 +58,7 @@ _NAMES = {
     "TokenModel": "jaxattn.models.token_model",
     "TwoLayer": "jaxattn.models.two_layer",
     "TwoLayerWeights": "jaxattn.models.two_layer_weights",
+    "activation": "jaxattn.models.activations",
 }
 _NAMES |= dict.fromkeys(("of_equinox", "of_linen", "of_nnx"), "jaxattn.models.adapters")
 _MODULES = {name: f"jaxattn.models.{name}" for name in __all__ if name not in _NAMES}

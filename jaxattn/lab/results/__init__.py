@@ -1,6 +1,7 @@
 """Tables from a results folder: records, tokens, statistics with intervals, fits and trained parameters."""
 
 from jaxattn.lab.results.correlations import bin_means
+from jaxattn.lab.results.exponents import power_laws
 from jaxattn.lab.results.fits import PowerLaw, power_law
 from jaxattn.lab.results.statistics import aggregate, summary_table
 
@@ -9,5 +10,6 @@ __all__ = [
     "aggregate",
     "bin_means",
     "power_law",
+    "power_laws",
     "summary_table",
 ]
