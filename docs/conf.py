@@ -15,7 +15,16 @@ project, author = "jaxattn", "The jaxattn developers"
 project_copyright = author
 version = release = jaxattn.__version__
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_nb", "docstrings", "links", "mathml"]
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "myst_nb",
+    "docstrings",
+    "links",
+    "mathml",
+    "names",
+]
 exclude_patterns = ["_extensions", "notes"]
 
 html_theme = "sphinx_book_theme"

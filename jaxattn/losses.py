@@ -24,17 +24,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxattn.base import Dataset, Loss
-from jaxattn.base.functions import LossOfFunction, declare, settings_class
+from jaxattn.base.from_function import LossFromFunction, declare, settings_class
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.fractions import rounding, share
-from jaxattn.core.settings import Share
+from jaxattn.core.settings import Fraction
 from jaxattn.data.sequences import Sequences, Vectors
 
 Weights = Float[Array, "n"] | None
 PerSequence = Callable[[Array, Array], Array]
 _Logits = Float[Array, " n *K"]
 _Labels = Int[Array, " n"]
-_Smoothing = Share | Array
+_Smoothing = Fraction | Array
 
 
 def _requires_classes(settings: Any, outputs: Array, data: Dataset) -> str | None:
@@ -206,13 +206,13 @@ def squared_error(outputs: Float[Array, " n *m"], targets: Float[Array, " n *m"]
     return ((outputs - targets.astype(outputs.dtype)) ** 2).reshape(len(outputs), -1).sum(axis=1) / 2
 
 
-Classification = settings_class(classification, LossOfFunction, "Classification")
-Logistic = settings_class(logistic, LossOfFunction, "Logistic")
-CrossEntropy = settings_class(cross_entropy, LossOfFunction, "CrossEntropy")
-Exponential = settings_class(exponential, LossOfFunction, "Exponential")
-Squared = settings_class(squared, LossOfFunction, "Squared")
-Hinge = settings_class(hinge, LossOfFunction, "Hinge")
-SquaredError = settings_class(squared_error, LossOfFunction, "SquaredError")
+Classification = settings_class(classification, LossFromFunction, "Classification")
+Logistic = settings_class(logistic, LossFromFunction, "Logistic")
+CrossEntropy = settings_class(cross_entropy, LossFromFunction, "CrossEntropy")
+Exponential = settings_class(exponential, LossFromFunction, "Exponential")
+Squared = settings_class(squared, LossFromFunction, "Squared")
+Hinge = settings_class(hinge, LossFromFunction, "Hinge")
+SquaredError = settings_class(squared_error, LossFromFunction, "SquaredError")
 
 DEFAULT = Classification()
 
@@ -220,17 +220,6 @@ DEFAULT = Classification()
 def is_logistic(loss: Loss) -> bool:
     """Return whether a loss is the logistic or cross-entropy loss without label smoothing."""
     return isinstance(loss, Classification | Logistic | CrossEntropy) and _is_zero(loss.smoothing)
-
-
-LOSSES: dict[str, type[Loss]] = {
-    "classification": Classification,
-    "logistic": Logistic,
-    "cross_entropy": CrossEntropy,
-    "exponential": Exponential,
-    "squared": Squared,
-    "hinge": Hinge,
-    "squared_error": SquaredError,
-}
 
 
 def _target(logits: Array, labels: Array, smoothing: _Smoothing) -> Float[Array, "n K"]:

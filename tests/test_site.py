@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from PIL import Image
 
-from jaxattn.core.settings import Share
+from jaxattn.core.settings import Fraction
 from jaxattn.data import Assumption1
 
 EXTENSIONS = Path(__file__).parents[1] / "docs" / "_extensions"
@@ -23,7 +23,7 @@ def extension(name):
     return module
 
 
-docstrings, links = extension("docstrings"), extension("links")
+docstrings, links, names = extension("docstrings"), extension("links"), extension("names")
 with Image.open(EXTENSIONS.parent / "images" / "quickstart.png") as figure:
     SHOWN = figure.width // 2
 
@@ -82,7 +82,7 @@ def test_settings_class_docstrings_list_all_settings_with_ranges():
                 in two lines.
         """
 
-        shift: Share = 0.5
+        shift: Fraction = 0.5
 
     made = docstrings.with_settings(inspect.cleandoc(Own.__doc__).splitlines(), Own)
     assert "        in two lines (at least 0 and at most 1)." in made
@@ -132,3 +132,34 @@ def test_published_pages_of_books_link_back_to_the_site(name):
     (target,) = set(re.findall(r'href="(\.\./\.\./[^"]*)"', links.with_way_back(page)))
     # Published results are in published/BOOK of the site.
     assert (links.DOCS / target.removeprefix("../../").replace(".html", ".md")).is_file()
+
+
+KNOWN = ("jaxattn.load", "jaxattn.theory.max_margin", "jaxattn.theory.loss", "jaxattn.data.Corpus",
+         "jaxattn.Model", "jaxattn.base.Model")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "module", "expected"),
+    [
+        ("ja.theory.max_margin", None, "jaxattn.theory.max_margin"),
+        ("jaxattn.theory.max_margin", None, "jaxattn.theory.max_margin"),
+        ('ja.load("results/night-*")', None, "jaxattn.load"),
+        ("ja.load[0]", None, "jaxattn.load"),
+        ("ja.theory", None, None),
+        ("max_margin", None, None),
+        ("max_margin", "jaxattn.theory", "jaxattn.theory.max_margin"),
+        ("max_margin", "jaxattn.data", None),
+        ("Corpus", "jaxattn.theory", "jaxattn.data.Corpus"),
+        ("Model", "jaxattn.theory", "jaxattn.Model"),
+        ("loss", "jaxattn.theory", None),
+        ("max_margin = 1", "jaxattn.theory", None),
+        ("1e-9", "jaxattn.theory", None),
+    ],
+)
+def test_code_in_prose_links_to_its_entry(text, module, expected):
+    assert names.target(text, KNOWN, module, own={"loss"}) == expected
+
+
+@pytest.mark.parametrize(("text", "missing"), [("ja.thoery.margin", True), ("margin", False)])
+def test_misspelt_names_of_the_package_fail_the_build(text, missing):
+    assert names.is_missing(text, names.target(text, KNOWN)) is missing

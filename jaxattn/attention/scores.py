@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from jaxattn.base.model import Params
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Brief, Leaf, attributes
+from jaxattn.core.pytrees import Brief, attributes
 from jaxattn.data.corpus import Corpus, from_bags
 
 # Relative size below which a second derivative, or a deviation from Φ p, counts as float64 rounding error.
@@ -27,8 +28,8 @@ class Scores(Brief):
 
         f(X) = Σ_{s ∈ X} q_s γ_s,   q = softmax of a over X
 
-    `Scores(E, corpus)` represents the scores of the one-layer model. `of_vectors` and `of_query` treat each
-    vector of each sequence as a separate token, and `linear` accepts any linear function.
+    `Scores(E, corpus)` represents the scores of the one-layer model. `from_vectors` and `from_query` treat
+    each vector of each sequence as a separate token, and `linear` accepts any linear function.
 
     Attributes:
         keys: Φ, (m, D) float.
@@ -37,12 +38,12 @@ class Scores(Brief):
             `selection` and `max_margin`.
     """
 
-    keys: Leaf
+    keys: Array
     corpus: Corpus
-    values: Leaf | None = None
+    values: Array | None = None
 
 
-def one_layer(params: Any, corpus: Corpus) -> Scores:
+def one_layer(params: Params, corpus: Corpus) -> Scores:
     """Return the scores of the one-layer model in float64: Φ = E (not copied) and γ = E v.
 
     Args:
@@ -69,7 +70,7 @@ def one_layer(params: Any, corpus: Corpus) -> Scores:
     return Scores(params.E, corpus, values)
 
 
-def of_vectors(
+def from_vectors(
     X: Float[Array | np.ndarray, "n T d"],
     targets: Int[Array | np.ndarray, "..."],
     *,
@@ -121,7 +122,7 @@ def of_vectors(
     return Scores(xp.asarray(X).reshape(n * length, dim), jax.tree.map(jnp.asarray, corpus), values)
 
 
-def of_query(
+def from_query(
     X: Float[Array | np.ndarray, "n T d"],
     z: Float[Array | np.ndarray, "..."],
     targets: Int[Array | np.ndarray, "..."],
@@ -141,16 +142,16 @@ def of_query(
     Args:
         X: (n, T, d) float; the tokens of every sequence.
         z: (n, e) float; the query of every sequence.
-        targets: as in `of_vectors`.
-        values: as in `of_vectors`.
-        mask: as in `of_vectors`.
+        targets: as in `from_vectors`.
+        values: as in `from_vectors`.
+        mask: as in `from_vectors`.
         num_classes: K.
 
     Returns:
         Scores over m = n T tokens, with D = d e.
 
     Raises:
-        InputError: as in `of_vectors`.
+        InputError: as in `from_vectors`.
     """
     if np.ndim(X) != 3 or np.ndim(z) != 2 or np.shape(z)[0] != np.shape(X)[0]:
         raise InputError(f"X has shape {np.shape(X)} and z {np.shape(z)}; expected (n, T, d) and (n, e)")
@@ -158,12 +159,12 @@ def of_query(
     traced = any(isinstance(x, jax.core.Tracer) for x in (X, z))
     xp: Any = jnp if traced else np
     keys = (xp.asarray(X)[:, :, :, None] * xp.asarray(z)[:, None, None, :]).reshape(n, length, -1)
-    return of_vectors(keys, targets, values=values, mask=mask, num_classes=num_classes)
+    return from_vectors(keys, targets, values=values, mask=mask, num_classes=num_classes)
 
 
 def linear(
-    function: Callable[[Any], Float[Array, " m"]],
-    like: Any,
+    function: Callable[[PyTree], Float[Array, " m"]],
+    like: PyTree,
     corpus: Corpus,
     *,
     values: Float[Array | np.ndarray, " m *K"] | None = None,

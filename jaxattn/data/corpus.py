@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
+from numpy.typing import ArrayLike
 
 from jaxattn.base import Dataset
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError, shown
-from jaxattn.core.pytrees import Leaf, is_concrete
+from jaxattn.core.pytrees import AnyArray, is_concrete
 from jaxattn.data.ragged import check_positions, positions, ragged
 
 
@@ -35,10 +36,10 @@ class Corpus(Dataset):
             the capacity of the bags. None unless the corpus is a minibatch.
     """
 
-    bags: Leaf
-    occurrences: Leaf
-    occurrence_to_bag: Leaf
-    lengths: Leaf
+    bags: Array
+    occurrences: Array
+    occurrence_to_bag: Array
+    lengths: Array
     vocab_size: int = struct.field(pytree_node=False)
     num_classes: int = struct.field(pytree_node=False, default=2)
     class_names: tuple[str, ...] | None = struct.field(pytree_node=False, default=None)
@@ -147,12 +148,12 @@ def check_classes(targets: Array | np.ndarray, num_classes: int) -> None:
         raise InputError(f"label {wrong[0]} is invalid; the labels for {num_classes} classes are {listed}")
 
 
-def class_labels(index: Any, num_classes: int) -> Any:
+def class_labels(index: AnyArray, num_classes: int) -> AnyArray:
     """Convert class indices 0 to K-1 to labels: -1 and +1 for two classes, unchanged for more."""
     return 2 * index - 1 if num_classes == 2 else index
 
 
-def class_index(labels: Any, num_classes: int) -> Any:
+def class_index(labels: AnyArray, num_classes: int) -> AnyArray:
     """Convert labels to class indices 0 to K-1. This is the inverse of `class_labels`."""
     return (labels + 1) // 2 if num_classes == 2 else labels
 
@@ -255,7 +256,9 @@ def from_sequences(
 
 
 @checked
-def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_classes: int = 2) -> Corpus:
+def from_flat(
+    tokens: ArrayLike, lengths: ArrayLike, labels: ArrayLike, *, vocab_size: int, num_classes: int = 2
+) -> Corpus:
     """Build a corpus from concatenated token ids. This is faster than `from_sequences`.
 
     Args:

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxattn.base.functions import declare
+from jaxattn.base.from_function import declare
 from jaxattn.core.arguments import checked
-from jaxattn.core.settings import PositiveInt, Share
+from jaxattn.core.settings import Fraction, PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.synthetic import check_capacity, check_multiple, labelled
 
@@ -89,7 +89,7 @@ def negation(
     relevant: PositiveInt,
     length: PositiveInt,
     sequences: PositiveInt,
-    negated: Share | Array = 0.5,
+    negated: Fraction | Array = 0.5,
     used: int | Array | None = None,
 ) -> Corpus:
     """Sample sequences with one relevant token and, in some of them, a negation token that flips the label.

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import msgspec
 from jax import Array
 
-from jaxattn.base.functions import declare
+from jaxattn.base.from_function import declare
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError
-from jaxattn.core.settings import MAX_INT, PositiveInt, Share
+from jaxattn.core.settings import MAX_INT, Fraction, PositiveInt
 from jaxattn.data.corpus import Corpus, class_labels, from_draws
 
 Classes = Annotated[int, msgspec.Meta(ge=2)]
@@ -97,8 +97,8 @@ def independent(
     relevant: PositiveInt,
     length: PositiveInt,
     sequences: PositiveInt,
-    max_posterior_difference: Share | Array = 0.9,
-    relevant_mass: Share | Array | None = None,
+    max_posterior_difference: Fraction | Array = 0.9,
+    relevant_mass: Fraction | Array | None = None,
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
@@ -161,8 +161,8 @@ def topics(
     topic_words: PositiveInt,
     length: PositiveInt,
     sequences: PositiveInt,
-    min_purity: Share | Array = 0.0,
-    max_purity: Share | Array = 1.0,
+    min_purity: Fraction | Array = 0.0,
+    max_purity: Fraction | Array = 1.0,
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:

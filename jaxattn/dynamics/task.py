@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxattn import base, losses
 from jaxattn.base import Dataset, Loss, Model, Phase
 from jaxattn.base.data import Splits
-from jaxattn.base.model import check_type
+from jaxattn.base.model import Params, check_type
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.spec import Spec
@@ -71,7 +71,7 @@ class Task(base.Task):
 def run(
     phase: Phase,
     task: base.Task,
-    params: Any,
+    params: Params,
     key: Array | None = None,
     steps: int | Array | None = None,
 ) -> Any:

@@ -6,18 +6,20 @@ from typing import Any, TypeVar
 from jax import Array
 
 from jaxattn import losses
+from jaxattn.base.data import Dataset
+from jaxattn.base.model import Params
 from jaxattn.core.pytrees import gradients_by_name
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 
 _P = TypeVar("_P")
 # (params, data) -> (n, ...)
-Outputs = Callable[[Any, Any], Array]
+Outputs = Callable[[Params, Any], Array]
 
 
 def loss(
     params: _P,
-    data: Any,
+    data: Dataset,
     outputs: Outputs = one_layer.outputs,
     weights: Array | None = None,
     per_sequence: PerSequence = losses.DEFAULT,
@@ -37,7 +39,7 @@ def loss(
 
 def loss_and_gradients(
     params: _P,
-    data: Any,
+    data: Dataset,
     train: Sequence[str],
     outputs: Outputs = one_layer.outputs,
     weights: Array | None = None,
@@ -57,7 +59,7 @@ def loss_and_gradients(
         InputError: a name or pattern matches no parameter.
     """
 
-    def of_params(params: _P) -> Array:
+    def from_params(params: _P) -> Array:
         return loss(params, data, outputs, weights, per_sequence)
 
-    return gradients_by_name(of_params, params, train)
+    return gradients_by_name(from_params, params, train)

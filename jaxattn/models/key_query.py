@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from jaxattn.attention import attend
 from jaxattn.core.arguments import checked
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.pytrees import Brief
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.starts import SquareInit, embeddings_query_head, sizes, square_matrix
@@ -27,10 +27,10 @@ class Params(Brief):
         W: (d, d) key-query matrix.
     """
 
-    E: Leaf
-    p: Leaf
-    v: Leaf
-    W: Leaf
+    E: Array
+    p: Array
+    v: Array
+    W: Array
 
 
 @checked

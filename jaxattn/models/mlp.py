@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from jaxattn.attention import pool
 from jaxattn.core.arguments import checked
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.pytrees import Brief
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.starts import SquareInit, embeddings_query_head, sizes, square_matrix
@@ -28,11 +28,11 @@ class Params(Brief):
         b: (d,) bias of the hidden layer.
     """
 
-    E: Leaf
-    p: Leaf
-    v: Leaf
-    W: Leaf
-    b: Leaf
+    E: Array
+    p: Array
+    v: Array
+    W: Array
+    b: Array
 
 
 @checked

@@ -13,7 +13,7 @@ from jaxattn.attention import attend
 from jaxattn.base import Model
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.pytrees import Brief
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.starts import embeddings_query_head, sizes
@@ -29,9 +29,9 @@ class Params(Brief):
         v: (H, d) read-out vectors, or (H, d, K) for K > 2 classes; initially of unit norm.
     """
 
-    E: Leaf
-    p: Leaf
-    v: Leaf
+    E: Array
+    p: Array
+    v: Array
 
 
 @checked

@@ -18,7 +18,7 @@ from jaxattn.attention.scores import one_layer as linear_scores
 from jaxattn.base import Model
 from jaxattn.core import backend
 from jaxattn.core.arguments import checked
-from jaxattn.core.pytrees import Brief, Leaf, attributes
+from jaxattn.core.pytrees import Brief, attributes
 from jaxattn.data.corpus import Corpus
 from jaxattn.models import span
 from jaxattn.models.span import Dim, infinite_by_name
@@ -86,9 +86,9 @@ class Params(Brief):
         v: (d,) read-out vector, or (d, K) for K > 2 classes; initially of unit norm.
     """
 
-    E: Leaf
-    p: Leaf
-    v: Leaf
+    E: Array
+    p: Array
+    v: Array
 
 
 @checked

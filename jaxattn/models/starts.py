@@ -1,7 +1,7 @@
 """Starts: initial parameter values that a study uses in place of those sampled by the model."""
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +9,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from jaxattn.base import Start
-from jaxattn.base.functions import StartOfFunction, declare, settings_class
+from jaxattn.base.from_function import StartFromFunction, declare, settings_class
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import FilePath
 from jaxattn.data.arrays import read_array, read_vocabulary
@@ -70,15 +69,14 @@ def from_file(
     return jnp.where(known, jnp.asarray(rows[np.maximum(index, 0)], drawn.dtype), drawn)
 
 
-def kind_of(table: dict[str, Any]) -> str | None:
+def kind_of(table: Mapping[str, object]) -> str | None:
     """Infer the kind of a start from the keys of its table; return None if they do not determine the kind."""
     return "file" if "file" in table else "scaled" if "scale" in table else None
 
 
-Zero = settings_class(zero, StartOfFunction, "Zero")
-Scaled = settings_class(scaled, StartOfFunction, "Scaled")
-FromFile = settings_class(from_file, StartOfFunction, "FromFile")
-STARTS: dict[str, type[Start]] = {"zero": Zero, "scaled": Scaled, "file": FromFile}
+Zero = settings_class(zero, StartFromFunction, "Zero")
+Scaled = settings_class(scaled, StartFromFunction, "Scaled")
+FromFile = settings_class(from_file, StartFromFunction, "FromFile")
 
 
 SquareInit = Literal["identity", "normal"]

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from jaxattn.attention.self_attention import two_layer_attention
 from jaxattn.base import Model
 from jaxattn.core.arguments import checked
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.pytrees import Brief
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
@@ -30,11 +30,11 @@ class Params(Brief):
         W2: (d, d) key-query matrix of the read-out.
     """
 
-    E: Leaf
-    p: Leaf
-    v: Leaf
-    W1: Leaf
-    W2: Leaf
+    E: Array
+    p: Array
+    v: Array
+    W1: Array
+    W2: Array
 
 
 @checked

@@ -9,7 +9,7 @@ from flax import struct
 from jaxtyping import Float
 
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.pytrees import AnyArray, Brief
 from jaxattn.theory.constraints import Constraints
 from jaxattn.theory.infeasible import proves_infeasible
 from jaxattn.theory.selection import require_finite
@@ -113,22 +113,22 @@ class MaxMargin(Brief):
         status: () int8; a `Status`.
     """
 
-    p: Leaf
-    margin: Leaf
-    margin_bound: Leaf
-    pairs: Leaf
-    multipliers: Leaf
-    ties: Leaf
-    tie_multipliers: Leaf
-    primal_residual: Leaf
-    dual_residual: Leaf
-    duality_gap: Leaf
-    num_pairs: Leaf
-    iterations: Leaf
-    status: Leaf
+    p: AnyArray
+    margin: AnyArray
+    margin_bound: AnyArray
+    pairs: AnyArray
+    multipliers: AnyArray
+    ties: AnyArray
+    tie_multipliers: AnyArray
+    primal_residual: AnyArray
+    dual_residual: AnyArray
+    duality_gap: AnyArray
+    num_pairs: AnyArray
+    iterations: AnyArray
+    status: AnyArray
 
     @property
-    def feasible(self) -> Leaf:
+    def feasible(self) -> AnyArray:
         """Whether p satisfies all constraints; bool, or (S,) for a batch.
 
         False does not prove infeasibility.
@@ -136,17 +136,17 @@ class MaxMargin(Brief):
         return self._is(Status.SOLVED, Status.NO_PAIRS, Status.LOOSE)
 
     @property
-    def infeasible(self) -> Leaf:
+    def infeasible(self) -> AnyArray:
         """Whether the multipliers prove that no p satisfies all constraints; bool, or (S,) for a batch."""
         return self._is(Status.INFEASIBLE, Status.CYCLE)
 
     @property
-    def decided(self) -> Leaf:
+    def decided(self) -> AnyArray:
         """1 if feasible, 0 if infeasible, NaN if neither is proven; float, or (S,) for a batch."""
         decided = np.where(self.feasible, 1.0, np.where(self.infeasible, 0.0, np.nan))
         return float(decided) if decided.ndim == 0 else decided
 
-    def _is(self, *statuses: Status) -> Leaf:
+    def _is(self, *statuses: Status) -> AnyArray:
         found = np.isin(self.status, statuses)
         return bool(found) if found.ndim == 0 else found
 

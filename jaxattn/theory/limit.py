@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from jaxattn.attention.scores import Scores, require_values
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.pytrees import AnyArray, Brief
 from jaxattn.core.scaling import power_of_two
 from jaxattn.data.corpus import Corpus
 from jaxattn.theory.certificate import MaxMargin, Status, in_unit, lengths
@@ -107,17 +107,17 @@ class Limit(Brief):
     """
 
     direction: MaxMargin
-    angle: Leaf
-    distance: Leaf
-    gradient: Leaf
-    curvature: Leaf
-    untied: Leaf
-    loose_force: Leaf
-    attracting_rate: Leaf
-    attracting_component: Leaf
-    cancelled_rate: Leaf
-    cancelled_cosine: Leaf
-    unknown_rate: Leaf
+    angle: AnyArray
+    distance: AnyArray
+    gradient: AnyArray
+    curvature: AnyArray
+    untied: AnyArray
+    loose_force: AnyArray
+    attracting_rate: AnyArray
+    attracting_component: AnyArray
+    cancelled_rate: AnyArray
+    cancelled_cosine: AnyArray
+    unknown_rate: AnyArray
     resolved: bool
 
     @property

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxattn.attention.scores import Scores
 from jaxattn.core.errors import InputError
-from jaxattn.core.mapping import map_on_cores
+from jaxattn.core.loops import map_on_cores
 from jaxattn.core.scaling import power_of_two
 from jaxattn.theory.active_set import active_set, orthogonal_to, solve_normalised
 from jaxattn.theory.certificate import (

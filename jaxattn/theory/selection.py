@@ -6,13 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
+from numpy.typing import ArrayLike
 
 from jaxattn.attention.batched import sequential_vmap_if_large
 from jaxattn.attention.scores import Scores
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.pytrees import AnyArray, Brief, PathArray
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 
@@ -24,7 +26,7 @@ tolerance in any precision.
 """
 
 
-def tie_tolerance(dtype: Any) -> float:
+def tie_tolerance(dtype: DTypeLike) -> float:
     """Return the default tolerance for ties in `selection`: the larger of `TIE` and 64 machine epsilons.
 
     Two tokens of a sequence tie if their scores differ by at most this fraction of the spread of all scores.
@@ -44,7 +46,7 @@ class Selection(Brief):
             including padding.
     """
 
-    mask: Leaf
+    mask: AnyArray
 
     def counts(self, corpus: Corpus) -> Int[Array, " n"]:
         """Count the distinct selected tokens in each sequence, (n,) int32."""
@@ -157,7 +159,7 @@ def selection_from_scores(
     return _select(corpus, scores, tie_tolerance(scores.dtype) if tie is None else tie, nats)
 
 
-def selection_of(tokens: Bool[Array | np.ndarray, " V"], corpus: Corpus) -> Selection:
+def selection_from_tokens(tokens: Bool[Array | np.ndarray, " V"], corpus: Corpus) -> Selection:
     """Select all occurrences of the given tokens, such as the important tokens.
 
     No token is selected in a sequence that contains none of the given tokens.
@@ -170,7 +172,7 @@ def selection_of(tokens: Bool[Array | np.ndarray, " V"], corpus: Corpus) -> Sele
     return Selection(chosen & (corpus.bags.count > 0))
 
 
-def require_keys(keys: Any, corpus: Corpus) -> None:
+def require_keys(keys: AnyArray, corpus: Corpus) -> None:
     """Raise InputError unless there is one key per token."""
     if np.ndim(keys) != 2 or np.shape(keys)[0] != corpus.vocab_size:
         raise InputError(
@@ -178,7 +180,7 @@ def require_keys(keys: Any, corpus: Corpus) -> None:
         )
 
 
-def require_finite(**arrays: Any) -> None:
+def require_finite(**arrays: ArrayLike) -> None:
     """Raise InputError if any array contains NaN or inf. The message names the first such array."""
     for name, x in arrays.items():
         if not np.isfinite(x).all():
@@ -204,7 +206,7 @@ def _count(corpus: Corpus, mask: Array, tokens: Array | None = None) -> Array:
     return corpus.bags.sum(chosen.astype(jnp.int32))[0]
 
 
-def cosine(a: Any, b: Any) -> Any:
+def cosine(a: ArrayLike, b: ArrayLike) -> PathArray:
     """Return the cosine of the angle between two vectors, a·b / (‖a‖ ‖b‖).
 
     Args:
@@ -218,7 +220,7 @@ def cosine(a: Any, b: Any) -> Any:
     return 1.0 - one_minus_cosine(a, b)
 
 
-def one_minus_cosine(a: Any, b: Any) -> Any:
+def one_minus_cosine(a: ArrayLike, b: ArrayLike) -> PathArray:
     """Return 1 - cos with full relative precision for small angles: ½ ‖a/‖a‖ - b/‖b‖‖².
 
     Args:

@@ -18,6 +18,7 @@ from jax import Array
 
 from jaxattn import losses
 from jaxattn.base import Dataset, State
+from jaxattn.base.model import Params
 from jaxattn.core import backend
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError, first_line
@@ -31,7 +32,7 @@ _LIBRARIES = tuple(os.path.dirname(str(module.__file__)) for module in (jax, opt
 
 
 def initial_state(
-    optimizer: optax.GradientTransformation, params: Any, train: Sequence[str], key: Array | None = None
+    optimizer: optax.GradientTransformation, params: Params, train: Sequence[str], key: Array | None = None
 ) -> State:
     """Return the state of a descent at its start.
 
@@ -120,7 +121,7 @@ def _stepping() -> Iterator[None]:
 @checked
 def one_step(
     params: _P,
-    data: Any,
+    data: Dataset,
     *,
     step_size: float | Array,
     train: Sequence[str] = ("E",),

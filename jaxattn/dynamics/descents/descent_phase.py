@@ -14,6 +14,7 @@ import optax.contrib
 from jax import Array
 
 from jaxattn.base import Dataset, Phase, State, Task
+from jaxattn.base.model import Params
 from jaxattn.core.errors import InputError, nearest
 from jaxattn.core.settings import Count, ImportPath, Named, Names, NotNegative, Positive, PositiveInt
 from jaxattn.data.corpus import Corpus
@@ -82,7 +83,7 @@ class Descent(Phase, frozen=True, kw_only=True):
         """True if the optimiser depends on gradients only through inner products, unlike Adam."""
         return isinstance(self.optimizer, str) and self.optimizer in ROTATION_INVARIANT
 
-    def check(self, *context: Any) -> None:
+    def check(self, *context: object) -> None:
         """Raise InputError for an unknown optimiser or option, or for `patience` without validation data."""
         if not isinstance(made := _target(self.optimizer), str) and not callable(made):
             is_fixed = isinstance(made, optax.GradientTransformation)
@@ -117,7 +118,7 @@ class Descent(Phase, frozen=True, kw_only=True):
                 "for the full batch"
             )
 
-    def init(self, task: Task, params: Any, key: Array) -> State:
+    def init(self, task: Task, params: Params, key: Array) -> State:
         """Return the initial state. The key is used for sampling batches."""
         self._check_batch(task.data.train.num_examples)
         if self.patience and task.data.validation is None:
@@ -191,7 +192,7 @@ class OneStep(Phase, frozen=True, kw_only=True):
     step_size: NotNegative
     train: Names = ("E",)
 
-    def init(self, task: Task, params: Any, key: Array) -> State:
+    def init(self, task: Task, params: Params, key: Array) -> State:
         """Return the initial state."""
         return initial_state(optimizer("sgd", self.step_size), params, self.train)
 

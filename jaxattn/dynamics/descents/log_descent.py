@@ -1,7 +1,7 @@
 """First-order methods for p, free of cancellation and underflow, to compare with the exact flow."""
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from jaxattn.attention.batched import sequential_vmap_if_large
 from jaxattn.attention.tops import averages, below_top
 from jaxattn.base import Phase, State, Task
-from jaxattn.core.pytrees import Leaf
+from jaxattn.base.model import Params
 from jaxattn.core.settings import Positive, PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
@@ -21,6 +21,7 @@ from jaxattn.dynamics.flows.force import direction
 Method = Literal["normalized", "polyak", "dual_acceleration", "log_time"]
 
 
+@no_type_check
 @struct.dataclass
 class Carry:
     """State of a method, in addition to p.
@@ -30,8 +31,8 @@ class Carry:
         log_time: (); log t in log-time descent.
     """
 
-    momentum: Leaf
-    log_time: Leaf
+    momentum: Array
+    log_time: Array
 
 
 @sequential_vmap_if_large
@@ -101,12 +102,12 @@ class LogDescent(Phase, frozen=True, kw_only=True):
     step_size: Positive
     steps: PositiveInt
 
-    def check(self, *context: Any) -> None:
+    def check(self, *context: object) -> None:
         """Raise InputError unless the model is one-layer, the loss is logistic, and there are two classes."""
         for setting in context:
             require_one_layer(setting.model, setting.loss, setting.data.num_classes)
 
-    def init(self, task: Task, params: Any, key: Array) -> State:
+    def init(self, task: Task, params: Params, key: Array) -> State:
         """Return the initial state."""
         require_one_layer(task.model, task.loss, task.data.train.num_classes)
         carry = Carry(jnp.zeros_like(params.p), jnp.zeros((), params.p.dtype))

@@ -24,8 +24,8 @@ from jaxattn.attention.scores import Scores, require_values
 from jaxattn.core import backend
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError
-from jaxattn.core.mapping import cond_under_vmap
-from jaxattn.core.pytrees import Leaf, PathArray
+from jaxattn.core.loops import cond_under_vmap
+from jaxattn.core.pytrees import AnyArray, PathArray
 from jaxattn.core.scaling import power_of_two
 from jaxattn.core.settings import NotNegative, Positive, PositiveInt, Static
 from jaxattn.data.corpus import Corpus
@@ -47,8 +47,8 @@ from jaxattn.dynamics.flows.minimum import settles
 from jaxattn.dynamics.flows.seeds import (
     Inputs,
     Tolerance,
+    flow_inputs,
     jacobian_columns,
-    of_seeds,
     over_seeds,
     refuse_derivative,
     to_float64,
@@ -63,9 +63,9 @@ _STAGES = 256
 class _LinearPath(FlowPath):
     """Path of a single parameter. Its last rows may not have been computed yet."""
 
-    p: Leaf
-    norm: Leaf
-    columns: Leaf
+    p: AnyArray
+    norm: AnyArray
+    columns: AnyArray
 
     def params_at(self, row: Array, train: Sequence[str]) -> dict[str, PathArray]:
         return dict.fromkeys(train, self.p[row])
@@ -99,16 +99,16 @@ class Path(_LinearPath):
             in the limit: their scores differ by a bounded amount while ‖p‖ grows.
     """
 
-    p: Leaf
-    arc_length: Leaf
-    norm: Leaf
-    log_gradient_norm: Leaf
-    log_time: Leaf
-    steps: Leaf
-    status: Leaf
-    accepted: Leaf
-    rejected: Leaf
-    columns: Leaf
+    p: AnyArray
+    arc_length: AnyArray
+    norm: AnyArray
+    log_gradient_norm: AnyArray
+    log_time: AnyArray
+    steps: AnyArray
+    status: AnyArray
+    accepted: AnyArray
+    rejected: AnyArray
+    columns: AnyArray
     selection: Selection
 
 
@@ -190,7 +190,7 @@ def _inputs(scores: Scores, p: Array | np.ndarray) -> Inputs:
     require_values(scores)
     columns = scores.corpus.num_classes > 2
     parts = {"keys": (scores.keys, 2), "p": (p, 1), "values": (scores.values, 1 + columns)}
-    return of_seeds(parts, scores.corpus)
+    return flow_inputs(parts, scores.corpus)
 
 
 @struct.dataclass(repr=False)
@@ -211,16 +211,16 @@ class PathSoFar(_LinearPath):
         columns: () int; number of columns in the Jacobian.
     """
 
-    p: Leaf
-    norm: Leaf
-    scale: Leaf
+    p: AnyArray
+    norm: AnyArray
+    scale: AnyArray
     integration: Integration
-    start: Leaf
+    start: AnyArray
     ties: Ties
-    tied: Leaf
-    left: Leaf
-    accepted_before: Leaf
-    columns: Leaf
+    tied: AnyArray
+    left: AnyArray
+    accepted_before: AnyArray
+    columns: AnyArray
 
     @property
     def rows(self) -> Row:

@@ -10,7 +10,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from jaxattn.base import Goal, Params, Task
-from jaxattn.base.functions import declare, settings_class
+from jaxattn.base.from_function import declare, settings_class
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import floats_to_float64, gradients_by_name, numpy_if_concrete, replaced, selected

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float
 
-from jaxattn.core.mapping import nonzero, sum_of_outer_products
+from jaxattn.core.arithmetic import nonzero, sum_of_outer_products
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.coordinates import RESOLUTION, Coordinates, Local, coordinates
 from jaxattn.dynamics.flows.force import Force, by_token, dense, score_force, token_curvature

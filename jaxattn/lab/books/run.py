@@ -178,7 +178,7 @@ def _with_earlier_seeds(study: Study, folder: Path) -> Study:
     keys = {number: found.key for number, found in identities(study)[0].items()}
     if {cell["cell"]: cell["key"] for cell in known["cells"]} != keys:
         return study
-    return Study.of_tables(study.tree | {"seeds": sorted({*study.seeds, *known["seeds"]})}, study.names)
+    return Study.from_tables(study.tree | {"seeds": sorted({*study.seeds, *known["seeds"]})}, study.names)
 
 
 def measure(

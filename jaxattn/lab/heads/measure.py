@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from jaxattn.core.mapping import map_on_cores
+from jaxattn.core.loops import map_on_cores
 from jaxattn.lab.heads.margins import (
     MarginSpace,
     Null,

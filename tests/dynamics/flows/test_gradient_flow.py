@@ -17,7 +17,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.data.splits import Splits
 from jaxattn.dynamics import Stop
 from jaxattn.dynamics.flows.gradient_flow import GradientFlow, gradient_flow
-from jaxattn.models.adapters import of_linen
+from jaxattn.models.adapters import from_linen
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -44,7 +44,7 @@ def regression():
     rng = np.random.default_rng(0)
     X = jnp.asarray(rng.normal(size=(20, 4)))
     data = Points(targets=jnp.sin(X[:, 0]), X=X)
-    return data, of_linen(Mlp()), ja.losses.squared_error, ("Dense_0", "Dense_1.kernel")
+    return data, from_linen(Mlp()), ja.losses.squared_error, ("Dense_0", "Dense_1.kernel")
 
 
 PROBLEMS = {"two classes": lambda: one_layer(2), "three classes": lambda: one_layer(3), "MLP": regression}

@@ -12,10 +12,11 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from jaxattn.core.errors import InputError
+from jaxattn.lab import kinds
 from jaxattn.lab.results import aggregate, load, style
 from jaxattn.lab.results.correlations import bin_means
 from jaxattn.lab.results.curves import _scale_steps, curves
-from jaxattn.lab.results.figures import KINDS, check_figures, draw_all, draw_figure, function
+from jaxattn.lab.results.figures import check_figures, draw_all, draw_figure, function
 from jaxattn.lab.results.fits import PowerLaw
 from jaxattn.lab.results.scaling import collect, scaling, sentence
 from jaxattn.lab.results.token_figures import importance, one_step_law, top_tokens
@@ -425,13 +426,13 @@ def test_figures_have_distinct_names_and_fail_independently(results, configured)
 
 
 def test_every_figure_option_is_documented():
-    for drawing in map(function, KINDS):
+    for drawing in map(function, kinds.FIGURES):
         options = list(inspect.signature(drawing).parameters)[1:]
         assert all(f"    {name}: " in inspect.getdoc(drawing) for name in options)
 
 
 def test_every_figure_option_has_a_toml_type():
-    for drawing in map(function, KINDS):
+    for drawing in map(function, kinds.FIGURES):
         for parameter in list(inspect.signature(drawing).parameters.values())[1:]:
             assert parameter.kind is parameter.KEYWORD_ONLY
             if parameter.default is not parameter.empty:
