@@ -17,7 +17,6 @@ classes.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +36,7 @@ _Labels = Int[Array, " n"]
 _Smoothing = Fraction | Array
 
 
-def _requires_classes(settings: Any, outputs: Array, data: Dataset) -> str | None:
+def _requires_classes(settings: Loss, outputs: Array, data: Dataset) -> str | None:
     """Return why the loss cannot be used, or None if it can be used.
 
     The targets must be classes, and the outputs must be logits of matching shape.
@@ -57,7 +56,7 @@ def _requires_classes(settings: Any, outputs: Array, data: Dataset) -> str | Non
     return None
 
 
-def _requires_numbers(settings: Any, outputs: Array, data: Dataset) -> str | None:
+def _requires_numbers(settings: Loss, outputs: Array, data: Dataset) -> str | None:
     """Return why the loss cannot be used, or None if it can be used.
 
     The targets must be numbers with the same shape as the outputs.

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxattn.base.model import Params
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Brief, attributes
+from jaxattn.core.pytrees import AnyArray, Brief, attributes
 from jaxattn.data.corpus import Corpus, from_bags
 
 # Relative size below which a second derivative, or a deviation from Φ p, counts as float64 rounding error.
@@ -38,9 +38,9 @@ class Scores(Brief):
             `selection` and `max_margin`.
     """
 
-    keys: Array
+    keys: AnyArray
     corpus: Corpus
-    values: Array | None = None
+    values: AnyArray | None = None
 
 
 def one_layer(params: Params, corpus: Corpus) -> Scores:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
-from jaxtyping import Bool
+from jaxtyping import Bool, PyTree
 
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.fractions import reaches
@@ -119,10 +119,10 @@ class Splits(Brief):
             planted teacher; passed to `CommonData.batch`. None if there is no such randomness.
     """
 
-    train: Dataset
-    tokens: TokenStatistics | None = None
-    test: Dataset | None = None
-    validation: Dataset | None = None
+    train: PyTree
+    tokens: PyTree = None
+    test: PyTree = None
+    validation: PyTree = None
     task_key: Array | None = None
 
     def sampled(self, maximum: int | None) -> "Splits":

@@ -19,7 +19,7 @@ from jaxattn.base.data import Dataset
 from jaxattn.base.model import Loss, Model, Params, Start
 from jaxattn.base.probe import Figure, Probe, ProbeContext
 from jaxattn.core.errors import InputError, nearest
-from jaxattn.core.spec import Spec, without_arrays
+from jaxattn.core.spec import Spec, StudyParts, without_arrays
 
 Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
@@ -42,7 +42,7 @@ class FromFunction(Spec, frozen=True, kw_only=True):
     not_settings: ClassVar[frozenset[str]] = frozenset()
     check_settings: ClassVar[Function | None] = None
 
-    def check(self, *context: object) -> None:
+    def check(self, *context: StudyParts) -> None:
         """Raise InputError if the function passed to `declare` as `check` rejects the settings."""
         self._check()
 
@@ -134,7 +134,7 @@ class FigureFromFunction(FromFunction, Figure, frozen=True, kw_only=True):
         return self._call(results)
 
 
-def declare(*, check: Function | None = None, **attributes: Any) -> Callable[[F], F]:
+def declare(*, check: Callable[..., None] | None = None, **attributes: object) -> Callable[[F], F]:
     """Return a decorator that declares attributes of the settings class built from a function.
 
         @ja.declare(rotation_invariant=True)

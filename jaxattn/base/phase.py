@@ -52,7 +52,7 @@ class State:
     optimizer: PyTree
     step: Array
     failed_at: Array
-    key: Array | None = None
+    key: PyTree = None
     early_stop: PyTree = None
 
 

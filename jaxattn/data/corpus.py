@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,10 @@ from numpy.typing import ArrayLike
 from jaxattn.base import Dataset
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError, shown
-from jaxattn.core.pytrees import AnyArray, is_concrete
-from jaxattn.data.ragged import check_positions, positions, ragged
+from jaxattn.core.pytrees import is_concrete
+from jaxattn.data.ragged import Ragged, check_positions, positions, ragged
+
+_A = TypeVar("_A", Array, np.ndarray)
 
 
 class Corpus(Dataset):
@@ -36,8 +38,8 @@ class Corpus(Dataset):
             the capacity of the bags. None unless the corpus is a minibatch.
     """
 
-    bags: Array
-    occurrences: Array
+    bags: Ragged
+    occurrences: Ragged
     occurrence_to_bag: Array
     lengths: Array
     vocab_size: int = struct.field(pytree_node=False)
@@ -148,12 +150,12 @@ def check_classes(targets: Array | np.ndarray, num_classes: int) -> None:
         raise InputError(f"label {wrong[0]} is invalid; the labels for {num_classes} classes are {listed}")
 
 
-def class_labels(index: AnyArray, num_classes: int) -> AnyArray:
+def class_labels(index: _A, num_classes: int) -> _A:
     """Convert class indices 0 to K-1 to labels: -1 and +1 for two classes, unchanged for more."""
     return 2 * index - 1 if num_classes == 2 else index
 
 
-def class_index(labels: AnyArray, num_classes: int) -> AnyArray:
+def class_index(labels: _A, num_classes: int) -> _A:
     """Convert labels to class indices 0 to K-1. This is the inverse of `class_labels`."""
     return (labels + 1) // 2 if num_classes == 2 else labels
 

@@ -12,6 +12,7 @@ from jaxattn.base import Dataset, DrawnData, Progress, SharedData, silent
 from jaxattn.base.from_function import FromFunction, hints_of, settings_class
 from jaxattn.core.errors import InputError, at, shown
 from jaxattn.core.settings import Count, HalfFraction
+from jaxattn.core.spec import StudyParts
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.sequences import Sequences
 from jaxattn.data.splits import Loaded, Splits, flip_labels, splits_of
@@ -66,7 +67,7 @@ class DrawnFromFunction(FromFunction, DrawnData, frozen=True, kw_only=True):
         task_key = key if self.has_task_key else None
         return _numbered(jax.eval_shape(lambda key: self._sample(None, task_key, key, self._sequences), key))
 
-    def check(self, *context: object) -> None:
+    def check(self, *context: StudyParts) -> None:
         """Raise InputError if the check passed to `declare` rejects the settings for any split."""
         if not self.draws_batches:
             self._check(sequences=0)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from jaxattn import base, losses
 from jaxattn.base import Dataset, Loss, Model, Phase
@@ -74,7 +75,7 @@ def run(
     params: Params,
     key: Array | None = None,
     steps: int | Array | None = None,
-) -> Any:
+) -> PyTree:
     """Run a phase on a task, and return its final state.
 
     The call can be part of functions that `jax.jit`, `jax.vmap` and `jax.grad` transform. The computation is

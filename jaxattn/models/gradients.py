@@ -1,20 +1,19 @@
 """Mean loss of a model on data, and its gradients with respect to named parameters."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from jax import Array
 
 from jaxattn import losses
 from jaxattn.base.data import Dataset
-from jaxattn.base.model import Params
 from jaxattn.core.pytrees import gradients_by_name
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 
 _P = TypeVar("_P")
 # (params, data) -> (n, ...)
-Outputs = Callable[[Params, Any], Array]
+Outputs = Callable[..., Array]
 
 
 def loss(
@@ -59,7 +58,7 @@ def loss_and_gradients(
         InputError: a name or pattern matches no parameter.
     """
 
-    def from_params(params: _P) -> Array:
+    def of_params(params: _P) -> Array:
         return loss(params, data, outputs, weights, per_sequence)
 
-    return gradients_by_name(from_params, params, train)
+    return gradients_by_name(of_params, params, train)

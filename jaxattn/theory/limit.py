@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from jaxattn.attention.scores import Scores, require_values
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import AnyArray, Brief
+from jaxattn.core.pytrees import Brief
 from jaxattn.core.scaling import power_of_two
 from jaxattn.data.corpus import Corpus
 from jaxattn.theory.certificate import MaxMargin, Status, in_unit, lengths
@@ -107,17 +107,17 @@ class Limit(Brief):
     """
 
     direction: MaxMargin
-    angle: AnyArray
-    distance: AnyArray
-    gradient: AnyArray
-    curvature: AnyArray
-    untied: AnyArray
-    loose_force: AnyArray
-    attracting_rate: AnyArray
-    attracting_component: AnyArray
-    cancelled_rate: AnyArray
-    cancelled_cosine: AnyArray
-    unknown_rate: AnyArray
+    angle: float
+    distance: float
+    gradient: float
+    curvature: float
+    untied: float
+    loose_force: float
+    attracting_rate: float
+    attracting_component: float
+    cancelled_rate: float
+    cancelled_cosine: float
+    unknown_rate: float
     resolved: bool
 
     @property

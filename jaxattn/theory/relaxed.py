@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 from jaxattn.attention.scores import Scores
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import AnyArray, Brief
+from jaxattn.core.pytrees import Brief
 from jaxattn.data.corpus import Corpus
 from jaxattn.theory.certificate import MaxMargin, Status, lengths, unsolved
 from jaxattn.theory.constraints import Constraints, constraints, distinct_tokens
@@ -37,8 +37,8 @@ class RelaxedMaxMargin(Brief):
 
     query: MaxMargin
     head: MaxMargin
-    support: AnyArray
-    clearance: AnyArray
+    support: np.ndarray
+    clearance: float
 
     def brief(self) -> str:
         """Return a one-line summary of the problems for p and v, including their margins."""
@@ -47,12 +47,12 @@ class RelaxedMaxMargin(Brief):
         return f"{self.reason}; {margins} of v and p, duality_gap {self.duality_gap:.4g}, {tight}"
 
     @property
-    def p(self) -> AnyArray:
+    def p(self) -> np.ndarray:
         """Relaxed max-margin vector, (D,); NaN if there is no such vector."""
         return self.query.p
 
     @property
-    def v(self) -> AnyArray:
+    def v(self) -> np.ndarray:
         """Minimum-norm v, (e,), with y x·v ≥ 1 for each sequence; NaN if infeasible.
 
         y is the label of the sequence, and x is the point of its selected token.
@@ -60,7 +60,7 @@ class RelaxedMaxMargin(Brief):
         return self.head.p
 
     @property
-    def multipliers(self) -> AnyArray:
+    def multipliers(self) -> np.ndarray:
         """Multipliers for p, (k,), in the order of `query.pairs`."""
         return self.query.multipliers
 

@@ -180,10 +180,10 @@ def require_keys(keys: AnyArray, corpus: Corpus) -> None:
         )
 
 
-def require_finite(**arrays: ArrayLike) -> None:
+def require_finite(**arrays: AnyArray | None) -> None:
     """Raise InputError if any array contains NaN or inf. The message names the first such array."""
     for name, x in arrays.items():
-        if not np.isfinite(x).all():
+        if x is not None and not np.isfinite(x).all():
             raise InputError(f"{name} contains NaN or inf; lower the step size or exclude this run")
 
 
@@ -231,9 +231,10 @@ def one_minus_cosine(a: ArrayLike, b: ArrayLike) -> PathArray:
         An array (...) with values in [0, 2], NaN where a vector is zero: a float64 NumPy array, or a JAX
         array if traced.
     """
-    a, b = _unit(a), _unit(b)
+    difference = _unit(a) - _unit(b)
     # For opposite vectors, rounding could make the result slightly larger than 2.
-    return (0.5 * ((a - b) ** 2).sum(-1)).clip(max=2)
+    found: PathArray = (0.5 * (difference**2).sum(-1)).clip(max=2)
+    return found
 
 
 def margin(p: Float[Array, " D"], scores: Scores, selection: Selection) -> Float[Array, ""]:

@@ -17,6 +17,7 @@ from jaxattn.base import Dataset, Phase, State, Task
 from jaxattn.base.model import Params
 from jaxattn.core.errors import InputError, nearest
 from jaxattn.core.settings import Count, ImportPath, Named, Names, NotNegative, Positive, PositiveInt
+from jaxattn.core.spec import StudyParts
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.descents import early_stop
 from jaxattn.dynamics.descents.descent import gradient_step, initial_state, minibatch
@@ -83,7 +84,7 @@ class Descent(Phase, frozen=True, kw_only=True):
         """True if the optimiser depends on gradients only through inner products, unlike Adam."""
         return isinstance(self.optimizer, str) and self.optimizer in ROTATION_INVARIANT
 
-    def check(self, *context: object) -> None:
+    def check(self, *context: StudyParts) -> None:
         """Raise InputError for an unknown optimiser or option, or for `patience` without validation data."""
         if not isinstance(made := _target(self.optimizer), str) and not callable(made):
             is_fixed = isinstance(made, optax.GradientTransformation)

@@ -13,6 +13,7 @@ from jaxattn.attention.tops import averages, below_top
 from jaxattn.base import Phase, State, Task
 from jaxattn.base.model import Params
 from jaxattn.core.settings import Positive, PositiveInt
+from jaxattn.core.spec import StudyParts
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows.flow_phase import require_one_layer
@@ -102,7 +103,7 @@ class LogDescent(Phase, frozen=True, kw_only=True):
     step_size: Positive
     steps: PositiveInt
 
-    def check(self, *context: object) -> None:
+    def check(self, *context: StudyParts) -> None:
         """Raise InputError unless the model is one-layer, the loss is logistic, and there are two classes."""
         for setting in context:
             require_one_layer(setting.model, setting.loss, setting.data.num_classes)

@@ -14,7 +14,7 @@ from flax import struct
 from jax import Array
 from jaxtyping import PyTree
 
-from jaxattn.core.pytrees import AnyArray, Brief, PathArray
+from jaxattn.core.pytrees import Brief, PathArray
 from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.coordinates import Local
 
@@ -72,7 +72,7 @@ class FlowPath(Brief):
         status: () int32; the `Stop` code that records why the path ended.
     """
 
-    status: AnyArray
+    status: Any  # a field or a property
 
     @property
     def rows(self) -> PyTree:
@@ -144,7 +144,7 @@ class Flow(Protocol):
         """Compute the sine of the angle between the position vector of a point and its velocity, a scalar."""
         ...
 
-    def error(self, start: Array, end: Array, error: Array, rtol: Array) -> Array:
+    def error(self, start: Array, end: Array, error: Array, rtol: float | Array) -> Array:
         """Compute the ratio of a step's error to the tolerance, a scalar."""
         ...
 
@@ -152,11 +152,11 @@ class Flow(Protocol):
         """Compute the norm of a displacement, a scalar."""
         ...
 
-    def ended(self, z: Array, until_norm: Array) -> Array:
+    def ended(self, z: Array, until_norm: float | Array) -> Array:
         """Return whether the norm of the point z has reached `until_norm`, as a boolean scalar."""
         ...
 
-    def to_end(self, z: Array, velocity: Array, until_norm: Array) -> Array:
+    def to_end(self, z: Array, velocity: Array, until_norm: float | Array) -> Array:
         """Return the step s at which the straight line z + s · `velocity` reaches the norm `until_norm`."""
         ...
 

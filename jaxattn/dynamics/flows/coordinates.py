@@ -125,7 +125,7 @@ class Local:
     """
 
     velocity: Array
-    jacobian: Array
+    jacobian: Array | stiff.Curved
     log_gradient_norm: Array
     log_slope: Array
     balanced: Array
@@ -222,7 +222,7 @@ class Coordinates:
         start: Float[Array, " r"],
         end: Float[Array, " r"],
         error: Float[Array, " r"],
-        rtol: Float[Array, ""],
+        rtol: float | Float[Array, ""],
     ) -> Float[Array, ""]:
         """Compute ‖Bᵀ error‖ divided by the tolerance.
 
@@ -236,12 +236,12 @@ class Coordinates:
         far = jnp.maximum(self._slid(end) / 2, self._leapt(start, end))
         return jnp.maximum(relative, far)
 
-    def ended(self, z: Float[Array, " r"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
+    def ended(self, z: Float[Array, " r"], until_norm: float | Float[Array, ""]) -> Bool[Array, ""]:
         """Return whether ‖p‖ has reached `until_norm`, as a boolean scalar."""
         return self.norm(z, 1.0) >= until_norm
 
     def to_end(
-        self, z: Float[Array, " r"], velocity: Float[Array, " r"], until_norm: Float[Array, ""]
+        self, z: Float[Array, " r"], velocity: Float[Array, " r"], until_norm: float | Float[Array, ""]
     ) -> Float[Array, ""]:
         """Return the s with ‖p + s · velocity‖ = until_norm, infinite if `velocity` is zero.
 

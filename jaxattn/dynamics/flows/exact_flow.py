@@ -211,16 +211,16 @@ class PathSoFar(_LinearPath):
         columns: () int; number of columns in the Jacobian.
     """
 
-    p: AnyArray
-    norm: AnyArray
-    scale: AnyArray
+    p: Array
+    norm: Array
+    scale: Array
     integration: Integration
-    start: AnyArray
+    start: Array
     ties: Ties
-    tied: AnyArray
-    left: AnyArray
-    accepted_before: AnyArray
-    columns: AnyArray
+    tied: Array
+    left: Array
+    accepted_before: Array
+    columns: Array
 
     @property
     def rows(self) -> Row:
@@ -406,7 +406,10 @@ def _next_stage(
     )
     status = jnp.where(still, jnp.where(rests, Stop.BALANCED, Stop.UNRESOLVED), status)
     goes_on = balances & ~stuck & ~lost & (before.left > 1)
-    choose = partial(jnp.where, goes_on)
+
+    def choose(x: Array, otherwise: Array) -> Array:
+        return jnp.where(goes_on, x, otherwise)
+
     ended = integration.replace(status=status.astype(jnp.int32))  # type: ignore[attr-defined]
     again = restart(
         integration, first_step(1 / jnp.sqrt(jnp.square(E).sum(axis=1).max()), ends, _reach(ends))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
+from jaxtyping import PyTree
 
 from jaxattn.attention.scores import Scores
 from jaxattn.base import Goal, Loss, Model, Params, Phase, Task
@@ -15,6 +16,7 @@ from jaxattn.base.from_function import FromFunction, Function, settings_class
 from jaxattn.base.model import HasLinearScores, linear_in
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.pytrees import AnyArray, Brief, PathArray, floats_to_float64, get, replaced, selected
+from jaxattn.core.spec import StudyParts
 from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.arc_length import Ends, FlowPath, Stop
 from jaxattn.dynamics.flows.exact_flow import Path, begin_path, continue_path, ends_of, exact_flow
@@ -41,13 +43,13 @@ class FlowState(Brief):
 
     Attributes:
         params: the parameters at the current row, in the precision of the study.
-        path: the path computed so far.
+        path: the path computed so far, a `FlowPath`.
         step: () int32; the current row.
         failed_at: () int32; the row at which the integration failed, or -1.
     """
 
     params: Params
-    path: FlowPath
+    path: PyTree
     step: Array
     failed_at: Array
 
@@ -251,7 +253,7 @@ class _LinearFlow(_TheoryFlow, frozen=True, kw_only=True):
         settings = self._settings()
         return ends_of(**{name: x for name, x in settings.items() if name not in ("max_steps", "points")})
 
-    def check(self, *context: object) -> None:
+    def check(self, *context: StudyParts) -> None:
         _ = self.ends
         for setting in context:
             self._require(setting.model, setting.loss)
@@ -287,7 +289,7 @@ class _OneLayerFlow(_TheoryFlow, frozen=True, kw_only=True):
 
     not_settings: ClassVar[frozenset[str]] = frozenset({"width"})
 
-    def check(self, *context: object) -> None:
+    def check(self, *context: StudyParts) -> None:
         for setting in context:
             require_one_layer(setting.model, setting.loss, setting.data.num_classes)
 

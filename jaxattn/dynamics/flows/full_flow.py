@@ -86,11 +86,11 @@ class FullPath(FlowPath):
 class _Point:
     """Variables to integrate: the parameters, the arc length, and log(1 + t)."""
 
-    E: AnyArray
-    p: AnyArray
-    v: AnyArray
-    arc_length: AnyArray
-    log_time: AnyArray
+    E: Array
+    p: Array
+    v: Array
+    arc_length: Array
+    log_time: Array
 
 
 @checked

@@ -118,8 +118,8 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
             chosen = jax.jit(jax.vmap(select, (0, 0, axis)))(history[:, -1], keys, corpus)
             mm = max_margin_batch(Scores(keys, corpus), chosen)
             margins = jax.jit(jax.vmap(_margins, (0, 0, axis, 0)))(jnp.asarray(history), keys, corpus, chosen)
-        away = one_minus_cosine(history, mm.p[:, None])
-        return _named(away, _relative(margins, mm.margin[:, None]), *_facts(mm, away[:, -1]))
+        away = np.asarray(one_minus_cosine(history, mm.p[:, None]))
+        return _named(away, _relative(margins, np.asarray(mm.margin)[:, None]), *_facts(mm, away[:, -1]))
 
 
 def certified_distance(away: Any, duality_gap: Any) -> np.ndarray:
@@ -160,7 +160,7 @@ def _one(history: np.ndarray, scores: LinearScores, nats: float | None) -> tuple
     chosen = _selected(history[-1], keys, corpus, nats)
     mm = max_margin(Scores(keys, corpus), chosen)
     margins = jax.jit(_margins)(jnp.asarray(history), keys, corpus, chosen)
-    away = one_minus_cosine(history, mm.p)
+    away = np.asarray(one_minus_cosine(history, mm.p))
     return away, _relative(margins, mm.margin), *_facts(mm, away[-1])
 
 
@@ -263,7 +263,8 @@ def _compare(E: np.ndarray, corpus: Corpus, path: np.ndarray) -> tuple[np.ndarra
     # The flow requires only half the margin for a pair of tokens that are both on the margin of v_mm.
     scores = Scores(E, corpus)
     relaxed, alone = relaxed_max_margin(scores, chosen, tied=0.5), max_margin(scores, chosen)
-    away = [one_minus_cosine(path[:, i], x.p) for i, x in ((0, relaxed.query), (0, alone), (1, relaxed.head))]
+    solutions = (0, relaxed.query), (0, alone), (1, relaxed.head)
+    away = [np.asarray(one_minus_cosine(path[:, i], x.p)) for i, x in solutions]
     query = relaxed.query
     facts = (
         certified_distance(away[0][-1:], query.duality_gap)[0],
@@ -347,7 +348,8 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
         chosen, counts = attended_on_host(params.E @ path[-1], corpus, self.nats)
         tied = float((counts > 1).mean())
         found = certify_limit(Scores(params.E, corpus, params.E @ params.v), path[-1], chosen)
-        direction, away = found.direction, one_minus_cosine(path, found.direction.p)
+        direction = found.direction
+        away = np.asarray(one_minus_cosine(path, direction.p))
         bound = certified_distance(away[-1:], direction.duality_gap)[0]
         ends = bound, found.holds, direction.duality_gap, direction.primal_residual, tied
         return away, np.array(ends, float)

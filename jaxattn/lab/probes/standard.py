@@ -13,7 +13,7 @@ from jaxattn.base.probe import ProbeContext
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import get, names
 from jaxattn.core.settings import Count, Fraction, PositiveInt
-from jaxattn.core.spec import Spec
+from jaxattn.core.spec import Spec, StudyParts
 from jaxattn.lab.probes.directions import MaxMarginDirection
 from jaxattn.lab.probes.importance import Importance, OneStepError
 from jaxattn.lab.probes.selection import Selected
@@ -64,7 +64,7 @@ class Probes(Spec, frozen=True, kw_only=True):
     tokens: bool = True
     own: tuple[Measurement, ...] = ()
 
-    def check(self, *context: object) -> None:
+    def check(self, *context: StudyParts) -> None:
         """Raise InputError if `low` is not below `high`, or if a phase has both `steps` and `every`."""
         if self.low >= self.high:
             raise InputError(f"probes.low: must be below probes.high = {self.high}, got {self.low}")
