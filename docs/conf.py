@@ -48,6 +48,7 @@ myst_heading_anchors = 3
 nb_execution_mode = "off"
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}
 
+autodoc_default_options = {"members": True}
 autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True

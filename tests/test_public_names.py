@@ -19,6 +19,7 @@ _FURTHER = (
     "jaxattn.lab.diagnosis",
     "jaxattn.lab.heads",
     "jaxattn.lab.books",
+    "jaxattn.lab.kinds",
     "jaxattn.lab.refute",
     "jaxattn.lab.results",
     "jaxattn.models.starts",
@@ -151,6 +152,46 @@ def test_every_public_name_has_a_docstring(name):
                 if not method.startswith("_") and method in vars(x) and not inspect.getdoc(m)
             ]
     assert missing == []
+
+
+def documented(page: str) -> Iterator[str]:
+    """Yield the full names of the objects that a page of the API documents."""
+    module, lines = "", page.splitlines()
+    for number, line in enumerate(lines):
+        if found := re.match(r"\.\. (currentmodule|py:data|automodule|auto\w+):: (\S+)", line):
+            directive, name = found.groups()
+            if directive == "automodule":
+                module, options = name, "\n".join(lines[number + 1 : number + 4]).split("\n\n")[0]
+                excluded = re.findall(r"\w+", options.partition(":exclude-members:")[2].partition("\n")[0])
+                if "   :members:" in options:
+                    yield from (f"{name}.{x}" for x in public_names(name) if x not in excluded)
+            elif directive == "currentmodule":
+                module = name
+            else:
+                yield name if directive == "py:data" else f"{module}.{name}"
+
+
+def test_every_public_name_has_one_entry():
+    entries = [name for page in API.glob("*.md") for name in documented(page.read_text(encoding="utf-8"))]
+    assert sorted({name for name in entries if entries.count(name) > 1}) == []
+    objects = [_object(name) for name in entries if not inspect.ismodule(_object(name))]
+    missing = [
+        f"{module}.{name}"
+        for module in public_modules()
+        for name, x in public_names(module).items()
+        if not inspect.ismodule(x) and not any(x is other for other in objects)
+    ]
+    assert missing == []
+
+
+def _object(name: str) -> Any:
+    found: Any = importlib.import_module("jaxattn")
+    for part in name.split(".")[1:]:
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            found = importlib.import_module(f"{found.__name__}.{part}")
+    return found
 
 
 def test_every_module_with_a_page_is_public():

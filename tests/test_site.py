@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from PIL import Image
 
+import jaxattn as ja
 from jaxattn.core.settings import Fraction
 from jaxattn.data import Assumption1
 
@@ -71,6 +72,13 @@ def test_code_examples_in_docstrings_are_preserved():
 )
 def test_signatures_show_types_without_ranges(signature, expected):
     assert docstrings._signature(None, "class", "", None, None, signature, None)[0] == expected
+
+
+def test_signatures_show_the_values_of_constants():
+    made = docstrings.with_values(
+        "(x=SIGNS, until_log_loss: float = _UNTIL_LOG_LOSS, p: str = OPEN)", ja.dynamics.full_flow
+    )
+    assert made == "(x=SIGNS, until_log_loss: float = -27.631021115928547, p: str = OPEN)"
 
 
 def test_settings_class_docstrings_list_all_settings_with_ranges():
@@ -135,7 +143,7 @@ def test_published_pages_of_books_link_back_to_the_site(name):
 
 
 KNOWN = ("jaxattn.load", "jaxattn.theory.max_margin", "jaxattn.theory.loss", "jaxattn.data.Corpus",
-         "jaxattn.Model", "jaxattn.base.Model")  # fmt: skip
+         "jaxattn.Model", "jaxattn.base.Model", "jaxattn.lab.probes.Norms")  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -145,6 +153,7 @@ KNOWN = ("jaxattn.load", "jaxattn.theory.max_margin", "jaxattn.theory.loss", "ja
         ("jaxattn.theory.max_margin", None, "jaxattn.theory.max_margin"),
         ('ja.load("results/night-*")', None, "jaxattn.load"),
         ("ja.load[0]", None, "jaxattn.load"),
+        ("ja.probes.Norms", None, "jaxattn.lab.probes.Norms"),
         ("ja.theory", None, None),
         ("max_margin", None, None),
         ("max_margin", "jaxattn.theory", "jaxattn.theory.max_margin"),

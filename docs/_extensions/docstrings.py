@@ -1,5 +1,6 @@
 """Conversion of docstrings for autodoc: formulas become mathematics, and everything else plain text."""
 
+import inspect
 import re
 import typing
 from typing import Any
@@ -176,8 +177,19 @@ def _skip(app: Any, what: str, name: str, target: Any, skip: bool, options: Any)
 def _signature(
     app: Any, what: str, name: str, target: Any, options: Any, given: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
-    """Return a signature with public names of types, without ranges, and with defaults in Python."""
-    return given and _public(given), returned and _public(returned)
+    """Return a signature with public names of types, without ranges, and with the values of constants."""
+    return given and with_values(_public(given), target), returned and _public(returned)
+
+
+def with_values(signature: str, target: Any) -> str:
+    """Replace constants, such as GRADIENT_RTOL, by their values, if these are numbers or strings."""
+    scope = getattr(inspect.unwrap(target), "__globals__", {})
+
+    def value(found: re.Match[str]) -> str:
+        x = scope.get(found[1])
+        return f"= {x!r}" if isinstance(x, int | float | str) else found[0]
+
+    return re.sub(r"= (_?[A-Z][A-Z0-9_]+)(?=[,)])", value, signature)
 
 
 def _public(text: str) -> str:

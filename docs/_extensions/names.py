@@ -4,8 +4,10 @@ A name that begins with `ja.` must have an entry on an API page; otherwise the b
 docstring, a short name is first looked up in the documented module, then among the classes of all modules.
 """
 
+import importlib
 import re
 from collections.abc import Collection, Iterable
+from types import ModuleType
 from typing import Any
 
 NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*(?=$|[(\[])")
@@ -29,8 +31,7 @@ def target(
     name = found[0]
     first, _, rest = name.partition(".")
     if first in ("ja", PACKAGE) and rest:
-        whole = f"{PACKAGE}.{rest}"
-        return whole if whole in known else None
+        return next((x for x in (f"{PACKAGE}.{rest}", canonical(rest)) if x in known), None)
     if module is None or first in own:
         return None
     if f"{module}.{name}" in known:
@@ -39,6 +40,14 @@ def target(
     classes = [x for x in known if x.endswith(f".{name}")] if name[0].isupper() else []
     top = [x for x in classes if x == f"{PACKAGE}.{name}"]
     return (top or classes)[0] if len(top or classes) == 1 else None
+
+
+def canonical(path: str) -> str:
+    """Return the full name of a public object, such as jaxattn.lab.probes.Norms for `probes.Norms`."""
+    module, parts = importlib.import_module(PACKAGE), path.split(".")
+    while parts and isinstance(below := getattr(module, parts[0], None), ModuleType):
+        module, parts = below, parts[1:]
+    return ".".join([module.__name__, *parts])
 
 
 def is_missing(text: str, resolved: str | None) -> bool:

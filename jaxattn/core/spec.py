@@ -14,6 +14,7 @@ from jaxtyping import AbstractArray
 from jaxattn.core.errors import InputError, explain
 
 
+@typing.runtime_checkable
 class StudyParts(typing.Protocol):
     """Parts of a study with which settings may be incompatible: its data, model and loss."""
 
