@@ -84,6 +84,10 @@ def classification(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 
         logits: f, (n,) or (n, K).
         labels: (n,); y = ±1 for two classes, 0 to K-1 for K > 2.
         smoothing: ε, weight of the uniform distribution in the target.
+
+    Example:
+        >>> print(ja.losses.classification(jnp.zeros(2), jnp.array([1, -1])).round(4))
+        [0.6931 0.6931]
     """
     if logits.ndim == 1:
         return logistic(logits, labels, smoothing=smoothing)
@@ -103,6 +107,10 @@ def logistic(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -
 
     Raises:
         InputError: there are more than two classes.
+
+    Example:
+        >>> print(ja.losses.logistic(jnp.array([0.0, 50.0]), jnp.array([1, -1])).round(2))
+        [ 0.69 50.  ]
     """
     if logits.ndim > 1:
         raise InputError(f"loss: logistic requires two classes, got {logits.shape[1]}; use cross_entropy")
@@ -125,6 +133,10 @@ def cross_entropy(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0
 
     Raises:
         InputError: the logits have shape (n,), as for two classes.
+
+    Example:
+        >>> print(ja.losses.cross_entropy(jnp.zeros((1, 3)), jnp.array([2])).round(2))
+        [1.1]
     """
     if logits.ndim == 1:
         raise InputError(
@@ -149,6 +161,10 @@ def exponential(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0
         logits: f, (n,) or (n, K).
         labels: (n,); y = ±1 for two classes, 0 to K-1 for K > 2.
         smoothing: ε, weight of the uniform distribution in the target.
+
+    Example:
+        >>> print(ja.losses.exponential(jnp.array([0.0, 1.0]), jnp.array([1, -1])).round(2))
+        [1.   2.72]
     """
     if logits.ndim == 1:
         margin, smoothing = labels * logits, jnp.asarray(smoothing, logits.dtype)
@@ -168,6 +184,10 @@ def squared(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) ->
         logits: f, (n,) or (n, K).
         labels: (n,); y = ±1 for two classes, 0 to K-1 for K > 2.
         smoothing: ε, weight of the uniform distribution in the target.
+
+    Example:
+        >>> ja.losses.squared(jnp.array([0.0, 1.0]), jnp.array([1, 1])).tolist()
+        [0.5, 0.0]
     """
     if logits.ndim == 1:
         margin, smoothing = labels * logits, jnp.asarray(smoothing, logits.dtype)
@@ -186,6 +206,10 @@ def hinge(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -> F
         logits: f, (n,) or (n, K).
         labels: (n,); y = ±1 for two classes, 0 to K-1 for K > 2.
         smoothing: ε, weight of the uniform distribution in the target.
+
+    Example:
+        >>> ja.losses.hinge(jnp.array([0.5, 3.0]), jnp.array([1, 1])).tolist()
+        [0.5, 0.0]
     """
     if logits.ndim == 1:
         margin, smoothing = labels * logits, jnp.asarray(smoothing, logits.dtype)
@@ -201,6 +225,10 @@ def squared_error(outputs: Float[Array, " n *m"], targets: Float[Array, " n *m"]
     Args:
         outputs: f, (n, ...).
         targets: y, (n, ...).
+
+    Example:
+        >>> ja.losses.squared_error(jnp.array([1.0, 3.0]), jnp.array([1.0, 1.0])).tolist()
+        [0.0, 2.0]
     """
     return ((outputs - targets.astype(outputs.dtype)) ** 2).reshape(len(outputs), -1).sum(axis=1) / 2
 
@@ -217,7 +245,12 @@ DEFAULT = Classification()
 
 
 def is_logistic(loss: Loss) -> bool:
-    """Return whether a loss is the logistic or cross-entropy loss without label smoothing."""
+    """Return whether a loss is the logistic or cross-entropy loss without label smoothing.
+
+    Example:
+        >>> ja.losses.is_logistic(ja.losses.Logistic()), ja.losses.is_logistic(ja.losses.Hinge())
+        (True, False)
+    """
     return isinstance(loss, Classification | Logistic | CrossEntropy) and _is_zero(loss.smoothing)
 
 
@@ -240,6 +273,10 @@ def mean(loss: PerSequence, outputs: Array, targets: Array, weights: Weights = N
         outputs: f, (n, ...).
         targets: y, (n, ...).
         weights: (n,); weights of the examples, 1/n each by default.
+
+    Example:
+        >>> float(ja.losses.mean(ja.losses.hinge, jnp.array([0.5, 3.0]), jnp.array([1, 1])))
+        0.25
     """
     each = loss(outputs, targets)
     if each.ndim == 0:
@@ -253,6 +290,10 @@ def accuracy(logits: Array, labels: Int[Array, " n"]) -> Float[Array, ""]:
     An example with a logit of 0, or with several largest logits, has no predicted class and counts as wrong.
     Differences of at most `jaxattn.core.fractions.rounding` times the largest finite |logit| are regarded as
     rounding errors: the sign of a logit that cancels to 0 predicts no class, either.
+
+    Example:
+        >>> float(ja.losses.accuracy(jnp.array([2.0, -1.0, 3.0, 1.0]), jnp.array([1, 1, 1, 1])))
+        0.75
     """
     scale = jnp.where(jnp.isfinite(logits), jnp.abs(logits), 0).max()
     margin = labels * logits if logits.ndim == 1 else _lead(logits, labels)

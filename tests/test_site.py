@@ -61,6 +61,12 @@ def test_code_examples_in_docstrings_are_preserved():
     assert made[-2] == "        left: jax.Array"
 
 
+def test_examples_in_docstrings_are_not_escaped():
+    made = docstrings.written(["Example:", "    >>> f(*x_)", "    1|2", "", "Args:", "    x: of p_*."])
+    assert made[1:3] == ["    >>> f(*x_)", "    1|2"]
+    assert made[-1] == r"    x: of p\_\*."
+
+
 @pytest.mark.parametrize(
     ("signature", "expected"),
     [
@@ -154,6 +160,7 @@ KNOWN = ("jaxattn.load", "jaxattn.theory.max_margin", "jaxattn.theory.loss", "ja
         ('ja.load("results/night-*")', None, "jaxattn.load"),
         ("ja.load[0]", None, "jaxattn.load"),
         ("ja.probes.Norms", None, "jaxattn.lab.probes.Norms"),
+        ("ja.data.Norms", None, "jaxattn.lab.probes.Norms"),
         ("ja.theory", None, None),
         ("max_margin", None, None),
         ("max_margin", "jaxattn.theory", "jaxattn.theory.max_margin"),

@@ -93,7 +93,7 @@ def written(lines: list[str]) -> list[str]:
     """Convert the lines of a docstring to reStructuredText."""
     made: list[str] = []
     formula: list[str] = []
-    in_section = False
+    section = ""
 
     def close() -> None:
         plain = [line.strip() for line in formula]
@@ -107,15 +107,15 @@ def written(lines: list[str]) -> list[str]:
     for line in lines:
         indented = line.startswith("    ")
         if line.strip() in SECTIONS and not indented:
-            in_section = True
+            section = line.strip()
         elif line and not line.startswith(" "):
-            in_section = False
-        if indented and not in_section:
+            section = ""
+        if indented and not section:
             formula.append(line)
             continue
         if line.strip() or not formula:
             close()
-            made.append(_plain(line))
+            made.append(line if section == "Example:" else _plain(line))
     close()
     return made
 

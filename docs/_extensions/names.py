@@ -31,15 +31,24 @@ def target(
     name = found[0]
     first, _, rest = name.partition(".")
     if first in ("ja", PACKAGE) and rest:
-        return next((x for x in (f"{PACKAGE}.{rest}", canonical(rest)) if x in known), None)
+        whole = next((x for x in (f"{PACKAGE}.{rest}", canonical(rest)) if x in known), None)
+        return whole or _only(x for x in known if x.endswith(f".{rest.rpartition('.')[2]}"))
     if module is None or first in own:
         return None
     if f"{module}.{name}" in known:
         return f"{module}.{name}"
-    # A class is documented in one module, or once more at the top level.
-    classes = [x for x in known if x.endswith(f".{name}")] if name[0].isupper() else []
-    top = [x for x in classes if x == f"{PACKAGE}.{name}"]
-    return (top or classes)[0] if len(top or classes) == 1 else None
+    if not name[0].isupper():
+        return None
+    return (
+        f"{PACKAGE}.{name}"
+        if f"{PACKAGE}.{name}" in known
+        else _only(x for x in known if x.endswith(f".{name}"))
+    )
+
+
+def _only(names: Iterable[str]) -> str | None:
+    found = list(names)
+    return found[0] if len(found) == 1 else None
 
 
 def canonical(path: str) -> str:

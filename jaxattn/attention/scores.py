@@ -52,6 +52,12 @@ def one_layer(params: Params, corpus: Corpus) -> Scores:
 
     Raises:
         InputError: the shapes do not match.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.one_layer.Params(E=jnp.eye(3), p=jnp.zeros(3), v=jnp.array([3.0, -1.0, 1.0]))
+        >>> ja.theory.scores.one_layer(params, corpus).values.tolist()
+        [3.0, -1.0, 1.0]
     """
     params = attributes(params)
     classes, shape = corpus.num_classes, np.shape(params.v)
@@ -92,6 +98,11 @@ def from_vectors(
 
     Raises:
         InputError: the shapes do not match, or a sequence has no tokens (checked only outside jit).
+
+    Example:
+        >>> scores = ja.theory.scores.from_vectors(np.ones((2, 3, 4)), np.array([1, -1]))
+        >>> scores.keys.shape
+        (6, 4)
     """
     if np.ndim(X) != 3 or np.shape(targets) != np.shape(X)[:1]:
         raise InputError(
@@ -152,6 +163,11 @@ def from_query(
 
     Raises:
         InputError: as in `from_vectors`.
+
+    Example:
+        >>> scores = ja.theory.scores.from_query(np.ones((2, 3, 4)), np.ones((2, 5)), np.array([1, -1]))
+        >>> scores.keys.shape
+        (6, 20)
     """
     if np.ndim(X) != 3 or np.ndim(z) != 2 or np.shape(z)[0] != np.shape(X)[0]:
         raise InputError(f"X has shape {np.shape(X)} and z {np.shape(z)}; expected (n, T, d) and (n, e)")
@@ -184,6 +200,12 @@ def linear(
 
     Raises:
         InputError: the function is not linear, or does not return one number per token.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> scores = ja.theory.scores.linear(lambda p: 2 * p, jnp.zeros(3), corpus)
+        >>> scores.keys.tolist()
+        [[2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 2.0]]
     """
     with backend.float64():
         flat, unravel = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float64), like))
@@ -225,7 +247,12 @@ def _require_linear(at: Callable[[Array], Array], keys: np.ndarray, size: int) -
 
 
 def require_values(scores: Scores) -> None:
-    """Raise InputError if `scores.values` is None or inconsistent with the number of classes."""
+    """Raise InputError if `scores.values` is None or inconsistent with the number of classes.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> ja.theory.scores.require_values(ja.theory.Scores(np.eye(3), corpus, np.zeros(3)))
+    """
     classes, tokens = scores.corpus.num_classes, scores.corpus.vocab_size
     wanted = (tokens,) if classes == 2 else (tokens, classes)
     shape = None if scores.values is None else np.shape(scores.values)

@@ -160,7 +160,11 @@ Progress = Callable[[str, int, int | None], None]
 
 
 def silent(what: str, done: int, total: int | None) -> None:
-    """Ignore a progress report."""
+    """Ignore a progress report.
+
+    Example:
+        >>> ja.base.silent("reading", 1, 2)
+    """
 
 
 class CommonData(Spec, frozen=True, kw_only=True):

@@ -146,6 +146,11 @@ def declare(*, check: Callable[..., None] | None = None, **attributes: object) -
             setting `sequences`, `check` is called with the number of examples in each split.
         attributes: attributes of the base class, such as `coupled` for a loss. A function becomes a
             method whose first argument is the settings object.
+
+    Example:
+        >>> @ja.declare(labels={'spread': 'spread of p'})
+        ... def spread(params, data):
+        ...     return {'spread': params.p.max() - params.p.min()}
     """
 
     def decorate(function: F) -> F:

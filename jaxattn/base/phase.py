@@ -195,7 +195,12 @@ class Phase(Spec, frozen=True, kw_only=True):
 
 
 def log_spaced(steps: int, per_decade: int) -> list[int]:
-    """Return log-spaced steps, about `per_decade` per factor of 10, including 0 and the last step."""
+    """Return log-spaced steps, about `per_decade` per factor of 10, including 0 and the last step.
+
+    Example:
+        >>> ja.base.log_spaced(100, per_decade=1)
+        [0, 1, 10, 100]
+    """
     count = int(np.ceil(np.log10(max(steps, 1)) * per_decade)) + 1
     spaced = np.unique(np.rint(np.geomspace(1, steps, count)).astype(int))
     return sorted({0, *spaced.tolist(), steps})

@@ -250,6 +250,11 @@ def from_sequences(
     Raises:
         InputError: the corpus or a sequence is empty, a token id is not an integer, a token id or label is
             out of range, or the numbers of sequences and labels differ.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2, 2], [1]], labels=[1, -1], vocab_size=3)
+        >>> corpus.counts().tolist()
+        [[1, 0, 2], [0, 1, 0]]
     """
     lengths = np.array([len(tokens) for tokens in sequences], np.int64)
     # An empty list would become a float array.
@@ -272,6 +277,12 @@ def from_flat(
 
     Raises:
         InputError: as in `from_sequences`.
+
+    Example:
+        >>> tokens, lengths, labels = np.array([0, 2, 2, 1]), np.array([3, 1]), np.array([1, -1])
+        >>> corpus = ja.data.from_flat(tokens, lengths, labels, vocab_size=3)
+        >>> corpus.counts().tolist()
+        [[1, 0, 2], [0, 1, 0]]
     """
     tokens, lengths, labels = np.asarray(tokens), np.asarray(lengths), np.asarray(labels)
     for name, x in (("token ids", tokens), ("lengths", lengths), ("labels", labels)):
@@ -377,6 +388,12 @@ def from_draws(
 
     Raises:
         InputError: the ids are not integers, or there is not one label per sequence.
+
+    Example:
+        >>> tokens, labels = jnp.array([[0, 2], [1, 1]]), jnp.array([1, -1])
+        >>> corpus = ja.data.from_draws(tokens, labels, vocab_size=3, num_classes=2)
+        >>> corpus.counts().tolist()
+        [[1, 0, 1], [0, 2, 0]]
     """
     sequences, length = tokens.shape
     if not jnp.issubdtype(tokens.dtype, jnp.integer):

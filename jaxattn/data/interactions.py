@@ -67,6 +67,11 @@ def xor(
 
     Source:
         Original to this library. The first-order statistic of arXiv 2505.17282 vanishes for XOR.
+
+    Example:
+        >>> corpus = ja.data.xor(jax.random.key(0), vocab_size=9, length=4, sequences=8)
+        >>> ja.data.average_signed_frequency(corpus)[:4].tolist()
+        [0.0, 0.0, 0.0, 0.0]
     """
     check_xor(vocab_size, length, sequences, pairs)
     used = vocab_size if used is None else used
@@ -122,6 +127,12 @@ def negation(
     Source:
         Original to this library, as the simplest corpus in which one token reverses the meaning of
         another.
+
+    Example:
+        >>> sizes = {'vocab_size': 9, 'relevant': 4, 'length': 3, 'sequences': 8}
+        >>> corpus = ja.data.negation(jax.random.key(0), negated=0.0, **sizes)
+        >>> corpus.num_examples
+        8
     """
     check_negation(vocab_size, relevant, length, sequences)
     used = vocab_size if used is None else used

@@ -106,6 +106,14 @@ def run(
 
     Raises:
         InputError: the settings are invalid, or the phase requires a key, other data or another model.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> sgd = ja.dynamics.Descent(name="sgd", train=["p"], optimizer="sgd", step_size=0.1, steps=5)
+        >>> state = ja.dynamics.run(sgd, ja.dynamics.Task(data=corpus), params)
+        >>> int(state.step), int(state.failed_at)
+        (5, -1)
     """
     phase.check()
     if isinstance(steps, int) and steps < 0:

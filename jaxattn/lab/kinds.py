@@ -109,11 +109,23 @@ FIGURES: Mapping[str, str] = MappingProxyType(
 
 
 def load(path: str) -> Any:
-    """Return the class or function with an import path `module:name`."""
+    """Return the class or function with an import path `module:name`.
+
+    Example:
+        >>> from jaxattn.lab import kinds
+        >>> kinds.load(kinds.MODELS["one_layer"]) is ja.models.OneLayer
+        True
+    """
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def classes(kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Return the class of each kind in a list, such as `classes(MODELS)`."""
+    """Return the class of each kind in a list, such as `classes(MODELS)`.
+
+    Example:
+        >>> from jaxattn.lab import kinds
+        >>> kinds.classes(kinds.STARTS)["zero"].__name__
+        'Zero'
+    """
     return {kind: load(path) for kind, path in kinds.items()}

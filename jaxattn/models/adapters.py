@@ -68,6 +68,14 @@ def from_linen(module: Any, *, inputs: _Inputs = first_array, per_example: bool 
     Raises:
         InputError: at initialisation, if the module has other collections, such as batch statistics; when
             computing outputs, if it needs random keys, for example for dropout.
+
+    Example:
+        >>> import flax.linen as nn
+        >>> model = ja.models.from_linen(nn.Dense(1), inputs=lambda data: data.X.mean(axis=1))
+        >>> data = ja.data.Vectors(targets=jnp.ones(5), X=jnp.ones((5, 2, 3)))
+        >>> params = model.init(jax.random.key(0), data, dtype=jnp.float32)
+        >>> sorted(params), model.outputs(params, data).shape
+        (['bias', 'kernel'], (5,))
     """
     from flax.core import meta
     from flax.errors import InvalidRngError
@@ -112,6 +120,15 @@ def from_nnx(
     Raises:
         InputError: at initialisation, if a constant depends on the PRNG key; when computing outputs, if a
             call changes a variable, as dropout and batch statistics do in training.
+
+    Example:
+        >>> from flax import nnx
+        >>> dense = lambda rngs: nnx.Linear(3, 1, rngs=rngs)
+        >>> model = ja.models.from_nnx(dense, inputs=lambda data: data.X.mean(axis=1))
+        >>> data = ja.data.Vectors(targets=jnp.ones(5), X=jnp.ones((5, 2, 3)))
+        >>> params = model.init(jax.random.key(0), data, dtype=jnp.float32)
+        >>> model.outputs(params, data).shape
+        (5,)
     """
     from flax import nnx
 
@@ -181,6 +198,15 @@ def from_equinox(
 
     Raises:
         InputError: at initialisation, if the module has state or active dropout.
+
+    Example:
+        >>> import equinox as eqx
+        >>> dense = lambda key: eqx.nn.Linear(3, 1, key=key)
+        >>> model = ja.models.from_equinox(dense, inputs=lambda data: data.X.mean(axis=1))
+        >>> data = ja.data.Vectors(targets=jnp.ones(5), X=jnp.ones((5, 2, 3)))
+        >>> params = model.init(jax.random.key(0), data, dtype=jnp.float32)
+        >>> model.outputs(params, data).shape
+        (5,)
     """
     import equinox as eqx
 

@@ -32,6 +32,12 @@ def loss(
         weights: (n,); weights of the examples, 1/n each by default.
         per_sequence: loss of each example, (outputs, targets) -> (n,). Default: logistic for two classes,
             cross-entropy for more.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=4).replace(v=jnp.zeros(4))
+        >>> round(float(ja.dynamics.loss(params, corpus)), 4)
+        0.6931
     """
     return losses.mean(per_sequence, outputs(params, data), data.targets, weights)
 
@@ -56,6 +62,13 @@ def loss_and_gradients(
 
     Raises:
         InputError: a name or pattern matches no parameter.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=4).replace(v=jnp.zeros(4))
+        >>> value, gradients = ja.dynamics.loss_and_gradients(params, corpus, train=["p"])
+        >>> gradients['p'].tolist()
+        [0.0, 0.0, 0.0, 0.0]
     """
 
     def of_params(params: _P) -> Array:

@@ -237,6 +237,14 @@ def certify_max_margin(
     Raises:
         InputError: the number of multipliers differs from the number of pairs or ties, the keys or a required
             margin contain NaN or inf, or a required margin is negative.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> chosen = ja.theory.selection_from_tokens(np.array([True, True, False]), corpus)
+        >>> found = ja.theory.constraints(corpus, chosen)
+        >>> mm = ja.theory.certify_max_margin(np.eye(3), found, np.array([1 / 3, 1 / 3]), np.zeros(0))
+        >>> mm.feasible, bool(mm.duality_gap <= 1e-10)
+        (True, True)
     """
     require_finite(keys=keys)
     require_margins(constraints.required)

@@ -222,6 +222,13 @@ def certify_limit(
 
     Source:
         docs/notes/exact_flow_ties.md.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> scores = ja.theory.Scores(np.eye(3), corpus, np.array([1.0, -1.0, 0.0]))
+        >>> path = ja.dynamics.exact_flow(scores, np.zeros(3), until_norm=1e6)
+        >>> ja.theory.certify_limit(scores, path.p[-1], path.selection).holds
+        True
     """
     corpus = scores.corpus
     require_values(scores)

@@ -133,6 +133,13 @@ def relaxed_max_margin(
 
     Source:
         Tarzanagh et al. 2023 (arXiv 2306.13596), limit of the regularisation path of p and v.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> chosen = ja.theory.selection_from_tokens(np.array([True, True, False]), corpus)
+        >>> solution = ja.theory.relaxed_max_margin(ja.theory.Scores(np.eye(3), corpus), chosen)
+        >>> solution.v.round(4).tolist(), solution.p.round(4).tolist()
+        ([1.0, -1.0, 0.0], [0.3333, 0.3333, -0.6667])
     """
     corpus = scores.corpus
     if corpus.num_classes != 2:

@@ -33,6 +33,10 @@ def tie_tolerance(dtype: DTypeLike) -> float:
 
     Args:
         dtype: floating-point dtype of p, or of the scores for `selection_from_scores`.
+
+    Example:
+        >>> ja.theory.tie_tolerance(jnp.float64), ja.theory.tie_tolerance(jnp.float32)
+        (1e-09, 7.62939453125e-06)
     """
     return max(TIE, 64 * float(jnp.finfo(dtype).eps))
 
@@ -120,6 +124,13 @@ def selection(
             under jit or vmap).
 
     Source: Wu et al. 2025 (arXiv 2505.17282), §4, the set S_X(p).
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> scores = ja.theory.Scores(jnp.eye(3), corpus)
+        >>> chosen = ja.theory.selection(jnp.array([1.0, 1.0, 0.0]), scores)
+        >>> chosen.counts(corpus).tolist()
+        [1, 1]
     """
     keys, corpus = scores.keys, scores.corpus
     traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((p, keys, corpus, tie)))
@@ -154,6 +165,11 @@ def selection_from_scores(
         corpus: n sequences over V tokens.
         tie: tolerance for ties, relative to the spread of the scores; default `tie_tolerance` of their dtype.
         nats: absolute tolerance in addition to `tie`, in nats.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> ja.theory.selection_from_scores(jnp.zeros(3), corpus).counts(corpus).tolist()
+        [2, 2]
     """
     scores = jnp.asarray(scores)
     return _select(corpus, scores, tie_tolerance(scores.dtype) if tie is None else tie, nats)
@@ -167,6 +183,12 @@ def selection_from_tokens(tokens: Bool[Array | np.ndarray, " V"], corpus: Corpus
     Args:
         tokens: (V,) bool; True for tokens to select.
         corpus: n sequences over V tokens.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> chosen = ja.theory.selection_from_tokens(np.array([True, False, False]), corpus)
+        >>> chosen.counts(corpus).tolist()
+        [1, 0]
     """
     chosen = take(jnp.asarray(tokens), corpus.bags.index.astype(jnp.int32))
     return Selection(chosen & (corpus.bags.count > 0))
@@ -216,6 +238,10 @@ def cosine(a: ArrayLike, b: ArrayLike) -> PathArray:
     Returns:
         An array (...) with values in [-1, 1], NaN where a vector is zero: a float64 NumPy array, or a JAX
         array if traced.
+
+    Example:
+        >>> float(ja.theory.cosine([3.0, 0.0], [1.0, 1.0]).round(4))
+        0.7071
     """
     return 1.0 - one_minus_cosine(a, b)
 
@@ -230,6 +256,10 @@ def one_minus_cosine(a: ArrayLike, b: ArrayLike) -> PathArray:
     Returns:
         An array (...) with values in [0, 2], NaN where a vector is zero: a float64 NumPy array, or a JAX
         array if traced.
+
+    Example:
+        >>> float(ja.theory.one_minus_cosine([1.0, 0.0], [1.0, 1e-9]))
+        5e-19
     """
     difference = _unit(a) - _unit(b)
     # For opposite vectors, rounding could make the result slightly larger than 2.
@@ -252,6 +282,13 @@ def margin(p: Float[Array, " D"], scores: Scores, selection: Selection) -> Float
 
     Returns:
         () float; inf if no sequence has both selected and other tokens, NaN if p = 0.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> scores = ja.theory.Scores(jnp.eye(3), corpus)
+        >>> chosen = ja.theory.selection_from_tokens(np.array([True, True, False]), corpus)
+        >>> print(ja.theory.margin(jnp.array([3.0, 4.0, 0.0]), scores, chosen).round(3))
+        0.6
     """
     bags = scores.corpus.bags
     entries = take(jnp.matmul(scores.keys, p, precision="highest"), bags.index.astype(jnp.int32))

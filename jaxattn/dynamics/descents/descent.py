@@ -143,6 +143,13 @@ def one_step(
 
     Source:
         Lemma 4.1 of arXiv 2505.17282: after the step, E_s ≈ E_s⁰ + (η0/2) α_s v.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> after = ja.dynamics.one_step(params, corpus, step_size=1.0)
+        >>> bool((after.p == params.p).all()), bool((after.E == params.E).all())
+        (True, False)
     """
     _, gradients = loss_and_gradients(params, data, train, outputs, per_sequence=per_sequence)
     moved = {name: get(params, name) - step_size * g for name, g in gradients.items()}

@@ -213,6 +213,11 @@ def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: i
         step_size: η, the largest value.
         steps: length of the phase.
         warmup: number of steps with a linear increase from 0 before the schedule begins.
+
+    Example:
+        >>> step_size = ja.dynamics.schedule("cosine", 1.0, steps=100)
+        >>> [round(float(step_size(step)), 3) for step in (0, 50, 100)]
+        [1.0, 0.5, 0.0]
     """
     length = max(steps - warmup, 1)
     made: optax.Schedule
@@ -254,6 +259,12 @@ def optimizer(
 
     Raises:
         InputError: see `check_options`; or the function does not return an optax transformation.
+
+    Example:
+        >>> sgd = ja.dynamics.optimizer("sgd", 0.5)
+        >>> updates, _ = sgd.update(jnp.array([2.0]), sgd.init(jnp.zeros(1)))
+        >>> updates.tolist()
+        [-1.0]
     """
     check_options(name, options)
     factory = _factory(name)

@@ -52,6 +52,14 @@ def log_excess_loss(
         corpus: n sequences over V tokens.
         scores: a = E p.
         values: γ = E v.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> scores, values = jnp.zeros(3), jnp.array([1.0, -1.0, 0.0])
+        >>> excess = np.exp(ja.dynamics.log_excess_loss(corpus, scores, values))
+        >>> loss, best = np.log1p(np.exp(-0.5)), np.log1p(np.exp(-1))
+        >>> bool(abs(excess - (loss - best)) < 1e-6)
+        True
     """
     bags, present = corpus.bags, corpus.bags.count > 0
     agreement = bags.spread(corpus.targets) * take(values, bags.index.astype(jnp.int32))

@@ -159,6 +159,13 @@ def exact_flow(
 
     Source:
         Lemma 4.2 and Theorem 4.3 of arXiv 2505.17282.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> scores = ja.theory.Scores(np.eye(3), corpus, np.array([1.0, -1.0, 0.0]))
+        >>> path = ja.dynamics.exact_flow(scores, np.zeros(3), until_norm=100.0)
+        >>> ja.dynamics.Stop(int(path.status)).name, (path.p[-1] / path.norm[-1]).round(2).tolist()
+        ('NORM', [0.41, 0.41, -0.82])
     """
     ends = ends_of(until_norm, until_arc_length, until_direction, rtol, gradient_rtol)
     return over_seeds(_follow, _inputs(scores, p), ends, max_steps, points=points, width=width)

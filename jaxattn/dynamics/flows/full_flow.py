@@ -133,6 +133,13 @@ def full_flow(
     Source:
         Gradients of arXiv 2505.17282; conserved quantity as for the layers of a linear network (Du, Hu, Lee
         2018, arXiv 1806.00900).
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> path = ja.dynamics.full_flow(params, corpus, until_log_loss=-2.0)
+        >>> round(float(path.log_loss[-1]), 3)
+        -2.0
     """
     if not math.isfinite(until_log_loss):
         raise InputError(f"until_log_loss: must be finite, got {until_log_loss}")

@@ -11,6 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from jaxattn.base import Goal, Params, Task
 from jaxattn.base.from_function import declare, settings_class
+from jaxattn.core import backend
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import floats_to_float64, gradients_by_name, numpy_if_concrete, replaced, selected
@@ -74,14 +75,40 @@ def gradient_flow(
 
     Source:
         Tsitouras 2011 and Kværnø 2004, as implemented by diffrax.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> task = ja.dynamics.Task(data=corpus)
+        >>> path = ja.dynamics.gradient_flow(params, task, train=["p"], until_time=1.0, points=3)
+        >>> path.params['p'].shape
+        (3, 4)
     """
+    if not math.isfinite(until_time):
+        raise InputError(f"until_time: must be finite, got {until_time}")
+    ends = until_time, until_norm, until_log_loss
+    with backend.float64():
+        path = _integrated(params, task, train, ends, solver, rtol, atol, max_steps, points)
+    return numpy_if_concrete(path)
+
+
+def _integrated(
+    params: Params,
+    task: Task,
+    train: Names,
+    ends: tuple[float, float | None, float | None],
+    solver: str,
+    rtol: float,
+    atol: float,
+    max_steps: int,
+    points: int,
+) -> RecordedPath:
     import diffrax  # slow to import
     import optimistix
 
     from jaxattn.dynamics.flows.implicit import kvaerno5
 
-    if not math.isfinite(until_time):
-        raise InputError(f"until_time: must be finite, got {until_time}")
+    until_time, until_norm, until_log_loss = ends
     params, data = floats_to_float64(params), floats_to_float64(task.data.train)
     start, unravel = ravel_pytree(selected(params, train))
 
@@ -117,7 +144,7 @@ def gradient_flow(
         max_steps=max_steps,
         throw=False,
     )
-    return numpy_if_concrete(_recorded(solution, marks, evaluate, unravel, distances, moves))
+    return _recorded(solution, marks, evaluate, unravel, distances, moves)
 
 
 def _recorded(

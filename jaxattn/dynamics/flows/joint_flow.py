@@ -148,6 +148,13 @@ def joint_flow(
 
     Source:
         This library's conjecture, based on the regularisation path of arXiv 2306.13596.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> path = ja.dynamics.joint_flow(params, corpus, until_norm=100.0)
+        >>> path.p.shape, path.v.shape
+        ((64, 4), (64, 4))
     """
     if not math.isfinite(until_norm):
         raise InputError(f"until_norm: must be finite, got {until_norm}")

@@ -193,3 +193,13 @@ def test_float32_parameters_give_the_float64_path():
     paths = [gradient_flow(each, task, train=train, until_time=100.0, points=4) for each in (single, same)]
     assert paths[0].params["p"].dtype == jnp.float64
     np.testing.assert_array_equal(paths[0].params["p"], paths[1].params["p"])
+
+
+def test_float32_session_computes_the_float64_path():
+    params, task, train = problem("two classes")
+    asked = {"train": train, "until_time": 10.0, "points": 3}
+    double = gradient_flow(params, task, **asked)
+    with jax.enable_x64(False):
+        single = gradient_flow(params, task, **asked)
+    assert single.params["p"].dtype == np.float64
+    np.testing.assert_array_equal(single.params["p"], double.params["p"])
