@@ -27,7 +27,6 @@ _FURTHER = (
     "jaxattn.lab.kinds",
     "jaxattn.lab.refute",
     "jaxattn.lab.results",
-    "jaxattn.models.starts",
 )
 # Non-public modules that measures may use, with descriptions of their contents.
 FOR_MEASURES: Mapping[str, str] = MappingProxyType(

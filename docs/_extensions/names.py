@@ -95,7 +95,9 @@ def _link(app: Any, document: Any, page: str) -> None:
     from sphinx.util import logging
     from sphinx.util.nodes import make_refnode
 
-    objects = app.env.domains.python_domain.objects
+    entries = app.env.domains.python_domain.objects
+    # Sphinx also lists each object under the module that defines it.
+    objects = {name: entry for name, entry in entries.items() if not entry.aliased}
     for node in list(document.findall(nodes.literal)):
         if any(isinstance(above, nodes.reference | nodes.title) for above in _above(node)):
             continue

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         one_layer,
         reference,
         span,
+        starts,
         two_layer,
         two_layer_weights,
     )
@@ -41,6 +42,7 @@ __all__ = [
     "one_layer",
     "reference",
     "span",
+    "starts",
     "two_layer",
     "two_layer_weights",
 ]

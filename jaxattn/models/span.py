@@ -103,7 +103,15 @@ def start(key: Array, *, vocab_size: int, dim: Dim, num_classes: int, dtype: DTy
 
 
 def in_span(rows: Rows) -> Rows:
-    """Return E, p and v expressed in coordinates of their span, with the same inner products."""
+    """Return E, p and v expressed in coordinates of their span, with the same inner products.
+
+    Example:
+        >>> sizes = {'vocab_size': 3, 'dim': 100, 'num_classes': 2, 'dtype': jnp.float32}
+        >>> drawn = ja.models.starts.embeddings_query_head(jax.random.key(0), **sizes)
+        >>> rows = ja.models.span.in_span(ja.models.span.Rows(*drawn))
+        >>> rows.E.shape, bool(jnp.allclose(rows.E @ rows.p, drawn[0] @ drawn[1], atol=1e-5))
+        ((3, 5), True)
+    """
     return _apart(_factor(_together(rows)), 2 if rows.v.ndim == 1 else rows.v.shape[1])
 
 
