@@ -73,8 +73,6 @@ def _described(node: Any) -> tuple[str | None, set[str]]:
         if isinstance(node, addnodes.desc) and isinstance(node[0], addnodes.desc_signature):
             module = module or node[0].get("module")
             own |= set(_names(node))
-        elif module is None and "module" in node.attributes.get("classes", ()):
-            break
     return module, own
 
 
