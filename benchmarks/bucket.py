@@ -94,7 +94,7 @@ def main():
     options = parser.parse_args()
     devices.use_all_cores()
     tables = STUDY.tree | {"seeds": options.seeds}
-    study = ja.Study.of_tables(tables | {"model": {"kind": "one_layer", "dim": options.dim}})
+    study = ja.Study.from_tables(tables | {"model": {"kind": "one_layer", "dim": options.dim}})
     here, there = multiprocessing.get_context("spawn").Pipe()
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(there,))
     server.start()

@@ -31,7 +31,7 @@ from jaxattn.dynamics.flows.stiff import by_factors
 def problem(given):
     """Return the parameters after one step on E, and the corpus."""
     split = f"train[:{given.reviews}]" if given.reviews < 25_000 else "train"
-    source = ja.data.Tfds(
+    source = ja.texts.Tfds(
         dataset="imdb_reviews", data_dir=given.data_dir, train=split, test="", min_count=given.min_count
     )
     corpus = source.load(lambda *_: None).splits.train

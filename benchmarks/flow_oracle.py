@@ -79,7 +79,7 @@ def scores_of(keys, values, sequences, labels, classes):
     for k, (tokens, label) in enumerate(zip(sequences, labels, strict=True)):
         X[k, : len(tokens)], own[k, : len(tokens)] = keys[tokens], values[tokens]
         mask[k, : len(tokens)], y[k] = True, label
-    return ja.theory.scores.of_vectors(
+    return ja.theory.scores.from_vectors(
         X, 2 * y - 1 if classes == 2 else y, values=own, mask=mask, num_classes=classes
     )
 

@@ -11,7 +11,7 @@ def folder_of_imdb(path: str) -> str:
     """Return the absolute path of a folder; raise ArgumentTypeError if it lacks a file of the data set."""
     path = os.path.abspath(os.path.expanduser(path))
     try:
-        ja.data.Tfds(dataset="imdb_reviews", data_dir=path).files()
+        ja.texts.Tfds(dataset="imdb_reviews", data_dir=path).files()
     except InputError as error:
         raise argparse.ArgumentTypeError(str(error).replace("data.data_dir", "--data-dir")) from None
     return path

@@ -46,12 +46,12 @@ def seconds(function, repeats):
 
 def load_times(data_dir):
     """Return the training split, and the times of loading both splits, first without, then with the cache."""
-    source = ja.data.Tfds(dataset="imdb_reviews", data_dir=data_dir, min_count=45)
+    source = ja.texts.Tfds(dataset="imdb_reviews", data_dir=data_dir, min_count=45)
     with tempfile.TemporaryDirectory() as cache:
         times = []
         for _ in range(2):
             begin = time.perf_counter()
-            loaded = ja.data.text.load(source, cache_dir=cache)
+            loaded = ja.texts.load_text(source, cache_dir=cache)
             jax.block_until_ready(loaded.train)
             times.append(time.perf_counter() - begin)
     return loaded.train, times

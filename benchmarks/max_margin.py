@@ -36,7 +36,9 @@ def batch_problem(seeds, relevant=10, vocab=50, step=200.0):
     alpha = np.asarray(jax.vmap(ja.data.average_signed_frequency)(corpora))
     params = jax.vmap(lambda key: ja.models.one_layer.init(key, vocab_size=vocab, dim=DIM))(keys)
     E = np.asarray(params.E) + step / 2 * alpha[:, :, None] * np.asarray(params.v)[:, None, :]
-    chosen = jax.vmap(lambda corpus: ja.theory.selection_of(jnp.arange(vocab) < relevant, corpus))(corpora)
+    chosen = jax.vmap(lambda corpus: ja.theory.selection_from_tokens(jnp.arange(vocab) < relevant, corpus))(
+        corpora
+    )
     return E, corpora, chosen
 
 

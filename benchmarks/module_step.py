@@ -2,7 +2,7 @@
 
     python benchmarks/module_step.py --out results/benchmarks
 
-The modules are those of docs/howto/modules.md, adapted by `ja.models.of_linen`, `of_nnx` and `of_equinox`.
+The modules of docs/howto/modules.md are adapted by `ja.models.from_linen`, `from_nnx` and `from_equinox`.
 The custom model computes tanh(X W + b) w + c from the same named parameters. A step is a step of the
 `descent` phase with Adam on all parameters. Both are compiled loops of the same number of steps, run in turn.
 The output is the median of the ratios of adjacent runs, with quartiles, and the number of programs of the

@@ -60,7 +60,7 @@ def main():
     devices.use_all_cores()
     spent = []
     watch(spent)
-    study = ja.Study.of_tables(STUDY.tree | {"seeds": options.seeds})
+    study = ja.Study.from_tables(STUDY.tree | {"seeds": options.seeds})
     runs, resumed = [], []
     for _ in range(options.repeats):
         spent.clear()

@@ -153,7 +153,7 @@ def main():
     arguments = parser.parse_args()
 
     if arguments.data_dir:
-        source = ja.data.Tfds(dataset="imdb_reviews", data_dir=arguments.data_dir, min_count=45)
+        source = ja.texts.Tfds(dataset="imdb_reviews", data_dir=arguments.data_dir, min_count=45)
         corpus, kind = source.load().splits.train, "IMDB"
     else:
         corpus, kind = zipf_corpus(), "Zipf"

@@ -23,7 +23,7 @@ import numpy as np
 from imdb import folder_of_imdb
 
 import jaxattn as ja
-from jaxattn.core.mapping import map_on_cores
+from jaxattn.core.loops import map_on_cores
 from jaxattn.lab.engine.programs import seed_keys
 
 SIZES = {"vocab_size": 50, "length": 8, "sequences": 200}
@@ -50,7 +50,7 @@ def made(data, seeds):
 
 def reviews(data_dir, count, min_count, step_size, seeds):
     """Return the parameters of many seeds after one step on E, and one corpus of reviews."""
-    source = ja.data.Tfds(
+    source = ja.texts.Tfds(
         dataset="imdb_reviews", data_dir=data_dir, train=f"train[:{count}]", test="", min_count=min_count
     )
     corpus = source.load(lambda *_: None).splits.train

@@ -217,7 +217,7 @@ def main():
 
     if options.data_dir:
         data = "imdb"
-        source = ja.data.Tfds(dataset="imdb_reviews", data_dir=options.data_dir, min_count=45)
+        source = ja.texts.Tfds(dataset="imdb_reviews", data_dir=options.data_dir, min_count=45)
         corpus = source.load().splits.train
     else:
         data, corpus = "zipf", zipf_reviews(options.sequences, options.vocab_size)

@@ -15,7 +15,16 @@ project, author = "jaxattn", "The jaxattn developers"
 project_copyright = author
 version = release = jaxattn.__version__
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_nb", "docstrings", "links", "mathml"]
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "myst_nb",
+    "docstrings",
+    "links",
+    "mathml",
+    "names",
+]
 exclude_patterns = ["_extensions", "notes"]
 
 html_theme = "sphinx_book_theme"
@@ -39,6 +48,7 @@ myst_heading_anchors = 3
 nb_execution_mode = "off"
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}
 
+autodoc_default_options = {"members": True}
 autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxattn.lab import kinds
+
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parent / "_extensions")]
 
 import msgspec
@@ -23,14 +25,14 @@ from docstrings import latex
 
 from jaxattn.base import Measurement
 from jaxattn.core.settings import markdown_table, meanings, summary_line, written
-from jaxattn.dynamics.kinds import PHASES
 from jaxattn.lab.pages.definitions import definition
-from jaxattn.lab.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
+from jaxattn.lab.probes import Accuracy, Fit, Importance, OneStepError, Selected
 from jaxattn.lab.probes.standard import Probes
 from jaxattn.lab.study.definition import Tables
 from jaxattn.lab.study.registry import CONCEPTS, fields_of
-from jaxattn.lab.texts.readers import READERS
 
+PHASES, PROBES = kinds.classes(kinds.PHASES), kinds.classes(kinds.PROBES)
+READERS = kinds.classes(kinds.READERS)
 ROOT = Path(__file__).parents[1]
 WIDTH = 110
 
@@ -130,7 +132,7 @@ test split itself."""
 
 def texts() -> str:
     """Return the page of texts: the kinds, the settings of some kinds, and those of all kinds."""
-    kinds = [[f"`{kind}`", summary_line(target)] for kind, target in READERS.items()]
+    rows = [[f"`{kind}`", summary_line(target)] for kind, target in READERS.items()]
     settings: dict[tuple[str, str, str], list[str]] = {}
     for kind, target in READERS.items():
         meaning = meanings(target)
@@ -145,7 +147,7 @@ def texts() -> str:
     sections = [
         OPENING,
         "## Kinds",
-        markdown_table(["kind", "input"], kinds),
+        markdown_table(["kind", "input"], rows),
         "## Settings of the input",
         markdown_table(["setting", "kinds", "default", "meaning"], of_some),
         "## Settings of the corpus",
@@ -207,7 +209,7 @@ def sweep_keys() -> str:
             but = f", except {' and '.join(without)}" if without else ""
             sections += [f"Keys of every kind{but}:", _key_table(usual)]
         # The page of metrics describes the probes.
-        probes = concept.known is PROBES
+        probes = concept.known == PROBES
         if probes:
             without = [f"`{kind}`" for kind, rows in tables.items() if not rows]
             sections.append(f"{PROBES_ELSEWHERE} The following probes have no keys: {', '.join(without)}.")

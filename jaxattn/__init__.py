@@ -20,11 +20,11 @@ if TYPE_CHECKING:
         SharedData,
         Start,
     )
-    from jaxattn.base.functions import declare
+    from jaxattn.base.from_function import declare
     from jaxattn.core.errors import InputError
-    from jaxattn.core.settings import FilePath, NotNegative, Positive, PositiveInt, Share, Static
+    from jaxattn.core.settings import FilePath, Fraction, NotNegative, Positive, PositiveInt, Static
     from jaxattn.core.spec import Spec
-    from jaxattn.lab import probes
+    from jaxattn.lab import probes, texts
     from jaxattn.lab.api import Study
     from jaxattn.lab.bisection import phase_diagram
     from jaxattn.lab.explorer import Explorer, explore
@@ -38,6 +38,7 @@ __all__ = [
     "Explorer",
     "Figure",
     "FilePath",
+    "Fraction",
     "InputError",
     "Loss",
     "Model",
@@ -49,7 +50,6 @@ __all__ = [
     "Probe",
     "Probes",
     "Results",
-    "Share",
     "SharedData",
     "Spec",
     "Start",
@@ -67,6 +67,7 @@ __all__ = [
     "models",
     "phase_diagram",
     "probes",
+    "texts",
     "theory",
 ]
 
@@ -83,13 +84,13 @@ _NAMES = {
     "SharedData": "jaxattn.base",
     "Start": "jaxattn.base",
     "Probes": "jaxattn.lab.probes",
-    "declare": "jaxattn.base.functions",
+    "declare": "jaxattn.base.from_function",
     "InputError": "jaxattn.core.errors",
     "FilePath": "jaxattn.core.settings",
     "NotNegative": "jaxattn.core.settings",
     "Positive": "jaxattn.core.settings",
     "PositiveInt": "jaxattn.core.settings",
-    "Share": "jaxattn.core.settings",
+    "Fraction": "jaxattn.core.settings",
     "Spec": "jaxattn.core.spec",
     "Static": "jaxattn.core.settings",
     "Results": "jaxattn.lab.loaded",
@@ -103,6 +104,7 @@ _NAMES = {
 _MODULES = {
     **{name: f"jaxattn.{name}" for name in __all__ if name not in _NAMES},
     "probes": "jaxattn.lab.probes",
+    "texts": "jaxattn.lab.texts",
 }
 __getattr__, _ = lazy(__name__, _NAMES, _MODULES)
 

@@ -17,27 +17,26 @@ classes.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxattn.base import Dataset, Loss
-from jaxattn.base.functions import LossOfFunction, declare, settings_class
+from jaxattn.base.from_function import LossFromFunction, declare, settings_class
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.fractions import rounding, share
-from jaxattn.core.settings import Share
+from jaxattn.core.settings import Fraction
 from jaxattn.data.sequences import Sequences, Vectors
 
 Weights = Float[Array, "n"] | None
 PerSequence = Callable[[Array, Array], Array]
 _Logits = Float[Array, " n *K"]
 _Labels = Int[Array, " n"]
-_Smoothing = Share | Array
+_Smoothing = Fraction | Array
 
 
-def _requires_classes(settings: Any, outputs: Array, data: Dataset) -> str | None:
+def _requires_classes(settings: Loss, outputs: Array, data: Dataset) -> str | None:
     """Return why the loss cannot be used, or None if it can be used.
 
     The targets must be classes, and the outputs must be logits of matching shape.
@@ -57,7 +56,7 @@ def _requires_classes(settings: Any, outputs: Array, data: Dataset) -> str | Non
     return None
 
 
-def _requires_numbers(settings: Any, outputs: Array, data: Dataset) -> str | None:
+def _requires_numbers(settings: Loss, outputs: Array, data: Dataset) -> str | None:
     """Return why the loss cannot be used, or None if it can be used.
 
     The targets must be numbers with the same shape as the outputs.
@@ -85,6 +84,10 @@ def classification(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 
         logits: f, (n,) or (n, K).
         labels: (n,); y = ±1 for two classes, 0 to K-1 for K > 2.
         smoothing: ε, weight of the uniform distribution in the target.
+
+    Example:
+        >>> print(ja.losses.classification(jnp.zeros(2), jnp.array([1, -1])).round(4))
+        [0.6931 0.6931]
     """
     if logits.ndim == 1:
         return logistic(logits, labels, smoothing=smoothing)
@@ -104,6 +107,10 @@ def logistic(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -
 
     Raises:
         InputError: there are more than two classes.
+
+    Example:
+        >>> print(ja.losses.logistic(jnp.array([0.0, 50.0]), jnp.array([1, -1])).round(2))
+        [ 0.69 50.  ]
     """
     if logits.ndim > 1:
         raise InputError(f"loss: logistic requires two classes, got {logits.shape[1]}; use cross_entropy")
@@ -126,6 +133,10 @@ def cross_entropy(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0
 
     Raises:
         InputError: the logits have shape (n,), as for two classes.
+
+    Example:
+        >>> print(ja.losses.cross_entropy(jnp.zeros((1, 3)), jnp.array([2])).round(2))
+        [1.1]
     """
     if logits.ndim == 1:
         raise InputError(
@@ -150,6 +161,10 @@ def exponential(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0
         logits: f, (n,) or (n, K).
         labels: (n,); y = ±1 for two classes, 0 to K-1 for K > 2.
         smoothing: ε, weight of the uniform distribution in the target.
+
+    Example:
+        >>> print(ja.losses.exponential(jnp.array([0.0, 1.0]), jnp.array([1, -1])).round(2))
+        [1.   2.72]
     """
     if logits.ndim == 1:
         margin, smoothing = labels * logits, jnp.asarray(smoothing, logits.dtype)
@@ -169,6 +184,10 @@ def squared(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) ->
         logits: f, (n,) or (n, K).
         labels: (n,); y = ±1 for two classes, 0 to K-1 for K > 2.
         smoothing: ε, weight of the uniform distribution in the target.
+
+    Example:
+        >>> ja.losses.squared(jnp.array([0.0, 1.0]), jnp.array([1, 1])).tolist()
+        [0.5, 0.0]
     """
     if logits.ndim == 1:
         margin, smoothing = labels * logits, jnp.asarray(smoothing, logits.dtype)
@@ -187,6 +206,10 @@ def hinge(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -> F
         logits: f, (n,) or (n, K).
         labels: (n,); y = ±1 for two classes, 0 to K-1 for K > 2.
         smoothing: ε, weight of the uniform distribution in the target.
+
+    Example:
+        >>> ja.losses.hinge(jnp.array([0.5, 3.0]), jnp.array([1, 1])).tolist()
+        [0.5, 0.0]
     """
     if logits.ndim == 1:
         margin, smoothing = labels * logits, jnp.asarray(smoothing, logits.dtype)
@@ -202,35 +225,33 @@ def squared_error(outputs: Float[Array, " n *m"], targets: Float[Array, " n *m"]
     Args:
         outputs: f, (n, ...).
         targets: y, (n, ...).
+
+    Example:
+        >>> ja.losses.squared_error(jnp.array([1.0, 3.0]), jnp.array([1.0, 1.0])).tolist()
+        [0.0, 2.0]
     """
     return ((outputs - targets.astype(outputs.dtype)) ** 2).reshape(len(outputs), -1).sum(axis=1) / 2
 
 
-Classification = settings_class(classification, LossOfFunction, "Classification")
-Logistic = settings_class(logistic, LossOfFunction, "Logistic")
-CrossEntropy = settings_class(cross_entropy, LossOfFunction, "CrossEntropy")
-Exponential = settings_class(exponential, LossOfFunction, "Exponential")
-Squared = settings_class(squared, LossOfFunction, "Squared")
-Hinge = settings_class(hinge, LossOfFunction, "Hinge")
-SquaredError = settings_class(squared_error, LossOfFunction, "SquaredError")
+Classification = settings_class(classification, LossFromFunction, "Classification")
+Logistic = settings_class(logistic, LossFromFunction, "Logistic")
+CrossEntropy = settings_class(cross_entropy, LossFromFunction, "CrossEntropy")
+Exponential = settings_class(exponential, LossFromFunction, "Exponential")
+Squared = settings_class(squared, LossFromFunction, "Squared")
+Hinge = settings_class(hinge, LossFromFunction, "Hinge")
+SquaredError = settings_class(squared_error, LossFromFunction, "SquaredError")
 
 DEFAULT = Classification()
 
 
 def is_logistic(loss: Loss) -> bool:
-    """Return whether a loss is the logistic or cross-entropy loss without label smoothing."""
+    """Return whether a loss is the logistic or cross-entropy loss without label smoothing.
+
+    Example:
+        >>> ja.losses.is_logistic(ja.losses.Logistic()), ja.losses.is_logistic(ja.losses.Hinge())
+        (True, False)
+    """
     return isinstance(loss, Classification | Logistic | CrossEntropy) and _is_zero(loss.smoothing)
-
-
-LOSSES: dict[str, type[Loss]] = {
-    "classification": Classification,
-    "logistic": Logistic,
-    "cross_entropy": CrossEntropy,
-    "exponential": Exponential,
-    "squared": Squared,
-    "hinge": Hinge,
-    "squared_error": SquaredError,
-}
 
 
 def _target(logits: Array, labels: Array, smoothing: _Smoothing) -> Float[Array, "n K"]:
@@ -252,6 +273,10 @@ def mean(loss: PerSequence, outputs: Array, targets: Array, weights: Weights = N
         outputs: f, (n, ...).
         targets: y, (n, ...).
         weights: (n,); weights of the examples, 1/n each by default.
+
+    Example:
+        >>> float(ja.losses.mean(ja.losses.hinge, jnp.array([0.5, 3.0]), jnp.array([1, 1])))
+        0.25
     """
     each = loss(outputs, targets)
     if each.ndim == 0:
@@ -265,6 +290,10 @@ def accuracy(logits: Array, labels: Int[Array, " n"]) -> Float[Array, ""]:
     An example with a logit of 0, or with several largest logits, has no predicted class and counts as wrong.
     Differences of at most `jaxattn.core.fractions.rounding` times the largest finite |logit| are regarded as
     rounding errors: the sign of a logit that cancels to 0 predicts no class, either.
+
+    Example:
+        >>> float(ja.losses.accuracy(jnp.array([2.0, -1.0, 3.0, 1.0]), jnp.array([1, 1, 1, 1])))
+        0.75
     """
     scale = jnp.where(jnp.isfinite(logits), jnp.abs(logits), 0).max()
     margin = labels * logits if logits.ndim == 1 else _lead(logits, labels)

@@ -59,7 +59,7 @@ def study(tables):
     """Make a study of a sweep file that tests share, with changes."""
 
     def make(name="small", **changes):
-        return ja.Study.of_tables(tables(name, **changes), ImportPaths(SWEEPS))
+        return ja.Study.from_tables(tables(name, **changes), ImportPaths(SWEEPS))
 
     return make
 

@@ -64,8 +64,8 @@ def test_blocked_packages_cannot_be_imported(name):
 def test_names_in_the_lab_are_listed_without_importing_it():
     code = "import sys, jaxattn as ja\n"
     code += "print(*(name in dir(ja) for name in ('Study', 'load', 'probes', 'explore')))"
-    code += "\nprint('Csv' in dir(ja.data), any(name.startswith('jaxattn.lab') for name in sys.modules))"
-    code += "\nprint(ja.data.Csv.__name__, ja.Study.__name__, ja.probes.__name__)"
+    code += "\nprint('texts' in dir(ja), any(name.startswith('jaxattn.lab') for name in sys.modules))"
+    code += "\nprint(ja.texts.Csv.__name__, ja.Study.__name__, ja.probes.__name__)"
     done = run(code)
     assert done.stdout.splitlines() == [
         "True True True True",

@@ -15,6 +15,7 @@ _spec.loader.exec_module(size)
 # the lab, imports nothing of the lab.
 LIBRARY = ("core", "base", "data", "losses", "attention", "theory", "models", "dynamics")
 LAB = (
+    "kinds",
     "storage",
     "texts",
     "probes",

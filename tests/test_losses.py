@@ -8,6 +8,9 @@ from scipy.special import log_softmax
 
 from jaxattn import losses
 from jaxattn.core.errors import InputError
+from jaxattn.lab import kinds
+
+LOSSES = kinds.classes(kinds.LOSSES)
 
 
 def test_logistic_matches_the_formula_for_large_logits(rng, x64):
@@ -89,7 +92,7 @@ K_CLASSES = {
 @pytest.mark.parametrize("name", TWO_CLASSES)
 def test_two_class_losses_match_the_smoothed_expectation(rng, x64, name, smoothing):
     f, y = 2 * rng.normal(size=20), rng.choice([-1, 1], 20)
-    loss, formula = losses.LOSSES[name](smoothing=smoothing), TWO_CLASSES[name]
+    loss, formula = LOSSES[name](smoothing=smoothing), TWO_CLASSES[name]
     expected = [
         (1 - smoothing) * formula(b * a) + smoothing / 2 * (formula(a) + formula(-a))
         for a, b in zip(f, y, strict=True)
@@ -104,7 +107,7 @@ def test_two_class_losses_match_the_smoothed_expectation(rng, x64, name, smoothi
 @pytest.mark.parametrize("name", K_CLASSES)
 def test_multiclass_losses_match_the_smoothed_expectation(rng, x64, name, smoothing):
     f, y = 2 * rng.normal(size=(20, 4)), rng.integers(0, 4, 20)
-    loss, formula = losses.LOSSES[name](smoothing=smoothing), K_CLASSES[name]
+    loss, formula = LOSSES[name](smoothing=smoothing), K_CLASSES[name]
     expected = [
         (1 - smoothing) * formula(a, b) + smoothing / 4 * sum(formula(a, k) for k in range(4))
         for a, b in zip(f, y, strict=True)
@@ -118,7 +121,7 @@ def test_multiclass_losses_match_the_smoothed_expectation(rng, x64, name, smooth
 def test_derivatives_match_finite_differences(rng, x64, name, classes, smoothing):
     f, way = rng.normal(size=(2, 9) if classes == 2 else (2, 9, 4))
     y = jnp.asarray(rng.choice([-1, 1], 9) if classes == 2 else rng.integers(0, 4, 9))
-    loss = losses.LOSSES[name](smoothing=smoothing)
+    loss = LOSSES[name](smoothing=smoothing)
 
     @jax.jit
     def slopes(f):
@@ -144,10 +147,10 @@ def test_derivatives_match_finite_differences(rng, x64, name, classes, smoothing
     np.testing.assert_allclose(twice, np.vdot(curvature, way), rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", sorted(losses.LOSSES.keys() - {"squared_error"}))
+@pytest.mark.parametrize("name", sorted(LOSSES.keys() - {"squared_error"}))
 def test_losses_with_traced_smoothing_are_finite_for_large_margins(name):
     """e^100 overflows in float32, so a weight of 0 must remove it, also from the gradient."""
-    loss = losses.LOSSES[name]()
+    loss = LOSSES[name]()
     f, y = (
         (np.float32([[200, 100, 0]]), jnp.array([0]))
         if name == "cross_entropy"
@@ -162,7 +165,7 @@ def test_losses_with_traced_smoothing_are_finite_for_large_margins(name):
     assert np.isfinite(gradient).all()
     assert gradient.dtype == jnp.float32
     many = jax.jit(jax.vmap(total, in_axes=(None, 0)))(f / 100, np.float32([0.0, 0.2]))
-    alone = jax.jit(losses.LOSSES[name](smoothing=0.2).__call__)(f / 100, y)
+    alone = jax.jit(LOSSES[name](smoothing=0.2).__call__)(f / 100, y)
     np.testing.assert_allclose(many[1], np.sum(alone), rtol=1e-6)
 
 

@@ -72,7 +72,7 @@ def test_a_killed_run_resumes_bitwise_identically_and_accepts_more_seeds(ran, tm
         api.run(study, killed, reporter=reporter, intervals=Intervals(block_s=0.0, checkpoint_s=0.0))
     monkeypatch.undo()
     assert not ja.load(killed).finished
-    more = ja.Study.of_tables(study.tree | {"seeds": 3}, study.names).run(killed, quiet=True)
+    more = ja.Study.from_tables(study.tree | {"seeds": 3}, study.names).run(killed, quiet=True)
     assert set(more.records["seed"]) == {0, 1, 2}
     key = ["cell", "seed", "phase", "step", "metric"]
     first, old = (

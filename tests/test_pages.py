@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from jaxattn.core.settings import written
+from jaxattn.lab import kinds
 from jaxattn.lab.api import Study
 from jaxattn.lab.cli.commands import commands
-from jaxattn.lab.figures.kinds import KINDS
 from jaxattn.lab.study.registry import CONCEPTS, fields_of
-from jaxattn.lab.texts.readers import READERS
 
 DOCS = Path(__file__).parents[1] / "docs"
 _spec = importlib.util.spec_from_file_location("pages_of_docs", DOCS / "pages.py")
@@ -38,7 +37,7 @@ def test_metrics_page_lists_every_metric_of_a_study(study, tmp_path):
 
 def test_page_on_text_data_lists_the_settings_of_every_reader():
     rows = [line.split(" | ") for line in pages.texts().splitlines() if line.startswith("| `")]
-    for kind, target in READERS.items():
+    for kind, target in kinds.classes(kinds.READERS).items():
         for field in fields_of(target):
             own = [row for row in rows if row[0] == f"| `{field.name}`"]
             of_kind = [row for row in own if len(row) == 3 or kind in row[1].split(", ")]
@@ -54,7 +53,7 @@ def test_the_page_on_sweep_keys_lists_every_key():
         shared, *_ = of_concept.partition("\n### ")
         for kind, target in concept.known.items():
             own = of_concept.partition(f"\n### `{kind}`\n")[2].partition("\n### ")[0]
-            where = texts if kind in READERS else shared + own
+            where = texts if kind in kinds.READERS else shared + own
             assert [f.name for f in fields_of(target) if f"`{f.name}`" not in where] == [], kind
 
 
@@ -78,4 +77,4 @@ def test_the_gallery_shows_every_kind_of_figure():
         place = DOCS.parent / "results" / "published" / each.study / "figures" / f"{each.file}.png"
         assert place.name.startswith(asked["kind"])
         assert place.is_file()
-    assert {kind for kinds in shown.values() for kind in kinds} == set(KINDS)
+    assert {kind for every in shown.values() for kind in every} == set(kinds.FIGURES)

@@ -1,6 +1,7 @@
-"""Every public name is documented in the reference; code in sweeps/ uses public names only."""
+"""Every public name is documented, examples in docstrings run, and code in sweeps/ uses public names only."""
 
 import ast
+import doctest
 import importlib
 import inspect
 import re
@@ -10,17 +11,21 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import jaxattn as ja
 from jaxattn.core.errors import InputError
 
 # Public modules that are not listed in any package's `__all__`.
 _FURTHER = (
     "jaxattn.lab.diagnosis",
     "jaxattn.lab.books",
+    "jaxattn.lab.kinds",
     "jaxattn.lab.refute",
     "jaxattn.lab.results",
-    "jaxattn.models.starts",
 )
 # Non-public modules that measures may use, with descriptions of their contents.
 FOR_MEASURES: Mapping[str, str] = MappingProxyType(
@@ -119,7 +124,27 @@ ROOT = Path(__file__).parents[1]
 API = ROOT / "docs" / "reference" / "api"
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in sorted(API.glob("*.md")))
 MODULES = re.findall(r"automodule:: (\S+)", TEXT)
-DATA = set(re.findall(r"py:data:: (\S+)", TEXT))
+
+
+def documented(page: str) -> Iterator[str]:
+    """Yield the full names of the objects that a page of the API documents."""
+    module, lines = "", page.splitlines()
+    for number, line in enumerate(lines):
+        if found := re.match(r"\.\. (currentmodule|py:data|automodule|auto\w+):: (\S+)", line):
+            directive, name = found.groups()
+            if directive == "automodule":
+                module, options = name, "\n".join(lines[number + 1 : number + 4]).split("\n\n")[0]
+                excluded = re.findall(r"\w+", options.partition(":exclude-members:")[2].partition("\n")[0])
+                if "   :members:" in options:
+                    yield from (f"{name}.{x}" for x in public_names(name) if x not in excluded)
+            elif directive == "currentmodule":
+                module = name
+            else:
+                yield f"{module}.{name}"
+
+
+ENTRIES = [name for page in sorted(API.glob("*.md")) for name in documented(page.read_text(encoding="utf-8"))]
+DATA = {name for name in ENTRIES if f".. py:data:: {name.rpartition('.')[2]}\n" in TEXT}
 
 
 def test_every_public_module_has_a_page():
@@ -152,6 +177,83 @@ def test_every_public_name_has_a_docstring(name):
                 if not method.startswith("_") and method in vars(x) and not inspect.getdoc(m)
             ]
     assert missing == []
+
+
+def test_every_public_name_has_one_entry():
+    assert sorted({name for name in ENTRIES if ENTRIES.count(name) > 1}) == []
+    objects = [_object(name) for name in ENTRIES if not inspect.ismodule(_object(name))]
+    missing = [
+        f"{module}.{name}"
+        for module in public_modules()
+        for name, x in public_names(module).items()
+        if not inspect.ismodule(x) and not any(x is other for other in objects)
+    ]
+    assert missing == []
+
+
+def _object(name: str) -> Any:
+    found: Any = importlib.import_module("jaxattn")
+    for part in name.split(".")[1:]:
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            found = importlib.import_module(f"{found.__name__}.{part}")
+    return found
+
+
+# Modules whose functions need files, trained models or a book, and single functions that need them.
+_NO_EXAMPLES = ("jaxattn.lab.books", "jaxattn.lab.diagnosis", "jaxattn.lab.heads", "jaxattn.lab.refute")
+_NEED_FILES = {
+    "aggregate",
+    "explore",
+    "from_file",
+    "load",
+    "load_text",
+    "phase_diagram",
+    "summary_table",
+    "write_certificate",
+}
+
+
+def _functions() -> dict[str, Any]:
+    """Return the public functions of modules with examples, keyed by full name."""
+    found = {
+        f"{module}.{name}": x
+        for module in public_modules()
+        if not module.startswith(_NO_EXAMPLES)
+        for name, x in public_names(module).items()
+        if inspect.isroutine(x)
+    }
+    return {name: x for name, x in found.items() if name.rpartition(".")[2] not in _NEED_FILES}
+
+
+def _example(name: str, x: Any) -> doctest.DocTest:
+    names = {"ja": ja, "jax": jax, "jnp": jnp, "np": np}
+    return doctest.DocTestParser().get_doctest(inspect.getdoc(x) or "", names, name, None, 0)
+
+
+def test_every_public_function_has_an_example():
+    assert [name for name, x in _functions().items() if not _example(name, x).examples] == []
+
+
+@pytest.mark.parametrize("package", sorted({name.rpartition(".")[0] for name in _functions()}))
+def test_examples_in_docstrings_run(package):
+    runner = doctest.DocTestRunner(verbose=False)
+    said: list[str] = []
+    for name, x in _functions().items():
+        if name.rpartition(".")[0] == package:
+            runner.run(_example(name, x), out=said.append)
+    assert said == []
+
+
+def test_wrong_output_of_an_example_is_detected():
+    """Example:
+    >>> 1 + 1
+    3
+    """
+    said: list[str] = []
+    here = _example("wrong", test_wrong_output_of_an_example_is_detected)
+    assert doctest.DocTestRunner(verbose=False).run(here, out=said.append).failed == 1
 
 
 def test_every_module_with_a_page_is_public():

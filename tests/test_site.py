@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from PIL import Image
 
-from jaxattn.core.settings import Share
+import jaxattn as ja
+from jaxattn.core.settings import Fraction
 from jaxattn.data import Assumption1
 
 EXTENSIONS = Path(__file__).parents[1] / "docs" / "_extensions"
@@ -23,7 +24,7 @@ def extension(name):
     return module
 
 
-docstrings, links = extension("docstrings"), extension("links")
+docstrings, links, names = extension("docstrings"), extension("links"), extension("names")
 with Image.open(EXTENSIONS.parent / "images" / "quickstart.png") as figure:
     SHOWN = figure.width // 2
 
@@ -60,6 +61,12 @@ def test_code_examples_in_docstrings_are_preserved():
     assert made[-2] == "        left: jax.Array"
 
 
+def test_examples_in_docstrings_are_not_escaped():
+    made = docstrings.written(["Example:", "    >>> f(*x_)", "    1|2", "", "Args:", "    x: of p_*."])
+    assert made[1:3] == ["    >>> f(*x_)", "    1|2"]
+    assert made[-1] == r"    x: of p\_\*."
+
+
 @pytest.mark.parametrize(
     ("signature", "expected"),
     [
@@ -73,6 +80,13 @@ def test_signatures_show_types_without_ranges(signature, expected):
     assert docstrings._signature(None, "class", "", None, None, signature, None)[0] == expected
 
 
+def test_signatures_show_the_values_of_constants():
+    made = docstrings.with_values(
+        "(x=SIGNS, until_log_loss: float = _UNTIL_LOG_LOSS, p: str = OPEN)", ja.dynamics.full_flow
+    )
+    assert made == "(x=SIGNS, until_log_loss: float = -27.631021115928547, p: str = OPEN)"
+
+
 def test_settings_class_docstrings_list_all_settings_with_ranges():
     class Own(Assumption1, frozen=True, kw_only=True):
         """Data.
@@ -82,7 +96,7 @@ def test_settings_class_docstrings_list_all_settings_with_ranges():
                 in two lines.
         """
 
-        shift: Share = 0.5
+        shift: Fraction = 0.5
 
     made = docstrings.with_settings(inspect.cleandoc(Own.__doc__).splitlines(), Own)
     assert "        in two lines (at least 0 and at most 1)." in made
@@ -132,3 +146,36 @@ def test_published_pages_of_books_link_back_to_the_site(name):
     (target,) = set(re.findall(r'href="(\.\./\.\./[^"]*)"', links.with_way_back(page)))
     # Published results are in published/BOOK of the site.
     assert (links.DOCS / target.removeprefix("../../").replace(".html", ".md")).is_file()
+
+
+KNOWN = ("jaxattn.load", "jaxattn.theory.max_margin", "jaxattn.theory.loss", "jaxattn.data.Corpus",
+         "jaxattn.Model", "jaxattn.base.Model", "jaxattn.lab.probes.Norms")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "module", "expected"),
+    [
+        ("ja.theory.max_margin", None, "jaxattn.theory.max_margin"),
+        ("jaxattn.theory.max_margin", None, "jaxattn.theory.max_margin"),
+        ('ja.load("results/night-*")', None, "jaxattn.load"),
+        ("ja.load[0]", None, "jaxattn.load"),
+        ("ja.probes.Norms", None, "jaxattn.lab.probes.Norms"),
+        ("ja.data.Norms", None, "jaxattn.lab.probes.Norms"),
+        ("ja.theory", None, None),
+        ("max_margin", None, None),
+        ("max_margin", "jaxattn.theory", "jaxattn.theory.max_margin"),
+        ("max_margin", "jaxattn.data", None),
+        ("Corpus", "jaxattn.theory", "jaxattn.data.Corpus"),
+        ("Model", "jaxattn.theory", "jaxattn.Model"),
+        ("loss", "jaxattn.theory", None),
+        ("max_margin = 1", "jaxattn.theory", None),
+        ("1e-9", "jaxattn.theory", None),
+    ],
+)
+def test_code_in_prose_links_to_its_entry(text, module, expected):
+    assert names.target(text, KNOWN, module, own={"loss"}) == expected
+
+
+@pytest.mark.parametrize(("text", "missing"), [("ja.thoery.margin", True), ("margin", False)])
+def test_misspelt_names_of_the_package_fail_the_build(text, missing):
+    assert names.is_missing(text, names.target(text, KNOWN)) is missing

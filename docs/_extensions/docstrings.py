@@ -1,5 +1,6 @@
 """Conversion of docstrings for autodoc: formulas become mathematics, and everything else plain text."""
 
+import inspect
 import re
 import typing
 from typing import Any
@@ -92,7 +93,7 @@ def written(lines: list[str]) -> list[str]:
     """Convert the lines of a docstring to reStructuredText."""
     made: list[str] = []
     formula: list[str] = []
-    in_section = False
+    section = ""
 
     def close() -> None:
         plain = [line.strip() for line in formula]
@@ -106,15 +107,15 @@ def written(lines: list[str]) -> list[str]:
     for line in lines:
         indented = line.startswith("    ")
         if line.strip() in SECTIONS and not indented:
-            in_section = True
+            section = line.strip()
         elif line and not line.startswith(" "):
-            in_section = False
-        if indented and not in_section:
+            section = ""
+        if indented and not section:
             formula.append(line)
             continue
         if line.strip() or not formula:
             close()
-            made.append(_plain(line))
+            made.append(line if section == "Example:" else _plain(line))
     close()
     return made
 
@@ -176,8 +177,19 @@ def _skip(app: Any, what: str, name: str, target: Any, skip: bool, options: Any)
 def _signature(
     app: Any, what: str, name: str, target: Any, options: Any, given: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
-    """Return a signature with public names of types, without ranges, and with defaults in Python."""
-    return given and _public(given), returned and _public(returned)
+    """Return a signature with public names of types, without ranges, and with the values of constants."""
+    return given and with_values(_public(given), target), returned and _public(returned)
+
+
+def with_values(signature: str, target: Any) -> str:
+    """Replace constants, such as GRADIENT_RTOL, by their values, if these are numbers or strings."""
+    scope = getattr(inspect.unwrap(target), "__globals__", {})
+
+    def value(found: re.Match[str]) -> str:
+        x = scope.get(found[1])
+        return f"= {x!r}" if isinstance(x, int | float | str) else found[0]
+
+    return re.sub(r"= (_?[A-Z][A-Z0-9_]+)(?=[,)])", value, signature)
 
 
 def _public(text: str) -> str:

@@ -35,7 +35,7 @@ from jax import Array
 from jax.custom_batching import custom_vmap, sequential_vmap
 
 from jaxattn.attention import bands
-from jaxattn.core.mapping import map_in_equal_parts
+from jaxattn.core.loops import map_in_equal_parts
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import Ragged, take
 

@@ -32,6 +32,11 @@ def pool(corpus: Corpus, scores: Float[Array, " V"], table: Float[Array, "V m"])
 
     Raises:
         InputError: scores or table do not have V rows.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> ja.attention.pool(corpus, jnp.zeros(3), jnp.eye(3)).tolist()
+        [[0.5, 0.0, 0.5], [0.0, 0.5, 0.5]]
     """
     require_rows(corpus, scores=scores, table=table)
     return _pool(corpus, scores, table)

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from jaxattn.base.model import Params
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Brief, Leaf, attributes
+from jaxattn.core.pytrees import AnyArray, Brief, attributes
 from jaxattn.data.corpus import Corpus, from_bags
 
 # Relative size below which a second derivative, or a deviation from Φ p, counts as float64 rounding error.
@@ -27,8 +28,8 @@ class Scores(Brief):
 
         f(X) = Σ_{s ∈ X} q_s γ_s,   q = softmax of a over X
 
-    `Scores(E, corpus)` represents the scores of the one-layer model. `of_vectors` and `of_query` treat each
-    vector of each sequence as a separate token, and `linear` accepts any linear function.
+    `Scores(E, corpus)` represents the scores of the one-layer model. `from_vectors` and `from_query` treat
+    each vector of each sequence as a separate token, and `linear` accepts any linear function.
 
     Attributes:
         keys: Φ, (m, D) float.
@@ -37,12 +38,12 @@ class Scores(Brief):
             `selection` and `max_margin`.
     """
 
-    keys: Leaf
+    keys: AnyArray
     corpus: Corpus
-    values: Leaf | None = None
+    values: AnyArray | None = None
 
 
-def one_layer(params: Any, corpus: Corpus) -> Scores:
+def one_layer(params: Params, corpus: Corpus) -> Scores:
     """Return the scores of the one-layer model in float64: Φ = E (not copied) and γ = E v.
 
     Args:
@@ -51,6 +52,12 @@ def one_layer(params: Any, corpus: Corpus) -> Scores:
 
     Raises:
         InputError: the shapes do not match.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.one_layer.Params(E=jnp.eye(3), p=jnp.zeros(3), v=jnp.array([3.0, -1.0, 1.0]))
+        >>> ja.theory.scores.one_layer(params, corpus).values.tolist()
+        [3.0, -1.0, 1.0]
     """
     params = attributes(params)
     classes, shape = corpus.num_classes, np.shape(params.v)
@@ -69,7 +76,7 @@ def one_layer(params: Any, corpus: Corpus) -> Scores:
     return Scores(params.E, corpus, values)
 
 
-def of_vectors(
+def from_vectors(
     X: Float[Array | np.ndarray, "n T d"],
     targets: Int[Array | np.ndarray, "..."],
     *,
@@ -91,6 +98,11 @@ def of_vectors(
 
     Raises:
         InputError: the shapes do not match, or a sequence has no tokens (checked only outside jit).
+
+    Example:
+        >>> scores = ja.theory.scores.from_vectors(np.ones((2, 3, 4)), np.array([1, -1]))
+        >>> scores.keys.shape
+        (6, 4)
     """
     if np.ndim(X) != 3 or np.shape(targets) != np.shape(X)[:1]:
         raise InputError(
@@ -121,7 +133,7 @@ def of_vectors(
     return Scores(xp.asarray(X).reshape(n * length, dim), jax.tree.map(jnp.asarray, corpus), values)
 
 
-def of_query(
+def from_query(
     X: Float[Array | np.ndarray, "n T d"],
     z: Float[Array | np.ndarray, "..."],
     targets: Int[Array | np.ndarray, "..."],
@@ -141,16 +153,21 @@ def of_query(
     Args:
         X: (n, T, d) float; the tokens of every sequence.
         z: (n, e) float; the query of every sequence.
-        targets: as in `of_vectors`.
-        values: as in `of_vectors`.
-        mask: as in `of_vectors`.
+        targets: as in `from_vectors`.
+        values: as in `from_vectors`.
+        mask: as in `from_vectors`.
         num_classes: K.
 
     Returns:
         Scores over m = n T tokens, with D = d e.
 
     Raises:
-        InputError: as in `of_vectors`.
+        InputError: as in `from_vectors`.
+
+    Example:
+        >>> scores = ja.theory.scores.from_query(np.ones((2, 3, 4)), np.ones((2, 5)), np.array([1, -1]))
+        >>> scores.keys.shape
+        (6, 20)
     """
     if np.ndim(X) != 3 or np.ndim(z) != 2 or np.shape(z)[0] != np.shape(X)[0]:
         raise InputError(f"X has shape {np.shape(X)} and z {np.shape(z)}; expected (n, T, d) and (n, e)")
@@ -158,12 +175,12 @@ def of_query(
     traced = any(isinstance(x, jax.core.Tracer) for x in (X, z))
     xp: Any = jnp if traced else np
     keys = (xp.asarray(X)[:, :, :, None] * xp.asarray(z)[:, None, None, :]).reshape(n, length, -1)
-    return of_vectors(keys, targets, values=values, mask=mask, num_classes=num_classes)
+    return from_vectors(keys, targets, values=values, mask=mask, num_classes=num_classes)
 
 
 def linear(
-    function: Callable[[Any], Float[Array, " m"]],
-    like: Any,
+    function: Callable[[PyTree], Float[Array, " m"]],
+    like: PyTree,
     corpus: Corpus,
     *,
     values: Float[Array | np.ndarray, " m *K"] | None = None,
@@ -183,6 +200,12 @@ def linear(
 
     Raises:
         InputError: the function is not linear, or does not return one number per token.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> scores = ja.theory.scores.linear(lambda p: 2 * p, jnp.zeros(3), corpus)
+        >>> scores.keys.tolist()
+        [[2.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 2.0]]
     """
     with backend.float64():
         flat, unravel = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(jnp.shape(x), jnp.float64), like))
@@ -224,7 +247,12 @@ def _require_linear(at: Callable[[Array], Array], keys: np.ndarray, size: int) -
 
 
 def require_values(scores: Scores) -> None:
-    """Raise InputError if `scores.values` is None or inconsistent with the number of classes."""
+    """Raise InputError if `scores.values` is None or inconsistent with the number of classes.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> ja.theory.scores.require_values(ja.theory.Scores(np.eye(3), corpus, np.zeros(3)))
+    """
     classes, tokens = scores.corpus.num_classes, scores.corpus.vocab_size
     wanted = (tokens,) if classes == 2 else (tokens, classes)
     shape = None if scores.values is None else np.shape(scores.values)

@@ -185,6 +185,14 @@ def two_layer_attention(
 
     Raises:
         InputError: queries, keys, scores or values do not have V rows.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> zero = jnp.zeros((3, 4))
+        >>> values = jnp.array([3.0, -1.0, 1.0])
+        >>> f = ja.attention.two_layer_attention(corpus, zero, zero, jnp.zeros(3), values, residual=False)
+        >>> f.tolist()
+        [2.0, 0.0]
     """
     keyed = {} if keys is None else {"keys": keys}
     require_rows(corpus, queries=queries, scores=scores, values=values, **keyed)

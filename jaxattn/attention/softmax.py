@@ -37,6 +37,11 @@ def attend(corpus: Corpus, scores: Float[Array, " V"], values: Array) -> Array:
 
     Raises:
         InputError: scores or values do not have V rows.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> ja.attention.attend(corpus, jnp.zeros(3), jnp.array([3.0, -1.0, 1.0])).tolist()
+        [2.0, 0.0]
     """
     require_rows(corpus, scores=scores, values=values)
     columns = values[None] if values.ndim == 1 else values.T

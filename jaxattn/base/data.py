@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
-from jaxtyping import Bool
+from jaxtyping import Bool, PyTree
 
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.fractions import reaches
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.pytrees import Brief
 from jaxattn.core.spec import Spec
 
 
@@ -30,7 +30,7 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
         targets: (n, ...) targets for the loss: classes, tokens, numbers or vectors.
     """
 
-    targets: Leaf
+    targets: Array
 
     def __init_subclass__(cls, **options: Any) -> None:
         parent: Any = super()  # flax does not annotate this method
@@ -89,9 +89,9 @@ class TokenStatistics(Brief):
         posterior_difference: (V, C); NaN for tokens that never occur.
     """
 
-    count: Leaf
-    alpha: Leaf
-    posterior_difference: Leaf
+    count: Array
+    alpha: Array
+    posterior_difference: Array
 
     def important(self, size: float | Array, min_count: int | Array) -> Bool[Array, " V"]:
         """Return a mask of the important tokens, (V,) bool.
@@ -119,11 +119,11 @@ class Splits(Brief):
             planted teacher; passed to `CommonData.batch`. None if there is no such randomness.
     """
 
-    train: Leaf
-    tokens: Leaf = None
-    test: Leaf = None
-    validation: Leaf = None
-    task_key: Leaf = None
+    train: PyTree
+    tokens: PyTree = None
+    test: PyTree = None
+    validation: PyTree = None
+    task_key: Array | None = None
 
     def sampled(self, maximum: int | None) -> "Splits":
         """Return at most `maximum` evenly spaced examples per split, or all examples if `maximum` is None.
@@ -160,7 +160,11 @@ Progress = Callable[[str, int, int | None], None]
 
 
 def silent(what: str, done: int, total: int | None) -> None:
-    """Ignore a progress report."""
+    """Ignore a progress report.
+
+    Example:
+        >>> ja.base.silent("reading", 1, 2)
+    """
 
 
 class CommonData(Spec, frozen=True, kw_only=True):
@@ -258,7 +262,7 @@ class DrawnData(CommonData, frozen=True, kw_only=True):
 class SharedData(CommonData, frozen=True, kw_only=True):
     """Base class for data shared by all seeds, such as texts.
 
-    For labelled texts, derive from `jaxattn.data.Source`.
+    For labelled texts, derive from `jaxattn.texts.Source`.
     """
 
     shared: ClassVar[bool] = True

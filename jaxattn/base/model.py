@@ -4,13 +4,16 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, Literal, Protocol, runtime_checkable
 
 from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from jaxattn.base.data import D, Dataset
 from jaxattn.core.errors import InputError
+from jaxattn.core.pytrees import AnyArray
 from jaxattn.core.spec import Spec
 
 # Named arrays in a dataclass, NamedTuple or dict.
-Params = Any
+Params = PyTree
 
 
 @runtime_checkable
@@ -18,7 +21,7 @@ class LinearScores(Protocol):
     """Linear scores a = Φ p of m tokens, with a corpus and token values, as in `jaxattn.theory.Scores`."""
 
     @property
-    def keys(self) -> Any:
+    def keys(self) -> AnyArray:
         """Keys Φ, (m, D)."""
 
     @property
@@ -26,7 +29,7 @@ class LinearScores(Protocol):
         """Bags of n labelled sequences over the m tokens: a `jaxattn.data.Corpus`."""
 
     @property
-    def values(self) -> Any:
+    def values(self) -> AnyArray | None:
         """Token values γ, (m,) for two classes and (m, K) for K > 2; None if only the scores are needed."""
 
 
@@ -113,7 +116,7 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
         """Embedding dimension d."""
         return None
 
-    def init(self, key: Array, like: D, *, dtype: Any) -> Params:
+    def init(self, key: Array, like: D, *, dtype: DTypeLike) -> Params:
         """Sample the parameters for one seed.
 
         Args:

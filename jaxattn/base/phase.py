@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
+from jaxtyping import PyTree
 
 from jaxattn.base.data import Dataset, Splits
-from jaxattn.base.model import Loss, Model
+from jaxattn.base.model import Loss, Model, Params
 from jaxattn.core import pytrees
-from jaxattn.core.pytrees import Leaf
 from jaxattn.core.spec import Spec
 
 
@@ -48,12 +48,12 @@ class State:
         early_stop: best parameters so far, and counts for early stopping; None without early stopping.
     """
 
-    params: Leaf
-    optimizer: Leaf
-    step: Leaf
-    failed_at: Leaf
-    key: Leaf = None
-    early_stop: Leaf = None
+    params: Params
+    optimizer: PyTree
+    step: Array
+    failed_at: Array
+    key: PyTree = None
+    early_stop: PyTree = None
 
 
 class Goal(NamedTuple):
@@ -162,7 +162,7 @@ class Phase(Spec, frozen=True, kw_only=True):
         """
         return log_spaced(self.steps, per_decade)
 
-    def init(self, task: Task, params: Any, key: Array) -> Any:
+    def init(self, task: Task, params: Params, key: Array) -> PyTree:
         """Return the initial state of the phase.
 
         Args:
@@ -173,29 +173,34 @@ class Phase(Spec, frozen=True, kw_only=True):
         zero = jnp.zeros((), jnp.int32)
         return State(params, (), zero, zero - 1)
 
-    def step(self, task: Task, state: Any) -> Any:
+    def step(self, task: Task, state: PyTree) -> PyTree:
         """Take one step. The new state must have the same structure, shapes and dtypes as `state`."""
         raise NotImplementedError(f"{type(self).__name__}.step")
 
-    def advance(self, task: Task, state: Any, steps: int | Array) -> Any:
+    def advance(self, task: Task, state: PyTree, steps: int | Array) -> PyTree:
         """Take `steps` steps; `steps` may be traced.
 
         Taking k steps and then l steps must be equivalent to taking k + l steps.
         """
         return jax.lax.fori_loop(0, steps, lambda _, here: self.step(task, here), state)
 
-    def parameter(self, state: Any, name: str) -> Array:
+    def parameter(self, state: PyTree, name: str) -> Array:
         """Return a parameter at full precision."""
         found: Array = pytrees.get(state.params, name)
         return found
 
-    def metrics(self, state: Any) -> dict[str, Array]:
+    def metrics(self, state: PyTree) -> dict[str, Array]:
         """Return the metrics that are stored in the state, as scalars by name."""
         return {"evaluations": state.step}
 
 
 def log_spaced(steps: int, per_decade: int) -> list[int]:
-    """Return log-spaced steps, about `per_decade` per factor of 10, including 0 and the last step."""
+    """Return log-spaced steps, about `per_decade` per factor of 10, including 0 and the last step.
+
+    Example:
+        >>> ja.base.log_spaced(100, per_decade=1)
+        [0, 1, 10, 100]
+    """
     count = int(np.ceil(np.log10(max(steps, 1)) * per_decade)) + 1
     spaced = np.unique(np.rint(np.geomspace(1, steps, count)).astype(int))
     return sorted({0, *spaced.tolist(), steps})

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jaxtyping import PyTree
 
 from jaxattn.base.data import Dataset, Loaded, Splits
 from jaxattn.base.model import HasTokenScores, Loss, Model, Params
@@ -44,7 +45,7 @@ class ProbeContext:
         params: Params,
         task: Task,
         phase: Phase,
-        memory: Any = None,
+        memory: PyTree = None,
         sample: int | None = None,
     ) -> None:
         self.params, self.phase, self.memory = params, phase, memory
@@ -92,7 +93,7 @@ class ProbeContext:
             self._outputs[id(data)] = self.model.outputs(self.params, data)
         return self._outputs[id(data)]
 
-    def with_memory(self, memory: Any) -> "ProbeContext":
+    def with_memory(self, memory: PyTree) -> "ProbeContext":
         """Return a copy of the context with a different `memory`. The copy reuses all cached values."""
         other = object.__new__(ProbeContext)
         other.__dict__ = self.__dict__ | {"memory": memory}
@@ -135,7 +136,7 @@ class Probe(Measurement, frozen=True, kw_only=True):
 
     from_step: ClassVar[int] = 0
 
-    def remember(self, params: Any) -> Any:
+    def remember(self, params: Params) -> PyTree:
         """Return a value that `measure` can access as `context.memory` during the phase, or None."""
         return None
 
@@ -164,7 +165,7 @@ class PhaseProbe(Measurement, frozen=True, kw_only=True):
         """Names of the metrics."""
         raise NotImplementedError(f"{type(self).__name__}.metrics")
 
-    def observe(self, phase: Phase, state: Any) -> Array:
+    def observe(self, phase: Phase, state: PyTree) -> Array:
         """Return an array, of the same shape at all probe steps, computed from the state of one seed."""
         raise NotImplementedError(f"{type(self).__name__}.observe")
 
@@ -186,7 +187,7 @@ class PhaseProbe(Measurement, frozen=True, kw_only=True):
         raise NotImplementedError(f"{type(self).__name__}.conclude")
 
 
-def concluded(probe: PhaseProbe, found: Any, seeds: int, points: int) -> tuple[Metrics, Metrics]:
+def concluded(probe: PhaseProbe, found: object, seeds: int, points: int) -> tuple[Metrics, Metrics]:
     """Validate the pair of dictionaries returned by `PhaseProbe.conclude` and convert their values to arrays.
 
     Args:

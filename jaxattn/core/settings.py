@@ -14,8 +14,8 @@ PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-HalfShare = Annotated[float, msgspec.Meta(ge=0, le=0.5)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+HalfFraction = Annotated[float, msgspec.Meta(ge=0, le=0.5)]
 Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 
 STATIC = "static"

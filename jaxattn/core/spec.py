@@ -14,6 +14,23 @@ from jaxtyping import AbstractArray
 from jaxattn.core.errors import InputError, explain
 
 
+@typing.runtime_checkable
+class StudyParts(typing.Protocol):
+    """Parts of a study with which settings may be incompatible: its data, model and loss."""
+
+    @property
+    def data(self) -> Any:
+        """The data: a `jaxattn.DrawnData` or `jaxattn.SharedData`."""
+
+    @property
+    def model(self) -> Any:
+        """The model: a `jaxattn.Model`."""
+
+    @property
+    def loss(self) -> Any:
+        """The loss: a `jaxattn.Loss`."""
+
+
 class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base class of all settings classes: a frozen struct whose annotated fields are the settings.
 
@@ -42,7 +59,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             if value is not given:
                 msgspec.structs.force_setattr(self, name, value)
 
-    def check(self, *context: Any) -> None:
+    def check(self, *context: StudyParts) -> None:
         """Raise InputError, naming the setting and a remedy, if the settings are incompatible."""
 
 

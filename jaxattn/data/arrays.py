@@ -6,7 +6,6 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-from safetensors import safe_open
 
 from jaxattn.core.errors import InputError, first_line, listed
 
@@ -77,6 +76,12 @@ def _npy(path: str) -> np.ndarray:
 
 
 def _tensor(path: str, key: str | None) -> np.ndarray:
+    try:
+        from safetensors import safe_open
+    except ImportError:
+        raise InputError(
+            f"{path}: safetensors is not installed; run pip install 'jaxattn[safetensors]'"
+        ) from None
     with safe_open(path, framework="numpy") as file:
         names = sorted(file.keys())
         if key is None:

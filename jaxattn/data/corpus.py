@@ -2,19 +2,22 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
+from numpy.typing import ArrayLike
 
 from jaxattn.base import Dataset
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError, shown
-from jaxattn.core.pytrees import Leaf, is_concrete
-from jaxattn.data.ragged import check_positions, positions, ragged
+from jaxattn.core.pytrees import is_concrete
+from jaxattn.data.ragged import Ragged, check_positions, positions, ragged
+
+_A = TypeVar("_A", Array, np.ndarray)
 
 
 class Corpus(Dataset):
@@ -35,10 +38,10 @@ class Corpus(Dataset):
             the capacity of the bags. None unless the corpus is a minibatch.
     """
 
-    bags: Leaf
-    occurrences: Leaf
-    occurrence_to_bag: Leaf
-    lengths: Leaf
+    bags: Ragged
+    occurrences: Ragged
+    occurrence_to_bag: Array
+    lengths: Array
     vocab_size: int = struct.field(pytree_node=False)
     num_classes: int = struct.field(pytree_node=False, default=2)
     class_names: tuple[str, ...] | None = struct.field(pytree_node=False, default=None)
@@ -147,12 +150,12 @@ def check_classes(targets: Array | np.ndarray, num_classes: int) -> None:
         raise InputError(f"label {wrong[0]} is invalid; the labels for {num_classes} classes are {listed}")
 
 
-def class_labels(index: Any, num_classes: int) -> Any:
+def class_labels(index: _A, num_classes: int) -> _A:
     """Convert class indices 0 to K-1 to labels: -1 and +1 for two classes, unchanged for more."""
     return 2 * index - 1 if num_classes == 2 else index
 
 
-def class_index(labels: Any, num_classes: int) -> Any:
+def class_index(labels: _A, num_classes: int) -> _A:
     """Convert labels to class indices 0 to K-1. This is the inverse of `class_labels`."""
     return (labels + 1) // 2 if num_classes == 2 else labels
 
@@ -247,6 +250,11 @@ def from_sequences(
     Raises:
         InputError: the corpus or a sequence is empty, a token id is not an integer, a token id or label is
             out of range, or the numbers of sequences and labels differ.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2, 2], [1]], labels=[1, -1], vocab_size=3)
+        >>> corpus.counts().tolist()
+        [[1, 0, 2], [0, 1, 0]]
     """
     lengths = np.array([len(tokens) for tokens in sequences], np.int64)
     # An empty list would become a float array.
@@ -255,7 +263,9 @@ def from_sequences(
 
 
 @checked
-def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_classes: int = 2) -> Corpus:
+def from_flat(
+    tokens: ArrayLike, lengths: ArrayLike, labels: ArrayLike, *, vocab_size: int, num_classes: int = 2
+) -> Corpus:
     """Build a corpus from concatenated token ids. This is faster than `from_sequences`.
 
     Args:
@@ -267,6 +277,12 @@ def from_flat(tokens: Any, lengths: Any, labels: Any, *, vocab_size: int, num_cl
 
     Raises:
         InputError: as in `from_sequences`.
+
+    Example:
+        >>> tokens, lengths, labels = np.array([0, 2, 2, 1]), np.array([3, 1]), np.array([1, -1])
+        >>> corpus = ja.data.from_flat(tokens, lengths, labels, vocab_size=3)
+        >>> corpus.counts().tolist()
+        [[1, 0, 2], [0, 1, 0]]
     """
     tokens, lengths, labels = np.asarray(tokens), np.asarray(lengths), np.asarray(labels)
     for name, x in (("token ids", tokens), ("lengths", lengths), ("labels", labels)):
@@ -372,6 +388,12 @@ def from_draws(
 
     Raises:
         InputError: the ids are not integers, or there is not one label per sequence.
+
+    Example:
+        >>> tokens, labels = jnp.array([[0, 2], [1, 1]]), jnp.array([1, -1])
+        >>> corpus = ja.data.from_draws(tokens, labels, vocab_size=3, num_classes=2)
+        >>> corpus.counts().tolist()
+        [[1, 0, 1], [0, 2, 0]]
     """
     sequences, length = tokens.shape
     if not jnp.issubdtype(tokens.dtype, jnp.integer):

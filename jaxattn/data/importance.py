@@ -20,6 +20,11 @@ def average_signed_frequency(corpus: Corpus) -> Float[Array, " V"] | Float[Array
 
     Source:
         Definition of α_s in arXiv 2505.17282; for K classes, its public review thread.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> ja.data.average_signed_frequency(corpus).tolist()
+        [0.25, -0.25, 0.0]
     """
     longest = corpus.lengths.max()
     # Weights are relative to the longest sequence. If all lengths are equal, weights are exactly 1 and sums
@@ -40,13 +45,25 @@ def average_signed_frequency(corpus: Corpus) -> Float[Array, " V"] | Float[Array
 
 @jax.jit
 def class_counts(corpus: Corpus) -> Float[Array, "V K"]:
-    """Count the occurrences of each token in each class, (V, K). For two classes, class -1 comes first."""
+    """Count the occurrences of each token in each class, (V, K). For two classes, class -1 comes first.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> ja.data.class_counts(corpus).tolist()
+        [[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
+    """
     return jnp.stack(corpus.occurrences.dot(*_indicators(corpus)), axis=1)
 
 
 @jax.jit
 def token_counts(corpus: Corpus) -> Float[Array, " V"]:
-    """Count the occurrences of each token."""
+    """Count the occurrences of each token.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> ja.data.token_counts(corpus).tolist()
+        [1.0, 1.0, 2.0]
+    """
     return corpus.occurrences.dot(jnp.ones(corpus.num_examples))[0]
 
 
@@ -63,6 +80,11 @@ def posterior_difference(corpus: Corpus) -> Float[Array, " V"] | Float[Array, "V
     Source:
         x-axis of the figures in the experiments of arXiv 2505.17282. The extension to K classes is
         original to this library.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> ja.data.posterior_difference(corpus).tolist()
+        [1.0, -1.0, 0.0]
     """
     counts = class_counts(corpus)
     classes = corpus.num_classes
@@ -76,6 +98,11 @@ def completely_relevant(corpus: Corpus) -> Bool[Array, "V K"]:
     """Return a mask of the tokens that occur in only one class, (V, K).
 
     For two classes, class -1 comes first.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> ja.data.completely_relevant(corpus).tolist()
+        [[False, True], [True, False], [False, False]]
     """
     counts = class_counts(corpus)
     return (counts > 0) & (counts == counts.sum(axis=1, keepdims=True))
@@ -83,7 +110,13 @@ def completely_relevant(corpus: Corpus) -> Bool[Array, "V K"]:
 
 @jax.jit
 def irrelevant(corpus: Corpus) -> Bool[Array, " V"]:
-    """Return a mask of the tokens with an average signed frequency of exactly 0 for every class."""
+    """Return a mask of the tokens with an average signed frequency of exactly 0 for every class.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> ja.data.irrelevant(corpus).tolist()
+        [False, False, True]
+    """
     alpha = average_signed_frequency(corpus)
     return alpha == 0 if alpha.ndim == 1 else (alpha == 0).all(axis=1)
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxattn.base.functions import declare
+from jaxattn.base.from_function import declare
 from jaxattn.core.arguments import checked
-from jaxattn.core.settings import PositiveInt, Share
+from jaxattn.core.settings import Fraction, PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.synthetic import check_capacity, check_multiple, labelled
 
@@ -67,6 +67,11 @@ def xor(
 
     Source:
         Original to this library. The first-order statistic of arXiv 2505.17282 vanishes for XOR.
+
+    Example:
+        >>> corpus = ja.data.xor(jax.random.key(0), vocab_size=9, length=4, sequences=8)
+        >>> ja.data.average_signed_frequency(corpus)[:4].tolist()
+        [0.0, 0.0, 0.0, 0.0]
     """
     check_xor(vocab_size, length, sequences, pairs)
     used = vocab_size if used is None else used
@@ -89,7 +94,7 @@ def negation(
     relevant: PositiveInt,
     length: PositiveInt,
     sequences: PositiveInt,
-    negated: Share | Array = 0.5,
+    negated: Fraction | Array = 0.5,
     used: int | Array | None = None,
 ) -> Corpus:
     """Sample sequences with one relevant token and, in some of them, a negation token that flips the label.
@@ -122,6 +127,12 @@ def negation(
     Source:
         Original to this library, as the simplest corpus in which one token reverses the meaning of
         another.
+
+    Example:
+        >>> sizes = {'vocab_size': 9, 'relevant': 4, 'length': 3, 'sequences': 8}
+        >>> corpus = ja.data.negation(jax.random.key(0), negated=0.0, **sizes)
+        >>> corpus.num_examples
+        8
     """
     check_negation(vocab_size, relevant, length, sequences)
     used = vocab_size if used is None else used

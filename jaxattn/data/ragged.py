@@ -18,7 +18,7 @@ from jax.custom_batching import custom_vmap
 
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.pytrees import Brief
 
 # Indices are stored as 32-bit integers.
 MAX_POSITIONS = 2**31 - 1
@@ -65,13 +65,13 @@ class Ragged(Brief):
             fits in memory.
     """
 
-    index: Leaf
-    count: Leaf
-    owner: Leaf
-    tree: tuple[Leaf, ...]
+    index: Array
+    count: Array
+    owner: Array
+    tree: tuple[Array, ...]
     num_segments: int = struct.field(pytree_node=False)
-    factors: tuple[tuple[Leaf, Leaf, Leaf], ...] | None = None
-    dense: tuple[Leaf, ...] = ()
+    factors: tuple[tuple[Array, Array, Array], ...] | None = None
+    dense: tuple[Array, ...] = ()
 
     @property
     def is_large(self) -> bool:

@@ -1,16 +1,14 @@
 """Ordered sequences of token ids, and sequences of real vectors with one query each."""
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
 from jaxtyping import Int
+from numpy.typing import ArrayLike
 
 from jaxattn.base import Dataset
 from jaxattn.core.errors import InputError, shown
-from jaxattn.core.pytrees import Leaf
 from jaxattn.data.corpus import Corpus, check_classes, from_draws
 
 
@@ -26,9 +24,9 @@ class Sequences(Dataset):
         classes: K if the targets are classes, else None (static).
     """
 
-    ids: Leaf
-    mask: Leaf
-    query: Leaf = None
+    ids: Array
+    mask: Array
+    query: Array | None = None
     vocab_size: int = struct.field(pytree_node=False, kw_only=True)
     classes: int | None = struct.field(pytree_node=False, default=None, kw_only=True)
 
@@ -90,7 +88,7 @@ class Sequences(Dataset):
 def from_flat(
     tokens: Int[np.ndarray, " N"],
     lengths: Int[np.ndarray, " n"],
-    targets: Any,
+    targets: ArrayLike,
     *,
     vocab_size: int,
     classes: int | None = None,
@@ -131,9 +129,9 @@ class Vectors(Dataset):
         classes: K if the targets are classes, else None (static).
     """
 
-    X: Leaf
-    z: Leaf = None
-    mask: Leaf = None
+    X: Array
+    z: Array | None = None
+    mask: Array | None = None
     classes: int | None = struct.field(pytree_node=False, default=None, kw_only=True)
 
     @property
@@ -146,13 +144,13 @@ class Vectors(Dataset):
         """Dimension d of the tokens."""
         return self.X.shape[-1]
 
-    def dot(self, u: Leaf) -> Leaf:
+    def dot(self, u: Array) -> Array:
         """Compute x_it·u_i, (n, T), for one vector u, (d,), or for one vector per sequence, (n, d)."""
         # On CPUs, batched products and their derivatives are faster than matrix-vector products.
         u = jnp.broadcast_to(u, (self.X.shape[0], self.X.shape[2]))
         return jnp.einsum("ntd,nd->nt", self.X, u)
 
-    def masked(self, scores: Leaf) -> Leaf:
+    def masked(self, scores: Array) -> Array:
         """Return the scores, (n, T), with -inf at padding positions."""
         return scores if self.mask is None else jnp.where(self.mask, scores, -jnp.inf)
 

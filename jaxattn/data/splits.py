@@ -29,6 +29,11 @@ def flip_labels(key: Array, data: D, label_noise: float | Array) -> D:
     Source:
         Label noise as in Sakamoto & Sato, arXiv 2409.17625. The extension to K > 2 classes is original to
         this library.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> ja.data.flip_labels(jax.random.key(0), corpus, 1.0).targets.tolist()
+        [-1, 1]
     """
     classes, targets = data.num_classes, data.targets
     if classes is None:
@@ -41,7 +46,13 @@ def flip_labels(key: Array, data: D, label_noise: float | Array) -> D:
 
 
 def token_statistics(corpus: Corpus) -> TokenStatistics:
-    """Compute the count, α and posterior difference of each token in a corpus."""
+    """Compute the count, α and posterior difference of each token in a corpus.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> ja.data.token_statistics(corpus).count.tolist()
+        [1.0, 1.0, 2.0]
+    """
 
     def columns(x: Array) -> Array:
         return x[:, None] if x.ndim == 1 else x

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import msgspec
 from jax import Array
 
-from jaxattn.base.functions import declare
+from jaxattn.base.from_function import declare
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError
-from jaxattn.core.settings import MAX_INT, PositiveInt, Share
+from jaxattn.core.settings import MAX_INT, Fraction, PositiveInt
 from jaxattn.data.corpus import Corpus, class_labels, from_draws
 
 Classes = Annotated[int, msgspec.Meta(ge=2)]
@@ -97,8 +97,8 @@ def independent(
     relevant: PositiveInt,
     length: PositiveInt,
     sequences: PositiveInt,
-    max_posterior_difference: Share | Array = 0.9,
-    relevant_mass: Share | Array | None = None,
+    max_posterior_difference: Fraction | Array = 0.9,
+    relevant_mass: Fraction | Array | None = None,
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
@@ -130,6 +130,11 @@ def independent(
     Source:
         Eq. 15 of arXiv 2505.17282. The paper does not specify δ and the base distribution; this library
         chooses them.
+
+    Example:
+        >>> corpus = ja.data.independent(jax.random.key(0), vocab_size=9, relevant=4, length=3, sequences=8)
+        >>> corpus.counts().shape
+        (8, 9)
     """
     check_sizes(vocab_size, relevant, length, sequences, num_classes)
     used = vocab_size if used is None else used
@@ -161,8 +166,8 @@ def topics(
     topic_words: PositiveInt,
     length: PositiveInt,
     sequences: PositiveInt,
-    min_purity: Share | Array = 0.0,
-    max_purity: Share | Array = 1.0,
+    min_purity: Fraction | Array = 0.0,
+    max_purity: Fraction | Array = 1.0,
     num_classes: Classes = 2,
     used: int | Array | None = None,
 ) -> Corpus:
@@ -194,6 +199,12 @@ def topics(
     Source:
         Topic and common words of Lu, Mao & Nayak, arXiv 2011.10036, who use one pure topic word per
         sentence (`topic_words` 1, both purities 1). Purities below 1 are an extension by this library.
+
+    Example:
+        >>> sizes = {'vocab_size': 9, 'length': 5, 'sequences': 8}
+        >>> corpus = ja.data.topics(jax.random.key(0), relevant=4, topic_words=2, **sizes)
+        >>> corpus.counts().sum(axis=1).tolist()
+        [5, 5, 5, 5, 5, 5, 5, 5]
     """
     check_topics(vocab_size, relevant, topic_words, length, sequences, num_classes)
     used = vocab_size if used is None else used
@@ -248,6 +259,12 @@ def multi_relevant(
 
     Raises:
         InputError: the sizes are incompatible, for example because `sequences` is not a multiple of K.
+
+    Example:
+        >>> sizes = {'vocab_size': 9, 'length': 5, 'sequences': 8}
+        >>> corpus = ja.data.multi_relevant(jax.random.key(0), relevant=6, relevant_per_sequence=2, **sizes)
+        >>> corpus.counts()[:, :6].sum(axis=1).tolist()
+        [2, 2, 2, 2, 2, 2, 2, 2]
     """
     check_sizes(vocab_size, relevant, length, sequences, num_classes, relevant_per_sequence)
     used = vocab_size if used is None else used
@@ -294,6 +311,11 @@ def assumption1(
     Source:
         Assumption 1 of arXiv 2505.17282. The construction, in which groups of sequences share irrelevant
         tokens, is original to this library.
+
+    Example:
+        >>> corpus = ja.data.assumption1(jax.random.key(0), vocab_size=9, relevant=4, length=3, sequences=8)
+        >>> corpus.num_examples, corpus.vocab_size, corpus.lengths.tolist()
+        (8, 9, [3, 3, 3, 3, 3, 3, 3, 3])
     """
     return multi_relevant(
         key,

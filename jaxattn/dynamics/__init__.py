@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     from jaxattn.dynamics.flows.full_flow import FullPath, full_flow
     from jaxattn.dynamics.flows.gradient_flow import GradientFlow, gradient_flow
     from jaxattn.dynamics.flows.joint_flow import JointPath, joint_flow
-    from jaxattn.dynamics.kinds import PHASES
     from jaxattn.dynamics.task import Task, run
     from jaxattn.models.gradients import loss, loss_and_gradients
 
 __all__ = [
-    "PHASES",
     "Descent",
     "ExactFlow",
     "FullFlow",
@@ -59,7 +57,6 @@ _NAMES = {
     "JointPath": "jaxattn.dynamics.flows.joint_flow",
     "LogDescent": "jaxattn.dynamics.descents.log_descent",
     "OneStep": "jaxattn.dynamics.descents.descent_phase",
-    "PHASES": "jaxattn.dynamics.kinds",
     "Path": "jaxattn.dynamics.flows.exact_flow",
     "Phase": "jaxattn.base",
     "RecordedPath": "jaxattn.dynamics.flows.flow_phase",

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from jaxattn import base, losses
 from jaxattn.base import Dataset, Loss, Model, Phase
 from jaxattn.base.data import Splits
-from jaxattn.base.model import check_type
+from jaxattn.base.model import Params, check_type
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.spec import Spec
@@ -71,10 +72,10 @@ class Task(base.Task):
 def run(
     phase: Phase,
     task: base.Task,
-    params: Any,
+    params: Params,
     key: Array | None = None,
     steps: int | Array | None = None,
-) -> Any:
+) -> PyTree:
     """Run a phase on a task, and return its final state.
 
     The call can be part of functions that `jax.jit`, `jax.vmap` and `jax.grad` transform. The computation is
@@ -105,6 +106,14 @@ def run(
 
     Raises:
         InputError: the settings are invalid, or the phase requires a key, other data or another model.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> sgd = ja.dynamics.Descent(name="sgd", train=["p"], optimizer="sgd", step_size=0.1, steps=5)
+        >>> state = ja.dynamics.run(sgd, ja.dynamics.Task(data=corpus), params)
+        >>> int(state.step), int(state.failed_at)
+        (5, -1)
     """
     phase.check()
     if isinstance(steps, int) and steps < 0:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from jaxattn.base.model import HasTokenScores
+from jaxattn.base.model import HasTokenScores, Params
 from jaxattn.core.errors import InputError, RunError, counted
 from jaxattn.core.settings import MAX_INT
 from jaxattn.data.splits import Loaded, Splits
@@ -23,9 +23,12 @@ from jaxattn.lab.study import registry, toml
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.effective import settings_table
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.lab.study.registry import describe, held, make
+from jaxattn.lab.study.registry import Component, describe, held, make
 from jaxattn.lab.study.setting import Setting
 from jaxattn.lab.study.tree import opened
+
+if TYPE_CHECKING:
+    from jaxattn.lab.engine.executor import Executor
 
 __all__ = ["Finished", "Plan", "Results", "Study", "load", "run"]
 
@@ -75,14 +78,14 @@ class Study(Definition):
         self,
         *,
         name: str,
-        data: Any,
-        model: Any,
-        phases: Sequence[Any],
-        loss: Any = "classification",
-        init: Mapping[str, Any] | None = None,
-        probes: Any = None,
-        figures: Sequence[Any] = (),
-        **rest: Any,
+        data: Component,
+        model: Component,
+        phases: Sequence[Component],
+        loss: Component = "classification",
+        init: Mapping[str, Component] | None = None,
+        probes: Probes | Sequence[Component] | Mapping[str, object] | None = None,
+        figures: Sequence[Component] = (),
+        **rest: object,
     ) -> None:
         """Create a study and check its settings.
 
@@ -122,7 +125,7 @@ class Study(Definition):
         self._check_figures()
 
     @classmethod
-    def of_tables(cls, tables: Mapping[str, Any], names: ImportPaths | None = None) -> "Study":
+    def from_tables(cls, tables: Mapping[str, object], names: ImportPaths | None = None) -> "Study":
         """Create a study from sweep-file tables."""
         study = cls.__new__(cls)
         Definition.__init__(study, tables, names)
@@ -132,7 +135,7 @@ class Study(Definition):
     @classmethod
     def read(cls, path: str | Path, overrides: Sequence[str] = (), axes: Sequence[str] = ()) -> "Study":
         """Read a study from a sweep file; see `toml.read_sweep`."""
-        return toml.read_sweep(path, overrides, axes, made=cls.of_tables)
+        return toml.read_sweep(path, overrides, axes, made=cls.from_tables)
 
     def write(self, path: str | Path) -> Path:
         """Write the study as a sweep file.
@@ -185,7 +188,7 @@ class Study(Definition):
         profile: bool = False,
         log: Sequence[Dashboard] = (),
         report: bool = True,
-        executor: Any = None,
+        executor: "Executor | None" = None,
         workers: int | None = None,
     ) -> Results:
         """Run or resume the study, write its report, and return the results.
@@ -291,7 +294,7 @@ class Study(Definition):
         examples = self.dataset(seed, cell).train.num_examples
         return minibatches(setting, names.index(chosen), seed, examples)
 
-    def trajectory(self, seed: int = 0, cell: int = 0) -> Iterator[tuple[str, int, Any]]:
+    def trajectory(self, seed: int = 0, cell: int = 0) -> Iterator[tuple[str, int, Params]]:
         """Train one seed of one cell again, and yield its parameters at every step at which a run measures.
 
         Nothing is read from or written to a results folder. Numbers agree with those of a run up to rounding,
@@ -335,7 +338,7 @@ class Study(Definition):
         return f"<p><b>{self.name}</b>: {plan}</p>{cells.head(20).to_html(index=False, escape=True)}"
 
     @property
-    def custom_figures(self) -> dict[str, Callable[..., Any]]:
+    def custom_figures(self) -> dict[str, Callable[..., object]]:
         """Return the custom figure functions, keyed by import path."""
         kinds = [figure["kind"] for figure in self.figures]
         return {kind: self.names.load(kind) for kind in kinds if ":" in kind}
@@ -349,7 +352,7 @@ class Study(Definition):
 
     def _check_metrics(self) -> None:
         from jaxattn.lab.engine.plan import check_metrics
-        from jaxattn.lab.figures.kinds import metrics_of
+        from jaxattn.lab.figures.draw import metrics_of
 
         built_in = {k: figure for k, figure in enumerate(self.figures) if ":" not in str(figure.get("kind"))}
         check_metrics(self, metrics_of(built_in))
@@ -357,7 +360,7 @@ class Study(Definition):
     def _check_figures(self) -> None:
         if not self.figures:
             return
-        from jaxattn.lab.figures import kinds as figures  # imports matplotlib
+        from jaxattn.lab.figures import draw as figures  # imports matplotlib
 
         for number, figure in enumerate(self.figures):
             if not isinstance(kind := figure.get("kind", ""), str):

@@ -290,7 +290,7 @@ class _Measured:
 
     def _with(self, cells: list[dict[str, Any]], seeds: Sequence[int]) -> Study:
         tables = {key: table for key, table in self._study.tree.items() if key != "figures"}
-        return Study.of_tables(tables | {"cells": cells, "seeds": list(seeds)}, self._study.names)
+        return Study.from_tables(tables | {"cells": cells, "seeds": list(seeds)}, self._study.names)
 
     def _run(self, study: Study, reporter: Reporter) -> None:
         devices.use_all_cores()

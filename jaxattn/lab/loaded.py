@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.figures import kinds as figures
+from jaxattn.lab.figures import draw as figures
 from jaxattn.lab.figures.rendered import RenderedFigure
 from jaxattn.lab.results import combine, statistics, tokens
 from jaxattn.lab.results.labels import setting_columns
@@ -138,7 +138,7 @@ class Results(Run):
         """Draw a figure with its caption, for display in a notebook.
 
         Args:
-            kind: a short name from `figures.KINDS`, or a function (results, **options) that returns a
+            kind: a short name from `kinds.FIGURES`, or a function (results, **options) that returns a
                 `RenderedFigure` or a matplotlib figure.
             options: options of the figure.
 
@@ -166,9 +166,10 @@ class Results(Run):
             phase: name of the phase; defaults to the last one, or to the first one if `step` is given.
             step: 0 for the parameters at the start of the phase. Initial parameters are recomputed from the
                 study and the seed; they are not stored.
-            model: an object with init(key, like, *, dtype), or an adapter such as `models.of_linen(module)`,
-                which determines the type of the result. Defaults to the run's model if it is built in or was
-                run in this session; otherwise the result is a `params.Parameters`.
+            model: an object with init(key, like, *, dtype), or an adapter such as
+                `models.from_linen(module)`, which determines the type of the result. Defaults to the run's
+                model if it is built in or was run in this session; otherwise the result is a
+                `params.Parameters`.
 
         Returns:
             A frozen pytree of JAX arrays, with the parameters as attributes. For adapters, what the library

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
         one_layer,
         reference,
         span,
+        starts,
         two_layer,
         two_layer_weights,
     )
     from jaxattn.models.activations import activation
-    from jaxattn.models.adapters import of_equinox, of_linen, of_nnx
+    from jaxattn.models.adapters import from_equinox, from_linen, from_nnx
     from jaxattn.models.key_query import KeyQuery
-    from jaxattn.models.kinds import MODELS
     from jaxattn.models.mlp import Mlp
     from jaxattn.models.multi_head import MultiHead
     from jaxattn.models.one_layer import OneLayer
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from jaxattn.models.two_layer_weights import TwoLayerWeights
 
 __all__ = [
-    "MODELS",
     "KeyQuery",
     "Mlp",
     "MultiHead",
@@ -36,22 +35,22 @@ __all__ = [
     "TwoLayer",
     "TwoLayerWeights",
     "activation",
+    "from_equinox",
+    "from_linen",
+    "from_nnx",
     "key_query",
     "mlp",
     "multi_head",
-    "of_equinox",
-    "of_linen",
-    "of_nnx",
     "one_layer",
     "reference",
     "span",
+    "starts",
     "two_layer",
     "two_layer_weights",
 ]
 
 _NAMES = {
     "KeyQuery": "jaxattn.models.key_query",
-    "MODELS": "jaxattn.models.kinds",
     "Mlp": "jaxattn.models.mlp",
     "MultiHead": "jaxattn.models.multi_head",
     "OneLayer": "jaxattn.models.one_layer",
@@ -60,6 +59,6 @@ _NAMES = {
     "TwoLayerWeights": "jaxattn.models.two_layer_weights",
     "activation": "jaxattn.models.activations",
 }
-_NAMES |= dict.fromkeys(("of_equinox", "of_linen", "of_nnx"), "jaxattn.models.adapters")
+_NAMES |= dict.fromkeys(("from_equinox", "from_linen", "from_nnx"), "jaxattn.models.adapters")
 _MODULES = {name: f"jaxattn.models.{name}" for name in __all__ if name not in _NAMES}
 __getattr__, __dir__ = lazy(__name__, _NAMES, _MODULES)

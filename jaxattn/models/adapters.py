@@ -54,7 +54,7 @@ def first_array(data: Dataset) -> Array:
     return next(x for name, x in data.arrays() if name != "targets")
 
 
-def of_linen(module: Any, *, inputs: _Inputs = first_array, per_example: bool = False) -> Adapted:
+def from_linen(module: Any, *, inputs: _Inputs = first_array, per_example: bool = False) -> Adapted:
     """Convert a Flax Linen module to a model.
 
     Args:
@@ -68,6 +68,14 @@ def of_linen(module: Any, *, inputs: _Inputs = first_array, per_example: bool = 
     Raises:
         InputError: at initialisation, if the module has other collections, such as batch statistics; when
             computing outputs, if it needs random keys, for example for dropout.
+
+    Example:
+        >>> import flax.linen as nn
+        >>> model = ja.models.from_linen(nn.Dense(1), inputs=lambda data: data.X.mean(axis=1))
+        >>> data = ja.data.Vectors(targets=jnp.ones(5), X=jnp.ones((5, 2, 3)))
+        >>> params = model.init(jax.random.key(0), data, dtype=jnp.float32)
+        >>> sorted(params), model.outputs(params, data).shape
+        (['bias', 'kernel'], (5,))
     """
     from flax.core import meta
     from flax.errors import InvalidRngError
@@ -75,13 +83,13 @@ def of_linen(module: Any, *, inputs: _Inputs = first_array, per_example: bool = 
     def init(key: Array, like: Dataset, *, dtype: DTypeLike) -> Any:
         # Only the shapes of the data are known at this point.
         x = inputs(jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), like))
-        # As in `of_nnx`, ignore the names of mesh axes; they are in boxes around the parameters.
+        # As in `from_nnx`, ignore the names of mesh axes; they are in boxes around the parameters.
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
             variables = meta.unbox(module.init(key, _first(x) if per_example else x))
         for name in variables:
             if name != "params":
                 raise InputError(
-                    f"of_linen: the module has mutable state {name!r}; remove the layers that use it"
+                    f"from_linen: the module has mutable state {name!r}; remove the layers that use it"
                 )
         return _cast(variables["params"], dtype)
 
@@ -89,12 +97,12 @@ def of_linen(module: Any, *, inputs: _Inputs = first_array, per_example: bool = 
         try:
             return module.apply({"params": params}, x)
         except InvalidRngError:
-            raise InputError(_RANDOM.format("of_linen")) from None
+            raise InputError(_RANDOM.format("from_linen")) from None
 
     return Adapted(init, _outputs(apply, inputs, per_example), nested)
 
 
-def of_nnx(
+def from_nnx(
     make: Callable[[Any], Any], *, inputs: _Inputs = first_array, per_example: bool = False
 ) -> Adapted:
     """Convert a Flax NNX module to a model.
@@ -112,6 +120,15 @@ def of_nnx(
     Raises:
         InputError: at initialisation, if a constant depends on the PRNG key; when computing outputs, if a
             call changes a variable, as dropout and batch statistics do in training.
+
+    Example:
+        >>> from flax import nnx
+        >>> dense = lambda rngs: nnx.Linear(3, 1, rngs=rngs)
+        >>> model = ja.models.from_nnx(dense, inputs=lambda data: data.X.mean(axis=1))
+        >>> data = ja.data.Vectors(targets=jnp.ones(5), X=jnp.ones((5, 2, 3)))
+        >>> params = model.init(jax.random.key(0), data, dtype=jnp.float32)
+        >>> model.outputs(params, data).shape
+        (5,)
     """
     from flax import nnx
 
@@ -145,7 +162,7 @@ def of_nnx(
 
     def rebuild(arrays: Mapping[str, Any]) -> Any:
         _, state, _ = nnx.eval_shape(lambda: split(jax.random.key(0)))
-        return merged(_filled(nnx.to_pure_dict(state), arrays, "of_nnx"))
+        return merged(_filled(nnx.to_pure_dict(state), arrays, "from_nnx"))
 
     def apply(params: Any, x: Any) -> Any:
         module = merged(params)
@@ -155,7 +172,7 @@ def of_nnx(
         for name, value in before.items():
             if after[name] is not value:
                 raise InputError(
-                    f"of_nnx: the module has mutable state or PRNG keys ({name}); remove the layers that "
+                    f"from_nnx: the module has mutable state or PRNG keys ({name}); remove the layers that "
                     "use them, or call module.eval() in the function that makes the module"
                 )
         return found
@@ -163,7 +180,7 @@ def of_nnx(
     return Adapted(init, _outputs(apply, inputs, per_example), rebuild)
 
 
-def of_equinox(
+def from_equinox(
     make: Callable[[Array], Any], *, inputs: _Inputs = first_array, per_example: bool = True
 ) -> Adapted:
     """Convert an Equinox module to a model.
@@ -181,6 +198,15 @@ def of_equinox(
 
     Raises:
         InputError: at initialisation, if the module has state or active dropout.
+
+    Example:
+        >>> import equinox as eqx
+        >>> dense = lambda key: eqx.nn.Linear(3, 1, key=key)
+        >>> model = ja.models.from_equinox(dense, inputs=lambda data: data.X.mean(axis=1))
+        >>> data = ja.data.Vectors(targets=jnp.ones(5), X=jnp.ones((5, 2, 3)))
+        >>> params = model.init(jax.random.key(0), data, dtype=jnp.float32)
+        >>> model.outputs(params, data).shape
+        (5,)
     """
     import equinox as eqx
 
@@ -189,16 +215,16 @@ def of_equinox(
         special: Any = (eqx.nn.Dropout, eqx.nn.StateIndex)
         for part in jax.tree.leaves(module, is_leaf=lambda x: isinstance(x, special)):
             if isinstance(part, eqx.nn.StateIndex):
-                raise InputError("of_equinox: the module has mutable state; remove the layers that use it")
+                raise InputError("from_equinox: the module has mutable state; remove the layers that use it")
             if isinstance(part, eqx.nn.Dropout) and part.p > 0 and not part.inference:
-                raise InputError(_RANDOM.format("of_equinox"))
+                raise InputError(_RANDOM.format("from_equinox"))
         return _cast(leaves(eqx.filter(module, eqx.is_array)), dtype)
 
     def rebuild(arrays: Mapping[str, Any]) -> Any:
         shapes, static = eqx.partition(
             eqx.filter_eval_shape(make, jax.random.key(0)), lambda x: isinstance(x, jax.ShapeDtypeStruct)
         )
-        return eqx.combine(_filled(shapes, arrays, "of_equinox"), static)
+        return eqx.combine(_filled(shapes, arrays, "from_equinox"), static)
 
     def apply(params: Any, x: Any) -> Any:
         module: Any = params if isinstance(params, eqx.Module) else rebuild(params)
@@ -235,7 +261,7 @@ def _check_constant(constants: Callable[[Array], dict[str, Any]]) -> None:
         for name, value in one.items():
             if not np.array_equal(value, other[name], equal_nan=jnp.issubdtype(value.dtype, jnp.inexact)):
                 raise InputError(
-                    f"of_nnx: the constant {name} depends on the PRNG key; make it an nnx.Param, and "
+                    f"from_nnx: the constant {name} depends on the PRNG key; make it an nnx.Param, and "
                     f'exclude it from training with "!{name}" in `train`'
                 )
 

@@ -1,23 +1,24 @@
 """Mean loss of a model on data, and its gradients with respect to named parameters."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from jax import Array
 
 from jaxattn import losses
+from jaxattn.base.data import Dataset
 from jaxattn.core.pytrees import gradients_by_name
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 
 _P = TypeVar("_P")
 # (params, data) -> (n, ...)
-Outputs = Callable[[Any, Any], Array]
+Outputs = Callable[..., Array]
 
 
 def loss(
     params: _P,
-    data: Any,
+    data: Dataset,
     outputs: Outputs = one_layer.outputs,
     weights: Array | None = None,
     per_sequence: PerSequence = losses.DEFAULT,
@@ -31,13 +32,19 @@ def loss(
         weights: (n,); weights of the examples, 1/n each by default.
         per_sequence: loss of each example, (outputs, targets) -> (n,). Default: logistic for two classes,
             cross-entropy for more.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=4).replace(v=jnp.zeros(4))
+        >>> round(float(ja.dynamics.loss(params, corpus)), 4)
+        0.6931
     """
     return losses.mean(per_sequence, outputs(params, data), data.targets, weights)
 
 
 def loss_and_gradients(
     params: _P,
-    data: Any,
+    data: Dataset,
     train: Sequence[str],
     outputs: Outputs = one_layer.outputs,
     weights: Array | None = None,
@@ -55,6 +62,13 @@ def loss_and_gradients(
 
     Raises:
         InputError: a name or pattern matches no parameter.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=4).replace(v=jnp.zeros(4))
+        >>> value, gradients = ja.dynamics.loss_and_gradients(params, corpus, train=["p"])
+        >>> gradients['p'].tolist()
+        [0.0, 0.0, 0.0, 0.0]
     """
 
     def of_params(params: _P) -> Array:

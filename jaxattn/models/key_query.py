@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from jaxattn.attention import attend
 from jaxattn.core.arguments import checked
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.pytrees import Brief
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.starts import SquareInit, embeddings_query_head, sizes, square_matrix
@@ -27,10 +27,10 @@ class Params(Brief):
         W: (d, d) key-query matrix.
     """
 
-    E: Leaf
-    p: Leaf
-    v: Leaf
-    W: Leaf
+    E: Array
+    p: Array
+    v: Array
+    W: Array
 
 
 @checked
@@ -50,13 +50,24 @@ def init(
 
     Raises:
         InputError: as in `one_layer.init`, or `weights` is neither "identity" nor "normal".
+
+    Example:
+        >>> params = ja.models.key_query.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> params.W.shape
+        (4, 4)
     """
     E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
     return Params(E=E, p=p, v=v, W=square_matrix(jax.random.fold_in(key, 1), dim, dtype, weights))
 
 
 def scores_and_values(params: Params) -> tuple[Array, Array]:
-    """Compute scores a = E W p, (V,), and values γ = E v, (V,) or (V, K)."""
+    """Compute scores a = E W p, (V,), and values γ = E v, (V,) or (V, K).
+
+    Example:
+        >>> params = ja.models.key_query.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> [x.shape for x in ja.models.key_query.scores_and_values(params)]
+        [(3,), (3,)]
+    """
     return params.E @ (params.W @ params.p), params.E @ params.v
 
 
@@ -66,6 +77,12 @@ def outputs(params: Params, data: Corpus) -> Array:
     Source:
         Attention as in Tarzanagh et al. (arXiv 2306.13596), with separate trained W and p, but with trained
         embeddings.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.key_query.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> ja.models.key_query.outputs(params, corpus).shape
+        (2,)
     """
     scores, values = scores_and_values(params)
     return attend(data, scores, values)

@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from jaxattn.attention import pool
 from jaxattn.core.arguments import checked
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.pytrees import Brief
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.starts import SquareInit, embeddings_query_head, sizes, square_matrix
@@ -28,11 +28,11 @@ class Params(Brief):
         b: (d,) bias of the hidden layer.
     """
 
-    E: Leaf
-    p: Leaf
-    v: Leaf
-    W: Leaf
-    b: Leaf
+    E: Array
+    p: Array
+    v: Array
+    W: Array
+    b: Array
 
 
 @checked
@@ -53,6 +53,11 @@ def init(
 
     Source:
         The initial W and b are not published; this library chooses them.
+
+    Example:
+        >>> params = ja.models.mlp.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> params.W.shape, params.b.shape
+        ((4, 4), (4,))
     """
     E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
     W = square_matrix(jax.random.fold_in(key, 1), dim, dtype, weights)
@@ -60,7 +65,13 @@ def init(
 
 
 def scores_and_values(params: Params) -> tuple[Array, Array]:
-    """Compute scores a = E p, (V,), and values γ = E v, (V,) or (V, K)."""
+    """Compute scores a = E p, (V,), and values γ = E v, (V,) or (V, K).
+
+    Example:
+        >>> params = ja.models.mlp.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> [x.shape for x in ja.models.mlp.scores_and_values(params)]
+        [(3,), (3,)]
+    """
     return params.E @ params.p, params.E @ params.v
 
 
@@ -72,6 +83,12 @@ def outputs(params: Params, data: Corpus) -> Array:
     Source:
         Experiment in the public review of arXiv 2505.17282, with one MLP layer of width d after the softmax.
         The activation is not published; this library uses ReLU.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.mlp.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> ja.models.mlp.outputs(params, corpus).shape
+        (2,)
     """
     scores = params.E @ params.p
     # If a minibatch contains fewer sequences than the vocabulary has tokens, multiply the averages by W

@@ -13,7 +13,7 @@ from jaxattn.attention import attend
 from jaxattn.base import Model
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.pytrees import Brief
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.models.starts import embeddings_query_head, sizes
@@ -29,9 +29,9 @@ class Params(Brief):
         v: (H, d) read-out vectors, or (H, d, K) for K > 2 classes; initially of unit norm.
     """
 
-    E: Leaf
-    p: Leaf
-    v: Leaf
+    E: Array
+    p: Array
+    v: Array
 
 
 @checked
@@ -51,6 +51,11 @@ def init(
 
     Raises:
         InputError: as in `one_layer.init`, or `heads` is below 1.
+
+    Example:
+        >>> params = ja.models.multi_head.init(jax.random.key(0), vocab_size=3, dim=4, heads=2)
+        >>> params.p.shape, params.v.shape
+        ((2, 4), (2, 4))
     """
     if heads < 1:
         raise InputError(f"heads: must be at least 1, got {heads}")
@@ -66,12 +71,24 @@ def scores_and_values(params: Params) -> tuple[Array, Array]:
     """Compute the mean scores (1/H) Σ_h E p_h, (V,), and mean values (1/H) Σ_h E v_h, (V,) or (V, K).
 
     Unless H = 1, averaging these values with a softmax of these scores does not give the outputs.
+
+    Example:
+        >>> params = ja.models.multi_head.init(jax.random.key(0), vocab_size=3, dim=4, heads=2)
+        >>> [x.shape for x in ja.models.multi_head.scores_and_values(params)]
+        [(3,), (3,)]
     """
     return params.E @ params.p.mean(axis=0), params.E @ params.v.mean(axis=0)
 
 
 def outputs(params: Params, data: Corpus) -> Array:
-    """Return f(X) = (1/H) Σ_h Σ_i q_i^h (E_{x_i}·v_h) with q^h = softmax(E_X p_h), (n,) or (n, K)."""
+    """Return f(X) = (1/H) Σ_h Σ_i q_i^h (E_{x_i}·v_h) with q^h = softmax(E_X p_h), (n,) or (n, K).
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.multi_head.init(jax.random.key(0), vocab_size=3, dim=4, heads=2)
+        >>> ja.models.multi_head.outputs(params, corpus).shape
+        (2,)
+    """
 
     def of_head(p: Array, v: Array) -> Array:
         return attend(data, params.E @ p, params.E @ v)

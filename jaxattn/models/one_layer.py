@@ -18,7 +18,7 @@ from jaxattn.attention.scores import one_layer as linear_scores
 from jaxattn.base import Model
 from jaxattn.core import backend
 from jaxattn.core.arguments import checked
-from jaxattn.core.pytrees import Brief, Leaf, attributes
+from jaxattn.core.pytrees import Brief, attributes
 from jaxattn.data.corpus import Corpus
 from jaxattn.models import span
 from jaxattn.models.span import Dim, infinite_by_name
@@ -31,6 +31,12 @@ def project(E: Array | np.ndarray, p: Array | np.ndarray, v: Array | np.ndarray)
 
     E v has shape (V,) for one read-out vector v, (d,), and (V, K) for K vectors, (d, K). For second
     derivatives, use forward-over-reverse mode.
+
+    Example:
+        >>> p, v = jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0])
+        >>> scores, values = ja.models.one_layer.project(jnp.eye(2), p, v)
+        >>> scores.tolist(), values.tolist()
+        ([1.0, 2.0], [3.0, 4.0])
     """
     if backend.platform() != "cpu":
         # On accelerators, the compiler fuses the two products with the operations that read them.
@@ -86,9 +92,9 @@ class Params(Brief):
         v: (d,) read-out vector, or (d, K) for K > 2 classes; initially of unit norm.
     """
 
-    E: Leaf
-    p: Leaf
-    v: Leaf
+    E: Array
+    p: Array
+    v: Array
 
 
 @checked
@@ -111,6 +117,11 @@ def init(
     Source:
         Model section of arXiv 2505.17282. The paper does not specify the direction of v, so it is random
         here.
+
+    Example:
+        >>> params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> params.E.shape, params.p.shape, params.v.shape
+        ((3, 4), (4,), (4,))
     """
     given: dict[str, Any] = {"vocab_size": vocab_size, "num_classes": num_classes, "dtype": dtype}
     if dim == "inf":
@@ -119,7 +130,14 @@ def init(
 
 
 def scores_and_values(params: Params | Mapping[str, Array]) -> tuple[Array, Array]:
-    """Compute scores a = E p, (V,), and values γ = E v, (V,) or (V, K)."""
+    """Compute scores a = E p, (V,), and values γ = E v, (V,) or (V, K).
+
+    Example:
+        >>> params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> scores, values = ja.models.one_layer.scores_and_values(params)
+        >>> scores.shape, values.shape
+        ((3,), (3,))
+    """
     own = attributes(params)
     return project(own.E, own.p, own.v)
 
@@ -131,6 +149,12 @@ def outputs(params: Params | Mapping[str, Array], data: Corpus) -> Array:
 
     Source:
         Model of arXiv 2505.17282, without positional encodings, 1/√d scaling, or key and query matrices.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.one_layer.Params(E=jnp.eye(3), p=jnp.zeros(3), v=jnp.array([3.0, -1.0, 1.0]))
+        >>> ja.models.one_layer.outputs(params, corpus).tolist()
+        [2.0, 0.0]
     """
     scores, values = scores_and_values(params)
     return attend(data, scores, values)
@@ -174,6 +198,10 @@ def is_one_layer(model: Model[Any]) -> bool:
 
     Its scores are E·p, its values E·v, and its output is the attention-weighted mean of the values.
     Subclasses of `OneLayer` that redefine them are other models.
+
+    Example:
+        >>> ja.models.one_layer.is_one_layer(ja.models.OneLayer(dim=4))
+        True
     """
     own = type(model)
     return issubclass(own, OneLayer) and (own.outputs, own.scores_and_values) == (

@@ -25,6 +25,12 @@ def padded_sequences(
 
     Raises:
         InputError: the lengths are traced, but `longest` is None.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1]], labels=[1, -1], vocab_size=3)
+        >>> ids, mask = ja.models.reference.padded_sequences(corpus)
+        >>> ids.tolist(), mask.tolist()
+        ([[0, 2], [1, 0]], [[True, True], [True, False]])
     """
     if longest is None:
         if isinstance(corpus.lengths, jax.core.Tracer):
@@ -59,6 +65,12 @@ def outputs(
         params: as in `one_layer.outputs`.
         ids: (n, T); token ids x.
         mask: (n, T) bool; True for tokens, False for padding.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.one_layer.Params(E=jnp.eye(3), p=jnp.zeros(3), v=jnp.array([3.0, -1.0, 1.0]))
+        >>> ja.models.reference.outputs(params, *ja.models.reference.padded_sequences(corpus)).tolist()
+        [2.0, 0.0]
     """
     return _pool(params.E[ids], params.p, mask) @ params.v
 
@@ -80,6 +92,14 @@ def two_layer_outputs(
         ids: (n, T); token ids x.
         mask: (n, T) bool; True for tokens, False for padding.
         residual: True to add E[x].
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> ids, mask = ja.models.reference.padded_sequences(corpus)
+        >>> f = ja.models.reference.two_layer_outputs(params, ids, mask)
+        >>> bool(jnp.allclose(f, ja.models.two_layer.outputs(params, corpus), atol=1e-5))
+        True
     """
     embedded = params.E[ids]
     keys, query = embedded, params.p

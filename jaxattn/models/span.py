@@ -38,18 +38,33 @@ class Rows(NamedTuple):
 
 
 def coordinates(vocab_size: int, num_classes: int) -> int:
-    """Return the dimension of the span, m = V + 1 + K, with K = 1 for two classes."""
+    """Return the dimension of the span, m = V + 1 + K, with K = 1 for two classes.
+
+    Example:
+        >>> ja.models.span.coordinates(vocab_size=10, num_classes=2)
+        12
+    """
     return vocab_size + 1 + (1 if num_classes == 2 else num_classes)
 
 
 def dimensions(dim: Dim, vocab_size: int, num_classes: int) -> int:
-    """Return the number of coordinates that `start` uses: min(d, m), with m from `coordinates`."""
+    """Return the number of coordinates that `start` uses: min(d, m), with m from `coordinates`.
+
+    Example:
+        >>> ja.models.span.dimensions("inf", 10, 2), ja.models.span.dimensions(4, 10, 2)
+        (12, 4)
+    """
     m = coordinates(vocab_size, num_classes)
     return m if dim == "inf" else min(dim, m)
 
 
 def infinite_by_name(model: Any) -> None:
-    """If `model.dim` is a float infinity, replace it with "inf", the value used in sweep files."""
+    """If `model.dim` is a float infinity, replace it with "inf", the value used in sweep files.
+
+    Example:
+        >>> ja.models.OneLayer(dim=float('inf')).dim
+        'inf'
+    """
     if isinstance(model.dim, float) and math.isinf(model.dim):
         msgspec.structs.force_setattr(model, "dim", "inf")
 
@@ -70,6 +85,12 @@ def start(key: Array, *, vocab_size: int, dim: Dim, num_classes: int, dtype: DTy
 
     Returns:
         E (V, r), p (r,) and v, (r,) or (r, K), with r = min(d, m).
+
+    Example:
+        >>> sizes = {'vocab_size': 3, 'dim': 'inf', 'num_classes': 2, 'dtype': jnp.float32}
+        >>> E, p, v = ja.models.span.start(jax.random.key(0), **sizes)
+        >>> E.shape, p.shape, v.shape
+        ((3, 5), (5,), (5,))
     """
     m = coordinates(vocab_size, num_classes)
     if dim == "inf":
@@ -82,7 +103,15 @@ def start(key: Array, *, vocab_size: int, dim: Dim, num_classes: int, dtype: DTy
 
 
 def in_span(rows: Rows) -> Rows:
-    """Return E, p and v expressed in coordinates of their span, with the same inner products."""
+    """Return E, p and v expressed in coordinates of their span, with the same inner products.
+
+    Example:
+        >>> sizes = {'vocab_size': 3, 'dim': 100, 'num_classes': 2, 'dtype': jnp.float32}
+        >>> drawn = ja.models.starts.embeddings_query_head(jax.random.key(0), **sizes)
+        >>> rows = ja.models.span.in_span(ja.models.span.Rows(*drawn))
+        >>> rows.E.shape, bool(jnp.allclose(rows.E @ rows.p, drawn[0] @ drawn[1], atol=1e-5))
+        ((3, 5), True)
+    """
     return _apart(_factor(_together(rows)), 2 if rows.v.ndim == 1 else rows.v.shape[1])
 
 
@@ -94,6 +123,12 @@ def basis(
     Q applies to both initial and trained parameters. The arguments are those of `start`, with d > m. For
     d < 16,384, Q maps the initial parameters to the vectors from `embeddings_query_head`. For larger d, Q is
     random.
+
+    Example:
+        >>> sizes = {'vocab_size': 3, 'dim': 100, 'num_classes': 2, 'dtype': jnp.float32}
+        >>> Q = ja.models.span.basis(jax.random.key(0), **sizes)
+        >>> Q.shape, bool(jnp.allclose(Q.T @ Q, jnp.eye(5), atol=1e-5))
+        ((100, 5), True)
     """
     sizes: dict[str, Any] = {"vocab_size": vocab_size, "dim": dim, "num_classes": num_classes, "dtype": dtype}
     Q, R = jnp.linalg.qr(_together(Rows(*embeddings_query_head(key, **sizes))).T)

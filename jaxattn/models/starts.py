@@ -1,7 +1,7 @@
 """Starts: initial parameter values that a study uses in place of those sampled by the model."""
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +9,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from jaxattn.base import Start
-from jaxattn.base.functions import StartOfFunction, declare, settings_class
+from jaxattn.base.from_function import StartFromFunction, declare, settings_class
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import FilePath
 from jaxattn.data.arrays import read_array, read_vocabulary
@@ -19,7 +18,12 @@ from jaxattn.data.corpus import Corpus
 
 @declare(rotation_invariant=True)
 def zero(key: Array, drawn: Array) -> Array:
-    """Return zeros as the initial value."""
+    """Return zeros as the initial value.
+
+    Example:
+        >>> ja.models.starts.zero(jax.random.key(0), jnp.ones(2)).tolist()
+        [0.0, 0.0]
+    """
     return jnp.zeros_like(drawn)
 
 
@@ -31,6 +35,10 @@ def scaled(key: Array, drawn: Array, *, scale: float | Array) -> Array:
         key: PRNG key (unused).
         drawn: the value sampled by the model.
         scale: scaling factor.
+
+    Example:
+        >>> ja.models.starts.scaled(jax.random.key(0), jnp.ones(2), scale=0.5).tolist()
+        [0.5, 0.5]
     """
     return jnp.asarray(scale, drawn.dtype) * drawn
 
@@ -70,15 +78,19 @@ def from_file(
     return jnp.where(known, jnp.asarray(rows[np.maximum(index, 0)], drawn.dtype), drawn)
 
 
-def kind_of(table: dict[str, Any]) -> str | None:
-    """Infer the kind of a start from the keys of its table; return None if they do not determine the kind."""
+def kind_of(table: Mapping[str, object]) -> str | None:
+    """Infer the kind of a start from the keys of its table; return None if they do not determine the kind.
+
+    Example:
+        >>> ja.models.starts.kind_of({"scale": 0.5})
+        'scaled'
+    """
     return "file" if "file" in table else "scaled" if "scale" in table else None
 
 
-Zero = settings_class(zero, StartOfFunction, "Zero")
-Scaled = settings_class(scaled, StartOfFunction, "Scaled")
-FromFile = settings_class(from_file, StartOfFunction, "FromFile")
-STARTS: dict[str, type[Start]] = {"zero": Zero, "scaled": Scaled, "file": FromFile}
+Zero = settings_class(zero, StartFromFunction, "Zero")
+Scaled = settings_class(scaled, StartFromFunction, "Scaled")
+FromFile = settings_class(from_file, StartFromFunction, "FromFile")
 
 
 SquareInit = Literal["identity", "normal"]
@@ -98,6 +110,12 @@ def embeddings_query_head(
     Source:
         Model section of arXiv 2505.17282. The paper does not specify the direction of v, so it is random
         here.
+
+    Example:
+        >>> sizes = {'vocab_size': 3, 'dim': 4, 'num_classes': 2, 'dtype': jnp.float32}
+        >>> E, p, v = ja.models.starts.embeddings_query_head(jax.random.key(0), **sizes)
+        >>> E.shape, p.shape, round(float(jnp.linalg.norm(v)), 4)
+        ((3, 4), (4,), 1.0)
     """
     for name, size, least in (
         ("vocab_size", vocab_size, 1),
@@ -120,7 +138,13 @@ def embeddings_query_head(
 
 
 def sizes(like: Corpus) -> dict[str, int]:
-    """Return V and K of a corpus, as keyword arguments for `init`."""
+    """Return V and K of a corpus, as keyword arguments for `init`.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> ja.models.starts.sizes(corpus)
+        {'vocab_size': 3, 'num_classes': 2}
+    """
     return {"vocab_size": like.vocab_size, "num_classes": like.num_classes}
 
 
@@ -129,6 +153,10 @@ def square_matrix(key: Array, dim: int, dtype: DTypeLike, weights: SquareInit = 
 
     Raises:
         InputError: `weights` is neither "identity" nor "normal".
+
+    Example:
+        >>> ja.models.starts.square_matrix(jax.random.key(0), 2, jnp.float32, "identity").tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
     """
     if weights not in ("identity", "normal"):
         raise InputError(f"weights: must be 'identity' or 'normal', got {weights!r}")

@@ -27,6 +27,12 @@ def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
     Source:
         Two-layer experiment of arXiv 2505.17282, which does not specify whether there is a residual
         connection.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> ja.models.two_layer.outputs(params, corpus).shape
+        (2,)
     """
     scores, values = scores_and_values(params)
     return two_layer_attention(corpus, params.E, None, scores, values, residual=residual)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from jaxattn.attention.self_attention import two_layer_attention
 from jaxattn.base import Model
 from jaxattn.core.arguments import checked
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.pytrees import Brief
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
@@ -30,11 +30,11 @@ class Params(Brief):
         W2: (d, d) key-query matrix of the read-out.
     """
 
-    E: Leaf
-    p: Leaf
-    v: Leaf
-    W1: Leaf
-    W2: Leaf
+    E: Array
+    p: Array
+    v: Array
+    W1: Array
+    W2: Array
 
 
 @checked
@@ -58,6 +58,11 @@ def init(
 
     Source:
         The initial W1 and W2 are not published; this library chooses them.
+
+    Example:
+        >>> params = ja.models.two_layer_weights.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> params.W1.shape, params.W2.shape
+        ((4, 4), (4, 4))
     """
     E, p, v = embeddings_query_head(key, vocab_size=vocab_size, dim=dim, num_classes=num_classes, dtype=dtype)
     W1, W2 = (square_matrix(jax.random.fold_in(key, number), dim, dtype, weights) for number in (1, 2))
@@ -65,7 +70,13 @@ def init(
 
 
 def scores_and_values(params: Params) -> tuple[Array, Array]:
-    """Compute scores a = E W2 p, (V,), and values γ = E v, (V,) or (V, K)."""
+    """Compute scores a = E W2 p, (V,), and values γ = E v, (V,) or (V, K).
+
+    Example:
+        >>> params = ja.models.two_layer_weights.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> [x.shape for x in ja.models.two_layer_weights.scores_and_values(params)]
+        [(3,), (3,)]
+    """
     return params.E @ (params.W2 @ params.p), params.E @ params.v
 
 
@@ -78,6 +89,12 @@ def outputs(params: Params, corpus: Corpus, *, residual: bool = False) -> Array:
 
     Source:
         Two-layer experiment with weight matrices in the public review of arXiv 2505.17282.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.two_layer_weights.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> ja.models.two_layer_weights.outputs(params, corpus).shape
+        (2,)
     """
     scores, values = scores_and_values(params)
     queries = _embedding_product(corpus, params.E, params.W1)

@@ -28,7 +28,7 @@ from jaxattn.theory.selection import (
     one_minus_cosine,
     selection,
     selection_from_scores,
-    selection_of,
+    selection_from_tokens,
     tie_tolerance,
 )
 
@@ -65,7 +65,7 @@ __all__ = [
     "scores",
     "selection",
     "selection_from_scores",
-    "selection_of",
+    "selection_from_tokens",
     "tie_classes",
     "tie_tolerance",
     "write_certificate",

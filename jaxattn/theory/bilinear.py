@@ -126,6 +126,11 @@ def bilinear_max_margin(
         InputError: the shapes do not match, an array contains NaN or inf, or products are out of range.
 
     Source: Tarzanagh et al. 2023 (arXiv 2308.16898), the attention SVM in both norms.
+
+    Example:
+        >>> differences, queries = np.eye(2), np.eye(2)
+        >>> ja.theory.bilinear_max_margin(differences, queries, np.arange(2)).matrix.round(4).tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
     """
     u, z = np.asarray(differences, np.float64), np.asarray(queries, np.float64)
     sequence = np.asarray(sequence)

@@ -9,7 +9,7 @@ from flax import struct
 from jaxtyping import Float
 
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.pytrees import Brief
 from jaxattn.theory.constraints import Constraints
 from jaxattn.theory.infeasible import proves_infeasible
 from jaxattn.theory.selection import require_finite
@@ -113,22 +113,22 @@ class MaxMargin(Brief):
         status: () int8; a `Status`.
     """
 
-    p: Leaf
-    margin: Leaf
-    margin_bound: Leaf
-    pairs: Leaf
-    multipliers: Leaf
-    ties: Leaf
-    tie_multipliers: Leaf
-    primal_residual: Leaf
-    dual_residual: Leaf
-    duality_gap: Leaf
-    num_pairs: Leaf
-    iterations: Leaf
-    status: Leaf
+    p: np.ndarray
+    margin: float | np.ndarray
+    margin_bound: float | np.ndarray
+    pairs: np.ndarray
+    multipliers: np.ndarray
+    ties: np.ndarray
+    tie_multipliers: np.ndarray
+    primal_residual: float | np.ndarray
+    dual_residual: float | np.ndarray
+    duality_gap: float | np.ndarray
+    num_pairs: int | np.ndarray
+    iterations: int | np.ndarray
+    status: np.int8 | np.ndarray
 
     @property
-    def feasible(self) -> Leaf:
+    def feasible(self) -> bool | np.ndarray:
         """Whether p satisfies all constraints; bool, or (S,) for a batch.
 
         False does not prove infeasibility.
@@ -136,26 +136,27 @@ class MaxMargin(Brief):
         return self._is(Status.SOLVED, Status.NO_PAIRS, Status.LOOSE)
 
     @property
-    def infeasible(self) -> Leaf:
+    def infeasible(self) -> bool | np.ndarray:
         """Whether the multipliers prove that no p satisfies all constraints; bool, or (S,) for a batch."""
         return self._is(Status.INFEASIBLE, Status.CYCLE)
 
     @property
-    def decided(self) -> Leaf:
+    def decided(self) -> float | np.ndarray:
         """1 if feasible, 0 if infeasible, NaN if neither is proven; float, or (S,) for a batch."""
         decided = np.where(self.feasible, 1.0, np.where(self.infeasible, 0.0, np.nan))
         return float(decided) if decided.ndim == 0 else decided
 
-    def _is(self, *statuses: Status) -> Leaf:
+    def _is(self, *statuses: Status) -> bool | np.ndarray:
         found = np.isin(self.status, statuses)
         return bool(found) if found.ndim == 0 else found
 
     def brief(self) -> str:
         """Return a one-line summary: the outcome, margin, duality gap and sizes."""
         if np.ndim(self.status) > 0:
-            counts = zip(*np.unique(self.status, return_counts=True), strict=True)
-            outcome = ", ".join(f"{count} {Status(int(status)).name}" for status, count in counts)
-            return f"batch of {len(self.status)}: {outcome}; p {np.shape(self.p)}"
+            status = np.asarray(self.status)
+            counts = zip(*np.unique(status, return_counts=True), strict=True)
+            outcome = ", ".join(f"{count} {Status(int(code)).name}" for code, count in counts)
+            return f"batch of {len(status)}: {outcome}; p {np.shape(self.p)}"
         size = f"p {np.shape(self.p)}, {int(self.num_pairs)} pairs, {len(self.ties)} ties"
         numbers = f"margin {float(self.margin):.4g}, duality_gap {float(self.duality_gap):.4g}"
         return f"{Status(int(self.status)).name}, {self.reason}; {numbers}, {size}"
@@ -165,7 +166,7 @@ class MaxMargin(Brief):
         """Description of the outcome, or a list of descriptions for a batch."""
         if np.ndim(self.status) == 0:
             return _REASONS[Status(int(self.status))]
-        return [_REASONS[Status(int(status))] for status in self.status]
+        return [_REASONS[Status(int(status))] for status in np.asarray(self.status)]
 
 
 def require_margins(required: np.ndarray) -> None:
@@ -236,6 +237,14 @@ def certify_max_margin(
     Raises:
         InputError: the number of multipliers differs from the number of pairs or ties, the keys or a required
             margin contain NaN or inf, or a required margin is negative.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> chosen = ja.theory.selection_from_tokens(np.array([True, True, False]), corpus)
+        >>> found = ja.theory.constraints(corpus, chosen)
+        >>> mm = ja.theory.certify_max_margin(np.eye(3), found, np.array([1 / 3, 1 / 3]), np.zeros(0))
+        >>> mm.feasible, bool(mm.duality_gap <= 1e-10)
+        (True, True)
     """
     require_finite(keys=keys)
     require_margins(constraints.required)

@@ -50,6 +50,12 @@ def constraints(corpus: Corpus, selection: Selection, required: np.ndarray | Non
 
     Raises:
         InputError: the selection is for another corpus, or a sequence has no selected token.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> chosen = ja.theory.selection_from_tokens(np.array([True, True, False]), corpus)
+        >>> ja.theory.constraints(corpus, chosen).better.tolist()
+        [0, 1]
     """
     vocab, mask = corpus.vocab_size, np.asarray(selection.mask)
     if mask.shape != corpus.bags.index.shape:
@@ -96,6 +102,11 @@ def distinct_tokens(
         A mask of the N bag entries that contain a token, (R, W) bool; the sequence of each such entry, (N,)
         int; and its token, (N,) int. The order is that of Boolean indexing with the mask, as in
         `corpus.bags.count[present]`.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2, 2], [1]], labels=[1, -1], vocab_size=3)
+        >>> [x.tolist() for x in ja.theory.distinct_tokens(corpus)]
+        [[[True, True], [True, False]], [0, 0, 1], [0, 2, 1]]
     """
     bags = corpus.bags
     present = np.asarray(bags.count) > 0
@@ -191,6 +202,10 @@ def tie_classes(
         one: (t,) int; first token in each tie.
         other: (t,) int; second token in each tie.
         vocab_size: V.
+
+    Example:
+        >>> ja.theory.tie_classes(np.array([0, 3]), np.array([3, 2]), vocab_size=5).tolist()
+        [0, 1, 0, 0, 4]
     """
     from scipy.sparse import coo_array  # slow to import
     from scipy.sparse.csgraph import connected_components

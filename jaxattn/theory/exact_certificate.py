@@ -66,6 +66,14 @@ def certify_exactly(scores: Scores, selection: Selection, solution: MaxMargin) -
 
     Source:
         Weak duality and Gordan's theorem.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> scores = ja.theory.Scores(np.eye(3), corpus)
+        >>> chosen = ja.theory.selection_from_tokens(np.array([True, True, False]), corpus)
+        >>> mm = ja.theory.max_margin(scores, chosen)
+        >>> ja.theory.certify_exactly(scores, chosen, mm).gap <= 1e-10
+        True
     """
     if np.ndim(solution.margin) != 0 or len(solution.pairs) == 0 or np.isnan(solution.decided):
         raise InputError(

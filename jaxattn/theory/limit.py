@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from jaxattn.attention.scores import Scores, require_values
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.pytrees import Brief
 from jaxattn.core.scaling import power_of_two
 from jaxattn.data.corpus import Corpus
 from jaxattn.theory.certificate import MaxMargin, Status, in_unit, lengths
@@ -107,17 +107,17 @@ class Limit(Brief):
     """
 
     direction: MaxMargin
-    angle: Leaf
-    distance: Leaf
-    gradient: Leaf
-    curvature: Leaf
-    untied: Leaf
-    loose_force: Leaf
-    attracting_rate: Leaf
-    attracting_component: Leaf
-    cancelled_rate: Leaf
-    cancelled_cosine: Leaf
-    unknown_rate: Leaf
+    angle: float
+    distance: float
+    gradient: float
+    curvature: float
+    untied: float
+    loose_force: float
+    attracting_rate: float
+    attracting_component: float
+    cancelled_rate: float
+    cancelled_cosine: float
+    unknown_rate: float
     resolved: bool
 
     @property
@@ -222,6 +222,13 @@ def certify_limit(
 
     Source:
         docs/notes/exact_flow_ties.md.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> scores = ja.theory.Scores(np.eye(3), corpus, np.array([1.0, -1.0, 0.0]))
+        >>> path = ja.dynamics.exact_flow(scores, np.zeros(3), until_norm=1e6)
+        >>> ja.theory.certify_limit(scores, path.p[-1], path.selection).holds
+        True
     """
     corpus = scores.corpus
     require_values(scores)

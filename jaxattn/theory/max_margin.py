@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxattn.attention.scores import Scores
 from jaxattn.core.errors import InputError
-from jaxattn.core.mapping import map_on_cores
+from jaxattn.core.loops import map_on_cores
 from jaxattn.core.scaling import power_of_two
 from jaxattn.theory.active_set import active_set, orthogonal_to, solve_normalised
 from jaxattn.theory.certificate import (
@@ -99,6 +99,13 @@ def max_margin(
 
     Source: Wu et al. 2025 (arXiv 2505.17282), §4, the max-margin problem; ties as in Tarzanagh et al. 2023
         (arXiv 2308.16898).
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> chosen = ja.theory.selection_from_tokens(np.array([True, True, False]), corpus)
+        >>> mm = ja.theory.max_margin(ja.theory.Scores(np.eye(3), corpus), chosen)
+        >>> mm.p.round(4).tolist(), mm.feasible
+        ([0.3333, 0.3333, -0.6667], True)
     """
     require_keys(scores.keys, scores.corpus)
     require_finite(keys=scores.keys)
@@ -122,6 +129,13 @@ def max_margin_from_constraints(
     Raises:
         InputError: Φ or a required margin contains NaN or inf, a required margin is negative, or Φ does not
             have one row per token.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> chosen = ja.theory.selection_from_tokens(np.array([True, True, False]), corpus)
+        >>> found = ja.theory.constraints(corpus, chosen)
+        >>> ja.theory.max_margin_from_constraints(np.eye(3), found).p.round(4).tolist()
+        [0.3333, 0.3333, -0.6667]
     """
     keys, tokens = np.asarray(keys, np.float64), len(constraints.leader)
     if keys.ndim != 2 or len(keys) != tokens:
@@ -154,6 +168,14 @@ def max_margin_batch(
 
     Raises:
         InputError: the shapes do not match.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> chosen = ja.theory.selection_from_tokens(np.array([True, True, False]), corpus)
+        >>> keys = np.stack([np.eye(3), 2 * np.eye(3)])
+        >>> pair = jax.tree.map(lambda x: jnp.stack([x, x]), chosen)
+        >>> ja.theory.max_margin_batch(ja.theory.Scores(keys, corpus), pair).p.round(4).tolist()
+        [[0.3333, 0.3333, -0.6667], [0.1667, 0.1667, -0.3333]]
     """
     E, corpus, mask = np.asarray(scores.keys), scores.corpus, np.asarray(selection.mask)
     shared = corpus.targets.ndim == 1
@@ -287,6 +309,13 @@ def differentiable_direction(E: Float[Array | np.ndarray, "V d"], solution: MaxM
             refers to tokens for which E has no row.
 
     Source: Fiacco, Introduction to Sensitivity and Stability Analysis in Nonlinear Programming (1983).
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> chosen = ja.theory.selection_from_tokens(np.array([True, True, False]), corpus)
+        >>> mm = ja.theory.max_margin(ja.theory.Scores(np.eye(3), corpus), chosen)
+        >>> print(ja.theory.differentiable_direction(jnp.eye(3), mm).round(4))
+        [ 0.3333  0.3333 -0.6667]
     """
     if np.ndim(solution.margin) != 0:
         raise InputError(

@@ -25,6 +25,11 @@ def predicted_values(
 
     Source:
         Lemma 4.1 of arXiv 2505.17282; for K classes, its public review thread.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> ja.theory.predicted_values(corpus, step_size=8.0).tolist()
+        [1.0, -1.0, 0.0]
     """
     alpha = average_signed_frequency(corpus) if alpha is None else alpha
     return step_size * alpha / 2 if corpus.num_classes == 2 else step_size * alpha
@@ -46,6 +51,12 @@ def one_step_error(
 
     Source:
         Lemma 4.1 of arXiv 2505.17282.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> change = ja.theory.predicted_values(corpus, step_size=8.0)
+        >>> float(ja.theory.one_step_error(change, corpus, step_size=8.0))
+        0.0
     """
     return jnp.abs(change - predicted_values(corpus, step_size, alpha)).max() / step_size
 

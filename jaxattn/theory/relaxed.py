@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 from jaxattn.attention.scores import Scores
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.pytrees import Brief
 from jaxattn.data.corpus import Corpus
 from jaxattn.theory.certificate import MaxMargin, Status, lengths, unsolved
 from jaxattn.theory.constraints import Constraints, constraints, distinct_tokens
@@ -37,8 +37,8 @@ class RelaxedMaxMargin(Brief):
 
     query: MaxMargin
     head: MaxMargin
-    support: Leaf
-    clearance: Leaf
+    support: np.ndarray
+    clearance: float
 
     def brief(self) -> str:
         """Return a one-line summary of the problems for p and v, including their margins."""
@@ -47,12 +47,12 @@ class RelaxedMaxMargin(Brief):
         return f"{self.reason}; {margins} of v and p, duality_gap {self.duality_gap:.4g}, {tight}"
 
     @property
-    def p(self) -> Leaf:
+    def p(self) -> np.ndarray:
         """Relaxed max-margin vector, (D,); NaN if there is no such vector."""
         return self.query.p
 
     @property
-    def v(self) -> Leaf:
+    def v(self) -> np.ndarray:
         """Minimum-norm v, (e,), with y x·v ≥ 1 for each sequence; NaN if infeasible.
 
         y is the label of the sequence, and x is the point of its selected token.
@@ -60,7 +60,7 @@ class RelaxedMaxMargin(Brief):
         return self.head.p
 
     @property
-    def multipliers(self) -> Leaf:
+    def multipliers(self) -> np.ndarray:
         """Multipliers for p, (k,), in the order of `query.pairs`."""
         return self.query.multipliers
 
@@ -133,6 +133,13 @@ def relaxed_max_margin(
 
     Source:
         Tarzanagh et al. 2023 (arXiv 2306.13596), limit of the regularisation path of p and v.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> chosen = ja.theory.selection_from_tokens(np.array([True, True, False]), corpus)
+        >>> solution = ja.theory.relaxed_max_margin(ja.theory.Scores(np.eye(3), corpus), chosen)
+        >>> solution.v.round(4).tolist(), solution.p.round(4).tolist()
+        ([1.0, -1.0, 0.0], [0.3333, 0.3333, -0.6667])
     """
     corpus = scores.corpus
     if corpus.num_classes != 2:

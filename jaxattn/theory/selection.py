@@ -6,13 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
+from numpy.typing import ArrayLike
 
 from jaxattn.attention.batched import sequential_vmap_if_large
 from jaxattn.attention.scores import Scores
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Brief, Leaf
+from jaxattn.core.pytrees import AnyArray, Brief, PathArray
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 
@@ -24,13 +26,17 @@ tolerance in any precision.
 """
 
 
-def tie_tolerance(dtype: Any) -> float:
+def tie_tolerance(dtype: DTypeLike) -> float:
     """Return the default tolerance for ties in `selection`: the larger of `TIE` and 64 machine epsilons.
 
     Two tokens of a sequence tie if their scores differ by at most this fraction of the spread of all scores.
 
     Args:
         dtype: floating-point dtype of p, or of the scores for `selection_from_scores`.
+
+    Example:
+        >>> ja.theory.tie_tolerance(jnp.float64), ja.theory.tie_tolerance(jnp.float32)
+        (1e-09, 7.62939453125e-06)
     """
     return max(TIE, 64 * float(jnp.finfo(dtype).eps))
 
@@ -44,7 +50,7 @@ class Selection(Brief):
             including padding.
     """
 
-    mask: Leaf
+    mask: AnyArray
 
     def counts(self, corpus: Corpus) -> Int[Array, " n"]:
         """Count the distinct selected tokens in each sequence, (n,) int32."""
@@ -118,6 +124,13 @@ def selection(
             under jit or vmap).
 
     Source: Wu et al. 2025 (arXiv 2505.17282), §4, the set S_X(p).
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> scores = ja.theory.Scores(jnp.eye(3), corpus)
+        >>> chosen = ja.theory.selection(jnp.array([1.0, 1.0, 0.0]), scores)
+        >>> chosen.counts(corpus).tolist()
+        [1, 1]
     """
     keys, corpus = scores.keys, scores.corpus
     traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((p, keys, corpus, tie)))
@@ -152,12 +165,17 @@ def selection_from_scores(
         corpus: n sequences over V tokens.
         tie: tolerance for ties, relative to the spread of the scores; default `tie_tolerance` of their dtype.
         nats: absolute tolerance in addition to `tie`, in nats.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> ja.theory.selection_from_scores(jnp.zeros(3), corpus).counts(corpus).tolist()
+        [2, 2]
     """
     scores = jnp.asarray(scores)
     return _select(corpus, scores, tie_tolerance(scores.dtype) if tie is None else tie, nats)
 
 
-def selection_of(tokens: Bool[Array | np.ndarray, " V"], corpus: Corpus) -> Selection:
+def selection_from_tokens(tokens: Bool[Array | np.ndarray, " V"], corpus: Corpus) -> Selection:
     """Select all occurrences of the given tokens, such as the important tokens.
 
     No token is selected in a sequence that contains none of the given tokens.
@@ -165,12 +183,18 @@ def selection_of(tokens: Bool[Array | np.ndarray, " V"], corpus: Corpus) -> Sele
     Args:
         tokens: (V,) bool; True for tokens to select.
         corpus: n sequences over V tokens.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> chosen = ja.theory.selection_from_tokens(np.array([True, False, False]), corpus)
+        >>> chosen.counts(corpus).tolist()
+        [1, 0]
     """
     chosen = take(jnp.asarray(tokens), corpus.bags.index.astype(jnp.int32))
     return Selection(chosen & (corpus.bags.count > 0))
 
 
-def require_keys(keys: Any, corpus: Corpus) -> None:
+def require_keys(keys: AnyArray, corpus: Corpus) -> None:
     """Raise InputError unless there is one key per token."""
     if np.ndim(keys) != 2 or np.shape(keys)[0] != corpus.vocab_size:
         raise InputError(
@@ -178,10 +202,10 @@ def require_keys(keys: Any, corpus: Corpus) -> None:
         )
 
 
-def require_finite(**arrays: Any) -> None:
+def require_finite(**arrays: AnyArray | None) -> None:
     """Raise InputError if any array contains NaN or inf. The message names the first such array."""
     for name, x in arrays.items():
-        if not np.isfinite(x).all():
+        if x is not None and not np.isfinite(x).all():
             raise InputError(f"{name} contains NaN or inf; lower the step size or exclude this run")
 
 
@@ -204,7 +228,7 @@ def _count(corpus: Corpus, mask: Array, tokens: Array | None = None) -> Array:
     return corpus.bags.sum(chosen.astype(jnp.int32))[0]
 
 
-def cosine(a: Any, b: Any) -> Any:
+def cosine(a: ArrayLike, b: ArrayLike) -> PathArray:
     """Return the cosine of the angle between two vectors, a·b / (‖a‖ ‖b‖).
 
     Args:
@@ -214,11 +238,15 @@ def cosine(a: Any, b: Any) -> Any:
     Returns:
         An array (...) with values in [-1, 1], NaN where a vector is zero: a float64 NumPy array, or a JAX
         array if traced.
+
+    Example:
+        >>> float(ja.theory.cosine([3.0, 0.0], [1.0, 1.0]).round(4))
+        0.7071
     """
     return 1.0 - one_minus_cosine(a, b)
 
 
-def one_minus_cosine(a: Any, b: Any) -> Any:
+def one_minus_cosine(a: ArrayLike, b: ArrayLike) -> PathArray:
     """Return 1 - cos with full relative precision for small angles: ½ ‖a/‖a‖ - b/‖b‖‖².
 
     Args:
@@ -228,10 +256,15 @@ def one_minus_cosine(a: Any, b: Any) -> Any:
     Returns:
         An array (...) with values in [0, 2], NaN where a vector is zero: a float64 NumPy array, or a JAX
         array if traced.
+
+    Example:
+        >>> float(ja.theory.one_minus_cosine([1.0, 0.0], [1.0, 1e-9]))
+        5e-19
     """
-    a, b = _unit(a), _unit(b)
+    difference = _unit(a) - _unit(b)
     # For opposite vectors, rounding could make the result slightly larger than 2.
-    return (0.5 * ((a - b) ** 2).sum(-1)).clip(max=2)
+    found: PathArray = (0.5 * (difference**2).sum(-1)).clip(max=2)
+    return found
 
 
 def margin(p: Float[Array, " D"], scores: Scores, selection: Selection) -> Float[Array, ""]:
@@ -249,6 +282,13 @@ def margin(p: Float[Array, " D"], scores: Scores, selection: Selection) -> Float
 
     Returns:
         () float; inf if no sequence has both selected and other tokens, NaN if p = 0.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> scores = ja.theory.Scores(jnp.eye(3), corpus)
+        >>> chosen = ja.theory.selection_from_tokens(np.array([True, True, False]), corpus)
+        >>> print(ja.theory.margin(jnp.array([3.0, 4.0, 0.0]), scores, chosen).round(3))
+        0.6
     """
     bags = scores.corpus.bags
     entries = take(jnp.matmul(scores.keys, p, precision="highest"), bags.index.astype(jnp.int32))

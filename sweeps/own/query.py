@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 import jaxattn as ja
-from jaxattn.attention.scores import of_query
+from jaxattn.attention.scores import from_query
 from jaxattn.data import Vectors
 from jaxattn.theory import Scores
 
@@ -53,7 +53,7 @@ class Bilinear(ja.Model[Vectors]):
 
     def scores(self, params: Params, data: Vectors) -> Scores:
         """Return scores in the form Φ vec W, for the exact flow and certificates: Φ = x ⊗ z, values x·v."""
-        return of_query(data.X, data.z, data.targets, values=data.X @ params.v, mask=data.mask)
+        return from_query(data.X, data.z, data.targets, values=data.X @ params.v, mask=data.mask)
 
 
 def attention_on_signal(params: Params, data: Vectors) -> Array:

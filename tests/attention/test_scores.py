@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.attention.scores import Scores, linear, of_query, of_vectors, one_layer, require_values
+from jaxattn.attention.scores import Scores, from_query, from_vectors, linear, one_layer, require_values
 from jaxattn.core.errors import InputError
 from jaxattn.theory import max_margin, relaxed_max_margin, selection
 
@@ -29,7 +29,7 @@ def tops(scores, chosen):
 def test_selection_for_vector_sequences_matches_a_loop_implementation(tokens, rng, traced):
     X, _, mask, targets = tokens
     p = rng.normal(size=D)
-    make = jax.jit(of_vectors) if traced else of_vectors
+    make = jax.jit(from_vectors) if traced else from_vectors
     with jax.enable_x64(True):
         scores = make(X, targets, mask=mask)
         found = tops(scores, selection(p, scores))
@@ -41,7 +41,7 @@ def test_selection_for_vector_sequences_matches_a_loop_implementation(tokens, rn
 def test_query_scores_match_the_matrix_product(tokens, rng):
     X, z, mask, targets = tokens
     W = rng.normal(size=(D, Q))
-    scores = of_query(X, z, targets, mask=mask)
+    scores = from_query(X, z, targets, mask=mask)
     expected = np.array([[x @ W @ z[i] for x in X[i]] for i in range(N)])
     np.testing.assert_allclose(scores.keys @ W.ravel(), expected.ravel(), rtol=1e-12)
 
@@ -51,7 +51,7 @@ def test_max_margin_matrix_matches_nnls(tokens, rng):
     from scipy.optimize import nnls
 
     X, z, mask, targets = tokens
-    scores = of_query(X, z, targets, mask=mask)
+    scores = from_query(X, z, targets, mask=mask)
     chosen = selection(rng.normal(size=D * Q), scores)
     solution = max_margin(scores, chosen)
     assert solution.duality_gap < 1e-10
@@ -70,7 +70,7 @@ def test_equivalent_bags_and_vectors_have_the_same_margin(rng):
     """A corpus without repeated tokens is equivalent to a set of vectors."""
     E = rng.normal(size=(12, 20))
     corpus = ja.data.from_sequences(np.arange(12).reshape(3, 4).tolist(), [1, -1, 1], vocab_size=12)
-    bags, vectors = Scores(E, corpus), of_vectors(E.reshape(3, 4, 20), np.array([1, -1, 1]))
+    bags, vectors = Scores(E, corpus), from_vectors(E.reshape(3, 4, 20), np.array([1, -1, 1]))
     p = rng.normal(size=20)
     one, other = (max_margin(x, selection(p, x)) for x in (bags, vectors))
     np.testing.assert_array_equal(one.p, other.p)
@@ -81,7 +81,7 @@ def test_equivalent_bags_and_vectors_have_the_same_margin(rng):
 
 def test_keys_of_a_linear_function_equal_its_jacobian(tokens):
     X, z, _, targets = tokens
-    expected = of_query(X, z, targets)
+    expected = from_query(X, z, targets)
     like = {"A": np.zeros((D, Q), np.float32), "b": np.zeros(1)}
 
     def function(params):
@@ -126,14 +126,14 @@ def test_values_are_computed_in_float64(rng):
 def test_invalid_input_is_rejected(tokens):
     X, z, mask, targets = tokens
     with pytest.raises(InputError, match="targets"):
-        of_vectors(X, targets[:2])
+        from_vectors(X, targets[:2])
     with pytest.raises(InputError, match="mask: shape"):
-        of_vectors(X, targets, mask=mask[:, :2])
+        from_vectors(X, targets, mask=mask[:, :2])
     with pytest.raises(InputError, match="values: shape"):
-        of_vectors(X, targets, values=X)
+        from_vectors(X, targets, values=X)
     with pytest.raises(InputError, match="sequence 2 has no token"):
-        of_vectors(X, targets, mask=mask & (np.arange(N) != 2)[:, None])
+        from_vectors(X, targets, mask=mask & (np.arange(N) != 2)[:, None])
     with pytest.raises(InputError, match="z"):
-        of_query(X, z[:2], targets)
+        from_query(X, z[:2], targets)
     with pytest.raises(InputError, match=r"values: expected shape \(24,\), .* got none"):
-        require_values(of_vectors(X, targets))
+        require_values(from_vectors(X, targets))

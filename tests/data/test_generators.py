@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.data.generators import GENERATORS
+from jaxattn.lab import kinds
 from jaxattn.lab.study import seed
 
 SIZES = {"vocab_size": 16, "length": 5, "sequences": 24, "test_sequences": 24, "validation_sequences": 24}
 CLASSES = SIZES | {"relevant": 6}
+GENERATORS = kinds.classes(kinds.GENERATORS)
 KINDS = {
     "assumption1": CLASSES,
     "multi_relevant": CLASSES | {"relevant_per_sequence": 2},

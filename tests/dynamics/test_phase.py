@@ -7,7 +7,7 @@ import pytest
 
 from jaxattn.base import Phase, log_spaced
 from jaxattn.core.errors import InputError
-from jaxattn.dynamics import PHASES
+from jaxattn.lab import kinds
 
 
 def test_probe_steps_are_log_spaced_and_include_both_ends():
@@ -20,6 +20,7 @@ def test_probe_steps_are_log_spaced_and_include_both_ends():
     assert log_spaced(2, 8) == [0, 1, 2]
 
 
+PHASES = kinds.classes(kinds.PHASES)
 KINDS = {
     "one_step": {"step_size": 5.0},
     "descent": {"train": ["E", "p"], "optimizer": "adam", "step_size": 0.1, "steps": 5, "batch_size": 4},

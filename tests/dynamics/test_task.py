@@ -10,7 +10,7 @@ import pytest
 import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.dynamics import Descent, ExactFlow, LogDescent, OneStep, Task, run
-from jaxattn.dynamics.flows.flow_phase import of_function
+from jaxattn.dynamics.flows.flow_phase import from_function
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_flows_run_in_float64_in_a_float32_session(corpus, params):
         rows = params.p + jnp.arange(points)[:, None] / 3
         return ja.dynamics.RecordedPath(params={"p": rows}, status=ja.dynamics.Stop.TIME)
 
-    phase = of_function(line, "line")(name="q", points=3)
+    phase = from_function(line, "line")(name="q", points=3)
     with jax.enable_x64(False):
         single = jax.tree.map(lambda x: jnp.asarray(np.asarray(x), jnp.float32), params)
         state = run(phase, Task(data=corpus), single)

@@ -10,7 +10,7 @@ from flax import linen, nnx
 import jaxattn as ja
 from jaxattn.core import pytrees
 from jaxattn.core.errors import InputError
-from jaxattn.models.adapters import first_array, of_equinox, of_linen, of_nnx
+from jaxattn.models.adapters import first_array, from_equinox, from_linen, from_nnx
 
 
 class Points(ja.Dataset):
@@ -36,7 +36,7 @@ def mlp(key):
     return eqx.nn.MLP(3, 1, 4, 1, activation=jnp.tanh, key=key)
 
 
-ADAPTED = {"linen": of_linen(Linen()), "nnx": of_nnx(Nnx), "equinox": of_equinox(mlp)}
+ADAPTED = {"linen": from_linen(Linen()), "nnx": from_nnx(Nnx), "equinox": from_equinox(mlp)}
 NAMES = {
     "linen": ("hidden.kernel", "hidden.bias", "Dense_0.kernel", "Dense_0.bias"),
     "nnx": ("hidden.kernel", "hidden.bias", "head.kernel", "head.bias"),
@@ -132,17 +132,20 @@ def normalised(key):
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (of_linen(Normalised()), "of_linen: the module has mutable state 'batch_stats'; remove the layers"),
         (
-            of_linen(Dropping()),
-            "of_linen: the module requires a random key at every call; disable",
+            from_linen(Normalised()),
+            "from_linen: the module has mutable state 'batch_stats'; remove the layers",
         ),
         (
-            of_nnx(NnxDropping),
-            r"of_nnx: the module has mutable state or PRNG keys \(dropout.rngs.\w+\); remove",
+            from_linen(Dropping()),
+            "from_linen: the module requires a random key at every call; disable",
         ),
-        (of_equinox(dropping), "of_equinox: the module requires a random key at every call; disable"),
-        (of_equinox(normalised), "of_equinox: the module has mutable state; remove the layers"),
+        (
+            from_nnx(NnxDropping),
+            r"from_nnx: the module has mutable state or PRNG keys \(dropout.rngs.\w+\); remove",
+        ),
+        (from_equinox(dropping), "from_equinox: the module requires a random key at every call; disable"),
+        (from_equinox(normalised), "from_equinox: the module has mutable state; remove the layers"),
     ],
 )
 def test_modules_with_state_or_keys_raise_one_line_errors(model, words, points):
@@ -164,7 +167,7 @@ class NnxEvaluated(nnx.Module):
 
 
 def test_nnx_variables_other_than_parameters_are_constants(points):
-    model = of_nnx(NnxEvaluated)
+    model = from_nnx(NnxEvaluated)
     params = model.init(jax.random.key(0), points, dtype=jnp.float32)
     assert set(pytrees.names(params)) == {"linear.kernel", "linear.bias", "norm.scale", "norm.bias"}
     W, b = np.asarray(params["linear"]["kernel"]), np.asarray(params["linear"]["bias"])
@@ -184,7 +187,7 @@ def test_nnx_variables_other_than_parameters_are_constants(points):
     ],
 )
 def test_nnx_variables_that_are_not_constant_raise_one_line_errors(settings, words, points):
-    model = of_nnx(lambda rngs: NnxEvaluated(rngs, **settings))
+    model = from_nnx(lambda rngs: NnxEvaluated(rngs, **settings))
     with pytest.raises(InputError, match=words) as caught:
         model.outputs(model.init(jax.random.key(0), points, dtype=jnp.float32), points)
     assert "\n" not in str(caught.value)
@@ -207,7 +210,7 @@ class NnxBoxed(Nnx):
 
 
 @pytest.mark.parametrize(
-    ("boxed", "library"), [(of_linen(Boxed()), "linen"), (of_nnx(NnxBoxed), "nnx")], ids=["linen", "nnx"]
+    ("boxed", "library"), [(from_linen(Boxed()), "linen"), (from_nnx(NnxBoxed), "nnx")], ids=["linen", "nnx"]
 )
 def test_axis_names_of_parameters_are_ignored(boxed, library, points):
     """The mesh of a study has other axes than those that the parameters name."""
@@ -223,11 +226,11 @@ def test_axis_names_of_parameters_are_ignored(boxed, library, points):
 
 
 def test_custom_inputs_and_per_example_modules_are_supported(points):
-    doubled = of_linen(Linen(), inputs=lambda data: 2 * data.X)
+    doubled = from_linen(Linen(), inputs=lambda data: 2 * data.X)
     params = doubled.init(jax.random.key(0), points, dtype=jnp.float32)
     twice = points.replace(X=2 * points.X)
     np.testing.assert_array_equal(doubled.outputs(params, points), ADAPTED["linen"].outputs(params, twice))
-    each = of_linen(Linen(), per_example=True)
+    each = from_linen(Linen(), per_example=True)
     np.testing.assert_allclose(
         each.outputs(each.init(jax.random.key(0), points, dtype=jnp.float32), points),
         ADAPTED["linen"].outputs(params, points),

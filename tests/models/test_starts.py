@@ -17,7 +17,7 @@ def started(tables, tmp_path):
     def make(tokens=(), vocab_size=20, **init):
         model = {"kind": "one_layer", "dim": 4, "init": init}
         data = tables()["data"] | {"vocab_size": vocab_size}
-        setting = Study.of_tables(tables(data=data, model=model), ImportPaths(tmp_path)).base
+        setting = Study.from_tables(tables(data=data, model=model), ImportPaths(tmp_path)).base
         corpora = jax.eval_shape(setting.data.draw, jax.random.key(0))
         return seed.initial_params(setting, corpora, jax.random.key(5), tokens or setting.data.tokens)
 

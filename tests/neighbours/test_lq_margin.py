@@ -10,9 +10,9 @@ from scipy.optimize import linprog
 from scipy.sparse import csc_matrix
 
 import jaxattn as ja
-from jaxattn.attention.scores import of_query
+from jaxattn.attention.scores import from_query
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.theory import Scores, max_margin, selection, selection_of
+from jaxattn.theory import Scores, max_margin, selection, selection_from_tokens
 
 BOOK = Path(__file__).parents[2] / "sweeps" / "neighbours"
 lq_max_margin = ImportPaths(BOOK).load("lq_margin.py:lq_max_margin")
@@ -102,7 +102,7 @@ def test_l1_and_linf_margins_match_linear_programs(instances, loops, q):
 
 def test_l2_margin_matches_max_margin(rng):
     X, z = rng.normal(size=(4, 5, 6)), rng.normal(size=(4, 3))
-    scores = of_query(X, z, np.ones(4, int))
+    scores = from_query(X, z, np.ones(4, int))
     chosen = selection(rng.normal(size=18), scores)
     norms = (1.0, 1.5, 2.0, 2.5, math.inf)
     found = [lq_max_margin(scores, chosen, q=q) for q in norms]
@@ -120,7 +120,7 @@ def test_l2_margin_matches_max_margin(rng):
 def test_one_pair_matches_the_closed_form(rng):
     """For a difference x, ‖p‖_∞ is smallest for p = sign(x)/‖x‖_1, and ‖p‖_1 for the largest entry alone."""
     x = np.array([0.5, -2.0, 1.0])
-    scores = of_query(np.stack([x, 0 * x])[None], np.ones((1, 1)), np.ones(1, int))
+    scores = from_query(np.stack([x, 0 * x])[None], np.ones((1, 1)), np.ones(1, int))
     chosen = selection(x, scores)
     np.testing.assert_allclose(lq_max_margin(scores, chosen, q=math.inf).p, np.sign(x) / 3.5, rtol=1e-12)
     np.testing.assert_allclose(lq_max_margin(scores, chosen, q=1.0).p, [0, -0.5, 0], atol=1e-12)
@@ -132,7 +132,7 @@ def test_one_pair_matches_the_closed_form(rng):
 def test_margin_scales_with_the_keys_without_overflow(rng, q):
     keys = rng.normal(size=(5, 3))
     corpus = ja.data.from_sequences([[0, 1], [0, 2, 3, 4]], [1, 1], vocab_size=5)
-    chosen, units = selection_of(np.arange(5) < 1, corpus), (2.0**-40, 1.0, 2.0**40)
+    chosen, units = selection_from_tokens(np.arange(5) < 1, corpus), (2.0**-40, 1.0, 2.0**40)
     found = [lq_max_margin(Scores(unit * keys, corpus), chosen, q=q) for unit in units]
     for unit, solution in zip(units, found, strict=True):
         np.testing.assert_allclose(solution.margin / unit, found[1].margin, rtol=1e-9)
@@ -145,7 +145,7 @@ def test_margin_below_rounding_error_is_bounded(small):
     e, f = np.linalg.qr(np.random.default_rng(4).normal(size=(4, 4)))[0][:2]
     rows = np.stack([small * f + e, small * f - e])
     corpus = ja.data.from_sequences([[0, 1], [0, 2]], [1, 1], vocab_size=3)
-    chosen = selection_of(np.arange(3) < 1, corpus)
+    chosen = selection_from_tokens(np.arange(3) < 1, corpus)
     found = lq_max_margin(Scores(np.concatenate([np.zeros((1, 4)), -rows]), corpus), chosen, q=12.0)
     assert found.feasible
     assert (rows @ found.p).min() > 1 - 1e-3
@@ -154,7 +154,7 @@ def test_margin_below_rounding_error_is_bounded(small):
 
 
 def test_empty_and_invalid_problems_are_handled(rng):
-    scores = of_query(rng.normal(size=(2, 1, 3)), np.ones((2, 1)), np.ones(2, int))
+    scores = from_query(rng.normal(size=(2, 1, 3)), np.ones((2, 1)), np.ones(2, int))
     chosen = selection(np.ones(3), scores)
     assert not lq_max_margin(scores, chosen, q=3.0).p.any()
     with pytest.raises(ja.InputError, match=r"q: 0\.5; give a norm from 1 to inf"):

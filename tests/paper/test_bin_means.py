@@ -90,7 +90,7 @@ STUDY = {
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    return ja.Study.of_tables(STUDY).run(tmp_path_factory.mktemp("measures") / "run", quiet=True)
+    return ja.Study.from_tables(STUDY).run(tmp_path_factory.mktemp("measures") / "run", quiet=True)
 
 
 def spearman_by_hand(tokens):

@@ -43,7 +43,7 @@ DRAWN = BASE | {
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("choices") / "run"
-    ja.Study.of_tables(DRAWN).run(folder, quiet=True)
+    ja.Study.from_tables(DRAWN).run(folder, quiet=True)
     return load(folder)
 
 
@@ -79,7 +79,7 @@ def test_share_of_settings_that_produce_each_shape_matches_a_loop(results):
 
 @pytest.mark.more
 def test_settings_of_the_shown_run_are_ranked_among_random_settings(results):
-    tables = CODE("random_choices.py:draw_tables")(results, CRITERIA, ja.Study.of_tables(BASE))
+    tables = CODE("random_choices.py:draw_tables")(results, CRITERIA, ja.Study.from_tables(BASE))
     table = tables["Dependence on the settings"]
     assert set(table["optimizer"]) == {"Adam", "SGD"}
     adam = table[table["optimizer"] == "Adam"].iloc[0]

@@ -16,13 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxattn.core.errors import InputError
+from jaxattn.lab import kinds
 from jaxattn.lab.texts import text
-from jaxattn.lab.texts.readers import READERS
 
 WORDS = ["good", "bad", "film", "isn't", "été", "naïf", "a", "42", "<br />", "“so”", "\u2028", "x_y", "Ünder"]
 FIELDS = ["text", "label", "title", "split"]
 # Values that replace the text or the label of a row.
 ODD: list[Any] = [None, True, 7, -1, 1.5, float("nan"), [], {}, [1], "\0", "", "1\n", 10**30, "w " * 99_999]
+READERS = kinds.classes(kinds.READERS)
 KINDS = ["csv", "jsonl", "lines", "folder", "parquet"]
 
 

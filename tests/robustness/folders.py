@@ -66,7 +66,7 @@ def study(steps: int = 3, seeds: int = len(SEEDS), chunk: int = 1) -> ja.Study:
     """Return the small study; by default, it has three batches of one run."""
     tree = tomllib.loads(SMALL.read_text(encoding="utf-8"))
     tree["phases"][1]["steps"] = steps
-    return ja.Study.of_tables(tree | {"chunk": chunk, "seeds": seeds, "figures": ["curves"]})
+    return ja.Study.from_tables(tree | {"chunk": chunk, "seeds": seeds, "figures": ["curves"]})
 
 
 def run(folder: Path, of: ja.Study | None = None, steps: int = -1) -> list[str]:

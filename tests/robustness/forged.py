@@ -31,18 +31,19 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorstore as ts
+from jaxattn.lab.figures.draw import function
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab import cli
 from jaxattn.lab.cli.commands import commands
 from jaxattn.lab.figures import style
-from jaxattn.lab.figures.kinds import KINDS, function
+from jaxattn.lab.kinds import FIGURES
 from jaxattn.lab.pages import report
 from jaxattn.lab.storage import batch_record, checkpoints, files
 
 # Imported once for all processes, because they are slow to import.
-PRELOADED = style, commands(), *map(function, KINDS)
+PRELOADED = style, commands(), *map(function, FIGURES)
 # Longest use of a folder in seconds, and its address space in bytes in addition to that of imported code.
 LONGEST_S = 20.0
 MAX_MEMORY = 8 * 2**30
@@ -265,7 +266,7 @@ def params(folder: Path) -> None:
 
 def figures(folder: Path) -> None:
     results = ja.load(folder)
-    for kind in KINDS:
+    for kind in FIGURES:
         folders.refusal(lambda kind=kind: results.figure(kind))
 
 
@@ -376,7 +377,7 @@ def changes_figures(scene: Scene) -> None:
         "levels", "x_axis", "y_axis", "lines", "each_seed", "step_size", "expected", "tolerance", "fit_from",
     )  # fmt: skip
     values = (*STRANGE, 10**9, [0.5] * 10**5, ["loss"] * 10**4, list(range(10**5)), 1e-300)
-    kinds = [drawn.choice([*KINDS, CODE]) for _ in range(8)]
+    kinds = [drawn.choice([*FIGURES, CODE]) for _ in range(8)]
     specs = [{"kind": kind, drawn.choice(options): drawn.choice(values)} for kind in kinds]
     _with_figures(scene, specs * drawn.choice([1, 1, 500]))
 

@@ -8,10 +8,10 @@ import optax
 
 import jaxattn as ja
 from jaxattn.core import pytrees
-from jaxattn.core.settings import PositiveInt, Share
+from jaxattn.core.settings import Fraction, PositiveInt
 
 
-def pairs(key, *, vocab_size: int, sequences: int, swapped: Share = 0.0):
+def pairs(key, *, vocab_size: int, sequences: int, swapped: Fraction = 0.0):
     """Sample one token of the label's side and a random one, with sides swapped with a probability."""
     side, other, any_side = jax.random.split(key, 3)
     labels = jnp.where(jnp.arange(sequences) % 2 == 0, 1, -1)
@@ -32,7 +32,7 @@ class Pairs(ja.DrawnData):
 
     vocab_size: PositiveInt
     sequences: PositiveInt
-    swapped: Share = 0.0
+    swapped: Fraction = 0.0
 
     def draw(self, key, used=None):
         train = self.batch(key, self.sequences)

@@ -17,7 +17,7 @@ def differences(tables):
     """Return the records that differ from the textbook. Seeds after the first are added to a finished run."""
     with tempfile.TemporaryDirectory() as folder:
         for seeds in range(1, tables["seeds"] + 1):
-            study = ja.Study.of_tables(tables | {"seeds": seeds})
+            study = ja.Study.from_tables(tables | {"seeds": seeds})
             results = package.run(study, Path(folder) / "results")
         _, expected = compare.expected_records(results, tables)
         return compare.differences(package.records_of(results), expected)
@@ -43,7 +43,7 @@ def main():
         if wrong:
             failed += 1
             tables = shrunk(generate.study(seed))
-            ja.Study.of_tables(tables).write(Path(f"random_{seed}.toml"))
+            ja.Study.from_tables(tables).write(Path(f"random_{seed}.toml"))
             print(f"seed {seed}: {len(wrong)} records differ, such as {next(iter(wrong.items()))}")
             print(json.dumps(tables))
         print(f"{seed + 1 - first} of {number} studies, {failed} differ", flush=True)

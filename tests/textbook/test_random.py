@@ -16,6 +16,6 @@ import jaxattn as ja
 )
 def test_random_studies_match_the_textbook(seed, tmp_path):
     tables = generate.study(seed)
-    results = package.run(ja.Study.of_tables(tables), tmp_path / "results")
+    results = package.run(ja.Study.from_tables(tables), tmp_path / "results")
     _, expected = compare.expected_records(results, tables)
     assert not compare.differences(package.records_of(results), expected)

@@ -20,7 +20,7 @@ from jaxattn.theory import (
     check_certificate,
     exact_certificate,
     max_margin,
-    selection_of,
+    selection_from_tokens,
     write_certificate,
 )
 
@@ -121,7 +121,7 @@ def valid(tmp_path_factory):
     folder = tmp_path_factory.mktemp("certificates")
     corpus = ja.data.from_sequences([[0, 2], [1, 3]], [1, -1], vocab_size=4)
     scores = Scores(np.array([[1.0, 0.25], [-0.5, 1.0], [0.0, 0.0], [0.125, 0.0]]), corpus)
-    chosen = selection_of(np.array([True, True, False, False]), corpus)
+    chosen = selection_from_tokens(np.array([True, True, False, False]), corpus)
     write_certificate(folder / "a.json", scores, chosen, max_margin(scores, chosen))
     (folder / "folder").mkdir()
     if hasattr(os, "mkfifo"):
@@ -223,7 +223,7 @@ def test_certificates_of_another_scale_keep_their_gap(rng):
     for _ in range(3):
         E = rng.normal(size=(16, 10)) * 2.0 ** rng.integers(-50, 51, size=(16, 1))
         corpus = ja.data.from_sequences([[k, 15 - k] for k in range(6)], [1] * 6, vocab_size=16)
-        scores, chosen = Scores(E, corpus), selection_of(np.arange(16) < 6, corpus)
+        scores, chosen = Scores(E, corpus), selection_from_tokens(np.arange(16) < 6, corpus)
         solution = max_margin(scores, chosen)
         assert solution.feasible
         gap = certify_exactly(scores, chosen, solution).gap
@@ -237,7 +237,7 @@ def test_multipliers_with_too_many_digits_are_refused_before_a_file_is_written(t
     rows *= np.sign(np.linalg.svd(rows.T)[2][-1])[:, None]
     E = np.concatenate([rows, np.zeros((1, 19))])
     corpus = ja.data.from_sequences([[k, 20] for k in range(20)], [1] * 20, vocab_size=21)
-    scores, chosen = Scores(E, corpus), selection_of(np.arange(21) < 20, corpus)
+    scores, chosen = Scores(E, corpus), selection_from_tokens(np.arange(21) < 20, corpus)
     solution = max_margin(scores, chosen)
     assert solution.infeasible
     longest = max(len(str(x)) for *_, x in certify_exactly(scores, chosen, solution).claim["multipliers"])

@@ -3,7 +3,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError
-from jaxattn.theory import Selection, selection_of
+from jaxattn.theory import Selection, selection_from_tokens
 from jaxattn.theory.constraints import constraints, find_cycle
 
 
@@ -102,14 +102,16 @@ def test_repeated_sequences_and_tokens_add_no_constraints():
     once = ja.data.from_sequences([[0, 1, 2], [1, 3]], [1, -1], vocab_size=4)
     often = ja.data.from_sequences([[0, 1, 2], [3, 3, 1], [2, 1, 0, 0], [1, 3]], [1, -1, -1, 1], vocab_size=4)
     tokens = np.array([True, False, False, True])
-    for one, other in zip(*(constraints(c, selection_of(tokens, c)) for c in (once, often)), strict=True):
+    for one, other in zip(
+        *(constraints(c, selection_from_tokens(tokens, c)) for c in (once, often)), strict=True
+    ):
         np.testing.assert_array_equal(one, other)
 
 
 def test_equivalent_pairs_keep_the_largest_required_margin():
     """Token 0 outranks 1 in both sequences, and 2, which has no tie."""
     corpus = ja.data.from_sequences([[0, 1], [0, 1, 2]], [1, -1], vocab_size=3)
-    chosen = selection_of(np.array([True, False, False]), corpus)
+    chosen = selection_from_tokens(np.array([True, False, False]), corpus)
     for required in (np.array([[9, 0.2, 9], [9, 0.7, 0]]), np.array([[9, 0.7, 9], [9, 0.2, 0]])):
         found = constraints(corpus, chosen, required)
         assert list(zip(found.better, found.worse, found.required, strict=True)) == [(0, 1, 0.7), (0, 2, 0.0)]
@@ -126,7 +128,7 @@ def test_a_cycle_without_required_margins_is_feasible():
 def test_invalid_selections_are_rejected():
     corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, -1], vocab_size=4)
     with pytest.raises(InputError, match="sequence 1 has no selected token"):
-        constraints(corpus, selection_of(np.array([True, False, False, False]), corpus))
+        constraints(corpus, selection_from_tokens(np.array([True, False, False, False]), corpus))
     with pytest.raises(InputError, match="recompute the selection for this corpus"):
         constraints(corpus, Selection(np.ones((3, 2), bool)))
 

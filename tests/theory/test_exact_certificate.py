@@ -357,7 +357,7 @@ def test_infeasibility_certificate_is_rejected_for_separable_tokens(separable, r
 def test_equal_keys_of_selected_and_unselected_tokens_are_infeasible(tmp_path):
     corpus = ja.data.from_sequences([[0, 1], [1, 2]], [1, -1], vocab_size=3)
     scores = ja.theory.Scores(np.array([[1.0, 0.3], [1.0, 0.3], [0.0, 1.0]]), corpus)
-    chosen = ja.theory.selection_of(jax.numpy.asarray([True, False, True]), corpus)
+    chosen = ja.theory.selection_from_tokens(jax.numpy.asarray([True, False, True]), corpus)
     solution = ja.theory.max_margin(scores, chosen)
     assert solution.infeasible
     ja.theory.write_certificate(tmp_path / "a.json", scores, chosen, solution)

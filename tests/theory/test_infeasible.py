@@ -18,7 +18,7 @@ def solve(rows):
     corpus = ja.data.from_sequences([[k, n] for k in range(n)], [1] * n, vocab_size=n + 1)
     E = np.concatenate([rows, np.zeros((1, rows.shape[1]))])
     return ja.theory.max_margin(
-        ja.theory.Scores(E, corpus), ja.theory.selection_of(np.arange(n + 1) < n, corpus)
+        ja.theory.Scores(E, corpus), ja.theory.selection_from_tokens(np.arange(n + 1) < n, corpus)
     )
 
 

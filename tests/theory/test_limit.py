@@ -178,7 +178,8 @@ def test_sequences_with_underflowing_weights_still_exert_force(value):
     p = (
         50
         * ja.theory.max_margin(
-            ja.theory.Scores(E, corpus), ja.theory.selection_of(np.array([True, False, True, False]), corpus)
+            ja.theory.Scores(E, corpus),
+            ja.theory.selection_from_tokens(np.array([True, False, True, False]), corpus),
         ).p
     )
     params = ja.models.one_layer.Params(E=E, p=p, v=v)
@@ -227,7 +228,7 @@ def test_a_finite_limit_on_a_curve_of_equilibria_has_no_force():
 def scores_of(keys, values, sequences, labels, *_):
     """Return the scores of sequences of rows of `keys`."""
     X, values = np.array(keys, float)[sequences], np.array(values, float)[sequences]
-    return ja.theory.scores.of_vectors(X, np.array(labels), values=values)
+    return ja.theory.scores.from_vectors(X, np.array(labels), values=values)
 
 
 def vectors(keys, values, sequences, labels, p, until_norm=1e6):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.theory import Scores, certify_limit, one_minus_cosine, selection_of
+from jaxattn.theory import Scores, certify_limit, one_minus_cosine, selection_from_tokens
 
 
 class Problem(NamedTuple):
@@ -152,7 +152,7 @@ def verdict(problem):
     """Return "right", "refused" although there is a limit, or "wrong"."""
     vocab = len(problem.E)
     corpus = ja.data.from_sequences(problem.sequences, problem.labels, vocab_size=vocab)
-    chosen = selection_of(np.isin(np.arange(vocab), problem.top), corpus)
+    chosen = selection_from_tokens(np.isin(np.arange(vocab), problem.top), corpus)
     scores = Scores(problem.E, corpus, np.array(problem.values))
     found = certify_limit(scores, problem.p, chosen)
     if problem.limit is None:
@@ -187,7 +187,7 @@ def test_near_ties_are_never_certified_wrongly(number):
 
 def limit_of(keys, values, sequences, labels, top, p):
     corpus = ja.data.from_sequences(sequences, labels, vocab_size=len(keys))
-    chosen = selection_of(np.isin(np.arange(len(keys)), top), corpus)
+    chosen = selection_from_tokens(np.isin(np.arange(len(keys)), top), corpus)
     scores = Scores(np.array(keys, float), corpus, np.array(values, float))
     return certify_limit(scores, np.array(p, float), chosen)
 

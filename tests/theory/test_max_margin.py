@@ -7,7 +7,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError
-from jaxattn.theory import Scores, Selection, max_margin, max_margin_batch, selection, selection_of
+from jaxattn.theory import Scores, Selection, max_margin, max_margin_batch, selection, selection_from_tokens
 from jaxattn.theory.certificate import Status
 
 # Duality gap up to which a problem counts as solved. The solver may stop with a gap just below it.
@@ -162,7 +162,7 @@ def test_orthogonal_embeddings_match_a_manual_calculation():
     """
     corpus = ja.data.from_sequences([[0, 1], [0, 2], [2, 0, 0]], [1, 1, -1], vocab_size=3)
     E, w = np.diag([2.0, 1.0, 3.0]), np.array([1 / 4, 1, 1 / 9])
-    solution = max_margin(Scores(E, corpus), selection_of(np.array([True, False, False]), corpus))
+    solution = max_margin(Scores(E, corpus), selection_from_tokens(np.array([True, False, False]), corpus))
     top = (w[1] + w[2]) / w.sum()
     scores = np.array([top, top - 1, top - 1])
     np.testing.assert_allclose(solution.p, scores / np.diag(E), rtol=1e-13)
@@ -177,7 +177,7 @@ def test_problem_with_a_tie_matches_a_manual_calculation():
     """Tokens 0 and 1 tie above token 2: a_0 = a_1 = 1 + a_2, so a_0 = w_2 / (w_0 + w_1 + w_2)."""
     corpus = ja.data.from_sequences([[0, 1, 2]], [1], vocab_size=3)
     E, w = np.diag([2.0, 1.0, 3.0]), np.array([1 / 4, 1, 1 / 9])
-    solution = max_margin(Scores(E, corpus), selection_of(np.array([True, True, False]), corpus))
+    solution = max_margin(Scores(E, corpus), selection_from_tokens(np.array([True, True, False]), corpus))
     top = w[2] / w.sum()
     np.testing.assert_allclose(solution.p, np.array([top, top, top - 1]) / np.diag(E), rtol=1e-13)
     assert solution.pairs.tolist() == [[0, 2]]
@@ -203,7 +203,7 @@ def test_selecting_a_token_between_two_others_is_infeasible():
     """E_2 = (E_0 + 3 E_1) / 4: with weights 1/4 and 3/4 the differences sum to zero."""
     corpus = ja.data.from_sequences([[0, 2], [1, 2]], [1, -1], vocab_size=3)
     E = np.array([[1.0, 0.0, 2.0], [0.0, -1.0, 1.0], [1 / 4, -3 / 4, 5 / 4]])
-    solution = max_margin(Scores(E, corpus), selection_of(np.array([False, False, True]), corpus))
+    solution = max_margin(Scores(E, corpus), selection_from_tokens(np.array([False, False, True]), corpus))
     assert solution.status == Status.INFEASIBLE
     assert "no direction separates" in solution.reason
     assert solution.pairs.tolist() == [[2, 0], [2, 1]]
@@ -317,7 +317,7 @@ def test_invalid_input_is_rejected(instances):
     with pytest.raises(InputError, match="keys contains NaN"):
         max_margin(Scores(np.where(E == E[3, 3], np.nan, E), corpus), chosen)  # noqa: SIM300
     with pytest.raises(InputError, match="no selected token"):
-        max_margin(Scores(E, corpus), selection_of(np.arange(12) == 0, corpus))
+        max_margin(Scores(E, corpus), selection_from_tokens(np.arange(12) == 0, corpus))
     with pytest.raises(InputError, match=r"keys: expected shape \(12, D\)"):
         max_margin(Scores(E[:11], corpus), chosen)
     with pytest.raises(InputError, match="recompute the selection for this corpus"):
@@ -335,7 +335,7 @@ def test_a_small_margin_with_large_multipliers_is_accurate(rng):
     e, f = np.linalg.qr(rng.normal(size=(30, 30)))[0][:2]
     E = np.stack([0 * e, -(e + small * f), e - small * f])
     corpus = ja.data.from_sequences([[0, 1], [0, 2]], [1, -1], vocab_size=3)
-    found = max_margin(Scores(E, corpus), selection_of(np.arange(3) == 0, corpus))
+    found = max_margin(Scores(E, corpus), selection_from_tokens(np.arange(3) == 0, corpus))
     np.testing.assert_allclose(found.margin, small, rtol=1e-9)
     assert found.duality_gap < 1e-10
     assert found.reason == "solved to the tolerance"

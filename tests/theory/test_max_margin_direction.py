@@ -13,7 +13,7 @@ from jaxattn.theory import (
     differentiable_direction,
     max_margin,
     max_margin_batch,
-    selection_of,
+    selection_from_tokens,
 )
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -37,7 +37,7 @@ def problem(rng, dim, tied=False):
     corpus = ja.data.from_sequences(
         lists, [1, -1] * (len(lists) // 2) + [1] * (len(lists) % 2), vocab_size=12
     )
-    return E, corpus, selection_of(np.arange(12) < 4, corpus)
+    return E, corpus, selection_from_tokens(np.arange(12) < 4, corpus)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_the_derivative_composes_with_a_gradient_step():
     data_key, model_key = jax.random.split(jax.random.key(3))
     corpus = ja.data.assumption1(data_key, vocab_size=12, relevant=4, length=4, sequences=20)
     params = ja.models.one_layer.init(model_key, vocab_size=12, dim=24, dtype=jnp.float64)
-    chosen = selection_of(np.arange(12) < 4, corpus)
+    chosen = selection_from_tokens(np.arange(12) < 4, corpus)
 
     def embeddings(step_size):
         return ja.dynamics.one_step(params, corpus, step_size=step_size).E

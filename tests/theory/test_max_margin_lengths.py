@@ -16,7 +16,7 @@ from jaxattn.theory import (
     max_margin,
     max_margin_batch,
     max_margin_from_constraints,
-    selection_of,
+    selection_from_tokens,
 )
 from jaxattn.theory.certificate import Status
 from jaxattn.theory.constraints import constraints
@@ -24,7 +24,7 @@ from jaxattn.theory.constraints import constraints
 WAYS = ("alone", "batch", "required")
 
 
-tokens_of = jax.jit(selection_of)
+tokens_of = jax.jit(selection_from_tokens)
 
 
 def unit(rows):

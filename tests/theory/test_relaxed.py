@@ -4,7 +4,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError
-from jaxattn.theory import Scores, Selection, max_margin, relaxed_max_margin, selection_of
+from jaxattn.theory import Scores, Selection, max_margin, relaxed_max_margin, selection_from_tokens
 from jaxattn.theory.certificate import Status
 
 
@@ -162,7 +162,7 @@ def test_invalid_input_is_rejected(rng):
     with pytest.raises(InputError, match="sequence 0 has 4 selected"):
         relaxed_max_margin(Scores(E, corpus), Selection(np.asarray(corpus.bags.count) > 0))
     with pytest.raises(InputError, match="sequence 0 has 0 selected"):
-        relaxed_max_margin(Scores(E, corpus), selection_of(np.zeros(12, bool), corpus))
+        relaxed_max_margin(Scores(E, corpus), selection_from_tokens(np.zeros(12, bool), corpus))
     with pytest.raises(InputError, match="recompute it for this corpus"):
         relaxed_max_margin(Scores(E, corpus), Selection(np.ones((2, 2), bool)))
     with pytest.raises(InputError, match=r"keys: expected shape \(12, D\)"):
@@ -178,7 +178,7 @@ def test_jax_arrays_are_accepted(rng):
     corpus, chosen = selecting_first(lists, labels, 12)
     E = E.astype(np.float32)
     solution = relaxed_max_margin(
-        Scores(jax.numpy.asarray(E), corpus), selection_of(np.arange(12) < 5, corpus)
+        Scores(jax.numpy.asarray(E), corpus), selection_from_tokens(np.arange(12) < 5, corpus)
     )
     assert solution.p.dtype == np.float64
     np.testing.assert_array_equal(solution.p, relaxed_max_margin(Scores(E.astype(float), corpus), chosen).p)
@@ -195,7 +195,7 @@ def test_every_sequence_on_the_margin_of_v_is_in_the_support_if_points_are_much_
     points[:5] = np.column_stack([np.ones(5), across]) @ turn
     keys = np.eye(10)
     corpus = ja.data.from_sequences([[k, 5 + k] for k in range(5)], [1] * 5, vocab_size=10)
-    chosen = selection_of(np.arange(10) < 5, corpus)
+    chosen = selection_from_tokens(np.arange(10) < 5, corpus)
     found = relaxed_max_margin(Scores(keys, corpus), chosen, points=points)
     assert found.feasible
     assert found.support.all()

@@ -5,7 +5,15 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError
-from jaxattn.theory import Scores, Selection, cosine, margin, one_minus_cosine, selection, selection_of
+from jaxattn.theory import (
+    Scores,
+    Selection,
+    cosine,
+    margin,
+    one_minus_cosine,
+    selection,
+    selection_from_tokens,
+)
 
 
 @pytest.fixture
@@ -89,7 +97,7 @@ def test_counts_and_tokens_match_loops(corpus, rng, loops):
     bags, selected = loops
     important = np.arange(50) % 3 == 0
     E = np.round(2 * rng.normal(size=(50, 1)))
-    for chosen in (selection(np.ones(1), Scores(E, corpus)), selection_of(important, corpus)):
+    for chosen in (selection(np.ones(1), Scores(E, corpus)), selection_from_tokens(important, corpus)):
         lists = selected(corpus, chosen)
         np.testing.assert_array_equal(chosen.counts(corpus), [len(tokens) for tokens in lists])
         expected = [sum(important[s] for s in tokens) for tokens in lists]
@@ -100,7 +108,7 @@ def test_counts_and_tokens_match_loops(corpus, rng, loops):
 
 
 def test_a_selection_is_a_pytree_and_may_be_empty(corpus):
-    nothing = selection_of(np.zeros(50, bool), corpus)
+    nothing = selection_from_tokens(np.zeros(50, bool), corpus)
     assert isinstance(jax.tree.map(jnp.logical_not, nothing), Selection)
     np.testing.assert_array_equal(nothing.counts(corpus), 0)
     assert not nothing.tokens(corpus).any()
@@ -197,9 +205,9 @@ def test_margin_is_the_smallest_gap_between_selected_and_other_tokens(x64, insta
 def test_margin_is_infinite_without_pairs_and_nan_for_zero_p(x64):
     corpus = ja.data.from_sequences([[0, 1]], [1], vocab_size=2)
     p, E = jnp.array([1.0, 0.0]), jnp.eye(2)
-    everything = ja.theory.selection_of(np.ones(2, bool), corpus)
+    everything = ja.theory.selection_from_tokens(np.ones(2, bool), corpus)
     assert jax.jit(margin)(p, Scores(E, corpus), everything) == np.inf
-    first = ja.theory.selection_of(np.array([True, False]), corpus)
+    first = ja.theory.selection_from_tokens(np.array([True, False]), corpus)
     assert np.isnan(jax.jit(margin)(0 * p, Scores(E, corpus), first))
 
 

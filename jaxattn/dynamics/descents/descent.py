@@ -18,6 +18,7 @@ from jax import Array
 
 from jaxattn import losses
 from jaxattn.base import Dataset, State
+from jaxattn.base.model import Params
 from jaxattn.core import backend
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError, first_line
@@ -31,7 +32,7 @@ _LIBRARIES = tuple(os.path.dirname(str(module.__file__)) for module in (jax, opt
 
 
 def initial_state(
-    optimizer: optax.GradientTransformation, params: Any, train: Sequence[str], key: Array | None = None
+    optimizer: optax.GradientTransformation, params: Params, train: Sequence[str], key: Array | None = None
 ) -> State:
     """Return the state of a descent at its start.
 
@@ -142,7 +143,7 @@ def _stepping() -> Iterator[None]:
 @checked
 def one_step(
     params: _P,
-    data: Any,
+    data: Dataset,
     *,
     step_size: float | Array,
     train: Sequence[str] = ("E",),
@@ -164,6 +165,13 @@ def one_step(
 
     Source:
         Lemma 4.1 of arXiv 2505.17282: after the step, E_s ≈ E_s⁰ + (η0/2) α_s v.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> after = ja.dynamics.one_step(params, corpus, step_size=1.0)
+        >>> bool((after.p == params.p).all()), bool((after.E == params.E).all())
+        (True, False)
     """
     _, gradients = loss_and_gradients(params, data, train, outputs, per_sequence=per_sequence)
     moved = {name: get(params, name) - step_size * g for name, g in gradients.items()}

@@ -14,6 +14,7 @@ import optax.contrib
 from jax import Array
 
 from jaxattn.base import Dataset, Phase, State, Task
+from jaxattn.base.model import Params
 from jaxattn.core.errors import InputError, nearest
 from jaxattn.core.settings import (
     Count,
@@ -25,6 +26,7 @@ from jaxattn.core.settings import (
     Positive,
     PositiveInt,
 )
+from jaxattn.core.spec import StudyParts
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.descents import early_stop
 from jaxattn.dynamics.descents.descent import gradient_step, initial_state, minibatch, objective_step
@@ -101,7 +103,7 @@ class Descent(Phase, frozen=True, kw_only=True):
         built_in = isinstance(self.optimizer, str) and self.optimizer in ROTATION_INVARIANT
         return built_in and self.objective is None and not self.clamps
 
-    def check(self, *context: Any) -> None:
+    def check(self, *context: StudyParts) -> None:
         """Raise InputError for an unknown optimiser or option, or for `patience` without validation data."""
         if not isinstance(made := _target(self.optimizer), str) and not callable(made):
             is_fixed = isinstance(made, optax.GradientTransformation)
@@ -135,7 +137,7 @@ class Descent(Phase, frozen=True, kw_only=True):
                 "for the full batch"
             )
 
-    def init(self, task: Task, params: Any, key: Array) -> State:
+    def init(self, task: Task, params: Params, key: Array) -> State:
         """Return the initial state. The key is used for sampling batches."""
         self._check_batch(task.data.train.num_examples)
         if self.patience and task.data.validation is None:
@@ -213,7 +215,7 @@ class OneStep(Phase, frozen=True, kw_only=True):
     step_size: NotNegative
     train: Names = ("E",)
 
-    def init(self, task: Task, params: Any, key: Array) -> State:
+    def init(self, task: Task, params: Params, key: Array) -> State:
         """Return the initial state."""
         return initial_state(optimizer("sgd", self.step_size), params, self.train)
 
@@ -233,6 +235,11 @@ def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: i
         step_size: η, the largest value.
         steps: length of the phase.
         warmup: number of steps with a linear increase from 0 before the schedule begins.
+
+    Example:
+        >>> step_size = ja.dynamics.schedule("cosine", 1.0, steps=100)
+        >>> [round(float(step_size(step)), 3) for step in (0, 50, 100)]
+        [1.0, 0.5, 0.0]
     """
     length = max(steps - warmup, 1)
     made: optax.Schedule
@@ -274,6 +281,12 @@ def optimizer(
 
     Raises:
         InputError: see `check_options`; or the function does not return an optax transformation.
+
+    Example:
+        >>> sgd = ja.dynamics.optimizer("sgd", 0.5)
+        >>> updates, _ = sgd.update(jnp.array([2.0]), sgd.init(jnp.zeros(1)))
+        >>> updates.tolist()
+        [-1.0]
     """
     check_options(name, options)
     factory = _factory(name)

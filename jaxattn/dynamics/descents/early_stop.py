@@ -6,7 +6,7 @@ new best loss, the descent ends with its best parameters.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,10 @@ from jax import Array
 from jax.custom_batching import custom_vmap
 
 from jaxattn.base import State
-from jaxattn.core.pytrees import Leaf
+from jaxattn.base.model import Params
 
 
+@no_type_check
 @struct.dataclass
 class EarlyStop:
     """State of early stopping, which is the field `early_stop` of a `State`.
@@ -29,10 +30,10 @@ class EarlyStop:
         evaluations: () int32; number of gradients computed before the early stop.
     """
 
-    best: Leaf
-    best_loss: Leaf
-    waited: Leaf
-    evaluations: Leaf
+    best: Params
+    best_loss: Array
+    waited: Array
+    evaluations: Array
 
 
 class Stopping(NamedTuple):

@@ -1,7 +1,7 @@
 """First-order methods for p, free of cancellation and underflow, to compare with the exact flow."""
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,9 @@ from jaxtyping import Array, Float
 from jaxattn.attention.batched import sequential_vmap_if_large
 from jaxattn.attention.tops import averages, below_top
 from jaxattn.base import Phase, State, Task
-from jaxattn.core.pytrees import Leaf
+from jaxattn.base.model import Params
 from jaxattn.core.settings import Positive, PositiveInt
+from jaxattn.core.spec import StudyParts
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows.flow_phase import require_one_layer
@@ -21,6 +22,7 @@ from jaxattn.dynamics.flows.force import direction
 Method = Literal["normalized", "polyak", "dual_acceleration", "log_time"]
 
 
+@no_type_check
 @struct.dataclass
 class Carry:
     """State of a method, in addition to p.
@@ -30,8 +32,8 @@ class Carry:
         log_time: (); log t in log-time descent.
     """
 
-    momentum: Leaf
-    log_time: Leaf
+    momentum: Array
+    log_time: Array
 
 
 @sequential_vmap_if_large
@@ -50,6 +52,14 @@ def log_excess_loss(
         corpus: n sequences over V tokens.
         scores: a = E p.
         values: γ = E v.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> scores, values = jnp.zeros(3), jnp.array([1.0, -1.0, 0.0])
+        >>> excess = np.exp(ja.dynamics.log_excess_loss(corpus, scores, values))
+        >>> loss, best = np.log1p(np.exp(-0.5)), np.log1p(np.exp(-1))
+        >>> bool(abs(excess - (loss - best)) < 1e-6)
+        True
     """
     bags, present = corpus.bags, corpus.bags.count > 0
     agreement = bags.spread(corpus.targets) * take(values, bags.index.astype(jnp.int32))
@@ -101,12 +111,12 @@ class LogDescent(Phase, frozen=True, kw_only=True):
     step_size: Positive
     steps: PositiveInt
 
-    def check(self, *context: Any) -> None:
+    def check(self, *context: StudyParts) -> None:
         """Raise InputError unless the model is one-layer, the loss is logistic, and there are two classes."""
         for setting in context:
             require_one_layer(setting.model, setting.loss, setting.data.num_classes)
 
-    def init(self, task: Task, params: Any, key: Array) -> State:
+    def init(self, task: Task, params: Params, key: Array) -> State:
         """Return the initial state."""
         require_one_layer(task.model, task.loss, task.data.train.num_classes)
         carry = Carry(jnp.zeros_like(params.p), jnp.zeros((), params.p.dtype))

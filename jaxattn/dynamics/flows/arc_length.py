@@ -5,15 +5,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, no_type_check, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
+from jaxtyping import PyTree
 
-from jaxattn.core.pytrees import Brief, Leaf, PathArray
+from jaxattn.core.pytrees import Brief, PathArray
 from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.coordinates import Local
 
@@ -71,10 +72,10 @@ class FlowPath(Brief):
         status: () int32; the `Stop` code that records why the path ended.
     """
 
-    status: Any
+    status: Any  # a field or a property
 
     @property
-    def rows(self) -> Any:
+    def rows(self) -> PyTree:
         """The object whose arrays have one row per recorded point: by default, the path itself."""
         return self
 
@@ -143,7 +144,7 @@ class Flow(Protocol):
         """Compute the sine of the angle between the position vector of a point and its velocity, a scalar."""
         ...
 
-    def error(self, start: Array, end: Array, error: Array, rtol: Array) -> Array:
+    def error(self, start: Array, end: Array, error: Array, rtol: float | Array) -> Array:
         """Compute the ratio of a step's error to the tolerance, a scalar."""
         ...
 
@@ -151,11 +152,11 @@ class Flow(Protocol):
         """Compute the norm of a displacement, a scalar."""
         ...
 
-    def ended(self, z: Array, until_norm: Array) -> Array:
+    def ended(self, z: Array, until_norm: float | Array) -> Array:
         """Return whether the norm of the point z has reached `until_norm`, as a boolean scalar."""
         ...
 
-    def to_end(self, z: Array, velocity: Array, until_norm: Array) -> Array:
+    def to_end(self, z: Array, velocity: Array, until_norm: float | Array) -> Array:
         """Return the step s at which the straight line z + s · `velocity` reaches the norm `until_norm`."""
         ...
 
@@ -163,13 +164,14 @@ class Flow(Protocol):
 class Ends(NamedTuple):
     """Stopping conditions and error tolerances for a path, as in the arguments of `exact_flow`."""
 
-    norm: Leaf
-    arc_length: Leaf
-    direction: Leaf
-    rtol: Leaf
-    gradient_rtol: Leaf = GRADIENT_RTOL
+    norm: float | Array
+    arc_length: float | Array
+    direction: float | Array
+    rtol: float | Array
+    gradient_rtol: float | Array = GRADIENT_RTOL
 
 
+@no_type_check
 @struct.dataclass
 class Row:
     """Quantities recorded at a point.
@@ -183,13 +185,14 @@ class Row:
         steps: () int32; number of steps attempted so far.
     """
 
-    z: Leaf
-    arc_length: Leaf
-    log_gradient_norm: Leaf
-    log_time: Leaf
-    steps: Leaf
+    z: Array
+    arc_length: Array
+    log_gradient_norm: Array
+    log_time: Array
+    steps: Array
 
 
+@no_type_check
 @struct.dataclass
 class Integration:
     """State of an integration, from which it can be resumed.
@@ -208,12 +211,12 @@ class Integration:
 
     here: Row
     local: Local
-    h: Leaf
+    h: Array
     rows: Row
-    reached: Leaf
-    status: Leaf
-    accepted: Leaf
-    rejected: Leaf
+    reached: Array
+    status: Array
+    accepted: Array
+    rejected: Array
 
 
 def begin(

@@ -1,32 +1,33 @@
-"""Detection of tied tokens, and the point at which the forces on them balance."""
+"""Detection of tied tokens, whose forces balance at a finite point of the directions that separate them.
+
+`stationary` finds this point for given groups of tokens, and `cancelled` finds the entries that exert no
+force there. This module tries groups, the widest gap between scores first, and decides whether the balance is
+stable.
+"""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.attention.tops import below_top, first_tokens
-from jaxattn.core.mapping import nonzero
+from jaxattn.core.arithmetic import nonzero
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows.cancelled import Tied, cancelled
 from jaxattn.dynamics.flows.coordinates import LEFT, RESOLUTION, Watch, coordinates
-from jaxattn.dynamics.flows.force import Force, by_token, score_force, token_curvature
+from jaxattn.dynamics.flows.stationary import SHIFT, stationary_point
 from jaxattn.dynamics.flows.ties import (
     DEPENDENT,
     Ties,
     class_values,
     first_of,
     max_tied_dims,
-    neglected_force,
     no_ties,
-    placed,
-    sharing,
     tied_coordinates,
     top_class,
-    with_counts,
 )
 
 # Tokens whose scores are more than this below the top score are not tied with the top token.
@@ -34,24 +35,11 @@ _BEHIND = 30.0
 # Maximum number of gaps (between sorted distances to the top score) to try as the boundary between tied
 # tokens and all others.
 _MAX_GAPS = 16
-# Ties are dissolved if neglected forces shift tied scores by more than _SHIFT. All forces together must be at
-# least _MORE times the neglected ones, and the same factor limits the growth of the neglected forces.
-_SHIFT, _MORE = 1e-2, 100.0
-# Number of Newton iterations. If a balance exists, the initial scores are within _SHIFT of it.
-_NEWTON = 12
+# All forces together must be at least _MORE times the neglected ones, and the same factor limits the growth
+# of the neglected forces.
+_MORE = 100.0
 # Shifts in tied scores up to this size are attributed to rounding of the force.
 _ZERO = 1e-6
-# A derivative of the force counts as zero if it is at most _LOOSE times the forces that cancel along its
-# direction, because the residual force may be that large. A step along such a direction separates two tokens
-# if it changes their score difference by more than _APART, relative to the length of the embedding
-# difference.
-_LOOSE, _APART = 1e-6, 0.03
-# At the balance itself, derivative and force along such a direction must be this small. Larger ones belong to
-# a force of second order, whose relative size is the weight of a token that falls behind, at least 1e-7.
-_FLAT = 1e-9
-# Square of the rounding error of an eigenvector: forces along a direction below this fraction of the largest
-# are zero.
-_NO_FORCE = 1e-29
 
 
 class Balance(NamedTuple):
@@ -76,42 +64,6 @@ class Balance(NamedTuple):
 def initial_balance(E: Array, p: Array, values: Array, corpus: Corpus) -> Balance:
     """Return a `Balance` that is not stable and has no ties."""
     return Balance(no_ties(E, values, corpus), p, jnp.asarray(False), jnp.asarray(False))
-
-
-class _Rest(NamedTuple):
-    """Stationary point of the tied part of the loss: the loss if only the attended tokens receive attention.
-
-    Attributes:
-        p: (d,); the point.
-        scores: (V,); part of the scores at p that differs between tied tokens: `fixed` + E (1 - Q) p.
-        moved: (); largest change in a difference between tied scores, on the way to this point.
-        shift: (); distance to this point in units in which the longest embedding has length 1.
-        left: (); largest component of the residual gradient, in units of the force's scale.
-        pulled: () bool; True if the forces do not cancel along a direction in which their derivative is zero.
-        stiffness: (); smallest derivative of the force with respect to tied scores, in units of the
-            force's scale.
-        log_limit: (); log of the force that would shift tied scores by _SHIFT.
-        log_neglected: (); log of the bound of `neglected_force`.
-        inverse: (r, r); inverse Hessian of the tied part of the mean loss in coordinates of `normals`; 0
-            for zero rows.
-        normals: (r, d); orthonormal basis of the directions in which the derivative of the force is nonzero,
-            padded with zero rows.
-        loose: (V,) bool; True for tokens that move relative to their leader (the first token of their
-            group) along a direction in which the derivative of the force is zero.
-    """
-
-    p: Array
-    scores: Array
-    moved: Array
-    shift: Array
-    left: Array
-    pulled: Array
-    stiffness: Array
-    log_limit: Array
-    log_neglected: Array
-    inverse: Array
-    normals: Array
-    loose: Array
 
 
 def find_ties(
@@ -178,7 +130,7 @@ def _ties_of(
     bags, vocab = corpus.bags, jnp.arange(len(E), dtype=jnp.int32)
     index, present = bags.index.astype(jnp.int32), bags.count > 0
     attended = top_class(E, p, corpus, leader)
-    rest = _rest(E, p, values, corpus, normals, fixed, attended, leader)
+    rest = stationary_point(E, p, values, corpus, normals, fixed, attended, leader)
     hidden = coordinates(E, p, values, corpus)
     # Sum of the magnitudes of all forces. Its rounding error may hide smaller forces.
     log_hidden = hidden.log_gross(hidden.zero)
@@ -214,11 +166,11 @@ def _ties_of(
         pairs=known.pairs,
     )
     # The neglected forces have shifted the balance by `rest.moved`. They may grow to the larger of two
-    # limits: `rest.log_limit`, and the force at which the shift reaches _SHIFT, but no more than _MORE times
+    # limits: `rest.log_limit`, and the force at which the shift reaches SHIFT, but no more than _MORE times
     # the present force.
     others = tied_coordinates(E, rest.p, corpus, ties)
     left_out = others.log_gross(others.zero)
-    more = jnp.log(jnp.clip(_SHIFT / jnp.maximum(rest.moved, _SHIFT / _MORE), 1, _MORE))
+    more = jnp.log(jnp.clip(SHIFT / jnp.maximum(rest.moved, SHIFT / _MORE), 1, _MORE))
     log_limit = jnp.maximum(rest.log_limit, left_out + more)
     # Any neglected force as large as the balancing forces would have to be included in the balance.
     ties_some = (leader != vocab).any()
@@ -228,7 +180,7 @@ def _ties_of(
         some &= (leader != vocab).sum() <= max_tied_dims(E)
     exact = (rest.stiffness > 0) & (rest.left <= _ZERO * rest.stiffness) & ~rest.pulled
     # If tied keys nearly coincide, their scores reach the balance only far from p.
-    near = (rest.moved <= _SHIFT) & (rest.shift <= _SHIFT * (1 + jnp.linalg.norm(p) / others.unit))
+    near = (rest.moved <= SHIFT) & (rest.shift <= SHIFT * (1 + jnp.linalg.norm(p) / others.unit))
     rests = some & exact & near & ~others.broken(others.zero)
     ties = ties.replace(log_limit=log_limit)  # type: ignore[attr-defined]
     return Balance(ties, rest.p, rests & ~known.undecided, rests & known.undecided)
@@ -236,111 +188,6 @@ def _ties_of(
 
 def _most_classes(E: Array) -> int:
     return len(E) if max_tied_dims(E) == min(E.shape) else max_tied_dims(E)
-
-
-def _rest(
-    E: Array,
-    p: Array,
-    values: Array,
-    corpus: Corpus,
-    normals: Array,
-    fixed: Array,
-    attended: Array,
-    leader: Array,
-) -> _Rest:
-    # Scale embeddings so that the longest has length 1, which makes directions outside the span comparable.
-    unit = 1 / jnp.sqrt(jnp.square(E).sum(axis=1).max())
-    # Scores of tied tokens differ only by this part of p and by `fixed`. It stays bounded while ‖p‖ grows, so
-    # the forces are not those of rounding errors of E p.
-    lift, start = (unit * E) @ normals.T, (normals @ p) / unit
-    tied = with_counts(corpus, jnp.where(attended, corpus.bags.count, 0))
-    spans = jnp.square(normals).sum(axis=1) > 0
-
-    def at(y: Array) -> tuple[Force, Array]:
-        force = score_force(tied, fixed + lift @ y, values)
-        return force, jnp.diag(1.0 * ~spans) + _curvature(E, tied, force, lift, leader)
-
-    force, curvature = at(start)
-    size, vectors = jnp.linalg.eigh(curvature)
-    # Compare the curvature in each direction with the forces that cancel along it: keys have no fixed scale.
-    apart = lift - take(lift, leader)
-    sizes = _gross(tied, force.pull, lift @ vectors)[1]
-    # Along a direction without any force, both are rounding errors of the eigenvectors.
-    no_force = sizes <= _NO_FORCE * sizes.max()
-    free = (jnp.abs(size) <= _LOOSE * sizes) | (spans.any() & no_force)
-    slide, held_fast = jnp.where(free, vectors, 0), jnp.where(free, 0, vectors)
-    across = jnp.eye(len(size)) - slide @ slide.T
-
-    def held(curvature: Array) -> Array:
-        return slide @ slide.T + across @ curvature @ across
-
-    def improve(_: Any, y: Array) -> Array:
-        force, curvature = at(y)
-        return y + jnp.linalg.solve(held(curvature), across @ (force.force @ lift))
-
-    y = jax.lax.fori_loop(0, _NEWTON, improve, start)
-    force, curvature = at(y)
-    pull = by_token(tied, force.pull)[1]
-    # A force that does not cancel has no derivative where it is largest.
-    first, second = _gross(tied, force.pull, lift @ slide)
-    pulled = jnp.abs((force.force @ lift) @ slide) > _FLAT * first
-    bent = jnp.abs(jnp.diag(slide.T @ curvature @ slide)) > _FLAT * second
-    # A unit force separates tied scores by 1 / stiffness.
-    size, vectors = jnp.linalg.eigh(held(curvature))
-    reach = jnp.sqrt(jnp.square(apart).sum(axis=1).max())
-    stiffness = jnp.where(spans.any(), jnp.minimum(1.0, size[0] / nonzero(reach)), 1)
-    displacement = jnp.abs(apart @ slide).max(axis=1)
-    inverse = jnp.exp(-force.log_scale) * ((vectors / nonzero(size)) @ vectors.T) * (spans[:, None] & spans)
-    inverse = jnp.where(spans.any(), inverse, 0)
-    return _Rest(
-        p=p + unit * ((y - start) @ normals),
-        scores=fixed + lift @ y,
-        moved=jnp.abs(apart @ (y - start)).max(),
-        shift=jnp.linalg.norm(y - start),
-        left=jnp.abs(force.force @ lift).max(),
-        pulled=(~no_force & (pulled | bent)).any(),
-        stiffness=stiffness,
-        log_limit=force.log_scale + jnp.log(_SHIFT * nonzero(stiffness)),
-        log_neglected=force.log_scale + jnp.log(neglected_force(E, leader, normals, pull)),
-        inverse=jnp.where(free.any(), held_fast.T @ inverse @ held_fast, inverse),
-        normals=jnp.where(free.any(), held_fast.T @ normals, normals),
-        loose=displacement > _APART * jnp.sqrt(jnp.square(apart).sum(axis=1)),
-    )
-
-
-def _gross(corpus: Corpus, pull: Array, along: Float[Array, "V r"]) -> tuple[Array, Array]:
-    """Return the sums of |force| · distance and |force| · distance² over bag entries.
-
-    Distances are between scores in the same sequence: opposite forces on tokens with equal keys do nothing.
-
-    Args:
-        corpus: n sequences of tied tokens.
-        pull: (R, W); forces on the bag entries.
-        along: scores of the tokens for a unit step in each of r directions.
-
-    Returns:
-        Σ |force| |distance| and Σ |force| distance², (r,) each.
-    """
-    index, present = corpus.bags.index.astype(jnp.int32), corpus.bags.count > 0
-    origin = take(along, corpus.bags.spread(first_tokens(corpus, present, index))[:, 0])
-
-    def add(total: tuple[Array, Array], column: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
-        tokens, size = column
-        apart = take(along, tokens) - origin
-        return (total[0] + size @ jnp.abs(apart), total[1] + size @ jnp.square(apart)), None
-
-    zeros = jnp.zeros(along.shape[1], along.dtype)
-    return jax.lax.scan(add, (zeros, zeros), (index.T, jnp.abs(pull).T))[0]
-
-
-def _curvature(E: Array, tied: Corpus, force: Force, lift: Array, leader: Array) -> Array:
-    """Return the Hessian of the loss of the tied tokens in y, where the scores are `lift` y, (r, r)."""
-    if max_tied_dims(E) == min(E.shape):
-        return -lift.T @ token_curvature(tied, force) @ lift
-    # Only these tokens exert a force. The factor 2 leaves room for all members of groups of tied tokens.
-    involved = first_of(sharing(leader), 2 * max_tied_dims(E))
-    inner = take(lift, involved)
-    return -inner.T @ token_curvature(tied, force, placed(involved, len(E)), len(involved)) @ inner
 
 
 def _orthogonal(E: Array, normals: Array) -> Array:

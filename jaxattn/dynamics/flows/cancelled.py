@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxattn.attention.tops import first_tokens
-from jaxattn.core.mapping import nonzero
+from jaxattn.core.arithmetic import nonzero
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows.force import LOGISTIC, dense, residual

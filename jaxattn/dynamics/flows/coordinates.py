@@ -11,15 +11,15 @@ Neither form requires a factorisation of E, and both remain valid if rows of E c
 """
 
 import math
-from typing import Any
+from typing import Any, no_type_check
 
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.attention.tops import below_top, score_entries, top_scores
-from jaxattn.core.mapping import cond_under_vmap, nonzero
-from jaxattn.core.pytrees import Leaf
+from jaxattn.core.arithmetic import nonzero
+from jaxattn.core.loops import cond_under_vmap
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows import stiff
@@ -47,6 +47,7 @@ _LEAP = 2.0
 _STRAIGHT = 0.05
 
 
+@no_type_check
 @struct.dataclass
 class Watch:
     """Conditions on bag entries under which the coordinates describe the flow.
@@ -58,8 +59,8 @@ class Watch:
             other entries. The attention must stay close to this initial value.
     """
 
-    idle: Leaf
-    attention: Leaf
+    idle: Array
+    attention: Array
 
     @property
     def slides(self) -> Bool[Array, ""]:
@@ -110,6 +111,7 @@ def _below_top(corpus: Corpus, scores: Array) -> Array:
     return bags.spread(top) - take(scores, bags.index.astype(jnp.int32))
 
 
+@no_type_check
 @struct.dataclass
 class Local:
     """Flow evaluated at a point.
@@ -122,11 +124,11 @@ class Local:
         balanced: () bool; True if the forces cancel up to rounding.
     """
 
-    velocity: Leaf
-    jacobian: Leaf
-    log_gradient_norm: Leaf
-    log_slope: Leaf
-    balanced: Leaf
+    velocity: Array
+    jacobian: Array | stiff.Curved
+    log_gradient_norm: Array
+    log_slope: Array
+    balanced: Array
 
     @property
     def finite(self) -> Bool[Array, ""]:
@@ -220,7 +222,7 @@ class Coordinates:
         start: Float[Array, " r"],
         end: Float[Array, " r"],
         error: Float[Array, " r"],
-        rtol: Float[Array, ""],
+        rtol: float | Float[Array, ""],
     ) -> Float[Array, ""]:
         """Compute ‖Bᵀ error‖ divided by the tolerance.
 
@@ -234,12 +236,12 @@ class Coordinates:
         far = jnp.maximum(self._slid(end) / 2, self._leapt(start, end))
         return jnp.maximum(relative, far)
 
-    def ended(self, z: Float[Array, " r"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
+    def ended(self, z: Float[Array, " r"], until_norm: float | Float[Array, ""]) -> Bool[Array, ""]:
         """Return whether ‖p‖ has reached `until_norm`, as a boolean scalar."""
         return self.norm(z, 1.0) >= until_norm
 
     def to_end(
-        self, z: Float[Array, " r"], velocity: Float[Array, " r"], until_norm: Float[Array, ""]
+        self, z: Float[Array, " r"], velocity: Float[Array, " r"], until_norm: float | Float[Array, ""]
     ) -> Float[Array, ""]:
         """Return the s with ‖p + s · velocity‖ = until_norm, infinite if `velocity` is zero.
 

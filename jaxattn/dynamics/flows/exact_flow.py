@@ -24,8 +24,8 @@ from jaxattn.attention.scores import Scores, require_values
 from jaxattn.core import backend
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError
-from jaxattn.core.mapping import cond_under_vmap
-from jaxattn.core.pytrees import Leaf, PathArray
+from jaxattn.core.loops import cond_under_vmap
+from jaxattn.core.pytrees import AnyArray, PathArray
 from jaxattn.core.scaling import power_of_two
 from jaxattn.core.settings import NotNegative, Positive, PositiveInt, Static
 from jaxattn.data.corpus import Corpus
@@ -47,8 +47,8 @@ from jaxattn.dynamics.flows.minimum import settles
 from jaxattn.dynamics.flows.seeds import (
     Inputs,
     Tolerance,
+    flow_inputs,
     jacobian_columns,
-    of_seeds,
     over_seeds,
     refuse_derivative,
     to_float64,
@@ -63,9 +63,9 @@ _STAGES = 256
 class _LinearPath(FlowPath):
     """Path of a single parameter. Its last rows may not have been computed yet."""
 
-    p: Leaf
-    norm: Leaf
-    columns: Leaf
+    p: AnyArray
+    norm: AnyArray
+    columns: AnyArray
 
     def params_at(self, row: Array, train: Sequence[str]) -> dict[str, PathArray]:
         return dict.fromkeys(train, self.p[row])
@@ -99,16 +99,16 @@ class Path(_LinearPath):
             in the limit: their scores differ by a bounded amount while ‖p‖ grows.
     """
 
-    p: Leaf
-    arc_length: Leaf
-    norm: Leaf
-    log_gradient_norm: Leaf
-    log_time: Leaf
-    steps: Leaf
-    status: Leaf
-    accepted: Leaf
-    rejected: Leaf
-    columns: Leaf
+    p: AnyArray
+    arc_length: AnyArray
+    norm: AnyArray
+    log_gradient_norm: AnyArray
+    log_time: AnyArray
+    steps: AnyArray
+    status: AnyArray
+    accepted: AnyArray
+    rejected: AnyArray
+    columns: AnyArray
     selection: Selection
 
 
@@ -159,6 +159,13 @@ def exact_flow(
 
     Source:
         Lemma 4.2 and Theorem 4.3 of arXiv 2505.17282.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> scores = ja.theory.Scores(np.eye(3), corpus, np.array([1.0, -1.0, 0.0]))
+        >>> path = ja.dynamics.exact_flow(scores, np.zeros(3), until_norm=100.0)
+        >>> ja.dynamics.Stop(int(path.status)).name, (path.p[-1] / path.norm[-1]).round(2).tolist()
+        ('NORM', [0.41, 0.41, -0.82])
     """
     ends = ends_of(until_norm, until_arc_length, until_direction, rtol, gradient_rtol)
     return over_seeds(_follow, _inputs(scores, p), ends, max_steps, points=points, width=width)
@@ -190,7 +197,7 @@ def _inputs(scores: Scores, p: Array | np.ndarray) -> Inputs:
     require_values(scores)
     columns = scores.corpus.num_classes > 2
     parts = {"keys": (scores.keys, 2), "p": (p, 1), "values": (scores.values, 1 + columns)}
-    return of_seeds(parts, scores.corpus)
+    return flow_inputs(parts, scores.corpus)
 
 
 @struct.dataclass(repr=False)
@@ -211,16 +218,16 @@ class PathSoFar(_LinearPath):
         columns: () int; number of columns in the Jacobian.
     """
 
-    p: Leaf
-    norm: Leaf
-    scale: Leaf
+    p: Array
+    norm: Array
+    scale: Array
     integration: Integration
-    start: Leaf
+    start: Array
     ties: Ties
-    tied: Leaf
-    left: Leaf
-    accepted_before: Leaf
-    columns: Leaf
+    tied: Array
+    left: Array
+    accepted_before: Array
+    columns: Array
 
     @property
     def rows(self) -> Row:
@@ -406,7 +413,10 @@ def _next_stage(
     )
     status = jnp.where(still, jnp.where(rests, Stop.BALANCED, Stop.UNRESOLVED), status)
     goes_on = balances & ~stuck & ~lost & (before.left > 1)
-    choose = partial(jnp.where, goes_on)
+
+    def choose(x: Array, otherwise: Array) -> Array:
+        return jnp.where(goes_on, x, otherwise)
+
     ended = integration.replace(status=status.astype(jnp.int32))  # type: ignore[attr-defined]
     again = restart(
         integration, first_step(1 / jnp.sqrt(jnp.square(E).sum(axis=1).max()), ends, _reach(ends))

@@ -31,7 +31,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.attention.tops import below_top, first_tokens
-from jaxattn.core.mapping import nonzero
+from jaxattn.core.arithmetic import nonzero
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows.coordinates import Coordinates

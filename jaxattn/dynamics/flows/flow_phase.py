@@ -8,13 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
+from jaxtyping import PyTree
 
 from jaxattn.attention.scores import Scores
 from jaxattn.base import Goal, Loss, Model, Params, Phase, Task
-from jaxattn.base.functions import Function, OfFunction, settings_class
+from jaxattn.base.from_function import FromFunction, Function, settings_class
 from jaxattn.base.model import HasLinearScores, linear_in
 from jaxattn.core.errors import InputError, shown
-from jaxattn.core.pytrees import Brief, Leaf, PathArray, floats_to_float64, get, replaced, selected
+from jaxattn.core.pytrees import AnyArray, Brief, PathArray, floats_to_float64, get, replaced, selected
+from jaxattn.core.spec import StudyParts
 from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.arc_length import Ends, FlowPath, Stop
 from jaxattn.dynamics.flows.exact_flow import Path, begin_path, continue_path, ends_of, exact_flow
@@ -41,15 +43,15 @@ class FlowState(Brief):
 
     Attributes:
         params: the parameters at the current row, in the precision of the study.
-        path: the path computed so far.
+        path: the path computed so far, a `FlowPath`.
         step: () int32; the current row.
         failed_at: () int32; the row at which the integration failed, or -1.
     """
 
-    params: Leaf
-    path: Leaf
-    step: Leaf
-    failed_at: Leaf
+    params: Params
+    path: PyTree
+    step: Array
+    failed_at: Array
 
 
 @struct.dataclass(repr=False)
@@ -64,10 +66,10 @@ class RecordedPath(FlowPath):
             at row k - 1.
     """
 
-    params: dict[str, Leaf]
-    status: Leaf
-    metrics: dict[str, Leaf] = struct.field(default_factory=dict)
-    last: Leaf = None
+    params: dict[str, AnyArray]
+    status: AnyArray
+    metrics: dict[str, AnyArray] = struct.field(default_factory=dict)
+    last: AnyArray | None = None
 
     @property
     def reached(self) -> PathArray:
@@ -83,7 +85,7 @@ class RecordedPath(FlowPath):
         return {name: x[row] for name, x in self.metrics.items()}
 
 
-class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
+class FlowPhase(FromFunction, Phase, frozen=True, kw_only=True):
     """Phase that runs a flow, built from a function `(params, task, *, points, settings) -> FlowPath`.
 
     The function computes the path for one seed, with `points` rows. In every study, it is called with
@@ -140,7 +142,7 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         given = {"key": key} if self.is_random else {}
         return self._checked(self._call(floats_to_float64(params), task, **given), params)
 
-    def init(self, task: Task, params: Any, key: Array) -> FlowState:
+    def init(self, task: Task, params: Params, key: Array) -> FlowState:
         """Return the state at the start of the path."""
         path = self.follow(task, params, key)
         with jax.enable_x64(True):
@@ -204,7 +206,7 @@ class FlowPhase(OfFunction, Phase, frozen=True, kw_only=True):
         return made
 
 
-def of_function(function: Function, kind: str) -> type[FlowPhase]:
+def from_function(function: Function, kind: str) -> type[FlowPhase]:
     """Build the settings class of a custom flow from its function.
 
     Raises:
@@ -252,7 +254,7 @@ class _LinearFlow(_TheoryFlow, frozen=True, kw_only=True):
         settings = self._settings()
         return ends_of(**{name: x for name, x in settings.items() if name not in ("max_steps", "points")})
 
-    def check(self, *context: Any) -> None:
+    def check(self, *context: StudyParts) -> None:
         _ = self.ends
         for setting in context:
             self._require(setting.model, setting.loss)
@@ -288,7 +290,7 @@ class _OneLayerFlow(_TheoryFlow, frozen=True, kw_only=True):
 
     not_settings: ClassVar[frozenset[str]] = frozenset({"width"})
 
-    def check(self, *context: Any) -> None:
+    def check(self, *context: StudyParts) -> None:
         for setting in context:
             require_one_layer(setting.model, setting.loss, setting.data.num_classes)
 

@@ -21,7 +21,7 @@ factored out: r = (1 - π_y) (e_y - π'), where π' is the softmax over the clas
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +30,12 @@ from jaxtyping import Array, Float, Int
 
 from jaxattn.attention.batched import sequential_vmap_if_large
 from jaxattn.attention.tops import averages, score_entries, top_scores
-from jaxattn.core.mapping import sum_of_outer_products
-from jaxattn.core.pytrees import Leaf
+from jaxattn.core.arithmetic import sum_of_outer_products
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import Ragged, take
 
 
+@no_type_check
 @struct.dataclass
 class Force:
     """Force on the scores, -∂L/∂a = exp(log_scale) · force, and the terms of its derivative.
@@ -57,16 +57,16 @@ class Force:
             `force`. None if there are no such pairs.
     """
 
-    force: Leaf
-    log_scale: Leaf
-    gross: Leaf
-    pull: Leaf
-    turn: Leaf
-    attention: Leaf
-    log_weight: Leaf
-    slope: Leaf
-    modes: Leaf = None
-    pairs: Leaf = None
+    force: Array
+    log_scale: Array
+    gross: Array
+    pull: Array
+    turn: Array
+    attention: Array
+    log_weight: Array
+    slope: Array
+    modes: Array | None = None
+    pairs: Any = None  # `pairs` imports this module
 
     @property
     def total(self) -> Float[Array, " V"]:

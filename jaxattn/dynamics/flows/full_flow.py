@@ -10,7 +10,7 @@ steps is a useful measure of progress. The path is therefore parametrised by ℓ
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +18,15 @@ import msgspec
 from flax import struct
 from jax import Array
 
+from jaxattn.base.model import Params
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Leaf, PathArray
+from jaxattn.core.pytrees import AnyArray, PathArray
 from jaxattn.core.settings import PositiveInt, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.arc_length import FlowPath, Stop
 from jaxattn.dynamics.flows.joint_coordinates import joint_force
-from jaxattn.dynamics.flows.seeds import Tolerance, of_params, of_seeds, over_seeds
+from jaxattn.dynamics.flows.seeds import Tolerance, flow_inputs, over_seeds, parts_from_params
 
 # Value of ℓ - ℓ_0 at the first recorded point after the start.
 _FIRST = 1e-3
@@ -55,15 +56,15 @@ class FullPath(FlowPath):
         status: () int32; why the path ended, a `Stop`: LOSS, STEP_BUDGET or FAILED.
     """
 
-    E: Leaf
-    p: Leaf
-    v: Leaf
-    basis: Leaf
-    log_loss: Leaf
-    arc_length: Leaf
-    log_time: Leaf
-    drift: Leaf
-    status: Leaf
+    E: AnyArray
+    p: AnyArray
+    v: AnyArray
+    basis: AnyArray
+    log_loss: AnyArray
+    arc_length: AnyArray
+    log_time: AnyArray
+    drift: AnyArray
+    status: AnyArray
 
     @property
     def reached(self) -> PathArray:
@@ -80,20 +81,21 @@ class FullPath(FlowPath):
         return {"p_norm": jnp.linalg.norm(self.p[row]), **found}
 
 
+@no_type_check
 @struct.dataclass
 class _Point:
     """Variables to integrate: the parameters, the arc length, and log(1 + t)."""
 
-    E: Leaf
-    p: Leaf
-    v: Leaf
-    arc_length: Leaf
-    log_time: Leaf
+    E: Array
+    p: Array
+    v: Array
+    arc_length: Array
+    log_time: Array
 
 
 @checked
 def full_flow(
-    params: Any,
+    params: Params,
     corpus: Corpus,
     *,
     until_log_loss: Static[float] = _UNTIL_LOG_LOSS,
@@ -131,6 +133,13 @@ def full_flow(
     Source:
         Gradients of arXiv 2505.17282; conserved quantity as for the layers of a linear network (Du, Hu, Lee
         2018, arXiv 1806.00900).
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> path = ja.dynamics.full_flow(params, corpus, until_log_loss=-2.0)
+        >>> round(float(path.log_loss[-1]), 3)
+        -2.0
     """
     if not math.isfinite(until_log_loss):
         raise InputError(f"until_log_loss: must be finite, got {until_log_loss}")
@@ -140,7 +149,7 @@ def full_flow(
             "full_flow: float64 is not enabled inside jit or vmap; call jax.config.update('jax_enable_x64', "
             "True) first, or call full_flow outside jit and vmap, where it accepts one or many seeds"
         )
-    inputs, settings = of_seeds(of_params(params, corpus), corpus), (until_log_loss, rtol)
+    inputs, settings = flow_inputs(parts_from_params(params, corpus), corpus), (until_log_loss, rtol)
     return over_seeds(_follower(max_steps), inputs, settings, max_steps, points=points, width=width)
 
 

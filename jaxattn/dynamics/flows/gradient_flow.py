@@ -14,7 +14,8 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from jaxattn.base import Goal, Params, Task
-from jaxattn.base.functions import declare, settings_class
+from jaxattn.base.from_function import declare, settings_class
+from jaxattn.core import backend
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import floats_to_float64, gradients_by_name, numpy_if_concrete, replaced, selected
@@ -98,20 +99,47 @@ def gradient_flow(
 
     Source:
         Tsitouras 2011 and Kværnø 2004, as implemented by diffrax.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> task = ja.dynamics.Task(data=corpus)
+        >>> path = ja.dynamics.gradient_flow(params, task, train=["p"], until_time=1.0, points=3)
+        >>> path.params['p'].shape
+        (3, 4)
     """
+    if not math.isfinite(until_time):
+        raise InputError(f"until_time: must be finite, got {until_time}")
+    check_objective(objective, fresh=fresh)
+    ends = until_time, until_norm, until_log_loss
+    with backend.float64():
+        value = _value(with_clamps(task, clamps), objective, fresh, key)
+        path = _integrated(value, params, train, ends, solver, rtol, atol, max_steps, points, fresh)
+    return numpy_if_concrete(path)
+
+
+def _integrated(
+    value: "_Value",
+    params: Params,
+    train: Names,
+    ends: tuple[float, float | None, float | None],
+    solver: str,
+    rtol: float,
+    atol: float,
+    max_steps: int,
+    points: int,
+    fresh: int | None,
+) -> RecordedPath:
     import diffrax  # slow to import
     import optimistix
 
     from jaxattn.dynamics.flows.implicit import kvaerno5
 
-    if not math.isfinite(until_time):
-        raise InputError(f"until_time: must be finite, got {until_time}")
-    check_objective(objective, fresh=fresh)
+    until_time, until_norm, until_log_loss = ends
     params = floats_to_float64(params)
     start, unravel = ravel_pytree(selected(params, train))
     end = math.log1p(until_time)
     marks = jnp.linspace(0, end, points)
-    value = _value(with_clamps(task, clamps), objective, fresh, key)
 
     def evaluate(theta: Array, row: Array) -> tuple[Array, Array]:
         moved = replaced(params, **unravel(theta))
@@ -147,7 +175,7 @@ def gradient_flow(
         max_steps=max_steps,
         throw=False,
     )
-    return numpy_if_concrete(_recorded(solution, marks, evaluate, unravel, distances, moves))
+    return _recorded(solution, marks, evaluate, unravel, distances, moves)
 
 
 def _value(task: Task, objective: Any, fresh: int | None, key: Array | None) -> _Value:

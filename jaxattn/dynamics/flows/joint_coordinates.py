@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float
 
-from jaxattn.core.mapping import nonzero, sum_of_outer_products
+from jaxattn.core.arithmetic import nonzero, sum_of_outer_products
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.coordinates import RESOLUTION, Coordinates, Local, coordinates
 from jaxattn.dynamics.flows.force import Force, by_token, dense, score_force, token_curvature
@@ -133,18 +133,18 @@ class JointCoordinates:
         start: Float[Array, " m"],
         end: Float[Array, " m"],
         error: Float[Array, " m"],
-        rtol: Float[Array, ""],
+        rtol: float | Float[Array, ""],
     ) -> Float[Array, ""]:
         """Compute the error ratios for p and v, as in `Coordinates.error`, and return the larger ratio."""
         return jnp.maximum(*self._each(lambda part, *x: part.error(*x, rtol), start, end, error))
 
-    def ended(self, z: Float[Array, " m"], until_norm: Float[Array, ""]) -> Bool[Array, ""]:
+    def ended(self, z: Float[Array, " m"], until_norm: float | Float[Array, ""]) -> Bool[Array, ""]:
         """Return whether ‖p‖ has reached `until_norm` or ‖v‖ has reached `far`."""
         z_p, z_v = jnp.split(z, 2)
         return self.query.ended(z_p, until_norm) | self.head.ended(z_v, self.far)
 
     def to_end(
-        self, z: Float[Array, " m"], velocity: Float[Array, " m"], until_norm: Float[Array, ""]
+        self, z: Float[Array, " m"], velocity: Float[Array, " m"], until_norm: float | Float[Array, ""]
     ) -> Float[Array, ""]:
         """Return the scalar s for which a straight move by s · `velocity` takes ‖p‖ or ‖v‖ to its limit."""
         (z_p, z_v), (u_p, u_v) = jnp.split(z, 2), jnp.split(velocity, 2)

@@ -7,7 +7,7 @@ see docs/notes/joint_flow.md.
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,11 @@ import msgspec
 from flax import struct
 from jax import Array
 
+from jaxattn.base.model import Params
 from jaxattn.core.arguments import checked
+from jaxattn.core.arithmetic import nonzero
 from jaxattn.core.errors import InputError
-from jaxattn.core.mapping import nonzero
-from jaxattn.core.pytrees import Leaf, PathArray
+from jaxattn.core.pytrees import AnyArray, PathArray
 from jaxattn.core.scaling import power_of_two
 from jaxattn.core.settings import Positive, PositiveInt, Static
 from jaxattn.data.corpus import Corpus
@@ -29,10 +30,10 @@ from jaxattn.dynamics.flows.joint_coordinates import JointCoordinates, joint_coo
 from jaxattn.dynamics.flows.minimum import balanced_or_unresolved, settles, settles_jointly
 from jaxattn.dynamics.flows.seeds import (
     Tolerance,
+    flow_inputs,
     jacobian_columns,
-    of_params,
-    of_seeds,
     over_seeds,
+    parts_from_params,
 )
 from jaxattn.dynamics.flows.ties import zero_if_absent
 from jaxattn.theory.selection import Selection
@@ -77,17 +78,17 @@ class JointPath(FlowPath):
         columns: () int; number of columns in the Jacobian, as in `Path`.
     """
 
-    p: Leaf
-    v: Leaf
-    norm: Leaf
-    log_v_norm: Leaf
-    steps: Leaf
-    status: Leaf
-    accepted: Leaf
-    rejected: Leaf
+    p: AnyArray
+    v: AnyArray
+    norm: AnyArray
+    log_v_norm: AnyArray
+    steps: AnyArray
+    status: AnyArray
+    accepted: AnyArray
+    rejected: AnyArray
     selection: Selection
-    mismatch: Leaf
-    columns: Leaf
+    mismatch: AnyArray
+    columns: AnyArray
 
     def params_at(self, row: Array, train: Sequence[str]) -> dict[str, PathArray]:
         """Return p, and v rescaled to norm min(‖v‖, 1e15)."""
@@ -103,7 +104,7 @@ class JointPath(FlowPath):
 
 @checked
 def joint_flow(
-    params: Any,
+    params: Params,
     corpus: Corpus,
     *,
     until_norm: Static[Positive] = 1e4,
@@ -147,10 +148,17 @@ def joint_flow(
 
     Source:
         This library's conjecture, based on the regularisation path of arXiv 2306.13596.
+
+    Example:
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=4)
+        >>> path = ja.dynamics.joint_flow(params, corpus, until_norm=100.0)
+        >>> path.p.shape, path.v.shape
+        ((64, 4), (64, 4))
     """
     if not math.isfinite(until_norm):
         raise InputError(f"until_norm: must be finite, got {until_norm}")
-    inputs, settings = of_seeds(of_params(params, corpus), corpus), (until_norm, rtol)
+    inputs, settings = flow_inputs(parts_from_params(params, corpus), corpus), (until_norm, rtol)
     return over_seeds(_follow, inputs, settings, max_steps, points=points, width=width)
 
 

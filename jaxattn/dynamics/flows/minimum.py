@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.attention.tops import first_tokens
-from jaxattn.core.mapping import cond_under_vmap, nonzero
+from jaxattn.core.arithmetic import nonzero
+from jaxattn.core.loops import cond_under_vmap
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows.arc_length import Stop

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxattn.core.mapping import sum_of_outer_products
+from jaxattn.core.arithmetic import sum_of_outer_products
 
 _MAX_ITERATIONS = 60
 # Complementarity, relative to ‖w‖², at which to stop: the active rows are then known, and rounding dominates.

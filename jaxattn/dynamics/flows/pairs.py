@@ -10,20 +10,20 @@ These forces decay like e^(-2 gap), while all other forces decay like e^(-gap). 
 M.
 """
 
-from typing import Any
+from typing import Any, no_type_check
 
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
 from jaxtyping import Float, Int
 
-from jaxattn.core.pytrees import Leaf
 from jaxattn.dynamics.flows.force import Force
 
 # Maximum number of pairs in a flow. This many terms are computed at every point, even for fewer pairs.
 MAX_PAIRS = 8
 
 
+@no_type_check
 @struct.dataclass
 class PairForce:
     """Force of token pairs at a point, in the same units as `Force`.
@@ -34,9 +34,9 @@ class PairForce:
         terms: (m, m); M_ij x_i x_j, in the same units; see the module docstring.
     """
 
-    top: Leaf
-    low: Leaf
-    terms: Leaf
+    top: Array
+    low: Array
+    terms: Array
 
     def on_tokens(self, vocab: int) -> Float[Array, " V"]:
         """Compute the force on the scores, (V,)."""
@@ -74,6 +74,7 @@ class PairForce:
         return jnp.zeros(vocab, force.dtype).at[self.low].add(force).at[self.top].add(-force)
 
 
+@no_type_check
 @struct.dataclass
 class Pairs:
     """Second-order terms ½ Σ_ij M_ij x_i x_j of the loss, x_i = e^(a_low - a_top).
@@ -85,10 +86,10 @@ class Pairs:
         sign: (m, m); the sign of M_ij.
     """
 
-    top: Leaf
-    low: Leaf
-    log_size: Leaf
-    sign: Leaf
+    top: Array
+    low: Array
+    log_size: Array
+    sign: Array
 
     def add_to(self, force: Force, scores: Float[Array, " V"]) -> Force:
         """Return the sum of a given force and the force of the pairs at scores a, (V,)."""

@@ -12,7 +12,7 @@ from jax import Array
 
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
-from jaxattn.core.mapping import map_in_equal_parts
+from jaxattn.core.loops import map_in_equal_parts
 from jaxattn.core.pytrees import attributes, numpy_if_concrete
 from jaxattn.data.corpus import Corpus
 
@@ -36,8 +36,8 @@ class Inputs(NamedTuple):
     seeds: int | None
 
 
-def of_params(params: Any, corpus: Corpus) -> dict[str, tuple[Any, int]]:
-    """Return E, p and v by name, each with its number of axes for one seed, as input to `of_seeds`.
+def parts_from_params(params: Any, corpus: Corpus) -> dict[str, tuple[Any, int]]:
+    """Return E, p and v by name, each with its number of axes for one seed, as input to `flow_inputs`.
 
     Raises:
         InputError: there are more than two classes, or the shapes do not match.
@@ -51,7 +51,7 @@ def of_params(params: Any, corpus: Corpus) -> dict[str, tuple[Any, int]]:
     return {"E": (params.E, 2), "p": (params.p, 1), "v": (params.v, 1)}
 
 
-def of_seeds(parts: dict[str, tuple[Any, int]], corpus: Corpus) -> Inputs:
+def flow_inputs(parts: dict[str, tuple[Any, int]], corpus: Corpus) -> Inputs:
     """Build the `Inputs` of a flow: check shapes, and determine which arrays have a leading seed axis.
 
     Args:

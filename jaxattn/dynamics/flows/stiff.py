@@ -20,15 +20,15 @@ solve starts with the search directions of the previous solves.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, no_type_check, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxattn.core.mapping import cond_under_vmap, nonzero
-from jaxattn.core.pytrees import Leaf
+from jaxattn.core.arithmetic import nonzero
+from jaxattn.core.loops import cond_under_vmap
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.force import Force, curvature_product, token_curvature
 
@@ -153,6 +153,7 @@ class Space(Protocol):
         ...
 
 
+@no_type_check
 @struct.dataclass
 class Curved:
     """Jacobian at a point, stored as factors. See the module docstring for the notation.
@@ -165,9 +166,9 @@ class Curved:
     """
 
     force: Force
-    velocity: Leaf
-    size: Leaf
-    stiffness: Leaf
+    velocity: Array
+    size: Array
+    stiffness: Array
 
     @property
     def finite(self) -> Bool[Array, ""]:

@@ -18,6 +18,7 @@ docs/notes/exact_flow_ties.md for the derivation.
 """
 
 import dataclasses
+from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +26,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from jaxattn.attention.tops import below_top, first_tokens
-from jaxattn.core.mapping import nonzero
-from jaxattn.core.pytrees import Leaf
+from jaxattn.core.arithmetic import nonzero
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows import stiff
@@ -47,6 +47,7 @@ _ROUNDING, _ROUNDING_IF_CLOSE = 1e-14, 1e-9
 _LEVEL = 16
 
 
+@no_type_check
 @struct.dataclass
 class Ties:
     """Groups of tied tokens, and their effect on all other tokens.
@@ -71,15 +72,15 @@ class Ties:
         pairs: second-order terms of idle entries.
     """
 
-    leader: Leaf
-    merged: Leaf
-    normals: Leaf
-    embeddings: Leaf
-    values: Leaf
-    counts: Leaf
+    leader: Array
+    merged: Array
+    normals: Array
+    embeddings: Array
+    values: Array
+    counts: Array
     watch: Watch
-    log_limit: Leaf
-    log_floor: Leaf
+    log_limit: Array
+    log_floor: Array
     pairs: Pairs
 
 

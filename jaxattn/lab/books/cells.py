@@ -11,12 +11,12 @@ import pandas as pd
 from jaxattn.base import SharedData
 from jaxattn.core.errors import InputError, nearest
 from jaxattn.lab.books.finding import Finding, mean, slug
+from jaxattn.lab.kinds import READERS
 from jaxattn.lab.results.judge import ANYTHING
 from jaxattn.lab.results.labels import brief, setting
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.study import registry
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.lab.texts.readers import READERS
 
 
 @dataclass(frozen=True)

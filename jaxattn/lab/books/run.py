@@ -14,7 +14,7 @@ from jaxattn.lab.books.page import Page, write_pages
 from jaxattn.lab.books.record import FindingRecord, Picture, Record
 from jaxattn.lab.engine import run as engine
 from jaxattn.lab.engine.progress import Reporter
-from jaxattn.lab.figures import kinds as figures
+from jaxattn.lab.figures import draw as figures
 from jaxattn.lab.loaded import Results, load
 from jaxattn.lab.pages.layout import texts
 from jaxattn.lab.storage import study_file
@@ -178,7 +178,7 @@ def _with_earlier_seeds(study: Study, folder: Path) -> Study:
     keys = {number: found.key for number, found in identities(study)[0].items()}
     if {cell["cell"]: cell["key"] for cell in known["cells"]} != keys:
         return study
-    return Study.of_tables(study.tree | {"seeds": sorted({*study.seeds, *known["seeds"]})}, study.names)
+    return Study.from_tables(study.tree | {"seeds": sorted({*study.seeds, *known["seeds"]})}, study.names)
 
 
 def measure(

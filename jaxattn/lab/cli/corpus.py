@@ -28,7 +28,7 @@ _ANY = {
 
 def read_data_sweep(sweep: Path, overrides: Sequence[str] = ()) -> Study:
     """Read a sweep file that may omit the model and the phases; see `toml.read_sweep`."""
-    return toml.read_sweep(sweep, overrides, made=lambda tree, names: Study.of_tables(_ANY | tree, names))
+    return toml.read_sweep(sweep, overrides, made=lambda tree, names: Study.from_tables(_ANY | tree, names))
 
 
 def describe_data(study: Definition, number: int, progress: Progress) -> list[tuple[str, pd.DataFrame]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus
@@ -128,9 +129,9 @@ class Diagnosis(Measurements):
 
 
 def diagnose(
-    embedding: Any,
-    query: Any,
-    head: Any,
+    embedding: ArrayLike,
+    query: ArrayLike,
+    head: ArrayLike,
     corpus: Corpus,
     *,
     tokens: Sequence[str] | None = None,

@@ -44,9 +44,9 @@ def conclude(
         every: tuple[_Metrics, _Metrics] = {}, {}
         for own, lanes in parts:
             probe = seed.phase_probes(own, index, loaded.splits)[number]
-            of_params, data = (params, loaded) if lanes is None else _taken(params, loaded, lanes)
+            own_params, data = (params, loaded) if lanes is None else _taken(params, loaded, lanes)
             of_seen = seen if lanes is None else seen[lanes]
-            found = probe.conclude(of_seen, of_params, own.model, data)
+            found = probe.conclude(of_seen, own_params, own.model, data)
             for whole, part in zip(every, concluded(probe, found, *of_seen.shape[:2]), strict=True):
                 for metric, x in part.items():
                     empty = np.full((len(seen), *x.shape[1:]), np.nan)

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxattn.core import backend
-from jaxattn.core.mapping import map_in_equal_parts
+from jaxattn.core.loops import map_in_equal_parts
 
 # Size in bytes of one core's first-level cache. If the data of vmapped runs exceed it, the runs take up to
 # twice as long as in sequence. Otherwise, vmapping is faster, because every operation has an overhead.

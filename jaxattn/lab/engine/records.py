@@ -9,11 +9,11 @@ from jax import Array
 
 from jaxattn.base import Phase
 from jaxattn.core.errors import InputError
-from jaxattn.data.of_function import Numbered
+from jaxattn.data.from_function import Numbered
 from jaxattn.data.splits import Loaded
 from jaxattn.lab.engine.batches import Batch
 from jaxattn.lab.probes.standard import BEST
-from jaxattn.lab.study.returned import NOT_REAL
+from jaxattn.lab.study.output_checks import NOT_REAL
 
 # Maximum number of vmapped runs that are plotted as separate lines in dashboards.
 SERIES = 32

@@ -13,7 +13,7 @@ import pandas as pd
 
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.core.version import __url__
-from jaxattn.lab.figures.kinds import FigureProgress, Problem, custom_captions, draw_all
+from jaxattn.lab.figures.draw import FigureProgress, Problem, custom_captions, draw_all
 from jaxattn.lab.figures.rendered import Picture, RenderedFigure
 from jaxattn.lab.loaded import load
 from jaxattn.lab.pages import layout, overview, seeds

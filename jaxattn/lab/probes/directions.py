@@ -6,11 +6,13 @@ from typing import Any, ClassVar, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import PyTree
 
 from jaxattn.base import Model, Phase, PhaseProbe, Task
-from jaxattn.base.model import HasLinearScores, LinearScores, linear_in
+from jaxattn.base.model import HasLinearScores, LinearScores, Params, linear_in
 from jaxattn.core import backend
-from jaxattn.core.mapping import map_on_cores
+from jaxattn.core.loops import map_on_cores
 from jaxattn.core.settings import NotNegative, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded
@@ -76,12 +78,12 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
             return "requires a model with scores that are linear in a parameter"
         return None if tuple(phase.train) == (name,) else f"requires a phase that trains {name} alone"
 
-    def observe(self, phase: Phase, state: Any) -> Any:
+    def observe(self, phase: Phase, state: PyTree) -> Array:
         """Return p for one seed, flattened to (D,)."""
         return phase.parameter(state, phase.train[0]).reshape(-1)
 
     def conclude(
-        self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
+        self, history: np.ndarray, params: Params, model: Model[Any], loaded: Loaded
     ) -> tuple[_Metrics, _Metrics]:
         """Compute each seed's max-margin direction for the tokens selected at the end, and compare p with it.
 
@@ -116,8 +118,8 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
             chosen = jax.jit(jax.vmap(select, (0, 0, axis)))(history[:, -1], keys, corpus)
             mm = max_margin_batch(Scores(keys, corpus), chosen)
             margins = jax.jit(jax.vmap(_margins, (0, 0, axis, 0)))(jnp.asarray(history), keys, corpus, chosen)
-        away = one_minus_cosine(history, mm.p[:, None])
-        return _named(away, _relative(margins, mm.margin[:, None]), *_facts(mm, away[:, -1]))
+        away = np.asarray(one_minus_cosine(history, mm.p[:, None]))
+        return _named(away, _relative(margins, np.asarray(mm.margin)[:, None]), *_facts(mm, away[:, -1]))
 
 
 def certified_distance(away: Any, duality_gap: Any) -> np.ndarray:
@@ -137,11 +139,11 @@ def _in_float64(x: Any) -> Any:
     return jnp.asarray(x, jnp.float64) if np.issubdtype(x.dtype, np.floating) else x
 
 
-def _of_seed(params: Any, number: int) -> Any:
+def _of_seed(params: Params, number: int) -> Any:
     return jax.tree.map(lambda x: x[number], params)
 
 
-def _keys_and_bags(model: Model[Any], params: Any, data: Any) -> tuple[Any, Corpus]:
+def _keys_and_bags(model: Model[Any], params: Params, data: Any) -> tuple[Any, Corpus]:
     scores = cast(HasLinearScores, model).scores(params, data)
     return scores.keys, scores.corpus
 
@@ -158,7 +160,7 @@ def _one(history: np.ndarray, scores: LinearScores, nats: float | None) -> tuple
     chosen = _selected(history[-1], keys, corpus, nats)
     mm = max_margin(Scores(keys, corpus), chosen)
     margins = jax.jit(_margins)(jnp.asarray(history), keys, corpus, chosen)
-    away = one_minus_cosine(history, mm.p)
+    away = np.asarray(one_minus_cosine(history, mm.p))
     return away, _relative(margins, mm.margin), *_facts(mm, away[-1])
 
 
@@ -218,12 +220,12 @@ class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
         """
         return require_one_layer_model(task, phase, ("p", "v"))
 
-    def observe(self, phase: Phase, state: Any) -> Any:
+    def observe(self, phase: Phase, state: PyTree) -> Array:
         """Return p and v for one seed, (2, d)."""
         return jnp.stack([phase.parameter(state, "p"), state.params.v])
 
     def conclude(
-        self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
+        self, history: np.ndarray, params: Params, model: Model[Any], loaded: Loaded
     ) -> tuple[_Metrics, _Metrics]:
         """Compute the limit directions of p and v for each seed, and compare p and v with these limits.
 
@@ -261,7 +263,8 @@ def _compare(E: np.ndarray, corpus: Corpus, path: np.ndarray) -> tuple[np.ndarra
     # The flow requires only half the margin for a pair of tokens that are both on the margin of v_mm.
     scores = Scores(E, corpus)
     relaxed, alone = relaxed_max_margin(scores, chosen, tied=0.5), max_margin(scores, chosen)
-    away = [one_minus_cosine(path[:, i], x.p) for i, x in ((0, relaxed.query), (0, alone), (1, relaxed.head))]
+    solutions = (0, relaxed.query), (0, alone), (1, relaxed.head)
+    away = [np.asarray(one_minus_cosine(path[:, i], x.p)) for i, x in solutions]
     query = relaxed.query
     facts = (
         certified_distance(away[0][-1:], query.duality_gap)[0],
@@ -310,12 +313,12 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
         """
         return require_one_layer_model(task, phase, ("p",))
 
-    def observe(self, phase: Phase, state: Any) -> Any:
+    def observe(self, phase: Phase, state: PyTree) -> Array:
         """Return p for one seed, (d,)."""
         return phase.parameter(state, "p")
 
     def conclude(
-        self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
+        self, history: np.ndarray, params: Params, model: Model[Any], loaded: Loaded
     ) -> tuple[_Metrics, _Metrics]:
         """Certify the limit of gradient flow for each seed, and compare p with the limit.
 
@@ -337,7 +340,7 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
         at_the_end = dict(zip(_AT_THE_END_LIMIT, np.stack(ends, axis=1), strict=True))
         return {"limit_one_minus_cosine": np.stack(away)}, at_the_end
 
-    def _compare(self, params: Any, corpus: Corpus, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _compare(self, params: Params, corpus: Corpus, path: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         # A failed seed may still end with a finite p.
         finite = all(np.isfinite(x).all() for x in (path[-1], params.E, params.v))
         if not finite:
@@ -345,7 +348,8 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
         chosen, counts = attended_on_host(params.E @ path[-1], corpus, self.nats)
         tied = float((counts > 1).mean())
         found = certify_limit(Scores(params.E, corpus, params.E @ params.v), path[-1], chosen)
-        direction, away = found.direction, one_minus_cosine(path, found.direction.p)
+        direction = found.direction
+        away = np.asarray(one_minus_cosine(path, direction.p))
         bound = certified_distance(away[-1:], direction.duality_gap)[0]
         ends = bound, found.holds, direction.duality_gap, direction.primal_residual, tied
         return away, np.array(ends, float)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxattn.base import Model
-from jaxattn.base.model import HasLinearScores
+from jaxattn.base.model import HasLinearScores, Params
 from jaxattn.core.errors import InputError, writing
 from jaxattn.core.settings import FilePath, NotNegative, Static
 from jaxattn.data.splits import Loaded
@@ -41,7 +41,7 @@ class ExactGap(MaxMarginDirection, frozen=True, kw_only=True):
     folder: FilePath | None = None
 
     def conclude(
-        self, history: np.ndarray, params: Any, model: Model[Any], loaded: Loaded
+        self, history: np.ndarray, params: Params, model: Model[Any], loaded: Loaded
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Certify each seed's max-margin direction for the tokens selected at the end of the phase.
 

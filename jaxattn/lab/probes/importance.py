@@ -1,13 +1,14 @@
 """Probes that compare E·v and E·p with token importance, and trained embeddings with the one-step law."""
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxattn.base import Phase, Probe, Task
+from jaxattn.base.model import Params
 from jaxattn.base.probe import ProbeContext
 from jaxattn.core.fractions import bin_numbers
 from jaxattn.core.settings import Count
@@ -174,7 +175,7 @@ class OneStepError(Probe, frozen=True, kw_only=True):
             else "requires a phase of one full step"
         )
 
-    def remember(self, params: Any) -> Array:
+    def remember(self, params: Params) -> Array:
         """Return E·v at the start of the phase."""
         return params.E @ params.v
 
@@ -198,7 +199,7 @@ class OneStepEmbeddings(OneStepError, frozen=True, kw_only=True):
 
     labels: ClassVar[dict[str, str]] = {"embedding_error": r"one-step error of $E$ per unit $\eta_0$"}
 
-    def remember(self, params: Any) -> Array:
+    def remember(self, params: Params) -> Array:
         """Return E at the start of the phase."""
         return params.E
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from itertools import combinations
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from matfree import decomp
 
 from jaxattn.base import Phase, Probe, Task
+from jaxattn.base.model import Params
 from jaxattn.base.probe import ProbeContext
 from jaxattn.core.pytrees import get, names, replaced
 from jaxattn.core.settings import PositiveInt
@@ -84,7 +85,7 @@ class Conservation(Probe, frozen=True, kw_only=True):
         """
         return None if {"E", "p", "v"} <= set(phase.train) else "requires a phase that trains E, p and v"
 
-    def remember(self, params: Any) -> Float[Array, "m d"] | Float[Array, "d d"]:
+    def remember(self, params: Params) -> Float[Array, "m d"] | Float[Array, "d d"]:
         """Return the initial Q, (d, d), or the m initial rows of E, p and v, (m, d), whichever is smaller."""
         rows, signs = _rows(params)
         return rows if len(rows) < rows.shape[1] else _quantity(rows, signs)
@@ -106,7 +107,7 @@ def _drift(rows: Array, signs: Array, memory: Array) -> Array:
     return jnp.linalg.norm(now - start) / jnp.linalg.norm(start)
 
 
-def _rows(params: Any) -> tuple[Float[Array, "m d"], Float[Array, " m"]]:
+def _rows(params: Params) -> tuple[Float[Array, "m d"], Float[Array, " m"]]:
     """Stack the rows of E, all queries and all read-out vectors; also return each row's sign in Q.
 
     Q, a signed sum over these rows, is the conserved quantity; see `Conservation`. Queries are (d,) or

@@ -15,12 +15,12 @@ from jaxattn.base import Phase, Probe, Task
 from jaxattn.base.model import HasAttention, HasHeads
 from jaxattn.base.probe import ProbeContext
 from jaxattn.core.fractions import fraction, share
-from jaxattn.core.settings import Count, NotNegative, PositiveInt, Share, Static
+from jaxattn.core.settings import Count, Fraction, NotNegative, PositiveInt, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.lab.probes.requirements import require_bags, require_token_attention
 from jaxattn.models.one_layer import is_one_layer
-from jaxattn.theory import Scores, Selection, margin, selection_from_scores, selection_of
+from jaxattn.theory import Scores, Selection, margin, selection_from_scores, selection_from_tokens
 
 
 class Selected(Probe, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class Selected(Probe, frozen=True, kw_only=True):
         "selected_tokens": "tokens with the highest score in a sequence",
     }
 
-    important: Share = 0.5
+    important: Fraction = 0.5
     min_count: Count = 50
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
@@ -166,7 +166,7 @@ class RelevantTokens(Probe, frozen=True, kw_only=True):
         """Compute the metrics for one seed."""
         corpus, scores = context.data.train, context.scores_and_values[0]
         relevant = jnp.arange(corpus.vocab_size) < self.relevant
-        chosen, present = attended(scores, corpus, self.nats), selection_of(relevant, corpus)
+        chosen, present = attended(scores, corpus, self.nats), selection_from_tokens(relevant, corpus)
         selects, tied = chosen.selects(corpus, relevant)
         every = present.counts(corpus)
         found = {
@@ -233,7 +233,7 @@ class Attended(Probe, frozen=True, kw_only=True):
         "selects_one": "queries that select one token",
     }
 
-    above: Share = 0.9
+    above: Fraction = 0.9
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return why the probe is skipped, or None if the model returns its attention."""

@@ -12,8 +12,8 @@ from jaxattn.base import Measurement, Phase, PhaseProbe, Probe, Task
 from jaxattn.base.probe import ProbeContext
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import get, names
-from jaxattn.core.settings import Count, PositiveInt, Share
-from jaxattn.core.spec import Spec
+from jaxattn.core.settings import Count, Fraction, PositiveInt
+from jaxattn.core.spec import Spec, StudyParts
 from jaxattn.lab.probes.directions import MaxMarginDirection
 from jaxattn.lab.probes.importance import Importance, OneStepError
 from jaxattn.lab.probes.selection import Selected
@@ -58,13 +58,13 @@ class Probes(Spec, frozen=True, kw_only=True):
     low: float = -1.0
     high: float = 1.0
     min_count: Count = 50
-    important: Share = 0.5
+    important: Fraction = 0.5
     max_margin: bool = False
     sample: PositiveInt | None = None
     tokens: bool = True
     own: tuple[Measurement, ...] = ()
 
-    def check(self, *context: Any) -> None:
+    def check(self, *context: StudyParts) -> None:
         """Raise InputError if `low` is not below `high`, or if a phase has both `steps` and `every`."""
         if self.low >= self.high:
             raise InputError(f"probes.low: must be below probes.high = {self.high}, got {self.low}")

@@ -56,6 +56,13 @@ def bin_means(
     Returns:
         One row per bin, with columns center, n, mean and sd (NaN for an empty bin). Points outside
         [low, high] are dropped.
+
+    Example:
+        >>> from jaxattn.lab.results import bin_means
+        >>> bin_means([-0.5, 0.2, 0.4], [1.0, 2.0, 4.0], bins=2)
+           center  n  mean   sd
+        0    -0.5  1   1.0  0.0
+        1     0.5  2   3.0  1.0
     """
     edges = np.linspace(low, high, bins + 1)
     number = bin_numbers(np.asarray(x, float), edges)

@@ -46,6 +46,12 @@ def power_law(x: ArrayLike, y_by_seed: ArrayLike) -> PowerLaw:
 
     Returns:
         The fit; all NaN if no seed or fewer than two distinct x remain.
+
+    Example:
+        >>> from jaxattn.lab.results import power_law
+        >>> law = power_law([1.0, 10.0, 100.0], [[2.0], [20.0], [200.0]])
+        >>> round(law.slope, 6)
+        1.0
     """
     y = np.asarray(y_by_seed, float)
     x = np.asarray(x, float)

@@ -12,12 +12,13 @@ import msgspec
 import numpy as np
 
 from jaxattn.base import Dataset, DrawnData, Model
-from jaxattn.base.functions import ModelOfFunction
+from jaxattn.base.from_function import ModelFromFunction
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import get, names
 from jaxattn.core.settings import PositiveInt
-from jaxattn.data import GENERATORS, Splits, corpus
+from jaxattn.data import Splits, corpus
+from jaxattn.lab import kinds
 from jaxattn.lab.results.labels import ranges_text
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage import batch_record, checkpoints, copies, memo
@@ -31,7 +32,7 @@ from jaxattn.lab.study.randomness import keys
 from jaxattn.lab.study.seed import draw_data, initial_params
 from jaxattn.lab.study.seed import seed_dataset as of_seed
 from jaxattn.lab.study.setting import Cell, Hyperparameters, Reader, Setting, with_hyperparameters
-from jaxattn.models import MODELS, span
+from jaxattn.models import span
 from jaxattn.models.adapters import Adapted, nested
 
 Arrays = dict[str, np.ndarray]
@@ -128,16 +129,17 @@ def params_of(
         found = {name: jnp.asarray(x) for name, x in arrays.items()}
         if model is None:
             return Parameters(found)
-        model = model.built() if isinstance(model, ModelOfFunction) else model
+        model = model.built() if isinstance(model, ModelFromFunction) else model
         if isinstance(model, Adapted):
             return model.rebuild(found)
         return _as_model_params(found, model, _example_data(results, cell, seed, found))
 
 
 def _built_in(results: Run, cell: int) -> Any:
-    target = MODELS.get(str(results.lookup(cell, "model.kind")))
-    if target is None:
+    path = kinds.MODELS.get(str(results.lookup(cell, "model.kind")))
+    if path is None:
         return None
+    target = kinds.load(path)
     settings = {name: results.lookup(cell, f"model.{name}") for name in target.__struct_fields__}
     try:
         return msgspec.convert(settings, target)
@@ -300,12 +302,13 @@ def dataset_of_run(results: Run, *, seed: int, cell: int) -> Splits:
         splits: Splits = results.study.dataset(seed, cell)
         return splits
     table = results.lookup(cell, "data")
-    target = GENERATORS.get(str(table.get("kind")))
-    if target is None:
+    path = kinds.GENERATORS.get(str(table.get("kind")))
+    if path is None:
         raise InputError(
             f"data.kind = {table.get('kind')!r}: these data cannot be rebuilt from a results folder, because "
             "they are defined by code or files; use jaxattn.Study.read(SWEEP).dataset(...)"
         )
+    target = kinds.load(path)
     settings = {name: table[name] for name in target.__struct_fields__ if name in table}
     try:
         data = msgspec.convert(settings, target)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from jaxattn.core.errors import InputError, at, counted
-from jaxattn.core.settings import Count, Share
+from jaxattn.core.settings import Count, Fraction
 from jaxattn.lab.storage import files
 from jaxattn.lab.storage.batch_record import FORMAT, Key
 from jaxattn.lab.storage.files import Damaged
@@ -56,7 +56,7 @@ class _Probes(msgspec.Struct):
     low: float | None = None
     high: float | None = None
     min_count: Count | None = None
-    important: Share | None = None
+    important: Fraction | None = None
 
 
 class Config(msgspec.Struct):

@@ -62,7 +62,7 @@ class Definition:
         names: resolver for the import paths in the tables.
     """
 
-    def __init__(self, tree: Mapping[str, Any], names: ImportPaths | None = None) -> None:
+    def __init__(self, tree: Mapping[str, object], names: ImportPaths | None = None) -> None:
         """Validate the tables; if a key is invalid, raise InputError with the key and a similar valid key."""
         self.tree: dict[str, Any] = plain_values(dict(tree))
         check_values(self.tree)

@@ -18,9 +18,7 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.lab.probes.standard import BEST
 from jaxattn.lab.study import registry, seed
-from jaxattn.lab.study.randomness import Keys, keys
-from jaxattn.lab.study.registry import Concept
-from jaxattn.lab.study.returned import (
+from jaxattn.lab.study.output_checks import (
     check_examples,
     check_floats,
     check_like,
@@ -30,6 +28,8 @@ from jaxattn.lab.study.returned import (
     is_floats,
     metric_names,
 )
+from jaxattn.lab.study.randomness import Keys, keys
+from jaxattn.lab.study.registry import Concept
 from jaxattn.lab.study.setting import (
     Hyperparameters,
     Setting,

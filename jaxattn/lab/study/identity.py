@@ -19,7 +19,15 @@ from jaxattn.lab.study.setting import Cell, config_hash
 
 _PACKAGE = Path(__file__).parents[2]
 # The only modules of the lab that determine results. Outside the lab, all modules count.
-_LAB = ("probes", "texts", "study/seed.py", "study/randomness.py", "study/setting.py", "study/groups.py")
+_LAB = (
+    "kinds.py",
+    "probes",
+    "texts",
+    "study/seed.py",
+    "study/randomness.py",
+    "study/setting.py",
+    "study/groups.py",
+)
 _ENGINE = tuple(
     f"engine/{name}.py"
     for name in ("programs", "devices", "records", "batch_run", "conclusions", "continuation")

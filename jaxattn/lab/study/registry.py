@@ -28,12 +28,12 @@ from jaxattn.base import (
     SharedData,
     Start,
 )
-from jaxattn.base.functions import (
-    FigureOfFunction,
-    LossOfFunction,
-    OfFunction,
-    ProbeOfFunction,
-    StartOfFunction,
+from jaxattn.base.from_function import (
+    FigureFromFunction,
+    FromFunction,
+    LossFromFunction,
+    ProbeFromFunction,
+    StartFromFunction,
     as_default,
     model_class,
     settings_class,
@@ -41,19 +41,16 @@ from jaxattn.base.functions import (
 from jaxattn.core.errors import InputError, UserCodeError, at, explain, nearest
 from jaxattn.core.settings import FILE, IMPORT_PATH, Named, has_mark, markdown_table
 from jaxattn.core.spec import Spec, choices_of, plain_values, without_arrays
-from jaxattn.data import GENERATORS
-from jaxattn.data.of_function import data_class
-from jaxattn.dynamics import PHASES
+from jaxattn.data.from_function import data_class
 from jaxattn.dynamics.flows import flow_phase
-from jaxattn.lab.probes import PROBES
+from jaxattn.lab import kinds
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.tree import check_values
-from jaxattn.lab.texts.readers import READERS
-from jaxattn.losses import LOSSES
-from jaxattn.models import MODELS
-from jaxattn.models.starts import STARTS, kind_of
+from jaxattn.models.starts import kind_of
 
 Table = dict[str, Any]
+# A component as a user gives it: an object, a class or function, a table with a `kind`, or the kind alone.
+Component = Spec | Callable[..., object] | Mapping[str, object] | str
 _C = TypeVar("_C", bound=Spec)
 
 
@@ -66,7 +63,7 @@ class Concept(Generic[_C]):
         location: key in a sweep file.
         known: built-in classes by short name.
         bases: base classes, each mapped to the attributes that a derived class must define.
-        of_function: function that builds a class from a function and its `kind`; None if only classes are
+        from_function: function that builds a class from a function and its `kind`; None if only classes are
             accepted.
         functions: signatures of the accepted functions.
         extra_calls: calls that derived classes must support, keyed by the name of the base class; these take
@@ -78,7 +75,7 @@ class Concept(Generic[_C]):
     location: str
     known: Mapping[str, type[_C]]
     bases: Mapping[type[_C], tuple[str, ...]]
-    of_function: Callable[..., type[_C]] | None = None
+    from_function: Callable[..., type[_C]] | None = None
     functions: tuple[str, ...] = ()
     extra_calls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     default: Callable[[Table], str | None] = lambda table: None
@@ -199,7 +196,7 @@ def _kind_of(thing: Any, names: ImportPaths) -> str:
     every = (item for concept in CONCEPTS for item in concept.known.items())
     if short := next((name for name, known in every if known is target), ""):
         return short
-    if isinstance(thing, OfFunction) and thing.kind:
+    if isinstance(thing, FromFunction) and thing.kind:
         names.given.setdefault(thing.kind, type(thing).function)
         return thing.kind
     return _path(target, names)
@@ -269,7 +266,7 @@ def keys_of(concept: Concept[Any], kind: str | Spec, names: ImportPaths) -> set[
 @functools.cache
 def _fields(target: type[Spec]) -> list[Field]:
     # A function's own settings come before those of its base class.
-    first = target.arguments if issubclass(target, OfFunction) else ()
+    first = target.arguments if issubclass(target, FromFunction) else ()
     return [
         Field(
             f.name,
@@ -309,14 +306,14 @@ def _class(concept: Concept[_C], kind: Any, location: str, names: ImportPaths) -
             )
         if isinstance(target, type):
             _check_class(concept, target, kind)
-        elif concept.of_function is None:
+        elif concept.from_function is None:
             raise InputError(f"{kind} is a function; {concept.name} must be {concept.requirement}")
     if isinstance(target, type):
         found: type[_C] = target
     else:
-        assert concept.of_function is not None
+        assert concept.from_function is not None
         with at(location):
-            found = concept.of_function(target, kind=kind)
+            found = concept.from_function(target, kind=kind)
     _check_settings(found, location)
     return found
 
@@ -396,7 +393,7 @@ def _path(target: Any, names: ImportPaths) -> str:
 DATA = Concept[Data](
     "data",
     "`[data]`",
-    {**GENERATORS, **READERS},
+    kinds.classes(kinds.DATA),
     {DrawnData: ("draw",), SharedData: ("load",)},
     data_class,
     ("(key, *, settings) -> Dataset", "(*, settings) -> Dataset"),
@@ -404,7 +401,7 @@ DATA = Concept[Data](
 MODEL = Concept[Model[Any]](
     "a model",
     "`[model]`",
-    MODELS,
+    kinds.classes(kinds.MODELS),
     {Model: ("init", "outputs")},
     model_class,
     ("(*, settings) -> model",),
@@ -412,36 +409,36 @@ MODEL = Concept[Model[Any]](
 LOSS = Concept[Loss](
     "a loss",
     "`loss`",
-    LOSSES,
+    kinds.classes(kinds.LOSSES),
     {Loss: ("__call__",)},
-    functools.partial(settings_class, base=LossOfFunction),
+    functools.partial(settings_class, base=LossFromFunction),
     ("(outputs, targets, *, settings) -> (n,)",),
     default=lambda table: "classification",
 )
 START = Concept[Start](
     "a start",
     "`model.init.NAME`",
-    STARTS,
+    kinds.classes(kinds.STARTS),
     {Start: ("__call__",)},
-    functools.partial(settings_class, base=StartOfFunction),
+    functools.partial(settings_class, base=StartFromFunction),
     ("(key, drawn, *, settings) -> array",),
     default=kind_of,
 )
 PHASE = Concept[Phase](
     "a phase",
     "`[[phases]]`",
-    PHASES,
+    kinds.classes(kinds.PHASES),
     {Phase: ("train", "steps")},
-    flow_phase.of_function,
+    flow_phase.from_function,
     ("(params, task, *, points, settings) -> RecordedPath",),
     extra_calls={"Phase": ("train", "steps", "step(task, state)")},
 )
 PROBE = Concept[Measurement](
     "a probe",
     "`probes.own`",
-    PROBES,
+    kinds.classes(kinds.PROBES),
     {Probe: ("measure",), PhaseProbe: ("metrics", "observe", "conclude")},
-    functools.partial(settings_class, base=ProbeOfFunction),
+    functools.partial(settings_class, base=ProbeFromFunction),
     ("(params, data, *, settings) -> number",),
     {
         "Probe": ("measure(context)",),
@@ -457,7 +454,7 @@ FIGURE = Concept[Figure](
     "`[[figures]]`",
     {},
     {Figure: ("__call__",)},
-    functools.partial(settings_class, base=FigureOfFunction),
+    functools.partial(settings_class, base=FigureFromFunction),
     ("(results, *, settings) -> matplotlib figure",),
 )
 CONCEPTS: tuple[Concept[Any], ...] = (DATA, MODEL, LOSS, START, PHASE, PROBE, FIGURE)

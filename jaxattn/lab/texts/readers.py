@@ -13,7 +13,7 @@ from jaxattn.core.errors import InputError, first_line, listed
 from jaxattn.lab.texts.files import REMEDY, decoding, reading
 from jaxattn.lab.texts.labelled import Label, members
 from jaxattn.lab.texts.source import Labels, Name, Source, TextRow, TextRows
-from jaxattn.lab.texts.tables import Csv, Files, Jsonl, Parquet, Texts, place_in, row_of, table_fields
+from jaxattn.lab.texts.tables import Files, Texts, place_in, row_of, table_fields
 
 _BATCH = 512
 
@@ -160,16 +160,6 @@ class Folder(Source, frozen=True, kw_only=True):
                 # The names are part of the cache key, so they must be the same on every system.
                 texts += [(f"{split}/{label}/{name}", os.path.join(inside, name), label) for name in names]
         return texts
-
-
-READERS: dict[str, type[Source]] = {
-    "tfds": Tfds,
-    "parquet": Parquet,
-    "csv": Csv,
-    "jsonl": Jsonl,
-    "lines": Lines,
-    "folder": Folder,
-}
 
 
 def _plain(label: Any) -> Any:

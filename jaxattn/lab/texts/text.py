@@ -85,6 +85,10 @@ def build_vocabulary(texts: Iterable[str], *, min_count: int = 1, max_vocab: int
 
     Raises:
         InputError: no word occurs at least `min_count` times.
+
+    Example:
+        >>> ja.texts.build_vocabulary(["A good film", "a bad film"]).tokens
+        ('a', 'film', 'bad', 'good')
     """
     words = _numbering()
     return _select(words, _number(map(tokenise, texts), words), min_count, max_vocab)
@@ -98,6 +102,11 @@ def encode(
     Returns:
         Concatenated token ids of all texts, (Σ T,) int32, and the number of ids in each text, (n,) int64,
         which may be 0.
+
+    Example:
+        >>> vocabulary = ja.texts.build_vocabulary(["A good film", "a bad film"])
+        >>> ja.texts.encode(["a good, good plot"], vocabulary)
+        (array([0, 3, 3], dtype=int32), array([3]))
     """
     words = _numbering()
     return _known(_number(map(tokenise, texts), words), _token_ids(words, vocabulary), max_length)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 import jaxattn as ja
-from jaxattn.attention.scores import of_query
+from jaxattn.attention.scores import from_query
 from jaxattn.data import Vectors
 from jaxattn.theory import Scores
 
@@ -56,7 +56,7 @@ class Attention(ja.Model[Vectors]):
 
     def scores(self, params: Params, data: Vectors) -> Scores:
         """Return scores in the form Φ vec W: Φ = x ⊗ z, values x·v."""
-        return of_query(data.X, data.z, data.targets, values=data.dot(params.v))
+        return from_query(data.X, data.z, data.targets, values=data.dot(params.v))
 
 
 def attention(params: Params, data: Vectors) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 
 import jaxattn as ja
-from jaxattn.attention.scores import of_vectors
+from jaxattn.attention.scores import from_vectors
 from jaxattn.data import Vectors
 from jaxattn.theory import Scores
 
@@ -59,7 +59,7 @@ class Attention(ja.Model[Vectors]):
 
     def scores(self, params: dict[str, Array], data: Vectors) -> Scores:
         """Return scores in the form Φ p."""
-        return of_vectors(data.X[:, :, :2], data.targets, values=data.X[:, :, 2])
+        return from_vectors(data.X[:, :, :2], data.targets, values=data.X[:, :, 2])
 
 
 def first_attention(params: dict[str, Array], data: Vectors) -> Array:
@@ -71,4 +71,4 @@ def program(case: str, token: int = 0, coordinates: int = 2) -> ja.theory.MaxMar
     """Solve the max-margin program that selects the same token in every sequence."""
     X = tokens(case)[:, :, :coordinates]
     mask = np.arange(X.shape[1]) == np.full((len(X), 1), token)
-    return ja.theory.max_margin(of_vectors(X, np.ones(len(X), int)), ja.theory.Selection(mask))
+    return ja.theory.max_margin(from_vectors(X, np.ones(len(X), int)), ja.theory.Selection(mask))

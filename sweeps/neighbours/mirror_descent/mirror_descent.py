@@ -10,7 +10,7 @@ from jax import Array
 from lq_margin import lq_max_margin
 
 import jaxattn as ja
-from jaxattn.attention.scores import of_query
+from jaxattn.attention.scores import from_query
 
 NORMS = (1.75, 2.0, 3.0)
 
@@ -64,7 +64,7 @@ class Divergences(ja.PhaseProbe):
 def compare(path: np.ndarray, X: np.ndarray, z: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
     """Return divergences along the path of one seed, and duality gaps of the programs of its selection."""
     path, norm = path[:, :-1], float(path[0, -1])
-    scores = of_query(np.asarray(X, float), np.asarray(z, float), y)
+    scores = from_query(np.asarray(X, float), np.asarray(z, float), y)
     chosen = ja.theory.selection(path[-1], scores)
     best = {q: lq_max_margin(scores, chosen, q=q) for q in NORMS}
     on_the_way = {f"divergence_to_{q:g}": divergence(best[q].p, path, norm) for q in NORMS}

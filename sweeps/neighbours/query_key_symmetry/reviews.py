@@ -20,7 +20,7 @@ def windows(*, data_dir: ja.FilePath, mode: Mode, length: int = 32, number: int 
     An encoder predicts 15 % of the words, of which 80 % are replaced by a mask token and 10 % by random
     words. A decoder predicts the next word at every position. Positions with target -1 are ignored.
     """
-    source = ja.data.Tfds(dataset="imdb_reviews", data_dir=data_dir, min_count=2000, order="kept")
+    source = ja.texts.Tfds(dataset="imdb_reviews", data_dir=data_dir, min_count=2000, order="kept")
     reviews = source.load().splits.train
     vocab, rng = reviews.vocab_size, np.random.default_rng(0)
     sizes, rows = np.asarray(reviews.lengths), np.asarray(reviews.ids)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 import jaxattn as ja
-from jaxattn.attention.scores import of_query
+from jaxattn.attention.scores import from_query
 from jaxattn.base import State, Task
 from jaxattn.data import Vectors
 from jaxattn.theory import Scores
@@ -44,7 +44,7 @@ class FixedDecoder(ja.Model[Vectors]):
 
     def scores(self, params: Params, data: Vectors) -> Scores:
         """Return scores in the form Φ vec W: Φ = x ⊗ z, values x·e_1."""
-        return of_query(data.X, data.z, data.targets, values=data.X[:, :, 0])
+        return from_query(data.X, data.z, data.targets, values=data.X[:, :, 0])
 
 
 def log_attention(params: Params, data: Vectors) -> Array:

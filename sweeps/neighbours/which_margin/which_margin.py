@@ -10,7 +10,7 @@ from jax import Array
 from lq_margin import lq_max_margin
 
 import jaxattn as ja
-from jaxattn.attention.scores import of_vectors
+from jaxattn.attention.scores import from_vectors
 from jaxattn.data import Vectors
 
 NORMS = {"l2": 2.0, "linf": math.inf}
@@ -58,7 +58,7 @@ class Attention(ja.Model[Vectors]):
 
     def scores(self, params: Params, data: Vectors) -> ja.theory.Scores:
         """Return scores in the form Φ p: Φ = x, values x·v."""
-        return of_vectors(data.X, data.targets, values=data.dot(params.v))
+        return from_vectors(data.X, data.targets, values=data.dot(params.v))
 
 
 class Margins(ja.PhaseProbe):
@@ -83,7 +83,7 @@ class Margins(ja.PhaseProbe):
 
 def compare(path: np.ndarray, X: np.ndarray, y: np.ndarray) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return margin shares along the path (k, d) of one seed, and margins and gaps of both programs."""
-    X, scores = np.asarray(X, float), of_vectors(X, y)
+    X, scores = np.asarray(X, float), from_vectors(X, y)
     chosen, top = ja.theory.selection(path[-1], scores), (X @ path[-1]).argmax(axis=1)
     best = {norm: lq_max_margin(scores, chosen, q=q) for norm, q in NORMS.items()}
     others = np.arange(X.shape[1]) != top[:, None]

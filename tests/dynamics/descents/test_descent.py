@@ -236,8 +236,8 @@ def test_batch_size_above_the_number_of_examples_is_rejected(problem, descent):
     """A study rejects it before sampling the data, and the phase rejects the data of a task."""
     data = ja.data.Independent(vocab_size=9, relevant=4, length=3, sequences=30)
     with pytest.raises(InputError, match=r"batch_size: 31 exceeds the 30 examples; use"):
-        descent(batch_size=31).check(SimpleNamespace(data=data))
-    descent(batch_size=30).check(SimpleNamespace(data=data))
+        descent(batch_size=31).check(SimpleNamespace(data=data, model=None, loss=None))
+    descent(batch_size=30).check(SimpleNamespace(data=data, model=None, loss=None))
     with pytest.raises(InputError, match=r"batch_size: 41 exceeds the 40 examples; use"):
         run(descent(batch_size=41), problem.task, problem.params, jax.random.key(0))
 

@@ -185,7 +185,7 @@ def test_equal_vectors_in_several_sequences_act_like_a_shared_token(rng):
     corpus = ja.data.from_sequences(sequences, labels, vocab_size=4)
     p = 0.1 * rng.normal(size=3)
     shared = ja.dynamics.exact_flow(ja.theory.Scores(keys, corpus, np.array(values)), p, until_norm=1e4)
-    vectors = ja.theory.scores.of_vectors(
+    vectors = ja.theory.scores.from_vectors(
         keys[np.array(sequences)], np.array(labels), values=np.array(values)[np.array(sequences)]
     )
     own = ja.dynamics.exact_flow(vectors, p, until_norm=1e4)

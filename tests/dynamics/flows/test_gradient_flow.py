@@ -17,7 +17,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.data.splits import Splits
 from jaxattn.dynamics import Stop
 from jaxattn.dynamics.flows.gradient_flow import GradientFlow, gradient_flow
-from jaxattn.models.adapters import of_linen
+from jaxattn.models.adapters import from_linen
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -44,7 +44,7 @@ def regression():
     rng = np.random.default_rng(0)
     X = jnp.asarray(rng.normal(size=(20, 4)))
     data = Points(targets=jnp.sin(X[:, 0]), X=X)
-    return data, of_linen(Mlp()), ja.losses.squared_error, ("Dense_0", "Dense_1.kernel")
+    return data, from_linen(Mlp()), ja.losses.squared_error, ("Dense_0", "Dense_1.kernel")
 
 
 PROBLEMS = {"two classes": lambda: one_layer(2), "three classes": lambda: one_layer(3), "MLP": regression}
@@ -193,3 +193,13 @@ def test_float32_parameters_give_the_float64_path():
     paths = [gradient_flow(each, task, train=train, until_time=100.0, points=4) for each in (single, same)]
     assert paths[0].params["p"].dtype == jnp.float64
     np.testing.assert_array_equal(paths[0].params["p"], paths[1].params["p"])
+
+
+def test_float32_session_computes_the_float64_path():
+    params, task, train = problem("two classes")
+    asked = {"train": train, "until_time": 10.0, "points": 3}
+    double = gradient_flow(params, task, **asked)
+    with jax.enable_x64(False):
+        single = gradient_flow(params, task, **asked)
+    assert single.params["p"].dtype == np.float64
+    np.testing.assert_array_equal(single.params["p"], double.params["p"])

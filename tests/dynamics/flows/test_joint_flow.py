@@ -13,7 +13,7 @@ import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.dynamics.flows.arc_length import Stop, _log_mean_time
 from jaxattn.dynamics.flows.coordinates import Local
-from jaxattn.theory import Scores, one_minus_cosine, relaxed_max_margin, selection_of
+from jaxattn.theory import Scores, one_minus_cosine, relaxed_max_margin, selection_from_tokens
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -185,7 +185,7 @@ def test_p_and_v_converge_to_their_max_margin_directions():
     apart = 0
     for seed in range(3):
         own, corpus = take((params, corpora), seed)
-        chosen = selection_of(np.arange(12) < 4, corpus)
+        chosen = selection_from_tokens(np.arange(12) < 4, corpus)
         np.testing.assert_array_equal(path.selection.mask[seed], chosen.mask)
         expected = relaxed_max_margin(Scores(own.E, corpus), chosen)
         assert expected.duality_gap < 1e-10

@@ -51,7 +51,7 @@ def test_record_of_a_batch_contains_how_it_was_computed(small_run, finished):
 
 def test_study_can_be_run_again_from_its_file(small_run, study, go):
     config = json.loads((small_run / "study.json").read_text())["config"]
-    again = type(study()).of_tables(config)
+    again = type(study()).from_tables(config)
     assert identities(again) == identities(study())
     outcome, _ = go(small_run, again)
     assert (outcome.already_finished, outcome.renewed) == (True, False)

@@ -39,7 +39,7 @@ def test_vmapped_cells_match_single_cells(
     number, seed = lane[0] % len(cells), lane[1]
     own = cells[number]
     path = tmp_path / f"{number}-{seed}"
-    go(path, type(wanted).of_tables(own.tables | {"name": "alone", "seeds": [seed]}))
+    go(path, type(wanted).from_tables(own.tables | {"name": "alone", "seeds": [seed]}))
     alone, alone_tokens = read(path, ordered=True)
     mine = together[(together.cell == number) & (together.seed == seed)]
     assert mine["metric"].tolist() == alone["metric"].tolist()
@@ -69,7 +69,7 @@ def test_vmapped_cells_with_custom_code_match_single_cells(tmp_path, go, read, s
     assert not go(tmp_path / "together", wanted)[0].failures
     together, _ = read(tmp_path / "together", ordered=True)
     alone_tables = wanted.cells[1].tables | {"name": "alone", "seeds": [1]}
-    go(tmp_path / "alone", type(wanted).of_tables(alone_tables, wanted.names))
+    go(tmp_path / "alone", type(wanted).from_tables(alone_tables, wanted.names))
     alone, _ = read(tmp_path / "alone", ordered=True)
     mine = together[(together.cell == 1) & (together.seed == 1)]
     assert mine["metric"].tolist() == alone["metric"].tolist()
@@ -241,7 +241,7 @@ def test_vmapping_over_generator_settings_matches_running_each_cell_alone(
     assert [len(record.runs) for record in finished(tmp_path / "together").values()] == [8]
     which = 2 if kind == "negation" else 0
     alone_tables = wanted.cells[which].tables | {"name": "alone", "seeds": [1]}
-    go(tmp_path / "alone", type(wanted).of_tables(alone_tables))
+    go(tmp_path / "alone", type(wanted).from_tables(alone_tables))
     alone, _ = read(tmp_path / "alone")
     mine = records[(records.cell == which) & (records.seed == 1)]
     assert mine["metric"].tolist() == alone["metric"].tolist()

@@ -54,15 +54,15 @@ class EqxMlp(eqx.Module):
 
 
 def with_linen(*, width: int = 4):
-    return ja.models.of_linen(Mlp(width))
+    return ja.models.from_linen(Mlp(width))
 
 
 def with_nnx(*, width: int = 4):
-    return ja.models.of_nnx(lambda rngs: NnxMlp(width, rngs))
+    return ja.models.from_nnx(lambda rngs: NnxMlp(width, rngs))
 
 
 def with_equinox(*, width: int = 4):
-    return ja.models.of_equinox(lambda key: EqxMlp(width, key))
+    return ja.models.from_equinox(lambda key: EqxMlp(width, key))
 
 
 def phases(**phase):

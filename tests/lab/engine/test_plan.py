@@ -179,7 +179,7 @@ def test_figures_with_unknown_metrics_raise_before_the_run(study, tmp_path):
         ({"kind": "convergence", "x": "p_norm", "y": "margin_shortfall"}, "'margin_ratio'"),
     ):
         with pytest.raises(InputError, match=said):
-            Study.of_tables(study().tree | {"figures": [figure]}).run(tmp_path / "out", quiet=True)
+            Study.from_tables(study().tree | {"figures": [figure]}).run(tmp_path / "out", quiet=True)
     assert not (tmp_path / "out").exists()
     check_metrics(study(), {"a": "Ev_bin_00", "b": "test_accuracy_best_on_test", "c": "p_norm"})
     check_metrics(study(), {})

@@ -395,7 +395,7 @@ def own(tmp_path, tables):
         (folder / "mine.py").write_text(MODEL.format(first=first or "'''The logistic loss.'''"))
         tree = tables(seeds=1) | changes | further
         tree["phases"][1]["steps"] = 2
-        return Study.of_tables(tree, ImportPaths(folder))
+        return Study.from_tables(tree, ImportPaths(folder))
 
     return write
 
@@ -519,7 +519,7 @@ def notebook(tables):
         tree = tables(
             loss="__main__:Softened", **{"seeds": 1, "probes": {"bins": 0, "min_count": 1}} | changes
         )
-        return Study.of_tables(tree, ImportPaths(given={"__main__:Softened": cell["Softened"]}))
+        return Study.from_tables(tree, ImportPaths(given={"__main__:Softened": cell["Softened"]}))
 
     return make
 

@@ -10,6 +10,7 @@ import jaxattn as ja
 from jaxattn import losses
 from jaxattn.core import pytrees
 from jaxattn.dynamics.flows import stiff, ties
+from jaxattn.lab import kinds
 from jaxattn.lab.engine import batch_run, programs, run
 from jaxattn.lab.engine.programs import seed_keys
 from jaxattn.lab.probes import MaxMarginDirection
@@ -17,7 +18,6 @@ from jaxattn.lab.probes.standard import BEST
 from jaxattn.lab.storage import checkpoints, memo, run_log
 from jaxattn.lab.study import seed as of_seed
 from jaxattn.lab.study.groups import compile_groups
-from jaxattn.models import MODELS
 
 AT_PROBES = ["one_minus_cosine", "margin_ratio"]
 AT_END = ["feasible", "max_margin", "duality_gap", "primal_residual", "support_pairs", "certified_distance"]
@@ -340,10 +340,10 @@ def records_of(go, read, directory, wanted):
     return read(directory)[0].pivot_table(index=["seed", "phase", "step"], columns="metric", values="value")
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", kinds.MODELS)
 @pytest.mark.more
 def test_study_matches_explicit_adam(kind, tmp_path, x64, go, read, study):
-    trained = ["E", "p"] if kind == "two_layer" else list(MODELS[kind].parameters)
+    trained = ["E", "p"] if kind == "two_layer" else list(kinds.load(kinds.MODELS[kind]).parameters)
     own = {"heads": 2} if kind == "multi_head" else {}
     settings = {"model": {"kind": kind, "dim": 8} | own, "phases": [descent(trained)]}
     wanted = study(seeds=2, dtype="float64", probes={"per_decade": 1, "bins": 0, "min_count": 1}, **settings)
@@ -376,7 +376,7 @@ def test_study_matches_explicit_adam(kind, tmp_path, x64, go, read, study):
 def test_stopped_minibatch_run_resumes_bitwise_identically(
     kind, tmp_path, x64, go, stop, read, study, assert_same
 ):
-    trained = list(MODELS[kind].parameters)
+    trained = list(kinds.load(kinds.MODELS[kind]).parameters)
     phase = descent(trained, batch_size=8, steps=20)
     wanted = study(model={"kind": kind, "dim": 8}, phases=[phase], dtype="float64")
     go(tmp_path / "straight", wanted)

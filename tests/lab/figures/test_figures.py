@@ -8,13 +8,14 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pytest
+from jaxattn.lab.figures.draw import check_figures, draw_all, draw_figure, function
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from jaxattn.core.errors import InputError
+from jaxattn.lab import kinds
 from jaxattn.lab.figures import style
 from jaxattn.lab.figures.curves import _scale_steps, curves
-from jaxattn.lab.figures.kinds import KINDS, check_figures, draw_all, draw_figure, function
 from jaxattn.lab.figures.scaling import collect, scaling, sentence
 from jaxattn.lab.figures.tokens import importance, one_step_law, top_tokens
 from jaxattn.lab.loaded import load
@@ -427,13 +428,13 @@ def test_figures_have_distinct_names_and_fail_independently(results, configured)
 
 
 def test_every_figure_option_is_documented():
-    for drawing in map(function, KINDS):
+    for drawing in map(function, kinds.FIGURES):
         options = list(inspect.signature(drawing).parameters)[1:]
         assert all(f"    {name}: " in inspect.getdoc(drawing) for name in options)
 
 
 def test_every_figure_option_has_a_toml_type():
-    for drawing in map(function, KINDS):
+    for drawing in map(function, kinds.FIGURES):
         for parameter in list(inspect.signature(drawing).parameters.values())[1:]:
             assert parameter.kind is parameter.KEYWORD_ONLY
             if parameter.default is not parameter.empty:

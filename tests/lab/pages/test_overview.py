@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from jaxattn.lab import kinds
 from jaxattn.lab.pages import overview
 from jaxattn.lab.pages.overview import caveats
-from jaxattn.lab.probes import PROBES, Accuracy, Fit, Importance, OneStepError, Selected
+from jaxattn.lab.probes import Accuracy, Fit, Importance, OneStepError, Selected
 from jaxattn.lab.results.run import Run
 
 
@@ -65,7 +66,7 @@ def test_custom_metrics_in_figures_come_first():
 def test_standard_contains_all_default_metrics():
     unasked = {name for probe in (Fit, Accuracy, Importance, Selected, OneStepError) for name in probe.labels}
     assert unasked <= set(overview.STANDARD)
-    known = {name for probe in PROBES.values() for name in probe.labels}
+    known = {name for probe in kinds.classes(kinds.PROBES).values() for name in probe.labels}
     assert not known & set(overview.STANDARD)
 
 

@@ -56,12 +56,12 @@ def test_fit_and_accuracy_match_explicit_formulas(seen, measure, classes):
     outputs = jax.jit(ja.models.one_layer.outputs)
     logits = outputs(params, train)
 
-    def of_query(p):
+    def from_query(p):
         return ja.losses.classification(
             ja.models.one_layer.outputs(params.replace(p=p), train), train.targets
         ).mean()
 
-    loss, gradient = jax.jit(jax.value_and_grad(of_query))(params.p)
+    loss, gradient = jax.jit(jax.value_and_grad(from_query))(params.p)
     np.testing.assert_allclose(found["loss"], loss, rtol=1e-12)
     np.testing.assert_allclose(found["log_gradient_norm"], np.log(np.linalg.norm(gradient)), rtol=1e-10)
     np.testing.assert_allclose(found["p_norm"], np.linalg.norm(params.p), rtol=1e-12)

@@ -10,7 +10,7 @@ from flax import linen
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError
-from jaxattn.models import MODELS
+from jaxattn.lab import kinds
 
 DATA = {"kind": "assumption1", "sequences": 12, "vocab_size": 10, "relevant": 4, "length": 5}
 SGD = {"kind": "descent", "optimizer": "sgd", "step_size": 0.1, "steps": 3}
@@ -45,13 +45,13 @@ def assert_begins_with(results, cells=(0,), ulps=0):
 @pytest.mark.parametrize(
     ("kind", "then", "ulps"),
     [
-        *(pytest.param(kind, SGD, 8, id=f"{kind} in the span") for kind in MODELS),
+        *(pytest.param(kind, SGD, 8, id=f"{kind} in the span") for kind in kinds.MODELS),
         pytest.param("one_layer", ADAM, 0, id="one_layer in the axes of R^d"),
     ],
 )
 @pytest.mark.more
 def test_every_model_starts_from_its_recomputed_initial_parameters(kind, then, ulps, tmp_path):
-    train = MODELS[kind].parameters[0]
+    train = kinds.load(kinds.MODELS[kind]).parameters[0]
     model = {"kind": kind, "dim": 40} | ({"heads": 2} if kind == "multi_head" else {})
     results = study(train, then, model=model).run(tmp_path, quiet=True)
     assert_begins_with(results, ulps=ulps)
@@ -93,7 +93,7 @@ def points(key, *, sequences: int = 8):
 
 
 def module():
-    return ja.models.of_linen(Module())
+    return ja.models.from_linen(Module())
 
 
 @pytest.mark.more

@@ -164,7 +164,7 @@ def names(tmp_path_factory):
 
 
 def study(names, **changes):
-    return ja.Study.of_tables(json.loads(json.dumps(STUDY | changes)), names)
+    return ja.Study.from_tables(json.loads(json.dumps(STUDY | changes)), names)
 
 
 @pytest.mark.parametrize("case", WRONG)

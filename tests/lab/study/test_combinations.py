@@ -62,7 +62,7 @@ PLAIN["data"] = {"kind": "independent", "vocab_size": 10, "relevant": 4, "length
 def study(kind, **changes):
     before = changes.pop("before", [])
     phases = [*before, {"kind": kind, "name": "it", **PHASES[kind]}]
-    return Study.of_tables(PLAIN | changes | {"phases": phases}, ImportPaths(SWEEPS))
+    return Study.from_tables(PLAIN | changes | {"phases": phases}, ImportPaths(SWEEPS))
 
 
 @pytest.mark.parametrize(

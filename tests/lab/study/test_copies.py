@@ -38,7 +38,7 @@ def study(tables, tmp_path):
             "loss": {"kind": f"{losses}{loss}", "smoothing": 0.1},
             "axes": {"data.vocab_size": [8, 12], "loss.smoothing": [0.1, 0.2]} | (axes or {}),
         }
-        return ja.Study.of_tables(tables(**parts | changes), ImportPaths(tmp_path))
+        return ja.Study.from_tables(tables(**parts | changes), ImportPaths(tmp_path))
 
     return make
 

@@ -11,11 +11,10 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError, UserCodeError
-from jaxattn.lab import cli
+from jaxattn.lab import cli, kinds
 from jaxattn.lab.api import Study
-from jaxattn.lab.study import returned, toml
+from jaxattn.lab.study import output_checks, toml
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.losses import LOSSES
 
 CODE = """
 from typing import NamedTuple
@@ -290,7 +289,7 @@ def names(tmp_path_factory):
 
 
 def study(names, **changes):
-    return Study.of_tables(copy.deepcopy(STUDY) | changes, names)
+    return Study.from_tables(copy.deepcopy(STUDY) | changes, names)
 
 
 def said(names, tmp_path, **changes):
@@ -605,14 +604,14 @@ def weighed(logits, labels):
     [(ranking, True), (by_rank, True), (balanced, True), (shifted, False), (weighed, False)],
 )
 def test_coupled_losses_are_detected(loss, couples):
-    assert returned.couples(loss, 10, 2) == couples
+    assert output_checks.couples(loss, 10, 2) == couples
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-@pytest.mark.parametrize("name", sorted(LOSSES.keys() - {"squared_error"}))
+@pytest.mark.parametrize("name", sorted(kinds.LOSSES.keys() - {"squared_error"}))
 def test_built_in_losses_are_not_coupled(name, classes):
     if (name, classes) not in (("logistic", 3), ("cross_entropy", 2)):
-        assert not returned.couples(LOSSES[name](smoothing=0.1), 10, classes)
+        assert not output_checks.couples(kinds.load(kinds.LOSSES[name])(smoothing=0.1), 10, classes)
 
 
 def test_static_settings_allow_python_control_flow(names, tmp_path):

@@ -21,7 +21,7 @@ def study(**changes):
         ],
         "probes": {"per_decade": 0},
     }
-    return ja.Study.of_tables(tables | changes)
+    return ja.Study.from_tables(tables | changes)
 
 
 def test_blocks_axes_and_defaults_are_in_the_table():

@@ -59,7 +59,7 @@ def test_identity_does_not_depend_on_what_is_only_asked_for_or_shown(study, tabl
         {"loss": {"kind": "classification"}},
     ):
         assert of(study(**change)) == expected, change
-    assert of(ja.Study.of_tables(tables() | {"name": "other"})) == expected
+    assert of(ja.Study.from_tables(tables() | {"name": "other"})) == expected
 
 
 def test_cells_have_the_identities_of_studies_without_axes(study, tables):
@@ -207,7 +207,7 @@ def notebook(tables, hardness=1.0, **changes):
     cell = {"__name__": "a_notebook"}
     exec(NOTEBOOK.format(**PLAIN | changes), cell)
     tree = tables(loss={"kind": "__main__:Softened", "hardness": hardness})
-    return ja.Study.of_tables(tree, ImportPaths(given={"__main__:Softened": cell["Softened"]}))
+    return ja.Study.from_tables(tree, ImportPaths(given={"__main__:Softened": cell["Softened"]}))
 
 
 def test_identity_depends_on_a_class_and_on_the_globals_helpers_and_closures_that_it_uses(tables):
@@ -238,7 +238,7 @@ def in_file(folder, tables, factor, module):
     shutil.rmtree(folder / "__pycache__", ignore_errors=True)
     (folder / f"{module}.py").write_text(f"def scaled(x):\n    return {factor} * x\n")
     (folder / "mine_of_identity.py").write_text(FILE.format(module=module))
-    return ja.Study.of_tables(tables(loss="mine_of_identity.py:loss"), ImportPaths(folder))
+    return ja.Study.from_tables(tables(loss="mine_of_identity.py:loss"), ImportPaths(folder))
 
 
 def test_identity_depends_on_files_that_custom_code_imports(tmp_path, tables):
@@ -259,7 +259,7 @@ def test_only_cells_that_use_custom_code_depend_on_it(tables, monkeypatch):
         cell = {"__name__": "a_notebook"}
         exec(NOTEBOOK.format(**PLAIN | changes), cell)
         tree = tables(axes={"loss.kind": ["logistic", "__main__:Softened"]})
-        return ja.Study.of_tables(tree, ImportPaths(given={"__main__:Softened": cell["Softened"]}))
+        return ja.Study.from_tables(tree, ImportPaths(given={"__main__:Softened": cell["Softened"]}))
 
     before, after = (identities(study(**changes))[0] for changes in ({}, {"scale": 2.0}))
     assert (before[0] == after[0], before[1] == after[1]) == (True, False)

@@ -18,7 +18,7 @@ DULL, SOUR = [(0, "dull play"), (1, "fine play")], [(1, "sour soup"), (0, "good 
 def texts(path, rows):
     path.parent.mkdir(exist_ok=True)
     path.write_text("label,text\n" + "".join(f"{label},{text}\n" for label, text in rows * 5))
-    return ja.data.Csv(path=str(path))
+    return ja.texts.Csv(path=str(path))
 
 
 def study(data, seeds=1, **model):

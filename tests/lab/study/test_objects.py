@@ -54,7 +54,7 @@ GRIDS = [
 def test_changes_of_objects_equal_changes_of_tables(grid):
     """The tables that a study writes give a study with the same cells, by another way through the parser."""
     study = ja.Study(**parts(**grid))
-    again = ja.Study.of_tables(study.written)
+    again = ja.Study.from_tables(study.written)
     assert [cell.tables for cell in again.cells] == [cell.tables for cell in study.cells]
     assert [cell.config_hash for cell in again.cells] == [cell.config_hash for cell in study.cells]
     assert [cell.setting for cell in again.cells] == [cell.setting for cell in study.cells]
@@ -70,7 +70,7 @@ def test_blocks_hold_objects():
 
 def test_an_object_of_another_kind_keeps_the_settings_that_both_have():
     study = ja.Study(**parts(model=ja.models.TwoLayer(dim=5), loss=ja.losses.Squared()))
-    changed = ja.Study.of_tables(
+    changed = ja.Study.from_tables(
         study.tree | {"blocks": {"a": {"model": {"kind": "multi_head", "heads": 1}}}}
     )
     assert changed.cells[0].tables["model"] == {"kind": "multi_head", "dim": 5, "heads": 1}

@@ -74,7 +74,7 @@ def test_vmapped_seeds_match_single_seeds(tmp_path):
 
 
 def test_empty_hold_setting_does_not_change_the_study():
-    one, other = study(), ja.Study.of_tables({k: x for k, x in study().tree.items() if k != "hold"})
+    one, other = study(), ja.Study.from_tables({k: x for k, x in study().tree.items() if k != "hold"})
     assert one.config == other.config
     assert one.config_hash == other.config_hash == one.cells[0].config_hash
     assert "hold" not in one.config

@@ -7,10 +7,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from jaxattn.dynamics import PHASES
+from jaxattn.lab import kinds
 from jaxattn.lab.study.schema import sweep_schema
 from jaxattn.lab.study.tree import merge
-from jaxattn.models import MODELS
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = [
@@ -97,8 +96,8 @@ def choices(made, part):
 
 def test_schema_contains_every_kind_with_its_settings_and_defaults(made):
     models, phases = choices(made, "model"), choices(made, "phases")
-    assert set(models) == set(MODELS)
-    assert set(phases) == set(PHASES)
+    assert set(models) == set(kinds.MODELS)
+    assert set(phases) == set(kinds.PHASES)
     flow = phases["exact_flow"]
     points = flow["properties"]["points"]
     assert {key: x for key, x in points.items() if key != "description"} == {

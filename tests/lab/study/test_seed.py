@@ -183,7 +183,7 @@ def shared(tmp_path):
     rows = ["pos,a fine film", "neg,a bad film", "pos,fine indeed", "neg,bad indeed"] * 3
     path = tmp_path / "reviews.csv"
     path.write_text("\n".join(["label,text", *rows]), encoding="utf-8")
-    data = ja.data.Csv(path=str(path), text="text", label="label", min_count=1, labels=["neg", "pos"])
+    data = ja.texts.Csv(path=str(path), text="text", label="label", min_count=1, labels=["neg", "pos"])
     return ja.Study(name="texts", data=data, model=ja.models.OneLayer(dim=4), phases=PHASES)
 
 

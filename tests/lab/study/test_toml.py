@@ -341,7 +341,7 @@ def test_studies_with_random_values_survive_writing_and_reading(data):
     values = data.draw(st.lists(st.floats(1e-300, 1e300), min_size=1, unique=True))
     tree["axes"] = {"phases.query.step_size": values}
     tree["phases"][0]["step_size"] = data.draw(st.floats(1e-300, 1e300))
-    before = Study.of_tables(tree)
+    before = Study.from_tables(tree)
     with tempfile.TemporaryDirectory() as folder:
         after = Study.read(before.write(os.path.join(folder, "x.toml")))
     for name in ("config", "config_hash", "seeds", "description"):

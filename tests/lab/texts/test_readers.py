@@ -9,9 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxattn.core.errors import InputError
+from jaxattn.lab import kinds
 from jaxattn.lab.texts import text as text_module
 from jaxattn.lab.texts.labelled import plain_text
-from jaxattn.lab.texts.readers import READERS, Folder, Lines, Tfds
+from jaxattn.lab.texts.readers import Folder, Lines, Tfds
 from jaxattn.lab.texts.tables import Csv, Jsonl, Parquet
 
 TRAIN = [
@@ -167,7 +168,7 @@ class TestEveryKind:
 
     def test_settings_are_validated_on_reading(self, source):
         kind, fields = type(source), msgspec.to_builtins(source)
-        assert READERS[kind.__name__.lower()] is kind
+        assert kinds.load(kinds.READERS[kind.__name__.lower()]) is kind
         assert msgspec.convert(fields, kind) == source
         for wrong, says in (
             ({"spelling": 1}, "unknown field `spelling`"),

@@ -5,6 +5,7 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 import jaxattn as ja
 from jaxattn.data import Vectors
@@ -30,7 +31,7 @@ class Attention(ja.Model[Vectors], frozen=True):
 
     takes: ClassVar[type[Vectors]] = Vectors
 
-    def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
+    def init(self, key: Array, like: Vectors, *, dtype: DTypeLike) -> Params:
         """Return p = 0 and a random v with norm close to 1."""
         return Params(jnp.zeros(like.dim, dtype), jax.random.normal(key, (like.dim,), dtype) / like.dim**0.5)
 

@@ -1,4 +1,4 @@
-"""Maps over many items, in a compiled loop or on threads, and other building blocks of JAX programs."""
+"""Loops: maps over many items, compiled or on threads, and a condition that is a loop under vmap."""
 
 import math
 import os
@@ -9,10 +9,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax import Array
 from threadpoolctl import ThreadpoolController
-
-from jaxattn.core import backend
 
 
 def map_in_equal_parts(function: Callable[[Any], Any], items: Any, maximum: int) -> Any:
@@ -53,13 +51,6 @@ def map_on_cores(function: Callable[..., Any], *items: Iterable[Any]) -> list[An
         return list(pool.map(function, *items))
 
 
-def sum_of_outer_products(left: Float[Array, "n k"], right: Float[Array, "n m"]) -> Float[Array, "k m"]:
-    """Compute Σ_i left_i right_iᵀ = leftᵀ right."""
-    columns = left.T
-    # On a CPU, XLA's matrix product is two to three times faster for an explicitly transposed copy.
-    return (jax.lax.optimization_barrier(columns) if backend.platform() == "cpu" else columns) @ right
-
-
 @cache
 def _controller() -> ThreadpoolController:
     # SciPy loads its own BLAS library when scipy.linalg is first imported.
@@ -82,8 +73,3 @@ def cond_under_vmap(condition: Array, compute: Callable[..., Any], otherwise: An
         return jnp.asarray(False), compute(state[1], *inside)
 
     return jax.lax.while_loop(lambda state: state[0], once, (condition, otherwise))[1]
-
-
-def nonzero(x: Array) -> Array:
-    """Replace 0 by 1, so that the result can be used as a divisor."""
-    return jnp.where(x == 0, 1, x)

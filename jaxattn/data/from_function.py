@@ -9,9 +9,10 @@ import jax
 from jax import Array
 
 from jaxattn.base import Dataset, DrawnData, Progress, SharedData, silent
-from jaxattn.base.functions import OfFunction, hints_of, settings_class
+from jaxattn.base.from_function import FromFunction, hints_of, settings_class
 from jaxattn.core.errors import InputError, at, shown
-from jaxattn.core.settings import Count, HalfShare
+from jaxattn.core.settings import Count, HalfFraction
+from jaxattn.core.spec import StudyParts
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.sequences import Sequences
 from jaxattn.data.splits import Loaded, Splits, flip_labels, splits_of
@@ -31,7 +32,7 @@ class Numbered(Sequence[str]):
         return [str(s) for s in found] if isinstance(location, slice) else str(found)
 
 
-class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
+class DrawnFromFunction(FromFunction, DrawnData, frozen=True, kw_only=True):
     """Data sampled for each seed by a function `(key, *, settings) -> Dataset`.
 
     The function may also have the form `(key, task_key, *, settings) -> Dataset`. `key` differs between
@@ -52,7 +53,7 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
 
     test_sequences: Count = 0
     validation_sequences: Count = 0
-    label_noise: HalfShare = 0.0
+    label_noise: HalfFraction = 0.0
 
     @property
     def held_out(self) -> bool:
@@ -66,7 +67,7 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
         task_key = key if self.has_task_key else None
         return _numbered(jax.eval_shape(lambda key: self._sample(None, task_key, key, self._sequences), key))
 
-    def check(self, *context: Any) -> None:
+    def check(self, *context: StudyParts) -> None:
         """Raise InputError if the check passed to `declare` rejects the settings for any split."""
         if not self.draws_batches:
             self._check(sequences=0)
@@ -114,7 +115,7 @@ class DrawnOfFunction(OfFunction, DrawnData, frozen=True, kw_only=True):
         return flip_labels(key, data, self.label_noise)
 
 
-class SharedOfFunction(OfFunction, SharedData, frozen=True, kw_only=True):
+class SharedFromFunction(FromFunction, SharedData, frozen=True, kw_only=True):
     """Data shared by all seeds, from a function `(*, settings) -> Dataset` or `-> (train, test)`."""
 
     def load(self, progress: Progress = silent) -> Loaded:
@@ -161,9 +162,9 @@ def data_class(function: Callable[..., Any], **attributes: Any) -> type[Any]:
             "has_task_key": "task_key" in parameters,
             "draws_batches": "sequences" in parameters,
         }
-        return settings_class(function, DrawnOfFunction, **attributes)
+        return settings_class(function, DrawnFromFunction, **attributes)
     if "task_key" in parameters:
         raise InputError(
             f"{location}: a function that takes 'task_key' must also take 'key'; add 'key' as first argument"
         )
-    return settings_class(function, SharedOfFunction, **attributes)
+    return settings_class(function, SharedFromFunction, **attributes)

@@ -8,7 +8,7 @@ from jaxattn import base
 from jaxattn.base import DrawnData
 from jaxattn.core.errors import InputError
 from jaxattn.data import Vectors
-from jaxattn.data.of_function import data_class
+from jaxattn.data.from_function import data_class
 from jaxattn.data.splits import Splits, token_statistics
 from jaxattn.lab.study import seed as of_seed
 

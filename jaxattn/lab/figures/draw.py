@@ -1,6 +1,5 @@
 """Figures listed in a sweep file: check them before a run, and draw them after it."""
 
-import importlib
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -12,25 +11,13 @@ from typing import Any, NamedTuple, get_type_hints
 import msgspec
 
 from jaxattn.core.errors import InputError, UserCodeError, in_user_code, nearest
+from jaxattn.lab import kinds
 from jaxattn.lab.figures.rendered import Picture, RenderedFigure
 from jaxattn.lab.results.labels import file_name
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage import files
 from jaxattn.lab.storage.captions import CustomCaption, read_captions
 
-# Functions that draw each kind of figure. Their keyword arguments are the options of the kind.
-KINDS: Mapping[str, str] = MappingProxyType(
-    {
-        "against": "jaxattn.lab.figures.against:against",
-        "convergence": "jaxattn.lab.figures.scaling:convergence",
-        "curves": "jaxattn.lab.figures.curves:curves",
-        "diagram": "jaxattn.lab.figures.diagram:diagram",
-        "importance": "jaxattn.lab.figures.tokens:importance",
-        "one_step_law": "jaxattn.lab.figures.tokens:one_step_law",
-        "scaling": "jaxattn.lab.figures.scaling:scaling",
-        "top_tokens": "jaxattn.lab.figures.tokens:top_tokens",
-    }
-)
 # Quantities that figures accept but runs do not record, with the metrics from which they are computed.
 SOURCE_METRICS: Mapping[str, str] = MappingProxyType({"margin_shortfall": "margin_ratio"})
 TOKEN_FIGURES = ("importance", "one_step_law", "top_tokens")
@@ -51,16 +38,15 @@ def function(kind: Any, location: str = "figure") -> Callable[..., RenderedFigur
     """Return the function (results, **options) -> RenderedFigure that draws figures of a given kind.
 
     Args:
-        kind: one of `KINDS`.
+        kind: one of `kinds.FIGURES`.
         location: location of the kind in the sweep file, for the error message.
 
     Raises:
         InputError: the kind is unknown.
     """
-    if kind not in KINDS:
-        raise InputError(f"{location}.kind: unknown {kind!r}{nearest(kind, list(KINDS))}")
-    module, _, name = KINDS[kind].partition(":")
-    return getattr(importlib.import_module(module), name)
+    if kind not in kinds.FIGURES:
+        raise InputError(f"{location}.kind: unknown {kind!r}{nearest(kind, list(kinds.FIGURES))}")
+    return kinds.load(kinds.FIGURES[kind])
 
 
 def check_figures(

@@ -10,7 +10,7 @@ import pytest
 from jax.custom_batching import custom_vmap
 from threadpoolctl import threadpool_info
 
-from jaxattn.core.mapping import cond_under_vmap, map_in_equal_parts, map_on_cores, sum_of_outer_products
+from jaxattn.core.loops import cond_under_vmap, map_in_equal_parts, map_on_cores
 
 
 @pytest.mark.parametrize(("size", "most"), [(8, 3), (7, 7), (5, 1), (6, 4), (3, 2), (9, 8)])
@@ -64,18 +64,6 @@ def test_map_on_cores_limits_blas_to_one_thread_and_restores_the_limit():
 def test_map_on_cores_propagates_exceptions():
     with pytest.raises(ZeroDivisionError):
         map_on_cores(lambda x: 1 / x, [1, 0])
-
-
-def test_sum_of_outer_products_matches_numpy(rng):
-    left, right = rng.normal(size=(3, 7, 4)), rng.normal(size=(3, 7, 5))
-    wanted = np.stack(
-        [sum(np.outer(x, y) for x, y in zip(*each, strict=True)) for each in zip(left, right, strict=True)]
-    )
-    with jax.enable_x64(True):
-        lifted = jax.jit(jax.vmap(sum_of_outer_products))(left, right)
-        alone = sum_of_outer_products(left[0], right[0])
-    np.testing.assert_allclose(lifted, wanted, rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose(alone, wanted[0], rtol=1e-12, atol=1e-14)
 
 
 def trace_of_power(_, x):

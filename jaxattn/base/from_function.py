@@ -13,17 +13,19 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from jax import Array
+from jax.typing import DTypeLike
 
+from jaxattn.base.data import Dataset
 from jaxattn.base.model import Loss, Model, Params, Start
 from jaxattn.base.probe import Figure, Probe, ProbeContext
 from jaxattn.core.errors import InputError, nearest
-from jaxattn.core.spec import Spec, without_arrays
+from jaxattn.core.spec import Spec, StudyParts, without_arrays
 
 Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
 
 
-class OfFunction(Spec, frozen=True, kw_only=True):
+class FromFunction(Spec, frozen=True, kw_only=True):
     """Common base class of all classes that are built from a function.
 
     Attributes:
@@ -40,7 +42,7 @@ class OfFunction(Spec, frozen=True, kw_only=True):
     not_settings: ClassVar[frozenset[str]] = frozenset()
     check_settings: ClassVar[Function | None] = None
 
-    def check(self, *context: Any) -> None:
+    def check(self, *context: StudyParts) -> None:
         """Raise InputError if the function passed to `declare` as `check` rejects the settings."""
         self._check()
 
@@ -56,18 +58,18 @@ class OfFunction(Spec, frozen=True, kw_only=True):
         return type(self).function(*given, **self._settings() | changed)
 
 
-class ModelOfFunction(OfFunction, Model[Any], frozen=True, kw_only=True):
+class ModelFromFunction(FromFunction, Model[Any], frozen=True, kw_only=True):
     """Model built from a function `(*, settings) -> model`; the returned model has `init` and `outputs`."""
 
     def built(self) -> Any:
         """Return the model that the function returns for these settings."""
         return self._call()
 
-    def init(self, key: Array, like: Any, *, dtype: Any) -> Params:
+    def init(self, key: Array, like: Dataset, *, dtype: DTypeLike) -> Params:
         """Sample the parameters for one seed."""
         return self._call().init(key, like, dtype=dtype)
 
-    def outputs(self, params: Params, data: Any) -> Array:
+    def outputs(self, params: Params, data: Dataset) -> Array:
         """Compute the model's outputs."""
         found: Array = self._call().outputs(params, data)
         return found
@@ -87,10 +89,10 @@ def model_class(function: Function, **attributes: Any) -> type[Any]:
                 "a model function takes only settings, after *, and "
                 "returns a model"
             )
-    return settings_class(function, ModelOfFunction, **attributes)
+    return settings_class(function, ModelFromFunction, **attributes)
 
 
-class LossOfFunction(OfFunction, Loss, frozen=True, kw_only=True):
+class LossFromFunction(FromFunction, Loss, frozen=True, kw_only=True):
     """Loss built from a function `(outputs, targets, *, settings) -> (n,)`."""
 
     def __call__(self, outputs: Array, targets: Array) -> Any:
@@ -98,7 +100,7 @@ class LossOfFunction(OfFunction, Loss, frozen=True, kw_only=True):
         return self._call(outputs, targets)
 
 
-class StartOfFunction(OfFunction, Start, frozen=True, kw_only=True):
+class StartFromFunction(FromFunction, Start, frozen=True, kw_only=True):
     """Start built from a function `(key, drawn, *, [tokens,] settings) -> array like drawn`."""
 
     not_settings: ClassVar[frozenset[str]] = frozenset({"tokens"})
@@ -109,7 +111,7 @@ class StartOfFunction(OfFunction, Start, frozen=True, kw_only=True):
         return self._call(key, drawn, **named)
 
 
-class ProbeOfFunction(OfFunction, Probe, frozen=True, kw_only=True):
+class ProbeFromFunction(FromFunction, Probe, frozen=True, kw_only=True):
     """Probe built from a function `(params, data, *, settings) -> number, (m,) or dictionary of such values`.
 
     Attributes:
@@ -124,7 +126,7 @@ class ProbeOfFunction(OfFunction, Probe, frozen=True, kw_only=True):
         return found if isinstance(found, dict) else {self.name or type(self).__name__: found}
 
 
-class FigureOfFunction(OfFunction, Figure, frozen=True, kw_only=True):
+class FigureFromFunction(FromFunction, Figure, frozen=True, kw_only=True):
     """Figure built from a function `(results, *, settings) -> matplotlib figure or RenderedFigure`."""
 
     def __call__(self, results: Any) -> Any:
@@ -132,7 +134,7 @@ class FigureOfFunction(OfFunction, Figure, frozen=True, kw_only=True):
         return self._call(results)
 
 
-def declare(*, check: Function | None = None, **attributes: Any) -> Callable[[F], F]:
+def declare(*, check: Callable[..., None] | None = None, **attributes: object) -> Callable[[F], F]:
     """Return a decorator that declares attributes of the settings class built from a function.
 
         @ja.declare(rotation_invariant=True)
@@ -144,6 +146,11 @@ def declare(*, check: Function | None = None, **attributes: Any) -> Callable[[F]
             setting `sequences`, `check` is called with the number of examples in each split.
         attributes: attributes of the base class, such as `coupled` for a loss. A function becomes a
             method whose first argument is the settings object.
+
+    Example:
+        >>> @ja.declare(labels={'spread': 'spread of p'})
+        ... def spread(params, data):
+        ...     return {'spread': params.p.max() - params.p.min()}
     """
 
     def decorate(function: F) -> F:
@@ -163,7 +170,7 @@ def settings_class(function: Function, base: type[Any], name: str = "", **attrib
 
     Args:
         function: the function.
-        base: a class derived from `OfFunction`.
+        base: a class derived from `FromFunction`.
         name: name of the class; defaults to the name of the function.
         attributes: attributes of the class, such as `kind`. Attributes set by `declare` take precedence.
 
