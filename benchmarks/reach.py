@@ -72,6 +72,14 @@ def draw(flow, descent):
     return figure
 
 
+def slider(scores, p):
+    """Return the figure with a slider along the flow, as an HTML element for a page."""
+    path = ja.dynamics.exact_flow(scores, p, until_norm=1e4, points=48)
+    mm = ja.theory.max_margin(scores, path.selection)
+    few = [int(x) for label in (1, -1) for x in np.flatnonzero(scores.corpus.targets == label)[:3]]
+    return ja.explore(scores, path, mm, sequences=few, title="Gradient flow on p, up to its limit").figure()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for the figure and its numbers")
@@ -93,6 +101,7 @@ def main():
         "relative duality gap": float(mm.duality_gap),
     }
     out.mkdir(parents=True, exist_ok=True)
+    (out / "flow.html").write_text(slider(scores, params.p), encoding="utf-8")
     (out / "reach.svg").write_bytes(style.svg(draw(flow, descent)))
     (out / "reach.json").write_text(json.dumps(numbers, indent=2) + "\n")
     print(json.dumps(numbers, indent=2))

@@ -368,11 +368,10 @@ def gallery() -> str:
         ]
     parts += [
         "## Explorer",
-        "`ja.explore` builds an interactive page with a slider along the path of p. The page shows\n"
-        "attention, the phase plane, curves and support pairs. See the notebook\n"
-        "[Margin convergence](../../notebooks/margin_convergence.ipynb) for an example.",
-        "![The explorer: attention in twelve sequences, the phase plane, two curves, and the support pairs]"
-        "(../images/explorer.png)",
+        "`ja.explore` builds an interactive figure with a slider along the path of p: the distance to the limit,\n"
+        "scores, attention, the phase plane and support pairs. The [start page](../index.md#follow-the-flow) and\n"
+        "the notebook [Margin convergence](../../notebooks/margin_convergence.ipynb) show examples. `figure()`\n"
+        "returns the HTML element for another page, such as a report.",
         '```python\nja.explore(scores, path, max_margin).write("page.html")\n```',
     ]
     return "\n\n".join(parts) + "\n"
