@@ -21,6 +21,8 @@ from jaxattn.lab.results import style
 
 # Larger steps leave the path of gradient flow.
 STEP, STEPS = 0.03, 100_000
+# Width of the figure in inches. On a phone, text keeps its size.
+WIDTH = 4.7
 
 
 def problem():
@@ -58,13 +60,19 @@ def loop(params, corpus, target):
 def draw(flow, descent):
     """Draw both curves over log t, on logarithmic axes."""
     with style.style():
-        figure = Figure(figsize=(style.FIGURE_WIDTH, 2.9), layout="constrained")
+        figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
         axes = figure.subplots()
         axes.loglog(*np.array(flow).T, color=style.BLUE, label="exact flow")
         axes.loglog(*np.array(descent).T, color=style.RED, linestyle=(0, (4, 1.5)), label="plain loop")
         axes.plot(*descent[-1], "o", color=style.RED, markersize=5)
         axes.annotate(
-            f"{STEPS:,} steps", descent[-1], (4, -12), textcoords="offset points", color=style.RED, va="top"
+            f"{STEPS:,} steps",
+            descent[-1],
+            (-2, -6),
+            textcoords="offset points",
+            color=style.RED,
+            va="top",
+            ha="right",
         )
         axes.set(xlabel=r"$\log t$, where $t$ is the time of gradient flow")
         axes.set(ylabel=r"$1-\cos(p,\,p_\mathrm{mm})$")

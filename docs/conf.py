@@ -15,8 +15,18 @@ project, author = "jaxattn", "The jaxattn developers"
 project_copyright = author
 version = release = jaxattn.__version__
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_nb", "docstrings", "links", "mathml"]
-exclude_patterns = ["_extensions", "notes"]
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "myst_nb",
+    "docstrings",
+    "links",
+    "mathml",
+    "tables",
+    "published",
+    "assets",
+]
+exclude_patterns = ["_extensions"]
 
 html_theme = "sphinx_book_theme"
 html_title = f"jaxattn {version}"
@@ -27,6 +37,7 @@ html_show_sourcelink = False
 html_math_renderer = "mathml"
 html_theme_options = {
     "navbar_persistent": [],
+    "article_header_start": ["toggle-primary-sidebar.html", "breadcrumbs.html"],
     "use_download_button": False,
     "use_fullscreen_button": False,
     "repository_url": jaxattn.__url__,

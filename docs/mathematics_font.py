@@ -3,9 +3,9 @@
     python docs/mathematics_font.py STIXMath-Regular.otf
 
 The font file is part of the Debian package fonts-stix and of STIX Fonts 1.1.1 (https://www.stixfonts.org).
-The subset keeps the table MATH, from which browsers take the sizes of roots, brackets and scripts. The script
-requires fonttools, which matplotlib installs, and brotli. The licence does not allow the reserved name of the
-font for a subset, so the subset has another name.
+The subset keeps the table MATH, from which browsers take the sizes of roots, brackets and scripts. The
+licence does not allow the reserved name of the font for a subset, so the subset has another name. matplotlib
+installs fonttools.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fontTools import subset
 
-OUT = Path(__file__).parent / "_static" / "fonts" / "mathematics.woff2"
+OUT = Path(__file__).parent / "_static" / "fonts" / "mathematics.woff"
 NAME = "jaxattn Mathematics"
 # Letters, Greek, punctuation, arrows, operators, brackets, and the italic, bold, script and double-struck
 # letters into which MathML converts the letters of formulas.
@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("font", type=Path, help="path of STIXMath-Regular.otf")
     options = subset.Options()
-    options.flavor = "woff2"
+    options.flavor = "woff"
     options.layout_features = ["*"]
     options.desubroutinize = True
     options.hinting = False

@@ -368,10 +368,11 @@ def gallery() -> str:
         ]
     parts += [
         "## Explorer",
-        "`ja.explore` builds an interactive figure with a slider along the path of p: the distance to the limit,\n"
-        "scores, attention, the phase plane and support pairs. The [start page](../index.md#follow-the-flow) and\n"
-        "the notebook [Margin convergence](../../notebooks/margin_convergence.ipynb) show examples. `figure()`\n"
-        "returns the HTML element for another page, such as a report.",
+        "`ja.explore` builds an interactive figure with a slider along the path of p: the distance to the\n"
+        "limit, scores, attention, the phase plane and support pairs. The\n"
+        "[start page](../index.md#follow-the-flow) and the notebook\n"
+        "[Margin convergence](../../notebooks/margin_convergence.ipynb) show examples. `figure()` returns\n"
+        "the HTML element for another page, such as a report.",
         '```python\nja.explore(scores, path, max_margin).write("page.html")\n```',
     ]
     return "\n\n".join(parts) + "\n"

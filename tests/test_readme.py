@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import jaxattn as ja
 from jaxattn.lab.api import Study
@@ -440,6 +441,25 @@ def test_tables_on_the_page_about_results(tmp_path, monkeypatch):
     *first, last = code.strip().splitlines()
     exec("\n".join(first), names)
     assert eval(last, names).shape == (2, 2)
+
+
+@pytest.mark.more
+def test_parameters_on_their_page_are_exported(tmp_path, monkeypatch):
+    (code,) = blocks("howto/parameters.md", "python")
+    monkeypatch.chdir(tmp_path)
+    study = ja.Study.read(ROOT / "sweeps" / "quickstart.toml", ["seeds=4", "phases.query.steps=2"])
+    study.run("results/quickstart", quiet=True, report=False)
+    names = {}
+    exec(code, names)
+    stored = load_file("params.safetensors")
+    assert {name: x.shape for name, x in stored.items()} == {
+        name: getattr(names["params"], name).shape for name in "Epv"
+    }
+    np.testing.assert_array_equal(stored["p"], names["params"].p)
+    np.testing.assert_array_equal(names["embedded"].E, names["params"].E)
+    np.testing.assert_array_equal(names["embedded"].p, names["initial"].p)
+    assert not np.array_equal(names["embedded"].p, names["params"].p)
+    assert not np.array_equal(names["embedded"].E, names["initial"].E)
 
 
 @pytest.mark.more

@@ -15,9 +15,9 @@ DOCS = Path(__file__).parents[1]
 PUBLISHED = DOCS.parent / "results" / "published"
 FRAME = "published/frame/page"
 TITLE, BODY = "published-title", "published-body"
+LIST = "reference/published"
 # In a results folder there is no site, so the pages of books only have a comment for the link to it.
 WAY_BACK = "<!-- site -->"
-LIST = "reference/published"
 STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 MADE_BY = re.compile(r"<dt>made by</dt><dd>jaxattn ([\d.]+)|jaxattn ([\d.]+\d)(?=[,<])")
 
@@ -41,14 +41,13 @@ def version(page: str) -> str:
     return (found[1] or found[2]) if found else ""
 
 
-def framed(frame: str, page: str, *, current: str, root: str) -> str:
+def framed(frame: str, page: str, current: str) -> str:
     """Return a published page within the theme of the site.
 
     Args:
         frame: page of the theme with the placeholders `TITLE` and `BODY`.
         page: the published page, a complete HTML file.
         current: version of the site.
-        root: relative path from the folder of the page to the folder of the frame's root.
 
     Raises:
         ValueError: the page has no title or no body.
@@ -65,7 +64,7 @@ def framed(frame: str, page: str, *, current: str, root: str) -> str:
             f'<p class="older">These results were computed with jaxattn {html.escape(made)}; this site '
             f"describes version {html.escape(current)}.</p>"
         )
-    content = body[1].replace(WAY_BACK, f'<a href="{root}{LIST}.html">Published results</a>')
+    content = body[1].replace(WAY_BACK, f'<a href="../../{LIST}.html">Published results</a>')
     name = title[1].removesuffix(" – jaxattn")
     return frame.replace(BODY, f'{styles}{note}<div class="published">{content}</div>').replace(TITLE, name)
 
@@ -87,7 +86,9 @@ def _place(app: Any, error: Exception | None) -> None:
     shutil.copytree(PUBLISHED, out / "published", dirs_exist_ok=True)
     for path in sorted((out / "published").glob("*/*.html")):
         page = path.read_text(encoding="utf-8")
-        path.write_text(framed(frame, page, current=app.config.version, root="../../"), encoding="utf-8")
+        if not page.startswith("<!DOCTYPE"):
+            continue  # an element of another page
+        path.write_text(framed(frame, page, app.config.version), encoding="utf-8")
 
 
 def setup(app: Any) -> dict[str, bool]:
