@@ -65,6 +65,8 @@ def framed(frame: str, page: str, current: str) -> str:
             f"describes version {html.escape(current)}.</p>"
         )
     content = body[1].replace(WAY_BACK, f'<a href="../../{LIST}.html">Published results</a>')
+    # The page of the site has its own main landmark.
+    content = re.sub(r"<(/?)main>", r"<\1div>", content)
     name = title[1].removesuffix(" – jaxattn")
     return frame.replace(BODY, f'{styles}{note}<div class="published">{content}</div>').replace(TITLE, name)
 
