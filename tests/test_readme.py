@@ -463,6 +463,21 @@ def test_parameters_on_their_page_are_exported(tmp_path, monkeypatch):
 
 
 @pytest.mark.more
+def test_slider_along_a_flow_ends_where_the_run_ends(tmp_path, monkeypatch):
+    (code,) = blocks("which_phase.md", "python")
+    monkeypatch.chdir(tmp_path)
+    one_cell = ["data.vocab_size=[50]", "model.dim=[512]"]
+    study = ja.Study.read(ROOT / "sweeps" / "margin_convergence.toml", ["seeds=4"], axes=one_cell)
+    results = study.run("results/margin_convergence", quiet=True, report=False)
+    names = {}
+    exec(code, names)
+    assert names["page"].read_text(encoding="utf-8").count("<input type=") == 1
+    last = results.table().set_index("seed").loc[3]
+    assert np.linalg.norm(names["path"].p[-1]) == pytest.approx(last["p_norm"], rel=1e-6)
+    assert ja.theory.cosine(names["path"].p[-1], results.params(seed=3).p) == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.more
 def test_claim_on_the_page_about_conjectures_is_refuted(call, tmp_path, monkeypatch):
     claim, check = blocks("howto/refute.md", "python")
     (shown,) = blocks("howto/refute.md", "text")

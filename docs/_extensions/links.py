@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jaxattn
+
 DOCS = Path(__file__).parents[1]
 PUBLISHED = DOCS.parent / "results" / "published"
 # The words of a link may contain code, which may contain brackets.
@@ -55,10 +57,15 @@ def _anchor(path: Path, words: str, place: str | None, page: Path) -> str:
     return f"<a href='{href}{place or ''}'>{shown}</a>"
 
 
+def with_address(text: str, url: str) -> str:
+    """Return a page with the address of the repository in its commands, unless there is none yet."""
+    return text.replace("git clone URL", f"git clone {url}") if url else text
+
+
 def _read(app: Any, name: str, source: list[str]) -> None:
     page = DOCS / f"{name}.md"
     if page.exists():
-        source[0] = _page(source[0], page.parent, page)
+        source[0] = with_address(_page(source[0], page.parent, page), jaxattn.__url__)
         return
     notebook = json.loads(source[0])
     for cell in notebook["cells"]:
