@@ -208,7 +208,7 @@ def _band(
     of_seeds = table[quantity][inside].groupby([table["seed"][inside], number[inside]]).mean()
     ends = of_seeds.groupby(level=1).agg(["min", "max"]).reindex(means.index)
     look = {"color": INK, "alpha": 0.25, "linewidth": 0, "zorder": 2}
-    label = "range of the mean over seeds"
+    label = "range over seeds"
     return ax.fill_between(means["center"], ends["min"], ends["max"], label=label, **look)
 
 
@@ -227,7 +227,7 @@ def _bins(ax: matplotlib.axes.Axes, means: pd.DataFrame, colour: str) -> Any:
         linewidth=0.8,
         elinewidth=0.8,
         zorder=3,
-        label="mean and standard deviation of a bin",
+        label="mean and sd of a bin",
     )
     ax.axhline(0, color=GREY, linewidth=0.6, zorder=0.9)
     ax.axvline(0, color=GREY, linewidth=0.6, zorder=0.9)
