@@ -46,3 +46,13 @@ def test_every_dependency_is_linked_on_the_page_of_modules():
 def test_examples_cover_every_kind():
     kinds = ["A model", "Data", "A loss and a start", "A phase", "An optimiser", "A probe", "A figure"]
     assert [title for title, _ in EXAMPLES] == [*kinds, "Without a study"]
+
+
+@pytest.mark.parametrize(
+    "words", ["checkpoint", "own data", "own model", "export parameters", "final parameters", "out of memory"]
+)
+def test_words_that_users_search_for_are_headings_or_index_entries(words):
+    """The search of the site ranks them above words in a text."""
+    texts = [path.read_text(encoding="utf-8").lower() for path in DOCS.rglob("*.md")]
+    found = [line for text in texts for line in re.findall(r"(?m)^(?:#+ |```\{index\} ! ).*$", text)]
+    assert any(words in line for line in found)

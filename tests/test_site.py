@@ -126,7 +126,9 @@ def test_links_refer_to_pages_of_the_site(text, expected):
 def test_the_address_of_the_repository_is_in_commands_once_it_exists():
     text = (links.DOCS / "index.md").read_text(encoding="utf-8")
     assert links.with_address(text, "") == text
-    assert "git clone https://example.org/a jaxattn && cd" in links.with_address(text, "https://example.org/a")
+    assert "git clone https://example.org/a jaxattn && cd" in links.with_address(
+        text, "https://example.org/a"
+    )
 
 
 @pytest.mark.parametrize("target", ["../../sweeps/own", "../reference/no_page.md"])

@@ -207,9 +207,9 @@ def _band(
     # Group all seeds at once, because thousands of small groupings would take longer than the study.
     of_seeds = table[quantity][inside].groupby([table["seed"][inside], number[inside]]).mean()
     ends = of_seeds.groupby(level=1).agg(["min", "max"]).reindex(means.index)
-    look = {"color": INK, "alpha": 0.25, "linewidth": 0, "zorder": 2}
-    label = "range over seeds"
-    return ax.fill_between(means["center"], ends["min"], ends["max"], label=label, **look)
+    band = ax.fill_between(means["center"], ends["min"], ends["max"], color=INK, alpha=0.25, linewidth=0)
+    band.set(zorder=2, label="range over seeds")
+    return band
 
 
 def _bins(ax: matplotlib.axes.Axes, means: pd.DataFrame, colour: str) -> Any:
