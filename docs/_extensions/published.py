@@ -76,7 +76,8 @@ def _frame(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
         {"title": app.env.titles[name].astext(), "link": app.builder.get_relative_uri(FRAME, name)}
         for name in ("reference/index", LIST)
     ]
-    yield FRAME, {"title": TITLE, "body": BODY, "parents": parents, "meta": {}}, "page.html"
+    context = {"title": TITLE, "pagetitle": TITLE, "body": BODY, "parents": parents, "meta": {}}
+    yield FRAME, context, "page.html"
 
 
 def _place(app: Any, error: Exception | None) -> None:
