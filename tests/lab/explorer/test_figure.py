@@ -39,6 +39,8 @@ def test_the_page_and_the_figure_are_self_contained(page, tmp_path):
         assert not re.search(r"""(src|href)=["']|@import|url\(|fetch\(|https?://""", part)
         assert len(part) < 100_000
     assert "<html" not in page.figure()
+    assert "<figcaption>A path &amp; its limit</figcaption>" in page.figure()
+    assert text.count("A path &amp; its limit</") == text.count("<h1>A path &amp; its limit</h1>") == 1
     assert page.figure().count("<figure") == page.figure().count("</figure>") == 1
 
 
