@@ -100,6 +100,7 @@ def report(
         bool, option(name="all", help="Print the paths of all files, not only report.html.")
     ] = False,
     formats: Annotated[tuple[Literal["png", "pdf"], ...], option(metavar="png|pdf ...")] = (),
+    flow: Annotated[int | None, option(metavar="SEED")] = None,
 ) -> int:
     """Draw the figures of a run and write its report.
 
@@ -109,6 +110,7 @@ def report(
 
     Args:
         formats: Also write the figures in these formats.
+        flow: Add a slider along the exact flow of this seed in the first cell. The flow is computed again.
     """
     from jaxattn.lab.engine.progress import Reporter, delayed
     from jaxattn.lab.pages import report as pages
@@ -116,12 +118,22 @@ def report(
 
     folder = results_folder(directory)
     here = folder.fetch("tables", "report")
+    elements = () if flow is None else (_flow(directory, flow),)
     with Reporter() as reporter:
-        written = pages.write_report(here, progress=delayed(reporter.update), formats=formats)
+        progress = delayed(reporter.update)
+        written = pages.write_report(here, progress=progress, formats=formats, elements=elements)
     folder.send_report(written.paths, here)
     print_written(written, every=every)
     print_made_by(written.made_by)
     return 1 if written.problems else 0
+
+
+def _flow(directory: Path | str, seed: int) -> str:
+    """Return the slider along the flow of a seed as an HTML element."""
+    from jaxattn.lab.explorer.run import explore_run
+    from jaxattn.lab.loaded import load
+
+    return explore_run(load(directory), seed=seed).figure()
 
 
 def diagnose(

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
@@ -66,9 +67,9 @@ def importance(
                 y = table[quantity].to_numpy(float)
                 means = bin_means(x, y, **bins)
                 _scatter(ax, x, y, colour)
+                drawn = [_bins(ax, means, colour)]
                 if of_seeds is not None:
-                    _band(ax, of_seeds[of_seeds["class"] == k], quantity, bins, means)
-                _bins(ax, means, colour)
+                    drawn.append(_band(ax, of_seeds[of_seeds["class"] == k], quantity, bins, means))
                 head = "k" if tokens.names else k
                 name = names[quantity].replace("v$", f"v_{{{head}}}$") if several else names[quantity]
                 head = f"   (class {short_name(tokens.name(k))})" if several else ""
@@ -76,6 +77,8 @@ def importance(
             outside = max(outside, int(len(x) - means["n"].sum()))
         for ax in grid[-1]:
             ax.set_xlabel("posterior difference of token $s$" + (" for the class" if several else ""))
+        dots = Line2D([], [], marker="o", linestyle="", color=GREY, markersize=3, label="token")
+        legend_below(figure, [dots, *drawn])
     count = tokens.table["id"].nunique()
     inside = "" if not outside else f" {outside} points outside of this range belong to no bin."
     if label is None and len(labels) < len(tokens.classes):
@@ -197,19 +200,21 @@ def _scatter(
 
 def _band(
     ax: matplotlib.axes.Axes, table: pd.DataFrame, quantity: str, bins: dict[str, Any], means: pd.DataFrame
-) -> None:
+) -> Any:
     edges = np.linspace(bins["low"], bins["high"], bins["bins"] + 1)
     number = bin_numbers(table["posterior_difference"].to_numpy(float), edges)
     inside = number >= 0
     # Group all seeds at once, because thousands of small groupings would take longer than the study.
     of_seeds = table[quantity][inside].groupby([table["seed"][inside], number[inside]]).mean()
     ends = of_seeds.groupby(level=1).agg(["min", "max"]).reindex(means.index)
-    ax.fill_between(means["center"], ends["min"], ends["max"], color=INK, alpha=0.25, linewidth=0, zorder=2)
+    band = ax.fill_between(means["center"], ends["min"], ends["max"], color=INK, alpha=0.25, linewidth=0)
+    band.set(zorder=2, label="range over seeds")
+    return band
 
 
-def _bins(ax: matplotlib.axes.Axes, means: pd.DataFrame, colour: str) -> None:
+def _bins(ax: matplotlib.axes.Axes, means: pd.DataFrame, colour: str) -> Any:
     full = means[means["n"] > 0]
-    ax.errorbar(
+    drawn = ax.errorbar(
         full["center"],
         full["mean"],
         yerr=full["sd"],
@@ -222,9 +227,11 @@ def _bins(ax: matplotlib.axes.Axes, means: pd.DataFrame, colour: str) -> None:
         linewidth=0.8,
         elinewidth=0.8,
         zorder=3,
+        label="mean and sd of a bin",
     )
     ax.axhline(0, color=GREY, linewidth=0.6, zorder=0.9)
     ax.axvline(0, color=GREY, linewidth=0.6, zorder=0.9)
+    return drawn
 
 
 def _class_part(label: int | str | None) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 import pandas as pd
+from markupsafe import Markup
 
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.core.version import __url__
@@ -62,6 +63,7 @@ def write_report(
     own: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
     progress: FigureProgress = lambda what, share: None,
     formats: Sequence[Format] = (),
+    elements: Sequence[str] = (),
 ) -> Report:
     """Write figures/*.svg, summary.csv and report.html to a results folder.
 
@@ -72,6 +74,7 @@ def write_report(
         progress: progress callback (what, fraction completed).
         formats: further formats of the figures. User-defined figures of which only the SVG file is left are
             not converted.
+        elements: HTML elements to show before the figures, such as `Explorer.figure()`. They are not escaped.
 
     Returns:
         The files, and the figures that could not be drawn.
@@ -90,7 +93,7 @@ def write_report(
     table = summary.to_csv(index=False, float_format="%.9g", lineterminator="\n")
     progress("report.html", 1.0)
     shown = [images[each.name]["svg"] for each in drawn]
-    html = render(results, drawn, shown, [problem.line for problem in problems])
+    html = render(results, drawn, shown, [problem.line for problem in problems], elements)
     content = {"report.html": html.encode("utf-8", "backslashreplace"), "summary.csv": table.encode()}
     for name, files_of in images.items():
         content |= {f"figures/{name}.{suffix}": image for suffix, image in files_of.items()}
@@ -130,11 +133,16 @@ def _rendered(
 
 
 def render(
-    results: Run, figures: list[RenderedFigure | Picture], images: list[bytes], problems: Sequence[str]
+    results: Run,
+    figures: list[RenderedFigure | Picture],
+    images: list[bytes],
+    problems: Sequence[str],
+    elements: Sequence[str] = (),
 ) -> str:
     """Render the self-contained HTML page, escaping all text from the run.
 
-    `images` contains the figures as SVG, and `problems` describes figures that could not be drawn.
+    `images` contains the figures as SVG, `problems` describes figures that could not be drawn, and `elements`
+    are further HTML elements.
     """
     shown_metrics = overview.metrics(results)
     others = [name for name in overview.recorded(results) if name not in shown_metrics]
@@ -164,6 +172,7 @@ def render(
         others=definitions(others, results.declared_labels),
         page_of_metrics=_page_of_metrics(),
         figures=layout.pictures(figures, images),
+        elements=[Markup(element) for element in elements],
         tops=_tops(results),
         config=json.dumps(results.manifest["config"], indent=2, ensure_ascii=False),
     )

@@ -188,6 +188,14 @@ def test_importance_band_spans_the_range_of_seed_means(results):
     assert "band" not in importance(results["one_seed"]).caption
 
 
+def test_legend_of_the_importance_figure_names_what_is_drawn(results):
+    names = ["token", "mean and sd of a bin", "range over seeds"]
+    for name, expected in (("text", names), ("one_seed", names[:2])):
+        figure = importance(results[name]).figure
+        (legend,) = figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == expected
+
+
 def test_importance_uses_the_bins_of_the_run(results, configured):
     probes = {"bins": 4, "low": -0.5, "high": 0.5, "min_count": 50}
     drawn = importance(configured(results["text"], probes=probes))
