@@ -38,8 +38,8 @@ def test_every_dependency_is_linked_on_the_page_of_modules():
     page = (DOCS / "reference" / "modules.md").read_text(encoding="utf-8").partition("## Libraries")[2]
     cells = " ".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| ")).lower()
     linked = set(re.findall(r"\[([\w-]+)\]\(https://", cells))
-    # Parts of JAX and of the standard library, with other names.
-    assert names - linked == {"jaxlib", "importlib_resources"}
+    # A part of JAX.
+    assert names - linked == {"jaxlib"}
     assert linked - names == {"jax"} - names
 
 

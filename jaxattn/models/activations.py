@@ -48,6 +48,10 @@ def activation(name: str, value: Array) -> Array:
 
     Raises:
         InputError: the clamp returns an array of another shape.
+
+    Example:
+        >>> ja.models.activation("attention", jnp.array([0.25, 0.75]))
+        Array([0.25, 0.75], dtype=float32)
     """
     trace = _TRACE.get()
     if trace is None:

@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pytest
-from jaxattn.lab.figures.draw import check_figures, draw_all, draw_figure, function
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
@@ -16,6 +15,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.lab import kinds
 from jaxattn.lab.figures import style
 from jaxattn.lab.figures.curves import _scale_steps, curves
+from jaxattn.lab.figures.draw import check_figures, draw_all, draw_figure, function
 from jaxattn.lab.figures.scaling import collect, scaling, sentence
 from jaxattn.lab.figures.tokens import importance, one_step_law, top_tokens
 from jaxattn.lab.loaded import load
