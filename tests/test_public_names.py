@@ -202,7 +202,7 @@ def _object(name: str) -> Any:
 
 
 # Modules whose functions need files, trained models or a book, and single functions that need them.
-_NO_EXAMPLES = ("jaxattn.lab.books", "jaxattn.lab.diagnosis", "jaxattn.lab.heads", "jaxattn.lab.refute")
+_NO_EXAMPLES = ("jaxattn.lab.books", "jaxattn.lab.diagnosis", "jaxattn.lab.refute")
 _NEED_FILES = {
     "aggregate",
     "explore",
@@ -210,6 +210,7 @@ _NEED_FILES = {
     "load",
     "load_text",
     "phase_diagram",
+    "power_laws",
     "summary_table",
     "write_certificate",
 }
