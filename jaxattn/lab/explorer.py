@@ -15,8 +15,8 @@ from jaxattn.dynamics.flows.exact_flow import Path as FlowPath
 from jaxattn.lab.results import layout
 from jaxattn.lab.results.labels import format_number
 from jaxattn.lab.storage import files
-from jaxattn.theory.certificate import MaxMargin
 from jaxattn.theory.selection import one_minus_cosine
+from jaxattn.theory.solution import MaxMargin
 
 _TEMPLATE = Path(__file__).with_name("explorer.html")
 SEQUENCES, TOKENS, _PAIRS = 12, 10, 24

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from jaxattn.lab.heads.model import Layer
 from jaxattn.lab.results.correlations import Floats
 from jaxattn.theory.bilinear import Norm, bilinear_max_margin, matrix_norm, span
-from jaxattn.theory.certificate import Status
+from jaxattn.theory.solution import Status
 
 MarginSpace = Literal["query", "frobenius", "nuclear"]
 Null = Literal["none", "shuffled", "covariance", "matched", "untrained"]
