@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import jaxattn as ja
-from jaxattn.lab.results import style
+from jaxattn.lab.figures import style
 
 SIZES = {"vocab_size": 50, "relevant": 20, "length": 8, "sequences": 200}
 STEP, STEPS, UNTIL = 0.1, 20_000, 1e6

@@ -26,7 +26,7 @@ from pathlib import Path
 from jaxattn.lab.api import Study, run
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.engine.monitor import Intervals
-from jaxattn.lab.storage.memo import Workplace
+from jaxattn.lab.storage.workplace import Workplace
 
 save = Workplace.save
 def save_and_die(*arguments, **named):

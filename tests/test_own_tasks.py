@@ -15,7 +15,7 @@ import jaxattn as ja
 from jaxattn.lab import api
 from jaxattn.lab.engine.monitor import Intervals
 from jaxattn.lab.engine.progress import Reporter
-from jaxattn.lab.storage.memo import Workplace
+from jaxattn.lab.storage.workplace import Workplace
 from jaxattn.lab.study import seed as of_seed
 
 SHIPPED = Path(__file__).parents[1] / "sweeps" / "own"

@@ -108,12 +108,12 @@ FIGURES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def load(path: str) -> Any:
+def load_kind(path: str) -> Any:
     """Return the class or function with an import path `module:name`.
 
     Example:
         >>> from jaxattn.lab import kinds
-        >>> kinds.load(kinds.MODELS["one_layer"]) is ja.models.OneLayer
+        >>> kinds.load_kind(kinds.MODELS["one_layer"]) is ja.models.OneLayer
         True
     """
     module, _, name = path.partition(":")
@@ -128,4 +128,4 @@ def classes(kinds: Mapping[str, str]) -> dict[str, Any]:
         >>> kinds.classes(kinds.STARTS)["zero"].__name__
         'Zero'
     """
-    return {kind: load(path) for kind, path in kinds.items()}
+    return {kind: load_kind(path) for kind, path in kinds.items()}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from jaxattn.attention import scores
 from jaxattn.attention.scores import Scores
 from jaxattn.core.lazy import lazy
-from jaxattn.theory.certificate import MaxMargin, Status, certify_max_margin
+from jaxattn.theory.certificate import certify_max_margin
 from jaxattn.theory.constraints import Constraints, constraints, distinct_tokens, tie_classes
 from jaxattn.theory.limit import Limit, certify_limit
 from jaxattn.theory.max_margin import (
@@ -31,6 +31,7 @@ from jaxattn.theory.selection import (
     selection_from_tokens,
     tie_tolerance,
 )
+from jaxattn.theory.solution import MaxMargin, Status
 
 if TYPE_CHECKING:
     from jaxattn.theory.bilinear import BilinearMargin, bilinear_max_margin

@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 
 from jaxattn.core.errors import InputError
 from jaxattn.theory.active_set import active_set
-from jaxattn.theory.certificate import Status
 from jaxattn.theory.infeasible import proves_no_matrix
 from jaxattn.theory.selection import require_finite
+from jaxattn.theory.solution import Status
 
 Norm = Literal["frobenius", "nuclear"]
 # Maximum number of violated pairs per sequence to add to the working set in each round.

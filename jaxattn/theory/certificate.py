@@ -1,18 +1,27 @@
-"""Certificates for max-margin problems, computed only from keys, constraints and solver output."""
+"""Certificates for max-margin problems, computed only from keys, constraints and solver output.
+
+A solver returns multipliers λ ≥ 0 of the pairs and μ of the ties. They prove both bounds on the margin:
+
+    1 / ‖p‖_q ≤ margin ≤ ‖Σ λ (Φ_s - Φ_s') + Σ μ (Φ_s - Φ_s'')‖_q* / Σ λ b
+
+The lower one holds for every p with p·(Φ_s - Φ_s') ≥ b and p·(Φ_s - Φ_s'') = 0, and p is scaled until all
+computed score differences, less their rounding errors, are large enough (`_scaled`). The upper one is
+Hölder's inequality for the sum (`_dual`). If no multiple of p satisfies the constraints, a sum of zero proves
+that no vector does (`_infeasible`).
+"""
 
 from dataclasses import replace
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
-from flax import struct
 from jaxtyping import Float
 
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import Brief
 from jaxattn.theory.constraints import Constraints
 from jaxattn.theory.infeasible import proves_infeasible
+from jaxattn.theory.norms import dual_norm, lengths, norm
 from jaxattn.theory.selection import require_finite
+from jaxattn.theory.solution import MaxMargin, Status, unsolved
 
 # Relative size below which a nonzero sum of differences may be due to rounding.
 INFEASIBLE = 1e-14
@@ -30,143 +39,6 @@ _LEVEL = 1e-12
 # p is feasible only if it violates ties and required margins of 0 by at most this fraction of the margin, and
 # if its cosine with the key difference of each tie is at most this.
 _UNTIED = 1e-8
-
-
-class Status(IntEnum):
-    """Outcome of a max-margin problem. `MaxMargin.reason` describes it in words.
-
-    SOLVED: the duality gap is within the tolerance.
-
-    NO_PAIRS: there are no pairs of tokens to separate, and p = 0.
-
-    LOOSE: p satisfies all constraints, but its duality gap is above the tolerance. Rounding p limits the gap
-    to about 4e-16 divided by the smallest cosine between p and the difference of a support pair.
-
-    INFEASIBLE: the multipliers prove that no p satisfies all constraints.
-
-    CYCLE: the pairs form a cycle in which each token must score higher than the next, which is
-    infeasible for any keys.
-
-    UNDECIDED: the solver found neither a feasible p nor a proof that none exists.
-
-    INVALID: not attempted, because the input is invalid.
-    """
-
-    SOLVED = 0
-    NO_PAIRS = 1
-    LOOSE = 2
-    INFEASIBLE = 3
-    CYCLE = 4
-    UNDECIDED = 5
-    INVALID = 6
-
-
-_REASONS = {
-    Status.SOLVED: "solved to the tolerance",
-    Status.NO_PAIRS: "there are no tokens to separate, so p = 0",
-    Status.LOOSE: "p separates the selection, but its duality gap is above the tolerance",
-    Status.INFEASIBLE: "no direction separates the selection: the multipliers sum its differences to zero",
-    Status.CYCLE: "no scores fit the selection: along its pairs, tokens outrank each other in a cycle",
-    Status.UNDECIDED: "undecided: the solver found neither a separating direction nor a proof of none",
-    Status.INVALID: "not attempted: keys contain NaN or inf, exceed 1e140 or are all below 1e-140 (rescale "
-    "them), or a sequence has no selected token",
-}
-
-
-@struct.dataclass(repr=False)
-class MaxMargin(Brief):
-    """Max-margin direction and its certificate, as float64 NumPy arrays. A batch adds a leading axis.
-
-    E_s is the key of token s. Pairs (s, s') require p·(E_s - E_s') ≥ 1 by default, and ties (s, s'') require
-    p·(E_s - E_s'') = 0. The solution is the sum p = Σ λ (E_s - E_s') + Σ μ (E_s - E_s''), λ ≥ 0. The largest
-    margin of any unit direction lies between `margin` and `margin_bound`, so
-
-        ‖p - p_mm‖² ≤ duality_gap ‖p‖²   and   1 - cos(p, p_mm) ≤ 1 - √(1 - duality_gap),
-
-    where p_mm is the exact solution. If `certify_max_margin` is called with q ≠ 2, ‖p‖ is the ℓ_q norm, and
-    the norm of the sum is the dual norm. The bounds on the margin still hold, but the bounds on the distance
-    to p_mm do not.
-
-    If the problem is infeasible, there are exact multipliers close to the returned ones, with Σ λ = 1,
-    for which the sum is exactly 0, so no direction has a positive inner product with every difference. In
-    that case `dual_residual` is at most 1e-14; it is the norm of the computed sum relative to the lengths
-    of the differences. An undecided problem is neither `feasible` nor `infeasible`.
-
-    Attributes:
-        p: (d,); the minimum-norm vector that satisfies the constraints; NaN if none was found.
-        margin: (); 1 / ‖p‖; 0 if no separating direction was found, inf if there are no pairs.
-        margin_bound: (); upper bound on the margin, ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ b, with
-            required margins b.
-        pairs: (k, 2) int32; support pairs (s, s'), which have a positive multiplier.
-        multipliers: (k,); λ of the support pairs; 0 for padding in a batch.
-        ties: (t, 2) int32; pairs of tied tokens that join the tokens of each group. In a solution of
-            `max_margin`, each token is paired with a near one.
-        tie_multipliers: (t,); μ, of any sign.
-        primal_residual: (); largest violation of a constraint by p; NaN if not feasible.
-        dual_residual: (); ‖p - Σ λ (E_s - E_s') - Σ μ (E_s - E_s'')‖ / ‖p‖, with the sum accumulated pair
-            by pair. For q ≠ 2, the relative gap in Hölder's inequality between p and the sum. If not
-            feasible: ‖Σ λ (E_s - E_s') + Σ μ (E_s - E_s'')‖ / Σ λ ‖E_s - E_s'‖, including rounding. No
-            direction that satisfies the ties has a cosine above this value with every difference.
-        duality_gap: (); 1 - (margin / margin_bound)², the relative gap in ½ ‖p‖²; 1 if not feasible.
-        num_pairs: () int; number of distinct pairs in the problem.
-        iterations: () int; number of solver iterations.
-        status: () int8; a `Status`.
-    """
-
-    p: np.ndarray
-    margin: float | np.ndarray
-    margin_bound: float | np.ndarray
-    pairs: np.ndarray
-    multipliers: np.ndarray
-    ties: np.ndarray
-    tie_multipliers: np.ndarray
-    primal_residual: float | np.ndarray
-    dual_residual: float | np.ndarray
-    duality_gap: float | np.ndarray
-    num_pairs: int | np.ndarray
-    iterations: int | np.ndarray
-    status: np.int8 | np.ndarray
-
-    @property
-    def feasible(self) -> bool | np.ndarray:
-        """Whether p satisfies all constraints; bool, or (S,) for a batch.
-
-        False does not prove infeasibility.
-        """
-        return self._is(Status.SOLVED, Status.NO_PAIRS, Status.LOOSE)
-
-    @property
-    def infeasible(self) -> bool | np.ndarray:
-        """Whether the multipliers prove that no p satisfies all constraints; bool, or (S,) for a batch."""
-        return self._is(Status.INFEASIBLE, Status.CYCLE)
-
-    @property
-    def decided(self) -> float | np.ndarray:
-        """1 if feasible, 0 if infeasible, NaN if neither is proven; float, or (S,) for a batch."""
-        decided = np.where(self.feasible, 1.0, np.where(self.infeasible, 0.0, np.nan))
-        return float(decided) if decided.ndim == 0 else decided
-
-    def _is(self, *statuses: Status) -> bool | np.ndarray:
-        found = np.isin(self.status, statuses)
-        return bool(found) if found.ndim == 0 else found
-
-    def brief(self) -> str:
-        """Return a one-line summary: the outcome, margin, duality gap and sizes."""
-        if np.ndim(self.status) > 0:
-            status = np.asarray(self.status)
-            counts = zip(*np.unique(status, return_counts=True), strict=True)
-            outcome = ", ".join(f"{count} {Status(int(code)).name}" for code, count in counts)
-            return f"batch of {len(status)}: {outcome}; p {np.shape(self.p)}"
-        size = f"p {np.shape(self.p)}, {int(self.num_pairs)} pairs, {len(self.ties)} ties"
-        numbers = f"margin {float(self.margin):.4g}, duality_gap {float(self.duality_gap):.4g}"
-        return f"{Status(int(self.status)).name}, {self.reason}; {numbers}, {size}"
-
-    @property
-    def reason(self) -> str | list[str]:
-        """Description of the outcome, or a list of descriptions for a batch."""
-        if np.ndim(self.status) == 0:
-            return _REASONS[Status(int(self.status))]
-        return [_REASONS[Status(int(status))] for status in np.asarray(self.status)]
 
 
 def require_margins(required: np.ndarray) -> None:
@@ -196,6 +68,26 @@ class _Tight(NamedTuple):
     support: np.ndarray
     pairs: np.ndarray
     ties: np.ndarray
+
+
+class _Dual(NamedTuple):
+    """Multipliers, divided by Σ λ b, and the sum that they give.
+
+    Attributes:
+        ends: (k + t, 2); the tokens of the support pairs and ties.
+        weights: (k + t,); λ and μ.
+        differences: (k + t, d); key differences of the support pairs and ties.
+        sum: (d,); Σ λ (Φ_s - Φ_s') + Σ μ (Φ_s - Φ_s'').
+        length: ‖sum‖_q* including rounding, an upper bound on the margin.
+        tight: the same pairs and ties.
+    """
+
+    ends: np.ndarray
+    weights: np.ndarray
+    differences: np.ndarray
+    sum: np.ndarray
+    length: float
+    tight: _Tight
 
 
 def certify_max_margin(
@@ -246,101 +138,98 @@ def certify_max_margin(
         >>> mm.feasible, bool(mm.duality_gap <= 1e-10)
         (True, True)
     """
-    require_finite(keys=keys)
-    require_margins(constraints.required)
-    E = keys
-    better, worse, ties, _, required = constraints
-    if len(multipliers) != len(better) or len(tie_multipliers) != len(ties):
-        raise InputError(
-            f"got multipliers {np.shape(multipliers)} and tie_multipliers {np.shape(tie_multipliers)} for "
-            f"{len(better)} pairs and {len(ties)} ties; pass one multiplier per pair and one per tie"
-        )
-    if not required.any():
-        return unsolved(Status.NO_PAIRS, E.shape[1], ties=ties)
-    support = np.flatnonzero(multipliers > 0)
-    weight, pairs = multipliers[support], np.stack([better[support], worse[support]], axis=1)
-    total = weight @ required[support]
-    if not (0 < total < np.inf and np.isfinite(tie_multipliers).all()):
-        return unsolved(Status.UNDECIDED, E.shape[1], ties=ties)
-    both = np.concatenate([weight, tie_multipliers]) / total
-    ends = np.concatenate([pairs, ties])
-    differences = E[ends[:, 0]] - E[ends[:, 1]]
-    summed, sizes = both @ differences, np.abs(both) * lengths(differences)
-    dual = dual_norm(q)
-    # Bound the componentwise relative rounding errors of the differences and of their sum.
-    errors = sizes if q == 2 else np.abs(both) * [norm(row, dual) for row in differences]
-    length = norm(summed, dual) + _EPS * errors.sum()
+    _check(keys, constraints, multipliers, tie_multipliers)
+    if not constraints.required.any():
+        return unsolved(Status.NO_PAIRS, keys.shape[1], ties=constraints.ties)
+    dual = _dual(keys, constraints, multipliers, tie_multipliers, q)
+    if dual is None:
+        return unsolved(Status.UNDECIDED, keys.shape[1], ties=constraints.ties)
     found: dict[str, Any] = {
-        "pairs": pairs,
-        "ties": ties,
-        "num_pairs": len(better),
+        "pairs": dual.ends[: len(dual.tight.support)],
+        "ties": constraints.ties,
+        "num_pairs": len(constraints.better),
         "iterations": iterations,
-        "margin_bound": length,
+        "margin_bound": dual.length,
     }
-    tight = _Tight(support, *np.split(differences, [len(support)]))
-    p = _scaled(E, constraints, tight, summed if p is None else p)
-    weight, tie_weight = np.split(both, [len(support)])
+    p = _scaled(keys, constraints, dual.tight, dual.sum if p is None else p)
     if p is None:
-        share = sizes[: len(support)] @ (required[support] > 0)
-        # If the two tokens of every pair have equal embeddings, the weighted sum is exactly zero.
-        same = not differences[both != 0].any()
-        residual = length / share if share > 0 else 0.0 if same else np.inf
-        proven = residual <= INFEASIBLE and proves_infeasible(E, pairs, ties, weight, tie_weight)
-        status = Status.INFEASIBLE if proven else Status.UNDECIDED
-        found |= {"multipliers": weight, "tie_multipliers": tie_weight, "dual_residual": residual}
-        return replace(unsolved(status, E.shape[1]), **found)
-    if tolerance < 1 - 1 / (norm(p, q) * length) ** 2 < _ROUNDING:
-        p = _tightened(E, constraints, tight, p, q)
+        return replace(_infeasible(keys, constraints, dual), **found)
+    if tolerance < 1 - 1 / (norm(p, q) * dual.length) ** 2 < _ROUNDING:
+        p = _tightened(keys, constraints, dual.tight, p, q)
     margin = 1 / norm(p, q)
-    scale = 1 / (margin * max(norm(summed, dual), np.finfo(float).tiny))
-    weight, tie_weight = scale * weight, scale * tie_weight
-    values, untied = _values(E, constraints, tight, p)
-    gap = max(0.0, 1 - (margin / length) ** 2)
+    # With these factors, the sum has the norm of p.
+    scale = 1 / (margin * max(norm(dual.sum, dual_norm(q)), np.finfo(float).tiny))
+    weight, tie_weight = (scale * x for x in np.split(dual.weights, [len(dual.tight.support)]))
+    values, untied = _values(keys, constraints, dual.tight, p)
+    gap = max(0.0, 1 - (margin / dual.length) ** 2)
     return MaxMargin(
         p=p,
         margin=margin,
         multipliers=weight,
         tie_multipliers=tie_weight,
-        primal_residual=max(float((required - values).max()), untied, 0.0),
-        dual_residual=_stationarity(p, np.append(weight, tie_weight) @ differences, q),
+        primal_residual=max(float((constraints.required - values).max()), untied, 0.0),
+        dual_residual=_stationarity(p, np.append(weight, tie_weight) @ dual.differences, q),
         duality_gap=gap,
         status=np.int8(Status.SOLVED if gap <= tolerance else Status.LOOSE),
         **found,
     )
 
 
-def in_unit(solution: MaxMargin, unit: float) -> MaxMargin:
-    """Return the solution for keys multiplied by `unit`, a power of two, given the solution for the keys."""
-    # The multipliers of a proof of infeasibility have the sum 1 in any unit.
-    force = 1 / unit if solution.feasible else 1.0
+def _check(
+    keys: np.ndarray, constraints: Constraints, multipliers: np.ndarray, tie_multipliers: np.ndarray
+) -> None:
+    require_finite(keys=keys)
+    require_margins(constraints.required)
+    pairs, ties = len(constraints.better), len(constraints.ties)
+    if len(multipliers) != pairs or len(tie_multipliers) != ties:
+        raise InputError(
+            f"got multipliers {np.shape(multipliers)} and tie_multipliers {np.shape(tie_multipliers)} for "
+            f"{pairs} pairs and {ties} ties; pass one multiplier per pair and one per tie"
+        )
+
+
+def _dual(
+    E: np.ndarray, constraints: Constraints, multipliers: np.ndarray, tie_multipliers: np.ndarray, q: float
+) -> _Dual | None:
+    """Normalise the multipliers; return None if their sum is zero or not finite."""
+    better, worse, ties, _, required = constraints
+    support = np.flatnonzero(multipliers > 0)
+    weight, pairs = multipliers[support], np.stack([better[support], worse[support]], axis=1)
+    total = weight @ required[support]
+    if not (0 < total < np.inf and np.isfinite(tie_multipliers).all()):
+        return None
+    weights, ends = np.concatenate([weight, tie_multipliers]) / total, np.concatenate([pairs, ties])
+    differences = E[ends[:, 0]] - E[ends[:, 1]]
+    summed, dual = weights @ differences, dual_norm(q)
+    # Bound the componentwise relative rounding errors of the differences and of their sum.
+    if q == 2:
+        errors = np.abs(weights) * lengths(differences)
+    else:
+        errors = np.abs(weights) * [norm(row, dual) for row in differences]
+    length = norm(summed, dual) + _EPS * errors.sum()
+    tight = _Tight(support, *np.split(differences, [len(support)]))
+    return _Dual(ends, weights, differences, summed, length, tight)
+
+
+def _infeasible(E: np.ndarray, constraints: Constraints, dual: _Dual) -> MaxMargin:
+    """Return whether the multipliers prove that no direction satisfies the constraints.
+
+    They do if their sum is exactly zero for multipliers near by: then p·0 ≥ Σ λ b > 0 for every feasible p.
+    """
+    support = dual.tight.support
+    weight, tie_weight = np.split(dual.weights, [len(support)])
+    sizes = np.abs(weight) * lengths(dual.tight.pairs)
+    fraction = sizes @ (constraints.required[support] > 0)
+    # If the two tokens of every pair have equal embeddings, the weighted sum is exactly zero.
+    same = not dual.differences[dual.weights != 0].any()
+    residual = dual.length / fraction if fraction > 0 else 0.0 if same else np.inf
+    pairs = dual.ends[: len(support)]
+    proven = residual <= INFEASIBLE and proves_infeasible(E, pairs, constraints.ties, weight, tie_weight)
     return replace(
-        solution,
-        p=solution.p / unit,
-        margin=solution.margin * unit,
-        margin_bound=solution.margin_bound * unit,
-        multipliers=solution.multipliers * force * force,
-        tie_multipliers=solution.tie_multipliers * force * force,
-    )
-
-
-def unsolved(status: Status, dim: int, *, ties: np.ndarray | None = None) -> MaxMargin:
-    """Build the result for a problem without pairs to separate, or for a problem that was not solved."""
-    nothing = status == Status.NO_PAIRS
-    ties = np.zeros((0, 2), np.int32) if ties is None else ties
-    return MaxMargin(
-        p=np.full(dim, 0.0 if nothing else np.nan),
-        margin=np.float64(np.inf if nothing else 0.0),
-        margin_bound=np.float64(np.inf),
-        pairs=np.zeros((0, 2), np.int32),
-        multipliers=np.zeros(0),
-        ties=ties,
-        tie_multipliers=np.zeros(len(ties)),
-        primal_residual=np.float64(0.0 if nothing else np.nan),
-        dual_residual=np.float64(0.0 if nothing else np.nan),
-        duality_gap=np.float64(0.0 if nothing else 1.0),
-        num_pairs=0,
-        iterations=0,
-        status=np.int8(status),
+        unsolved(Status.INFEASIBLE if proven else Status.UNDECIDED, E.shape[1]),
+        multipliers=weight,
+        tie_multipliers=tie_weight,
+        dual_residual=residual,
     )
 
 
@@ -416,24 +305,6 @@ def _tightened(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.nda
     move = lstsq(rows / size[:, None], (needed - rows @ p) / size, lapack_driver="gelsy")[0]
     moved = _scaled(E, constraints, tight, p + move)
     return p if moved is None or norm(moved, q) > norm(p, q) else moved
-
-
-def dual_norm(q: float) -> float:
-    """Return the exponent q* of the dual norm, where 1/q + 1/q* = 1."""
-    return np.inf if q == 1 else 1.0 if q == np.inf else q / (q - 1)
-
-
-def norm(x: np.ndarray, q: float) -> float:
-    """Compute ‖x‖_q for a vector x, scaled so that powers do not overflow."""
-    if q in (1, 2, np.inf):
-        return float(np.linalg.norm(x, q))
-    largest = np.abs(x).max(initial=np.finfo(float).tiny)
-    return float(largest * np.linalg.norm(x / largest, q))
-
-
-def lengths(rows: np.ndarray) -> np.ndarray:
-    """Compute the norm of each row, (m,)."""
-    return np.sqrt(np.einsum("ij,ij->i", rows, rows))
 
 
 def bounds(

@@ -13,10 +13,10 @@ import numpy as np
 
 from jaxattn.attention.scores import Scores
 from jaxattn.core.errors import InputError, writing
-from jaxattn.theory.certificate import MaxMargin
 from jaxattn.theory.constraints import distinct_tokens
 from jaxattn.theory.infeasible import exact_multipliers
 from jaxattn.theory.selection import Selection, require_finite
+from jaxattn.theory.solution import MaxMargin
 
 # Largest number of digits of a multiplier. The checker, like Python, converts at most 4,300 digits.
 _DIGITS = 4000

@@ -11,12 +11,13 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief
 from jaxattn.core.scaling import power_of_two
 from jaxattn.data.corpus import Corpus
-from jaxattn.theory.certificate import MaxMargin, Status, in_unit, lengths
 from jaxattn.theory.constraints import constraints, distinct_tokens
 from jaxattn.theory.infeasible import exact_rank, residues
 from jaxattn.theory.max_margin import max_margin_from_constraints
+from jaxattn.theory.norms import lengths
 from jaxattn.theory.orders import Entries, LossDerivatives, Orders, orders
 from jaxattn.theory.selection import Selection, one_minus_cosine, require_finite
+from jaxattn.theory.solution import MaxMargin, Status, in_unit
 from jaxattn.theory.tied_part import tied_part
 
 

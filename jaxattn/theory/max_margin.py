@@ -13,18 +13,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.loops import map_on_cores
 from jaxattn.core.scaling import power_of_two
 from jaxattn.theory.active_set import active_set, orthogonal_to, solve_normalised
-from jaxattn.theory.certificate import (
-    LARGEST,
-    SMALLEST,
-    MaxMargin,
-    Solution,
-    Status,
-    certify_max_margin,
-    in_unit,
-    lengths,
-    require_margins,
-    unsolved,
-)
+from jaxattn.theory.certificate import LARGEST, SMALLEST, Solution, certify_max_margin, require_margins
 from jaxattn.theory.constraints import (
     Constraints,
     constraints,
@@ -32,7 +21,9 @@ from jaxattn.theory.constraints import (
     find_equal_keys,
     near_ties,
 )
+from jaxattn.theory.norms import lengths
 from jaxattn.theory.selection import Selection, require_finite, require_keys
+from jaxattn.theory.solution import MaxMargin, Status, in_unit, unsolved
 
 # Maximum number of entries of the difference matrix for which the normalised problem is also tried.
 _MAX_NORMALISED = 10_000_000

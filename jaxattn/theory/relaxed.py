@@ -8,10 +8,11 @@ from jaxattn.attention.scores import Scores
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief
 from jaxattn.data.corpus import Corpus
-from jaxattn.theory.certificate import MaxMargin, Status, lengths, unsolved
 from jaxattn.theory.constraints import Constraints, constraints, distinct_tokens
 from jaxattn.theory.max_margin import max_margin_from_constraints
+from jaxattn.theory.norms import lengths
 from jaxattn.theory.selection import Selection, require_finite, require_keys
+from jaxattn.theory.solution import MaxMargin, Status, unsolved
 
 # A token is on the margin of v if y x_s·v ≤ 1 + the larger of this tolerance and a bound on the rounding
 # errors, which are relative to ‖x‖ ‖v‖.

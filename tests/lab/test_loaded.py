@@ -123,6 +123,7 @@ def test_results_package_does_not_import_jax_or_higher_level_modules():
             )
             below = package in (
                 "jaxattn.lab.results",
+                "jaxattn.lab.kinds",
                 "jaxattn.lab.storage",
                 "jaxattn.core",
                 *of_arrays.get(path.name, ()),

@@ -35,7 +35,7 @@ SETTINGS = {
 def test_a_model_class_matches_the_functions_of_its_module(ragged, name, classes):
     model, starts, forms, parameters = SETTINGS[name]
     module, corpus = getattr(models, name), ragged(classes)
-    assert type(model) is kinds.load(kinds.MODELS[name])
+    assert type(model) is kinds.load_kind(kinds.MODELS[name])
     sizes = {"vocab_size": corpus.vocab_size, "num_classes": classes, "dtype": jnp.float32}
     params = model.init(jax.random.key(0), corpus, dtype=jnp.float32)
     assert pytrees.names(params) == parameters
@@ -85,4 +85,4 @@ def test_settings_are_validated_on_reading():
         ("multi_head", {"dim": 4, "heads": 0}),
     ):
         with pytest.raises(msgspec.ValidationError):
-            msgspec.convert(wrong, kinds.load(kinds.MODELS[name]))
+            msgspec.convert(wrong, kinds.load_kind(kinds.MODELS[name]))

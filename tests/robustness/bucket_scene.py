@@ -29,6 +29,7 @@ from jaxattn.lab.engine import attempt, queue
 from jaxattn.lab.results.read import verify
 from jaxattn.lab.storage import checkpoints, memo, objects
 from jaxattn.lab.storage.folder import results_folder
+from jaxattn.lab.storage.workplace import Workplace
 
 # Imported once for all processes, because it is slow to import.
 checkpoints.prepare()
@@ -135,7 +136,7 @@ def progress_of(there: dict[str, bytes]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def arithmetic(batch: Any, cache: Any, place: memo.Workplace, monitor: Any, **options: Any) -> list[Any]:
+def arithmetic(batch: Any, cache: Any, place: Workplace, monitor: Any, **options: Any) -> list[Any]:
     """Compute a batch of one run like `run_batch`, with integer arithmetic as steps."""
     saved, tables = place.resume()
     if saved is not None and saved.finished:

@@ -7,7 +7,7 @@ from scipy import sparse
 
 from jaxattn.core.errors import InputError
 from jaxattn.theory.bilinear import bilinear_max_margin, matrix_norm
-from jaxattn.theory.certificate import Status
+from jaxattn.theory.solution import Status
 
 
 def problem(seed, n=8, tokens=6, a=5, b=4):

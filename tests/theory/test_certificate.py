@@ -6,8 +6,9 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError
-from jaxattn.theory.certificate import MaxMargin, Status, bounds, certify_max_margin, unsolved
+from jaxattn.theory.certificate import bounds, certify_max_margin
 from jaxattn.theory.constraints import Constraints, constraints
+from jaxattn.theory.solution import MaxMargin, Status, unsolved
 
 
 class Solved(NamedTuple):

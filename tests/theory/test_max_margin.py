@@ -8,7 +8,7 @@ import pytest
 import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.theory import Scores, Selection, max_margin, max_margin_batch, selection, selection_from_tokens
-from jaxattn.theory.certificate import Status
+from jaxattn.theory.solution import Status
 
 # Duality gap up to which a problem counts as solved. The solver may stop with a gap just below it.
 TOLERANCE = 1e-12

@@ -18,8 +18,8 @@ from jaxattn.theory import (
     max_margin_from_constraints,
     selection_from_tokens,
 )
-from jaxattn.theory.certificate import Status
 from jaxattn.theory.constraints import constraints
+from jaxattn.theory.solution import Status
 
 WAYS = ("alone", "batch", "required")
 

@@ -5,7 +5,7 @@ import pytest
 import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.theory import Scores, Selection, max_margin, relaxed_max_margin, selection_from_tokens
-from jaxattn.theory.certificate import Status
+from jaxattn.theory.solution import Status
 
 
 def by_loop(shortest, E, lists, labels, tied=1.0):

@@ -18,7 +18,7 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows.cancelled import Tied, cancelled
 from jaxattn.dynamics.flows.coordinates import LEFT, RESOLUTION, Watch, coordinates
-from jaxattn.dynamics.flows.stationary import SHIFT, stationary_point
+from jaxattn.dynamics.flows.stationary import SHIFT, Stationary, stationary_point
 from jaxattn.dynamics.flows.ties import (
     DEPENDENT,
     Ties,
@@ -127,13 +127,45 @@ def find_ties(
 def _ties_of(
     E: Array, p: Array, values: Array, corpus: Corpus, leader: Array, normals: Array, fixed: Array
 ) -> Balance:
-    bags, vocab = corpus.bags, jnp.arange(len(E), dtype=jnp.int32)
-    index, present = bags.index.astype(jnp.int32), bags.count > 0
+    """Return the balance for given groups of tokens, and whether it is stable."""
     attended = top_class(E, p, corpus, leader)
     rest = stationary_point(E, p, values, corpus, normals, fixed, attended, leader)
     hidden = coordinates(E, p, values, corpus)
     # Sum of the magnitudes of all forces. Its rounding error may hide smaller forces.
     log_hidden = hidden.log_gross(hidden.zero)
+    ties, undecided = _merged(E, values, corpus, leader, attended, rest)
+    # The neglected forces have shifted the balance by `rest.moved`. They may grow to the larger of two
+    # limits: `rest.log_limit`, and the force at which the shift reaches SHIFT, but no more than _MORE times
+    # the present force.
+    others = tied_coordinates(E, rest.p, corpus, ties)
+    left_out = others.log_gross(others.zero)
+    more = jnp.log(jnp.clip(SHIFT / jnp.maximum(rest.moved, SHIFT / _MORE), 1, _MORE))
+    log_limit = jnp.maximum(rest.log_limit, left_out + more)
+    # Any neglected force as large as the balancing forces would have to be included in the balance.
+    vocab = jnp.arange(len(E), dtype=jnp.int32)
+    ties_some = (leader != vocab).any()
+    log_limit = jnp.where(ties_some, log_limit, log_hidden - jnp.log(_MORE))
+    some = (ties_some | ties.watch.idle.any()) & (left_out < log_hidden - jnp.log(_MORE))
+    if max_tied_dims(E) < min(E.shape):
+        some &= (leader != vocab).sum() <= max_tied_dims(E)
+    exact = (rest.stiffness > 0) & (rest.left <= _ZERO * rest.stiffness) & ~rest.pulled
+    # If tied keys nearly coincide, their scores reach the balance only far from p.
+    near = (rest.moved <= SHIFT) & (rest.shift <= SHIFT * (1 + jnp.linalg.norm(p) / others.unit))
+    rests = some & exact & near & ~others.broken(others.zero)
+    ties = ties.replace(log_limit=log_limit)  # type: ignore[attr-defined]
+    return Balance(ties, rest.p, rests & ~undecided, rests & undecided)
+
+
+def _merged(
+    E: Array, values: Array, corpus: Corpus, leader: Array, attended: Array, rest: Stationary
+) -> tuple[Ties, Array]:
+    """Return the ties at a balance, and whether the order of a force between cancelled tokens is unknown.
+
+    A group that does not slide along a free direction acts as a single token: its embedding is Q E, its count
+    Σ count e^(a_s - a_leader), and its value the mean of its members' values in each sequence.
+    """
+    bags, vocab = corpus.bags, jnp.arange(len(E), dtype=jnp.int32)
+    index, present = bags.index.astype(jnp.int32), bags.count > 0
     # Use integers: GPUs have no atomic operations on Booleans, so XLA would generate slow compare-and-swap
     # loops.
     loose = take(jnp.zeros_like(leader).at[leader].max(rest.loose.astype(leader.dtype)), leader) > 0
@@ -148,7 +180,6 @@ def _ties_of(
     embeddings = take(_orthogonal(E, rest.normals), merged)
     lift = (E @ rest.normals.T) / jnp.sqrt(jnp.square(E).sum(axis=1).max())
     known = cancelled(corpus, values, Tied(attended, rest.scores, embeddings, lift, rest.inverse))
-    idle = known.idle
     slides = attended & take(loose, index)
     alone = take(loose, index) & ~attended
     (total,) = bags.sum(jnp.where(slides, weight, 0))
@@ -159,31 +190,13 @@ def _ties_of(
         normals=rest.normals,
         embeddings=embeddings,
         values=jnp.where(alone if values.ndim == 1 else alone[..., None], take(values, index), means),
-        counts=jnp.where(idle, 0, weigh(merged)),
-        watch=Watch(idle=idle, attention=attention),
+        counts=jnp.where(known.idle, 0, weigh(merged)),
+        watch=Watch(idle=known.idle, attention=attention),
         log_limit=rest.log_limit,
         log_floor=rest.log_neglected - jnp.log(RESOLUTION),
         pairs=known.pairs,
     )
-    # The neglected forces have shifted the balance by `rest.moved`. They may grow to the larger of two
-    # limits: `rest.log_limit`, and the force at which the shift reaches SHIFT, but no more than _MORE times
-    # the present force.
-    others = tied_coordinates(E, rest.p, corpus, ties)
-    left_out = others.log_gross(others.zero)
-    more = jnp.log(jnp.clip(SHIFT / jnp.maximum(rest.moved, SHIFT / _MORE), 1, _MORE))
-    log_limit = jnp.maximum(rest.log_limit, left_out + more)
-    # Any neglected force as large as the balancing forces would have to be included in the balance.
-    ties_some = (leader != vocab).any()
-    log_limit = jnp.where(ties_some, log_limit, log_hidden - jnp.log(_MORE))
-    some = (ties_some | idle.any()) & (left_out < log_hidden - jnp.log(_MORE))
-    if max_tied_dims(E) < min(E.shape):
-        some &= (leader != vocab).sum() <= max_tied_dims(E)
-    exact = (rest.stiffness > 0) & (rest.left <= _ZERO * rest.stiffness) & ~rest.pulled
-    # If tied keys nearly coincide, their scores reach the balance only far from p.
-    near = (rest.moved <= SHIFT) & (rest.shift <= SHIFT * (1 + jnp.linalg.norm(p) / others.unit))
-    rests = some & exact & near & ~others.broken(others.zero)
-    ties = ties.replace(log_limit=log_limit)  # type: ignore[attr-defined]
-    return Balance(ties, rest.p, rests & ~known.undecided, rests & known.undecided)
+    return ties, known.undecided
 
 
 def _most_classes(E: Array) -> int:

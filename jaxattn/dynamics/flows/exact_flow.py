@@ -9,11 +9,8 @@ of 100 in ‖p‖ is therefore cheap.
 """
 
 import math
-from collections.abc import Sequence
-from functools import partial
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
@@ -24,61 +21,27 @@ from jaxattn.attention.scores import Scores, require_values
 from jaxattn.core import backend
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError
-from jaxattn.core.loops import cond_under_vmap
-from jaxattn.core.pytrees import AnyArray, PathArray
-from jaxattn.core.scaling import power_of_two
+from jaxattn.core.pytrees import AnyArray
 from jaxattn.core.settings import NotNegative, Positive, PositiveInt, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.arc_length import (
     GRADIENT_RTOL,
     Ends,
-    FlowPath,
-    Integration,
-    Row,
-    Stop,
-    begin,
-    first_step,
-    integrate,
-    restart,
 )
-from jaxattn.dynamics.flows.balance import find_ties, initial_balance
-from jaxattn.dynamics.flows.coordinates import Coordinates, coordinates
-from jaxattn.dynamics.flows.minimum import settles
 from jaxattn.dynamics.flows.seeds import (
     Inputs,
     Tolerance,
     flow_inputs,
-    jacobian_columns,
     over_seeds,
-    refuse_derivative,
     to_float64,
 )
-from jaxattn.dynamics.flows.ties import Ties, no_ties, selected, tied_coordinates, zero_if_isolated
+from jaxattn.dynamics.flows.stages import LinearPath, PathSoFar, begin_stages, extend, stages, unit_keys
+from jaxattn.dynamics.flows.ties import selected
 from jaxattn.theory.selection import Selection
-
-# Maximum number of stages; each ends when a tie forms or breaks.
-_STAGES = 256
-
-
-class _LinearPath(FlowPath):
-    """Path of a single parameter. Its last rows may not have been computed yet."""
-
-    p: AnyArray
-    norm: AnyArray
-    columns: AnyArray
-
-    def params_at(self, row: Array, train: Sequence[str]) -> dict[str, PathArray]:
-        return dict.fromkeys(train, self.p[row])
-
-    def metrics_at(self, row: Array) -> dict[str, PathArray]:
-        found = self.at(row, "arc_length", "log_gradient_norm", "log_time")
-        # Each step takes six evaluations, plus one per column of the Jacobian.
-        evaluations = self.rows.steps[row] * (6 + self.columns)
-        return {"p_norm": self.norm[row], **found, "evaluations": evaluations}
 
 
 @struct.dataclass(repr=False)
-class Path(_LinearPath):
+class Path(LinearPath):
     """Points on a path of gradient flow on p, in float64. For B seeds, all arrays have a leading axis B.
 
     Row 0 is the start, the last row is the end, and the rows in between are at log-spaced arc lengths.
@@ -200,57 +163,12 @@ def _inputs(scores: Scores, p: Array | np.ndarray) -> Inputs:
     return flow_inputs(parts, scores.corpus)
 
 
-@struct.dataclass(repr=False)
-class PathSoFar(_LinearPath):
-    """Path computed so far. Each stage of the path has different ties.
-
-    Attributes:
-        p: (k, d); with rows as in `Path`.
-        norm: (k,); ‖p‖.
-        scale: (); the power of two by which the keys are divided, and p is multiplied, in `integration` and
-            `start`.
-        integration: state of the integration, in the coordinates of the current stage.
-        start: (d,); p at the start of the current stage.
-        ties: tied tokens in the current stage.
-        tied: () bool; True if there are any tied tokens.
-        left: () int32; maximum number of further stages, 0 once the path has ended.
-        accepted_before: () int32; number of steps accepted before the current stage.
-        columns: () int; number of columns in the Jacobian.
-    """
-
-    p: Array
-    norm: Array
-    scale: Array
-    integration: Integration
-    start: Array
-    ties: Ties
-    tied: Array
-    left: Array
-    accepted_before: Array
-    columns: Array
-
-    @property
-    def rows(self) -> Row:
-        """Quantities recorded at each row."""
-        rows, log_scale = self.integration.rows, jnp.log(self.scale)
-        return rows.replace(  # type: ignore[attr-defined]
-            arc_length=rows.arc_length / self.scale,
-            log_gradient_norm=rows.log_gradient_norm + log_scale,
-            log_time=rows.log_time - 2 * log_scale,
-        )
-
-    @property
-    def status(self) -> Array:
-        """Status of the path: a `Stop`, as an int32 scalar. It is RUNNING until the path ends."""
-        return self.integration.status
-
-
 def begin_path(scores: Scores, p: Array, ends: Ends, points: int) -> PathSoFar:
     """Return a path for one seed that contains only its start. `continue_path` computes further rows."""
     keys, start, values, corpus = _inputs(scores, p).arrays
     with backend.float64():
         numbers = *to_float64((keys, start, values)), corpus, to_float64(ends)
-        return _begin(*numbers, points, evaluate_start=True)
+        return begin_stages(*numbers, points, evaluate_start=True)
 
 
 def continue_path(
@@ -259,14 +177,14 @@ def continue_path(
     """Extend a path from `begin_path`, with the same scores, until it reaches the given row or ends."""
     with backend.float64():
         numbers = *to_float64((scores.keys, scores.values)), scores.corpus, path, to_float64(ends)
-        return _continued(*numbers, jnp.asarray(max_steps, jnp.int32), row + 1)
+        return extend(*numbers, jnp.asarray(max_steps, jnp.int32), row + 1)
 
 
 def _follow(
     E: Array, p: Array, values: Array, corpus: Corpus, ends: Ends, max_steps: Array, points: int
 ) -> Path:
-    initial = _begin(E, p, values, corpus, ends, points)
-    path = _continue(E, values, corpus, initial, ends, max_steps, points)
+    initial = begin_stages(E, p, values, corpus, ends, points)
+    path = stages(E, values, corpus, initial, ends, max_steps, points)
     rows = path.rows
     return Path(
         p=path.p,
@@ -279,157 +197,5 @@ def _follow(
         accepted=path.integration.accepted,
         rejected=path.integration.rejected,
         columns=path.columns,
-        selection=Selection(selected(_unit_keys(E, corpus)[0], path.start, corpus, path.ties.leader)),
-    )
-
-
-def _unit_keys(E: Array, corpus: Corpus) -> tuple[Array, Array]:
-    """Divide the keys by the power of two next to their length, which is exact, and return both.
-
-    Keys that exert no force are set to zero. Paths then agree bitwise for keys E 2^k and p 2^-k.
-    """
-    E = zero_if_isolated(E, corpus)
-    scale = power_of_two(jnp.abs(E).max())
-    return E / scale, scale
-
-
-def _relative_to_last(values: Array) -> Array:
-    """Subtract the output of the last class for K > 2, because a constant added to all outputs has no effect.
-
-    Forces that cancel between the classes would otherwise leave the rounding errors of this constant.
-    """
-    return values if values.ndim == 1 else values - values[:, -1:]
-
-
-def _in_units(ends: Ends, scale: Array) -> Ends:
-    return ends._replace(norm=ends.norm * scale, arc_length=ends.arc_length * scale)
-
-
-@partial(jax.jit, static_argnames=("points", "evaluate_start"))
-def _begin(
-    E: Array,
-    p: Array,
-    values: Array,
-    corpus: Corpus,
-    ends: Ends,
-    points: int,
-    evaluate_start: bool = False,
-) -> PathSoFar:
-    """Return a path that contains only its start, with the gradient norm there if `evaluate_start`."""
-    E, scale = _unit_keys(E, corpus)
-    values = _relative_to_last(values)
-    ends, start = _in_units(ends, scale), p * scale
-    ties = no_ties(E, values, corpus)
-    flow = tied_coordinates(E, start, corpus, ties)
-    log_gradient_norm = flow.log_gradient_norm(flow.zero) if evaluate_start else math.nan
-    return PathSoFar(
-        p=jnp.broadcast_to(p, (points, len(p))),
-        norm=jnp.broadcast_to(jnp.linalg.norm(p), (points,)),
-        scale=scale,
-        integration=begin(flow, ends, _reach(ends), points, log_gradient_norm),
-        start=start,
-        ties=ties,
-        tied=jnp.asarray(False),
-        left=jnp.asarray(_STAGES, jnp.int32),
-        accepted_before=jnp.zeros((), jnp.int32),
-        columns=jacobian_columns(E),
-    )
-
-
-def _continue(
-    E: Array,
-    values: Array,
-    corpus: Corpus,
-    path: PathSoFar,
-    ends: Ends,
-    max_steps: Array,
-    rows: int | Array,
-) -> PathSoFar:
-    E, scale = _unit_keys(E, corpus)
-    values = _relative_to_last(values)
-    ends = _in_units(ends, scale)
-
-    def stage(before: PathSoFar) -> PathSoFar:
-        flow = tied_coordinates(E, before.start, corpus, before.ties)
-        integration = integrate(flow, ends, _reach(ends), max_steps, before.integration, rows)
-        old = jnp.arange(len(before.p)) < before.integration.reached
-        z = integration.rows.z
-        p = jnp.where(old[:, None], before.p, _points(flow, z, before) / scale)
-        norm = jnp.where(old, before.norm, jax.vmap(partial(flow.norm, multiple=1.0))(z) / scale)
-        after = before.replace(p=p, norm=norm, integration=integration)  # type: ignore[attr-defined]
-        return _next_stage(E, values, corpus, ends, before, after)
-
-    def going(path: PathSoFar) -> Array:
-        return (path.left > 0) & (path.integration.reached < rows)
-
-    return jax.lax.while_loop(going, stage, path)
-
-
-_continued = jax.custom_jvp(jax.jit(_continue))
-_continued.defjvp(refuse_derivative)
-
-
-def _reach(ends: Ends) -> Array:
-    return jnp.minimum(ends.norm, ends.arc_length)
-
-
-def _points(flow: Coordinates, z: Array, path: PathSoFar) -> Array:
-    """Return p at the points z, without adding rounding errors to score differences of tied tokens."""
-    p = flow.p(z)
-    if flow.basis is not None:
-        return p
-    moved = p - path.start
-    return path.start + (moved - (moved @ path.ties.normals.T) @ path.ties.normals)
-
-
-def _settles(_: Array, E: Array, p: Array, values: Array, corpus: Corpus) -> Array:
-    """Return whether p is at a strict minimum of the loss, up to rounding errors."""
-    flow = coordinates(E, p, values, corpus)
-    return settles(flow, flow.zero)
-
-
-def _next_stage(
-    E: Array, values: Array, corpus: Corpus, ends: Ends, before: PathSoFar, after: PathSoFar
-) -> PathSoFar:
-    integration, ties = after.integration, before.ties
-    runs = integration.status == Stop.RUNNING
-    slides = before.tied & ties.watch.slides & ~runs
-    balances = integration.status == Stop.BALANCED
-    looks = balances & (~before.tied | slides)
-    end = after.p[-1] * after.scale
-    given = E, end, values, corpus, ties, slides, looks
-    otherwise = end, initial_balance(E, end, values, corpus)
-    p, found = cond_under_vmap(slides | looks, lambda _, *given: find_ties(*given), otherwise, *given)
-    # If no step was accepted, the next stage would end at the same point.
-    stuck = balances & before.tied & (integration.accepted == before.accepted_before)
-    lost = balances & ~before.tied & ~found.stable
-    status = jnp.where(stuck | lost | (balances & (before.left == 1)), Stop.UNRESOLVED, integration.status)
-    status = jnp.where(lost & found.undecided, Stop.UNDECIDED, status)
-    # Only tied scores could still change, and they are balanced. Unless a force is neglected, p stays at this
-    # point; the loss with all tokens must show that it does.
-    still = before.tied & (status == Stop.STATIONARY)
-    rests = cond_under_vmap(
-        still & (ties.log_floor == -jnp.inf), _settles, jnp.asarray(False), E, end, values, corpus
-    )
-    status = jnp.where(still, jnp.where(rests, Stop.BALANCED, Stop.UNRESOLVED), status)
-    goes_on = balances & ~stuck & ~lost & (before.left > 1)
-
-    def choose(x: Array, otherwise: Array) -> Array:
-        return jnp.where(goes_on, x, otherwise)
-
-    ended = integration.replace(status=status.astype(jnp.int32))  # type: ignore[attr-defined]
-    again = restart(
-        integration, first_step(1 / jnp.sqrt(jnp.square(E).sum(axis=1).max()), ends, _reach(ends))
-    )
-    return PathSoFar(
-        p=after.p.at[-1].set(p / after.scale),
-        norm=after.norm,
-        scale=after.scale,
-        integration=jax.tree.map(choose, again, ended),
-        start=choose(found.p, jnp.where(runs, before.start, p)),
-        ties=jax.tree.map(choose, found.ties, ties),
-        tied=choose(found.stable, before.tied),
-        left=choose(before.left - 1, jnp.where(runs, before.left, 0)),
-        accepted_before=choose(integration.accepted, before.accepted_before),
-        columns=after.columns,
+        selection=Selection(selected(unit_keys(E, corpus)[0], path.start, corpus, path.ties.leader)),
     )

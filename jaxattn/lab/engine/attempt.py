@@ -9,7 +9,7 @@ from jaxattn.lab.engine.batch_run import run_batch
 from jaxattn.lab.engine.batches import Batch
 from jaxattn.lab.engine.monitor import RunMonitor
 from jaxattn.lab.engine.programs import ProgramCache
-from jaxattn.lab.storage.memo import Workplace
+from jaxattn.lab.storage.workplace import Workplace
 from jaxattn.lab.study.definition import Definition
 
 OnFailure = Literal["stop", "continue", "retry"]

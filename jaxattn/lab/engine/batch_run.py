@@ -20,7 +20,7 @@ from jaxattn.lab.engine.monitor import RunMonitor, peak_mib
 from jaxattn.lab.engine.programs import Program, ProgramCache, seed_keys
 from jaxattn.lab.engine.records import Records, log_entry, seed_series
 from jaxattn.lab.storage.batch_record import BatchRecord, Failure
-from jaxattn.lab.storage.memo import Workplace
+from jaxattn.lab.storage.workplace import Workplace
 from jaxattn.lab.study.seed import merged_metrics
 from jaxattn.lab.study.setting import Hyperparameters
 

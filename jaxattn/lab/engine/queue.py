@@ -13,7 +13,8 @@ from jaxattn.lab.engine.monitor import Interrupted, RunMonitor
 from jaxattn.lab.engine.programs import ProgramCache
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.storage.batch_record import BatchRecord
-from jaxattn.lab.storage.memo import Memo, Workplace
+from jaxattn.lab.storage.memo import Memo
+from jaxattn.lab.storage.workplace import Workplace
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.identity import Identity
 

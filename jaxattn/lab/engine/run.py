@@ -12,7 +12,7 @@ from jaxattn.core import backend
 from jaxattn.lab.engine import devices, loggers, memory
 from jaxattn.lab.engine.attempt import OnFailure
 from jaxattn.lab.engine.executor import Executor, Workers, check_executor
-from jaxattn.lab.engine.missing import plan_run
+from jaxattn.lab.engine.missing import Plan, plan_run
 from jaxattn.lab.engine.monitor import Intervals, RunMonitor, forget_peak
 from jaxattn.lab.engine.programs import ProgramCache
 from jaxattn.lab.engine.progress import Reporter
@@ -113,10 +113,7 @@ def run_study(
             check=check,
             widths=None if pool is None else partial(pool.widths, max_memory),
         )
-        folder.set_aside_damaged()
-        folder.delete_abandoned(plan.present)
-        if renewed := not study_file.is_written(folder.directory, plan.content):
-            folder.write_study(plan.content)
+        renewed = _update(folder, plan)
         rules = Rules(on_failure, reporter, [])
         queue = Queue(study, folder, cache, rules, plan, command, [])
         if plan.batches:
@@ -128,6 +125,20 @@ def run_study(
                         queue.run(monitor)
                     else:
                         pool.run(folder, rules, plan, monitor, intervals)
+    return _outcome(folder, plan, rules, renewed)
+
+
+def _update(folder: Memo, plan: Plan) -> bool:
+    """Delete what no run needs, and return True if study.json was written because it asks for other runs."""
+    folder.set_aside_damaged()
+    folder.delete_abandoned(plan.present)
+    if study_file.is_written(folder.directory, plan.content):
+        return False
+    folder.write_study(plan.content)
+    return True
+
+
+def _outcome(folder: Memo, plan: Plan, rules: Rules, renewed: bool) -> Outcome:
     folder.refresh()
     wanted = study_file.wanted_runs(plan.content)
     present = memo.finished(folder.directory, lambda error: None, wanted)

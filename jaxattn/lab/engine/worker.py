@@ -26,7 +26,8 @@ from jaxattn.lab.engine.programs import ProgramCache
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.storage.batch_record import BatchCell, BatchRecord
 from jaxattn.lab.storage.copies import naming
-from jaxattn.lab.storage.memo import Memo, Workplace
+from jaxattn.lab.storage.memo import Memo
+from jaxattn.lab.storage.workplace import Workplace
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.groups import CompileGroup, compile_groups
 from jaxattn.lab.study.identity import identities, package_hash

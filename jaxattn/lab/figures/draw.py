@@ -11,8 +11,13 @@ from typing import Any, NamedTuple, get_type_hints
 import msgspec
 
 from jaxattn.core.errors import InputError, UserCodeError, in_user_code, nearest
+<<<<<<< HEAD:jaxattn/lab/figures/draw.py
 from jaxattn.lab import kinds
 from jaxattn.lab.figures.rendered import Picture, RenderedFigure
+=======
+from jaxattn.lab.kinds import FIGURES, load_kind
+from jaxattn.lab.figures.rendered import CustomCaption, Picture, RenderedFigure, read_captions
+>>>>>>> library:jaxattn/lab/figures/draw.py
 from jaxattn.lab.results.labels import file_name
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage import files
@@ -44,9 +49,9 @@ def function(kind: Any, location: str = "figure") -> Callable[..., RenderedFigur
     Raises:
         InputError: the kind is unknown.
     """
-    if kind not in kinds.FIGURES:
-        raise InputError(f"{location}.kind: unknown {kind!r}{nearest(kind, list(kinds.FIGURES))}")
-    return kinds.load(kinds.FIGURES[kind])
+    if kind not in FIGURES:
+        raise InputError(f"{location}.kind: unknown {kind!r}{nearest(kind, list(FIGURES))}")
+    return load_kind(FIGURES[kind])
 
 
 def check_figures(

@@ -17,8 +17,14 @@ from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import get, names
 from jaxattn.core.settings import PositiveInt
+<<<<<<< HEAD
 from jaxattn.data import Splits, corpus
 from jaxattn.lab import kinds
+=======
+from jaxattn.data import Splits
+from jaxattn.lab.kinds import GENERATORS, MODELS, load_kind
+from jaxattn.lab.results.params import Arrays, initial_arrays, like_parameters
+>>>>>>> library
 from jaxattn.lab.results.labels import ranges_text
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage import batch_record, checkpoints, copies, memo
@@ -136,10 +142,10 @@ def params_of(
 
 
 def _built_in(results: Run, cell: int) -> Any:
-    path = kinds.MODELS.get(str(results.lookup(cell, "model.kind")))
+    path = MODELS.get(str(results.lookup(cell, "model.kind")))
     if path is None:
         return None
-    target = kinds.load(path)
+    target = load_kind(path)
     settings = {name: results.lookup(cell, f"model.{name}") for name in target.__struct_fields__}
     try:
         return msgspec.convert(settings, target)
@@ -302,13 +308,13 @@ def dataset_of_run(results: Run, *, seed: int, cell: int) -> Splits:
         splits: Splits = results.study.dataset(seed, cell)
         return splits
     table = results.lookup(cell, "data")
-    path = kinds.GENERATORS.get(str(table.get("kind")))
+    path = GENERATORS.get(str(table.get("kind")))
     if path is None:
         raise InputError(
             f"data.kind = {table.get('kind')!r}: these data cannot be rebuilt from a results folder, because "
             "they are defined by code or files; use jaxattn.Study.read(SWEEP).dataset(...)"
         )
-    target = kinds.load(path)
+    target = load_kind(path)
     settings = {name: table[name] for name in target.__struct_fields__ if name in table}
     try:
         data = msgspec.convert(settings, target)

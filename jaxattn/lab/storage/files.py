@@ -5,6 +5,8 @@ import hashlib
 import json
 import os
 import re
+import secrets
+import shutil
 import socket
 import stat
 from collections.abc import Iterator, Mapping
@@ -360,3 +362,18 @@ def _fullness(path: Path) -> str:
     if disk.f_files and not disk.f_favail:
         return "the disk has no free inodes, so it cannot hold more files"
     return f"the disk is full ({disk.f_bavail * disk.f_frsize / 2**20:.0f} MiB left)"
+
+
+def set_aside(path: Path) -> None:
+    """Rename a damaged file or folder, so that nothing finds it."""
+    with suppress(FileNotFoundError):
+        path.replace(path.with_name(f"{path.name}.damaged-{secrets.token_hex(4)}"))
+
+
+def delete(path: Path) -> None:
+    """Delete a file or a folder with its contents, as far as this is possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()

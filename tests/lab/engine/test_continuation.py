@@ -8,8 +8,8 @@ import pytest
 import jaxattn as ja
 from jaxattn.lab.engine import continuation
 from jaxattn.lab.storage import checkpoints
-from jaxattn.lab.storage.memo import Workplace
 from jaxattn.lab.storage.tables import renumbered
+from jaxattn.lab.storage.workplace import Workplace
 
 DATA = {"kind": "assumption1", "sequences": 12, "vocab_size": 10, "relevant": 4, "length": 5}
 FIRST = {"kind": "one_step", "name": "embed", "step_size": 5.0}

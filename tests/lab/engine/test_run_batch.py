@@ -343,7 +343,7 @@ def records_of(go, read, directory, wanted):
 @pytest.mark.parametrize("kind", kinds.MODELS)
 @pytest.mark.more
 def test_study_matches_explicit_adam(kind, tmp_path, x64, go, read, study):
-    trained = ["E", "p"] if kind == "two_layer" else list(kinds.load(kinds.MODELS[kind]).parameters)
+    trained = ["E", "p"] if kind == "two_layer" else list(kinds.load_kind(kinds.MODELS[kind]).parameters)
     own = {"heads": 2} if kind == "multi_head" else {}
     settings = {"model": {"kind": kind, "dim": 8} | own, "phases": [descent(trained)]}
     wanted = study(seeds=2, dtype="float64", probes={"per_decade": 1, "bins": 0, "min_count": 1}, **settings)
@@ -376,7 +376,7 @@ def test_study_matches_explicit_adam(kind, tmp_path, x64, go, read, study):
 def test_stopped_minibatch_run_resumes_bitwise_identically(
     kind, tmp_path, x64, go, stop, read, study, assert_same
 ):
-    trained = list(kinds.load(kinds.MODELS[kind]).parameters)
+    trained = list(kinds.load_kind(kinds.MODELS[kind]).parameters)
     phase = descent(trained, batch_size=8, steps=20)
     wanted = study(model={"kind": kind, "dim": 8}, phases=[phase], dtype="float64")
     go(tmp_path / "straight", wanted)

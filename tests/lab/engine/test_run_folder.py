@@ -20,7 +20,8 @@ from jaxattn.lab.engine.monitor import RunMonitor
 from jaxattn.lab.loaded import load
 from jaxattn.lab.results.read import verify
 from jaxattn.lab.storage import batch_record, checkpoints, files, memo, study_file
-from jaxattn.lab.storage.memo import Memo, Workplace
+from jaxattn.lab.storage.memo import Memo
+from jaxattn.lab.storage.workplace import Workplace
 
 
 @pytest.fixture

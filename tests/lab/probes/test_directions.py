@@ -16,7 +16,7 @@ from jaxattn.losses import Logistic
 from jaxattn.models import Mlp, OneLayer
 from jaxattn.models.one_layer import Params
 from jaxattn.theory import one_minus_cosine
-from jaxattn.theory.certificate import Status, unsolved
+from jaxattn.theory.solution import Status, unsolved
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -51,7 +51,7 @@ def assert_begins_with(results, cells=(0,), ulps=0):
 )
 @pytest.mark.more
 def test_every_model_starts_from_its_recomputed_initial_parameters(kind, then, ulps, tmp_path):
-    train = kinds.load(kinds.MODELS[kind]).parameters[0]
+    train = kinds.load_kind(kinds.MODELS[kind]).parameters[0]
     model = {"kind": kind, "dim": 40} | ({"heads": 2} if kind == "multi_head" else {})
     results = study(train, then, model=model).run(tmp_path, quiet=True)
     assert_begins_with(results, ulps=ulps)

@@ -16,7 +16,8 @@ import pytest
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.storage import batch_record, checkpoints, memo, study_file
 from jaxattn.lab.storage.batch_record import FORMAT, BatchCell, BatchRecord, Device, Origin
-from jaxattn.lab.storage.memo import Memo, Workplace, writer
+from jaxattn.lab.storage.memo import Memo, writer
+from jaxattn.lab.storage.workplace import Workplace
 
 ORIGIN = Origin(
     package={},

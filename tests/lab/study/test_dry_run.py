@@ -611,7 +611,7 @@ def test_coupled_losses_are_detected(loss, couples):
 @pytest.mark.parametrize("name", sorted(kinds.LOSSES.keys() - {"squared_error"}))
 def test_built_in_losses_are_not_coupled(name, classes):
     if (name, classes) not in (("logistic", 3), ("cross_entropy", 2)):
-        assert not output_checks.couples(kinds.load(kinds.LOSSES[name])(smoothing=0.1), 10, classes)
+        assert not output_checks.couples(kinds.load_kind(kinds.LOSSES[name])(smoothing=0.1), 10, classes)
 
 
 def test_static_settings_allow_python_control_flow(names, tmp_path):

@@ -1,0 +1,36 @@
+"""Stages of the exact flow: units of length, and paths that are computed in parts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxattn as ja
+from jaxattn.dynamics.flows.exact_flow import begin_path, continue_path, ends_of
+from jaxattn.dynamics.flows.stages import unit_keys
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+@pytest.fixture
+def scores(rng):
+    corpus = ja.data.independent(jax.random.key(0), vocab_size=8, relevant=6, length=4, sequences=12)
+    return ja.theory.Scores(rng.normal(size=(8, 3)), corpus, rng.normal(size=8))
+
+
+@pytest.mark.parametrize("power", [-300, -1, 5, 300])
+def test_keys_are_divided_by_a_power_of_two(scores, power):
+    E, scale = unit_keys(jnp.asarray(scores.keys) * 2.0**power, scores.corpus)
+    assert np.frexp(scale)[0] == 0.5
+    assert 1 <= jnp.abs(E).max() < 2
+    np.testing.assert_array_equal(E * scale, scores.keys * 2.0**power)
+
+
+def test_path_in_two_parts_equals_the_path_in_one(scores):
+    ends, p = ends_of(1e3, None, 0.0, 1e-6), jnp.zeros(3)
+    whole = continue_path(scores, begin_path(scores, p, ends, 20), ends, 1000, 19)
+    first = continue_path(scores, begin_path(scores, p, ends, 20), ends, 1000, 7)
+    assert int(first.integration.reached) == 8
+    both = continue_path(scores, first, ends, 1000, 19)
+    for one, other in zip(jax.tree.leaves(both), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_array_equal(one, other)
