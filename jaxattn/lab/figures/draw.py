@@ -11,13 +11,8 @@ from typing import Any, NamedTuple, get_type_hints
 import msgspec
 
 from jaxattn.core.errors import InputError, UserCodeError, in_user_code, nearest
-<<<<<<< HEAD:jaxattn/lab/figures/draw.py
-from jaxattn.lab import kinds
 from jaxattn.lab.figures.rendered import Picture, RenderedFigure
-=======
 from jaxattn.lab.kinds import FIGURES, load_kind
-from jaxattn.lab.figures.rendered import CustomCaption, Picture, RenderedFigure, read_captions
->>>>>>> library:jaxattn/lab/figures/draw.py
 from jaxattn.lab.results.labels import file_name
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage import files

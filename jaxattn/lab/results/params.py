@@ -17,14 +17,8 @@ from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import get, names
 from jaxattn.core.settings import PositiveInt
-<<<<<<< HEAD
 from jaxattn.data import Splits, corpus
-from jaxattn.lab import kinds
-=======
-from jaxattn.data import Splits
 from jaxattn.lab.kinds import GENERATORS, MODELS, load_kind
-from jaxattn.lab.results.params import Arrays, initial_arrays, like_parameters
->>>>>>> library
 from jaxattn.lab.results.labels import ranges_text
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage import batch_record, checkpoints, copies, memo

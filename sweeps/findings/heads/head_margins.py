@@ -9,11 +9,6 @@ from transformer import Layer
 
 import jaxattn as ja
 from jaxattn.lab.results.correlations import Floats
-<<<<<<< HEAD:sweeps/findings/heads/head_margins.py
-=======
-from jaxattn.theory.bilinear import Norm, bilinear_max_margin, matrix_norm, span
-from jaxattn.theory.solution import Status
->>>>>>> library:jaxattn/lab/heads/margins.py
 
 MarginSpace = Literal["query", "frobenius", "nuclear"]
 Null = Literal["none", "shuffled", "covariance", "matched", "untrained"]
