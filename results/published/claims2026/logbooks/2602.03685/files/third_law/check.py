@@ -12,7 +12,7 @@ def name(cell):
 
 
 def check(results):
-    """Return the exponents of the last three decades; on a fixed training set, the test loss rises at the end."""
+    """Return the exponents of the last three decades; on a fixed training set, the test loss rises."""
     study = results["study"]
     for metric, words in (("test_loss", "loss on test examples"), ("loss", "loss on the training set")):
         laws = power_laws(study, metric)
