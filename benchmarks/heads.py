@@ -128,7 +128,7 @@ def check(folder: Path, texts: Path) -> None:
 
     sys.path.append(str(Path(__file__).parents[1] / "sweeps" / "findings" / "heads"))
     from head_margins import margin_ratio, selecting_sequences
-    from heads import read_texts
+    from attention_heads import read_texts
     from transformer import Transformer
 
     model = Transformer(folder)

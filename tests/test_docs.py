@@ -44,7 +44,16 @@ def test_every_dependency_is_linked_on_the_page_of_modules():
 
 
 def test_examples_cover_every_kind():
-    kinds = ["A model", "Data", "A loss and a start", "A phase", "An optimiser", "A probe", "A figure"]
+    kinds = [
+        "A model",
+        "Data",
+        "A loss and a start",
+        "A phase",
+        "An objective and clamps",
+        "An optimiser",
+        "A probe",
+        "A figure",
+    ]
     assert [title for title, _ in EXAMPLES] == [*kinds, "Without a study"]
 
 

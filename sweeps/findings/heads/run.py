@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from head_measures import HeadSettings
-from heads import heads, read_texts
+from attention_heads import heads, read_texts
 
 import jaxattn as ja
 

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import heads as heads_module
+import attention_heads
 import numpy as np
 import pytest
 from head_margins import margin_ratio, selecting_sequences
 from head_measures import HeadSettings
-from heads import heads, read_texts
+from attention_heads import heads, read_texts
 from transformer import Transformer
 
 from jaxattn.core.errors import InputError
@@ -133,7 +133,7 @@ SETTINGS = HeadSettings(share=0.2, group=3, draws=2, nuclear=1)
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_interrupted_run_resumes_with_identical_tables(folders, tmp_path, monkeypatch, name):
     straight = heads(folders[name], TEXTS, settings=SETTINGS, out=tmp_path / "straight")
-    measure, calls = heads_module._measure, []
+    measure, calls = attention_heads._measure, []
 
     def interrupted(*given):
         calls.append(given)
@@ -141,7 +141,7 @@ def test_interrupted_run_resumes_with_identical_tables(folders, tmp_path, monkey
             raise KeyboardInterrupt
         return measure(*given)
 
-    monkeypatch.setattr(heads_module, "_measure", interrupted)
+    monkeypatch.setattr(attention_heads, "_measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         heads(folders[name], TEXTS, settings=SETTINGS, out=tmp_path / "killed")
     resumed = heads(folders[name], TEXTS, settings=SETTINGS, out=tmp_path / "killed")
