@@ -127,8 +127,8 @@ def check(folder: Path, texts: Path) -> None:
     from scipy import sparse
 
     sys.path.append(str(Path(__file__).parents[1] / "sweeps" / "findings" / "heads"))
-    from head_margins import margin_ratio, selecting_sequences
     from attention_heads import read_texts
+    from head_margins import margin_ratio, selecting_sequences
     from transformer import Transformer
 
     model = Transformer(folder)

@@ -31,13 +31,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorstore as ts
-from jaxattn.lab.figures.draw import function
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab import cli
 from jaxattn.lab.cli.commands import commands
 from jaxattn.lab.figures import style
+from jaxattn.lab.figures.draw import function
 from jaxattn.lab.kinds import FIGURES
 from jaxattn.lab.pages import report
 from jaxattn.lab.storage import batch_record, checkpoints, files

@@ -13,8 +13,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from head_measures import HeadSettings
 from attention_heads import heads, read_texts
+from head_measures import HeadSettings
 
 import jaxattn as ja
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import attention_heads
 import numpy as np
 import pytest
+from attention_heads import heads, read_texts
 from head_margins import margin_ratio, selecting_sequences
 from head_measures import HeadSettings
-from attention_heads import heads, read_texts
 from transformer import Transformer
 
 from jaxattn.core.errors import InputError

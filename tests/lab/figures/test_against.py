@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import scipy.stats
-from jaxattn.lab.figures.draw import check_figures, draw_figure, metrics_of
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.figures.against import against
+from jaxattn.lab.figures.draw import check_figures, draw_figure, metrics_of
 
 SIZES, VOCABULARIES, KINDS, SEEDS = (0.1, 1.0, 10.0, 100.0), (20, 40), ("hinge", "logistic"), 4
 

@@ -7,12 +7,12 @@ import shutil
 import matplotlib
 import numpy as np
 import pytest
-from jaxattn.lab.figures.draw import draw_all
 from matplotlib.figure import Figure
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.lab.cli import console
+from jaxattn.lab.figures.draw import draw_all
 from jaxattn.lab.figures.rendered import Picture, RenderedFigure
 from jaxattn.lab.loaded import load
 from jaxattn.lab.pages import report
