@@ -12,7 +12,8 @@ from jaxattn import base
 from jaxattn.base.model import HasTokenScores
 from jaxattn.base.probe import concluded
 from jaxattn.core.errors import InputError
-from jaxattn.lab.study.registry import CONCEPTS, _check_class, _check_settings, table
+from jaxattn.lab.study.concepts import CONCEPTS, table
+from jaxattn.lab.study.registry import _check_class, _check_settings
 
 PACKAGE = Path(ja.__file__).parent
 EXTENDING = Path(__file__).parents[1] / "docs" / "howto" / "extending.md"

@@ -19,7 +19,7 @@ from jaxattn.lab.probes.standard import Probes
 from jaxattn.lab.results.load import Results, load
 from jaxattn.lab.storage.copies import naming
 from jaxattn.lab.storage.folder import results_folder
-from jaxattn.lab.study import registry, toml
+from jaxattn.lab.study import concepts, toml
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.effective import settings_table
 from jaxattn.lab.study.import_paths import ImportPaths
@@ -374,7 +374,7 @@ class Study(Definition):
         figures.check_figures(built_in, phases=list(phases), axes=list(axes), without_tokens=without_tokens)
         for number, figure in enumerate(self.figures):
             if number not in built_in:
-                make(registry.FIGURE, figure, f"figures[{number}]", self.names)
+                make(concepts.FIGURE, figure, f"figures[{number}]", self.names)
 
 
 class Finished(NamedTuple):
