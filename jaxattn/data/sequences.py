@@ -151,7 +151,7 @@ class Vectors(Dataset):
         u = jnp.broadcast_to(u, (self.X.shape[0], self.X.shape[2]))
         return jnp.einsum("ntd,nd->nt", self.X, u)
 
-    def masked(self, scores: AnyArray) -> Array:
+    def masked(self, scores: AnyArray) -> AnyArray:
         """Return the scores, (n, T), with -inf at padding positions."""
         return scores if self.mask is None else jnp.where(self.mask, scores, -jnp.inf)
 

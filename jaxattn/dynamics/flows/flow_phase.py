@@ -139,7 +139,7 @@ class FlowPhase(FromFunction, Phase, frozen=True, kw_only=True):
         """Compute the path; if steps are expensive, compute only its start, and let `advance` continue it."""
         train = floats_to_float64(task.data.train)
         task = task._replace(data=task.data.replace(train=train))  # type: ignore[attr-defined]
-        return self._checked(self._call(floats_to_float64(params), task), params)
+        return self._check_path(self._call(floats_to_float64(params), task), params)
 
     def init(self, task: Task, params: Params, key: Array) -> FlowState:
         """Return the state at the start of the path."""
@@ -178,7 +178,7 @@ class FlowPhase(FromFunction, Phase, frozen=True, kw_only=True):
         came = asked_for & (state.step >= path.reached)
         return {**path.metrics_at(state.step), "came_to_end": 1.0 * came}
 
-    def _checked(self, path: Any, params: Params) -> FlowPath:
+    def _check_path(self, path: Any, params: Params) -> FlowPath:
         if not isinstance(path, FlowPath):
             raise InputError(f"the function returned {shown(path)}; return a ja.dynamics.RecordedPath")
         if not isinstance(path, RecordedPath):

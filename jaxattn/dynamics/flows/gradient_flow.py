@@ -88,11 +88,11 @@ def gradient_flow(
         raise InputError(f"until_time: must be finite, got {until_time}")
     ends = until_time, until_norm, until_log_loss
     with backend.float64():
-        path = _integrated(params, task, train, ends, solver, rtol, atol, max_steps, points)
+        path = _integrate(params, task, train, ends, solver, rtol, atol, max_steps, points)
     return numpy_if_concrete(path)
 
 
-def _integrated(
+def _integrate(
     params: Params,
     task: Task,
     train: Names,
@@ -144,10 +144,10 @@ def _integrated(
         max_steps=max_steps,
         throw=False,
     )
-    return _recorded(solution, marks, evaluate, unravel, distances, moves)
+    return _record_path(solution, marks, evaluate, unravel, distances, moves)
 
 
-def _recorded(
+def _record_path(
     solution: Any, marks: Array, evaluate: Any, unravel: Any, distances: Any, moves: Array
 ) -> RecordedPath:
     """Return the rows of the path for a diffrax solution. Rows after the path's end repeat its last state.

@@ -193,7 +193,7 @@ def stationary_point(
         moved=jnp.abs(apart @ (y - start)).max(),
         shift=jnp.linalg.norm(y - start),
         left=jnp.abs(force.force @ lift).max(),
-        pulled=_pulled(loss, free, force, curvature),
+        pulled=_is_pulled(loss, free, force, curvature),
         stiffness=stiffness,
         log_limit=force.log_scale + jnp.log(SHIFT * nonzero(stiffness)),
         log_neglected=force.log_scale + jnp.log(neglected),
@@ -224,7 +224,7 @@ def _newton(loss: _TiedLoss, free: _Free, start: Array) -> Array:
     return jax.lax.fori_loop(0, _NEWTON, improve, start)
 
 
-def _pulled(loss: _TiedLoss, free: _Free, force: Force, curvature: Array) -> Array:
+def _is_pulled(loss: _TiedLoss, free: _Free, force: Force, curvature: Array) -> Array:
     """Return whether a force, or its derivative, remains along a free direction."""
     # A force that does not cancel has no derivative where it is largest.
     first, second = _gross(loss.tied, force.pull, loss.lift @ free.slide)

@@ -197,7 +197,9 @@ class _BatchRun(NamedTuple):
             self.records.add(name, steps[-1], at_the_end)
         columns = jax.device_get(program.tokens(params, self.loaded.splits, self.hyperparameters))
         self.records.add_tokens(name, columns, self.loaded)
-        self.kept[name] = {moved: get(params, moved) for moved in _moved(params, program.phase, state.index)}
+        self.kept[name] = {
+            moved: get(params, moved) for moved in _parameters_to_save(params, program.phase, state.index)
+        }
 
     def save_so_far(self, state: _State) -> None:
         with self.monitor.saving():
@@ -239,7 +241,7 @@ class _BatchRun(NamedTuple):
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
         source = self.batch.source if self.continued else None
         kept = {
-            phase.name: {name: get(shapes, name) for name in _moved(params, phase, number)}
+            phase.name: {name: get(shapes, name) for name in _parameters_to_save(params, phase, number)}
             for number, phase in enumerate(self.batch.group.setting.phases[: index + (source is not None)])
         }
         history = program.histories(like, self.hyperparameters)
@@ -258,7 +260,7 @@ class _BatchRun(NamedTuple):
         return _State(index, saved.step, carried, history)
 
 
-def _moved(params: Any, phase: Any, index: int) -> Sequence[str]:
+def _parameters_to_save(params: Any, phase: Any, index: int) -> Sequence[str]:
     """Return the names of the parameters to save after a phase.
 
     After the first phase, these are all parameters; after later phases, only the trained parameters.

@@ -44,7 +44,7 @@ def conclude(
         every: tuple[_Metrics, _Metrics] = {}, {}
         for own, lanes in parts:
             probe = seed.phase_probes(own, index, loaded.splits)[number]
-            own_params, data = (params, loaded) if lanes is None else _taken(params, loaded, lanes)
+            own_params, data = (params, loaded) if lanes is None else _take(params, loaded, lanes)
             of_seen = seen if lanes is None else seen[lanes]
             found = probe.conclude(of_seen, own_params, own.model, data)
             for whole, part in zip(every, concluded(probe, found, *of_seen.shape[:2]), strict=True):
@@ -65,7 +65,7 @@ def _parts(setting: Setting, numbers: Hyperparameters) -> Iterator[tuple[Setting
         yield changed, None if len(lanes) < 2 else np.array(runs)
 
 
-def _taken(params: Any, loaded: Loaded, lanes: np.ndarray) -> tuple[Any, Loaded]:
+def _take(params: Any, loaded: Loaded, lanes: np.ndarray) -> tuple[Any, Loaded]:
     def take(tree: Any) -> Any:
         return jax.tree.map(lambda x: x[lanes], tree)
 

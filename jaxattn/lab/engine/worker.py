@@ -160,7 +160,7 @@ def pickled(study: Definition) -> bytes:
 
 def compute(origin: Origin, task: Task) -> Attempt:
     """Compute a batch in a worker."""
-    here = _prepared(origin)
+    here = _prepare(origin)
     here.check(task.cells)
     cells = {cell.number: cell for cell in here.study.cells}
     runs = tuple((cells[number], seed) for number, seed in task.runs)
@@ -189,7 +189,7 @@ def widths(
 
     `runs` is the number of runs of each group. See `batches.widths` for the other arguments.
     """
-    here = _prepared(origin)
+    here = _prepare(origin)
     groups = compile_groups(here.study.cells)
     missing = {number: [(groups[number].cells[0], 0)] * count for number, count in runs.items()}
     with backend.precision(here.study.dtype):
@@ -218,7 +218,7 @@ class _Prepared(NamedTuple):
             )
 
 
-def _prepared(origin: Origin) -> _Prepared:
+def _prepare(origin: Origin) -> _Prepared:
     if process() == origin.process:
         raise InputError(
             "executor: its workers are threads of this process; use one whose workers are processes, such as "

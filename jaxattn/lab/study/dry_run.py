@@ -217,7 +217,7 @@ class _Rehearsal:
         every: list[Probe | PhaseProbe] = [*setting.probes.at_steps, *setting.probes.of_phases]
         for number, probe in enumerate(every):
             location = own.get(id(probe), "probes")
-            with self.at(location, _wanted(probe)):
+            with self.at(location, _requirement(probe)):
                 if probe.skip_reason(task, phase):
                     continue
                 if isinstance(probe, PhaseProbe):
@@ -267,7 +267,7 @@ def _is_double(setting: Setting, phase: Phase) -> bool:
     return "float64" in (setting.dtype, phase.dtype)
 
 
-def _wanted(probe: Measurement) -> Concept[Any] | str:
+def _requirement(probe: Measurement) -> Concept[Any] | str:
     if probe.kind or not type(probe).__module__.startswith("jaxattn."):
         return concepts.PROBE
     return f"the built-in probe {type(probe).__name__} does not support this model"

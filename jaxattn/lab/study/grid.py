@@ -133,7 +133,7 @@ def points(grid: Any) -> list[dict[str, Any]]:
                     raise InputError(f"{key}: swept twice; set it in only one of axes, zip, halton and cells")
             settings |= part
         result.append(settings)
-    return list(_kept(result, grid.exclude))
+    return list(_without_excluded(result, grid.exclude))
 
 
 def check_lists(tree: Mapping[str, Any]) -> None:
@@ -217,7 +217,9 @@ def _between(bounds: Range, x: float) -> float | int:
     return round(value) if bounds.integer else value
 
 
-def _kept(settings: list[dict[str, Any]], exclude: tuple[dict[str, Any], ...]) -> Iterable[dict[str, Any]]:
+def _without_excluded(
+    settings: list[dict[str, Any]], exclude: tuple[dict[str, Any], ...]
+) -> Iterable[dict[str, Any]]:
     known = {key for row in settings for key in row}
     for number, condition in enumerate(exclude):
         for key in condition:

@@ -75,7 +75,7 @@ class Inputs:
             files = part.files()
             # Files of texts may be renamed, so their names are not in the key.
             yield self._hash((TEXTS, *files.values()), files)
-        for path in dict.fromkeys(_named(part)):
+        for path in dict.fromkeys(_file_paths(part)):
             if Path(path).is_file():
                 yield self._hash((Path(path).name, path), {"": path})
 
@@ -106,7 +106,7 @@ def _states(files: Mapping[str, str]) -> list[_State]:
     return found
 
 
-def _named(part: Any) -> Iterator[str]:
+def _file_paths(part: Any) -> Iterator[str]:
     """Yield the paths in settings that are annotated as `FilePath`, without a suffix such as ":KEY"."""
     for name, mark in marked(type(part)).items() if isinstance(part, Spec) else ():
         if mark == FILE:

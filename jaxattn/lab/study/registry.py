@@ -64,7 +64,7 @@ def make(concept: Concept[C], table: Any, location: str, names: ImportPaths) -> 
     values = convert(target, own | changes, location)
     with at(location):
         full = {"kind": kind, **to_json_values(values, names)}
-        located = {name: _located(mark, values[name], names) for name, mark in marked(target).items()}
+        located = {name: _resolve_paths(mark, values[name], names) for name, mark in marked(target).items()}
     made = _instance(target, values | located, location)
     return (typing.cast(C, given) if given == made else made), full
 
@@ -75,11 +75,11 @@ def marked(target: type[Spec]) -> dict[str, str]:
     return {f.name: mark for f in _fields(target) for mark in (FILE, IMPORT_PATH) if has_mark(f.type, mark)}
 
 
-def _located(mark: str, value: Any, names: ImportPaths) -> Any:
+def _resolve_paths(mark: str, value: Any, names: ImportPaths) -> Any:
     if isinstance(value, dict):
-        return {key: _located(mark, x, names) for key, x in value.items()}
+        return {key: _resolve_paths(mark, x, names) for key, x in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_located(mark, x, names) for x in value)
+        return type(value)(_resolve_paths(mark, x, names) for x in value)
     if not isinstance(value, str):
         is_code = mark == IMPORT_PATH and callable(value) and not isinstance(value, Named)
         return Named(_path(value, names), value) if is_code else value

@@ -31,23 +31,23 @@ def sweep_schema() -> Schema:
     made = msgspec.json.schema(Tables)
     definitions = made["$defs"]
     definitions |= {
-        "axes": _nested("axes", AXIS),
-        "row": _nested("row", VALUE),
-        "ranges": _nested("ranges", {"$ref": "#/$defs/Range"}),
+        "axes": _nested_schema("axes", AXIS),
+        "row": _nested_schema("row", VALUE),
+        "ranges": _nested_schema("ranges", {"$ref": "#/$defs/Range"}),
     }
     definitions["Halton"]["properties"]["axes"] = {"$ref": "#/$defs/ranges", "minProperties": 1}
     whole = definitions["Tables"]
     whole["properties"] |= {key: {"$ref": "#/$defs/axes"} for key in ("axes", "zip")}
-    whole["properties"] |= {key: _listed({"$ref": "#/$defs/row"}) for key in ("cells", "exclude")}
+    whole["properties"] |= {key: _list_schema({"$ref": "#/$defs/row"}) for key in ("cells", "exclude")}
     changes = whole | {"properties": dict(whole["properties"]), "required": ["extends"]}
     for table, part in ((whole, _choice), (changes, _change)):
         properties = table["properties"]
         for name, concept in _PARTS.items():
             default = {key: x for key, x in properties[name].items() if key == "default"}
             properties[name] = part(concept, definitions) | default
-        properties["phases"] = _listed(_choice(concepts.PHASE, definitions)) | {"minItems": 1}
+        properties["phases"] = _list_schema(_choice(concepts.PHASE, definitions)) | {"minItems": 1}
         properties["probes"] = _table(Probes, {}, definitions)
-        own = _listed(_choice(concepts.PROBE, definitions))
+        own = _list_schema(_choice(concepts.PROBE, definitions))
         properties["probes"]["properties"] |= {"own": own}
     listed: Sequence[tuple[Schema, str, Concept[Any]]] = (
         (changes["properties"], "phases", concepts.PHASE),
@@ -69,11 +69,11 @@ def sweep_schema() -> Schema:
     }
 
 
-def _nested(name: str, leaf: Schema) -> Schema:
+def _nested_schema(name: str, leaf: Schema) -> Schema:
     return {"type": "object", "additionalProperties": {"anyOf": [leaf, {"$ref": f"#/$defs/{name}"}]}}
 
 
-def _listed(items: Schema) -> Schema:
+def _list_schema(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
 

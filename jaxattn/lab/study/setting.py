@@ -248,14 +248,14 @@ def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
     setting = setting._replace(used=numbers.get(VOCAB_SIZE))
     for path, number in numbers.items():
         if path != VOCAB_SIZE:
-            setting = _replaced(setting, path, number)
+            setting = _replace_value(setting, path, number)
     return setting
 
 
 def with_numbers(thing: _S, numbers: Hyperparameters) -> _S:
     """Return a copy of an instance with other numeric settings; see `numbers_of` for the paths."""
     for path, number in numbers.items():
-        thing = _replaced(thing, path, number)
+        thing = _replace_value(thing, path, number)
     return thing
 
 
@@ -378,17 +378,19 @@ def _static(target: type[Spec]) -> frozenset[str]:
     return frozenset(field.name for field in fields_of(target) if has_mark(field.type, STATIC))
 
 
-def _replaced(node: Any, path: SettingPath, number: Any) -> Any:
+def _replace_value(node: Any, path: SettingPath, number: Any) -> Any:
     if not path:
         return number
     head, rest = path[0], path[1:]
     if isinstance(node, Setting):
         if head == "probes":
-            own = _replaced(node.probes.own, rest, number)
+            own = _replace_value(node.probes.own, rest, number)
             return node._replace(probes=msgspec.structs.replace(node.probes, own=own))
-        return node._replace(**{str(head): _replaced(getattr(node, str(head)), rest, number)})
+        return node._replace(**{str(head): _replace_value(getattr(node, str(head)), rest, number)})
     if isinstance(node, tuple):
-        return tuple(_replaced(x, rest, number) if k == head else x for k, x in enumerate(node))
+        return tuple(_replace_value(x, rest, number) if k == head else x for k, x in enumerate(node))
     if isinstance(node, Mapping):
-        return {**node, head: _replaced(node[head], rest, number)}
-    return msgspec.structs.replace(node, **{str(head): _replaced(getattr(node, str(head)), rest, number)})
+        return {**node, head: _replace_value(node[head], rest, number)}
+    return msgspec.structs.replace(
+        node, **{str(head): _replace_value(getattr(node, str(head)), rest, number)}
+    )

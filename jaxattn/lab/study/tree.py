@@ -31,7 +31,7 @@ def assign(tree: Any, key: str, value: Any) -> Any:
     if key.count(".") > DEEPEST:
         raise InputError(f"{key:.60}...: nested more than {DEEPEST} levels deep; remove some levels")
     axis = _AXIS.fullmatch(key)
-    return _assigned(tree, (), [*axis[1].split("."), axis[2]] if axis else key.split("."), value)
+    return _assign(tree, (), [*axis[1].split("."), axis[2]] if axis else key.split("."), value)
 
 
 def parents_first(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -104,11 +104,11 @@ def merge(tree: Any, changes: dict[str, Any], keys: Keys = lambda path, kind: ()
     for key, value in changes.items():
         location: Any = _position(merged, key, key) if isinstance(merged, list) else key
         old = merged[location] if isinstance(merged, list) else merged.get(location)
-        merged[location] = _changed(old, value, keys, (*path, key))
+        merged[location] = _merge(old, value, keys, (*path, key))
     return merged
 
 
-def _changed(old: Any, new: Any, keys: Keys, path: _Path) -> Any:
+def _merge(old: Any, new: Any, keys: Keys, path: _Path) -> Any:
     if not (isinstance(new, dict) and isinstance(old, dict | list | Struct)):
         return new
     old = {"kind": old} if isinstance(old, Struct) else old
@@ -163,7 +163,7 @@ def location_of_entry(path: _Path) -> str | None:
     return location if location in known else None
 
 
-def _assigned(tree: Any, before: _Path, parts: Sequence[str], value: Any) -> Any:
+def _assign(tree: Any, before: _Path, parts: Sequence[str], value: Any) -> Any:
     part, *rest = parts
     key = ".".join([*before, *parts])
     if isinstance(tree, str | Struct) and location_of_entry(before):
@@ -181,7 +181,7 @@ def _assigned(tree: Any, before: _Path, parts: Sequence[str], value: Any) -> Any
     changed = copy.copy(tree)
     if rest:
         inner = changed.get(location, {}) if isinstance(changed, dict) else changed[location]
-        value = _assigned(inner, (*before, part), rest, value)
+        value = _assign(inner, (*before, part), rest, value)
     if value is not None:
         changed[location] = value
     elif isinstance(changed, dict) and location not in changed:
