@@ -15,7 +15,7 @@ from jaxattn.data.splits import Loaded
 from jaxattn.lab.engine import devices
 from jaxattn.lab.engine.batches import Batch
 from jaxattn.lab.engine.conclusions import conclude
-from jaxattn.lab.engine.continuation import reopened
+from jaxattn.lab.engine.continuation import reopen
 from jaxattn.lab.engine.monitor import RunMonitor, peak_mib
 from jaxattn.lab.engine.programs import Program, ProgramCache, seed_keys
 from jaxattn.lab.engine.records import Records, log_entry, seed_series
@@ -60,7 +60,7 @@ def run_batch(
     continued = False
     if saved is None and batch.source is not None:
         continued = True
-        saved, tables = reopened(batch, place.tables_of(batch.source.name, batch.source.record))
+        saved, tables = reopen(batch, place.tables_of(batch.source.name, batch.source.record))
     first = saved.phase if saved else 0
     records = Records(batch, tables, msgspec.to_builtins(saved.failures) if saved else ())
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxattn.base.probe import concluded
+from jaxattn.base.probe import check_conclusions
 from jaxattn.data.splits import Loaded
 from jaxattn.lab.study import seed
 from jaxattn.lab.study.setting import Hyperparameters, Setting, with_hyperparameters
@@ -47,7 +47,7 @@ def conclude(
             own_params, data = (params, loaded) if lanes is None else _take(params, loaded, lanes)
             of_seen = seen if lanes is None else seen[lanes]
             found = probe.conclude(of_seen, own_params, own.model, data)
-            for whole, part in zip(every, concluded(probe, found, *of_seen.shape[:2]), strict=True):
+            for whole, part in zip(every, check_conclusions(probe, found, *of_seen.shape[:2]), strict=True):
                 for metric, x in part.items():
                     empty = np.full((len(seen), *x.shape[1:]), np.nan)
                     whole.setdefault(metric, empty)[slice(None) if lanes is None else lanes] = x

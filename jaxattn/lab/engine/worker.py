@@ -78,7 +78,7 @@ class Origin(NamedTuple):
     """The study of a job, and the process that submitted it.
 
     Attributes:
-        study: the pickled study; see `pickled`.
+        study: the pickled study; see `pickle_study`.
         directory: path or bucket URL of the results folder.
         command: the command, which is stored with the results.
         process: host and number of the process.
@@ -131,7 +131,7 @@ def process() -> tuple[str, int]:
     return socket.gethostname(), os.getpid()
 
 
-def pickled(study: Definition) -> bytes:
+def pickle_study(study: Definition) -> bytes:
     """Pickle what defines a study; objects of a notebook need cloudpickle.
 
     Raises:
@@ -267,4 +267,4 @@ def origin_of(
     study: Definition, directory: str, command: str, code: Mapping[str, str | None], pool: LocalPool | None
 ) -> Origin:
     """Return the origin of the jobs that this process submits."""
-    return Origin(pickled(study), directory, command, process(), dict(code), package_hash(), pool)
+    return Origin(pickle_study(study), directory, command, process(), dict(code), package_hash(), pool)

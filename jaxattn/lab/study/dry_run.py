@@ -90,7 +90,7 @@ class _Rehearsal:
         def run(numbers: Hyperparameters, of_seed: Keys) -> Any:
             setting = with_hyperparameters(self.setting, numbers)
             data = self.data(setting, of_seed.data)
-            tokens = self.shared.tokens if self.shared else seed.drawn(setting).tokens
+            tokens = self.shared.tokens if self.shared else seed.sampled_data(setting).tokens
             params = self.start(setting, data, of_seed.start, tokens)
             self.model(setting, params, data.train)
             for index in range(len(setting.phases)):

@@ -64,13 +64,15 @@ def make(concept: Concept[C], table: Any, location: str, names: ImportPaths) -> 
     values = convert(target, own | changes, location)
     with at(location):
         full = {"kind": kind, **to_json_values(values, names)}
-        located = {name: _resolve_paths(mark, values[name], names) for name, mark in marked(target).items()}
+        located = {
+            name: _resolve_paths(mark, values[name], names) for name, mark in marked_settings(target).items()
+        }
     made = _instance(target, values | located, location)
     return (typing.cast(C, given) if given == made else made), full
 
 
 @functools.cache
-def marked(target: type[Spec]) -> dict[str, str]:
+def marked_settings(target: type[Spec]) -> dict[str, str]:
     """Return the settings annotated as file paths or import paths, each mapped to its annotation's marker."""
     return {f.name: mark for f in _fields(target) for mark in (FILE, IMPORT_PATH) if has_mark(f.type, mark)}
 
@@ -89,7 +91,7 @@ def _resolve_paths(mark: str, value: Any, names: ImportPaths) -> Any:
     return Named(value, names.load(value)) if colon else value
 
 
-def held(given: Any, names: ImportPaths) -> Any:
+def components_of(given: Any, names: ImportPaths) -> Any:
     """Return what a study holds for an argument: objects as they are, and classes and functions as kinds.
 
     Arrays become lists, and keys whose value is None are left out.
@@ -100,9 +102,9 @@ def held(given: Any, names: ImportPaths) -> Any:
     if isinstance(given, str | Spec):
         return given
     if isinstance(given, dict):
-        return {key: held(x, names) for key, x in given.items() if x is not None}
+        return {key: components_of(x, names) for key, x in given.items() if x is not None}
     if isinstance(given, list | tuple):
-        return [held(x, names) for x in given]
+        return [components_of(x, names) for x in given]
     return _plain(given, names)
 
 

@@ -15,7 +15,7 @@ from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.grid import GRID
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.setting import merged_tables
-from jaxattn.lab.study.tree import assign, check_values, flatten, numbered, parse
+from jaxattn.lab.study.tree import assign, check_values, flatten, number_entries, parse
 
 # Maximum file size in bytes, and maximum number of files in a chain of `extends`.
 _LARGEST = 16 * 2**20
@@ -203,9 +203,12 @@ def check_seen(tree: Mapping[str, Any], overrides: Sequence[str]) -> None:
     of_file = [*_swept(tree)]
     variants = [[*_of_block(name, block), *of_file] for name, block in blocks.items()] or [of_file]
     for text in overrides:
-        key = numbered(tree, text.partition("=")[0].strip())
+        key = number_entries(tree, text.partition("=")[0].strip())
         deciding = [
-            next((option for own, option in variant if f"{key}.".startswith(f"{numbered(tree, own)}.")), "")
+            next(
+                (option for own, option in variant if f"{key}.".startswith(f"{number_entries(tree, own)}.")),
+                "",
+            )
             for variant in variants
         ]
         if all(deciding):

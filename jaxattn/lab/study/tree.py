@@ -42,7 +42,7 @@ def parents_first(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return sorted(settings.items(), key=lambda item: item[0].count("."))
 
 
-def numbered(tree: Any, key: str) -> str:
+def number_entries(tree: Any, key: str) -> str:
     """Replace the names of list entries in a dotted key with their indices."""
     parts = []
     for part in key.split("."):
@@ -114,11 +114,11 @@ def _merge(old: Any, new: Any, keys: Keys, path: _Path) -> Any:
     old = {"kind": old} if isinstance(old, Struct) else old
     if isinstance(old, dict) and new.get("kind", old.get("kind")) != old.get("kind"):
         kept = {"name", *keys(path, new["kind"])} - {"kind"}
-        old = {key: x for key, x in opened(old, defaults=True).items() if key in kept}
+        old = {key: x for key, x in open_table(old, defaults=True).items() if key in kept}
     return merge(old, new, keys, path)
 
 
-def opened(table: dict[str, Any] | Struct, *, defaults: bool = False) -> dict[str, Any]:
+def open_table(table: dict[str, Any] | Struct, *, defaults: bool = False) -> dict[str, Any]:
     """Return a table whose kind is an object without this kind: the settings of the object are its keys.
 
     Settings that have their default values are left out unless `defaults` is True.
@@ -170,7 +170,7 @@ def _assign(tree: Any, before: _Path, parts: Sequence[str], value: Any) -> Any:
         # A bare name is shorthand for a table with this `kind`.
         tree = {"kind": tree}
     if parts == ["kind"] and isinstance(tree, dict):
-        tree = opened(tree)
+        tree = open_table(tree)
     if not isinstance(tree, dict | list):
         raise InputError(
             f"{key}: the value before {part!r} is not a table"

@@ -200,7 +200,7 @@ def test_notebook_code_without_cloudpickle_is_refused_in_one_line(monkeypatch, s
     with pytest.raises(
         InputError, match=r"^__main__:Loss: workers cannot import it; run pip install cloudpickle"
     ):
-        worker.pickled(made)
+        worker.pickle_study(made)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import jaxattn as ja
 from jaxattn.core.errors import InputError, UserCodeError, nearest
 from jaxattn.lab.study import concepts
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.lab.study.registry import convert, describe, fields_of, held, make
+from jaxattn.lab.study.registry import components_of, convert, describe, fields_of, make
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
 CONCEPTS = {
@@ -194,9 +194,9 @@ def test_python_objects_have_import_paths():
     path = f"{__name__}:Own"
     assert describe(Own(dim=3), names) == {"kind": path, "dim": 3, "share": 0.5}
     assert names.load(path) is Own
-    assert held(own_loss, names) == f"{__name__}:own_loss"
+    assert components_of(own_loss, names) == f"{__name__}:own_loss"
     assert describe(ja.models.OneLayer(dim=4), names) == {"kind": "one_layer", "dim": 4}
-    assert held("hinge", names) == "hinge"
+    assert components_of("hinge", names) == "hinge"
 
 
 class Own(ja.Model):
