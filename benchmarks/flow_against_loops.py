@@ -16,12 +16,21 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from margin_convergence import UNTIL, problem
 from matplotlib.figure import Figure
 
 import jaxattn as ja
+from jaxattn.lab.figures import style
 
-STEP, STEPS = 0.1, 20_000
+SIZES = {"vocab_size": 50, "relevant": 20, "length": 8, "sequences": 200}
+STEP, STEPS, UNTIL = 0.1, 20_000, 1e6
+
+
+def problem():
+    """Return the parameters after one step on E, and the corpus."""
+    data_key, model_key = jax.random.split(jax.random.fold_in(jax.random.key(0), 0))
+    corpus = ja.data.assumption1(data_key, **SIZES)
+    params = ja.models.one_layer.init(model_key, vocab_size=50, dim=2048, dtype=jnp.float64)
+    return ja.dynamics.one_step(params, corpus, step_size=200.0), corpus
 
 
 def loop(E, p, v, ids, mask, labels, target):
@@ -50,13 +59,26 @@ def loop(E, p, v, ids, mask, labels, target):
     return rows
 
 
+def draw(curves):
+    """Draw 1 - cos over ‖p‖ on logarithmic axes, one curve for each method."""
+    with style.style():
+        figure = Figure(figsize=(4.7, 3.1), layout="constrained")
+        axes = figure.subplots()
+        for (name, rows), colour in zip(curves.items(), style.DISTINCT, strict=False):
+            _, norm, distance = np.array(rows).T
+            axes.loglog(norm, distance, color=colour, label=name, marker=".", markersize=3)
+        axes.set(xlabel=r"$\Vert p\Vert$", ylabel=r"$1-\cos(p,\,p_\mathrm{mm})$")
+        axes.legend(loc="lower left")
+    return figure
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for the figure and its numbers")
     out = parser.parse_args().out
     curves = {}
     with jax.enable_x64(True):
-        params, corpus = jax.jit(problem)(0)
+        params, corpus = jax.jit(problem)()
         path = ja.dynamics.exact_flow(ja.theory.scores.one_layer(params, corpus), params.p, until_norm=UNTIL)
         chosen = path.selection
         mm = ja.theory.max_margin(ja.theory.Scores(params.E, corpus), chosen)
@@ -68,18 +90,8 @@ def main():
         for dtype in ("float32", "float64"):
             arrays = [x.astype(dtype) for x in held]
             curves[f"normalised steps, {dtype}"] = loop(*arrays, ids, mask, corpus.targets, mm.p @ basis)
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    for (name, rows), colour in zip(curves.items(), ("#1f5fa8", "#d98b2b", "#b5413a"), strict=True):
-        _, norm, distance = np.array(rows).T
-        axes.loglog(norm, distance, color=colour, label=name, marker=".", markersize=4)
-    axes.set_xlabel("‖p‖")
-    axes.set_ylabel("1 − cos(p, max-margin direction)")
-    axes.grid(color="0.9")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
     out.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out / "flow_against_loops.png", dpi=220, metadata={"Software": None})
+    (out / "flow_against_loops.svg").write_bytes(style.svg(draw(curves)))
     summary = {}
     for name, rows in curves.items():
         last = dict(zip(("row", "norm", "distance"), rows[-1], strict=True))

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 import jaxattn as ja
-from jaxattn.lab.results.layout import markdown
+from jaxattn.lab.pages.layout import markdown
 from jaxattn.models.reference import padded_sequences
 
 BASE = {"vocab_size": 50, "relevant": 20, "length": 8, "sequences": 200}

@@ -25,7 +25,7 @@ from joint_ode import follow
 from scipy.integrate import Radau
 
 import jaxattn as ja
-from jaxattn.lab.results.layout import markdown
+from jaxattn.lab.pages.layout import markdown
 from jaxattn.models.reference import padded_sequences
 
 # Rounding of v/‖v‖ by 1e-16 changes weights by 1e-7 at log ‖v‖ = 20.

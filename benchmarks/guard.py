@@ -296,14 +296,29 @@ def _difference(a: pd.DataFrame, b: pd.DataFrame) -> str:
     x, y = shared["value_a"].to_numpy(), shared["value_b"].to_numpy()
     same = [u == v or (u != u and v != v) for u, v in zip(x, y, strict=True)]
     if not all(same):
-        rows = shared[~np.array(same)]
-        u, v = (pd.to_numeric(rows[f"value_{side}"], errors="coerce").to_numpy(float) for side in "ab")
-        most = np.nanmax(np.abs(u - v) / np.maximum(np.abs(u), 1e-300), initial=0.0)
-        metrics = rows.groupby("metric", observed=True).size().to_dict()
+        rows = _relative(shared)[~np.array(same)]
+        most = rows.groupby("metric", observed=True)["relative"].agg(["size", "max"])
+        named = [f"{metric} {size:.0f} by {largest:.1e}" for metric, (size, largest) in most.iterrows()]
         texts.append(
-            f"{len(rows)} of {len(shared)} values differ, by {most:.1e} of their size at most: {metrics}"
+            f"{len(rows)} of {len(shared)} differ, at most by {most['max'].max():.1e} of their column: "
+            + ", ".join(named)
         )
     return "; ".join(texts)
+
+
+def _relative(shared: pd.DataFrame) -> pd.DataFrame:
+    """Add the column "relative": the difference relative to the largest value of the column.
+
+    A column is a metric of a phase of a cell, over seeds and steps. A value that is zero up to rounding is
+    thereby compared with the size of the quantity, and not with its own rounding error. The relative
+    difference is infinite where only one of the two values is finite.
+    """
+    u, v = (pd.to_numeric(shared[f"value_{side}"], errors="coerce").astype(float) for side in "ab")
+    size = u.abs().where(np.isfinite(u))
+    size = size.groupby([shared[key] for key in ("cell", "phase", "metric")], observed=True).transform("max")
+    relative = (u - v).abs() / size.clip(lower=1e-300)
+    relative[np.isfinite(u) != np.isfinite(v)] = np.inf
+    return shared.assign(relative=relative)
 
 
 def against(revision: str, names: list[str]) -> int:

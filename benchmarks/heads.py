@@ -1,11 +1,11 @@
-r"""Prepare texts and train small transformers for `jaxattn heads`; see docs/findings/heads.md.
+r"""Prepare texts and train small transformers for sweeps/findings/heads/run.py; see docs/findings/heads.md.
 
     python benchmarks/heads.py texts imdb.txt --data-dir DIR      # 200 texts of the training split of IMDB
     python benchmarks/heads.py train checkpoints --data-dir DIR   # five seeds of a one-layer encoder
     python benchmarks/heads.py texts held_out.txt --split test --data-dir DIR
     for s in 0 1 2 3 4; do
-        jaxattn heads checkpoints/seed_$s/step_* --texts held_out.txt --share 0 --draws 0 --nuclear 0 \
-            --out heads/seed_$s
+        python sweeps/findings/heads/run.py checkpoints/seed_$s/step_* --texts held_out.txt --share 0 \
+            --draws 0 --nuclear 0 --out heads/seed_$s
     done
     python benchmarks/heads.py summary heads                      # means by step, intervals over seeds
 
@@ -15,6 +15,7 @@ Requires the extra `transformers`.
 """
 
 import argparse
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -125,9 +126,10 @@ def check(folder: Path, texts: Path) -> None:
     import clarabel
     from scipy import sparse
 
-    from jaxattn.lab.heads import read_texts
-    from jaxattn.lab.heads.margins import margin_ratio, selecting_sequences
-    from jaxattn.lab.heads.model import Transformer
+    sys.path.append(str(Path(__file__).parents[1] / "sweeps" / "findings" / "heads"))
+    from head_margins import margin_ratio, selecting_sequences
+    from heads import read_texts
+    from transformer import Transformer
 
     model = Transformer(folder)
     tokens = model.tokenize(read_texts(texts, TEXTS), LENGTH, "last" if model.decoder else "first")

@@ -17,10 +17,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import jaxattn as ja
-from jaxattn.lab.results import style
+from jaxattn.lab.figures import style
 
 # Larger steps leave the path of gradient flow.
 STEP, STEPS = 0.03, 100_000
+# Width of the figure in inches. On a phone, text keeps its size.
+WIDTH = 4.7
 
 
 def problem():
@@ -58,18 +60,32 @@ def loop(params, corpus, target):
 def draw(flow, descent):
     """Draw both curves over log t, on logarithmic axes."""
     with style.style():
-        figure = Figure(figsize=(style.FIGURE_WIDTH, 2.9), layout="constrained")
+        figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
         axes = figure.subplots()
         axes.loglog(*np.array(flow).T, color=style.BLUE, label="exact flow")
         axes.loglog(*np.array(descent).T, color=style.RED, linestyle=(0, (4, 1.5)), label="plain loop")
         axes.plot(*descent[-1], "o", color=style.RED, markersize=5)
         axes.annotate(
-            f"{STEPS:,} steps", descent[-1], (4, -12), textcoords="offset points", color=style.RED, va="top"
+            f"{STEPS:,} steps",
+            descent[-1],
+            (-2, -6),
+            textcoords="offset points",
+            color=style.RED,
+            va="top",
+            ha="right",
         )
         axes.set(xlabel=r"$\log t$, where $t$ is the time of gradient flow")
         axes.set(ylabel=r"$1-\cos(p,\,p_\mathrm{mm})$")
         axes.legend(loc="lower left")
     return figure
+
+
+def slider(scores, p):
+    """Return the figure with a slider along the flow, as an HTML element for a page."""
+    path = ja.dynamics.exact_flow(scores, p, until_norm=1e4, points=48)
+    mm = ja.theory.max_margin(scores, path.selection)
+    few = [int(x) for label in (1, -1) for x in np.flatnonzero(scores.corpus.targets == label)[:3]]
+    return ja.explore(scores, path, mm, sequences=few, title="Gradient flow on p, up to its limit").figure()
 
 
 def main():
@@ -93,6 +109,7 @@ def main():
         "relative duality gap": float(mm.duality_gap),
     }
     out.mkdir(parents=True, exist_ok=True)
+    (out / "flow.html").write_text(slider(scores, params.p), encoding="utf-8")
     (out / "reach.svg").write_bytes(style.svg(draw(flow, descent)))
     (out / "reach.json").write_text(json.dumps(numbers, indent=2) + "\n")
     print(json.dumps(numbers, indent=2))

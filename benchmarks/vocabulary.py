@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from imdb import folder_of_imdb
 
-from jaxattn.lab.results.layout import markdown
+from jaxattn.lab.pages.layout import markdown
 from jaxattn.lab.texts.text import tokenise
 
 WANTED = {"IMDB": 7766, "Yelp": 5424}

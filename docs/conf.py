@@ -24,8 +24,11 @@ extensions = [
     "links",
     "mathml",
     "names",
+    "tables",
+    "published",
+    "assets",
 ]
-exclude_patterns = ["_extensions", "notes"]
+exclude_patterns = ["_extensions"]
 
 html_theme = "sphinx_book_theme"
 html_title = f"jaxattn {version}"
@@ -36,6 +39,7 @@ html_show_sourcelink = False
 html_math_renderer = "mathml"
 html_theme_options = {
     "navbar_persistent": [],
+    "article_header_start": ["toggle-primary-sidebar.html", "breadcrumbs.html"],
     "use_download_button": False,
     "use_fullscreen_button": False,
     "repository_url": jaxattn.__url__,

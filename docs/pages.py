@@ -25,9 +25,9 @@ from docstrings import latex
 
 from jaxattn.base import Measurement
 from jaxattn.core.settings import markdown_table, meanings, summary_line, written
+from jaxattn.lab.pages.definitions import definition
 from jaxattn.lab.probes import Accuracy, Fit, Importance, OneStepError, Selected
 from jaxattn.lab.probes.standard import Probes
-from jaxattn.lab.results.definitions import definition
 from jaxattn.lab.study.concepts import CONCEPTS
 from jaxattn.lab.study.definition import Tables
 from jaxattn.lab.study.registry import fields_of
@@ -371,11 +371,11 @@ def gallery() -> str:
         ]
     parts += [
         "## Explorer",
-        "`ja.explore` builds an interactive page with a slider along the path of p. The page shows\n"
-        "attention, the phase plane, curves and support pairs. See the notebook\n"
-        "[Margin convergence](../../notebooks/margin_convergence.ipynb) for an example.",
-        "![The explorer: attention in twelve sequences, the phase plane, two curves, and the support pairs]"
-        "(../images/explorer.png)",
+        "`ja.explore` builds an interactive figure with a slider along the path of p: the distance to the\n"
+        "limit, scores, attention, the phase plane and support pairs. The\n"
+        "[start page](../index.md#follow-the-flow) and the notebook\n"
+        "[Margin convergence](../../notebooks/margin_convergence.ipynb) show examples. `figure()` returns\n"
+        "the HTML element for another page, such as a report.",
         '```python\nja.explore(scores, path, max_margin).write("page.html")\n```',
     ]
     return "\n\n".join(parts) + "\n"

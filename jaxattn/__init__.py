@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from jaxattn.core.settings import FilePath, Fraction, NotNegative, Positive, PositiveInt, Static
     from jaxattn.core.spec import Spec
     from jaxattn.lab import probes, texts
-    from jaxattn.lab.api import Results, Study, load
+    from jaxattn.lab.api import Study
     from jaxattn.lab.bisection import phase_diagram
     from jaxattn.lab.explorer import Explorer, explore
+    from jaxattn.lab.loaded import Results, load
     from jaxattn.lab.probes import Probes
     from jaxattn.models.token_model import TokenModel
 
@@ -92,11 +93,11 @@ _NAMES = {
     "Fraction": "jaxattn.core.settings",
     "Spec": "jaxattn.core.spec",
     "Static": "jaxattn.core.settings",
-    "Results": "jaxattn.lab.api",
+    "Results": "jaxattn.lab.loaded",
     "Study": "jaxattn.lab.api",
     "Explorer": "jaxattn.lab.explorer",
     "explore": "jaxattn.lab.explorer",
-    "load": "jaxattn.lab.api",
+    "load": "jaxattn.lab.loaded",
     "phase_diagram": "jaxattn.lab.bisection",
     "TokenModel": "jaxattn.models.token_model",
 }

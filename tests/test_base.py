@@ -25,7 +25,7 @@ FOREIGN = {
     "jaxattn/lab/engine/progress.py": "IPython, which need not be there",
     "jaxattn/base/from_function.py": "declarations of functions, and the bases of their classes",
     "jaxattn/core/errors.py": "whatever a user's code returns",
-    "jaxattn/lab/results/figures.py": "figure functions and numbers of NumPy",
+    "jaxattn/lab/figures/draw.py": "figure functions and numbers of NumPy",
     "jaxattn/lab/results/params.py": "leaves of a checkpoint",
     "jaxattn/lab/storage/checkpoints.py": "exceptions of the operating system",
     "jaxattn/core/backend.py": "options that versions of JAX have or lack",
@@ -41,7 +41,6 @@ FOREIGN = {
     "jaxattn/core/fractions.py": "arrays of NumPy and JAX, and numbers",
     "jaxattn/theory/check_certificate.py": "flags of the operating system",
     "jaxattn/lab/study/randomness.py": "phases of custom code",
-    "jaxattn/lab/heads/model.py": "modules and configurations of PyTorch and transformers",
 }
 
 

@@ -22,7 +22,6 @@ from jaxattn.core.errors import InputError
 # Public modules that are not listed in any package's `__all__`.
 _FURTHER = (
     "jaxattn.lab.diagnosis",
-    "jaxattn.lab.heads",
     "jaxattn.lab.books",
     "jaxattn.lab.kinds",
     "jaxattn.lab.refute",
@@ -40,7 +39,9 @@ FOR_MEASURES: Mapping[str, str] = MappingProxyType(
         "jaxattn.lab.results.run": "settings in a config",
         "jaxattn.lab.results.statistics": "the last step of every run",
         "jaxattn.lab.results.tokens": "tokens at the end of a phase",
-        "jaxattn.lab.results.style": "the style and colours of the package's figures",
+        "jaxattn.lab.figures.rendered": "a figure with its caption",
+        "jaxattn.lab.pages.layout": "pages of text, tables and figures",
+        "jaxattn.lab.figures.style": "the style and colours of the package's figures",
     }
 )
 
@@ -201,7 +202,7 @@ def _object(name: str) -> Any:
 
 
 # Modules whose functions need files, trained models or a book, and single functions that need them.
-_NO_EXAMPLES = ("jaxattn.lab.books", "jaxattn.lab.diagnosis", "jaxattn.lab.heads", "jaxattn.lab.refute")
+_NO_EXAMPLES = ("jaxattn.lab.books", "jaxattn.lab.diagnosis", "jaxattn.lab.refute")
 _NEED_FILES = {
     "aggregate",
     "explore",
@@ -209,6 +210,7 @@ _NEED_FILES = {
     "load",
     "load_text",
     "phase_diagram",
+    "power_laws",
     "summary_table",
     "write_certificate",
 }
@@ -277,7 +279,7 @@ def test_code_in_sweeps_uses_only_public_names():
     [
         ("import jaxattn as ja\nja.theory.selection", []),
         ("from jaxattn.lab.results import judge\njudge.mean", []),
-        ("from jaxattn.lab.results import judge, layout", ["jaxattn.lab.results.layout"]),
+        ("from jaxattn.lab.results import judge, read", ["jaxattn.lab.results.read"]),
         ("from jaxattn.lab.results.judge import _Words", ["jaxattn.lab.results.judge._Words"]),
         ("import jaxattn.lab.books\nfrom jaxattn.lab import books\njaxattn.lab.books.mean", []),
         ("import jaxattn.lab.engine.run", ["jaxattn.lab.engine.run"]),

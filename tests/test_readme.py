@@ -8,12 +8,14 @@ import subprocess
 import sys
 import textwrap
 from contextlib import nullcontext
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import jaxattn as ja
 from jaxattn.lab.api import Study
@@ -136,7 +138,6 @@ def test_figure_in_the_readme_matches_its_command():
     ((name, width, words),) = re.findall(r'<img src="(.*?)" width="(\d+)" alt="(.*?)">', README)
     assert words.startswith("jaxattn run sweeps/quickstart.toml draws ")
     run = ROOT / "results" / "published" / "quickstart"
-    assert (ROOT / name).read_bytes() == (run / "figures" / "importance_query.png").read_bytes()
     assert plt.imread(ROOT / name).shape[1] == 2 * int(width)
     asked = Study.read(ROOT / "sweeps" / "quickstart.toml").config
     assert {"kind": "importance", "phase": "query"}.items() <= asked["figures"][1].items()
@@ -153,7 +154,8 @@ def test_first_command_in_the_readme_prints_the_output_shown(call, tmp_path):
     printed = [line.split() for line in out.splitlines()]
     for line in outputs()[0]:
         assert line.split() in printed
-    drawn = plt.imread(tmp_path / "run" / "figures" / "importance_query.png")
+    image = ja.load(tmp_path / "run").figure("importance", phase="query").png()
+    drawn = plt.imread(BytesIO(image))
     shown = plt.imread(ROOT / "docs" / "images" / "quickstart.png")
     assert drawn.shape == shown.shape
     assert abs(drawn - shown).mean() < 0.01
@@ -440,6 +442,40 @@ def test_tables_on_the_page_about_results(tmp_path, monkeypatch):
     *first, last = code.strip().splitlines()
     exec("\n".join(first), names)
     assert eval(last, names).shape == (2, 2)
+
+
+@pytest.mark.more
+def test_parameters_on_their_page_are_exported(tmp_path, monkeypatch):
+    (code,) = blocks("howto/parameters.md", "python")
+    monkeypatch.chdir(tmp_path)
+    study = ja.Study.read(ROOT / "sweeps" / "quickstart.toml", ["seeds=4", "phases.query.steps=2"])
+    study.run("results/quickstart", quiet=True, report=False)
+    names = {}
+    exec(code, names)
+    stored = load_file("params.safetensors")
+    assert {name: x.shape for name, x in stored.items()} == {
+        name: getattr(names["params"], name).shape for name in "Epv"
+    }
+    np.testing.assert_array_equal(stored["p"], names["params"].p)
+    np.testing.assert_array_equal(names["embedded"].E, names["params"].E)
+    np.testing.assert_array_equal(names["embedded"].p, names["initial"].p)
+    assert not np.array_equal(names["embedded"].p, names["params"].p)
+    assert not np.array_equal(names["embedded"].E, names["initial"].E)
+
+
+@pytest.mark.more
+def test_slider_along_a_flow_ends_where_the_run_ends(tmp_path, monkeypatch):
+    (code,) = blocks("which_phase.md", "python")
+    monkeypatch.chdir(tmp_path)
+    one_cell = ["data.vocab_size=[50]", "model.dim=[512]"]
+    study = ja.Study.read(ROOT / "sweeps" / "margin_convergence.toml", ["seeds=4"], axes=one_cell)
+    results = study.run("results/margin_convergence", quiet=True, report=False)
+    names = {}
+    exec(code, names)
+    assert names["page"].read_text(encoding="utf-8").count("<input type=") == 1
+    last = results.table().set_index("seed").loc[3]
+    assert np.linalg.norm(names["path"].p[-1]) == pytest.approx(last["p_norm"], rel=1e-6)
+    assert ja.theory.cosine(names["path"].p[-1], results.params(seed=3).p) == pytest.approx(1, abs=1e-9)
 
 
 @pytest.mark.more

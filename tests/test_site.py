@@ -1,5 +1,6 @@
 """What the site makes of docstrings and links."""
 
+import html
 import importlib.util
 import inspect
 import re
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from fontTools.ttLib import TTFont
 from PIL import Image
 
 import jaxattn as ja
@@ -25,6 +27,7 @@ def extension(name):
 
 
 docstrings, links, names = extension("docstrings"), extension("links"), extension("names")
+published, tables, assets = extension("published"), extension("tables"), extension("assets")
 with Image.open(EXTENSIONS.parent / "images" / "quickstart.png") as figure:
     SHOWN = figure.width // 2
 
@@ -120,7 +123,8 @@ def test_settings_class_docstrings_list_all_settings_with_ranges():
             "[`a`](../../results/published/cover/runs.csv)",
             "<a href='../published/cover/runs.csv'><code>a</code></a>",
         ),
-        ("[a](../notes/joint_flow.md)", "<a href='../notes/joint_flow.md'>a</a>"),
+        ("[`[[1]]`](../../LICENSE)", "[`[[1]]`](../../LICENSE)"),
+        ("[a](../notes/joint_flow.md)", "[a](../notes/joint_flow.md)"),
         ("[a](../../sweeps/own/lab.py)", "[a](../../sweeps/own/lab.py)"),
         ("[a](../../CHANGELOG.md)", "{download}`a <../../CHANGELOG.md>`"),
         ("[a](../reference/metrics.md#fit)", "[a](../reference/metrics.md#fit)"),
@@ -133,6 +137,14 @@ def test_links_refer_to_pages_of_the_site(text, expected):
     assert links.LINK.sub(lambda link: links.rewritten(link, page.parent, page), text) == expected
 
 
+def test_the_address_of_the_repository_is_in_commands_once_it_exists():
+    text = (links.DOCS / "index.md").read_text(encoding="utf-8")
+    assert links.with_address(text, "") == text
+    assert "git clone https://example.org/a jaxattn && cd" in links.with_address(
+        text, "https://example.org/a"
+    )
+
+
 @pytest.mark.parametrize("target", ["../../sweeps/own", "../reference/no_page.md"])
 def test_links_to_folders_or_missing_files_are_rejected(target):
     page = links.DOCS / "explanation" / "limits.md"
@@ -140,12 +152,82 @@ def test_links_to_folders_or_missing_files_are_rejected(target):
         links.rewritten(links.LINK.fullmatch(f"[a]({target})"), page.parent, page)
 
 
-@pytest.mark.parametrize("name", ["index.html", "T4.3.html"])
-def test_published_pages_of_books_link_back_to_the_site(name):
-    page = (links.PUBLISHED / "claims" / name).read_text(encoding="utf-8")
-    (target,) = set(re.findall(r'href="(\.\./\.\./[^"]*)"', links.with_way_back(page)))
+FRAME = f"<html><title>{published.TITLE}</title><main>{published.BODY}</main></html>"
+
+
+@pytest.mark.parametrize("name", ["claims/index.html", "claims/T4.3.html", "quickstart/report.html"])
+def test_published_pages_are_placed_in_the_theme_of_the_site(name):
+    page = (published.PUBLISHED / name).read_text(encoding="utf-8")
+    made = published.framed(FRAME, page, "0.3.0")
+    assert made.startswith("<html><title>")
+    assert made.count("<body") == made.count("<title") - 1 == 0
+    (heading,) = re.findall(r"<h1>(.*?)</h1>", page)
+    assert f"<h1>{heading}</h1>" in made
     # Published results are in published/BOOK of the site.
-    assert (links.DOCS / target.removeprefix("../../").replace(".html", ".md")).is_file()
+    targets = set(re.findall(r'href="\.\./\.\./([^"]*)"', made))
+    assert targets == ({"reference/published.html"} if published.WAY_BACK in page else set())
+    assert (links.DOCS / "reference" / "published.md").is_file()
+
+
+def test_results_of_an_earlier_version_are_announced():
+    page = "<!DOCTYPE html><title>a</title><body><dt>made by</dt><dd>jaxattn 0.2.0</dd></body>"
+    assert "computed with jaxattn 0.2.0; this site describes version 0.3.0" in published.framed(
+        FRAME, page, "0.3.0"
+    )
+    assert 'class="older"' not in published.framed(FRAME, page, "0.2.0")
+    report = (published.PUBLISHED / "imdb_margin" / "report.html").read_text(encoding="utf-8")
+    assert published.version(report) == "0.1.0"
+    with pytest.raises(ValueError, match="needs a title and a body"):
+        published.framed(FRAME, "<p>part</p>", "0.3.0")
+
+
+def test_styles_of_published_pages_apply_to_the_page_alone():
+    style = """:root { --ink: #000; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #fff; }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; }
+h1 { margin: 0; }
+@media (max-width: 36rem) {
+  body { padding: 1rem; }
+  dl { gap: 0; }
+}
+@page { margin: 1cm; }
+"""
+    made = published.scoped(style)
+    assert made.startswith(".published {")
+    assert made.count("{") == made.count("}")
+    rules = re.findall(r"([^{}]+) \{", made)
+    assert [rule.strip() for rule in rules] == [".published", "h1", "@media (max-width: 36rem)", "dl"]
+
+
+def test_cells_of_wide_tables_know_their_heading():
+    head = "".join(f'<th class="head"><p>{name}</p></th>' for name in ("claim", 'a "b"', "<code>c</code>"))
+    table = f'<table class="table">\n<thead>\n<tr>{head}</tr>\n</thead>\n<tbody></tbody></table>'
+    made = tables.with_headings(table)
+    (style,) = re.findall(r'<table class="table cards" style="([^"]*)">', made)
+    assert html.unescape(style) == r'--h1:"claim";--h2:"a \"b\"";--h3:"c"'
+    narrow = table.replace('<th class="head"><p>claim</p></th>', "")
+    assert tables.with_headings(narrow) == narrow
+
+
+def test_pages_do_not_load_the_script_of_all_icons():
+    page = (
+        '<script defer src="_static/scripts/fontawesome.js?digest=1"></script>\n<script src="a.js"></script>'
+    )
+    assert assets.without_icon_script(page) == '<script src="a.js"></script>'
+    with pytest.raises(ValueError, match="no longer loads"):
+        assets.without_icon_script("<p></p>")
+
+
+def test_mathematics_font_has_the_glyphs_of_all_formulas_and_a_table_of_sizes():
+    """Letters of formulas are drawn as italic letters of the mathematical alphabets."""
+    font = TTFont(EXTENSIONS.parent / "_static" / "fonts" / "mathematics.woff")
+    assert "MATH" in font
+    assert "STIX" not in str(font["name"].getDebugName(1))
+    needed = set("0123456789+−=<>≤≥≠∈∑∫∂∇‖·→∞±×√∖⊗αβγδηθλμρσπΦℓ𝒯ℝ𝑝𝐸𝑣𝑋′")
+    assert {sign for sign in needed if ord(sign) not in font.getBestCmap()} == set()
 
 
 KNOWN = ("jaxattn.load", "jaxattn.theory.max_margin", "jaxattn.theory.loss", "jaxattn.data.Corpus",

@@ -1,22 +1,21 @@
 """Links of the pages to files of the project outside the site.
 
-`results/published` and the notes are copied into the site, and links refer to the copies. Any other file of
-the project is offered for download. A link to a folder, or to a file that does not exist, fails the build.
+`results/published` is copied into the site (see `published`), and links refer to the copies. Any other file
+of the project is offered for download. A link to a folder, or to a file that does not exist, fails the build.
 """
 
 import json
 import os
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
+import jaxattn
+
 DOCS = Path(__file__).parents[1]
 PUBLISHED = DOCS.parent / "results" / "published"
-NOTES = DOCS / "notes"
-# In a results folder there is no site, so the pages of books only have a comment for the link to it.
-WAY_BACK = "<!-- site -->"
-LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(((?!https?:|#)[^)#\s]+)(#[^)\s]*)?\)")
+# The words of a link may contain code, which may contain brackets.
+LINK = re.compile(r"(!?)\[((?:`[^`\n]*`|[^\]\n`])*)\]\(((?!https?:|#)[^)#\s]+)(#[^)\s]*)?\)")
 
 
 def rewritten(link: re.Match[str], folder: Path, page: Path) -> str:
@@ -38,8 +37,6 @@ def rewritten(link: re.Match[str], folder: Path, page: Path) -> str:
         path = DOCS / path.relative_to(DOCS.parent)  # conf.py copies the notebooks
     if not image and PUBLISHED in path.parents:
         return _anchor(DOCS / "published" / path.relative_to(PUBLISHED), words, place, page)
-    if NOTES in path.parents:
-        return _anchor(path, words, place, page)
     here = os.path.relpath(path, page.parent)
     if image:
         width = f"{{width={_pixels(path) // 2}px}}" if path.suffix == ".png" else ""
@@ -60,10 +57,15 @@ def _anchor(path: Path, words: str, place: str | None, page: Path) -> str:
     return f"<a href='{href}{place or ''}'>{shown}</a>"
 
 
+def with_address(text: str, url: str) -> str:
+    """Return a page with the address of the repository in its commands, unless there is none yet."""
+    return text.replace("git clone URL", f"git clone {url}") if url else text
+
+
 def _read(app: Any, name: str, source: list[str]) -> None:
     page = DOCS / f"{name}.md"
     if page.exists():
-        source[0] = _page(source[0], page.parent, page)
+        source[0] = with_address(_page(source[0], page.parent, page), jaxattn.__url__)
         return
     notebook = json.loads(source[0])
     for cell in notebook["cells"]:
@@ -87,21 +89,7 @@ def _page(text: str, folder: Path, page: Path) -> str:
     return LINK.sub(link, text)
 
 
-def with_way_back(page: str) -> str:
-    """Return a page of a book with a link to the site in place of the comment `WAY_BACK`."""
-    return page.replace(WAY_BACK, '<a href="../../reference/published.html">jaxattn: published results</a>')
-
-
-def _copy(app: Any, error: Exception | None) -> None:
-    if error is None and app.builder.format == "html":
-        for folder in (NOTES, PUBLISHED):
-            shutil.copytree(folder, Path(app.outdir) / folder.name, dirs_exist_ok=True)
-        for path in (Path(app.outdir) / PUBLISHED.name).glob("*/*.html"):
-            path.write_text(with_way_back(path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
 def setup(app: Any) -> dict[str, bool]:
-    """Rewrite pages when they are read, and copy notes and published results when the site is built."""
+    """Rewrite pages when they are read."""
     app.connect("source-read", _read)
-    app.connect("build-finished", _copy)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

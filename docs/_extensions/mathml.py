@@ -12,7 +12,7 @@ def _inline(writer: Any, node: nodes.Element) -> None:
 
 
 def _block(writer: Any, node: nodes.Element) -> None:
-    writer.body.append(f'<div class="formula">{convert(node.astext(), display="block")}</div>\n')
+    writer.body.append(f'<div class="formula" tabindex="0">{convert(node.astext(), display="block")}</div>\n')
     raise nodes.SkipNode
 
 

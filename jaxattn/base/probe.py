@@ -233,6 +233,6 @@ class Figure(Spec, frozen=True, kw_only=True):
 
         Returns:
             A matplotlib figure, which is named after the class and captioned with the first line of its
-            docstring; or a `jaxattn.lab.results.drawn.RenderedFigure` with a custom name and caption.
+            docstring; or a `jaxattn.lab.figures.rendered.RenderedFigure` with a custom name and caption.
         """
         raise NotImplementedError(f"{type(self).__name__}.__call__")

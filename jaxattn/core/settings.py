@@ -28,6 +28,8 @@ FilePath = Annotated[str, FILE]
 IMPORT_PATH = "import path"
 # A built-in name, or the import path of a function. Import paths are converted to `Named`.
 ImportPath = Annotated[Any, IMPORT_PATH]
+# Functions by name, each given as in `ImportPath`.
+ImportPaths = dict[str, ImportPath]
 
 
 def has_mark(annotation: Any, mark: str) -> bool:

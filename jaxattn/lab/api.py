@@ -15,8 +15,8 @@ from jaxattn.base.model import HasTokenScores, Params
 from jaxattn.core.errors import InputError, RunError, counted
 from jaxattn.core.settings import MAX_INT
 from jaxattn.data.splits import Loaded, Splits
+from jaxattn.lab.loaded import Results, load
 from jaxattn.lab.probes.standard import Probes
-from jaxattn.lab.results.load import Results, load
 from jaxattn.lab.storage.copies import naming
 from jaxattn.lab.storage.folder import results_folder
 from jaxattn.lab.study import concepts, toml
@@ -354,7 +354,7 @@ class Study(Definition):
 
     def _check_metrics(self) -> None:
         from jaxattn.lab.engine.plan import check_metrics
-        from jaxattn.lab.results.figures import metrics_of
+        from jaxattn.lab.figures.draw import metrics_of
 
         built_in = {k: figure for k, figure in enumerate(self.figures) if ":" not in str(figure.get("kind"))}
         check_metrics(self, metrics_of(built_in))
@@ -362,7 +362,7 @@ class Study(Definition):
     def _check_figures(self) -> None:
         if not self.figures:
             return
-        from jaxattn.lab.results import figures  # imports matplotlib
+        from jaxattn.lab.figures import draw as figures  # imports matplotlib
 
         for number, figure in enumerate(self.figures):
             if not isinstance(kind := figure.get("kind", ""), str):
@@ -408,7 +408,7 @@ def run(
     """
     from jaxattn.lab.engine import devices
     from jaxattn.lab.engine.run import run_study as execute
-    from jaxattn.lab.results import report
+    from jaxattn.lab.pages import report
 
     devices.use_all_cores()
     words = command or shlex.join(["python", *sys.argv]) if sys.argv[0] else "python"

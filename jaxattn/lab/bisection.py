@@ -27,10 +27,10 @@ from jaxattn.lab.api import Study
 from jaxattn.lab.engine import devices
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.engine.run import run_study as execute
-from jaxattn.lab.results.diagram import PhaseDiagram
+from jaxattn.lab.figures.diagram import PhaseDiagram
+from jaxattn.lab.loaded import load
 from jaxattn.lab.results.intervals import clopper_pearson
 from jaxattn.lab.results.labels import grow_by_factors
-from jaxattn.lab.results.load import load
 from jaxattn.lab.results.statistics import metric_at_end
 from jaxattn.lab.study.grid import GRID
 

@@ -96,14 +96,14 @@ PROBES: Mapping[str, str] = MappingProxyType(
 # Functions (results, **options) -> RenderedFigure.
 FIGURES: Mapping[str, str] = MappingProxyType(
     {
-        "against": "jaxattn.lab.results.against:against",
-        "convergence": "jaxattn.lab.results.scaling:convergence",
-        "curves": "jaxattn.lab.results.curves:curves",
-        "diagram": "jaxattn.lab.results.diagram:diagram",
-        "importance": "jaxattn.lab.results.token_figures:importance",
-        "one_step_law": "jaxattn.lab.results.token_figures:one_step_law",
-        "scaling": "jaxattn.lab.results.scaling:scaling",
-        "top_tokens": "jaxattn.lab.results.token_figures:top_tokens",
+        "against": "jaxattn.lab.figures.against:against",
+        "convergence": "jaxattn.lab.figures.scaling:convergence",
+        "curves": "jaxattn.lab.figures.curves:curves",
+        "diagram": "jaxattn.lab.figures.diagram:diagram",
+        "importance": "jaxattn.lab.figures.tokens:importance",
+        "one_step_law": "jaxattn.lab.figures.tokens:one_step_law",
+        "scaling": "jaxattn.lab.figures.scaling:scaling",
+        "top_tokens": "jaxattn.lab.figures.tokens:top_tokens",
     }
 )
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         two_layer,
         two_layer_weights,
     )
+    from jaxattn.models.activations import activation
     from jaxattn.models.adapters import from_equinox, from_linen, from_nnx
     from jaxattn.models.key_query import KeyQuery
     from jaxattn.models.mlp import Mlp
@@ -33,6 +34,7 @@ __all__ = [
     "TokenModel",
     "TwoLayer",
     "TwoLayerWeights",
+    "activation",
     "from_equinox",
     "from_linen",
     "from_nnx",
@@ -55,6 +57,7 @@ _NAMES = {
     "TokenModel": "jaxattn.models.token_model",
     "TwoLayer": "jaxattn.models.two_layer",
     "TwoLayerWeights": "jaxattn.models.two_layer_weights",
+    "activation": "jaxattn.models.activations",
 }
 _NAMES |= dict.fromkeys(("from_equinox", "from_linen", "from_nnx"), "jaxattn.models.adapters")
 _MODULES = {name: f"jaxattn.models.{name}" for name in __all__ if name not in _NAMES}

@@ -11,7 +11,7 @@ from scipy import stats
 
 import jaxattn as ja
 from jaxattn.lab.books import around, at_least
-from jaxattn.lab.results.load import load
+from jaxattn.lab.loaded import load
 from jaxattn.lab.study.import_paths import ImportPaths
 
 CODE = ImportPaths(Path(__file__).parents[2] / "sweeps" / "paper").load

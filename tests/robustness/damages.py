@@ -29,7 +29,7 @@ from folders import (
 )
 
 import jaxattn as ja
-from jaxattn.lab.results import report
+from jaxattn.lab.pages import report
 from jaxattn.lab.results.read import verify
 from jaxattn.lab.storage import memo
 

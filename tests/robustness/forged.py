@@ -36,9 +36,10 @@ import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab import cli
 from jaxattn.lab.cli.commands import commands
+from jaxattn.lab.figures import style
+from jaxattn.lab.figures.draw import function
 from jaxattn.lab.kinds import FIGURES
-from jaxattn.lab.results import report, style
-from jaxattn.lab.results.figures import function
+from jaxattn.lab.pages import report
 from jaxattn.lab.storage import batch_record, checkpoints, files
 
 # Imported once for all processes, because they are slow to import.

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import folders
 
 from jaxattn.lab.cli.status import run_status
-from jaxattn.lab.results import report
+from jaxattn.lab.pages import report
 from jaxattn.lab.results.read import verify
 from jaxattn.lab.storage import checkpoints, files, memo
 

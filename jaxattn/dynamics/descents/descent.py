@@ -6,7 +6,7 @@ approximates gradient flow.
 
 import os
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from jaxattn.base.model import Params
 from jaxattn.core import backend
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError, first_line
-from jaxattn.core.pytrees import get, replaced, selected
+from jaxattn.core.pytrees import get, gradients_by_name, replaced, selected
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 from jaxattn.models.gradients import Outputs, loss, loss_and_gradients
@@ -80,11 +80,33 @@ def gradient_step(
         outputs: the model, a function (params, data) -> (n, ...).
         per_sequence: loss of each example, (outputs, targets) -> (n,).
     """
-    value, gradients = loss_and_gradients(state.params, data, train, outputs, weights, per_sequence)
+
+    def objective(params: Any) -> Array:
+        return loss(params, data, outputs, weights, per_sequence)
+
+    return objective_step(optimizer, state, objective, train=train)
+
+
+def objective_step(
+    optimizer: optax.GradientTransformation,
+    state: State,
+    objective: Callable[[Any], Array],
+    *,
+    train: Sequence[str],
+) -> State:
+    """Return the state after one step that decreases an objective.
+
+    Args:
+        optimizer: see `gradient_step`.
+        state: the state before the step.
+        objective: params -> (), the function to minimise.
+        train: names or patterns of the trained parameters.
+    """
+    value, gradients = gradients_by_name(objective, state.params, train)
     trained = selected(state.params, train)
 
     def value_fn(trained: dict[str, Array]) -> Array:
-        return loss(replaced(state.params, **trained), data, outputs, weights, per_sequence)
+        return objective(replaced(state.params, **trained))
 
     with _stepping():
         updates, carried = optax.with_extra_args_support(optimizer).update(

@@ -392,10 +392,16 @@ def _log_mean_time(h: Array, start: Local, end: Local) -> tuple[Array, Array]:
     The rule is exact if ℓ is linear. One Richardson extrapolation from two half-steps raises the order to
     4. Also return the absolute difference between the half-step and full-step rules, as an error
     estimate.
+
+    At the end of a long stiff step, ℓ' may be wrong although ℓ is right, because a deviation from the slow
+    path that hardly changes the gradient decays steeply. For a quadratic ℓ, the mean of both slopes is the
+    slope of the chord. If it is far from it, compared with the difference of the slopes, the slopes are not
+    used.
     """
     # If the gradient is exactly zero, time is infinite; a finite exponent avoids NaN.
     x, y = (-jnp.maximum(at.log_gradient_norm, -1e300) for at in (start, end))
-    bend = jnp.clip(h / 8 * (end.log_slope - start.log_slope), -1, 1)
+    change, mean = h * (end.log_slope - start.log_slope), h * (end.log_slope + start.log_slope) / 2
+    bend = jnp.where(jnp.abs(mean - (x - y)) <= jnp.abs(change) / 4, jnp.clip(change / 8, -1, 1), 0)
     middle = (x + y) / 2 + bend
     whole = _log_mean_exp(x, y)
     halves = jnp.logaddexp(_log_mean_exp(x, middle), _log_mean_exp(middle, y)) - jnp.log(2)

@@ -89,8 +89,8 @@ class FlowPhase(FromFunction, Phase, frozen=True, kw_only=True):
     """Phase that runs a flow, built from a function `(params, task, *, points, settings) -> FlowPath`.
 
     The function computes the path for one seed, with `points` rows. In every study, it is called with
-    parameters and training data in float64. Declare the trained parameters with `@ja.declare(train=["p"])`
-    or as a setting `train`.
+    parameters and training data in float64, and with a `key` if `is_random` is True. Declare the trained
+    parameters with `@ja.declare(train=["p"])` or as a setting `train`.
     """
 
     failure: ClassVar[str] = "the flow met NaN or a step too short to represent"
@@ -135,15 +135,16 @@ class FlowPhase(FromFunction, Phase, frozen=True, kw_only=True):
         """Return the indices of all rows of the path."""
         return list(range(self.points))
 
-    def follow(self, task: Task, params: Params) -> FlowPath:
+    def follow(self, task: Task, params: Params, key: Array) -> FlowPath:
         """Compute the path; if steps are expensive, compute only its start, and let `advance` continue it."""
         train = floats_to_float64(task.data.train)
         task = task._replace(data=task.data.replace(train=train))  # type: ignore[attr-defined]
-        return self._check_path(self._call(floats_to_float64(params), task), params)
+        given = {"key": key} if self.is_random else {}
+        return self._check_path(self._call(floats_to_float64(params), task, **given), params)
 
     def init(self, task: Task, params: Params, key: Array) -> FlowState:
         """Return the state at the start of the path."""
-        path = self.follow(task, params)
+        path = self.follow(task, params, key)
         with jax.enable_x64(True):
             # Outside of a traced function, flows return NumPy arrays, which lack the indexing rules of JAX.
             path = jax.tree.map(jnp.asarray, path)
@@ -267,7 +268,7 @@ class _LinearFlow(_TheoryFlow, frozen=True, kw_only=True):
             )
         _require_logistic(loss)
 
-    def follow(self, task: Task, params: Params) -> FlowPath:
+    def follow(self, task: Task, params: Params, key: Array) -> FlowPath:
         self._require(task.model, task.loss)
         scores = _scores(task, params)
         start = get(params, self.train[0]).reshape(-1)
@@ -293,7 +294,7 @@ class _OneLayerFlow(_TheoryFlow, frozen=True, kw_only=True):
         for setting in context:
             require_one_layer(setting.model, setting.loss, setting.data.num_classes)
 
-    def follow(self, task: Task, params: Params) -> FlowPath:
+    def follow(self, task: Task, params: Params, key: Array) -> FlowPath:
         require_one_layer(task.model, task.loss, task.data.train.num_classes)
         path: FlowPath = self._call(params, task.data.train)
         return path

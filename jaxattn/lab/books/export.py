@@ -10,7 +10,7 @@ from jaxattn.core.errors import InputError, at, writing
 from jaxattn.lab.books import page
 from jaxattn.lab.books.book import Book, Item, RunScale
 from jaxattn.lab.books.record import Record, path_of
-from jaxattn.lab.results.layout import markdown, marked, texts
+from jaxattn.lab.pages.layout import markdown, marked, texts
 from jaxattn.lab.storage.files import write_file
 
 

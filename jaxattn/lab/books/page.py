@@ -15,9 +15,9 @@ from jaxattn.lab.books import record as records
 from jaxattn.lab.books.book import Book, Item, RunScale
 from jaxattn.lab.books.finding import FALSIFIED, Finding
 from jaxattn.lab.books.record import FindingRecord, Record
+from jaxattn.lab.pages.layout import fill, texts
 from jaxattn.lab.results.intervals import LEVEL
 from jaxattn.lab.results.judge import ENOUGH_SEEDS
-from jaxattn.lab.results.layout import fill, texts
 from jaxattn.lab.storage.files import inside, write_file
 
 _TEMPLATE = Path(__file__).with_name("page.html")

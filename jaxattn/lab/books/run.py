@@ -14,9 +14,9 @@ from jaxattn.lab.books.page import Page, write_pages
 from jaxattn.lab.books.record import FindingRecord, Picture, Record
 from jaxattn.lab.engine import run as engine
 from jaxattn.lab.engine.progress import Reporter
-from jaxattn.lab.results import figures
-from jaxattn.lab.results.layout import texts
-from jaxattn.lab.results.load import Results, load
+from jaxattn.lab.figures import draw as figures
+from jaxattn.lab.loaded import Results, load
+from jaxattn.lab.pages.layout import texts
 from jaxattn.lab.storage import study_file
 from jaxattn.lab.storage.files import inside, write_file
 from jaxattn.lab.study.identity import identities

@@ -41,10 +41,8 @@ def command_groups() -> dict[str, dict[str, Callable[..., int]]]:
         },
         "Papers and claims": {
             "reproduce": results.reproduce,
-            "claims": results.claims,
             "refute": refutation.refute,
             "diagnose": results.diagnose,
-            "heads": results.heads,
         },
     }
 

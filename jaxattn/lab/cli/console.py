@@ -145,8 +145,9 @@ def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **o
     With `every`, print all metrics. Otherwise the output mentions `rest`, the option or command that prints
     the remaining metrics. Bootstrap options are passed to `statistics.summary_rows`.
     """
-    from jaxattn.lab.results import combine, overview, statistics
-    from jaxattn.lab.results.overview import caveats
+    from jaxattn.lab.pages import overview
+    from jaxattn.lab.pages.overview import caveats
+    from jaxattn.lab.results import combine, statistics
 
     chosen = overview.metrics(results)
     left = 0 if every else len(overview.recorded(results)) - len(chosen)

@@ -167,16 +167,6 @@ def read_size(text: str | None) -> int | None:
     return int(float(found[1]) * 1024 ** ("KMGT".index(found[2].upper()) + 1))
 
 
-def read_position(text: str | None) -> Any:
-    """Parse a query position: None, "first", "last" or an integer."""
-    if text in (None, "first", "last"):
-        return text
-    try:
-        return int(text or "")
-    except ValueError:
-        raise InputError(f"--position {text}: expected first, last or a number") from None
-
-
 def read_pair(option: str, text: str, example: str) -> tuple[str, str]:
     """Parse KEY=VALUE. On failure, the error message shows the option and an example."""
     key, separator, value = text.partition("=")

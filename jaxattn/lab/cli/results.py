@@ -31,7 +31,6 @@ from jaxattn.lab.cli.options import (
     option,
     read_folders,
     read_pair,
-    read_position,
     read_size,
     read_two,
     require_local_folder,
@@ -66,7 +65,9 @@ def aggregate(
         out: Write all rows (cell, phase, step, metric) to a CSV or Parquet file, or the printed table to a
             LaTeX or Markdown file.
     """
-    from jaxattn.lab.results import combine, layout, load, statistics
+    from jaxattn.lab.loaded import load
+    from jaxattn.lab.pages import layout
+    from jaxattn.lab.results import combine, statistics
 
     loaded = load(read_folders(directories))
     if not loaded.finished:
@@ -99,6 +100,7 @@ def report(
         bool, option(name="all", help="Print the paths of all files, not only report.html.")
     ] = False,
     formats: Annotated[tuple[Literal["png", "pdf"], ...], option(metavar="png|pdf ...")] = (),
+    flow: Annotated[int | None, option(metavar="SEED")] = None,
 ) -> int:
     """Draw the figures of a run and write its report.
 
@@ -108,19 +110,30 @@ def report(
 
     Args:
         formats: Also write the figures in these formats.
+        flow: Add a slider along the exact flow of this seed in the first cell. The flow is computed again.
     """
     from jaxattn.lab.engine.progress import Reporter, delayed
-    from jaxattn.lab.results import report as pages
+    from jaxattn.lab.pages import report as pages
     from jaxattn.lab.storage.folder import results_folder
 
     folder = results_folder(directory)
     here = folder.fetch("tables", "report")
+    elements = () if flow is None else (_flow(directory, flow),)
     with Reporter() as reporter:
-        written = pages.write_report(here, progress=delayed(reporter.update), formats=formats)
+        progress = delayed(reporter.update)
+        written = pages.write_report(here, progress=progress, formats=formats, elements=elements)
     folder.send_report(written.paths, here)
     print_written(written, every=every)
     print_made_by(written.made_by)
     return 1 if written.problems else 0
+
+
+def _flow(directory: Path | str, seed: int) -> str:
+    """Return the slider along the flow of a seed as an HTML element."""
+    from jaxattn.lab.explorer.run import explore_run
+    from jaxattn.lab.loaded import load
+
+    return explore_run(load(directory), seed=seed).figure()
 
 
 def diagnose(
@@ -178,97 +191,6 @@ def diagnose(
     for path in found.write(out, number):
         print_line(path)
     return 0
-
-
-def heads(
-    models: Annotated[Positional[tuple[Path, ...]], option(metavar="MODEL [MODEL ...]")],
-    /,
-    texts: Annotated[Path, option(metavar="FILE")],
-    position: Annotated[str | None, option(metavar="first|last|N")] = None,
-    length: int = 64,
-    most: Annotated[int, option(metavar="N")] = 200,
-    layers: Annotated[tuple[int, ...], option(metavar="LAYER ...")] = (),
-    share: float = 0.9,
-    draws: int = 10,
-    group: int = 25,
-    nuclear: int = 1,
-    seed: int = 0,
-    out: Annotated[Path, option(metavar="DIR")] = Path("results/heads"),
-    quiet: Quiet = False,
-) -> int:
-    """Measure the attention heads of a trained transformer.
-
-    For one query position, find the tokens that each head selects. Compare the direction and margin of the
-    head with those of the certified max-margin matrix for these tokens. Random queries are the baselines.
-    Several models are treated as checkpoints of one training run. An interrupted run resumes after the last
-    completed layer.
-
-    Example: jaxattn heads models/bert --texts reviews.txt --layers 0 1
-
-    Args:
-        models: Folders in Hugging Face format, with weights and tokenizer. Nothing is downloaded.
-        texts: UTF-8 file with one text per line.
-        position: Query position; by default the first token for an encoder and the last for a decoder.
-        length: Truncate texts to this many tokens.
-        most: Use at most this many texts.
-        layers: Measure only these layers.
-        share: Minimum fraction of attention for a token to count as selected; with 0, the token with the most
-            attention is selected.
-        draws: Number of random queries per null baseline; 0 for no baselines.
-        group: Number of sequences in each max-margin problem.
-        nuclear: Number of groups for which to compute the nuclear-norm margin; each takes several seconds.
-        seed: Seed for the null baselines.
-        out: Folder for the page, tables, figures and completed layers.
-    """
-    from jaxattn.lab import heads as package
-    from jaxattn.lab.engine.progress import Reporter
-
-    require_local_folder(out)
-    settings = package.HeadSettings(share=share, group=group, draws=draws, nuclear=nuclear, seed=seed)
-    with Reporter(quiet) as reporter:
-        found = package.heads(
-            models,
-            package.read_texts(texts, most),
-            position=read_position(position),
-            length=length,
-            layers=layers or None,
-            settings=settings,
-            out=out,
-            progress=reporter.note,
-        )
-    for line in found.summary():
-        print_wrapped(line)
-    for path in found.write(out):
-        print_line(path)
-    return 0
-
-
-def claims(
-    seeds: int = 64,
-    only: Annotated[tuple[str, ...], option(metavar="CLAIM ...")] = (),
-    data_dir: Annotated[Path | None, option(metavar="DIR")] = None,
-    out: Annotated[Path | None, option(metavar="DIR")] = None,
-    max_memory: MaxMemory = None,
-    quiet: Quiet = False,
-) -> int:
-    """Test the claims of the theory by experiment.
-
-    Test the claims of the paper and further findings, and write a page with a verdict for each. This is
-    equivalent to `jaxattn reproduce claims --seeds 64`, and requires a checkout of the repository. The exit
-    status is 1 if a claim is falsified.
-
-    Example: jaxattn claims --seeds 64 --data-dir ~/tensorflow_datasets
-
-    Args:
-        seeds: Number of seeds. With fewer than 36, a yes/no claim can be refuted but not confirmed.
-        only: Test only these claims, for example T4.3 MC.
-        data_dir: tensorflow-datasets folder that contains imdb_reviews. With it, claims are also tested on
-            real reviews.
-        out: Results folder; by default results/claims.
-    """
-    return reproduce(
-        "claims", only=only, seeds=seeds, data_dir=data_dir, out=out, max_memory=max_memory, quiet=quiet
-    )
 
 
 def reproduce(

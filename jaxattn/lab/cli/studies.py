@@ -92,7 +92,7 @@ def run(
 
 
 def _show(outcome: Any, report: Any, every: bool) -> int:
-    from jaxattn.lab.results import load
+    from jaxattn.lab.loaded import load
 
     for error in outcome.errors:
         print_line(f"jaxattn: failed: {error['batch']}: {error['reason']}", err=True)

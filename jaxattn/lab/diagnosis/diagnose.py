@@ -18,13 +18,13 @@ from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus
 from jaxattn.lab.diagnosis.inputs import read_weights
 from jaxattn.lab.diagnosis.measure import BINS, Measurements, Settings, measure_model
-from jaxattn.lab.results import layout
-from jaxattn.lab.results.drawn import RenderedFigure
+from jaxattn.lab.figures.rendered import RenderedFigure
+from jaxattn.lab.figures.tokens import importance
+from jaxattn.lab.pages import layout
+from jaxattn.lab.pages.layout import framed, summary_page, write_contents
 from jaxattn.lab.results.labels import format_number, interval
-from jaxattn.lab.results.layout import framed, summary_page, write_contents
 from jaxattn.lab.results.read import TOKEN_COLUMNS
 from jaxattn.lab.results.run import Run
-from jaxattn.lab.results.token_figures import importance
 from jaxattn.lab.results.tokens import with_classes
 
 NOTE = (

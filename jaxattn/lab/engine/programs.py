@@ -26,10 +26,12 @@ from jaxattn.lab.study.inputs import Inputs
 from jaxattn.lab.study.randomness import Keys, keys
 from jaxattn.lab.study.seed import Carried
 from jaxattn.lab.study.setting import (
+    PARTS,
     Hyperparameters,
     Setting,
     hyperparameters,
     numbers_of,
+    parts,
     with_hyperparameters,
 )
 
@@ -287,11 +289,12 @@ def programs(setting: Setting) -> Programs:
 
     Settings with custom code always get new programs, because global variables may have changed. Programs
     contain the arrays of files that the setting names, so they are those of the contents of these files.
-    They do not depend on numeric settings.
+    They do not depend on the numeric settings in `hyperparameters`, which are their arguments; all other
+    settings, such as the thresholds of the standard probes, are constants of the programs.
     """
     numbers = hyperparameters(setting)
     try:
-        key = _identity(setting), tuple(numbers), tuple(Inputs().of(setting).items())
+        key = _constants(setting), tuple(numbers), tuple(Inputs().of(setting).items())
     except _UserCode:
         return Programs(setting)
     if key not in _KNOWN:
@@ -319,16 +322,32 @@ class _UserCode(Exception):
     """Raised if a setting contains custom code."""
 
 
+def _constants(setting: Setting) -> Hashable:
+    """Return a key of all that is constant in the programs of a setting: all but the `hyperparameters`."""
+    constant = []
+    for path, part in parts(setting).items():
+        kept = msgspec.structs.asdict(part)
+        for number, _ in numbers_of(part):
+            kept = without(kept, number)
+        constant.append((path, _builtin(part), _identity(kept)))
+    rest = {name: x for name, x in setting._asdict().items() if name not in PARTS}
+    rest["probes"] = msgspec.structs.replace(setting.probes, own=())
+    return tuple(constant), _identity(rest)
+
+
+def _builtin(x: Spec) -> type[Spec]:
+    if type(x).__module__.startswith("jaxattn."):
+        return type(x)
+    raise _UserCode
+
+
 def _identity(x: Any) -> Hashable:
-    """Return a key for settings, without their numeric settings, which are arguments of programs."""
+    """Return a key for settings; raise _UserCode if they contain custom code."""
     match x:
         case None | bool() | int() | float() | str():
             return type(x), x
-        case Spec() if type(x).__module__.startswith("jaxattn."):
-            kept = msgspec.structs.asdict(x)
-            for path, _ in numbers_of(x):
-                kept = without(kept, path)
-            return type(x), _identity(kept)
+        case Spec():
+            return _builtin(x), _identity(msgspec.structs.asdict(x))
         case Mapping():
             return Mapping, tuple((name, _identity(value)) for name, value in x.items())
         case tuple() | list():

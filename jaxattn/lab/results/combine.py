@@ -68,11 +68,16 @@ def combine(folders: Sequence[AnyRun]) -> AnyRun:
         "batches": [],
         "made_by": [maker for folder in folders for maker in provenance.package_versions(folder.manifest)],
     }
-    joined = {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
+    joined = {name: _in_order(pd.concat(parts, ignore_index=True)) for name, parts in tables.items()}
     # Drop the study, because its cell numbers do not match the renumbered cells.
     return replace(
         folders[0], study=None, manifest=manifest, records=joined["records"], tokens=joined["tokens"]
     )
+
+
+def _in_order(table: pd.DataFrame) -> pd.DataFrame:
+    """Sort rows by cell and seed, so that the order does not depend on the names of folders with seeds."""
+    return table.sort_values(["cell", "seed"], kind="stable", ignore_index=True) if len(table) else table
 
 
 def _entry(folder: Run, cell: Mapping[str, Any], named: Mapping[str, Any], number: int) -> dict[str, Any]:

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from jaxattn.core.errors import InputError, counted
-from jaxattn.lab.results.drawn import DRAWN, read_captions
 from jaxattn.lab.storage import batch_record, files, memo, study_file
 from jaxattn.lab.storage import tables as parquet
 from jaxattn.lab.storage.batch_record import TABLES, BatchRecord
+from jaxattn.lab.storage.captions import DRAWN, read_captions
 from jaxattn.lab.storage.files import Damaged
 from jaxattn.lab.storage.memo import RUNS, Partial
 from jaxattn.lab.storage.study_file import damage_as_input_error, run_again

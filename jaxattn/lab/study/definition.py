@@ -201,14 +201,14 @@ def _tables_in(x: Any) -> Sequence[Any]:
 def custom_paths(tree: Any) -> Sequence[str]:
     """Return the import paths in tables, such as `module:Name`.
 
-    These are values of the keys `kind`, `optimizer` and `loss`, and entries of lists.
+    These are values of the keys `kind`, `optimizer`, `loss` and `objective`, values in the table `clamps`,
+    and entries of lists.
     """
     if isinstance(tree, dict):
-        own = [
-            x
-            for key, x in tree.items()
-            if key in ("kind", "optimizer", "loss") and isinstance(x, str) and ":" in x
-        ]
+        named = [x for key, x in tree.items() if key in ("kind", "optimizer", "loss", "objective")]
+        clamps = tree.get("clamps")
+        named += clamps.values() if isinstance(clamps, dict) else ()
+        own = [x for x in named if isinstance(x, str) and ":" in x]
         return [*own, *(path for x in tree.values() for path in custom_paths(x))]
     if isinstance(tree, list | tuple):
         return [

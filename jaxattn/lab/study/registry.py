@@ -298,9 +298,16 @@ def _instance(target: Any, values: Table, location: str) -> Any:
 def to_json_values(values: Table, names: ImportPaths) -> Table:
     """Convert settings to plain JSON values, replacing custom objects with their import paths."""
     check_values(values)
-    flat = {key: x.name if isinstance(x, Named) else x for key, x in values.items() if x is not None}
+    flat = {key: _without_targets(x) for key, x in values.items() if x is not None}
     table: Table = _plain(flat, names)
     return table
+
+
+def _without_targets(x: Any) -> Any:
+    """Return settings with the import path in place of each imported object."""
+    if isinstance(x, Named):
+        return x.name
+    return {key: _without_targets(each) for key, each in x.items()} if isinstance(x, dict) else x
 
 
 def _path(target: Any, names: ImportPaths) -> str:

@@ -198,9 +198,13 @@ class Reader:
         return self._known[key]
 
 
-def hyperparameters(setting: Setting) -> dict[SettingPath, float | int]:
-    """Return the numeric settings that may differ between vmapped runs of one program, by path."""
-    parts: dict[SettingPath, Spec] = {
+# Fields of a setting that `parts` covers; of the probes, only those in `own`.
+PARTS = ("data", "model", "loss", "starts", "phases")
+
+
+def parts(setting: Setting) -> dict[SettingPath, Spec]:
+    """Return the parts of a setting whose numbers may differ between vmapped runs of one program, by path."""
+    return {
         ("data",): setting.data,
         ("model",): setting.model,
         ("loss",): setting.loss,
@@ -208,8 +212,14 @@ def hyperparameters(setting: Setting) -> dict[SettingPath, float | int]:
         **{("phases", k): phase for k, phase in enumerate(setting.phases)},
         **{("probes", k): probe for k, probe in enumerate(setting.probes.own)},
     }
+
+
+def hyperparameters(setting: Setting) -> dict[SettingPath, float | int]:
+    """Return the numeric settings that may differ between vmapped runs of one program, by path."""
     found: dict[SettingPath, float | int] = {
-        (*path, *inner): number for path, thing in parts.items() for inner, number in numbers_of(thing)
+        (*path, *inner): number
+        for path, thing in parts(setting).items()
+        for inner, number in numbers_of(thing)
     }
     if pads_vocabulary(setting) and setting.data.vocab_size is not None:
         found[VOCAB_SIZE] = setting.data.vocab_size

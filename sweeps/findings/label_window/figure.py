@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from jaxattn.lab.results.style import DISTINCT, DPI, FIGURE_WIDTH, style
+from jaxattn.lab.figures.style import DISTINCT, DPI, FIGURE_WIDTH, style
 
 
 def draw(folder):

@@ -11,9 +11,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 import jaxattn as ja
+from jaxattn.lab.figures.style import BLUE, DISTINCT, GREY, INK, RED, style
 from jaxattn.lab.results import judge
 from jaxattn.lab.results.statistics import last_steps
-from jaxattn.lab.results.style import BLUE, DISTINCT, GREY, INK, RED, style
 
 SCALE, STEP = "model.init.E.scale", "phases.embed.step_size"
 WITHIN = 0.01

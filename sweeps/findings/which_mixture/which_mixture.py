@@ -16,8 +16,8 @@ from joint_limit import JointLimit, certify_joint_limit
 from matplotlib.figure import Figure
 
 import jaxattn as ja
+from jaxattn.lab.figures.style import DISTINCT, DPI, style
 from jaxattn.lab.results import judge
-from jaxattn.lab.results.style import DISTINCT, DPI, style
 from jaxattn.models.reference import padded_sequences
 from jaxattn.theory import Scores, relaxed_max_margin, selection_from_scores
 

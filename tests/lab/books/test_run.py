@@ -15,7 +15,7 @@ from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.books import Request, export, problems, read_book, reproduce
 from jaxattn.lab.books.record import read_record
 from jaxattn.lab.engine.progress import Reporter
-from jaxattn.lab.results.load import load
+from jaxattn.lab.loaded import load
 
 TINY = Path(__file__).with_name("tiny")
 

@@ -254,7 +254,7 @@ def test_mistyped_command_suggests_the_nearest_name(call, words, message):
         (["run", "x.toml", "--sed", "3"], ["Unrecognized options: --sed", "--seeds N|A:B|A,B"]),
         (["run"], ["Missing from jaxattn run", "SWEEP"]),
         (["diagnose", "--head", "v.npy"], ["--embedding", "--query", "--corpus"]),
-        (["heads", "x", "--texts", "y", "--draws", "a"], ["--draws", "'a'"]),
+        (["reproduce", "x", "--seeds", "a"], ["--seeds", "'a'"]),
         (["run", "x.toml", "--on-failure", "nope"], ["'nope'", "--on-failure", "retry"]),
     ],
 )
@@ -289,11 +289,14 @@ def test_option_names_may_contain_underscores(call):
         ),
         (["run", SWEEPS / "quickstart.toml", "--axis", "model.dim=16"], "--axis model.dim: 16 is not a list"),
         (["run", SWEEPS / "quickstart.toml", "--set", "model.dim=0"], "jaxattn: --set model.dim: expected"),
-        (["claims", "--only", "T4.4"], "--only: T4.4: no such item; known: L4.1"),
-        (["claims", "--only", "L4.1", "--only", "T4.3"], "--only: given 2 times; use it only once"),
+        (["reproduce", "claims", "--only", "T4.4"], "--only: T4.4: no such item; known: L4.1"),
+        (
+            ["reproduce", "claims", "--only", "L4.1", "--only", "T4.3"],
+            "--only: given 2 times; use it only once",
+        ),
         (["run", SWEEPS / "quickstart.toml", "--out", "a", "--out=b"], "--out: given 2 times"),
-        (["claims", "--seeds", "1"], "an interval over seeds requires at least 2"),
-        (["claims", "--only", "L4.1", "--data-dir", "nosuch"], "nosuch"),
+        (["reproduce", "claims", "--seeds", "1"], "an interval over seeds requires at least 2"),
+        (["reproduce", "claims", "--only", "L4.1", "--data-dir", "nosuch"], "nosuch"),
         (["status", "nosuch"], "nosuch"),
         (["aggregate"], "expected at least one results folder"),
         (["status"], "expected at least one results folder"),
@@ -329,13 +332,12 @@ def test_invalid_input_gives_a_one_line_error_and_status_2(call, monkeypatch, tm
 @pytest.mark.parametrize(
     "words",
     [
-        ["claims"],
         ["reproduce", "paper"],
         ["diagnose", "--embedding", "E.npy", "--query", "p.npy", "--head", "v.npy", "--corpus", "c.toml"],
     ],
     ids=lambda words: words[0],
 )
-def test_claims_reproduce_and_diagnose_cannot_write_to_a_bucket(call, monkeypatch, tmp_path, words):
+def test_reproduce_and_diagnose_cannot_write_to_a_bucket(call, monkeypatch, tmp_path, words):
     monkeypatch.chdir(tmp_path)
     status, _, error = call(*words, "--out", "s3://bucket/x")
     assert status == 2

@@ -12,8 +12,8 @@ import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.lab.diagnosis import diagnose
 from jaxattn.lab.engine.programs import seed_keys
-from jaxattn.lab.results import layout
-from jaxattn.lab.results.layout import typeset
+from jaxattn.lab.pages import layout
+from jaxattn.lab.pages.layout import typeset
 
 V, DIM = 60, 32
 FAST = {"min_count": 5, "draws": 20, "resampled": 100}

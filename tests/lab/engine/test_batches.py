@@ -12,7 +12,7 @@ from jaxattn.lab.engine import batches
 from jaxattn.lab.engine.batches import Batch, Source
 from jaxattn.lab.engine.plan import plan_study
 from jaxattn.lab.engine.programs import ProgramCache
-from jaxattn.lab.results import load
+from jaxattn.lab.loaded import load
 from jaxattn.lab.storage import batch_record
 from jaxattn.lab.storage.batch_record import BatchCell, BatchRecord, runs_key
 from jaxattn.lab.study.groups import compile_groups

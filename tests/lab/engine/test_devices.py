@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from jaxattn.lab.engine import devices
-from jaxattn.lab.results import load
+from jaxattn.lab.loaded import load
 from jaxattn.lab.storage import batch_record
 from jaxattn.lab.storage.batch_record import Device
 

@@ -63,6 +63,34 @@ def test_programs_are_cached_except_for_custom_code(study):
     assert made("own") is not made("own")
 
 
+def test_programs_have_the_settings_of_the_standard_probes(study):
+    """These are constants of a program, and no arguments, so each value has a program of its own."""
+    values = {"important": 0.2, "low": -0.5, "high": 0.5, "min_count": 3, "bins": 4, "tokens": False}
+    made = [
+        programs.programs(study(probes=probes).base) for probes in ({}, *({k: x} for k, x in values.items()))
+    ]
+    assert len({id(each) for each in made}) == len(made)
+
+
+def test_swept_thresholds_apply_to_each_cell(tmp_path, study):
+    """The attention on important tokens against a loop over tokens and sequences."""
+    thresholds = [0.1, 0.3, 2.0 / 3.0, 1.0]
+    swept = study(axes={"probes.important": thresholds}, probes={"min_count": 1}, seeds=2)
+    results = swept.run(tmp_path / "swept", quiet=True)
+    known = results.table()
+    assert known["important_mass"].nunique(dropna=False) > 2
+    for row in known.to_dict("records"):
+        cell, seed = row["cell"], row["seed"]
+        params, train = results.params(cell=cell, seed=seed), results.dataset(seed, cell).train
+        tokens = results.tokens.query(f"cell == {cell} and seed == {seed} and phase == 'query'")
+        important = np.zeros(train.vocab_size, bool)
+        important[tokens["id"]] = tokens["posterior_difference"].abs() >= thresholds[cell]
+        weights = np.asarray(train.counts()) * np.exp(np.asarray(params.E @ params.p))
+        mass = (weights[:, important].sum(axis=1) / weights.sum(axis=1)).mean()
+        expected = mass if important.any() else np.nan
+        np.testing.assert_allclose(row["important_mass"], expected, rtol=1e-5)
+
+
 @contextmanager
 def compiling():
     """Collect the thread of every program that is compiled or loaded from the cache."""

@@ -17,7 +17,7 @@ from jaxattn.lab.cli.status import run_status
 from jaxattn.lab.engine import attempt, description, missing, programs, run
 from jaxattn.lab.engine.monitor import Interrupted
 from jaxattn.lab.engine.programs import ProgramCache
-from jaxattn.lab.results import load
+from jaxattn.lab.loaded import load
 from jaxattn.lab.storage import study_file
 from jaxattn.lab.study import identity
 from jaxattn.lab.study.import_paths import ImportPaths

@@ -17,7 +17,7 @@ from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.cli.status import run_status
 from jaxattn.lab.engine import missing, programs, queue
 from jaxattn.lab.engine.monitor import RunMonitor
-from jaxattn.lab.results import load
+from jaxattn.lab.loaded import load
 from jaxattn.lab.results.read import verify
 from jaxattn.lab.storage import batch_record, checkpoints, files, memo, study_file
 from jaxattn.lab.storage.memo import Memo

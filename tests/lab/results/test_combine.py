@@ -6,10 +6,11 @@ import pandas as pd
 import pytest
 
 from jaxattn.core.errors import InputError, RunError
-from jaxattn.lab.results import aggregate, load
+from jaxattn.lab.loaded import load
+from jaxattn.lab.pages.layout import latex, markdown, write_page
+from jaxattn.lab.results import aggregate
 from jaxattn.lab.results.combine import _equal, choose, combine, group, paired
 from jaxattn.lab.results.intervals import student_t
-from jaxattn.lab.results.layout import latex, markdown, write_page
 from jaxattn.lab.results.run import Run
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from jaxattn.lab.results import style
+from jaxattn.lab.figures import style
 from jaxattn.lab.results.labels import (
     LONGEST_LABEL,
     axis_label,

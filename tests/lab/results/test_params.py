@@ -16,7 +16,7 @@ import pytest
 import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.data import corpus
-from jaxattn.lab.results import load
+from jaxattn.lab.loaded import load
 from jaxattn.lab.results.combine import group
 from jaxattn.lab.results.params import Parameters
 from jaxattn.lab.storage import batch_record, checkpoints, study_file

@@ -15,8 +15,10 @@ import pytest
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.cli.status import run_status
-from jaxattn.lab.results import load, read, report
-from jaxattn.lab.results.overview import caveats
+from jaxattn.lab.loaded import load
+from jaxattn.lab.pages import report
+from jaxattn.lab.pages.overview import caveats
+from jaxattn.lab.results import read
 from jaxattn.lab.results.read import read_results, verify
 from jaxattn.lab.storage import batch_record, checkpoints, files, memo, study_file
 from jaxattn.lab.storage.batch_record import Failure
@@ -501,7 +503,7 @@ def test_nothing_in_a_folder_is_executed(write, batch_of, batches, change_study,
     for read_more in (results.params, results.dataset):
         with pytest.raises(InputError):
             read_more()
-    code = f"from jaxattn.lab.results import load; load({str(folder)!r})"
+    code = f"from jaxattn.lab.loaded import load; load({str(folder)!r})"
     environment = os.environ | {"PYTHONPATH": str(Path(read.__file__).parents[3])}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, cwd=tmp_path)
     record = batch_record.read_record(batch, folder)

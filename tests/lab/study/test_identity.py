@@ -300,3 +300,27 @@ def test_identities_are_hashes_and_the_same_each_time(study, name):
     for text in (found.key, found.setting):
         assert len(text) == 32
         assert int(text, 16) >= 0
+
+
+@pytest.mark.parametrize("setting", ["objective = 'mine.py:f'", "clamps = { attention = 'mine.py:f' }"])
+def test_an_edited_objective_or_clamp_is_another_run(tmp_path, setting):
+    sweep = f"""
+        name = "edited"
+        seeds = 1
+        data = {{ kind = "independent", vocab_size = 9, relevant = 4, length = 4, sequences = 8 }}
+        model = {{ kind = "one_layer", dim = 4 }}
+        [[phases]]
+        name = "sgd"
+        kind = "descent"
+        train = ["p"]
+        optimizer = "sgd"
+        step_size = 0.1
+        steps = 2
+        {setting}
+    """
+    (tmp_path / "study.toml").write_text(sweep)
+    found = set()
+    for factor in (1, 2):
+        (tmp_path / "mine.py").write_text(f"def f(x, task):\n    return {factor} * x\n")
+        found.add(of(ja.Study.read(tmp_path / "study.toml")).key)
+    assert len(found) == 2

@@ -1,0 +1,1 @@
+"""Figures of results, with captions and a common style."""

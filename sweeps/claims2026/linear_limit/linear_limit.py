@@ -1,0 +1,87 @@
+"""Softmax attention on infinite Gaussian prompts: a linear layer with a matrix A and a number b.
+
+The population risk of in-context regression has a closed form, which gradient flow follows instead of a
+training loss:
+
+    R(A, b) = ½ tr((bΣA - I) Σ (bΣA - I)ᵀ)
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+import jaxattn as ja
+
+
+class Population(ja.Dataset):
+    """Covariance Σ of the queries; its rows are the examples, and the targets (d, d) are Σ^½ᵀ.
+
+    Attributes:
+        covariance: (d, d); Σ.
+    """
+
+    covariance: Array
+
+
+def population(key: Array, *, dim: int, spread: float, scale: float) -> Population:
+    """Sample Σ with log-uniform eigenvalues between scale/spread and scale, and random eigenvectors."""
+    first, second = jax.random.split(key)
+    axes, _ = jnp.linalg.qr(jax.random.normal(first, (dim, dim)))
+    values = scale * jnp.asarray(spread) ** -jax.random.uniform(second, (dim,))
+    covariance = (axes * values) @ axes.T
+    covariance = (covariance + covariance.T) / 2
+    return Population(targets=jnp.linalg.cholesky(covariance).T, covariance=covariance)
+
+
+class Linear(ja.Model[Population]):
+    """A (d, d) and b with A = αΘΘᵀ and b = ‖A‖, where ‖ΘΘᵀ‖ = 1.
+
+    Attributes:
+        alpha: α, relative to √2 / (d^¼ ‖Σ‖).
+        start: "full", Θ with d columns; "rank one", Θ with one column; or "blind", A = 0, b = `alpha`.
+        scale: ‖Σ‖, the largest possible eigenvalue.
+    """
+
+    alpha: float
+    scale: float
+    start: Literal["full", "rank one", "blind"] = "full"
+
+    def init(self, key: Array, like: Population, *, dtype: jnp.dtype) -> dict[str, Array]:
+        """Sample a balanced start."""
+        d = like.num_examples
+        columns = 1 if self.start == "rank one" else d
+        theta = jax.random.normal(key, (d, columns), dtype)
+        square = theta @ theta.T
+        alpha = self.alpha * 2**0.5 / d**0.25 / self.scale
+        A = alpha * square / jnp.linalg.norm(square)
+        if self.start == "blind":
+            return {"A": jnp.zeros_like(A), "b": jnp.asarray(alpha, dtype)}
+        return {"A": A, "b": jnp.linalg.norm(A)}
+
+    def outputs(self, params: dict[str, Array], data: Population) -> Array:
+        """Return rows whose mean squared distance from the targets is 2R/d, (d, d)."""
+        return data.targets @ (params["b"] * data.covariance @ params["A"]).T
+
+
+def risk(params: dict[str, Array], task: ja.dynamics.Task) -> Array:
+    """Return the population risk R(A, b)."""
+    S = task.data.train.covariance.astype(params["A"].dtype)
+    rest = params["b"] * S @ params["A"] - jnp.eye(len(S))
+    return jnp.trace(rest @ S @ rest.T) / 2
+
+
+def limit(params: dict[str, Array], data: Population) -> dict[str, Array]:
+    """Return the distances from the limit of the theorem, the risk and the conserved ‖A‖² - b²."""
+    S = data.covariance.astype(params["A"].dtype)
+    inverse = jnp.linalg.inv(S)
+    b = jnp.trace(inverse @ inverse) ** 0.25
+    A = inverse / b
+    rest = params["b"] * S @ params["A"] - jnp.eye(len(S))
+    return {
+        "distance_A": jnp.linalg.norm(params["A"] - A) / jnp.linalg.norm(A),
+        "distance_b": jnp.abs(params["b"] - b) / b,
+        "risk": jnp.trace(rest @ S @ rest.T) / 2 / (jnp.trace(S) / 2),
+        "balance": (jnp.linalg.norm(params["A"]) ** 2 - params["b"] ** 2) / b**2,
+    }

@@ -1,0 +1,36 @@
+"""A softmax head learns a teacher with a peaked output distribution, as in the public code of the paper."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+import jaxattn as ja
+from jaxattn.data import Vectors
+
+VOCABULARY, DIM = 128, 32
+
+
+def teacher(key: Array, task_key: Array, *, temperature: float, sequences: int) -> Vectors:
+    """Sample inputs of norm √d, and the teacher's log-probabilities at a temperature."""
+    X = jax.random.normal(key, (sequences, DIM))
+    X = X / jnp.sqrt(jnp.mean(X**2, axis=1, keepdims=True))
+    W = jax.random.uniform(task_key, (VOCABULARY, DIM), minval=-1, maxval=1) / jnp.sqrt(DIM)
+    return Vectors(targets=jax.nn.log_softmax(X @ W.T / temperature), X=X[:, None])
+
+
+class Head(ja.Model[Vectors]):
+    """Logits W x with W = 0 at the start."""
+
+    def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> dict[str, Array]:
+        """Return zeros."""
+        return {"W": jnp.zeros((VOCABULARY, DIM), dtype)}
+
+    def outputs(self, params: dict[str, Array], data: Vectors) -> Array:
+        """Compute the logits, (n, 128)."""
+        return data.X[:, 0] @ params["W"].T
+
+
+def divergence(outputs: Array, log_probabilities: Array) -> Array:
+    """Compute the divergence of the student from the teacher for each example."""
+    away = log_probabilities - jax.nn.log_softmax(outputs)
+    return jnp.sum(jnp.exp(log_probabilities) * away, axis=-1)
