@@ -1,7 +1,7 @@
 """Measure step time, bitwise reproducibility and memory of each kind of phase on this machine.
 
 python benchmarks/bench.py --out mine.json          # measure, print a table and write it to a file
-python benchmarks/bench.py mine.json other.json     # compare several machines
+python benchmarks/bench.py mine.json other.json     # compare machines
 """
 
 import argparse
@@ -316,7 +316,7 @@ def table(report: Report) -> pd.DataFrame:
 
 
 def beside(reports: Sequence[Report]) -> pd.DataFrame:
-    """Return a table of µs per step and seed: one row per case and number of seeds, one column per report."""
+    """Return a table of µs per step and seed: a row per case and number of seeds, a column per report."""
     keys = dict.fromkeys((row.case, row.seeds) for report in reports for row in report.measured)
     found = [{(row.case, row.seeds): row.step_us for row in report.measured} for report in reports]
     frame = pd.DataFrame([{"case": case, "seeds": seeds} for case, seeds in keys])

@@ -56,7 +56,7 @@ def serve(pipe):
 
 
 def ask(pipe, word):
-    """Send a word to the server; return its request counts, bytes sent, and, for "size", bytes stored."""
+    """Send a word to the server, and return its request counts, bytes sent, and, for "size", bytes stored."""
     pipe.send(word)
     return pipe.recv()
 

@@ -31,14 +31,14 @@ CHECKER = Path(check_certificate.__file__)
 
 
 def checked(path):
-    """Run the checker on a certificate; return its verdict and its time in seconds."""
+    """Run the checker on a certificate, and return its verdict and its time in seconds."""
     begin = time.perf_counter()
     done = subprocess.run([sys.executable, "-I", "-S", CHECKER, path], capture_output=True, text=True)
     return done.stdout.partition(":")[0], time.perf_counter() - begin
 
 
 def measure(scores, chosen, solution, path):
-    """Write and check one certificate; return its gaps and times."""
+    """Write and check one certificate, and return its gaps and times."""
     begin = time.perf_counter()
     gap = ja.theory.write_certificate(path, scores, chosen, solution).gap
     written = time.perf_counter() - begin
@@ -53,7 +53,7 @@ def measure(scores, chosen, solution, path):
 
 
 def measure_seeds(seeds):
-    """Write and check one certificate per seed; return their extreme gaps and median times."""
+    """Write and check one certificate per seed, and return their extreme gaps and median times."""
     E, corpora, chosen = batch_problem(seeds, relevant=20)
     begin = time.perf_counter()
     solutions = ja.theory.max_margin_batch(ja.theory.Scores(E, corpora), chosen)

@@ -26,44 +26,44 @@ def main() -> None:
     rng = np.random.default_rng(0)
     rows: dict[str, Callable[[int], float | None]] = {}
     for name, law in LAWS.items():
-        rows[f"Student's t, mean, {name}"] = lambda n, law=law: held(
+        rows[f"Student's t, mean, {name}"] = lambda n, law=law: covered(
             student_t(law.rvs((20_000, n), random_state=rng)), law.mean()
         )
     lognormal = LAWS["lognormal"]
-    rows["t of logarithms, geometric mean, lognormal"] = lambda n: held(
+    rows["t of logarithms, geometric mean, lognormal"] = lambda n: covered(
         geometric(lognormal.rvs((20_000, n), random_state=rng)), 1.0
     )
-    rows["Student's t, mean, of 0, ½ and 1 (.05, .15, .8)"] = lambda n: of_ties(n, rng)
-    rows["jackknife, correlation of the mean curve of 20 bins"] = lambda n: of_curve(n, rng)
+    rows["Student's t, mean, of 0, ½ and 1 (.05, .15, .8)"] = lambda n: tied_coverage(n, rng)
+    rows["jackknife, correlation of the mean curve of 20 bins"] = lambda n: curve_coverage(n, rng)
     for name, law in LAWS.items():
-        rows[f"interquartile mean, {name}"] = lambda n, law=law: of_middle(law, n, rng)
+        rows[f"interquartile mean, {name}"] = lambda n, law=law: interquartile_coverage(law, n, rng)
     for p in SHARES:
-        rows[f"Clopper-Pearson, share of {p:g} (exact)"] = lambda n, p=p: of_share(p, n)
-    cells = [[name, *(written(row(n)) for n in SEEDS)] for name, row in rows.items()]
+        rows[f"Clopper-Pearson, share of {p:g} (exact)"] = lambda n, p=p: fraction_coverage(p, n)
+    cells = [[name, *(formatted(row(n)) for n in SEEDS)] for name, row in rows.items()]
     print(markdown_table(["interval", *(f"n = {n}" for n in SEEDS)], cells))
 
 
-def held(bounds: tuple[Any, Any], truth: float) -> float:
-    """Return the share of the intervals that contain the true value."""
+def covered(bounds: tuple[Any, Any], truth: float) -> float:
+    """Return the fraction of intervals that contain the true value."""
     return float(((bounds[0] <= truth) & (truth <= bounds[1])).mean())
 
 
-def of_ties(n: int, rng: np.random.Generator) -> float:
-    """Return the coverage of the interval for the mean of values with ties; skip samples of equal values."""
+def tied_coverage(n: int, rng: np.random.Generator) -> float:
+    """Return the coverage for the mean of tied values. Samples whose values are all equal are skipped."""
     low, high = student_t(rng.choice(TIED, (20_000, n), p=WEIGHTS))
     made = np.isfinite(low)
-    return held((low[made], high[made]), float(TIED @ WEIGHTS))
+    return covered((low[made], high[made]), float(TIED @ WEIGHTS))
 
 
-def of_curve(n: int, rng: np.random.Generator) -> float:
-    """Return the coverage of the interval for the correlation of bins with the seed mean of a noisy line.
+def curve_coverage(n: int, rng: np.random.Generator) -> float:
+    """Return the coverage for the correlation between bins and the seed mean of a noisy line.
 
     The true value is the expectation of this correlation, which is below 1 because of the noise.
     """
     curves = BINS + NOISE * rng.normal(size=(4000, n, len(BINS)))
     total = curves.sum(axis=1, keepdims=True)
     value, left_out = correlation(total[:, 0]), correlation((total - curves) / (n - 1))
-    return held(jackknife(value, left_out.T), float(value.mean()))
+    return covered(jackknife(value, left_out.T), float(value.mean()))
 
 
 def correlation(curves: Any) -> Any:
@@ -72,23 +72,23 @@ def correlation(curves: Any) -> Any:
     return curves @ BINS / np.sqrt(np.square(curves).sum(axis=-1) * (BINS @ BINS))
 
 
-def of_middle(law: Any, n: int, rng: np.random.Generator) -> float | None:
-    """Return the coverage of the interval for the interquartile mean, or None if n is too small for one."""
+def interquartile_coverage(law: Any, n: int, rng: np.random.Generator) -> float | None:
+    """Return the coverage for the interquartile mean, or None if n is too small for an interval."""
     if n < 4:
         return None
     truth = law.ppf(np.linspace(0.25, 0.75, 20_001)).mean()
-    return held(interquartile(np.sort(law.rvs((20_000, n), random_state=rng), axis=1)), truth)
+    return covered(interquartile(np.sort(law.rvs((20_000, n), random_state=rng), axis=1)), truth)
 
 
-def of_share(p: float, n: int) -> float:
-    """Return the coverage of the interval for a proportion p, summed exactly over all counts."""
+def fraction_coverage(p: float, n: int) -> float:
+    """Return the coverage for a fraction p, summed exactly over all counts."""
     low, high = clopper_pearson(np.arange(n + 1), n)
     return float(stats.binom.pmf(np.arange(n + 1), n, p)[(low <= p) & (p <= high)].sum())
 
 
-def written(share: float | None) -> str:
+def formatted(fraction: float | None) -> str:
     """Format a coverage, or return a dash for None."""
-    return "–" if share is None else f"{share:.3f}"
+    return "–" if fraction is None else f"{fraction:.3f}"
 
 
 if __name__ == "__main__":

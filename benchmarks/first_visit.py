@@ -1,4 +1,4 @@
-"""What to measure on the first visit to a machine with an accelerator, in two parts of about five minutes.
+"""Measure what a new accelerator can do, in two parts of about five minutes.
 
     JAX_PLATFORMS=cuda,cpu python benchmarks/first_visit.py first --out first_visit
     JAX_PLATFORMS=cuda,cpu python benchmarks/first_visit.py second --out first_visit
@@ -6,8 +6,8 @@
 The first part answers whether it runs and how fast; read it before the second. The second part runs the
 tests that need a chip, PyTorch on the same card, Theorem 4.3 for 1,000 seeds, and one worker for each GPU.
 Each step has a limit on its time and runs in its own process. Its output is in OUT/STEP.txt, and
-OUT/visit_PART.json lists the card, the version of JAX, and the status and seconds of each step. Put what
-comes back into results/published/bench.
+OUT/visit_PART.json lists the card, the version of JAX, and the status and seconds of each step. Copy
+the output to results/published/bench.
 
 Without an accelerator, this is a rehearsal: it shows that the commands start.
 """

@@ -35,7 +35,7 @@ JOINT, STEPS = "Adam step on E, p and v", 4
 
 
 def seconds(function, repeats):
-    """Return the times of `repeats` calls of a function that blocks until its results are ready."""
+    """Time `repeats` calls to a function that blocks until its results are ready."""
     times = []
     for _ in range(repeats):
         begin = time.perf_counter()
@@ -45,7 +45,7 @@ def seconds(function, repeats):
 
 
 def load_times(data_dir):
-    """Return the training split, and the times of loading both splits, first without, then with the cache."""
+    """Return the training split, and the times to load both splits, uncached then cached."""
     source = ja.texts.Tfds(dataset="imdb_reviews", data_dir=data_dir, min_count=45)
     with tempfile.TemporaryDirectory() as cache:
         times = []

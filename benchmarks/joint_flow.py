@@ -1,11 +1,11 @@
-"""Compare the joint flow of p and v with an independent ODE: shares of seeds that agree or end unsettled.
+"""Compare the joint flow of p and v with an independent ODE solver: which seeds agree, and which are open.
 
     python benchmarks/joint_flow.py --out results/benchmarks [--seeds 64]
 
 The problems have V = 16 with 8 relevant tokens, n = 40, T = 6 and d = 32, after one step of size 60 on E.
-`joint_flow` runs to ‖p‖ = 1000, the ODE (`joint_ode.py`: NumPy and SciPy) to log ‖v‖ = 19.6. Above log ‖v‖ of
-about 17.8, `joint_flow` computes v as a function of p. Rows of its path are compared with the ODE at the same
-log ‖v‖.
+`joint_flow` runs to ‖p‖ = 1000, and the ODE solver (`joint_ode.py`, in NumPy and SciPy) to log ‖v‖ = 19.6.
+Above log ‖v‖ of about 17.8, `joint_flow` computes v as a function of p. Rows of its path are compared with
+the ODE at the same log ‖v‖.
 """
 
 import argparse

@@ -43,7 +43,7 @@ BATCHES = (1, 4, 16)
 
 
 def clock(function):
-    """Return the seconds of one call of a function, until its results are ready."""
+    """Time one call of a function, in seconds, until its results are ready."""
     begin = time.perf_counter()
     jax.block_until_ready(function())
     return time.perf_counter() - begin

@@ -103,7 +103,7 @@ def draw(seeds, spread, vocab_size):
 
 
 def timed(calls, repeats):
-    """Time calls in turn; return their seconds by name."""
+    """Time calls in turn, and return their seconds by name."""
     times = {name: [] for name in calls}
     for call in calls.values():
         call()

@@ -4,7 +4,7 @@
 
 The script prints lines of code (without docstrings, blank lines and comments), modules (without `__init__`),
 and the import graph between rooms: its levels, and a cycle if there is one. A room is a directory or module
-of the package or of its lab. tests/test_imports.py checks which room may import which. A name with several
+of the package or of its lab. tests/test_imports.py checks which room may import which. A name with multiple
 meanings is a public function, class or constant that more than one module defines.
 
 An import inside a function, or for type checkers only, counts like one at the top of a module. The exception
@@ -73,7 +73,7 @@ def imports(package: Path = PACKAGE) -> Graph:
 
 
 def meanings(package: Path = PACKAGE) -> dict[str, list[str]]:
-    """Return the public names that several modules define, with these modules."""
+    """Return the public names that multiple modules define, with these modules."""
     defined: dict[str, list[str]] = {}
     for module, path in modules(package).items():
         for name in _defined(ast.parse(path.read_text())):

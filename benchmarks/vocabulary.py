@@ -4,7 +4,7 @@
 
 The paper has V = 7,766 on IMDB and 5,424 on Yelp. On IMDB its bins of the posterior difference are over
 [-1, 14/15], so -1 and 14/15 = (29 - 1)/30 are the smallest and the largest posterior difference of its words.
-For each tokeniser, way of counting, length limit and share of the training reviews, the script finds the
+For each tokeniser, way of counting, length limit and fraction of the training reviews, the script finds the
 cut-off whose vocabulary size is closest to V, and the range of the posterior difference for it.
 """
 

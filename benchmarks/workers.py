@@ -1,8 +1,8 @@
-"""Time a study in this process against the same study in a pool of workers, batch by batch the same work.
+"""Time the same batches of a study in this process and in a pool of workers.
 
     python benchmarks/workers.py --workers 2 --batches 64
 
-Every batch is one run of small arrays, which uses one core, so the workers can be faster by their number.
+Every batch is one run on small arrays and uses one core, so N workers can be up to N times as fast.
 (XLA computes products of large arrays on all cores; a single process is then as fast as the workers.) The
 times include the start of the workers, their imports and their compilation; a first run fills the cache of
 programs.

@@ -28,8 +28,9 @@ from jaxattn.core.settings import markdown_table, meanings, summary_line, writte
 from jaxattn.lab.pages.definitions import definition
 from jaxattn.lab.probes import Accuracy, Fit, Importance, OneStepError, Selected
 from jaxattn.lab.probes.standard import Probes
+from jaxattn.lab.study.concepts import CONCEPTS
 from jaxattn.lab.study.definition import Tables
-from jaxattn.lab.study.registry import CONCEPTS, fields_of
+from jaxattn.lab.study.registry import fields_of
 
 PHASES, PROBES = kinds.classes(kinds.PHASES), kinds.classes(kinds.PROBES)
 READERS = kinds.classes(kinds.READERS)

@@ -10,9 +10,10 @@ import pytest
 import jaxattn as ja
 from jaxattn import base
 from jaxattn.base.model import HasTokenScores
-from jaxattn.base.probe import concluded
+from jaxattn.base.probe import check_conclusions
 from jaxattn.core.errors import InputError
-from jaxattn.lab.study.registry import CONCEPTS, _check_class, _check_settings, table
+from jaxattn.lab.study.concepts import CONCEPTS, table
+from jaxattn.lab.study.registry import _check_class, _check_settings
 
 PACKAGE = Path(ja.__file__).parent
 EXTENDING = Path(__file__).parents[1] / "docs" / "howto" / "extending.md"
@@ -128,6 +129,6 @@ class Concludes(ja.PhaseProbe):
 )
 def test_conclude_must_return_one_row_per_seed(found, message):
     with pytest.raises(InputError, match=message):
-        concluded(Concludes(), found, seeds=6, points=3)
+        check_conclusions(Concludes(), found, seeds=6, points=3)
     fine = {"turned": np.zeros((6, 3))}, {"ended": [0.0] * 6}
-    assert concluded(Concludes(), fine, 6, 3)[1]["ended"].shape == (6,)
+    assert check_conclusions(Concludes(), fine, 6, 3)[1]["ended"].shape == (6,)

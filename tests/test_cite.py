@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import jaxattn
-from jaxattn.lab.study.registry import CONCEPTS
+from jaxattn.lab.study.concepts import CONCEPTS
 
 ROOT = Path(jaxattn.__file__).parents[1]
 HOWTO = ROOT / "docs" / "howto"

@@ -10,7 +10,8 @@ from jaxattn.core.settings import written
 from jaxattn.lab import kinds
 from jaxattn.lab.api import Study
 from jaxattn.lab.cli.commands import commands
-from jaxattn.lab.study.registry import CONCEPTS, fields_of
+from jaxattn.lab.study.concepts import CONCEPTS
+from jaxattn.lab.study.registry import fields_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 _spec = importlib.util.spec_from_file_location("pages_of_docs", DOCS / "pages.py")

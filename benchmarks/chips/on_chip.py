@@ -58,7 +58,7 @@ class _Compiler(NamedTuple):
     known: dict[str, Compiled]
 
     def compile(self, runs: int, only: Collection[str] = ()) -> Found:
-        """Compile programs for `runs` vmapped runs; a program that runs on the host is paired with None."""
+        """Compile programs for `runs` vmapped runs. A program that runs on the host is paired with None."""
         found: Found = []
         wanted = only or self.only
         for made in self.programs.phase_programs(self.group, runs):
@@ -177,7 +177,7 @@ def _fit(compiler: _Compiler, wanted: int, budget: int) -> _Fitted:
 
 
 def _peak(found: Found) -> tuple[int, str]:
-    """Return the largest memory that a program needs on a device, and the name of that program."""
+    """Return the peak device memory over all programs, and which program needs it."""
     return max(((own.held, made.location) for made, own in found if own), default=(0, ""))
 
 

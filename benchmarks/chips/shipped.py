@@ -63,7 +63,7 @@ TARGETS = ("h200", "a100", "v5e")
 
 
 def compiled(case):
-    """Compile the programs of a case; return rows by program name, one per compile group."""
+    """Compile the programs of a case, and return rows by program name, one per compile group."""
     study = Study.read(ROOT / case["sweep"], case.get("overrides", ()))
     found = {}
     for row in plan(study, case["target"], only=case.get("only", ())).programs:

@@ -14,7 +14,7 @@ from jaxattn.lab.engine.memory import held_bytes
 
 
 class Target(NamedTuple):
-    """One or several identical chips that programs are compiled for.
+    """One or more identical chips for which programs are compiled.
 
     Attributes:
         name: the requested name.

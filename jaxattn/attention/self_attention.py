@@ -224,7 +224,7 @@ def attend_within(
 def _forward(
     corpus: Corpus, queries: Array, keys: Array | None, columns: tuple[Array, ...], residual: bool
 ) -> tuple[Any, Any]:
-    compute = _one_by_one_if_many_blocks(partial(_mixed, residual=residual), corpus, queries)
+    compute = _one_by_one_if_many_blocks(partial(_mix, residual=residual), corpus, queries)
     mixed, kept = compute(corpus, queries, keys, columns)
     return mixed, (corpus, queries, keys, columns, kept)
 
@@ -245,7 +245,7 @@ def _one_by_one_if_many_blocks(
     return function if is_single_block(corpus.bags, queries.shape[1]) else sequential_vmap(function)
 
 
-def _mixed(corpus: Corpus, queries: Array, keys: Array | None, columns: Any, *, residual: bool) -> Any:
+def _mix(corpus: Corpus, queries: Array, keys: Array | None, columns: Any, *, residual: bool) -> Any:
     """Return x' for each column, and the products G to keep for the backward pass, as one array."""
 
     def visit(carry: Any, block: Block) -> Any:

@@ -187,7 +187,7 @@ class PhaseProbe(Measurement, frozen=True, kw_only=True):
         raise NotImplementedError(f"{type(self).__name__}.conclude")
 
 
-def concluded(probe: PhaseProbe, found: object, seeds: int, points: int) -> tuple[Metrics, Metrics]:
+def check_conclusions(probe: PhaseProbe, found: object, seeds: int, points: int) -> tuple[Metrics, Metrics]:
     """Validate the pair of dictionaries returned by `PhaseProbe.conclude` and convert their values to arrays.
 
     Args:

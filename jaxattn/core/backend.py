@@ -125,11 +125,11 @@ def pinned() -> Iterator[None]:
 
 def _option(name: str, value: Any) -> AbstractContextManager[Any]:
     manager = getattr(jax, name.removeprefix("jax_"), None)
-    return _updated(name, value) if manager is None else manager(value)
+    return _set_option(name, value) if manager is None else manager(value)
 
 
 @contextmanager
-def _updated(name: str, value: Any) -> Iterator[None]:
+def _set_option(name: str, value: Any) -> Iterator[None]:
     before = getattr(jax.config, name)
     jax.config.update(name, value)
     try:

@@ -65,7 +65,7 @@ class DrawnFromFunction(FromFunction, DrawnData, frozen=True, kw_only=True):
         """Names of the V tokens: their ids as strings."""
         key = jax.random.key(0)
         task_key = key if self.has_task_key else None
-        return _numbered(jax.eval_shape(lambda key: self._sample(None, task_key, key, self._sequences), key))
+        return _token_ids(jax.eval_shape(lambda key: self._sample(None, task_key, key, self._sequences), key))
 
     def check(self, *context: StudyParts) -> None:
         """Raise InputError if the check passed to `declare` rejects the settings for any split."""
@@ -105,7 +105,7 @@ class DrawnFromFunction(FromFunction, DrawnData, frozen=True, kw_only=True):
     def _sample(self, used: Array | None, task_key: Array | None, key: Array, sequences: int) -> Dataset:
         given = {"used": used, "task_key": task_key, "sequences": sequences if self.draws_batches else None}
         found: object = self._call(key, **{name: x for name, x in given.items() if x is not None})
-        return _checked(found)
+        return _check_dataset(found)
 
     def _noisy(self, key: Array, data: Dataset) -> Dataset:
         # If there is no label noise, the targets need not be classes.
@@ -122,16 +122,16 @@ class SharedFromFunction(FromFunction, SharedData, frozen=True, kw_only=True):
         """Call the function, and return its data with the token names."""
         found: object = self._call()
         several = found if type(found) is tuple else (found,)
-        return Loaded(jax.jit(splits_of)(*map(_checked, several)), True, list(_numbered(several[0])))
+        return Loaded(jax.jit(splits_of)(*map(_check_dataset, several)), True, list(_token_ids(several[0])))
 
 
-def _checked(data: object) -> Dataset:
+def _check_dataset(data: object) -> Dataset:
     if not isinstance(data, Dataset):
         raise InputError(f"the function returned {shown(data)}; return a jaxattn.Dataset, such as a Corpus")
     return data
 
 
-def _numbered(data: Dataset) -> Sequence[str]:
+def _token_ids(data: Dataset) -> Sequence[str]:
     return Numbered(data.vocab_size) if isinstance(data, Corpus | Sequences) else ()
 
 

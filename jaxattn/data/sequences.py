@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 
 from jaxattn.base import Dataset
 from jaxattn.core.errors import InputError, shown
+from jaxattn.core.pytrees import AnyArray
 from jaxattn.data.corpus import Corpus, check_classes, from_draws
 
 
@@ -144,13 +145,13 @@ class Vectors(Dataset):
         """Dimension d of the tokens."""
         return self.X.shape[-1]
 
-    def dot(self, u: Array) -> Array:
+    def dot(self, u: AnyArray) -> Array:
         """Compute x_it·u_i, (n, T), for one vector u, (d,), or for one vector per sequence, (n, d)."""
         # On CPUs, batched products and their derivatives are faster than matrix-vector products.
         u = jnp.broadcast_to(u, (self.X.shape[0], self.X.shape[2]))
         return jnp.einsum("ntd,nd->nt", self.X, u)
 
-    def masked(self, scores: Array) -> Array:
+    def masked(self, scores: AnyArray) -> AnyArray:
         """Return the scores, (n, T), with -inf at padding positions."""
         return scores if self.mask is None else jnp.where(self.mask, scores, -jnp.inf)
 

@@ -19,13 +19,13 @@ from jaxattn.lab.loaded import Results, load
 from jaxattn.lab.probes.standard import Probes
 from jaxattn.lab.storage.copies import naming
 from jaxattn.lab.storage.folder import results_folder
-from jaxattn.lab.study import registry, toml
+from jaxattn.lab.study import concepts, toml
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.effective import settings_table
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.lab.study.registry import Component, describe, held, make
+from jaxattn.lab.study.registry import Component, components_of, describe, make
 from jaxattn.lab.study.setting import Setting
-from jaxattn.lab.study.tree import opened
+from jaxattn.lab.study.tree import open_table
 
 if TYPE_CHECKING:
     from jaxattn.lab.engine.executor import Executor
@@ -108,16 +108,18 @@ class Study(Definition):
         names = ImportPaths()
         tables = {
             "name": name,
-            "data": held(data, names),
-            "model": held(model, names),
-            "loss": held(loss, names),
-            "phases": [held(phase, names) for phase in _listed(phases, "phases")],
+            "data": components_of(data, names),
+            "model": components_of(model, names),
+            "loss": components_of(loss, names),
+            "phases": [components_of(phase, names) for phase in _listed(phases, "phases")],
             "probes": _probes(probes, names),
-            "figures": [describe(held(figure, names), names) for figure in _listed(figures, "figures")],
-            **held(rest, names),
+            "figures": [
+                describe(components_of(figure, names), names) for figure in _listed(figures, "figures")
+            ],
+            **components_of(rest, names),
         }
         if init:
-            own = {parameter: held(x, names) for parameter, x in init.items()}
+            own = {parameter: components_of(x, names) for parameter, x in init.items()}
             model = tables["model"]
             tables["model"] = (model if isinstance(model, dict) else {"kind": model}) | {"init": own}
         toml.flatten_grid(tables)
@@ -374,7 +376,7 @@ class Study(Definition):
         figures.check_figures(built_in, phases=list(phases), axes=list(axes), without_tokens=without_tokens)
         for number, figure in enumerate(self.figures):
             if number not in built_in:
-                make(registry.FIGURE, figure, f"figures[{number}]", self.names)
+                make(concepts.FIGURE, figure, f"figures[{number}]", self.names)
 
 
 class Finished(NamedTuple):
@@ -428,9 +430,9 @@ def _probes(probes: Any, names: ImportPaths) -> Any:
     given = {"own": probes} if isinstance(probes, list | tuple) else probes or {}
     if not isinstance(given, dict | Probes):
         raise InputError(f"probes: expected a Probes object or a list, got {probes!r:.60}")
-    values = dict(given) if isinstance(given, dict) else opened(given)
+    values = dict(given) if isinstance(given, dict) else open_table(given)
     own = _listed(values.get("own", ()), "probes.own")
-    return values | {"own": [held(probe, names) for probe in own]}
+    return values | {"own": [components_of(probe, names) for probe in own]}
 
 
 def _listed(items: Any, location: str) -> Sequence[Any]:

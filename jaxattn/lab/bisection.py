@@ -34,7 +34,7 @@ from jaxattn.lab.results.labels import grow_by_factors
 from jaxattn.lab.results.statistics import metric_at_end
 from jaxattn.lab.study.grid import GRID
 
-Values = Mapping[str, Sequence[Any] | np.ndarray]
+Values = Mapping[str, Sequence[float | str] | np.ndarray]
 
 
 def phase_diagram(

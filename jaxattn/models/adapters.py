@@ -162,7 +162,7 @@ def from_nnx(
 
     def rebuild(arrays: Mapping[str, Any]) -> Any:
         _, state, _ = nnx.eval_shape(lambda: split(jax.random.key(0)))
-        return merged(_filled(nnx.to_pure_dict(state), arrays, "from_nnx"))
+        return merged(_fill(nnx.to_pure_dict(state), arrays, "from_nnx"))
 
     def apply(params: Any, x: Any) -> Any:
         module = merged(params)
@@ -224,7 +224,7 @@ def from_equinox(
         shapes, static = eqx.partition(
             eqx.filter_eval_shape(make, jax.random.key(0)), lambda x: isinstance(x, jax.ShapeDtypeStruct)
         )
-        return eqx.combine(_filled(shapes, arrays, "from_equinox"), static)
+        return eqx.combine(_fill(shapes, arrays, "from_equinox"), static)
 
     def apply(params: Any, x: Any) -> Any:
         module: Any = params if isinstance(params, eqx.Module) else rebuild(params)
@@ -245,7 +245,7 @@ def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _filled(shapes: Any, arrays: Mapping[str, Any], adapter: str) -> Any:
+def _fill(shapes: Any, arrays: Mapping[str, Any], adapter: str) -> Any:
     """Return a copy of a pytree with arrays in place of its leaves, by name."""
     wanted = {name: tuple(x.shape) for name, x in leaves(shapes).items()}
     given = {name: tuple(np.shape(x)) for name, x in arrays.items()}

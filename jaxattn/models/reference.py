@@ -39,11 +39,11 @@ def padded_sequences(
             )
         # Use NumPy, because inside jit JAX would trace even concrete arrays.
         longest = int(np.asarray(corpus.lengths).max())
-    return _padded(corpus, longest)
+    return _pad(corpus, longest)
 
 
 @partial(jax.jit, static_argnames="longest")
-def _padded(corpus: Corpus, longest: int) -> tuple[Array, Array]:
+def _pad(corpus: Corpus, longest: int) -> tuple[Array, Array]:
     bags, lengths = corpus.bags, jnp.asarray(corpus.lengths)
     place = jnp.arange(longest)
     mask = place < lengths[:, None]

@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING
 from jaxattn.attention import scores
 from jaxattn.attention.scores import Scores
 from jaxattn.core.lazy import lazy
-from jaxattn.theory.certificate import certify_max_margin
+
+# Imported now: the functions of these three modules have the names of their modules.
 from jaxattn.theory.constraints import Constraints, constraints, distinct_tokens, tie_classes
-from jaxattn.theory.limit import Limit, certify_limit
 from jaxattn.theory.max_margin import (
     differentiable_direction,
     max_margin,
     max_margin_batch,
     max_margin_from_constraints,
 )
-from jaxattn.theory.one_step_law import one_step_error, predicted_values
-from jaxattn.theory.relaxed import RelaxedMaxMargin, relaxed_max_margin
 from jaxattn.theory.selection import (
     TIE,
     Selection,
@@ -31,11 +29,15 @@ from jaxattn.theory.selection import (
     selection_from_tokens,
     tie_tolerance,
 )
-from jaxattn.theory.solution import MaxMargin, Status
 
 if TYPE_CHECKING:
     from jaxattn.theory.bilinear import BilinearMargin, bilinear_max_margin
+    from jaxattn.theory.certificate import certify_max_margin
     from jaxattn.theory.exact_certificate import certify_exactly, write_certificate
+    from jaxattn.theory.limit import Limit, certify_limit
+    from jaxattn.theory.one_step_law import one_step_error, predicted_values
+    from jaxattn.theory.relaxed import RelaxedMaxMargin, relaxed_max_margin
+    from jaxattn.theory.solution import MaxMargin, Status
 
 __all__ = [
     "TIE",
@@ -72,9 +74,24 @@ __all__ = [
     "write_certificate",
 ]
 
-__getattr__, _ = lazy(
-    __name__,
-    dict.fromkeys(("certify_exactly", "write_certificate"), "jaxattn.theory.exact_certificate")
-    | dict.fromkeys(("BilinearMargin", "bilinear_max_margin"), "jaxattn.theory.bilinear"),
-    {},
-)
+_NAMES = {
+    "BilinearMargin": "jaxattn.theory.bilinear",
+    "Limit": "jaxattn.theory.limit",
+    "MaxMargin": "jaxattn.theory.solution",
+    "RelaxedMaxMargin": "jaxattn.theory.relaxed",
+    "Status": "jaxattn.theory.solution",
+    "bilinear_max_margin": "jaxattn.theory.bilinear",
+    "certify_exactly": "jaxattn.theory.exact_certificate",
+    "certify_limit": "jaxattn.theory.limit",
+    "certify_max_margin": "jaxattn.theory.certificate",
+    "one_step_error": "jaxattn.theory.one_step_law",
+    "predicted_values": "jaxattn.theory.one_step_law",
+    "relaxed_max_margin": "jaxattn.theory.relaxed",
+    "write_certificate": "jaxattn.theory.exact_certificate",
+}
+__getattr__, _ = lazy(__name__, _NAMES, {})
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return __all__

@@ -5,9 +5,9 @@ A solver returns multipliers λ ≥ 0 of the pairs and μ of the ties. They prov
     1 / ‖p‖_q ≤ margin ≤ ‖Σ λ (Φ_s - Φ_s') + Σ μ (Φ_s - Φ_s'')‖_q* / Σ λ b
 
 The lower one holds for every p with p·(Φ_s - Φ_s') ≥ b and p·(Φ_s - Φ_s'') = 0, and p is scaled until all
-computed score differences, less their rounding errors, are large enough (`_scaled`). The upper one is
-Hölder's inequality for the sum (`_dual`). If no multiple of p satisfies the constraints, a sum of zero proves
-that no vector does (`_infeasible`).
+computed score differences, less their rounding errors, are large enough (`_scale_to_feasible`). The upper one
+is Hölder's inequality for the sum (`_dual`). If no multiple of p satisfies the constraints, a sum of zero
+proves that no vector does (`_infeasible`).
 """
 
 from dataclasses import replace
@@ -151,11 +151,11 @@ def certify_max_margin(
         "iterations": iterations,
         "margin_bound": dual.length,
     }
-    p = _scaled(keys, constraints, dual.tight, dual.sum if p is None else p)
+    p = _scale_to_feasible(keys, constraints, dual.tight, dual.sum if p is None else p)
     if p is None:
         return replace(_infeasible(keys, constraints, dual), **found)
     if tolerance < 1 - 1 / (norm(p, q) * dual.length) ** 2 < _ROUNDING:
-        p = _tightened(keys, constraints, dual.tight, p, q)
+        p = _tighten(keys, constraints, dual.tight, p, q)
     margin = 1 / norm(p, q)
     # With these factors, the sum has the norm of p.
     scale = 1 / (margin * max(norm(dual.sum, dual_norm(q)), np.finfo(float).tiny))
@@ -268,7 +268,9 @@ def _at_least(rows: np.ndarray, p: np.ndarray) -> np.ndarray:
     return values
 
 
-def _scaled(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarray) -> np.ndarray | None:
+def _scale_to_feasible(
+    E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarray
+) -> np.ndarray | None:
     if not (np.isfinite(p).all() and p.any()):
         return None
     values, untied = _values(E, constraints, tight, p)
@@ -295,7 +297,7 @@ def _stationarity(p: np.ndarray, summed: np.ndarray, q: float) -> float:
     return float(1 - p @ summed / (norm(p, q) * norm(summed, dual_norm(q))))
 
 
-def _tightened(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarray, q: float) -> np.ndarray:
+def _tighten(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.ndarray, q: float) -> np.ndarray:
     from scipy.linalg import lstsq  # slow to import
 
     rows = np.concatenate([tight.pairs, tight.ties])
@@ -303,7 +305,7 @@ def _tightened(E: np.ndarray, constraints: Constraints, tight: _Tight, p: np.nda
     size = lengths(rows)
     size[size == 0] = 1.0
     move = lstsq(rows / size[:, None], (needed - rows @ p) / size, lapack_driver="gelsy")[0]
-    moved = _scaled(E, constraints, tight, p + move)
+    moved = _scale_to_feasible(E, constraints, tight, p + move)
     return p if moved is None or norm(moved, q) > norm(p, q) else moved
 
 

@@ -251,7 +251,7 @@ def certify_limit(
     balance = tied_part(E, found.leader, entries, loss)
     rounding = _ROUNDING * _norm(p) * float(lengths(E).max(initial=0))
     order = orders(E, entries, loss, balance.part, rounding)
-    rate = _required(order)
+    rate = _required_rates(order)
     # Require a margin of 1 over unselected tokens that are tied with selected ones. If there are any, the
     # problem is infeasible.
     rate[~entries.chosen & (found.leader[entries.token] == found.leader[entries.top])] = 1
@@ -316,7 +316,7 @@ def _entries(
     np.maximum.at(highest, sequence[chosen], log_weight[chosen])
     weight = np.exp(np.where(chosen, log_weight - highest[sequence], -np.inf))
     total = np.bincount(sequence, weight, n)
-    f = _summed(sequence, weight[:, None] * value, n) / total[:, None]
+    f = _sum_by(sequence, weight[:, None] * value, n) / total[:, None]
     log_total = np.log(total) + highest
     return Entries(sequence, token, top, chosen, log_count, apart, value, f, log_total)
 
@@ -327,7 +327,7 @@ def _distance(scores: np.ndarray, limit: np.ndarray, entries: Entries) -> float:
     return float(one_minus_cosine(scores[top] - scores[low], apart)) if apart.any() else 0.0
 
 
-def _required(order: Orders) -> np.ndarray:
+def _required_rates(order: Orders) -> np.ndarray:
     squares = np.append(np.diag(order.second_order) > 0, False)[order.pair]
     return np.where(order.first > 0, 1.0, np.where(squares, 0.5, 0.0))
 
@@ -391,7 +391,7 @@ def _accuracy(direction: MaxMargin) -> float:
     return _ZERO + float(np.sqrt(direction.duality_gap))
 
 
-def _summed(index: np.ndarray, columns: np.ndarray, size: int) -> np.ndarray:
+def _sum_by(index: np.ndarray, columns: np.ndarray, size: int) -> np.ndarray:
     return np.stack([np.bincount(index, column, size) for column in columns.T], axis=1)
 
 

@@ -238,7 +238,7 @@ def _groups(E: np.ndarray, entries: Entries, normals: np.ndarray) -> tuple[np.nd
     token, top = np.divmod(pairs, len(E))
     flat = E - E @ normals.T @ normals
     x = flat @ _directions(E.shape[1])
-    found = _split(x[token] - x[top], _SAME * E.shape[1] * float(np.abs(flat).max()))
+    found = _label_groups(x[token] - x[top], _SAME * E.shape[1] * float(np.abs(flat).max()))
     rows = E[top] - E[token]
     back = E[top] - rows  # the rounding error of the subtraction, after Knuth
     rest = (E[top] - (rows + back)) + (back - E[token])
@@ -266,7 +266,7 @@ def _classes(rows: np.ndarray, rest: np.ndarray, normals: np.ndarray) -> np.ndar
     if scale == 0:
         return np.zeros(len(rows), int)
     rounding = _SAME * scale + _ROUNDING * float(size.max())
-    found = _split(apart @ _directions(dim), dim * min(rounding, 1e-3 * scale))
+    found = _label_groups(apart @ _directions(dim), dim * min(rounding, 1e-3 * scale))
     if not found.any():  # every row is near another one: separate at least those that are zero
         found = apart.any(axis=1).astype(int)
     for members in _members(found):
@@ -280,7 +280,7 @@ def _directions(dim: int) -> np.ndarray:
     return np.random.default_rng(0).normal(size=(dim, 2))
 
 
-def _split(points: np.ndarray, tolerance: float) -> np.ndarray:
+def _label_groups(points: np.ndarray, tolerance: float) -> np.ndarray:
     """Return a label for each point, (m,). Gaps larger than the tolerance in a coordinate separate labels."""
     found = np.zeros(len(points), int)
     for x in points.T:
@@ -319,17 +319,18 @@ def _second_order(
     weight = _sparse(share, *place, shape)
     deviation = [_sparse(share * column, *place, shape) for column in below[idle].T]
     columns = loss.direction.T
-    along = sum(_scaled(r, x) for r, x in zip(columns, deviation, strict=True))
-    size = sum(_scaled(np.abs(r), abs(x)) for r, x in zip(columns, deviation, strict=True))
+    along = sum(_scale_rows(r, x) for r, x in zip(columns, deviation, strict=True))
+    size = sum(_scale_rows(np.abs(r), abs(x)) for r, x in zip(columns, deviation, strict=True))
     cross = (along.T @ weight).toarray()
     # Second derivative of the loss, in units of the first derivative.
     heavy = np.exp(np.minimum(loss.log_weight - loss.log_size[:, None], LARGE))
     steered = [
-        sum(_scaled(mode[:, c], x) for c, x in enumerate(deviation)) for mode in np.moveaxis(loss.modes, 1, 0)
+        sum(_scale_rows(mode[:, c], x) for c, x in enumerate(deviation))
+        for mode in np.moveaxis(loss.modes, 1, 0)
     ]
-    direct = sum((x.T @ _scaled(h, x)).toarray() for h, x in zip(heavy.T, steered, strict=True))
+    direct = sum((x.T @ _scale_rows(h, x)).toarray() for h, x in zip(heavy.T, steered, strict=True))
     sizes = (size.T @ weight).toarray()
-    gross = sum((abs(x).T @ _scaled(h, abs(x))).toarray() for h, x in zip(heavy.T, steered, strict=True))
+    gross = sum((abs(x).T @ _scale_rows(h, abs(x))).toarray() for h, x in zip(heavy.T, steered, strict=True))
     gross = gross + sizes + sizes.T
     direct = direct + cross + cross.T
     solution = np.zeros((m, m))
@@ -370,21 +371,21 @@ def _response(
     moved = entries.attention[:, None] * below  # ∂f_X/∂a of each top entry
 
     def by_token(x: np.ndarray) -> Any:
-        return _scaled(unit, _sparse(x, entries.sequence, entries.token, shape))
+        return _scale_rows(unit, _sparse(x, entries.sequence, entries.token, shape))
 
     r = loss.direction[entries.sequence]
     of_entries = [(weight, (r * moved).sum(axis=1)), (along, entries.attention)]
     products = [(of_pair, by_token(of_entry)) for of_pair, of_entry in of_entries]
     for mode, h, x in zip(np.moveaxis(loss.modes, 1, 0), heavy.T, steered, strict=True):
         turned = (mode[entries.sequence] * moved).sum(axis=1)
-        products.append((x, _scaled(h, by_token(turned))))
+        products.append((x, _scale_rows(h, by_token(turned))))
     own = share * unit[entries.sequence[place]] * (r[place] * below[place]).sum(axis=1)
     inner = _sparse(own, number, entries.token[place], (weight.shape[1], len(E)))
     on_tokens = sum(of_pair.T @ of_token for of_pair, of_token in products) - inner
     sizes = sum(abs(of_pair).T @ abs(of_token) for of_pair, of_token in products) + abs(inner)
     first = np.unique(number, return_index=True)[1]
     low, top = entries.token[place][first], entries.top[place][first]
-    total, size = (np.asarray(_scaled(unit, x).sum(axis=0)).ravel()[:, None] for x in (along, abs(along)))
+    total, size = (np.asarray(_scale_rows(unit, x).sum(axis=0)).ravel()[:, None] for x in (along, abs(along)))
     apart = lift[low] - lift[top]
     turning = on_tokens @ lift + total * apart
     # Terms that cancel leave rounding error. Set it to zero, because it could dominate other terms of M if
@@ -399,5 +400,5 @@ def _sparse(x: np.ndarray, rows: np.ndarray, columns: np.ndarray, shape: tuple[i
     return csr_array((x, (rows, columns)), shape=shape)
 
 
-def _scaled(rows: np.ndarray, x: Any) -> Any:
+def _scale_rows(rows: np.ndarray, x: Any) -> Any:
     return x.multiply(rows[:, None]).tocsr()

@@ -103,7 +103,7 @@ class Scene(NamedTuple):
 
     def seal_checkpoint(self) -> None:
         record = self.record()
-        record["checkpoint"]["files"] = checkpoints._listed(self.checkpoint)
+        record["checkpoint"]["files"] = checkpoints._list_files(self.checkpoint)
         self.write_record(record)
 
 

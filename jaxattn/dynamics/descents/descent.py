@@ -112,7 +112,7 @@ def objective_step(
         updates, carried = optax.with_extra_args_support(optimizer).update(
             gradients, state.optimizer, trained, value=value, grad=gradients, value_fn=value_fn
         )
-    updates, fails = _checked(updates, value, gradients)
+    updates, fails = _check_gradients(updates, value, gradients)
     return replace(
         state,
         params=replaced(state.params, **optax.apply_updates(trained, updates)),
@@ -214,7 +214,7 @@ def assign_minibatches(key: Array, step: Array, size: int, sequences: int) -> Ar
     return (position - number * size) % sequences
 
 
-def _checked(updates: Any, value: Array, gradients: dict[str, Array]) -> tuple[Any, Array]:
+def _check_gradients(updates: Any, value: Array, gradients: dict[str, Array]) -> tuple[Any, Array]:
     """Return the updates, and whether the loss or a checked gradient is non-finite in this step.
 
     Gradients of matrices are checked only if no vector is trained, because computing their norm would require

@@ -293,7 +293,7 @@ def optimizer(
     known = inspect.signature(factory).parameters
     made = factory(step_size, **{_optax_name(key, known): value for key, value in options.items()})
     if not isinstance(made, optax.GradientTransformation):
-        raise InputError(f"optimizer: {_called(name)} returns {made!r:.60}; return an optax transformation")
+        raise InputError(f"optimizer: {_name_of(name)} returns {made!r:.60}; return an optax transformation")
     return made
 
 
@@ -309,7 +309,7 @@ def check_options(name: str | Factory, options: Iterable[str], suggestions: Iter
     factory = _factory(name)
     # A grid calls this function in every cell for the same few optimisers, so cache their signatures.
     signature = _signature if inspect.isfunction(factory) else inspect.signature
-    called = _called(name)
+    called = _name_of(name)
     first, *others = signature(factory).parameters.values()
     known = {x.name: x for x in others if x.kind is not x.VAR_KEYWORD}
     allowed = {*known, *(("epsilon",) if "eps" in known else ())}
@@ -337,7 +337,7 @@ def check_options(name: str | Factory, options: Iterable[str], suggestions: Iter
         raise InputError(f"{missing[0]}: {called} requires this option; add it")
 
 
-def _called(name: str | Factory) -> str:
+def _name_of(name: str | Factory) -> str:
     return name if isinstance(name, str) else getattr(name, "__name__", repr(name))
 
 
@@ -345,11 +345,11 @@ _signature = functools.cache(inspect.signature)
 
 
 def _factory(name: str | Factory) -> Factory:
-    return _named(name) if isinstance(name, str) else name
+    return _built_in_factory(name) if isinstance(name, str) else name
 
 
 @functools.cache
-def _named(name: str) -> Factory:
+def _built_in_factory(name: str) -> Factory:
     if name in _BUILT_IN:
         return _BUILT_IN[name]
     if reason := _UNSUPPORTED.get(name):

@@ -133,7 +133,7 @@ def _ties_of(
     hidden = coordinates(E, p, values, corpus)
     # Sum of the magnitudes of all forces. Its rounding error may hide smaller forces.
     log_hidden = hidden.log_gross(hidden.zero)
-    ties, undecided = _merged(E, values, corpus, leader, attended, rest)
+    ties, undecided = _merge_groups(E, values, corpus, leader, attended, rest)
     # The neglected forces have shifted the balance by `rest.moved`. They may grow to the larger of two
     # limits: `rest.log_limit`, and the force at which the shift reaches SHIFT, but no more than _MORE times
     # the present force.
@@ -156,7 +156,7 @@ def _ties_of(
     return Balance(ties, rest.p, rests & ~undecided, rests & undecided)
 
 
-def _merged(
+def _merge_groups(
     E: Array, values: Array, corpus: Corpus, leader: Array, attended: Array, rest: Stationary
 ) -> tuple[Ties, Array]:
     """Return the ties at a balance, and whether the order of a force between cancelled tokens is unknown.

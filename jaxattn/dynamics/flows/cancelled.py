@@ -124,7 +124,7 @@ def cancelled(corpus: Corpus, values: Float[Array, " V *K"], tied: Tied) -> Canc
     """Find entries whose first-order forces on the top group cancel, and compute their second-order terms."""
     entries = _entries(corpus, values, tied)
     idle, doubtful = _idle(corpus, entries, tied.attended, _inert(corpus, values, tied.attended))
-    number, tokens, many = _numbered(idle, entries)
+    number, tokens, many = _number_pairs(idle, entries)
     pairs, unknown = _second_order(corpus, entries, number, tokens, tied)
     return Cancelled(idle, pairs, doubtful | many | unknown)
 
@@ -210,7 +210,7 @@ def _idle(
     return rest & (acts & (share <= _CANCELS))[entries.group], doubtful.any()
 
 
-def _numbered(idle: Array, entries: _Entries) -> tuple[Array, tuple[Array, Array], Array]:
+def _number_pairs(idle: Array, entries: _Entries) -> tuple[Array, tuple[Array, Array], Array]:
     """Number the pairs of idle entries.
 
     Returns:

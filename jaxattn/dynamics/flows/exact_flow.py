@@ -36,7 +36,7 @@ from jaxattn.dynamics.flows.seeds import (
     to_float64,
 )
 from jaxattn.dynamics.flows.stages import LinearPath, PathSoFar, begin_stages, extend, stages, unit_keys
-from jaxattn.dynamics.flows.ties import selected
+from jaxattn.dynamics.flows.ties import tied_selection
 from jaxattn.theory.selection import Selection
 
 
@@ -197,5 +197,5 @@ def _follow(
         accepted=path.integration.accepted,
         rejected=path.integration.rejected,
         columns=path.columns,
-        selection=Selection(selected(unit_keys(E, corpus)[0], path.start, corpus, path.ties.leader)),
+        selection=Selection(tied_selection(unit_keys(E, corpus)[0], path.start, corpus, path.ties.leader)),
     )

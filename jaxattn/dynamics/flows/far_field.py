@@ -210,7 +210,7 @@ def _distances(E: Float[Array, "V d"], corpus: Corpus, token: Int[Array, " n"]) 
 
 def _head(here: Coordinates, values: Array, spread: Array) -> Head:
     labels, vocab = here.corpus.targets, here.corpus.vocab_size
-    chosen, token = _attended(here.corpus, here.scores, values, spread)
+    chosen, token = _find_attended(here.corpus, here.scores, values, spread)
     sign = jnp.zeros(vocab).at[token].add(1.0 * labels)
     sharing = jnp.zeros(vocab).at[token].add(1.0)
     used, unanimous = sharing > 0, jnp.abs(sign) == sharing
@@ -230,7 +230,7 @@ def _head(here: Coordinates, values: Array, spread: Array) -> Head:
     return Head(chosen, token, coefficients, tight, values, jnp.log(coefficients @ found) / 2)
 
 
-def _attended(
+def _find_attended(
     corpus: Corpus, scores: Array, values: Array, spread: Array
 ) -> tuple[Bool[Array, "R W"], Int[Array, " n"]]:
     """Find the attended token in each sequence whose value agrees most with the label.

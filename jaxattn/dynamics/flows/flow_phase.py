@@ -140,7 +140,7 @@ class FlowPhase(FromFunction, Phase, frozen=True, kw_only=True):
         train = floats_to_float64(task.data.train)
         task = task._replace(data=task.data.replace(train=train))  # type: ignore[attr-defined]
         given = {"key": key} if self.is_random else {}
-        return self._checked(self._call(floats_to_float64(params), task, **given), params)
+        return self._check_path(self._call(floats_to_float64(params), task, **given), params)
 
     def init(self, task: Task, params: Params, key: Array) -> FlowState:
         """Return the state at the start of the path."""
@@ -179,7 +179,7 @@ class FlowPhase(FromFunction, Phase, frozen=True, kw_only=True):
         came = asked_for & (state.step >= path.reached)
         return {**path.metrics_at(state.step), "came_to_end": 1.0 * came}
 
-    def _checked(self, path: Any, params: Params) -> FlowPath:
+    def _check_path(self, path: Any, params: Params) -> FlowPath:
         if not isinstance(path, FlowPath):
             raise InputError(f"the function returned {shown(path)}; return a ja.dynamics.RecordedPath")
         if not isinstance(path, RecordedPath):

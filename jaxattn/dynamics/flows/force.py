@@ -202,7 +202,7 @@ def curvature_product(corpus: Corpus, force: Force, x: Float[Array, " V"]) -> Fl
     for mode in _each(force.modes):
         (along,) = bags.sum(mode * there)
         entries += mode * bags.spread(along)
-    product = force.force * x - _summed(corpus, entries)
+    product = force.force * x - _sum_tokens(corpus, entries)
     return product if force.pairs is None else product + force.pairs.product(x)
 
 
@@ -216,7 +216,7 @@ def curvature_bound(corpus: Corpus, force: Force, lengths: Float[Array, " V"]) -
     for mode in _each(force.modes):
         (along,) = bags.sum(jnp.abs(mode) * length)
         entries += jnp.abs(mode) * bags.spread(along)
-    rows = jnp.abs(force.force) * lengths + _summed(corpus, entries)
+    rows = jnp.abs(force.force) * lengths + _sum_tokens(corpus, entries)
     return lengths * (rows if force.pairs is None else rows + force.pairs.bound(lengths))
 
 
@@ -243,16 +243,16 @@ def _force(corpus: Corpus, scores: Array, values: Array) -> tuple[Array, Array]:
 
 def by_token(corpus: Corpus, entries: Float[Array, "R W"]) -> tuple[Float[Array, " V"], Float[Array, " V"]]:
     """Return the sums of per-entry values, and of their absolute values, over all entries of each token."""
-    gathered = _gathered(corpus, entries)
+    gathered = _by_occurrence(corpus, entries)
     total, gross = corpus.occurrences.sum(gathered, jnp.abs(gathered))
     return total, gross
 
 
-def _summed(corpus: Corpus, entries: Array) -> Array:
-    return corpus.occurrences.sum(_gathered(corpus, entries))[0]
+def _sum_tokens(corpus: Corpus, entries: Array) -> Array:
+    return corpus.occurrences.sum(_by_occurrence(corpus, entries))[0]
 
 
-def _gathered(corpus: Corpus, entries: Array) -> Array:
+def _by_occurrence(corpus: Corpus, entries: Array) -> Array:
     return jnp.where(corpus.occurrences.count > 0, take(entries.ravel(), corpus.occurrence_to_bag), 0)
 
 

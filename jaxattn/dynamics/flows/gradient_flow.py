@@ -114,11 +114,11 @@ def gradient_flow(
     ends = until_time, until_norm, until_log_loss
     with backend.float64():
         value = _value(with_clamps(task, clamps), objective, fresh, key)
-        path = _integrated(value, params, train, ends, solver, rtol, atol, max_steps, points, fresh)
+        path = _integrate(value, params, train, ends, solver, rtol, atol, max_steps, points, fresh)
     return numpy_if_concrete(path)
 
 
-def _integrated(
+def _integrate(
     value: "_Value",
     params: Params,
     train: Names,
@@ -175,7 +175,7 @@ def _integrated(
         max_steps=max_steps,
         throw=False,
     )
-    return _recorded(solution, marks, evaluate, unravel, distances, moves)
+    return _record_path(solution, marks, evaluate, unravel, distances, moves)
 
 
 def _value(task: Task, objective: Any, fresh: int | None, key: Array | None) -> _Value:
@@ -198,7 +198,7 @@ def _value(task: Task, objective: Any, fresh: int | None, key: Array | None) -> 
     return value
 
 
-def _recorded(
+def _record_path(
     solution: Any, marks: Array, evaluate: Any, unravel: Any, distances: Any, moves: Array
 ) -> RecordedPath:
     """Return the rows of the path for a diffrax solution. Rows after the path's end repeat its last state.

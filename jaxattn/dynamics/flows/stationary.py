@@ -33,7 +33,7 @@ from jaxattn.dynamics.flows.ties import (
     first_of,
     max_tied_dims,
     neglected_force,
-    placed,
+    positions_of,
     sharing,
     with_counts,
 )
@@ -138,7 +138,7 @@ class _Free(NamedTuple):
     slide: Array
     fast: Array
 
-    def held(self, curvature: Array) -> Array:
+    def constrain(self, curvature: Array) -> Array:
         """Return S Sᵀ + P H P, which is invertible."""
         return self.slide @ self.slide.T + self.across @ curvature @ self.across
 
@@ -180,7 +180,7 @@ def stationary_point(
     force, curvature = loss.at(y)
     apart = loss.apart
     # A unit force separates tied scores by 1 / stiffness.
-    size, vectors = jnp.linalg.eigh(free.held(curvature))
+    size, vectors = jnp.linalg.eigh(free.constrain(curvature))
     reach = jnp.sqrt(jnp.square(apart).sum(axis=1).max())
     stiffness = jnp.where(spans.any(), jnp.minimum(1.0, size[0] / nonzero(reach)), 1)
     inverse = jnp.exp(-force.log_scale) * ((vectors / nonzero(size)) @ vectors.T) * (spans[:, None] & spans)
@@ -193,7 +193,7 @@ def stationary_point(
         moved=jnp.abs(apart @ (y - start)).max(),
         shift=jnp.linalg.norm(y - start),
         left=jnp.abs(force.force @ lift).max(),
-        pulled=_pulled(loss, free, force, curvature),
+        pulled=_is_pulled(loss, free, force, curvature),
         stiffness=stiffness,
         log_limit=force.log_scale + jnp.log(SHIFT * nonzero(stiffness)),
         log_neglected=force.log_scale + jnp.log(neglected),
@@ -219,12 +219,12 @@ def _newton(loss: _TiedLoss, free: _Free, start: Array) -> Array:
 
     def improve(_: Any, y: Array) -> Array:
         force, curvature = loss.at(y)
-        return y + jnp.linalg.solve(free.held(curvature), across @ (force.force @ loss.lift))
+        return y + jnp.linalg.solve(free.constrain(curvature), across @ (force.force @ loss.lift))
 
     return jax.lax.fori_loop(0, _NEWTON, improve, start)
 
 
-def _pulled(loss: _TiedLoss, free: _Free, force: Force, curvature: Array) -> Array:
+def _is_pulled(loss: _TiedLoss, free: _Free, force: Force, curvature: Array) -> Array:
     """Return whether a force, or its derivative, remains along a free direction."""
     # A force that does not cancel has no derivative where it is largest.
     first, second = _gross(loss.tied, force.pull, loss.lift @ free.slide)
@@ -265,4 +265,4 @@ def _curvature(E: Array, tied: Corpus, force: Force, lift: Array, leader: Array)
     # Only these tokens exert a force. The factor 2 leaves room for all members of groups of tied tokens.
     involved = first_of(sharing(leader), 2 * max_tied_dims(E))
     inner = take(lift, involved)
-    return -inner.T @ token_curvature(tied, force, placed(involved, len(E)), len(involved)) @ inner
+    return -inner.T @ token_curvature(tied, force, positions_of(involved, len(E)), len(involved)) @ inner

@@ -99,7 +99,7 @@ def first_of(holds: Bool[Array, " V"], count: int) -> Int[Array, " k"]:
     return jnp.zeros_like(token).at[position].set(token, unique_indices=True)[:count]
 
 
-def placed(tokens: Int[Array, " k"], vocab: int) -> Int[Array, " V"]:
+def positions_of(tokens: Int[Array, " k"], vocab: int) -> Int[Array, " V"]:
     """Return each token's position in a list of k tokens, or k if the token is not in the list."""
     size = len(tokens)
     return jnp.full(vocab, size, jnp.int32).at[tokens].set(jnp.arange(size, dtype=jnp.int32))
@@ -215,7 +215,7 @@ def top_class(
     return (bags.count > 0) & (take(leader, index) == bags.spread(first))
 
 
-def selected(
+def tied_selection(
     E: Float[Array, "V d"], p: Float[Array, " d"], corpus: Corpus, leader: Int[Array, " V"]
 ) -> Bool[Array, "R W"]:
     """Return the mask from `top_class`, plus all tokens that tie with the highest score up to rounding."""
@@ -251,7 +251,7 @@ def class_values(
     column, value = take(leader, index), take(values, index)
     if few := maximum < vocab:
         several = sharing(leader) & (leader == jnp.arange(vocab, dtype=jnp.int32))
-        column = take(placed(first_of(several, maximum), vocab), column)
+        column = take(positions_of(first_of(several, maximum), vocab), column)
     shape = (corpus.num_examples, maximum + few)
     # Average the deviations from the largest value, so that the mean of equal values is exact.
     largest = jnp.full(shape, -jnp.inf).at[owner, column].max(jnp.where(counts > 0, value, -jnp.inf))

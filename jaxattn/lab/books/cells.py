@@ -15,7 +15,7 @@ from jaxattn.lab.kinds import READERS
 from jaxattn.lab.results.judge import ANYTHING
 from jaxattn.lab.results.labels import brief, setting
 from jaxattn.lab.results.run import Run
-from jaxattn.lab.study import registry
+from jaxattn.lab.study import concepts, registry
 from jaxattn.lab.study.import_paths import ImportPaths
 
 
@@ -180,7 +180,7 @@ def cells(run: Run) -> list[Cell]:
 
 
 def _texts(table: Mapping[str, Any]) -> str:
-    source, _ = registry.make(registry.DATA, dict(table), "data", ImportPaths())
+    source, _ = registry.make(concepts.DATA, dict(table), "data", ImportPaths())
     assert isinstance(source, SharedData)
     corpus = source.load().splits.train
     if corpus.num_classes != 2:

@@ -15,7 +15,7 @@ from jaxattn.data.splits import Loaded
 from jaxattn.lab.engine import devices
 from jaxattn.lab.engine.batches import Batch
 from jaxattn.lab.engine.conclusions import conclude
-from jaxattn.lab.engine.continuation import reopened
+from jaxattn.lab.engine.continuation import reopen
 from jaxattn.lab.engine.monitor import RunMonitor, peak_mib
 from jaxattn.lab.engine.programs import Program, ProgramCache, seed_keys
 from jaxattn.lab.engine.records import Records, log_entry, seed_series
@@ -60,7 +60,7 @@ def run_batch(
     continued = False
     if saved is None and batch.source is not None:
         continued = True
-        saved, tables = reopened(batch, place.tables_of(batch.source.name, batch.source.record))
+        saved, tables = reopen(batch, place.tables_of(batch.source.name, batch.source.record))
     first = saved.phase if saved else 0
     records = Records(batch, tables, msgspec.to_builtins(saved.failures) if saved else ())
 
@@ -197,7 +197,9 @@ class _BatchRun(NamedTuple):
             self.records.add(name, steps[-1], at_the_end)
         columns = jax.device_get(program.tokens(params, self.loaded.splits, self.hyperparameters))
         self.records.add_tokens(name, columns, self.loaded)
-        self.kept[name] = {moved: get(params, moved) for moved in _moved(params, program.phase, state.index)}
+        self.kept[name] = {
+            moved: get(params, moved) for moved in _parameters_to_save(params, program.phase, state.index)
+        }
 
     def save_so_far(self, state: _State) -> None:
         with self.monitor.saving():
@@ -239,7 +241,7 @@ class _BatchRun(NamedTuple):
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
         source = self.batch.source if self.continued else None
         kept = {
-            phase.name: {name: get(shapes, name) for name in _moved(params, phase, number)}
+            phase.name: {name: get(shapes, name) for name in _parameters_to_save(params, phase, number)}
             for number, phase in enumerate(self.batch.group.setting.phases[: index + (source is not None)])
         }
         history = program.histories(like, self.hyperparameters)
@@ -258,7 +260,7 @@ class _BatchRun(NamedTuple):
         return _State(index, saved.step, carried, history)
 
 
-def _moved(params: Any, phase: Any, index: int) -> Sequence[str]:
+def _parameters_to_save(params: Any, phase: Any, index: int) -> Sequence[str]:
     """Return the names of the parameters to save after a phase.
 
     After the first phase, these are all parameters; after later phases, only the trained parameters.

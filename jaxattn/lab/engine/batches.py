@@ -83,7 +83,7 @@ def batch_cells(batch: Batch, identity: Mapping[int, Identity]) -> tuple[BatchCe
     return tuple(BatchCell(cell.number, *identity[cell.number]) for cell in batch.cells)
 
 
-def halved(batch: Batch) -> list[Batch]:
+def halve(batch: Batch) -> list[Batch]:
     """Split a batch into two halves."""
     middle = batch.width // 2
     halves = []
@@ -93,7 +93,7 @@ def halved(batch: Batch) -> list[Batch]:
     return halves
 
 
-def chosen(batch: Batch, runs: Collection[tuple[int, int]]) -> Batch:
+def choose_runs(batch: Batch, runs: Collection[tuple[int, int]]) -> Batch:
     """Return a batch of only some runs, each given by the index of its cell and its seed."""
     kept = [lane for lane, (cell, seed) in enumerate(batch.runs) if (cell.number, seed) in runs]
     source = batch.source and batch.source._replace(lanes=tuple(batch.source.lanes[lane] for lane in kept))
@@ -176,7 +176,7 @@ def cut_rest(runs: Sequence[_Run], rest: Sequence[_Run], width: int) -> list[tup
     return parts
 
 
-def started(
+def partial_runs(
     partials: Iterable[BatchRecord], missing: Collection[_Run], identity: Mapping[int, Identity]
 ) -> list[tuple[_Run, ...]]:
     """Return the runs of the partial batches whose runs are all missing, each run at most once.

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxattn.base.probe import concluded
+from jaxattn.base.probe import check_conclusions
 from jaxattn.data.splits import Loaded
 from jaxattn.lab.study import seed
 from jaxattn.lab.study.setting import Hyperparameters, Setting, with_hyperparameters
@@ -44,10 +44,10 @@ def conclude(
         every: tuple[_Metrics, _Metrics] = {}, {}
         for own, lanes in parts:
             probe = seed.phase_probes(own, index, loaded.splits)[number]
-            own_params, data = (params, loaded) if lanes is None else _taken(params, loaded, lanes)
+            own_params, data = (params, loaded) if lanes is None else _take(params, loaded, lanes)
             of_seen = seen if lanes is None else seen[lanes]
             found = probe.conclude(of_seen, own_params, own.model, data)
-            for whole, part in zip(every, concluded(probe, found, *of_seen.shape[:2]), strict=True):
+            for whole, part in zip(every, check_conclusions(probe, found, *of_seen.shape[:2]), strict=True):
                 for metric, x in part.items():
                     empty = np.full((len(seen), *x.shape[1:]), np.nan)
                     whole.setdefault(metric, empty)[slice(None) if lanes is None else lanes] = x
@@ -65,7 +65,7 @@ def _parts(setting: Setting, numbers: Hyperparameters) -> Iterator[tuple[Setting
         yield changed, None if len(lanes) < 2 else np.array(runs)
 
 
-def _taken(params: Any, loaded: Loaded, lanes: np.ndarray) -> tuple[Any, Loaded]:
+def _take(params: Any, loaded: Loaded, lanes: np.ndarray) -> tuple[Any, Loaded]:
     def take(tree: Any) -> Any:
         return jax.tree.map(lambda x: x[lanes], tree)
 

@@ -118,7 +118,7 @@ def _are_same_programs(group: CompileGroup, steps: int, cache: ProgramCache) -> 
     return texts[0] == texts[1]
 
 
-def reopened(batch: Batch, tables: Mapping[str, pd.DataFrame]) -> tuple[BatchRecord, dict[str, pd.DataFrame]]:
+def reopen(batch: Batch, tables: Mapping[str, pd.DataFrame]) -> tuple[BatchRecord, dict[str, pd.DataFrame]]:
     """Return the record and the tables of a batch that continues a finished one, at the end of the latter.
 
     Args:

@@ -167,7 +167,7 @@ class BatchedFunction:
     def __call__(self, first: Any, *others: Any) -> Any:
         """Compute the results for all runs."""
         with self.precision():
-            arguments = _rounded((self._view(first), *others))
+            arguments = _round((self._view(first), *others))
             if backend.has_host():
                 arguments = moved(arguments, self._in_axes, self._shared)
             return self._jitted(*arguments)
@@ -175,12 +175,12 @@ class BatchedFunction:
     def shapes(self, first: Any, *others: Any) -> Any:
         """Return the shapes of the results for the given arguments, which may themselves be shapes."""
         with self.precision():
-            return jax.eval_shape(self, *_rounded((first, *others)))
+            return jax.eval_shape(self, *_round((first, *others)))
 
     def lower(self, first: Any, *others: Any) -> Any:
         """Lower the function for arrays or their shapes, like the `lower` method of a `jax.jit` function."""
         with self.precision():
-            return self._jitted.lower(*_rounded((self._view(first), *others)))
+            return self._jitted.lower(*_round((self._view(first), *others)))
 
     @property
     def on_host(self) -> bool:
@@ -192,7 +192,7 @@ class BatchedFunction:
         return backend.float64() if self._double else nullcontext()
 
 
-def _rounded(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def _round(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Round arrays of the host, or their shapes, to the precision of the current program.
 
     Numeric settings are float64 arrays of the host, so that programs in float64 get them unrounded.

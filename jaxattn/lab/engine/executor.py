@@ -107,8 +107,8 @@ class Workers(NamedTuple):
             each = {number: math.ceil(count / shards) for number, count in counts.items()}
             return {number: min(self.study.chunk, width) for number, width in each.items()}
         given = counts, max_memory, shards, raising
-        future = _submitted(self.executor, worker.job(worker.widths, self.origin(code), *given))
-        found: dict[int, int] = _returned(future, "the plan", dict)
+        future = _submit(self.executor, worker.job(worker.widths, self.origin(code), *given))
+        found: dict[int, int] = _result(future, "the plan", dict)
         return found
 
     def run(self, folder: Memo, rules: Rules, plan: Plan, monitor: RunMonitor, intervals: Intervals) -> None:
@@ -151,7 +151,7 @@ class Pool(NamedTuple):
                 ended = [future for future in running if future.done()]
                 for future in ended:
                     tried = running.pop(future)
-                    result: Attempt = _returned(future, tried.batch.name, Attempt)
+                    result: Attempt = _result(future, tried.batch.name, Attempt)
                     if result.where not in known:
                         known.add(result.where)
                         self.rules.reporter.note(result.where)
@@ -176,7 +176,7 @@ class Pool(NamedTuple):
         runs = tuple((cell.number, seed) for cell, seed in batch.runs)
         cells = batches.batch_cells(batch, self.identity)
         task = worker.Task(cells, runs, batch.source, not tried.left, self.intervals)
-        return _submitted(self.executor, worker.job(worker.compute, self.origin, task))
+        return _submit(self.executor, worker.job(worker.compute, self.origin, task))
 
     def show(self, done: int, running: Sequence[Try], elapsed: float) -> None:
         """Show the progress of all workers, as far as their logs tell it."""
@@ -212,7 +212,7 @@ class Pool(NamedTuple):
         return sum(not future.done() for future in futures)
 
 
-def _submitted(executor: Executor, job: worker.Job) -> Any:
+def _submit(executor: Executor, job: worker.Job) -> Any:
     try:
         return executor.submit(job)
     except Exception as error:
@@ -221,7 +221,7 @@ def _submitted(executor: Executor, job: worker.Job) -> Any:
         ) from None
 
 
-def _returned(future: Any, name: str, kind: type) -> Any:
+def _result(future: Any, name: str, kind: type) -> Any:
     try:
         found = future.result()
     except (InputError, RunError):

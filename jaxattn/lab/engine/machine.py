@@ -43,7 +43,7 @@ def examine(compiled: Path) -> list[Finding]:
         "tensorflow-datasets": _datasets,
         "free disk here": _disk,
     }
-    return _examined(checks)
+    return _run_checks(checks)
 
 
 @cache
@@ -55,11 +55,11 @@ def devices_here() -> str:
         "float64": _float64,
         "jaxlib": _jaxlib,
     }
-    findings = _examined(checks)
+    findings = _run_checks(checks)
     return "; ".join(x.found for x in findings if x.name == "devices" or x.state != "ok")
 
 
-def _examined(checks: Mapping[str, Check]) -> list[Finding]:
+def _run_checks(checks: Mapping[str, Check]) -> list[Finding]:
     findings = []
     for name, check in checks.items():
         try:

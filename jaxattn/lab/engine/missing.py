@@ -192,7 +192,7 @@ class _Cutter(NamedTuple):
         found: list[Batch] = []
         for number, runs in of_groups.items():
             group, width = self.groups[number], widths[number]
-            own = batches.started(partial, runs, self.identity) if shard == (1, 1) else []
+            own = batches.partial_runs(partial, runs, self.identity) if shard == (1, 1) else []
             own = [each for each in own if not is_limited or len(each) <= width]
             taken = {(cell.number, seed) for each in own for cell, seed in each}
             left = [run for run in runs if (run[0].number, run[1]) not in taken]
@@ -201,7 +201,7 @@ class _Cutter(NamedTuple):
             found += continuing
             found += [Batch(group, part) for part in batches.cut_rest(every_run[number], left, width)]
         shares = batches.select_shard(found, shard) if shard != (1, 1) else found
-        kept = [batches.chosen(batch, lacking) for batch in shares]
+        kept = [batches.choose_runs(batch, lacking) for batch in shares]
         return [batch for batch in kept if batch.runs]
 
     def by_group(self, runs: Iterable[tuple[Cell, int]]) -> dict[int, list[tuple[Cell, int]]]:

@@ -150,7 +150,7 @@ def _measurements(setting: Setting) -> tuple[Task, list[_Measured]]:
     """
     shared = setting.data.load(silent) if isinstance(setting.data, SharedData) else None
 
-    tokens = shared.tokens if shared else seed.drawn(setting).tokens
+    tokens = shared.tokens if shared else seed.sampled_data(setting).tokens
 
     def run(of_seed: Keys) -> tuple[Splits, list[Any]]:
         data = shared.splits if shared else seed.draw_data(setting, of_seed.data)

@@ -134,7 +134,7 @@ class Programs:
         self.compiled = True
         if self.shared_data is not None:
             return self.shared_data
-        loaded = Loaded(self.drawing(keys, hyperparameters), False, seed.drawn(self.setting).tokens)
+        loaded = Loaded(self.drawing(keys, hyperparameters), False, seed.sampled_data(self.setting).tokens)
         seed.check_data(loaded)
         return loaded
 
@@ -205,7 +205,7 @@ class Programs:
         if self.shared_data is not None:
             return self.shared_data
         shapes = self.drawing.shapes(_keys(runs), _hyperparameters(group, runs))
-        return Loaded(shapes, False, seed.drawn(self.setting).tokens)
+        return Loaded(shapes, False, seed.sampled_data(self.setting).tokens)
 
     def params(self, group: CompileGroup, runs: int) -> Any:
         """Return the shapes of the parameters for `runs` vmapped runs."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from jaxattn.core.errors import RunError, counted
 from jaxattn.lab.engine import batches, description
 from jaxattn.lab.engine.attempt import RETRIES, Attempt, OnFailure, attempt
-from jaxattn.lab.engine.batches import Batch, halved
+from jaxattn.lab.engine.batches import Batch, halve
 from jaxattn.lab.engine.missing import Plan
 from jaxattn.lab.engine.monitor import Interrupted, RunMonitor
 from jaxattn.lab.engine.programs import ProgramCache
@@ -54,7 +54,7 @@ class Rules(NamedTuple):
         """
         batch = tried.batch
         if found.is_too_large:
-            halves = halved(batch)
+            halves = halve(batch)
             text = " and ".join(half.name for half in halves)
             self.reporter.note(f"{batch.name}: out of memory; running {text} instead")
             return [tried._replace(batch=half) for half in halves]

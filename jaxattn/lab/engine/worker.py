@@ -78,7 +78,7 @@ class Origin(NamedTuple):
     """The study of a job, and the process that submitted it.
 
     Attributes:
-        study: the pickled study; see `pickled`.
+        study: the pickled study; see `pickle_study`.
         directory: path or bucket URL of the results folder.
         command: the command, which is stored with the results.
         process: host and number of the process.
@@ -131,7 +131,7 @@ def process() -> tuple[str, int]:
     return socket.gethostname(), os.getpid()
 
 
-def pickled(study: Definition) -> bytes:
+def pickle_study(study: Definition) -> bytes:
     """Pickle what defines a study; objects of a notebook need cloudpickle.
 
     Raises:
@@ -160,7 +160,7 @@ def pickled(study: Definition) -> bytes:
 
 def compute(origin: Origin, task: Task) -> Attempt:
     """Compute a batch in a worker."""
-    here = _prepared(origin)
+    here = _prepare(origin)
     here.check(task.cells)
     cells = {cell.number: cell for cell in here.study.cells}
     runs = tuple((cells[number], seed) for number, seed in task.runs)
@@ -189,7 +189,7 @@ def widths(
 
     `runs` is the number of runs of each group. See `batches.widths` for the other arguments.
     """
-    here = _prepared(origin)
+    here = _prepare(origin)
     groups = compile_groups(here.study.cells)
     missing = {number: [(groups[number].cells[0], 0)] * count for number, count in runs.items()}
     with backend.precision(here.study.dtype):
@@ -218,7 +218,7 @@ class _Prepared(NamedTuple):
             )
 
 
-def _prepared(origin: Origin) -> _Prepared:
+def _prepare(origin: Origin) -> _Prepared:
     if process() == origin.process:
         raise InputError(
             "executor: its workers are threads of this process; use one whose workers are processes, such as "
@@ -267,4 +267,4 @@ def origin_of(
     study: Definition, directory: str, command: str, code: Mapping[str, str | None], pool: LocalPool | None
 ) -> Origin:
     """Return the origin of the jobs that this process submits."""
-    return Origin(pickled(study), directory, command, process(), dict(code), package_hash(), pool)
+    return Origin(pickle_study(study), directory, command, process(), dict(code), package_hash(), pool)

@@ -19,7 +19,7 @@ from jaxattn.lab.explorer import charts, numbers
 from jaxattn.lab.pages import layout
 from jaxattn.lab.results.labels import format_number
 from jaxattn.lab.storage import files
-from jaxattn.theory.certificate import MaxMargin
+from jaxattn.theory.solution import MaxMargin
 
 HERE = Path(__file__).parent
 # Height of the notebook's iframe in pixels, until a script in the page sets it.

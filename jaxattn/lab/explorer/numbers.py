@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from jaxattn.attention.scores import Scores
 from jaxattn.dynamics.flows.exact_flow import Path
-from jaxattn.theory.certificate import MaxMargin
 from jaxattn.theory.selection import one_minus_cosine
+from jaxattn.theory.solution import MaxMargin
 
 SEQUENCES, TOKENS, PAIRS = 12, 10, 24
 # Tokens in the chart of scores.

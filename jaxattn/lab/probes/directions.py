@@ -109,17 +109,17 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
                 each = (linear.scores(_of_seed(params, number), data) for number in range(len(history)))
                 seeds = [_one(p, own, self.nats) for p, own in zip(history, each, strict=True)]
                 away, ratio, *facts = (np.stack(x) for x in zip(*seeds, strict=True))
-                return _named(away, ratio, *facts)
+                return _by_name(away, ratio, *facts)
             axis = None if loaded.shared else 0
             # The bags are either shared by all seeds or sampled for each seed.
             parts = jax.vmap(partial(_keys_and_bags, model), (0, axis), (0, axis))
             keys, corpus = jax.jit(parts)(params, data)
-            select = partial(_selected, nats=self.nats)
+            select = partial(_select, nats=self.nats)
             chosen = jax.jit(jax.vmap(select, (0, 0, axis)))(history[:, -1], keys, corpus)
             mm = max_margin_batch(Scores(keys, corpus), chosen)
             margins = jax.jit(jax.vmap(_margins, (0, 0, axis, 0)))(jnp.asarray(history), keys, corpus, chosen)
         away = np.asarray(one_minus_cosine(history, mm.p[:, None]))
-        return _named(away, _relative(margins, np.asarray(mm.margin)[:, None]), *_facts(mm, away[:, -1]))
+        return _by_name(away, _relative(margins, np.asarray(mm.margin)[:, None]), *_facts(mm, away[:, -1]))
 
 
 def certified_distance(away: Any, duality_gap: Any) -> np.ndarray:
@@ -148,7 +148,7 @@ def _keys_and_bags(model: Model[Any], params: Params, data: Any) -> tuple[Any, C
     return scores.keys, scores.corpus
 
 
-def _selected(p: Any, keys: Any, corpus: Corpus, nats: float | None) -> Selection:
+def _select(p: Any, keys: Any, corpus: Corpus, nats: float | None) -> Selection:
     return attended(jnp.matmul(keys, p, precision="highest"), corpus, nats)
 
 
@@ -157,7 +157,7 @@ def _one(history: np.ndarray, scores: LinearScores, nats: float | None) -> tuple
     if not (np.isfinite(history[-1]).all() and np.isfinite(keys).all()):
         missing = np.full(len(history), np.nan)
         return missing, missing, *np.full(len(_AT_THE_END_P), np.nan)
-    chosen = _selected(history[-1], keys, corpus, nats)
+    chosen = _select(history[-1], keys, corpus, nats)
     mm = max_margin(Scores(keys, corpus), chosen)
     margins = jax.jit(_margins)(jnp.asarray(history), keys, corpus, chosen)
     away = np.asarray(one_minus_cosine(history, mm.p))
@@ -179,7 +179,7 @@ def _facts(mm: MaxMargin, away: Any) -> tuple[Any, ...]:
     return bound, feasible, mm.margin, mm.duality_gap, mm.primal_residual, support
 
 
-def _named(away: Any, ratio: Any, *facts: Any) -> tuple[_Metrics, _Metrics]:
+def _by_name(away: Any, ratio: Any, *facts: Any) -> tuple[_Metrics, _Metrics]:
     on_the_way = {name: np.asarray(x) for name, x in zip(_ON_THE_WAY_P, (away, ratio), strict=True)}
     return on_the_way, {name: np.asarray(x) for name, x in zip(_AT_THE_END_P, facts, strict=True)}
 

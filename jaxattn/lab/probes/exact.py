@@ -53,10 +53,10 @@ class ExactGap(MaxMarginDirection, frozen=True, kw_only=True):
             own = jax.tree.map(lambda x, seed=seed: np.asarray(x[seed]), params)
             bags = data if loaded.shared else jax.tree.map(lambda x, seed=seed: x[seed], data)
             with jax.enable_x64(True):
-                found[:, seed] = self._certified(path[-1], cast(HasLinearScores, model).scores(own, bags))
+                found[:, seed] = self._certify(path[-1], cast(HasLinearScores, model).scores(own, bags))
         return {}, dict(zip(self.metrics, found, strict=True))
 
-    def _certified(self, p: np.ndarray, scores: Any) -> tuple[float, float]:
+    def _certify(self, p: np.ndarray, scores: Any) -> tuple[float, float]:
         keys = np.asarray(scores.keys, np.float64)
         if not (np.isfinite(p).all() and np.isfinite(keys).all()):
             return np.nan, np.nan

@@ -92,7 +92,7 @@ def save(folder: Path, arrays: Any) -> Checkpoint:
     host = arrays if jax.process_count() == 1 else jax.device_get(arrays)
     with _checkpointer() as checkpointer:
         checkpointer.save(folder, args=ocp.args.PyTreeSave(host), force=True)
-    return Checkpoint(_checksums(arrays), _listed(folder))
+    return Checkpoint(_checksums(arrays), _list_files(folder))
 
 
 def restore(folder: Path, known: Checkpoint, directory: Path, like: Any = None) -> Any:
@@ -157,7 +157,7 @@ def _orbax_checkpointer(ocp: Any) -> Any:
     return ocp.Checkpointer(handler, multiprocessing_options=processes)
 
 
-def _listed(folder: Path) -> dict[str, tuple[int, str | None]]:
+def _list_files(folder: Path) -> dict[str, tuple[int, str | None]]:
     found: dict[str, tuple[int, str | None]] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not files.is_foreign(path):

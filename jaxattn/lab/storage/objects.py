@@ -76,22 +76,22 @@ class Objects:
             InputError: the URL is invalid, obstore is not installed, or boto3 finds no S3 credentials.
         """
         self.address = address_text(location)
-        self._store = _opened(self.address)
+        self._store = _open_store(self.address)
 
     def entries(self, folder: str | None = None) -> dict[str, Entry]:
         """Return the listing entries of all objects, or of those in a folder, by name."""
-        with self._translated(InputError, "read"):
+        with self._translate_errors(InputError, "read"):
             return {x["path"]: _entry(x) for page in self._store.list(folder) for x in page}
 
     def top(self) -> tuple[dict[str, Entry], list[str]]:
         """Return the listing entries of the top-level objects by name, and the top-level folder names."""
-        with self._translated(InputError, "read"):
+        with self._translate_errors(InputError, "read"):
             found = self._store.list_with_delimiter()
         return {x["path"]: _entry(x) for x in found["objects"]}, list(found["common_prefixes"])
 
     def read(self, name: str) -> bytes | None:
         """Read an object; return None if it does not exist."""
-        with self._translated(InputError, "read"):
+        with self._translate_errors(InputError, "read"):
             try:
                 return bytes(self._store.get(name).bytes())
             except FileNotFoundError as error:
@@ -117,7 +117,7 @@ class Objects:
         temporary = temporary_path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(temporary, "wb") as file, self._translated(InputError, "read"):
+            with open(temporary, "wb") as file, self._translate_errors(InputError, "read"):
                 for part in self._store.get(name):
                     file.write(part)
             temporary.replace(path)
@@ -127,7 +127,7 @@ class Objects:
 
     def upload(self, name: str, path: Path) -> None:
         """Upload a file to an object, replacing the object unconditionally."""
-        with self._translated(RunError, "written"):
+        with self._translate_errors(RunError, "written"):
             self._store.put(name, path)
 
     def create(self, name: str, content: bytes) -> bool:
@@ -140,7 +140,7 @@ class Objects:
         while True:
             left -= 1
             try:
-                with self._translated(RunError, "written"):
+                with self._translate_errors(RunError, "written"):
                     self._store.put(name, content, mode="create", use_multipart=False)
             except RunError as error:
                 cause = error.__context__
@@ -161,12 +161,12 @@ class Objects:
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects, ignoring names that do not exist."""
         wanted = list(names)
-        with self._translated(RunError, "written"), suppress(FileNotFoundError):
+        with self._translate_errors(RunError, "written"), suppress(FileNotFoundError):
             if wanted:
                 self._store.delete(wanted)
 
     @contextmanager
-    def _translated(self, kind: type[Exception], done: str) -> Iterator[None]:
+    def _translate_errors(self, kind: type[Exception], done: str) -> Iterator[None]:
         from obstore.exceptions import BaseError
 
         try:
@@ -176,7 +176,7 @@ class Objects:
             raise kind(f"{self.address}: cannot be {done}: {_reason(error)}{rest}") from None
 
 
-def _opened(address: str) -> Any:
+def _open_store(address: str) -> Any:
     try:
         from obstore.exceptions import BaseError
         from obstore.store import from_url

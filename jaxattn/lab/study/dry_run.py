@@ -17,7 +17,8 @@ from jaxattn.core.spec import Spec
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.lab.probes.standard import BEST
-from jaxattn.lab.study import registry, seed
+from jaxattn.lab.study import concepts, seed
+from jaxattn.lab.study.concepts import Concept
 from jaxattn.lab.study.output_checks import (
     check_examples,
     check_floats,
@@ -29,7 +30,6 @@ from jaxattn.lab.study.output_checks import (
     metric_names,
 )
 from jaxattn.lab.study.randomness import Keys, keys
-from jaxattn.lab.study.registry import Concept
 from jaxattn.lab.study.setting import (
     Hyperparameters,
     Setting,
@@ -90,7 +90,7 @@ class _Rehearsal:
         def run(numbers: Hyperparameters, of_seed: Keys) -> Any:
             setting = with_hyperparameters(self.setting, numbers)
             data = self.data(setting, of_seed.data)
-            tokens = self.shared.tokens if self.shared else seed.drawn(setting).tokens
+            tokens = self.shared.tokens if self.shared else seed.sampled_data(setting).tokens
             params = self.start(setting, data, of_seed.start, tokens)
             self.model(setting, params, data.train)
             for index in range(len(setting.phases)):
@@ -108,7 +108,7 @@ class _Rehearsal:
         return False
 
     def data(self, setting: Setting, key: Array) -> Splits:
-        with self.at("data", registry.DATA):
+        with self.at("data", concepts.DATA):
             data = self.shared.splits if self.shared else seed.draw_data(setting, key)
             if not isinstance(data, Splits):
                 raise InputError(f"draw returns {shown(data)}; return jaxattn.data.Splits")
@@ -125,7 +125,7 @@ class _Rehearsal:
         return data
 
     def start(self, setting: Setting, data: Splits, key: Array, tokens: Any) -> Any:
-        with self.at("model.init", registry.MODEL):
+        with self.at("model.init", concepts.MODEL):
             drawn = seed.initial_params(setting._replace(starts={}), data, key, tokens)
             if drawn is None:
                 raise InputError(f"{_name(setting.model)}.init returns None; return the parameters")
@@ -134,7 +134,7 @@ class _Rehearsal:
                 if name not in known:
                     raise InputError(f"the model has no parameter {name!r}; choose one of {', '.join(known)}")
         for name in setting.starts:
-            with self.at(f"model.init.{name}", registry.START):
+            with self.at(f"model.init.{name}", concepts.START):
                 own = setting._replace(starts={name: setting.starts[name]})
                 made = seed.initial_params(own, data, key, tokens)
                 check_like(get(drawn, name), get(made, name), f"{_name(setting.starts[name])} returns")
@@ -142,7 +142,7 @@ class _Rehearsal:
 
     def model(self, setting: Setting, params: Any, data: Dataset) -> None:
         model, n, name = setting.model, data.num_examples, _name(setting.model)
-        with self.at("model", registry.MODEL):
+        with self.at("model", concepts.MODEL):
             outputs = model.outputs(params, data)
             if not is_floats(outputs) or outputs.shape[:1] != (n,):
                 raise InputError(
@@ -150,7 +150,7 @@ class _Rehearsal:
                 )
             if isinstance(model, HasTokenScores) and isinstance(data, Corpus):
                 check_scores(model, params, data)
-        with self.at("loss", registry.LOSS):
+        with self.at("loss", concepts.LOSS):
             name, coupled = _name(setting.loss), setting.loss.coupled
             if reason := setting.loss.skip_reason(outputs, data):
                 raise InputError(f"{name} is incompatible with the model and the data: {reason}")
@@ -173,7 +173,7 @@ class _Rehearsal:
         cuts = setting.model.cuts_batches or setting.loss.coupled
         if not batched or cuts or not isinstance(data, Corpus):
             return
-        with self.at("loss", registry.LOSS):
+        with self.at("loss", concepts.LOSS):
             if not couples(setting.loss, data.num_examples, data.num_classes):
                 return
         raise InputError(
@@ -187,7 +187,7 @@ class _Rehearsal:
         name = _name(phase)
         with at(f"{location}.train"):
             selected(params, phase.train)
-        with jax.enable_x64(_is_double(setting, phase)), self.at(location, registry.PHASE):
+        with jax.enable_x64(_is_double(setting, phase)), self.at(location, concepts.PHASE):
             setting.probes.steps_of(phase)
             carried = seed.begin_phase(setting, index, params, data, key)
             state = carried.state
@@ -217,7 +217,7 @@ class _Rehearsal:
         every: list[Probe | PhaseProbe] = [*setting.probes.at_steps, *setting.probes.of_phases]
         for number, probe in enumerate(every):
             location = own.get(id(probe), "probes")
-            with self.at(location, _wanted(probe)):
+            with self.at(location, _requirement(probe)):
                 if probe.skip_reason(task, phase):
                     continue
                 if isinstance(probe, PhaseProbe):
@@ -267,9 +267,9 @@ def _is_double(setting: Setting, phase: Phase) -> bool:
     return "float64" in (setting.dtype, phase.dtype)
 
 
-def _wanted(probe: Measurement) -> Concept[Any] | str:
+def _requirement(probe: Measurement) -> Concept[Any] | str:
     if probe.kind or not type(probe).__module__.startswith("jaxattn."):
-        return registry.PROBE
+        return concepts.PROBE
     return f"the built-in probe {type(probe).__name__} does not support this model"
 
 

@@ -13,7 +13,7 @@ from jaxattn.core.settings import Count, PositiveInt
 from jaxattn.core.spec import Spec
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.setting import Cell, merged_tables
-from jaxattn.lab.study.tree import assign, flatten, location_of_entry, numbered, parents_first
+from jaxattn.lab.study.tree import assign, flatten, location_of_entry, number_entries, parents_first
 
 # Tables that define the grid. A block may contain them; a cell may not.
 GRID = ("axes", "zip", "halton", "cells", "exclude")
@@ -88,11 +88,11 @@ def _check_effect(tree: Mapping[str, Any], block: Mapping[str, Any], swept: Iter
     for key, x in flatten(changed).items():
         # A bare name is shorthand for a table with this `kind`.
         kind = ".kind" if isinstance(x, str | Spec) and location_of_entry(tuple(key.split("."))) else ""
-        fixed[numbered(tree, key) + kind] = key
+        fixed[number_entries(tree, key) + kind] = key
     for keys in swept:
         known: dict[str, str] = {}
         for key in keys:
-            same = known.setdefault(numbered(tree, key), key)
+            same = known.setdefault(number_entries(tree, key), key)
             if same != key:
                 raise InputError(f"{key}: the same setting as {same}; sweep only one of them")
         for place, key in known.items():
@@ -133,7 +133,7 @@ def points(grid: Any) -> list[dict[str, Any]]:
                     raise InputError(f"{key}: swept twice; set it in only one of axes, zip, halton and cells")
             settings |= part
         result.append(settings)
-    return list(_kept(result, grid.exclude))
+    return list(_without_excluded(result, grid.exclude))
 
 
 def check_lists(tree: Mapping[str, Any]) -> None:
@@ -217,7 +217,9 @@ def _between(bounds: Range, x: float) -> float | int:
     return round(value) if bounds.integer else value
 
 
-def _kept(settings: list[dict[str, Any]], exclude: tuple[dict[str, Any], ...]) -> Iterable[dict[str, Any]]:
+def _without_excluded(
+    settings: list[dict[str, Any]], exclude: tuple[dict[str, Any], ...]
+) -> Iterable[dict[str, Any]]:
     known = {key for row in settings for key in row}
     for number, condition in enumerate(exclude):
         for key in condition:

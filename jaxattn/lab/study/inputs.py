@@ -8,7 +8,7 @@ from typing import Any
 from jaxattn.core.errors import RunError
 from jaxattn.core.settings import FILE
 from jaxattn.core.spec import Spec
-from jaxattn.lab.study.registry import marked
+from jaxattn.lab.study.registry import marked_settings
 from jaxattn.lab.study.setting import Setting
 from jaxattn.lab.texts.cache import source_digest
 from jaxattn.lab.texts.source import Source
@@ -75,7 +75,7 @@ class Inputs:
             files = part.files()
             # Files of texts may be renamed, so their names are not in the key.
             yield self._hash((TEXTS, *files.values()), files)
-        for path in dict.fromkeys(_named(part)):
+        for path in dict.fromkeys(_file_paths(part)):
             if Path(path).is_file():
                 yield self._hash((Path(path).name, path), {"": path})
 
@@ -106,9 +106,9 @@ def _states(files: Mapping[str, str]) -> list[_State]:
     return found
 
 
-def _named(part: Any) -> Iterator[str]:
+def _file_paths(part: Any) -> Iterator[str]:
     """Yield the paths in settings that are annotated as `FilePath`, without a suffix such as ":KEY"."""
-    for name, mark in marked(type(part)).items() if isinstance(part, Spec) else ():
+    for name, mark in marked_settings(type(part)).items() if isinstance(part, Spec) else ():
         if mark == FILE:
             for path in _strings(getattr(part, name)):
                 # A file may have a colon in its name.

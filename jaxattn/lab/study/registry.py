@@ -1,97 +1,32 @@
-"""Registry of component types, such as models; it creates components from the tables of a sweep file.
+"""Create components, such as models, from the tables of a sweep file, and describe them as tables.
 
 A table has a `kind`, which is a short name or an import path. Its other keys are settings of the class,
 which are checked against the annotations. A function is first converted to a class; see
 `settings_class`. The kind may also be an object, of which the other keys replace settings.
-`python -m jaxattn.lab.study.registry` prints the table in docs/howto/extending.md.
 """
 
 import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
-from jaxattn.base import (
-    Data,
-    DrawnData,
-    Figure,
-    Loss,
-    Measurement,
-    Model,
-    Phase,
-    PhaseProbe,
-    Probe,
-    SharedData,
-    Start,
-)
 from jaxattn.base.from_function import (
-    FigureFromFunction,
     FromFunction,
-    LossFromFunction,
-    ProbeFromFunction,
-    StartFromFunction,
     as_default,
-    model_class,
-    settings_class,
 )
 from jaxattn.core.errors import InputError, UserCodeError, at, explain, nearest
-from jaxattn.core.settings import FILE, IMPORT_PATH, Named, has_mark, markdown_table
+from jaxattn.core.settings import FILE, IMPORT_PATH, Named, has_mark
 from jaxattn.core.spec import Spec, choices_of, plain_values, without_arrays
-from jaxattn.data.from_function import data_class
-from jaxattn.dynamics.flows import flow_phase
-from jaxattn.lab import kinds
+from jaxattn.lab.study.concepts import CONCEPTS, C, Concept
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.tree import check_values
-from jaxattn.models.starts import kind_of
 
 Table = dict[str, Any]
 # A component as a user gives it: an object, a class or function, a table with a `kind`, or the kind alone.
 Component = Spec | Callable[..., object] | Mapping[str, object] | str
-_C = TypeVar("_C", bound=Spec)
-
-
-@dataclass(frozen=True, eq=False)
-class Concept(Generic[_C]):
-    """Component type, such as model or loss, with the requirements for its classes.
-
-    Attributes:
-        name: name with an article, such as "a model".
-        location: key in a sweep file.
-        known: built-in classes by short name.
-        bases: base classes, each mapped to the attributes that a derived class must define.
-        from_function: function that builds a class from a function and its `kind`; None if only classes are
-            accepted.
-        functions: signatures of the accepted functions.
-        extra_calls: calls that derived classes must support, keyed by the name of the base class; these take
-            precedence over `bases`.
-        default: function that infers the kind of a table from its keys.
-    """
-
-    name: str
-    location: str
-    known: Mapping[str, type[_C]]
-    bases: Mapping[type[_C], tuple[str, ...]]
-    from_function: Callable[..., type[_C]] | None = None
-    functions: tuple[str, ...] = ()
-    extra_calls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    default: Callable[[Table], str | None] = lambda table: None
-
-    @property
-    def classes(self) -> dict[str, list[str]]:
-        """Method calls that a derived class must support, keyed by the name of the base class."""
-        own = {base.__name__: [_call(base, name) for name in names] for base, names in self.bases.items()}
-        return own | {name: list(calls) for name, calls in self.extra_calls.items()}
-
-    @property
-    def requirement(self) -> str:
-        """Description of the classes and functions accepted as this component, for error messages."""
-        (name, calls), *_ = self.classes.items()
-        written = f"a class derived from jaxattn.{name} with {' and '.join(calls)}"
-        return f"a function {self.functions[0]}, or {written}" if self.functions else written
 
 
 class Field(NamedTuple):
@@ -102,16 +37,7 @@ class Field(NamedTuple):
     default: Any
 
 
-def _call(base: type, name: str) -> str:
-    method = inspect.getattr_static(base, name)
-    if isinstance(method, property):
-        return name
-    _, *parameters = inspect.signature(method).parameters.values()
-    needed = [p.replace(annotation=p.empty) for p in parameters if p.default is p.empty]
-    return f"{name}{inspect.Signature(needed)}"
-
-
-def make(concept: Concept[_C], table: Any, location: str, names: ImportPaths) -> tuple[_C, Table]:
+def make(concept: Concept[C], table: Any, location: str, names: ImportPaths) -> tuple[C, Table]:
     """Create an instance from a table; return it with the complete table, which includes defaults.
 
     Args:
@@ -138,22 +64,24 @@ def make(concept: Concept[_C], table: Any, location: str, names: ImportPaths) ->
     values = convert(target, own | changes, location)
     with at(location):
         full = {"kind": kind, **to_json_values(values, names)}
-        located = {name: _located(mark, values[name], names) for name, mark in marked(target).items()}
+        located = {
+            name: _resolve_paths(mark, values[name], names) for name, mark in marked_settings(target).items()
+        }
     made = _instance(target, values | located, location)
-    return (typing.cast(_C, given) if given == made else made), full
+    return (typing.cast(C, given) if given == made else made), full
 
 
 @functools.cache
-def marked(target: type[Spec]) -> dict[str, str]:
+def marked_settings(target: type[Spec]) -> dict[str, str]:
     """Return the settings annotated as file paths or import paths, each mapped to its annotation's marker."""
     return {f.name: mark for f in _fields(target) for mark in (FILE, IMPORT_PATH) if has_mark(f.type, mark)}
 
 
-def _located(mark: str, value: Any, names: ImportPaths) -> Any:
+def _resolve_paths(mark: str, value: Any, names: ImportPaths) -> Any:
     if isinstance(value, dict):
-        return {key: _located(mark, x, names) for key, x in value.items()}
+        return {key: _resolve_paths(mark, x, names) for key, x in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_located(mark, x, names) for x in value)
+        return type(value)(_resolve_paths(mark, x, names) for x in value)
     if not isinstance(value, str):
         is_code = mark == IMPORT_PATH and callable(value) and not isinstance(value, Named)
         return Named(_path(value, names), value) if is_code else value
@@ -163,7 +91,7 @@ def _located(mark: str, value: Any, names: ImportPaths) -> Any:
     return Named(value, names.load(value)) if colon else value
 
 
-def held(given: Any, names: ImportPaths) -> Any:
+def components_of(given: Any, names: ImportPaths) -> Any:
     """Return what a study holds for an argument: objects as they are, and classes and functions as kinds.
 
     Arrays become lists, and keys whose value is None are left out.
@@ -174,9 +102,9 @@ def held(given: Any, names: ImportPaths) -> Any:
     if isinstance(given, str | Spec):
         return given
     if isinstance(given, dict):
-        return {key: held(x, names) for key, x in given.items() if x is not None}
+        return {key: components_of(x, names) for key, x in given.items() if x is not None}
     if isinstance(given, list | tuple):
-        return [held(x, names) for x in given]
+        return [components_of(x, names) for x in given]
     return _plain(given, names)
 
 
@@ -286,7 +214,7 @@ def _struct(target: type[Spec]) -> type[msgspec.Struct]:
     return msgspec.defstruct(target.__name__, fields, kw_only=True, frozen=True, forbid_unknown_fields=True)
 
 
-def _class(concept: Concept[_C], kind: Any, location: str, names: ImportPaths) -> type[_C]:
+def _class(concept: Concept[C], kind: Any, location: str, names: ImportPaths) -> type[C]:
     if kind is None:
         raise InputError(f"{location}: missing key 'kind'{nearest('', concept.known)}")
     if not isinstance(kind, str):
@@ -309,7 +237,7 @@ def _class(concept: Concept[_C], kind: Any, location: str, names: ImportPaths) -
         elif concept.from_function is None:
             raise InputError(f"{kind} is a function; {concept.name} must be {concept.requirement}")
     if isinstance(target, type):
-        found: type[_C] = target
+        found: type[C] = target
     else:
         assert concept.from_function is not None
         with at(location):
@@ -318,13 +246,13 @@ def _class(concept: Concept[_C], kind: Any, location: str, names: ImportPaths) -
     return found
 
 
-def _class_of(concept: Concept[_C], given: Spec, location: str, names: ImportPaths) -> type[_C]:
+def _class_of(concept: Concept[C], given: Spec, location: str, names: ImportPaths) -> type[C]:
     target: Any = type(given)
     if target not in concept.known.values():
         with at(location):
             _check_class(concept, target, _kind_of(given, names))
         _check_settings(target, location)
-    found: type[_C] = target
+    found: type[C] = target
     return found
 
 
@@ -388,91 +316,3 @@ def _path(target: Any, names: ImportPaths) -> str:
         raise InputError(f"{path}: two objects in the study have this import path; rename one of them")
     names.given[path] = target
     return path
-
-
-DATA = Concept[Data](
-    "data",
-    "`[data]`",
-    kinds.classes(kinds.DATA),
-    {DrawnData: ("draw",), SharedData: ("load",)},
-    data_class,
-    ("(key, *, settings) -> Dataset", "(*, settings) -> Dataset"),
-)
-MODEL = Concept[Model[Any]](
-    "a model",
-    "`[model]`",
-    kinds.classes(kinds.MODELS),
-    {Model: ("init", "outputs")},
-    model_class,
-    ("(*, settings) -> model",),
-)
-LOSS = Concept[Loss](
-    "a loss",
-    "`loss`",
-    kinds.classes(kinds.LOSSES),
-    {Loss: ("__call__",)},
-    functools.partial(settings_class, base=LossFromFunction),
-    ("(outputs, targets, *, settings) -> (n,)",),
-    default=lambda table: "classification",
-)
-START = Concept[Start](
-    "a start",
-    "`model.init.NAME`",
-    kinds.classes(kinds.STARTS),
-    {Start: ("__call__",)},
-    functools.partial(settings_class, base=StartFromFunction),
-    ("(key, drawn, *, settings) -> array",),
-    default=kind_of,
-)
-PHASE = Concept[Phase](
-    "a phase",
-    "`[[phases]]`",
-    kinds.classes(kinds.PHASES),
-    {Phase: ("train", "steps")},
-    flow_phase.from_function,
-    ("(params, task, *, points, settings) -> RecordedPath",),
-    extra_calls={"Phase": ("train", "steps", "step(task, state)")},
-)
-PROBE = Concept[Measurement](
-    "a probe",
-    "`probes.own`",
-    kinds.classes(kinds.PROBES),
-    {Probe: ("measure",), PhaseProbe: ("metrics", "observe", "conclude")},
-    functools.partial(settings_class, base=ProbeFromFunction),
-    ("(params, data, *, settings) -> number",),
-    {
-        "Probe": ("measure(context)",),
-        "PhaseProbe": (
-            "metrics",
-            "observe(phase, state) -> array",
-            "conclude(history, params, model, loaded) -> {name: (S, k)}, {name: (S,)}",
-        ),
-    },
-)
-FIGURE = Concept[Figure](
-    "a figure",
-    "`[[figures]]`",
-    {},
-    {Figure: ("__call__",)},
-    functools.partial(settings_class, base=FigureFromFunction),
-    ("(results, *, settings) -> matplotlib figure",),
-)
-CONCEPTS: tuple[Concept[Any], ...] = (DATA, MODEL, LOSS, START, PHASE, PROBE, FIGURE)
-
-
-def table() -> str:
-    """Return the Markdown table for docs/howto/extending.md, with one row per component type."""
-    rows = []
-    for concept in CONCEPTS:
-        functions = " or ".join(f"`{form}`" for form in concept.functions)
-        classes = (
-            f"`ja.{base}` with {', '.join(f'`{call}`' for call in calls)}"
-            for base, calls in concept.classes.items()
-        )
-        rows.append([concept.name, concept.location, functions, "; ".join(classes)])
-    optimizer = ["an optimiser", "`optimizer`", "`(step_size, *, settings) -> optax transformation`", ""]
-    return markdown_table(["concept", "in a sweep file", "plain function", "class"], [*rows, optimizer])
-
-
-if __name__ == "__main__":
-    print(table())

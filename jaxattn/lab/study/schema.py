@@ -8,13 +8,14 @@ import msgspec
 from jaxattn.core.settings import meanings, summary_line
 from jaxattn.core.spec import Spec
 from jaxattn.lab.probes.standard import Probes
-from jaxattn.lab.study import registry
+from jaxattn.lab.study import concepts
+from jaxattn.lab.study.concepts import Concept
 from jaxattn.lab.study.definition import Tables
 from jaxattn.lab.study.grid import GRID, PRESENTATION
-from jaxattn.lab.study.registry import Concept, fields_of
+from jaxattn.lab.study.registry import fields_of
 
 Schema = dict[str, Any]
-_PARTS: dict[str, Concept[Any]] = {"data": registry.DATA, "model": registry.MODEL, "loss": registry.LOSS}
+_PARTS: dict[str, Concept[Any]] = {"data": concepts.DATA, "model": concepts.MODEL, "loss": concepts.LOSS}
 # An axis: a non-empty array of numbers, strings or booleans. Dotted keys can also be written as nested
 # tables.
 AXIS = {"type": "array", "minItems": 1, "items": {"type": ["number", "string", "boolean"]}}
@@ -30,27 +31,27 @@ def sweep_schema() -> Schema:
     made = msgspec.json.schema(Tables)
     definitions = made["$defs"]
     definitions |= {
-        "axes": _nested("axes", AXIS),
-        "row": _nested("row", VALUE),
-        "ranges": _nested("ranges", {"$ref": "#/$defs/Range"}),
+        "axes": _nested_schema("axes", AXIS),
+        "row": _nested_schema("row", VALUE),
+        "ranges": _nested_schema("ranges", {"$ref": "#/$defs/Range"}),
     }
     definitions["Halton"]["properties"]["axes"] = {"$ref": "#/$defs/ranges", "minProperties": 1}
     whole = definitions["Tables"]
     whole["properties"] |= {key: {"$ref": "#/$defs/axes"} for key in ("axes", "zip")}
-    whole["properties"] |= {key: _listed({"$ref": "#/$defs/row"}) for key in ("cells", "exclude")}
+    whole["properties"] |= {key: _list_schema({"$ref": "#/$defs/row"}) for key in ("cells", "exclude")}
     changes = whole | {"properties": dict(whole["properties"]), "required": ["extends"]}
     for table, part in ((whole, _choice), (changes, _change)):
         properties = table["properties"]
         for name, concept in _PARTS.items():
             default = {key: x for key, x in properties[name].items() if key == "default"}
             properties[name] = part(concept, definitions) | default
-        properties["phases"] = _listed(_choice(registry.PHASE, definitions)) | {"minItems": 1}
+        properties["phases"] = _list_schema(_choice(concepts.PHASE, definitions)) | {"minItems": 1}
         properties["probes"] = _table(Probes, {}, definitions)
-        own = _listed(_choice(registry.PROBE, definitions))
+        own = _list_schema(_choice(concepts.PROBE, definitions))
         properties["probes"]["properties"] |= {"own": own}
     listed: Sequence[tuple[Schema, str, Concept[Any]]] = (
-        (changes["properties"], "phases", registry.PHASE),
-        (changes["properties"]["probes"]["properties"], "own", registry.PROBE),
+        (changes["properties"], "phases", concepts.PHASE),
+        (changes["properties"]["probes"]["properties"], "own", concepts.PROBE),
     )
     for properties, key, concept in listed:
         by_name = {"type": "object", "additionalProperties": _change(concept, definitions)}
@@ -68,11 +69,11 @@ def sweep_schema() -> Schema:
     }
 
 
-def _nested(name: str, leaf: Schema) -> Schema:
+def _nested_schema(name: str, leaf: Schema) -> Schema:
     return {"type": "object", "additionalProperties": {"anyOf": [leaf, {"$ref": f"#/$defs/{name}"}]}}
 
 
-def _listed(items: Schema) -> Schema:
+def _list_schema(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
 
@@ -92,8 +93,8 @@ def _change(concept: Concept[Any], definitions: Schema) -> Schema:
                 settings[key].append(x)
     properties: Schema = {key: {"anyOf": every} for key, every in settings.items()}
     properties["kind"] = _name(concept)
-    if concept is registry.MODEL:
-        start = _change(registry.START, definitions)
+    if concept is concepts.MODEL:
+        start = _change(concepts.START, definitions)
         properties["init"] = {"type": "object", "additionalProperties": start}
     return {"anyOf": [{"type": "object", "properties": properties}, _OWN, _name(concept)]}
 
@@ -110,8 +111,8 @@ def _built_in(concept: Concept[Any], definitions: Schema) -> list[Schema]:
         settings = [key for key in table["required"] if key != "kind"]
         if concept.default(dict.fromkeys(settings)) == kind:
             table["required"] = settings
-    for table in tables if concept is registry.MODEL else ():
-        start = _choice(registry.START, definitions)
+    for table in tables if concept is concepts.MODEL else ():
+        start = _choice(concepts.START, definitions)
         table["properties"]["init"] = {"type": "object", "additionalProperties": start}
     return tables
 

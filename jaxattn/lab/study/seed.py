@@ -48,7 +48,7 @@ class Carried(NamedTuple):
     memory: dict[int, Any]
 
 
-def drawn(setting: Setting) -> DrawnData:
+def sampled_data(setting: Setting) -> DrawnData:
     """Return the data settings of `setting`, which must sample its data separately for each seed."""
     assert isinstance(setting.data, DrawnData)
     return setting.data
@@ -56,7 +56,7 @@ def drawn(setting: Setting) -> DrawnData:
 
 def draw_data(setting: Setting, key: Array) -> Splits:
     """Sample the data for a seed. If the vocabulary is padded, the padding tokens never occur."""
-    made = drawn(setting)
+    made = sampled_data(setting)
     return made.draw(key) if setting.used is None else made.draw(key, setting.used)
 
 

@@ -20,9 +20,10 @@ from jaxattn.core.pytrees import selected
 from jaxattn.core.settings import MAX_INT, STATIC, has_mark
 from jaxattn.core.spec import Spec
 from jaxattn.lab.probes.standard import Probes
-from jaxattn.lab.study import randomness, registry
+from jaxattn.lab.study import concepts, randomness
+from jaxattn.lab.study.concepts import C, Concept
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.lab.study.registry import _C, Concept, convert, fields_of, keys_of, make, to_json_values
+from jaxattn.lab.study.registry import convert, fields_of, keys_of, make, to_json_values
 from jaxattn.lab.study.tree import location_of_entry, merge
 
 _S = TypeVar("_S", bound=Spec)
@@ -80,12 +81,12 @@ class Cell(NamedTuple):
 
 
 _CONCEPTS: dict[str, Concept[Any]] = {
-    "data": registry.DATA,
-    "model": registry.MODEL,
-    "loss": registry.LOSS,
-    "phases": registry.PHASE,
-    "probes.own": registry.PROBE,
-    "model.init": registry.START,
+    "data": concepts.DATA,
+    "model": concepts.MODEL,
+    "loss": concepts.LOSS,
+    "phases": concepts.PHASE,
+    "probes.own": concepts.PROBE,
+    "model.init": concepts.START,
 }
 
 
@@ -129,15 +130,15 @@ class Reader:
         """
         dtype = tree.get("dtype", "float32")
         model_table, starts = _without(tree["model"], "init", dict)
-        data, data_table = self._thing(registry.DATA, tree["data"], "data")
-        model, model_table = self._thing(registry.MODEL, model_table, "model")
-        loss, loss_table = self._thing(registry.LOSS, tree.get("loss", "classification"), "loss")
+        data, data_table = self._thing(concepts.DATA, tree["data"], "data")
+        model, model_table = self._thing(concepts.MODEL, model_table, "model")
+        loss, loss_table = self._thing(concepts.LOSS, tree.get("loss", "classification"), "loss")
         initial = {
-            name: self._thing(registry.START, table, f"model.init.{name}")
+            name: self._thing(concepts.START, table, f"model.init.{name}")
             for name, table in (starts or {}).items()
         }
         phases = [
-            self._thing(registry.PHASE, table, f"phases[{k}]") for k, table in enumerate(tree["phases"])
+            self._thing(concepts.PHASE, table, f"phases[{k}]") for k, table in enumerate(tree["phases"])
         ]
         probes, probes_table = self._probes(tree.get("probes", {}))
         if initial:
@@ -166,7 +167,7 @@ class Reader:
         hash = config_hash(setting, tables, settings.keys())
         return Cell(number, dict(settings), setting_in_span(setting), tables, hash)
 
-    def _thing(self, concept: Concept[_C], table: Any, location: str) -> tuple[_C, Any]:
+    def _thing(self, concept: Concept[C], table: Any, location: str) -> tuple[C, Any]:
         key = location, repr(self._contents(table))
         if key not in self._known:
             thing, full = make(concept, table, location, self._names)
@@ -189,7 +190,7 @@ class Reader:
         if key not in self._known:
             standard_table, own = _without(table, "own", list | tuple)
             standard = convert(Probes, standard_table, "probes")
-            further = [self._thing(registry.PROBE, t, f"probes.own[{k}]") for k, t in enumerate(own or ())]
+            further = [self._thing(concepts.PROBE, t, f"probes.own[{k}]") for k, t in enumerate(own or ())]
             probes = Probes(**standard | {"own": tuple(probe for probe, _ in further)})
             _ask(probes, "probes")
             written = to_json_values(standard, self._names) | {"own": [table for _, table in further]}
@@ -257,14 +258,14 @@ def with_hyperparameters(setting: Setting, numbers: Hyperparameters) -> Setting:
     setting = setting._replace(used=numbers.get(VOCAB_SIZE))
     for path, number in numbers.items():
         if path != VOCAB_SIZE:
-            setting = _replaced(setting, path, number)
+            setting = _replace_value(setting, path, number)
     return setting
 
 
 def with_numbers(thing: _S, numbers: Hyperparameters) -> _S:
     """Return a copy of an instance with other numeric settings; see `numbers_of` for the paths."""
     for path, number in numbers.items():
-        thing = _replaced(thing, path, number)
+        thing = _replace_value(thing, path, number)
     return thing
 
 
@@ -387,17 +388,19 @@ def _static(target: type[Spec]) -> frozenset[str]:
     return frozenset(field.name for field in fields_of(target) if has_mark(field.type, STATIC))
 
 
-def _replaced(node: Any, path: SettingPath, number: Any) -> Any:
+def _replace_value(node: Any, path: SettingPath, number: Any) -> Any:
     if not path:
         return number
     head, rest = path[0], path[1:]
     if isinstance(node, Setting):
         if head == "probes":
-            own = _replaced(node.probes.own, rest, number)
+            own = _replace_value(node.probes.own, rest, number)
             return node._replace(probes=msgspec.structs.replace(node.probes, own=own))
-        return node._replace(**{str(head): _replaced(getattr(node, str(head)), rest, number)})
+        return node._replace(**{str(head): _replace_value(getattr(node, str(head)), rest, number)})
     if isinstance(node, tuple):
-        return tuple(_replaced(x, rest, number) if k == head else x for k, x in enumerate(node))
+        return tuple(_replace_value(x, rest, number) if k == head else x for k, x in enumerate(node))
     if isinstance(node, Mapping):
-        return {**node, head: _replaced(node[head], rest, number)}
-    return msgspec.structs.replace(node, **{str(head): _replaced(getattr(node, str(head)), rest, number)})
+        return {**node, head: _replace_value(node[head], rest, number)}
+    return msgspec.structs.replace(
+        node, **{str(head): _replace_value(getattr(node, str(head)), rest, number)}
+    )

@@ -15,7 +15,7 @@ from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.grid import GRID
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.setting import merged_tables
-from jaxattn.lab.study.tree import assign, check_values, flatten, numbered, parse
+from jaxattn.lab.study.tree import assign, check_values, flatten, number_entries, parse
 
 # Maximum file size in bytes, and maximum number of files in a chain of `extends`.
 _LARGEST = 16 * 2**20
@@ -50,14 +50,14 @@ def read_sweep(
     try:
         study = made(tree, ImportPaths(path.parent))
     except InputError as error:
-        raise InputError(_placed(str(error), str(path), overrides, axes)) from None
+        raise InputError(_with_option(str(error), str(path), overrides, axes)) from None
     except UserCodeError as error:
         raise error.below(str(path)) from error.__cause__
     check_seen(tree, overrides)
     return study
 
 
-def _placed(message: str, path: str, overrides: Sequence[str], axes: Sequence[str]) -> str:
+def _with_option(message: str, path: str, overrides: Sequence[str], axes: Sequence[str]) -> str:
     for option, given, prefix in (("--set", overrides, ""), ("--axis", axes, "axes.")):
         for text in given:
             key = text.partition("=")[0].strip()
@@ -113,12 +113,12 @@ def tables(path: Path, before: tuple[Path, ...] = ()) -> dict[str, Any]:
     base = tree.pop("extends", None)
     if base is None:
         return tree
-    here = (*before, _resolved(path))
+    here = (*before, _resolve(path))
     if not isinstance(base, str):
         raise InputError(f"{path}: extends: expected the path of a file, got {base!r}")
     if len(here) > _LONGEST:
         raise InputError(f"{path}: extends: chain of more than {_LONGEST} files; merge some of them")
-    if _resolved(path.parent / base) in here:
+    if _resolve(path.parent / base) in here:
         raise InputError(f"{path}: extends: {base} extends this file in turn; remove one `extends`")
     with at(str(path)):
         both: dict[str, Any] = merged_tables(
@@ -135,7 +135,7 @@ def _line(text: str, message: str) -> str:
     return f": {lines[number - 1].strip():.80}" if 0 < number <= len(lines) else ""
 
 
-def _resolved(path: Path) -> Path:
+def _resolve(path: Path) -> Path:
     try:
         return path.resolve()
     except (OSError, ValueError):
@@ -203,9 +203,12 @@ def check_seen(tree: Mapping[str, Any], overrides: Sequence[str]) -> None:
     of_file = [*_swept(tree)]
     variants = [[*_of_block(name, block), *of_file] for name, block in blocks.items()] or [of_file]
     for text in overrides:
-        key = numbered(tree, text.partition("=")[0].strip())
+        key = number_entries(tree, text.partition("=")[0].strip())
         deciding = [
-            next((option for own, option in variant if f"{key}.".startswith(f"{numbered(tree, own)}.")), "")
+            next(
+                (option for own, option in variant if f"{key}.".startswith(f"{number_entries(tree, own)}.")),
+                "",
+            )
             for variant in variants
         ]
         if all(deciding):

@@ -31,7 +31,7 @@ def assign(tree: Any, key: str, value: Any) -> Any:
     if key.count(".") > DEEPEST:
         raise InputError(f"{key:.60}...: nested more than {DEEPEST} levels deep; remove some levels")
     axis = _AXIS.fullmatch(key)
-    return _assigned(tree, (), [*axis[1].split("."), axis[2]] if axis else key.split("."), value)
+    return _assign(tree, (), [*axis[1].split("."), axis[2]] if axis else key.split("."), value)
 
 
 def parents_first(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -42,7 +42,7 @@ def parents_first(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return sorted(settings.items(), key=lambda item: item[0].count("."))
 
 
-def numbered(tree: Any, key: str) -> str:
+def number_entries(tree: Any, key: str) -> str:
     """Replace the names of list entries in a dotted key with their indices."""
     parts = []
     for part in key.split("."):
@@ -104,21 +104,21 @@ def merge(tree: Any, changes: dict[str, Any], keys: Keys = lambda path, kind: ()
     for key, value in changes.items():
         location: Any = _position(merged, key, key) if isinstance(merged, list) else key
         old = merged[location] if isinstance(merged, list) else merged.get(location)
-        merged[location] = _changed(old, value, keys, (*path, key))
+        merged[location] = _merge(old, value, keys, (*path, key))
     return merged
 
 
-def _changed(old: Any, new: Any, keys: Keys, path: _Path) -> Any:
+def _merge(old: Any, new: Any, keys: Keys, path: _Path) -> Any:
     if not (isinstance(new, dict) and isinstance(old, dict | list | Struct)):
         return new
     old = {"kind": old} if isinstance(old, Struct) else old
     if isinstance(old, dict) and new.get("kind", old.get("kind")) != old.get("kind"):
         kept = {"name", *keys(path, new["kind"])} - {"kind"}
-        old = {key: x for key, x in opened(old, defaults=True).items() if key in kept}
+        old = {key: x for key, x in open_table(old, defaults=True).items() if key in kept}
     return merge(old, new, keys, path)
 
 
-def opened(table: dict[str, Any] | Struct, *, defaults: bool = False) -> dict[str, Any]:
+def open_table(table: dict[str, Any] | Struct, *, defaults: bool = False) -> dict[str, Any]:
     """Return a table whose kind is an object without this kind: the settings of the object are its keys.
 
     Settings that have their default values are left out unless `defaults` is True.
@@ -163,14 +163,14 @@ def location_of_entry(path: _Path) -> str | None:
     return location if location in known else None
 
 
-def _assigned(tree: Any, before: _Path, parts: Sequence[str], value: Any) -> Any:
+def _assign(tree: Any, before: _Path, parts: Sequence[str], value: Any) -> Any:
     part, *rest = parts
     key = ".".join([*before, *parts])
     if isinstance(tree, str | Struct) and location_of_entry(before):
         # A bare name is shorthand for a table with this `kind`.
         tree = {"kind": tree}
     if parts == ["kind"] and isinstance(tree, dict):
-        tree = opened(tree)
+        tree = open_table(tree)
     if not isinstance(tree, dict | list):
         raise InputError(
             f"{key}: the value before {part!r} is not a table"
@@ -181,7 +181,7 @@ def _assigned(tree: Any, before: _Path, parts: Sequence[str], value: Any) -> Any
     changed = copy.copy(tree)
     if rest:
         inner = changed.get(location, {}) if isinstance(changed, dict) else changed[location]
-        value = _assigned(inner, (*before, part), rest, value)
+        value = _assign(inner, (*before, part), rest, value)
     if value is not None:
         changed[location] = value
     elif isinstance(changed, dict) and location not in changed:

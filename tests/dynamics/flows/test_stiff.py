@@ -153,7 +153,7 @@ def test_partial_curvature_matches_the_submatrix(force, rng):
         np.asarray(curvature_of(corpus, force)),
         rng.permutation(81)[:20].astype(np.int32),
     )
-    place = ties.placed(jnp.asarray(tokens), 81)
+    place = ties.positions_of(jnp.asarray(tokens), 81)
     part = curvature_of(corpus, force, place, 20)
     np.testing.assert_allclose(part, whole[np.ix_(tokens, tokens)], atol=1e-14)
 

@@ -95,7 +95,7 @@ def test_record_of_a_batch_has_the_identities_of_its_cells(study):
     identity, _ = identities(wanted)
     (batch,) = cut(wanted)
     assert batches.batch_cells(batch, identity) == (BatchCell(0, *identity[0]), BatchCell(1, *identity[1]))
-    _, half = batches.halved(batch)
+    _, half = batches.halve(batch)
     assert batches.batch_cells(half, identity) == (BatchCell(1, *identity[1]),)
 
 
@@ -110,12 +110,12 @@ def test_started_batches_are_kept_if_all_their_runs_are_missing(study):
     wanted = study(seeds=6)
     records, identity = started(wanted, [3, 1], [0, 9], [4, 5], [5, 2])
     missing = [(wanted.cells[0], seed) for seed in (0, 1, 2, 3, 4, 5)]
-    found = batches.started(records, missing, identity)
+    found = batches.partial_runs(records, missing, identity)
     # The order of the runs is kept, and a run that two batches have belongs to the first of them.
     assert [[seed for _, seed in runs] for runs in found] == [[3, 1], [4, 5]]
-    assert batches.started(records, missing[:3], identity) == []
+    assert batches.partial_runs(records, missing[:3], identity) == []
     other, _ = identities(study(seeds=6, dtype="float64"))
-    assert batches.started(records, missing, other) == []
+    assert batches.partial_runs(records, missing, other) == []
 
 
 def test_rest_of_the_runs_is_cut_as_all_of_them_if_possible():
@@ -179,9 +179,9 @@ def test_batch_that_a_running_process_has_not_saved_yet_is_not_cut_again(tmp_pat
 
 def test_batch_is_halved_with_its_source():
     runs = tuple((SimpleNamespace(number=0), seed) for seed in range(5))
-    one, other = batches.halved(Batch(None, runs))
+    one, other = batches.halve(Batch(None, runs))
     assert (one.runs, other.runs, one.source, other.source) == (runs[:2], runs[2:], None, None)
-    one, other = batches.halved(Batch(None, runs, Source("name", None, (7, 3, 5, 1, 0))))
+    one, other = batches.halve(Batch(None, runs, Source("name", None, (7, 3, 5, 1, 0))))
     assert (one.runs, one.source.lanes) == (runs[:2], (7, 3))
     assert (other.runs, other.source.lanes) == (runs[2:], (5, 1, 0))
     assert one.source.name == "name"
@@ -190,9 +190,9 @@ def test_batch_is_halved_with_its_source():
 def test_some_runs_of_a_batch_are_chosen_with_their_source():
     runs = tuple((SimpleNamespace(number=cell), seed) for cell in (0, 1) for seed in (4, 5))
     batch = Batch(None, runs, Source("name", None, (7, 3, 5, 1)))
-    chosen = batches.chosen(batch, {(1, 4), (0, 5), (9, 9)})
+    chosen = batches.choose_runs(batch, {(1, 4), (0, 5), (9, 9)})
     assert (chosen.runs, chosen.source.lanes) == ((runs[1], runs[2]), (3, 5))
-    assert batches.chosen(batch._replace(source=None), set()) == Batch(None, ())
+    assert batches.choose_runs(batch._replace(source=None), set()) == Batch(None, ())
 
 
 def test_too_many_batches_are_rejected():

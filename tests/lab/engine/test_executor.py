@@ -200,7 +200,7 @@ def test_notebook_code_without_cloudpickle_is_refused_in_one_line(monkeypatch, s
     with pytest.raises(
         InputError, match=r"^__main__:Loss: workers cannot import it; run pip install cloudpickle"
     ):
-        worker.pickled(made)
+        worker.pickle_study(made)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_a_worker_reads_a_study_again_when_its_code_or_files_have_changed(tmp_pa
     origin = worker.origin_of(study(), str(tmp_path), "", {"mine.py:f": "a"}, None)
     elsewhere = origin._replace(process=("elsewhere", 1))
     for code in ({"mine.py:f": "a"}, {"mine.py:f": "a"}, {"mine.py:f": "b"}):
-        worker._prepared(elsewhere._replace(code=code))
+        worker._prepare(elsewhere._replace(code=code))
     assert read == [{"mine.py:f": "a"}, {"mine.py:f": "b"}]
 
 

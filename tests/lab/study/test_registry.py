@@ -11,19 +11,19 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError, UserCodeError, nearest
-from jaxattn.lab.study import registry
+from jaxattn.lab.study import concepts
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.lab.study.registry import convert, describe, fields_of, held, make
+from jaxattn.lab.study.registry import components_of, convert, describe, fields_of, make
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
 CONCEPTS = {
-    "data": registry.DATA,
-    "model": registry.MODEL,
-    "loss": registry.LOSS,
-    "start": registry.START,
-    "phase": registry.PHASE,
-    "probe": registry.PROBE,
-    "figure": registry.FIGURE,
+    "data": concepts.DATA,
+    "model": concepts.MODEL,
+    "loss": concepts.LOSS,
+    "start": concepts.START,
+    "phase": concepts.PHASE,
+    "probe": concepts.PROBE,
+    "figure": concepts.FIGURE,
 }
 
 
@@ -78,10 +78,10 @@ def test_object_can_be_recreated_from_its_description(concept, table, names):
 
 
 def test_description_includes_defaults(names):
-    _, written = make(registry.MODEL, {"kind": "mine.py:Turned", "dim": 3}, "model", names)
+    _, written = make(concepts.MODEL, {"kind": "mine.py:Turned", "dim": 3}, "model", names)
     assert written == {"kind": "mine.py:Turned", "dim": 3, "sharpness": 1.0, "rotation": "drawn"}
     table = {"kind": "mine.py:pairs", "vocab_size": 4, "sequences": 6}
-    _, written = make(registry.DATA, table, "data", names)
+    _, written = make(concepts.DATA, table, "data", names)
     assert written["swapped"] == 0.0
     assert (written["test_sequences"], written["label_noise"]) == (0, 0.0)
 
@@ -194,9 +194,9 @@ def test_python_objects_have_import_paths():
     path = f"{__name__}:Own"
     assert describe(Own(dim=3), names) == {"kind": path, "dim": 3, "share": 0.5}
     assert names.load(path) is Own
-    assert held(own_loss, names) == f"{__name__}:own_loss"
+    assert components_of(own_loss, names) == f"{__name__}:own_loss"
     assert describe(ja.models.OneLayer(dim=4), names) == {"kind": "one_layer", "dim": 4}
-    assert held("hinge", names) == "hinge"
+    assert components_of("hinge", names) == "hinge"
 
 
 class Own(ja.Model):

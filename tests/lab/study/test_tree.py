@@ -3,7 +3,15 @@ import functools
 import pytest
 
 from jaxattn.core.errors import InputError
-from jaxattn.lab.study.tree import assign, check_values, flatten, location_of_entry, merge, numbered, parse
+from jaxattn.lab.study.tree import (
+    assign,
+    check_values,
+    flatten,
+    location_of_entry,
+    merge,
+    number_entries,
+    parse,
+)
 
 
 def test_dotted_keys_address_entries_of_tables_and_lists():
@@ -122,4 +130,4 @@ def test_list_entries_are_addressed_by_index_or_name():
         ("phases.three", "phases.three"),
         ("model.dim.deep", "model.dim.deep"),
     ):
-        assert numbered(tree, key) == number
+        assert number_entries(tree, key) == number
