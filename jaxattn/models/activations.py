@@ -28,8 +28,8 @@ class _Trace:
 # A model is a function of parameters and data, so clamps cannot be passed as arguments through its code. The
 # variable is set only while `Clamped.outputs` is traced.
 _TRACE: ContextVar[_Trace | None] = ContextVar("trace", default=None)
-# JAX caches the traces of functions that a model passes to jax.jit, jax.checkpoint or jax.lax.scan. Each trace
-# with clamps has its own value of this context, so it never uses a trace without these clamps.
+# JAX caches the traces of functions that a model passes to jax.jit, jax.checkpoint or jax.lax.scan. Each
+# trace with clamps has its own value of this context, so it never uses a trace without these clamps.
 _CLAMPED = jax.make_user_context(None)
 
 
