@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 from jax import Array
 
 from jaxattn.base import Params, Task
@@ -27,6 +28,9 @@ class _Trace:
 # A model is a function of parameters and data, so clamps cannot be passed as arguments through its code. The
 # variable is set only while `Clamped.outputs` is traced.
 _TRACE: ContextVar[_Trace | None] = ContextVar("trace", default=None)
+# JAX caches the traces of functions that a model passes to jax.jit, jax.checkpoint or jax.lax.scan. Each
+# trace with clamps has its own value of this context, so it never uses a trace without these clamps.
+_CLAMPED = jax.make_user_context(None)
 
 
 def activation(name: str, value: Array) -> Array:
@@ -36,8 +40,8 @@ def activation(name: str, value: Array) -> Array:
             q = ja.models.activation("attention", jax.nn.softmax(data.X @ params["p"], axis=1))
             return jnp.einsum("nt,ntd,d->n", q, data.X, params["v"])
 
-    The call has no effect except in phases with the setting `clamps`. It must not be inside a function that
-    the model itself compiles by `jax.jit`, since such a function may have been compiled without the clamp.
+    The call has no effect except in phases with the setting `clamps`. It may be inside a function that the
+    model compiles by `jax.jit`, or passes to `jax.checkpoint` or `jax.lax.scan`.
 
     Args:
         name: name of the activation.
@@ -120,6 +124,7 @@ def check_clamps(clamps: Mapping[str, Any]) -> None:
 def _tracing(trace: _Trace) -> Iterator[_Trace]:
     token = _TRACE.set(trace)
     try:
-        yield trace
+        with _CLAMPED(object()):
+            yield trace
     finally:
         _TRACE.reset(token)

@@ -90,6 +90,58 @@ def test_activations_are_not_clamped_outside_of_the_phase():
     np.testing.assert_array_equal(given.model.outputs(start, given.data.train), before)
 
 
+def one_layer(carry, _):
+    return ja.models.activation("layer", jnp.tanh(carry)), None
+
+
+def next_layer(_, z):
+    return one_layer(z, None)[0]
+
+
+def two_layers(z):
+    return jax.lax.scan(one_layer, z, length=2)[0]
+
+
+ONE_FUNCTION = {
+    "scan": two_layers,
+    "fori_loop": lambda z: jax.lax.fori_loop(0, 2, next_layer, z),
+    "jit": jax.jit(two_layers),
+    "checkpoint": jax.checkpoint(two_layers),
+}
+
+
+class Stacked(ja.Model):
+    """f(X) = tanh(tanh(Σ_t x_t·w)), with layers in a function whose trace JAX caches."""
+
+    how: str
+
+    def init(self, key, like, *, dtype):
+        return {"w": jax.random.normal(key, like.X.shape[-1:], dtype)}
+
+    def outputs(self, params, data):
+        return ONE_FUNCTION[self.how](data.X.sum(axis=1) @ params["w"])
+
+
+def halved(layer, data):
+    return layer / 2
+
+
+def doubled(layer, data):
+    return layer * 2
+
+
+@pytest.mark.parametrize("how", ONE_FUNCTION)
+def test_clamps_hold_in_functions_whose_traces_jax_caches(how):
+    """Outputs before, in and after clamped calls, against the composition of NumPy functions."""
+    X = np.random.default_rng(1).normal(size=(5, 2, 3))
+    data, params = ja.data.Vectors(targets=jnp.zeros(5), X=jnp.asarray(X)), {"w": jnp.array([0.3, -0.2, 0.5])}
+    model, z = Stacked(how=how), X.sum(axis=1) @ [0.3, -0.2, 0.5]
+    for factor, clamp in ((0.5, halved), (1.0, None), (2.0, doubled), (0.5, halved), (1.0, None)):
+        used = Clamped(model, {"layer": clamp}) if clamp else model
+        wanted = factor * np.tanh(factor * np.tanh(z))
+        np.testing.assert_allclose(used.outputs(params, data), wanted, rtol=1e-12)
+
+
 @pytest.mark.parametrize("kind", [Descent, GradientFlow])
 @pytest.mark.parametrize(
     ("clamps", "message"),

@@ -25,6 +25,7 @@ from jaxattn.base import (
     Task,
     silent,
 )
+from jaxattn.base.from_function import FromFunction
 from jaxattn.base.probe import ProbeContext
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError, at
@@ -34,7 +35,9 @@ from jaxattn.data.splits import Loaded, Splits
 from jaxattn.dynamics.descents.descent import assign_minibatches
 from jaxattn.lab.probes.importance import token_columns
 from jaxattn.lab.probes.requirements import require_token_scores
+from jaxattn.lab.study.code_hash import Unhashable, code_hash
 from jaxattn.lab.study.randomness import HELD_AT, keys
+from jaxattn.lab.study.registry import marked
 from jaxattn.lab.study.setting import VOCAB_SIZE, Hyperparameters, Setting, numbers_of, with_numbers
 
 # Metrics of all probes, keyed by probe index and then by metric name.
@@ -263,15 +266,30 @@ def seed_dataset(
         if data.pads_vocabulary and data.vocab_size is not None:
             numbers[VOCAB_SIZE[1:]] = jnp.int32(data.vocab_size)
         try:
-            draw = _drawing(data)
-        except TypeError:  # Some settings, such as dictionaries, are not hashable.
+            draw = _drawing(data, _version(data))
+        except (TypeError, Unhashable, OSError, InputError):
+            # Some settings, such as dictionaries, are not hashable, and some code is not.
             draw = _drawing.__wrapped__(data)
         splits = draw(jnp.uint32(HELD_AT if "data" in hold else seed), numbers)
     return Loaded(splits, False, data.tokens)
 
 
+def _version(data: DrawnData) -> str:
+    """Return a hash of custom code and of the values that it reads; "" for data of this package.
+
+    Raises:
+        Unhashable: the code reads a file that a setting names, or a value that cannot be hashed.
+        OSError, InputError: the file of the code cannot be read, or has changed since it was imported.
+    """
+    if type(data).__module__.startswith("jaxattn."):
+        return ""
+    if marked(type(data)):
+        raise Unhashable("the contents of a file")
+    return code_hash(type(data).function if isinstance(data, FromFunction) else type(data))
+
+
 @lru_cache(maxsize=8)
-def _drawing(data: DrawnData) -> Callable[[Array, Hyperparameters], Splits]:
+def _drawing(data: DrawnData, version: str = "") -> Callable[[Array, Hyperparameters], Splits]:
 
     def draw(seed: Array, numbers: Hyperparameters) -> Splits:
         key, used = keys(seed).data, numbers.get(VOCAB_SIZE[1:])

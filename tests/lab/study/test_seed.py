@@ -7,6 +7,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError
+from jaxattn.core.settings import FilePath
 from jaxattn.lab.study import seed
 
 
@@ -177,6 +178,52 @@ def test_dataset_includes_token_statistics():
     assert splits.test is None
     assert splits.validation is None
     np.testing.assert_array_equal(splits.tokens.count, ja.data.token_counts(splits.train))
+
+
+SHIFT = 0
+
+
+def shifted(key, *, sequences: int, vocab_size: int = 7):
+    """Sample sequences of tokens that are shifted by a global variable."""
+    tokens = (jax.random.randint(key, (sequences, 3), 0, vocab_size) + SHIFT) % vocab_size
+    labels = jnp.where(tokens[:, 0] < 3, 1, -1)
+    return ja.data.from_draws(tokens, labels, vocab_size=vocab_size, num_classes=2)
+
+
+def test_dataset_follows_changes_of_custom_code(monkeypatch):
+    """The same seed, so the counts of tokens are those of before, shifted."""
+
+    def counts():
+        study = ja.Study(
+            name="custom",
+            data={"kind": shifted, "sequences": 20},
+            model=ja.models.OneLayer(dim=4),
+            phases=PHASES,
+        )
+        return np.asarray(study.dataset().tokens.count)
+
+    before = counts()
+    monkeypatch.setitem(globals(), "SHIFT", 2)
+    after = counts()
+    assert (before != after).any()
+    np.testing.assert_array_equal(after, np.roll(before, 2))
+
+
+def test_dataset_follows_changes_of_the_files_of_custom_code(tmp_path):
+    path = tmp_path / "shift.npy"
+
+    def read(key, *, sequences: int, file: FilePath):
+        """Sample sequences of tokens that are shifted by a number in a file."""
+        tokens = (jax.random.randint(key, (sequences, 3), 0, 7) + np.load(file)) % 7
+        return ja.data.from_draws(tokens, jnp.ones(sequences, int), vocab_size=7, num_classes=2)
+
+    def counts(shift):
+        np.save(path, shift)
+        data = {"kind": read, "sequences": 20, "file": str(path)}
+        study = ja.Study(name="custom", data=data, model=ja.models.OneLayer(dim=4), phases=PHASES)
+        return np.asarray(study.dataset().tokens.count)
+
+    np.testing.assert_array_equal(counts(3), np.roll(counts(0), 3))
 
 
 def shared(tmp_path):
