@@ -37,7 +37,7 @@ from jaxattn.lab.probes.importance import token_columns
 from jaxattn.lab.probes.requirements import require_token_scores
 from jaxattn.lab.study.code_hash import Unhashable, code_hash
 from jaxattn.lab.study.randomness import HELD_AT, keys
-from jaxattn.lab.study.registry import marked
+from jaxattn.lab.study.registry import marked_settings
 from jaxattn.lab.study.setting import VOCAB_SIZE, Hyperparameters, Setting, numbers_of, with_numbers
 
 # Metrics of all probes, keyed by probe index and then by metric name.
@@ -283,7 +283,7 @@ def _version(data: DrawnData) -> str:
     """
     if type(data).__module__.startswith("jaxattn."):
         return ""
-    if marked(type(data)):
+    if marked_settings(type(data)):
         raise Unhashable("the contents of a file")
     return code_hash(type(data).function if isinstance(data, FromFunction) else type(data))
 
