@@ -141,7 +141,7 @@ def test_figure_in_the_readme_matches_its_command():
     assert plt.imread(ROOT / name).shape[1] == 2 * int(width)
     asked = Study.read(ROOT / "sweeps" / "quickstart.toml").config
     assert {"kind": "importance", "phase": "query"}.items() <= asked["figures"][1].items()
-    made = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
+    made = json.loads((run / "study.json").read_text(encoding="utf-8"))
     assert made["command"].startswith("jaxattn run sweeps/quickstart.toml")
     for part in ("data", "model", "phases", "seeds"):
         assert made["config"][part] == asked[part], f"{part}: run the command, and publish its results again"
