@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+import jaxattn as ja
 from jaxattn.lab.study.import_paths import ImportPaths
 
 pytestmark = pytest.mark.more
@@ -167,3 +168,32 @@ def test_attention_is_spread_evenly_at_initialisation(run):
     assert_allclose(at("test_loss", 0), math.log(18), rtol=0.02)
     assert_allclose(at("relevant_attention", 0), 31 / 392, rtol=0.2)
     assert abs(at("cosine", 0)).max() < 0.1
+
+
+class NextToken(ja.Loss):
+    """Mean cross-entropy of the next token."""
+
+    def __call__(self, outputs, targets):
+        own = jnp.take_along_axis(outputs, targets[:, :, None], axis=2)[:, :, 0]
+        return (jax.nn.logsumexp(outputs, axis=2) - own).mean(axis=1)
+
+
+def test_a_clamp_of_attention_trains_like_the_model_with_scaled_attention(load, sample):
+    """Custom code can scale attention in a phase, without a setting of the model."""
+    Transformer, data = load("loss_plateau.py:Transformer"), sample(sequences=8, numbers=6)
+
+    def scaled(attention, data):
+        outputs = jnp.arange(attention.shape[1]) > data.numbers
+        return attention * jnp.where(data.relevant & outputs[:, None], 10.0, 1.0)
+
+    def train(scale, **clamps):
+        model = Transformer(dim=8, attention_scale=scale)
+        start = model.init(jax.random.key(1), data, dtype=jnp.float32)
+        sgd = ja.dynamics.Descent(name="sgd", train=("*",), optimizer="sgd", step_size=0.1, steps=3, **clamps)
+        task = ja.dynamics.Task(model, NextToken(), data)
+        return ja.dynamics.run(sgd, task, start).params
+
+    free, written, clamped = train(1.0), train(10.0), train(1.0, clamps={"attention": scaled})
+    for name in written:
+        assert_allclose(clamped[name], written[name], rtol=1e-5, atol=1e-7)
+    assert max(np.abs(free[name] - written[name]).max() for name in free) > 1e-4

@@ -58,6 +58,7 @@ class Transformer(ja.Model[WindowSums]):
         outputs = jnp.arange(x.shape[1]) > data.numbers
         scaled = data.relevant & outputs[:, None]
         attention = jnp.where(data.causal, attention, 0) * jnp.where(scaled, self.attention_scale, 1)
+        attention = ja.models.activation("attention", attention)
         x = x + linear(attention @ v, "O")
         x = x + linear(jax.nn.gelu(linear(normalised(x, *norms[1]), "up")), "down")
         return normalised(x, *norms[2]), attention
