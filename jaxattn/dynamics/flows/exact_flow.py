@@ -58,6 +58,8 @@ from jaxattn.theory.selection import Selection
 
 # Maximum number of stages; each ends when a tie forms or breaks.
 _STAGES = 256
+# Maximum difference per step of two quadrature rules for the log of the time, relative to `gradient_rtol`.
+_CLOCK = 10.0
 
 
 class _LinearPath(FlowPath):
@@ -351,7 +353,8 @@ def _continue(
 
     def stage(before: PathSoFar) -> PathSoFar:
         flow = tied_coordinates(E, before.start, corpus, before.ties)
-        integration = integrate(flow, ends, _reach(ends), max_steps, before.integration, rows)
+        clock = _CLOCK * ends.gradient_rtol
+        integration = integrate(flow, ends, _reach(ends), max_steps, before.integration, rows, clock)
         old = jnp.arange(len(before.p)) < before.integration.reached
         z = integration.rows.z
         p = jnp.where(old[:, None], before.p, _points(flow, z, before) / scale)
