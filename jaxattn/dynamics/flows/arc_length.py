@@ -18,7 +18,8 @@ from jaxattn.core.pytrees import Brief, PathArray
 from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.coordinates import Local
 
-# Value of log(t) beyond which errors in t are ignored, because double-precision ODE solvers stop earlier.
+# Value of log(t) beyond which errors in t do not limit steps, because ODE solvers in double precision stop
+# earlier.
 _CLOCKED = 45.0
 # Maximum relative error in ‖∂L/∂p‖ that a single step may cause.
 GRADIENT_RTOL = 0.01
@@ -181,7 +182,8 @@ class Row:
         arc_length: (); s.
         log_gradient_norm: (); log of the gradient norm.
         log_time: (); log t, where t is the time of the flow whose speed is the gradient norm; -inf at the
-            start.
+            start. Its error is controlled up to log t = 45. Later it is mostly below 1e-3, and up to 0.5 if
+            the path is straight and its speed changes.
         steps: () int32; number of steps attempted so far.
     """
 
@@ -285,7 +287,7 @@ def integrate(
     max_steps: Array,
     integration: Integration,
     rows: int | Array | float = math.inf,
-    clock: float = math.inf,
+    clock: float | Array | None = None,
 ) -> Integration:
     """Integrate one path until the first stopping condition is met, and return the final state.
 
@@ -297,8 +299,8 @@ def integrate(
         integration: state of the integration; see `begin`.
         rows: number of rows after which to return with status RUNNING; unlimited by default.
         clock: maximum difference between two quadrature rules for the log of a step's duration, enforced
-            until time e^45. The result of the more accurate rule is used. Pass a finite value if the time is
-            needed in addition to the path.
+            until time e^45. The result of the more accurate rule is used. Pass a value if the time is needed
+            in addition to the path.
     """
     points = len(integration.rows.steps)
     first = jnp.minimum(flow.unit, reach / 100)
@@ -316,7 +318,13 @@ def integrate(
 
 
 def _step(
-    flow: Flow, ends: Ends, first: Array, max_steps: Array, marks: Array, clock: float, state: Integration
+    flow: Flow,
+    ends: Ends,
+    first: Array,
+    max_steps: Array,
+    marks: Array,
+    clock: float | Array | None,
+    state: Integration,
 ) -> Integration:
     here, local = state.here, state.local
     mark = jnp.minimum(marks[state.reached], ends.arc_length)
@@ -338,7 +346,7 @@ def _step(
     error = jnp.maximum(
         flow.error(here.z, z, error, ends.rtol), flow.norm(error) * steepest / ends.gradient_rtol
     )
-    if clock < math.inf:
+    if clock is not None:
         error = jnp.where(there.log_time < _CLOCKED, jnp.maximum(error, doubt / clock), error)
     error = jnp.where(arrived.finite & ~jnp.isnan(error), error, jnp.inf)
     # A unit-speed path that reverses direction within a step has passed a stationary point.
@@ -396,17 +404,20 @@ def _log_mean_time(h: Array, start: Local, end: Local) -> tuple[Array, Array]:
     At the end of a long stiff step, ℓ' may be wrong although ℓ is right, because a deviation from the slow
     path that hardly changes the gradient decays steeply. For a quadratic ℓ, the mean of both slopes is the
     slope of the chord. If it is far from it, compared with the difference of the slopes, the slopes are not
-    used.
+    used for the time. Both rules are then equal, so the estimate is the distance between both slopes instead.
     """
     # If the gradient is exactly zero, time is infinite; a finite exponent avoids NaN.
     x, y = (-jnp.maximum(at.log_gradient_norm, -1e300) for at in (start, end))
     change, mean = h * (end.log_slope - start.log_slope), h * (end.log_slope + start.log_slope) / 2
-    bend = jnp.where(jnp.abs(mean - (x - y)) <= jnp.abs(change) / 4, jnp.clip(change / 8, -1, 1), 0)
+    misfit = jnp.abs(mean - (x - y))
+    fits = misfit <= jnp.abs(change) / 4
+    bend = jnp.where(fits, jnp.clip(change / 8, -1, 1), 0)
     middle = (x + y) / 2 + bend
     whole = _log_mean_exp(x, y)
     halves = jnp.logaddexp(_log_mean_exp(x, middle), _log_mean_exp(middle, y)) - jnp.log(2)
     better = halves + jnp.log1p((1 - jnp.minimum(jnp.exp(whole - halves), 2)) / 3)
-    return better, jnp.abs(whole - halves)
+    doubt = jnp.where(fits, jnp.abs(whole - halves), jnp.minimum(misfit / 8, 1))
+    return better, jnp.where(h > 0, doubt, 0)
 
 
 def _log_mean_exp(x: Array, y: Array) -> Array:

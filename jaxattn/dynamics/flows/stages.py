@@ -47,6 +47,8 @@ from jaxattn.dynamics.flows.ties import Ties, no_ties, tied_coordinates, zero_if
 
 # Maximum number of stages.
 _STAGES = 256
+# Maximum difference per step of two quadrature rules for the log of the time, relative to `gradient_rtol`.
+_CLOCK = 10.0
 
 
 class LinearPath(FlowPath):
@@ -182,7 +184,8 @@ def stages(
 
     def stage(before: PathSoFar) -> PathSoFar:
         flow = tied_coordinates(E, before.start, corpus, before.ties)
-        integration = integrate(flow, ends, _reach(ends), max_steps, before.integration, rows)
+        clock = _CLOCK * ends.gradient_rtol
+        integration = integrate(flow, ends, _reach(ends), max_steps, before.integration, rows, clock)
         old = jnp.arange(len(before.p)) < before.integration.reached
         z = integration.rows.z
         p = jnp.where(old[:, None], before.p, _points(flow, z, before) / scale)

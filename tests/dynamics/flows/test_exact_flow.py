@@ -1,11 +1,12 @@
 import functools
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from dynamics.shapes import DIM, POINTS, VOCAB, corpus_of, padded
-from scipy.integrate import cumulative_trapezoid
+from scipy.integrate import cumulative_trapezoid, quad
 from scipy.optimize import brentq
 from scipy.special import expit
 
@@ -498,3 +499,31 @@ def test_nearly_cancelling_forces_hold_p_at_the_closed_form(shortfall):
     q = brentq(lambda q: high * expit(-high * q) - low * expit(low * q), 0, 1, xtol=1e-300, rtol=1e-12)
     assert path.stop in ("balanced", "unresolved")
     np.testing.assert_allclose(path.p[-1, 0], np.log((1 - q) / q), rtol=0.01)
+
+
+@pytest.mark.parametrize("seed", [13, 16])
+def test_time_of_a_straight_path_matches_a_quadrature(seed):
+    """With d = 1 no error of the path limits the steps, but the speed changes by orders of magnitude."""
+    rng = np.random.default_rng(5)
+    sequences = [rng.integers(0, 8, size=rng.integers(1, 6)).tolist() for _ in range(9)]
+    rng = np.random.default_rng(seed)
+    E, gamma = rng.normal(size=(8, 1)) * rng.choice([1, 3]), rng.normal(size=8) * rng.choice([1, 5, 20])
+    p, labels = rng.normal(size=1), rng.choice([-1, 1], size=9)
+    corpus = ja.data.from_sequences(sequences, labels=labels.tolist(), vocab_size=8)
+    path = ja.dynamics.exact_flow(ja.theory.Scores(E, corpus, gamma), p, until_norm=20.0, points=12)
+
+    def slowness(s):
+        at, force = p[0] + s * np.sign(path.p[-1, 0] - p[0]), 0.0
+        for x, y in zip(sequences, labels, strict=True):
+            keys, values = E[x, 0], gamma[x]
+            q = np.exp(keys * at - (keys * at).max())
+            q /= q.sum()
+            f = q @ values
+            force += y / (1 + np.exp(y * f)) * (q @ (values * keys) - f * (q @ keys)) / len(labels)
+        return 1 / abs(force)
+
+    parts = [quad(slowness, *ends, epsabs=0, epsrel=1e-9, limit=500)[0] for ends in pairwise(path.arc_length)]
+    wanted = np.log(np.cumsum(parts))
+    early = wanted < 45
+    assert early.sum() > 5
+    np.testing.assert_allclose(path.log_time[1:][early], wanted[early], atol=0.01)
