@@ -205,9 +205,10 @@ def test_tutorial_study_runs_and_sharpens_attention(tmp_path, monkeypatch):
 def test_the_tutorial_sweep_file_refers_to_the_model_file(tmp_path):
     (cell,) = blocks("tutorials/own_model.md", "python")
     (text,) = blocks("tutorials/own_model.md", "toml")
-    model, _, rest = cell.partition("\n\n\ndef ")
+    model, _, rest = cell.partition("\n\n\nstudy = ")
     assert "class Temperature" in model
-    assert "ja.Study(" in rest
+    assert "def attention_entropy" in model
+    assert rest.startswith("ja.Study(")
     (tmp_path / "mine.py").write_text(model)
     (tmp_path / "study.toml").write_text(text)
     planned = Study.read(tmp_path / "study.toml").plan(tmp_path / "run", quick=True)

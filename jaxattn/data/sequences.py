@@ -43,7 +43,7 @@ class Sequences(Dataset):
 
     @property
     def causal(self) -> Array:
-        """Causal mask, (n, T, T) bool: True if the attended token is at the query's position or earlier."""
+        """Causal mask, (n, T, T) bool; True if the attended token is at the query's position or earlier."""
         order = jnp.arange(self.ids.shape[1])
         return self.mask[:, None, :] & (order[None, :] <= order[:, None])
 

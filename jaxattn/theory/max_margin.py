@@ -88,8 +88,9 @@ def max_margin(
     Raises:
         InputError: Φ contains NaN or inf, a sequence has no selected token, or the shapes do not match.
 
-    Source: Wu et al. 2025 (arXiv 2505.17282), §4, the max-margin problem; ties as in Tarzanagh et al. 2023
-        (arXiv 2308.16898).
+    Source:
+        Wu et al. 2025 (arXiv 2505.17282), §4, the max-margin problem; ties as in Tarzanagh et al. 2023 (arXiv
+        2308.16898).
 
     Example:
         >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)

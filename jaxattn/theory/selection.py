@@ -236,8 +236,8 @@ def cosine(a: ArrayLike, b: ArrayLike) -> PathArray:
         b: (..., d) float, broadcast against `a`.
 
     Returns:
-        An array (...) with values in [-1, 1], NaN where a vector is zero: a float64 NumPy array, or a JAX
-        array if traced.
+        A float64 NumPy array (...), or a JAX array if traced, with values in [-1, 1]; NaN where a vector is
+        zero.
 
     Example:
         >>> float(ja.theory.cosine([3.0, 0.0], [1.0, 1.0]).round(4))
@@ -254,8 +254,8 @@ def one_minus_cosine(a: ArrayLike, b: ArrayLike) -> PathArray:
         b: (..., d) float, broadcast against `a`.
 
     Returns:
-        An array (...) with values in [0, 2], NaN where a vector is zero: a float64 NumPy array, or a JAX
-        array if traced.
+        A float64 NumPy array (...), or a JAX array if traced, with values in [0, 2]; NaN where a vector is
+        zero.
 
     Example:
         >>> float(ja.theory.one_minus_cosine([1.0, 0.0], [1.0, 1e-9]))

@@ -146,6 +146,9 @@ def _integrate(
         found, gradients = gradients_by_name(lambda params: value(params, row), moved, train)
         return found, ravel_pytree(gradients)[0]
 
+    # Custom code raises its errors here: diffrax would wrap them in its own.
+    jax.eval_shape(evaluate, start, jnp.zeros((), jnp.int32))
+
     def distances(theta: Array, row: Array) -> tuple[Array, Array]:
         """Return the distances of the norm and the loss from their targets; the path ends if one is 0."""
         norm = math.inf if until_norm is None else until_norm - jnp.linalg.norm(theta)

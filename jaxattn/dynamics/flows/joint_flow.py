@@ -136,12 +136,13 @@ def joint_flow(
         width: number of seeds to vmap; the default depends on the backend.
 
     Returns:
-        The path. NORM: ‖p‖ reached `until_norm`. UNSETTLED: ‖v‖ grows, but p does not select a single
-        token in every sequence on the margin of v, or the forces that the second stage neglects are no
-        longer small; the path is valid up to its end. BALANCED: the forces on p cancel at a strict minimum
-        of the loss, so p converges to a mixture of tokens, while v may grow. UNRESOLVED: the forces cancel
-        up to rounding, but not at a strict minimum, so smaller forces may still move p. If a seed fails,
-        `status` records the failure, and other seeds are not affected.
+        The path. Its status is NORM if ‖p‖ reached `until_norm`. It is UNSETTLED if ‖v‖ grows, but p does not
+        select a single token in every sequence on the margin of v, or if the forces that the second stage
+        neglects are no longer small; the path is valid up to its end. It is BALANCED if the forces on p
+        cancel at a strict minimum of the loss, so that p converges to a mixture of tokens, while v may grow.
+        It is UNRESOLVED if the forces cancel up to rounding, but not at a strict minimum, so that smaller
+        forces may still move p. If a seed fails, `status` records the failure, and other seeds are not
+        affected.
 
     Raises:
         InputError: there are more than two classes, the shapes do not match, or `until_norm` is infinite.

@@ -67,8 +67,9 @@ def _attached(item: Item, record: Record, out: Path) -> dict[str, bytes]:
     """Return the record, the figures, and the files of the item, by path in the logbook."""
     names = [path_of(item.name), *(picture.file for picture in record.pictures)]
     files = {name: (out / name).read_bytes() for name in names}
-    own = [path for path in sorted(item.folder.iterdir()) if path.suffix in (".py", ".toml")]
-    shared = [source.path for source in item.sources.values() if not source.own]
+    own = [path for path in sorted(item.folder.iterdir()) if path.suffix in (".py", ".toml", ".md")]
+    shared = [item.book.folder / "book.toml"]
+    shared += [source.path for source in item.sources.values() if not source.own]
     for path in [*own, *shared]:
         folder = item.name if path.parent == item.folder else "shared"
         files[f"files/{folder}/{path.name}"] = path.read_bytes()
@@ -108,7 +109,7 @@ def _item_page(item: Item, record: Record) -> str:
         ]
         lines += [markdown(texts(page.numbers(own)).map(marked))]
     if item.words.reason:
-        lines += ["## Why numbers differ", marked(page.sentence(item.words.reason))]
+        lines += [f"## {page.heading_of_reason(record)}", marked(page.sentence(item.words.reason))]
     for picture in record.pictures:
         lines += [f"![{picture.caption.partition('. ')[0]}]({picture.file})", marked(picture.caption)]
     for title, frame in record.frames.items():

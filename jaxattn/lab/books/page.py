@@ -17,7 +17,7 @@ from jaxattn.lab.books.finding import FALSIFIED, Finding
 from jaxattn.lab.books.record import FindingRecord, Record
 from jaxattn.lab.pages.layout import fill, texts
 from jaxattn.lab.results.intervals import LEVEL
-from jaxattn.lab.results.judge import ENOUGH_SEEDS
+from jaxattn.lab.results.judge import DIFFERS, ENOUGH_SEEDS
 from jaxattn.lab.storage.files import inside, write_file
 
 _TEMPLATE = Path(__file__).with_name("page.html")
@@ -96,6 +96,7 @@ def write_pages(
     found, reasons = read_records(book, scale, out)
     shown = [item for item in book.items if item.name in found]
     common = {"book": book, "rules": RULES, "table": TABLE, "settings": SETTINGS, "sentence": sentence}
+    common["heading_of_reason"] = heading_of_reason
     rows = [[(item, scorecard(item, found)) for item in own] for own in _parts(book)]
     contents = {
         "index.html": fill(
@@ -142,6 +143,12 @@ def _with_sensitivity(record: Record, item: Item, found: Mapping[str, Record]) -
 
 def _parts(book: Book) -> list[list[Item]]:
     return [[book.item(name) for name in part.items] for part in book.parts]
+
+
+def heading_of_reason(record: Record) -> str:
+    """Return the heading of an item's explanation."""
+    differs = any(finding.verdict == DIFFERS for finding in record.measured)
+    return "Why numbers differ" if differs else "Explanation"
 
 
 def scorecard(item: Item, found: Mapping[str, Record]) -> dict[str, str]:

@@ -266,6 +266,7 @@ def _reproduce(book: Any, request: Any, folder: Path, memory: int | None, quiet:
             book, request, out=folder, command=command, reporter=reporter, max_memory=memory
         )
     summary = written.scorecard.drop(columns="title").fillna("")
+    summary = summary.loc[:, (summary != "").any()]
     print_table(book.words.title, summary[summary["item"].isin(request.only)] if request.only else summary)
     for name in request.only:
         if name in written.records:

@@ -85,14 +85,14 @@ def against(
                 ax.set_title(f"{axis_label(panels)} = {tick_label(value)}")
         if lines is not None:
             legend_below(figure, handles)
-    failed = int(table["missing"].sum())
+    missing = int(table["missing"].sum())
     return RenderedFigure(
         file_name("against", metric, *keys),
         f"{metric} against {axis}",
         f"{metric} at the end of phase {phase}: means over {seed_words(table.loc[table['n'] > 0, 'n'])}"
         f"{geometric_words(table)}, with 95 % intervals{averaged}."
-        + f" A cross marks a mean without failed seeds ({failed} in all)."
-        * bool(failed),
+        + f" A cross marks a mean without the seeds that have no value ({missing} in all)."
+        * bool(missing),
         figure,
     )
 

@@ -17,7 +17,8 @@ class Sides(NamedTuple):
     Attributes:
         left: left side.
         right: right side.
-        witness: where the sides are compared, such as {"step": 575, "token": 1}; JSON values.
+        witness: where the sides are compared, such as {"step": 575, "token": 1}; numbers, fractions, texts,
+            or lists and arrays of them.
         boundary: reason why the instance is a degenerate case, such as a tie or an empty sum; "" if it is
             not. A degenerate case refutes the wording of a statement, but not what it means.
     """

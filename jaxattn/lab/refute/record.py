@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,7 +66,7 @@ def contents(claim: Claim, one: Counterexample, found_by: dict[str, Any]) -> dic
         "repaired": claim.repaired,
         "instance": to_lists(one.instance),
         "control": to_lists({name: np.asarray(x) for name, x in claim.control.items()}),
-        "witness": dict(one.sides.witness),
+        "witness": _as_json(one.sides.witness),
         "left": str(Fraction(one.sides.left)),
         "right": str(Fraction(one.sides.right)),
         "evidence": one.evidence._asdict() if one.evidence else None,
@@ -195,6 +196,17 @@ def page_text(record: dict[str, Any], checked: str, has_picture: bool) -> str:
     counts = f"{by['tried']:,} instances ({by['inside']:,} inside the assumptions), {by['seconds']:.1f} s"
     parts += ["## Found by", f"```\n{by['command']}\n```", f"Seed {by['seed']}, {counts}."]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _as_json(value: Any) -> Any:
+    """Convert a witness to JSON values: fractions become integers or "p/q", and arrays become lists."""
+    if isinstance(value, Mapping):
+        return {str(name): _as_json(x) for name, x in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_as_json(x) for x in value]
+    if isinstance(value, Fraction):
+        return value.numerator if value.denominator == 1 else str(value)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _plain(value: Any) -> str:

@@ -179,17 +179,36 @@ def group(results: AnyRun, by: Sequence[str]) -> AnyRun:
         Results with one cell per combination of values, without token tables.
 
     Raises:
-        InputError: a key does not exist.
+        InputError: a key does not exist, or the cells of a group have no seed in common.
     """
     values = {
         cell["cell"]: {key: results.lookup(cell["cell"], key) for key in by}
         for cell in results.manifest["cells"]
     }
+    _require_common_seeds(results, values)
 
     def share(records: pd.DataFrame) -> pd.DataFrame:
         return records.assign(value=records["value"] / records["cells"])
 
     return _regroup(results, values, share, f"means over cells of the same {', '.join(by)}")
+
+
+def _require_common_seeds(results: Run, values: Mapping[int, dict[str, Any]]) -> None:
+    """Raise InputError if cells that are averaged seed by seed have no seed in common.
+
+    This is the case for studies of different names that ran the same setting with other seeds.
+    """
+    seeds = {int(cell): set(own) for cell, own in results.records.groupby("cell")["seed"]}
+    groups: dict[str, list[int]] = {}
+    for cell, settings in values.items():
+        if cell in seeds:
+            groups.setdefault(json.dumps(settings, sort_keys=True), []).append(cell)
+    for cells in groups.values():
+        if len(cells) > 1 and not set.intersection(*(seeds[cell] for cell in cells)):
+            raise InputError(
+                f"cells {', '.join(map(str, cells[:5]))}: have no seed in common, so they cannot be averaged "
+                "seed by seed; select some of them with where=..., or give the studies the same name"
+            )
 
 
 def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:

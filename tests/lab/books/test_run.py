@@ -244,7 +244,12 @@ def test_exported_logbook_lists_its_files_with_hashes(copy, tmp_path):
     for name, size, digest in listed.itertuples(index=False):
         content = (target / name).read_bytes()
         assert (len(content), hashlib.sha256(content).hexdigest()) == (size, digest)
-    assert set(listed["file"]) >= {"files/step/check.py", "files/step/study.toml", "figures/step.svg"}
+    assert set(listed["file"]) >= {
+        "files/step/check.py",
+        "files/step/study.toml",
+        "files/shared/book.toml",
+        "figures/step.svg",
+    }
     assert problems(book, ["step"], out=target).empty
     readme, step = ((target / name).read_text(encoding="utf-8") for name in ("README.md", "step.md"))
     assert "[Error of the one-step law](step.md)" in readme

@@ -94,7 +94,7 @@ def test_a_failed_seed_is_marked(run):
         line.get_xdata().tolist() for ax in found.figure.axes for line in ax.lines if line.get_marker() == "x"
     ]
     assert [x for x in crosses if x] == [[0.1]]
-    assert found.caption.endswith("A cross marks a mean without failed seeds (1 in all).")
+    assert found.caption.endswith("A cross marks a mean without the seeds that have no value (1 in all).")
     assert against(run, metric="loss", **keys).caption.endswith("intervals.")
 
 

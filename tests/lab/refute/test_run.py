@@ -5,12 +5,14 @@ import multiprocessing
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from jaxattn.core.errors import InputError, RunError, UserCodeError
 from jaxattn.lab.refute import progress, read_claim, refute, run, search
+from jaxattn.lab.refute.record import _as_json
 
 
 def state(folder):
@@ -200,3 +202,14 @@ def test_command_prints_the_verdict_and_the_files(write_claim, tmp_path, call, m
     assert out.startswith("falsified after ")
     assert "results/refute/norm/check.py" in out
     assert call("refute", write_claim(), "--workers", "0")[0] == 2
+
+
+def test_witness_may_contain_fractions_and_arrays():
+    witness = {
+        "point": np.array([1, 2]),
+        "margin": Fraction(1, 3),
+        "whole": Fraction(4, 2),
+        "of": (Fraction(5, 2),),
+    }
+    found = json.loads(json.dumps(_as_json(witness)))
+    assert found == {"point": [1, 2], "margin": "1/3", "whole": 2, "of": ["5/2"]}

@@ -421,3 +421,18 @@ def test_a_million_records_load_and_aggregate_quickly(folder, rewrite):
     # No function is called once per row. Each call counts twice, and there are 10,000 runs.
     assert calls < 600_000
     assert len(loaded.records) == 1_000_000
+
+
+def test_cells_without_common_seeds_cannot_be_averaged(load_planted):
+    cells = [{"cell": k, "settings": {"sweep": name}, "config_hash": name} for k, name in enumerate("ab")]
+    config = {"model": {"kind": "one_layer", "dim": 4}, "phases": [{"name": "query"}]}
+    for second in ((2, 3), (1, 2)):
+        rows = [
+            (cell, seed, "query", 0, "loss", 1.0) for cell, own in ((0, (0, 1)), (1, second)) for seed in own
+        ]
+        run = load_planted(rows, name="x", config=config, cells=cells, seeds=[0, 1, 2, 3], failures=[])
+        if second == (1, 2):
+            assert group(run, ["model.dim"]).records["value"].notna().sum() == 1
+        else:
+            with pytest.raises(InputError, match="cells 0, 1: have no seed in common"):
+                group(run, ["model.dim"])
