@@ -179,8 +179,8 @@ class Results(Run):
 
         Raises:
             InputError: the cell, seed or phase is unknown; the checkpoint is missing or damaged; the
-                parameters of `model` differ from those of the run (those of an adapter are not compared); or the
-                initial parameters of a loaded folder depend on custom code or a data file.
+                parameters of `model` differ from those of the run (those of an adapter are not compared); or
+                the initial parameters of a loaded folder depend on custom code or a data file.
         """
         from jaxattn.lab.results.params import params_of  # imports JAX, which tables and figures do not need
 

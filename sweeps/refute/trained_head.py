@@ -135,7 +135,8 @@ def draw(instance, axes):
 
 claim = Claim(
     statement=(
-        "E is fixed, and p and v follow gradient flow of the logistic loss. If each sequence attends to a "
+        "Sequence i consists of the origin 0 and of the point x_i, with label y_i. E is fixed, and p and v "
+        "follow gradient flow of the logistic loss. If each sequence attends to a "
         "single token in the limit, p converges in direction to the max-margin direction p_mm of these "
         "tokens, as it does for a fixed v: sin²(p_mm, lim p) ≤ 0."
     ),
