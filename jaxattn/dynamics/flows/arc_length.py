@@ -182,8 +182,7 @@ class Row:
         arc_length: (); s.
         log_gradient_norm: (); log of the gradient norm.
         log_time: (); log t, where t is the time of the flow whose speed is the gradient norm; -inf at the
-            start. Its error is controlled up to log t = 45. Later it is mostly below 1e-3, and up to 0.5 if
-            the path is straight and its speed changes.
+            start. With a `clock`, its error limits the steps up to log t = 45.
         steps: () int32; number of steps attempted so far.
     """
 

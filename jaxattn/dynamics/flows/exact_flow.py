@@ -52,8 +52,8 @@ class Path(LinearPath):
         arc_length: (k,); s, length of the path up to each row.
         norm: (k,); ‖p‖.
         log_gradient_norm: (k,); log ‖∂L/∂p‖, -inf if the gradient is exactly zero.
-        log_time: (k,); log t, -inf at the start. Its error is controlled up to log t = 45; later it is mostly
-            below 1e-3, and up to 0.5 if p moves on a straight line.
+        log_time: (k,); log t, -inf at the start. Its error is mostly below 1e-3. It can be up to 0.5 where p
+            moves on a straight line while its speed changes; compare a path with more `points`.
         steps: (k,) int32; number of steps attempted up to each row.
         status: () int32; why the path ended, a `Stop`.
         accepted: () int32; number of accepted steps.

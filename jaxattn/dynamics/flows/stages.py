@@ -47,7 +47,8 @@ from jaxattn.dynamics.flows.ties import Ties, no_ties, tied_coordinates, zero_if
 
 # Maximum number of stages.
 _STAGES = 256
-# Maximum difference per step of two quadrature rules for the log of the time, relative to `gradient_rtol`.
+# Maximum difference per step of two quadrature rules for the log of the time, relative to `gradient_rtol`, if p
+# has one coordinate. Otherwise, the slope of the gradient may be wrong at single points, and limits no step.
 _CLOCK = 10.0
 
 
@@ -184,7 +185,7 @@ def stages(
 
     def stage(before: PathSoFar) -> PathSoFar:
         flow = tied_coordinates(E, before.start, corpus, before.ties)
-        clock = _CLOCK * ends.gradient_rtol
+        clock = _CLOCK * ends.gradient_rtol if len(flow.zero) == 1 else None
         integration = integrate(flow, ends, _reach(ends), max_steps, before.integration, rows, clock)
         old = jnp.arange(len(before.p)) < before.integration.reached
         z = integration.rows.z
