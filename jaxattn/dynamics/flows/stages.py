@@ -48,7 +48,7 @@ from jaxattn.dynamics.flows.ties import Ties, no_ties, tied_coordinates, zero_if
 # Maximum number of stages.
 _STAGES = 256
 # Maximum difference per step of two quadrature rules for the log of the time, relative to `gradient_rtol`, if
-# p has one coordinate. Otherwise, the slope of the gradient may be wrong at single points, and limits no step.
+# p has one coordinate. Otherwise, the slope of the gradient may be wrong at single points; it limits no step.
 _CLOCK = 10.0
 
 
