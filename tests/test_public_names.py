@@ -237,7 +237,14 @@ def test_every_public_function_has_an_example():
     assert [name for name, x in _functions().items() if not _example(name, x).examples] == []
 
 
-@pytest.mark.parametrize("package", sorted({name.rpartition(".")[0] for name in _functions()}))
+# Flows take a quarter of a minute to compile.
+_PACKAGES = [
+    pytest.param(name, marks=pytest.mark.more if name == "jaxattn.dynamics" else ())
+    for name in sorted({name.rpartition(".")[0] for name in _functions()})
+]
+
+
+@pytest.mark.parametrize("package", _PACKAGES)
 def test_examples_in_docstrings_run(package):
     runner = doctest.DocTestRunner(verbose=False)
     said: list[str] = []

@@ -106,6 +106,7 @@ def noisy(key, *, sequences: int, dim: int = 20):
     return ja.data.Vectors(targets=X[:, 0, 0] + jax.random.normal(second, (sequences,)), X=X)
 
 
+@pytest.mark.more
 def test_the_test_loss_rises_on_a_training_set_but_not_on_fresh_examples(tmp_path):
     flow = {"kind": "gradient_flow", "name": "flow", "train": ["w"], "until_time": 100.0, "points": 24}
     study = ja.Study(
