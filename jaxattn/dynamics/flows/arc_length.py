@@ -402,8 +402,9 @@ def _log_mean_time(h: Array, start: Local, end: Local) -> tuple[Array, Array]:
 
     At the end of a long stiff step, ℓ' may be wrong although ℓ is right, because a deviation from the slow
     path that hardly changes the gradient decays steeply. For a quadratic ℓ, the mean of both slopes is the
-    slope of the chord. If it is far from it, compared with the difference of the slopes, the slopes are not
-    used for the time. Both rules are then equal, so the estimate is the distance between both slopes instead.
+    slope of the chord. If both differ by more than a quarter of the difference of the slopes, the time is
+    computed without the slopes. Both rules are then equal, so the error estimate is computed from the
+    distance between the mean slope and the chord.
     """
     # If the gradient is exactly zero, time is infinite; a finite exponent avoids NaN.
     x, y = (-jnp.maximum(at.log_gradient_norm, -1e300) for at in (start, end))
