@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -18,6 +19,9 @@ from jaxattn.core.pytrees import is_concrete
 from jaxattn.data.ragged import Ragged, check_positions, positions, ragged
 
 _A = TypeVar("_A", Array, np.ndarray)
+
+# Outside of a trace, one program is compiled instead of one per operation; inside, nothing changes.
+_one_program = partial(jax.jit, inline=True)
 
 
 class Corpus(Dataset):
@@ -86,10 +90,7 @@ class Corpus(Dataset):
 
         Works under jit and vmap. The result is dense: it takes 4 n V bytes.
         """
-        count = self.bags.count.astype(jnp.int32)
-        token = self.bags.index.astype(jnp.int32)
-        empty = jnp.zeros((self.num_examples, self.vocab_size), jnp.int32)
-        return empty.at[self.bags.owner[:, None], token].add(count, mode="drop")
+        return _counts(self)
 
     def take(self, index: Array) -> "Corpus":
         """Return a corpus with the given B sequences, such as a minibatch. The indices must be distinct.
@@ -97,30 +98,7 @@ class Corpus(Dataset):
         Works inside jit and under vmap. The bags have capacity for any B sequences. Inside jit, unused
         fields, such as the layout by token, which requires a sort, are not computed.
         """
-        bags, (size,) = self.bags, index.shape
-        num_rows, width = bags.index.shape
-        first = positions(bags.owner, index)
-        number = positions(bags.owner, index, side="right") - first
-        longest = math.prod(level.shape[1] for level in bags.tree)
-        end = jnp.cumsum(number)
-        position = jnp.arange(min(size * longest, num_rows))
-        owner = positions(end, position, side="right")
-        own = jnp.minimum(owner, size - 1)
-        is_row = owner < size
-        row = jnp.where(is_row, (first + number - end)[own] + position, 0)
-        cut = from_bags(
-            jnp.repeat(owner, width),
-            bags.index[row].ravel(),
-            jnp.where(is_row[:, None], bags.count[row], 0).ravel(),
-            self.targets[index],
-            vocab_size=self.vocab_size,
-            num_classes=self.num_classes,
-            longest_bag=longest * width,
-            max_occurrences=size,
-            class_names=self.class_names,
-        )
-        mean = math.ceil(self.num_entries * size / self.num_examples)
-        return cut.replace(lengths=self.lengths[index], mean_entries=mean)
+        return _take(self, index)
 
     def check_shapes(self) -> None:
         """Do nothing, because the rows of the bags do not correspond to examples."""
@@ -140,6 +118,42 @@ class Corpus(Dataset):
                 f"a sequence contains a token id outside the range "
                 f"0 to {self.vocab_size - 1}; increase vocab_size"
             )
+
+
+@_one_program
+def _counts(corpus: Corpus) -> Array:
+    count = corpus.bags.count.astype(jnp.int32)
+    token = corpus.bags.index.astype(jnp.int32)
+    empty = jnp.zeros((corpus.num_examples, corpus.vocab_size), jnp.int32)
+    return empty.at[corpus.bags.owner[:, None], token].add(count, mode="drop")
+
+
+@_one_program
+def _take(corpus: Corpus, index: Array) -> Corpus:
+    bags, (size,) = corpus.bags, index.shape
+    num_rows, width = bags.index.shape
+    first = positions(bags.owner, index)
+    number = positions(bags.owner, index, side="right") - first
+    longest = math.prod(level.shape[1] for level in bags.tree)
+    end = jnp.cumsum(number)
+    position = jnp.arange(min(size * longest, num_rows))
+    owner = positions(end, position, side="right")
+    own = jnp.minimum(owner, size - 1)
+    is_row = owner < size
+    row = jnp.where(is_row, (first + number - end)[own] + position, 0)
+    cut = from_bags(
+        jnp.repeat(owner, width),
+        bags.index[row].ravel(),
+        jnp.where(is_row[:, None], bags.count[row], 0).ravel(),
+        corpus.targets[index],
+        vocab_size=corpus.vocab_size,
+        num_classes=corpus.num_classes,
+        longest_bag=longest * width,
+        max_occurrences=size,
+        class_names=corpus.class_names,
+    )
+    mean = math.ceil(corpus.num_entries * size / corpus.num_examples)
+    return cut.replace(lengths=corpus.lengths[index], mean_entries=mean)
 
 
 def check_classes(targets: Array | np.ndarray, num_classes: int) -> None:
@@ -368,7 +382,8 @@ def from_counted(
         max_occurrences=int(np.bincount(distinct).max()),
         class_names=class_names,
     )
-    return jax.tree.map(jnp.asarray, corpus)
+    # `jnp.asarray` would compile a copy for every shape.
+    return jax.device_put(corpus)
 
 
 def from_draws(
@@ -395,13 +410,21 @@ def from_draws(
         >>> corpus.counts().tolist()
         [[1, 0, 1], [0, 2, 0]]
     """
-    sequences, length = tokens.shape
+    sequences = len(tokens)
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise InputError(f"tokens: expected integer ids, got dtype {tokens.dtype}")
     if labels.shape != (sequences,):
         raise InputError(
             f"labels: shape {labels.shape} for {sequences:,} sequences; pass one label per sequence"
         )
+    return _from_draws(tokens, labels, mask, vocab_size, num_classes)
+
+
+@partial(_one_program, static_argnums=(3, 4))
+def _from_draws(
+    tokens: Array, labels: Array, mask: Array | None, vocab_size: int, num_classes: int
+) -> Corpus:
+    sequences, length = tokens.shape
     # Give padding the id `vocab_size`, so that it is sorted to the end of each row.
     ordered = jnp.sort(tokens if mask is None else jnp.where(mask, tokens, vocab_size), axis=1)
     position = jnp.broadcast_to(jnp.arange(length), ordered.shape)

@@ -1,5 +1,6 @@
 """Ordered sequences of token ids, and sequences of real vectors with one query each."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -110,10 +111,10 @@ def from_flat(
     ids = np.zeros(mask.shape, np.int32)
     ids[mask] = tokens
     return Sequences(
-        targets=jnp.asarray(targets),
-        ids=jnp.asarray(ids),
-        mask=jnp.asarray(mask),
-        query=jnp.asarray(mask.sum(axis=1) - 1, jnp.int32),
+        targets=jax.device_put(np.asarray(targets)),
+        ids=jax.device_put(ids),
+        mask=jax.device_put(mask),
+        query=jax.device_put((mask.sum(axis=1) - 1).astype(np.int32)),
         vocab_size=vocab_size,
         classes=classes,
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 # Kills and damages are slow tests, because they first make the folders to attack.
-SMALL = {"sweep_files": 40, "corpora": 8}
+SMALL = {"sweep_files": 20, "corpora": 8}
 MORE = {
     "forged": 21,
     "kills": 12,

@@ -74,11 +74,11 @@ def test_programs_have_the_settings_of_the_standard_probes(study):
 
 def test_swept_thresholds_apply_to_each_cell(tmp_path, study):
     """The attention on important tokens against a loop over tokens and sequences."""
-    thresholds = [0.1, 0.3, 2.0 / 3.0, 1.0]
+    thresholds = [0.1, 2.0 / 3.0]
     swept = study(axes={"probes.important": thresholds}, probes={"min_count": 1}, seeds=2)
     results = swept.run(tmp_path / "swept", quiet=True)
     known = results.table()
-    assert known["important_mass"].nunique(dropna=False) > 2
+    assert known["important_mass"].nunique(dropna=False) > 1
     for row in known.to_dict("records"):
         cell, seed = row["cell"], row["seed"]
         params, train = results.params(cell=cell, seed=seed), results.dataset(seed, cell).train
