@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import matplotlib.axes
@@ -60,8 +60,7 @@ def diagram(
         if axis not in results.axes:
             raise InputError(f"axis {axis!r}: not swept; swept keys: {', '.join(results.axes) or 'none'}")
     records, phase = metric_at_end(results.records, metric, phase)
-    table = aggregate(records)
-    table = table.merge(results.cells, on="cell")
+    table = aggregate(replace(results, records=records))
     fields = table.pivot_table(index=y_axis, columns=x_axis, values="mean", aggfunc="mean", sort=False)
     fields = fields.loc[sorted(fields.index, key=axis_sort_key), sorted(fields.columns, key=axis_sort_key)]
     values = fields.to_numpy(float)

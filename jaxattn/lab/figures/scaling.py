@@ -176,7 +176,7 @@ def collect(results: Run, *, axis: str, metric: str, phase: str | None = None) -
     records, phase = metric_at_end(results.records, metric, phase)
     positive = records["value"].where(np.isfinite(records["value"]) & (records["value"] > 0))
     records = records.assign(value=positive)
-    table = aggregate(records)
+    table = aggregate(replace(results, records=records))
     groups: dict[str, list[tuple[float, int]]] = {}
     for cell in table.loc[table["n"] > 0, "cell"]:
         settings = results.settings(int(cell))
