@@ -6,12 +6,14 @@ import os
 import resource
 import shutil
 import types
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from msgspec import structs
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
@@ -21,6 +23,7 @@ from jaxattn.lab.results.combine import group
 from jaxattn.lab.results.params import Parameters
 from jaxattn.lab.storage import batch_record, checkpoints, study_file
 from jaxattn.lab.storage.batch_record import TABLES
+from jaxattn.lab.study.code_hash import code_hash
 from jaxattn.lab.study.effective import as_written
 
 DIM, PADDED = 4, 6
@@ -122,24 +125,56 @@ def test_phases_are_ordered_by_run_and_not_alphabetically(folder, configured):
     np.testing.assert_array_equal(renamed.params().p, runs("p", (DIM,), 0)[0])
 
 
-def test_parameters_have_the_type_of_the_given_model(folder):
-    class Model:
+def one_layer(*, dim: int):
+    return ja.models.OneLayer(dim=dim)
+
+
+def wider(*, dim: int):
+    class Wider:
         def init(self, key, like, *, dtype):
-            return ja.models.OneLayer(dim=DIM).init(key, like, dtype=dtype)
+            return ja.models.OneLayer(dim=dim).init(key, like, dtype=dtype).replace(v=jnp.zeros(9))
 
-    found = load(folder).params(cell=0, seed=3, model=Model())
-    assert isinstance(found, ja.models.one_layer.Params)
-    assert found.E.shape == (3, DIM)
-    np.testing.assert_array_equal(found.p, runs("p", (DIM,), 1)[1])
+    return Wider()
 
-    class Wider(Model):
-        def init(self, key, like, *, dtype):
-            return super().init(key, like, dtype=dtype).replace(v=jnp.zeros(9))
 
-    with pytest.raises(
-        InputError, match=r"model: has parameters .*'v': \(9,\).*pass the model used in the run"
-    ):
-        load(folder).params(model=Wider())
+def other(*, heads: int = 2):
+    return ja.models.MultiHead(dim=DIM, heads=heads)
+
+
+def test_parameters_have_the_type_of_the_given_model(folder, batches, tmp_path):
+    """A function gets the settings of the run, and its code is compared with that of the run."""
+    kind = "mine.py:OneLayer"
+    own = code_hash(one_layer)
+    for code, warns in (({kind: own}, False), ({kind: own[::-1]}, True), ({}, True)):
+        copied = shutil.copytree(folder, tmp_path / f"{warns}-{len(code)}")
+        (path,) = copied.glob("runs/*/checkpoint")
+        origin = batch_record.read_record(path.parent, copied).origin
+        batches.change(path.parent, origin=structs.replace(origin, code=code))
+        with pytest.warns(UserWarning, match=f"the code of {kind} is not known") if warns else nullcontext():
+            found = load(copied).params(cell=0, seed=3, model=one_layer)
+        assert isinstance(found, ja.models.one_layer.Params)
+        assert found.E.shape == (3, DIM)
+        np.testing.assert_array_equal(found.p, runs("p", (DIM,), 1)[1])
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (wider, r"model: has parameters .*'v': \(9,\).*pass the model used in the run"),
+        (other, r"model: .*dim.*; the run recorded the model mine.py:OneLayer with the settings {'dim': 4}"),
+        (ja.models.OneLayer(dim=9), "model.dim: 9, but 4 in the run; pass only the class or function"),
+        (
+            ja.models.from_linen(None),
+            "expected the function or class .* mine.py:OneLayer, without a call, got A",
+        ),
+        (3, "expected the function or class of the run's model, mine.py:OneLayer, without a call, got int"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:model. the code of")
+def test_a_model_with_other_settings_is_rejected(folder, model, message):
+    with pytest.raises(InputError, match=message) as caught:
+        load(folder).params(model=model)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
