@@ -189,7 +189,7 @@ TOP = {
     "cells": "an explicit list of cells; each cell is a table of keys and values.",
     "exclude": "tables of keys and values; matching cells are removed from the grid.",
     "blocks": "named variants of the study. A block and its grid are merged into the tables outside.",
-    "figures": "figures of the report; each is a table with a `kind`. See [Gallery](gallery.md).",
+    "figures": "figures of the report; see `[[figures]]` below.",
 }
 
 
@@ -219,7 +219,29 @@ def sweep_keys() -> str:
             if own or not probes:
                 sections.append(f"### `{kind}`" if probes else f"### `{kind}`\n\n{_summary(known[kind])}")
             sections += [_key_table(own)] if own else []
-    return "\n\n".join(sections) + "\n"
+    return "\n\n".join([*sections, *_figures()]) + "\n"
+
+
+FIGURES = """## Figures: `[[figures]]`
+
+The keys of a figure are also the arguments of `results.figure(KIND, ...)` in Python. The [gallery](gallery.md)
+shows each kind. A figure can also be a [custom function](../howto/extending.md#a-figure)."""
+
+
+def _figures() -> list[str]:
+    """Return the sections of the kinds of figures, which are functions (results, **options)."""
+    sections = [FIGURES]
+    for kind, function in kinds.classes(kinds.FIGURES).items():
+        about, meaning = inspect.getdoc(function) or "", meanings(function)
+        options = list(inspect.signature(function).parameters.values())[1:]
+        rows = [[f"`{p.name}`", _default_of(p), meaning[p.name]] for p in options]
+        summary = " ".join(about.partition("\n\n")[0].split()).partition("; see `")[0].rstrip(".")
+        sections += [f"### `{kind}`\n\n{summary}.", _key_table(rows)]
+    return sections
+
+
+def _default_of(parameter: inspect.Parameter) -> str:
+    return "required" if parameter.default is parameter.empty else written(parameter.default)
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:

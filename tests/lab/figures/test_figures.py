@@ -385,7 +385,7 @@ def test_curves_reject_unknown_metric(results):
         ({}, r"figures\[0\].kind: unknown None"),
         ({"kind": "scaling"}, "scaling requires 'axis'"),
         ({"kind": "diagram"}, "diagram requires 'x_axis' and 'y_axis'"),
-        ({"kind": "importance", "cel": 0}, "importance has no option 'cel'; did you mean 'cell'"),
+        ({"kind": "importance", "cel": 0}, "importance has no option 'cel' .*#figures-figures.; did you mean 'cell'"),
         (
             {"kind": "importance", "phase": "embd"},
             r"figures\[0\].phase: unknown 'embd'; did you mean 'embed'",
