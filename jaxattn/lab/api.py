@@ -407,7 +407,7 @@ def run(
         InputError, RunError, Interrupted: as in `engine.run.run_study`.
     """
     from jaxattn.lab.engine import devices
-    from jaxattn.lab.engine.run import run_study as execute
+    from jaxattn.lab.engine.run_study import run_study as execute
     from jaxattn.lab.pages import report
 
     devices.use_all_cores()

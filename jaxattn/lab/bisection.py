@@ -26,7 +26,7 @@ from jaxattn.core.fractions import reaches
 from jaxattn.lab.api import Study
 from jaxattn.lab.engine import devices
 from jaxattn.lab.engine.progress import Reporter
-from jaxattn.lab.engine.run import run_study as execute
+from jaxattn.lab.engine.run_study import run_study as execute
 from jaxattn.lab.figures.diagram import PhaseDiagram
 from jaxattn.lab.loaded import load
 from jaxattn.lab.results.intervals import clopper_pearson

@@ -22,7 +22,7 @@ def command_groups() -> dict[str, dict[str, Callable[..., int]]]:
 
     A function's arguments become the options of its command, and its docstring becomes the help text.
     """
-    from jaxattn.lab.cli import machine, refutation, results, studies
+    from jaxattn.lab.cli import doctor, refutation, results, studies
 
     return {
         "Run studies": {
@@ -31,7 +31,7 @@ def command_groups() -> dict[str, dict[str, Callable[..., int]]]:
             "launch": studies.launch,
             "data": studies.data,
             "schema": studies.schema,
-            "doctor": machine.doctor,
+            "doctor": doctor.doctor,
         },
         "Read results": {
             "status": studies.status,

@@ -59,7 +59,7 @@ def test_study_can_be_run_again_from_its_file(small_run, study, go):
 
 def test_another_command_alone_does_not_change_the_study_file(small_run, study, contents):
     from jaxattn.lab.engine.progress import Reporter
-    from jaxattn.lab.engine.run import run_study
+    from jaxattn.lab.engine.run_study import run_study
 
     before = contents(small_run)
     with Reporter(quiet=True) as reporter:

@@ -17,7 +17,7 @@ from jaxattn.lab.figures import style
 from jaxattn.lab.figures.curves import _scale_steps, curves
 from jaxattn.lab.figures.draw import check_figures, draw_all, draw_figure, function
 from jaxattn.lab.figures.scaling import collect, scaling, sentence
-from jaxattn.lab.figures.tokens import importance, one_step_law, top_tokens
+from jaxattn.lab.figures.token_figures import importance, one_step_law, top_tokens
 from jaxattn.lab.loaded import load
 from jaxattn.lab.results import aggregate
 from jaxattn.lab.results.correlations import bin_means
@@ -219,7 +219,7 @@ def test_importance_has_one_row_per_class(results):
 
 
 def test_importance_shows_a_subset_of_many_classes(results, monkeypatch):
-    monkeypatch.setattr("jaxattn.lab.figures.tokens.MAX_CLASSES", 2)
+    monkeypatch.setattr("jaxattn.lab.figures.token_figures.MAX_CLASSES", 2)
     drawn = importance(results["classes"])
     assert len(drawn.figure.axes) == 4
     assert "2 of 3 classes are shown; option label draws another" in drawn.caption
@@ -385,7 +385,10 @@ def test_curves_reject_unknown_metric(results):
         ({}, r"figures\[0\].kind: unknown None"),
         ({"kind": "scaling"}, "scaling requires 'axis'"),
         ({"kind": "diagram"}, "diagram requires 'x_axis' and 'y_axis'"),
-        ({"kind": "importance", "cel": 0}, "importance has no option 'cel' .*#figures-figures.; did you mean 'cell'"),
+        (
+            {"kind": "importance", "cel": 0},
+            "no option 'cel' .*#figures-figures.; did you mean 'cell'",
+        ),
         (
             {"kind": "importance", "phase": "embd"},
             r"figures\[0\].phase: unknown 'embd'; did you mean 'embed'",
