@@ -225,7 +225,8 @@ def sweep_keys() -> str:
 FIGURES = """## Figures: `[[figures]]`
 
 The keys of a figure are also the arguments of `results.figure(KIND, ...)` in Python. The
-[gallery](gallery.md) shows each kind. A figure can also be a [custom function](../howto/extending.md#a-figure)."""
+[gallery](gallery.md) shows each kind. A figure can also be a
+[custom function](../howto/extending.md#a-figure)."""
 
 
 def _figures() -> list[str]:
