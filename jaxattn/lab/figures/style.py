@@ -57,6 +57,8 @@ RC: Any = {
     "ytick.minor.size": 1.5,
     "lines.linewidth": 1.4,
     "lines.solid_capstyle": "round",
+    # Ticks of logarithmic axes between 0.001 and 1000 are plain numbers.
+    "axes.formatter.min_exponent": 4,
     "legend.frameon": False,
     "legend.fontsize": SIZE,
     "legend.title_fontsize": SIZE,
