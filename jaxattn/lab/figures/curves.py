@@ -106,11 +106,8 @@ def curves(
             for level in levels:
                 ax.axhline(level, color=SOFT, linestyle=":", linewidth=0.8)
         handles = [Line2D([], [], label=label, **look) for label, look in zip(labels, lines, strict=True)]
-        handles = handles if len(chosen) > 1 else []
-        if any(len(panels[panel]) > 1 for _, panel in shown):
-            handles += [Line2D([], [], color=INK, label="test")]
-            handles += [Line2D([], [], color=INK, label="training", **_TRAINING)]
-        if handles:
+        shared = any(len(panels[panel]) > 1 for _, panel in shown)
+        if handles := (handles if len(chosen) > 1 else []) + _of_splits() * shared:
             legend_below(figure, handles)
     other = [x] if x and x != "step" else []
     words = " Dotted lines mark known values." if levels else ""
@@ -120,6 +117,14 @@ def curves(
         _caption(results, table, axes, chosen, each_seed) + words,
         figure,
     )
+
+
+def _of_splits() -> list[Line2D]:
+    """Return the entries of a legend for test and training values."""
+    return [
+        Line2D([], [], color=INK, label="test"),
+        Line2D([], [], color=INK, label="training", **_TRAINING),
+    ]
 
 
 def _caption(
