@@ -94,7 +94,7 @@ def test_page_describes_the_run(written):
         "0123456789abcdef",
         "jax 0.10.2",
         "1 × cpu",
-        "83.2 s",
+        "83 s",
         "1 seed failed",
         "cell 0, seed 1, phase joint, step 40: loss is not finite",
         "Not drawn:",
