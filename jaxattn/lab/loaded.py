@@ -172,8 +172,8 @@ class Results(Run):
             step: 0 for the parameters at the start of the phase. Initial parameters are recomputed from the
                 study and the seed; they are not stored.
             model: the class or function of the run's model, if it is custom and was not run in this session.
-                It gets the settings of the run. By default, the result is then a `params.Parameters`. An
-                object is accepted if it has the settings of the run.
+                It gets the settings of the run. An object is accepted if it has these settings. By default,
+                the result is then a nested dictionary.
 
         Returns:
             A frozen pytree of JAX arrays, with the parameters as attributes. For adapters of

@@ -1,7 +1,7 @@
 """Parameters of a run at the start and at the end of its phases."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,58 +35,6 @@ from jaxattn.lab.storage.study_file import damage_as_input_error, run_again
 from jaxattn.lab.study.randomness import keys
 from jaxattn.models import span
 from jaxattn.models.adapters import Adapted, nested
-
-
-@jax.tree_util.register_pytree_with_keys_class
-class Parameters:
-    """Named arrays as a frozen pytree with attributes: `parameters.E`, or `parameters.head.kernel`."""
-
-    def __init__(self, arrays: Mapping[str, Any]) -> None:
-        """Store the arrays by name."""
-        object.__setattr__(self, "_arrays", dict(arrays))
-
-    def __getattr__(self, name: str) -> Any:
-        # `copy` accesses attributes before they are set.
-        arrays = self.__dict__.get("_arrays", {})
-        if name in arrays:
-            return arrays[name]
-        if part := {key[len(name) + 1 :]: x for key, x in arrays.items() if key.startswith(f"{name}.")}:
-            return Parameters(part)
-        raise AttributeError(f"no parameter {name!r}; the parameters are {', '.join(arrays)}")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"{name}: parameters are immutable; create new ones with `replace`")
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the names of the arrays."""
-        return iter(self._arrays)
-
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self._arrays]
-
-    def __repr__(self) -> str:
-        shapes = (f"{name}={getattr(x, 'shape', x)}" for name, x in self._arrays.items())
-        return f"Parameters({', '.join(shapes)})"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the arrays as a nested dictionary, as in `module.apply({"params": ...}, x)` of Flax."""
-        return nested(self._arrays)
-
-    def replace(self, **arrays: Any) -> "Parameters":
-        """Return a copy with some arrays replaced."""
-        unknown = [name for name in arrays if name not in self._arrays]
-        if unknown:
-            raise AttributeError(f"no parameter {unknown[0]!r}; the parameters are {', '.join(self._arrays)}")
-        return Parameters(dict(self._arrays) | arrays)
-
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
-        """Flatten the object into arrays and names, for JAX."""
-        return [(jax.tree_util.GetAttrKey(name), x) for name, x in self._arrays.items()], tuple(self._arrays)
-
-    @classmethod
-    def tree_unflatten(cls, names: tuple[str, ...], arrays: Any) -> "Parameters":
-        """Rebuild the object from names and arrays, for JAX."""
-        return cls(dict(zip(names, arrays, strict=True)))
 
 
 def params_of(
@@ -126,7 +74,7 @@ def params_of(
         if model is not None:
             of_run = model_from_code(results, cell, model, code)
         if of_run is None:
-            return Parameters(found)
+            return nested(found)
         built = of_run.built() if isinstance(of_run, ModelFromFunction) else of_run
         if isinstance(built, Adapted):
             return built.rebuild(found)

@@ -129,9 +129,9 @@ def test_parameters_of_a_module_are_what_its_library_takes(kind, tmp_path):
         np.testing.assert_allclose(kind().outputs(params, train), outputs, rtol=1e-6)
         # The order of the leaves is the same everywhere.
         jax.tree.map(np.testing.assert_array_equal, params, session.params(seed=1))
-    assert set(plain.as_dict()) == {"hidden", "head"}
+    assert set(plain) == {"hidden", "head"}
     if kind is with_linen:
-        jax.tree.map(np.testing.assert_array_equal, plain.as_dict(), session.params(seed=1))
+        jax.tree.map(np.testing.assert_array_equal, plain, session.params(seed=1))
 
 
 @pytest.mark.more
@@ -145,8 +145,8 @@ def test_width_of_a_module_can_be_swept(go, tmp_path):
         seeds=2,
     )
     go(tmp_path / "run", made)
-    shapes = [ja.load(tmp_path / "run").params(seed=0, cell=cell).hidden for cell in (0, 1)]
-    assert [x.kernel.shape for x in shapes] == [(3, 2), (3, 3)]
+    shapes = [ja.load(tmp_path / "run").params(seed=0, cell=cell)["hidden"] for cell in (0, 1)]
+    assert [x["kernel"].shape for x in shapes] == [(3, 2), (3, 3)]
 
 
 @pytest.mark.parametrize(

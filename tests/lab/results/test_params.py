@@ -1,6 +1,5 @@
 """Trained parameters from the checkpoints of batches."""
 
-import copy
 import dataclasses
 import os
 import resource
@@ -20,7 +19,6 @@ from jaxattn.core.errors import InputError, RunError
 from jaxattn.data import corpus
 from jaxattn.lab.loaded import load
 from jaxattn.lab.results.combine import group
-from jaxattn.lab.results.params import Parameters
 from jaxattn.lab.storage import batch_record, checkpoints, study_file
 from jaxattn.lab.storage.batch_record import TABLES
 from jaxattn.lab.study.code_hash import code_hash
@@ -105,24 +103,24 @@ def batch(folder):
 def test_padding_rows_are_removed_from_restored_parameters(folder, cell, seed, lane):
     found = load(folder).params(cell=cell, seed=seed)
     E, p, v = runs("E", (PADDED, DIM), 0), runs("p", (DIM,), 1), runs("v", (DIM,), 0)
-    np.testing.assert_array_equal(found.E, E[lane].reshape(PADDED, DIM)[: SIZES[cell]])
-    np.testing.assert_array_equal(found.p, p[lane])
-    np.testing.assert_array_equal(found.v, v[lane])
-    assert found.E.dtype == np.float64
+    np.testing.assert_array_equal(found["E"], E[lane].reshape(PADDED, DIM)[: SIZES[cell]])
+    np.testing.assert_array_equal(found["p"], p[lane])
+    np.testing.assert_array_equal(found["v"], v[lane])
+    assert found["E"].dtype == np.float64
 
 
 def test_parameters_at_the_end_of_an_earlier_phase_can_be_restored(folder):
     results = load(folder)
-    np.testing.assert_array_equal(results.params(phase="embed").p, runs("p", (DIM,), 0)[0])
-    np.testing.assert_array_equal(results.params(phase="joint").p, runs("p", (DIM,), 1)[0])
-    np.testing.assert_array_equal(results.choose(phases=["joint"]).params().p, runs("p", (DIM,), 1)[0])
+    np.testing.assert_array_equal(results.params(phase="embed")["p"], runs("p", (DIM,), 0)[0])
+    np.testing.assert_array_equal(results.params(phase="joint")["p"], runs("p", (DIM,), 1)[0])
+    np.testing.assert_array_equal(results.choose(phases=["joint"]).params()["p"], runs("p", (DIM,), 1)[0])
 
 
 def test_phases_are_ordered_by_run_and_not_alphabetically(folder, configured):
     results = load(folder)
     turned = configured(results, phases=results.manifest["config"]["phases"][::-1])
     renamed = dataclasses.replace(turned, records=results.records.iloc[::-1])
-    np.testing.assert_array_equal(renamed.params().p, runs("p", (DIM,), 0)[0])
+    np.testing.assert_array_equal(renamed.params()["p"], runs("p", (DIM,), 0)[0])
 
 
 def one_layer(*, dim: int):
@@ -195,7 +193,7 @@ def test_missing_checkpoint_raises_a_one_line_error(folder, options, message):
 
 def test_a_selection_of_cells_has_the_parameters_of_their_runs(folder):
     chosen = load(folder).choose(where={"data.vocab_size": SIZES[1]})
-    np.testing.assert_array_equal(chosen.params(cell=1, seed=3).p, runs("p", (DIM,), 1)[3])
+    np.testing.assert_array_equal(chosen.params(cell=1, seed=3)["p"], runs("p", (DIM,), 1)[3])
 
 
 def test_parameters_are_in_the_batch_and_lane_of_their_run(folder, writer, change_study, tmp_path):
@@ -215,8 +213,8 @@ def test_parameters_are_in_the_batch_and_lane_of_their_run(folder, writer, chang
     lane = 1 if first == 10 else 2
     for cell, seed, start, index in ((0, 3, 10, 0), (4, 3, 20, 0), (0, 2, 20, 1), (4, 2, first, lane)):
         params = results.params(cell=cell, seed=seed)
-        np.testing.assert_array_equal(params.p, runs("p", (DIM,), 1, start)[index])
-        assert params.E.shape == (SIZES[1 - cell // 4], DIM)
+        np.testing.assert_array_equal(params["p"], runs("p", (DIM,), 1, start)[index])
+        assert params["E"].shape == (SIZES[1 - cell // 4], DIM)
 
 
 def test_parameters_of_older_code_are_found_where_the_study_refers_to_them(
@@ -226,7 +224,7 @@ def test_parameters_of_older_code_are_found_where_the_study_refers_to_them(
     cells = [CELLS[0] | {"key": "d" * 32, "older": {CELLS[0]["key"]: [3]}}, CELLS[1]]
     change_study(copied, cells=cells, seeds=SEEDS)
     results = load(copied)
-    np.testing.assert_array_equal(results.params(cell=0, seed=3).p, runs("p", (DIM,), 1)[1])
+    np.testing.assert_array_equal(results.params(cell=0, seed=3)["p"], runs("p", (DIM,), 1)[1])
     with pytest.raises(InputError, match="seed 2 of cell 0 is not finished"):
         results.params(cell=0, seed=2)
 
@@ -237,8 +235,8 @@ def test_parameters_of_a_resumable_batch_are_found(folder, writer, change_study,
     arrays = {"state": {"carried": {"x": np.ones(5)}, "kept": state()}, "history": {"loss": np.ones(5)}}
     writer(copied, pairs(*SEEDS), arrays, resumable=True)
     change_study(copied, seeds=SEEDS)
-    np.testing.assert_array_equal(load(copied).params(seed=3).p, runs("p", (DIM,), 1)[1])
-    np.testing.assert_array_equal(load(copied).params(seed=3, phase="embed").p, runs("p", (DIM,), 0)[1])
+    np.testing.assert_array_equal(load(copied).params(seed=3)["p"], runs("p", (DIM,), 1)[1])
+    np.testing.assert_array_equal(load(copied).params(seed=3, phase="embed")["p"], runs("p", (DIM,), 0)[1])
 
 
 @pytest.mark.parametrize("arrays", [{"embed": {"E": np.ones((3, 2))}}, {"embed": np.ones(4)}])
@@ -278,7 +276,7 @@ def test_damage_to_any_checkpoint_file_is_detected(folder, batch, capfd, damage)
         assert "\n" not in str(caught.value)
         path.write_bytes(content)
     assert capfd.readouterr() == ("", "")
-    assert results.params().E.shape == (3, DIM)
+    assert results.params()["E"].shape == (3, DIM)
 
 
 def test_low_open_file_limit_raises_a_one_line_error(folder, monkeypatch, capfd):
@@ -300,26 +298,6 @@ def test_checksums_of_arrays_in_large_files_are_verified(tmp_path, monkeypatch):
     like = {"a": np.zeros(1000), "b": {"c": np.zeros(3, np.float32)}}
     with pytest.raises(InputError, match="the checksums of its arrays differ"):
         checkpoints.restore(tmp_path / "1", other, tmp_path, like)
-
-
-def test_parameters_are_a_frozen_pytree():
-    params = Parameters({"E": jnp.ones((3, 2)), "p": jnp.arange(2.0)})
-    doubled = jax.tree.map(lambda x: 2 * x, params)
-    np.testing.assert_array_equal(doubled.p, [0, 2])
-    assert isinstance(doubled, Parameters)
-    gradient = jax.grad(lambda x: ((x.E @ x.p) ** 2).sum())(params)
-    np.testing.assert_allclose(gradient.p, [6, 6])
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    assert paths == [".E", ".p"]
-    assert list(params) == ["E", "p"]
-    np.testing.assert_array_equal(params.replace(p=jnp.zeros(2)).p, 0)
-    np.testing.assert_array_equal(copy.deepcopy(params).E, params.E)
-    with pytest.raises(AttributeError, match="no parameter 'q'; the parameters are E, p"):
-        params.q  # noqa: B018
-    with pytest.raises(AttributeError, match="are immutable"):
-        params.p = 0
-    with pytest.raises(AttributeError, match="no parameter 'q'"):
-        params.replace(q=0)
 
 
 def test_built_in_model_determines_the_parameter_type(folder, configured):
