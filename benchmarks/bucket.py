@@ -23,7 +23,7 @@ from seeds_per_second import STUDY
 
 import jaxattn as ja
 from jaxattn.lab.engine import devices
-from jaxattn.lab.engine import run as engine
+from jaxattn.lab.engine import run_study as engine
 from jaxattn.lab.engine.monitor import Interrupted
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.storage.memo import Memo

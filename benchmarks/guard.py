@@ -259,7 +259,7 @@ def _killed(scratch: Path, root: Path) -> None:
     with Killing(quiet=True) as reporter:
         saving = _module("jaxattn.lab.engine.monitor").Intervals(0.0, 0.0, float("inf"))
         study = _study(CONTINUED, root, scratch, "chunk=3")
-        engine = _module("jaxattn.lab.engine.run")
+        engine = _module("jaxattn.lab.engine.run_study")
         run = getattr(engine, "run_study", None) or engine.run
         run(study, scratch / "continued", command="guard", reporter=reporter, intervals=saving)
 

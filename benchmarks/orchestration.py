@@ -22,7 +22,7 @@ from seeds_per_second import STUDY
 
 import jaxattn as ja
 from jaxattn.lab.engine import batch_run, devices, programs
-from jaxattn.lab.engine import run as engine
+from jaxattn.lab.engine import run_study as engine
 from jaxattn.lab.engine.progress import Reporter
 
 

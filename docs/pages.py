@@ -7,6 +7,7 @@ writes them to docs/reference/.
 
 import inspect
 import json
+import math
 import re
 import sys
 import tomllib
@@ -24,10 +25,11 @@ from command_line import command_line
 from docstrings import latex
 
 from jaxattn.base import Measurement
+from jaxattn.core.scales import NOT_NEGATIVE, Scale
 from jaxattn.core.settings import markdown_table, meanings, summary_line, written
 from jaxattn.lab.pages.definitions import definition
 from jaxattn.lab.probes import Accuracy, Fit, Importance, OneStepError, Selected
-from jaxattn.lab.probes.standard import Probes
+from jaxattn.lab.probes.standard import LOSSES, Probes
 from jaxattn.lab.study.concepts import CONCEPTS
 from jaxattn.lab.study.definition import Tables
 from jaxattn.lab.study.registry import fields_of
@@ -62,7 +64,8 @@ def metrics() -> str:
     sections = [
         "# Metrics",
         "Tables, figures and `aggregate --metrics` use these names. See "
-        "[Intervals](intervals.md) for means over seeds.",
+        "[Intervals](intervals.md) for means over seeds. Intervals are clipped to the range of a metric.\n"
+        "A custom loss has no range unless it declares one.",
         "## Settings: `[probes]`",
         PROBES_SETTINGS,
         _settings(),
@@ -72,7 +75,15 @@ def metrics() -> str:
         "A study uses these probes only if the list `own` of `[probes]` contains their names.",
         *(_section(probe, f"`{name}`") for name, probe in PROBES.items()),
         "## Metrics of flows",
-        _table({name: label for phase in PHASES.values() for name, label in phase.labels.items()}),
+        _table(
+            {name: label for phase in PHASES.values() for name, label in phase.labels.items()},
+            {
+                name: scale
+                for phase in PHASES.values()
+                for base in phase.__mro__
+                for name, scale in _scales(base)
+            },
+        ),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -80,7 +91,22 @@ def metrics() -> str:
 def _section(probe: Any, when: str) -> str:
     about = _typeset(inspect.cleandoc(probe.__doc__ or "").partition("\n\nAttributes:")[0])
     heading = f"### {probe.__name__}: {when}\n\n{about}"
-    return f"{heading}\n\n{_table(probe.labels)}" if probe.labels else heading
+    scales = dict(_scales(probe)) | (dict.fromkeys(LOSSES, NOT_NEGATIVE) if probe is Fit else {})
+    return f"{heading}\n\n{_table(probe.labels, scales)}" if probe.labels else heading
+
+
+def _scales(kind: Any) -> list[tuple[str, Scale]]:
+    return list(getattr(kind, "scales", {}).items())
+
+
+def _range(scale: Scale) -> str:
+    """Return the possible values of a metric in words, and whether its means are geometric."""
+    if scale.kind == "yes/no":
+        return "0 or 1"
+    low, high = (f"{x:g}" for x in (scale.low, scale.high))
+    both, above = math.isfinite(scale.low) and math.isfinite(scale.high), math.isfinite(scale.low)
+    words = f"{low} to {high}" if both else f"≥ {low}" if above else f"≤ {high}" * math.isfinite(scale.high)
+    return ", ".join(filter(None, [words, "geometric mean" * (scale.kind == "log")]))
 
 
 def _settings() -> str:
@@ -89,9 +115,12 @@ def _settings() -> str:
     return markdown_table(["setting", "default", "meaning"], rows)
 
 
-def _table(labels: Mapping[str, str]) -> str:
-    rows = [[f"`{name}`", definition(name) or label] for name, label in labels.items()]
-    return markdown_table(["metric", "meaning"], rows)
+def _table(labels: Mapping[str, str], scales: Mapping[str, Scale]) -> str:
+    rows = [
+        [f"`{name}`", _range(scales.get(name, Scale())), definition(name) or label]
+        for name, label in labels.items()
+    ]
+    return markdown_table(["metric", "range", "meaning"], rows)
 
 
 OPENING = """# Texts
@@ -189,7 +218,7 @@ TOP = {
     "cells": "an explicit list of cells; each cell is a table of keys and values.",
     "exclude": "tables of keys and values; matching cells are removed from the grid.",
     "blocks": "named variants of the study. A block and its grid are merged into the tables outside.",
-    "figures": "figures of the report; each is a table with a `kind`. See [Gallery](gallery.md).",
+    "figures": "figures of the report; see `[[figures]]` below.",
 }
 
 
@@ -219,7 +248,30 @@ def sweep_keys() -> str:
             if own or not probes:
                 sections.append(f"### `{kind}`" if probes else f"### `{kind}`\n\n{_summary(known[kind])}")
             sections += [_key_table(own)] if own else []
-    return "\n\n".join(sections) + "\n"
+    return "\n\n".join([*sections, *_figures()]) + "\n"
+
+
+FIGURES = """## Figures: `[[figures]]`
+
+The keys of a figure are also the arguments of `results.figure(KIND, ...)` in Python. The
+[gallery](gallery.md) shows each kind. A figure can also be a
+[custom function](../howto/extending.md#a-figure)."""
+
+
+def _figures() -> list[str]:
+    """Return the sections of the kinds of figures, which are functions (results, **options)."""
+    sections = [FIGURES]
+    for kind, function in kinds.classes(kinds.FIGURES).items():
+        about, meaning = inspect.getdoc(function) or "", meanings(function)
+        options = list(inspect.signature(function).parameters.values())[1:]
+        rows = [[f"`{p.name}`", _default_of(p), meaning[p.name]] for p in options]
+        summary = " ".join(about.partition("\n\n")[0].split()).partition("; see `")[0].rstrip(".")
+        sections += [f"### `{kind}`\n\n{summary}.", _key_table(rows)]
+    return sections
+
+
+def _default_of(parameter: inspect.Parameter) -> str:
+    return "required" if parameter.default is parameter.empty else written(parameter.default)
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:

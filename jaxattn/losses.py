@@ -16,6 +16,7 @@ With label smoothing ε, the loss is the expected loss for a label from the dist
 classes.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -73,7 +74,8 @@ def _is_zero(smoothing: _Smoothing) -> bool:
     return isinstance(smoothing, int | float) and smoothing == 0
 
 
-_of_classes = declare(skip_reason=_requires_classes)
+_NOT_NEGATIVE = (0.0, math.inf)
+_of_classes = declare(skip_reason=_requires_classes, bounds=_NOT_NEGATIVE)
 
 
 @_of_classes
@@ -218,7 +220,7 @@ def hinge(logits: _Logits, labels: _Labels, *, smoothing: _Smoothing = 0.0) -> F
     return (target * jax.nn.relu(1 + _above(logits).max(axis=2))).sum(axis=1)
 
 
-@declare(skip_reason=_requires_numbers)
+@declare(skip_reason=_requires_numbers, bounds=_NOT_NEGATIVE)
 def squared_error(outputs: Float[Array, " n *m"], targets: Float[Array, " n *m"]) -> Float[Array, " n"]:
     """Compute the squared error ½ ‖f - y‖² for targets that are numbers or vectors.
 

@@ -50,6 +50,21 @@ def test_two_class_cross_entropy_is_the_logistic_loss(rng, x64):
     np.testing.assert_allclose(losses.classification(both, (y + 1) // 2), losses.classification(f, y))
 
 
+@pytest.mark.parametrize("kind", LOSSES)
+def test_no_value_is_outside_of_the_declared_bounds(rng, kind):
+    low, high = LOSSES[kind].bounds
+    assert (low, high) == (0, np.inf)
+    numbers = rng.normal(size=(100, 4)) * 10.0 ** rng.integers(-3, 2, (100, 1))
+    if kind == "squared_error":
+        cases = [(LOSSES[kind](), numbers, numbers[::-1])]
+    else:
+        smoothed = LOSSES[kind](smoothing=0.3)
+        cases = [] if kind == "cross_entropy" else [(smoothed, numbers[:, 0], rng.choice([-1, 1], 100))]
+        cases += [] if kind == "logistic" else [(smoothed, numbers, rng.integers(0, 4, 100))]
+    for loss, outputs, targets in cases:
+        assert float(loss(jnp.asarray(outputs), jnp.asarray(targets)).min()) >= low
+
+
 def test_accuracy_counts_correct_signs_and_largest_logits():
     assert losses.accuracy(jnp.array([1.0, -2, 0, 3]), jnp.array([1, 1, 1, 1])) == 0.5
     assert losses.accuracy(jnp.array([[1.0, 2], [3, 0]]), jnp.array([1, 1])) == 0.5

@@ -283,7 +283,7 @@ def test_a_study_runs_in_a_notebook(tmp_path, monkeypatch):
     entropy = same.aggregate(metrics=["attention_entropy"], phases=["query"])
     assert entropy["mean"].iloc[0] == pytest.approx(np.log(8), abs=0.02)
     assert entropy.groupby("cell")["mean"].last().max() < 0.5
-    assert same.params(cell=0, seed=3).log_temperature < -0.5
+    assert same.params(cell=0, seed=3)["log_temperature"] < -0.5
     assert isinstance(results.params(cell=1, seed=3), Params)
     with pytest.raises(InputError, match="cannot be imported by a sweep file"):
         ja.Study(**NOTEBOOK).write(tmp_path / "x.toml")

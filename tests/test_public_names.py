@@ -289,10 +289,10 @@ def test_code_in_sweeps_uses_only_public_names():
         ("from jaxattn.lab.results import judge, read", ["jaxattn.lab.results.read"]),
         ("from jaxattn.lab.results.judge import _Words", ["jaxattn.lab.results.judge._Words"]),
         ("import jaxattn.lab.books\nfrom jaxattn.lab import books\njaxattn.lab.books.mean", []),
-        ("import jaxattn.lab.engine.run", ["jaxattn.lab.engine.run"]),
+        ("import jaxattn.lab.engine.run_study", ["jaxattn.lab.engine.run_study"]),
         (
-            "import jaxattn\njaxattn.lab.engine.run.f",
-            ["jaxattn.lab.engine.run.f", "jaxattn.lab.engine.run", "jaxattn.lab.engine"],
+            "import jaxattn\njaxattn.lab.engine.run_study.f",
+            ["jaxattn.lab.engine.run_study.f", "jaxattn.lab.engine.run_study", "jaxattn.lab.engine"],
         ),
         ("def f():\n    from jaxattn.theory import _private", ["jaxattn.theory._private"]),
     ],

@@ -1,5 +1,6 @@
 """Base classes for models, losses and initial parameter values."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, Literal, Protocol, runtime_checkable
 
@@ -163,9 +164,11 @@ class Loss(Spec, frozen=True, kw_only=True):
     Attributes:
         coupled: True if the loss is a single number for a whole batch, as in contrastive and ranking losses.
             In that case, a minibatch step uses only the examples in the batch.
+        bounds: smallest and largest possible value of the loss; intervals for its means are clipped to them.
     """
 
     coupled: ClassVar[bool] = False
+    bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
 
     def skip_reason(self, outputs: Array, data: Dataset) -> str | None:
         """Return why the loss cannot be used with these outputs and targets, or None if it can be used."""

@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 from jaxattn.base.data import Dataset, Splits
 from jaxattn.base.model import Loss, Model, Params
 from jaxattn.core import pytrees
+from jaxattn.core.scales import NOT_NEGATIVE, Scale
 from jaxattn.core.spec import Spec
 
 
@@ -88,6 +89,7 @@ class Phase(Spec, frozen=True, kw_only=True):
         seeds_per_core: number of seeds that a CPU core computes at a time; None for as many as fit in its
             cache.
         labels: printed name of each metric in figures.
+        scales: scale of each metric, as in `Measurement.scales`.
         refines: metrics of standard probes that the phase replaces with more precise metrics of its own.
         one_step: True for a single full gradient step of size `step_size`, as described by the one-step
             law.
@@ -105,6 +107,7 @@ class Phase(Spec, frozen=True, kw_only=True):
     failure: ClassVar[str] = "loss or gradient is not finite"
     dtype: ClassVar[str | None] = None
     labels: ClassVar[Mapping[str, str]] = {}
+    scales: ClassVar[Mapping[str, Scale]] = {"evaluations": NOT_NEGATIVE}
     refines: ClassVar[tuple[str, ...]] = ()
     one_step: ClassVar[bool] = False
 

@@ -105,7 +105,8 @@ class Measurement(Spec, frozen=True, kw_only=True):
 
     Attributes:
         labels: printed name of each metric.
-        scales: scale of each metric; linear and unbounded by default.
+        scales: scale of each metric; linear and unbounded by default. A name that ends in `*` stands for all
+            metrics that begin with the rest of it.
         rotation_invariant: True if the metrics are the same in coordinates of the span of the parameters.
     """
 

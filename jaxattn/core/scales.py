@@ -16,3 +16,12 @@ class Scale(NamedTuple):
     kind: Literal["linear", "log", "yes/no"] = "linear"
     low: float = -math.inf
     high: float = math.inf
+
+
+NOT_NEGATIVE = Scale(low=0.0)
+FRACTION = Scale(low=0.0, high=1.0)
+CORRELATION = Scale(low=-1.0, high=1.0)
+YES_NO = Scale("yes/no", 0.0, 1.0)
+# Errors and distances, which are positive and span decades.
+ERROR = Scale("log", 0.0)
+COSINE_DISTANCE = Scale("log", 0.0, 2.0)

@@ -221,10 +221,13 @@ class Study(Definition):
             InputError: the data cannot be used, a cell does not fit in memory, or the folder contains other
                 files.
             RunError: no batch finished, or the folder cannot be written.
+            KeyboardInterrupt, SystemExit: SIGINT or SIGTERM was received, and a checkpoint has been saved.
+                The same call resumes the run. After SIGTERM, Python ends with status 143.
         """
+        from jaxattn.lab.engine.monitor import ending_as_asked
         from jaxattn.lab.engine.progress import Reporter
 
-        with Reporter(quiet) as reporter:
+        with ending_as_asked(), Reporter(quiet) as reporter:
             finished = run(
                 self,
                 self.folder(directory),
@@ -383,7 +386,7 @@ class Finished(NamedTuple):
     """Outcome and report of a run.
 
     Attributes:
-        outcome: result of the run; see `engine.run.Outcome`.
+        outcome: result of the run; see `engine.run_study.Outcome`.
         report: files of the report; None if no batch could be run, nothing has changed, or no report was
             requested.
     """
@@ -401,13 +404,13 @@ def run(
     write_report: bool = True,
     **options: Any,
 ) -> Finished:
-    """Run a study in a folder and write its report; the options are those of `engine.run.run_study`.
+    """Run a study in a folder and write its report; the options are those of `engine.run_study.run_study`.
 
     Raises:
-        InputError, RunError, Interrupted: as in `engine.run.run_study`.
+        InputError, RunError, Interrupted: as in `engine.run_study.run_study`.
     """
     from jaxattn.lab.engine import devices
-    from jaxattn.lab.engine.run import run_study as execute
+    from jaxattn.lab.engine.run_study import run_study as execute
     from jaxattn.lab.pages import report
 
     devices.use_all_cores()

@@ -25,8 +25,9 @@ from jaxattn.core.errors import InputError, RunError
 from jaxattn.core.fractions import reaches
 from jaxattn.lab.api import Study
 from jaxattn.lab.engine import devices
+from jaxattn.lab.engine.monitor import ending_as_asked
 from jaxattn.lab.engine.progress import Reporter
-from jaxattn.lab.engine.run import run_study as execute
+from jaxattn.lab.engine.run_study import run_study as execute
 from jaxattn.lab.figures.diagram import PhaseDiagram
 from jaxattn.lab.loaded import load
 from jaxattn.lab.results.intervals import clopper_pearson
@@ -85,7 +86,7 @@ def phase_diagram(
         InputError: the study has a grid, x or y has several keys, values are not ascending, or the metric
             is unknown.
         RunError: a round could not be run.
-        Interrupted: SIGINT or SIGTERM was received; repeat the call to resume.
+        KeyboardInterrupt, SystemExit: SIGINT or SIGTERM was received; repeat the call to resume.
     """
     (x_key, columns), (y_key, values) = _axis("x", x), _axis("y", y)
     _check(study, y_key, values, parts)
@@ -95,7 +96,7 @@ def phase_diagram(
     index_of = {value: index for index, value in enumerate(values)}
     points = [(c, values[k]) for c in columns for k in sorted(wanted({}, seeds, len(values), parts))]
     outcomes = pd.DataFrame()
-    with Reporter(quiet) as reporter:
+    with ending_as_asked(), Reporter(quiet) as reporter:
         while points:
             cells = [{x_key: column, y_key: value} for column, value in points]
             more = measured.outcomes(cells, reporter).rename(columns={x_key: "x", y_key: "y"})

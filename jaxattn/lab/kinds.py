@@ -1,7 +1,7 @@
 """All built-in kinds: for every `kind` in a sweep file, the import path of its class or function.
 
     [data]
-    kind = "csv"                       # DATA["csv"] is the class jaxattn.lab.texts.tables.Csv
+    kind = "csv"                       # DATA["csv"] is the class jaxattn.lab.texts.table_files.Csv
 
 A new kind is one more line here. The lists contain import paths, so reading them imports no other module.
 """
@@ -26,9 +26,9 @@ GENERATORS: Mapping[str, str] = MappingProxyType(
 READERS: Mapping[str, str] = MappingProxyType(
     {
         "tfds": "jaxattn.lab.texts.readers:Tfds",
-        "parquet": "jaxattn.lab.texts.tables:Parquet",
-        "csv": "jaxattn.lab.texts.tables:Csv",
-        "jsonl": "jaxattn.lab.texts.tables:Jsonl",
+        "parquet": "jaxattn.lab.texts.table_files:Parquet",
+        "csv": "jaxattn.lab.texts.table_files:Csv",
+        "jsonl": "jaxattn.lab.texts.table_files:Jsonl",
         "lines": "jaxattn.lab.texts.readers:Lines",
         "folder": "jaxattn.lab.texts.readers:Folder",
     }
@@ -100,10 +100,10 @@ FIGURES: Mapping[str, str] = MappingProxyType(
         "convergence": "jaxattn.lab.figures.scaling:convergence",
         "curves": "jaxattn.lab.figures.curves:curves",
         "diagram": "jaxattn.lab.figures.diagram:diagram",
-        "importance": "jaxattn.lab.figures.tokens:importance",
-        "one_step_law": "jaxattn.lab.figures.tokens:one_step_law",
+        "importance": "jaxattn.lab.figures.token_figures:importance",
+        "one_step_law": "jaxattn.lab.figures.token_figures:one_step_law",
         "scaling": "jaxattn.lab.figures.scaling:scaling",
-        "top_tokens": "jaxattn.lab.figures.tokens:top_tokens",
+        "top_tokens": "jaxattn.lab.figures.token_figures:top_tokens",
     }
 )
 

@@ -77,9 +77,10 @@ class Results(Run):
 
         Returns:
             One row per cell and seed, with the columns cell and seed, a column for each setting, such as
-            `model.dim`, and a column for each metric. A metric that a run did not record is NaN. A setting
-            with the name of a metric has the column "NAME (setting)". If runs of older code are used, the
-            column `older_code` tells them apart.
+            `model.dim` or `block`, and a column for each metric. If several folders are loaded, the column
+            `sweep` is the name of the study. A metric that a run did not record is NaN. A setting with the
+            name of a metric has the column "NAME (setting)". If runs of older code are used, the column
+            `older_code` tells them apart.
 
         Raises:
             InputError: the phase is unknown.
@@ -93,7 +94,11 @@ class Results(Run):
             runs = zip(values["cell"], values["seed"], strict=True)
             old = [any(seed in seeds for seeds in older[cell].values()) for cell, seed in runs]
             values.insert(2, "older_code", old)
-        own = self.effective_settings().reset_index()
+        own = self.effective_settings()
+        cells = self.cells.set_index("cell")
+        if any("sweep" in cell for cell in self.manifest["cells"]):
+            cells["sweep"] = [cell["sweep"] for cell in self.manifest["cells"]]
+        own = cells[cells.columns.difference(own.columns, sort=False)].join(own).reset_index()
         own = own.rename(columns=setting_columns(own, set(ends["metric"])))
         return values[["cell", "seed"]].merge(own, on="cell").join(values.drop(columns=["cell", "seed"]))
 
@@ -166,21 +171,23 @@ class Results(Run):
             phase: name of the phase; defaults to the last one, or to the first one if `step` is given.
             step: 0 for the parameters at the start of the phase. Initial parameters are recomputed from the
                 study and the seed; they are not stored.
-            model: an object with init(key, like, *, dtype), or an adapter such as
-                `models.from_linen(module)`, which determines the type of the result. Defaults to the run's
-                model if it is built in or was run in this session; otherwise the result is a
-                `params.Parameters`.
+            model: the class or function of the run's model, if it is custom and was not run in this session.
+                It gets the settings of the run. An object is accepted if it has these settings. By default,
+                the result is then a nested dictionary.
 
         Returns:
-            A frozen pytree of JAX arrays, with the parameters as attributes. For adapters, what the library
-            takes: the nested dictionary of `module.apply({"params": ...}, x)` for Linen, and a module for NNX
-            and Equinox. For a float64 run the arrays are float64, so compute with them under
-            jax.enable_x64(True).
+            A frozen pytree of JAX arrays, with the parameters as attributes. For adapters of
+            `jaxattn.models`, what the library takes: the nested dictionary of
+            `module.apply({"params": ...}, x)` for Linen, and a module for NNX and Equinox. For a float64 run
+            the arrays are float64, so compute with them under jax.enable_x64(True).
 
         Raises:
             InputError: the cell, seed or phase is unknown; the checkpoint is missing or damaged; the
-                parameters of `model` differ from those of the run (those of an adapter are not compared); or
-                the initial parameters of a loaded folder depend on custom code or a data file.
+                settings or parameters of `model` differ from those of the run; or the initial parameters of a
+                loaded folder depend on custom code or a data file.
+
+        Warns:
+            UserWarning: the code of `model` has another hash than the code of the run.
         """
         from jaxattn.lab.results.params import params_of  # imports JAX, which tables and figures do not need
 
@@ -197,9 +204,8 @@ class Results(Run):
             InputError: the cell or seed is unknown; or the results were loaded from a folder, and the data
                 come from files or user-defined code.
         """
-        from jaxattn.lab.results.params import (
-            dataset_of_run,  # imports JAX, which tables and figures do not need
-        )
+        # The module imports JAX, which tables and figures do not need.
+        from jaxattn.lab.results.rebuilt import dataset_of_run
 
         return dataset_of_run(self, seed=seed, cell=cell)
 

@@ -168,6 +168,11 @@ def write_results(
     }
     content = {
         "labels": {name: label for probe in STANDARD for name, label in probe.labels.items()},
+        "scales": {
+            name: [scale.kind, *(x if np.isfinite(x) else None for x in scale[1:])]
+            for probe in STANDARD
+            for name, scale in probe.scales.items()
+        },
         "name": "planted",
         "description": "Planted laws <b>and</b> a little noise.",
         "command": "jaxattn run sweeps/planted.toml --set 'model.dim=64'",

@@ -1,4 +1,5 @@
 import ast
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -118,7 +119,7 @@ def test_results_package_does_not_import_jax_or_higher_level_modules():
             package = ".".join(name.split(".")[: 3 if name.startswith("jaxattn.lab.") else 2])
             # Only trained parameters and data need JAX.
             of_arrays = dict.fromkeys(
-                ("params.py", "initial.py"),
+                ("params.py", "rebuilt.py"),
                 ("jaxattn.base", "jaxattn.data", "jaxattn.models", "jaxattn.lab.study"),
             )
             below = package in (
@@ -204,3 +205,17 @@ def test_table_has_a_row_per_run_with_its_settings_and_last_metrics(parts):
     np.testing.assert_array_equal(table["margin"], [np.nan] * 3 + [0.5] * 3)
     with pytest.raises(InputError, match="walk"):
         load(parts).table(phase="walk")
+
+
+def test_table_of_several_folders_has_the_name_of_each_study(parts, folders):
+    assert load(parts).table()["sweep"].tolist() == ["x"] * 6
+    assert "sweep" not in load(parts[0]).table()
+    table = load([parts[0], folders["text"]]).table(phase="embed")
+    assert set(table["sweep"]) == {"x", "planted"}
+
+
+def test_table_has_the_block_of_each_run(results):
+    run = results["dims"]
+    cells = [cell | {"settings": {"block": str(cell["cell"])}} for cell in run.manifest["cells"]]
+    table = dataclasses.replace(run, manifest=run.manifest | {"cells": cells}).table()
+    assert table["block"].tolist() == table["cell"].astype(str).tolist()

@@ -17,7 +17,7 @@ import jaxattn as ja
 from jaxattn.core import pytrees
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.engine import missing
-from jaxattn.lab.engine import run as engine
+from jaxattn.lab.engine import run_study as engine
 from jaxattn.lab.engine.monitor import Interrupted, Intervals
 from jaxattn.lab.engine.programs import ProgramCache
 from jaxattn.lab.engine.progress import Reporter

@@ -15,7 +15,7 @@ SERIES = ["phase", "step", "metric"]
 LOG = ("one_step_error", "embedding_error", "one_minus_cosine", "duality_gap")
 YES_NO = ("feasible", "came_to_end")
 BOUNDS = {"accuracy": (0.0, 1.0), "important_mass": (0.0, 1.0), "important_selected": (0.0, 1.0)}
-BOUNDS |= {"spearman": (-1.0, 1.0), "correlation": (-1.0, 1.0)}
+BOUNDS |= {"loss": (0.0, math.inf), "spearman": (-1.0, 1.0), "correlation": (-1.0, 1.0)}
 
 
 def lookup(tables, key):

@@ -1,13 +1,23 @@
 """Statistics over seeds, compared with the textbook on random values: intervals.md, formula by formula."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 from textbook import reading
 
 from jaxattn.lab.results import statistics
+from jaxattn.lab.results.run import Run
 
-METRICS = ("loss", "test_accuracy", "one_step_error", "feasible", "spearman_Ev_tokens")
+SCALES = {
+    "loss": ("linear", 0, None),
+    "test_accuracy": ("linear", 0, 1),
+    "one_step_error": ("log", 0, None),
+    "feasible": ("yes/no", 0, 1),
+    "spearman_Ev_tokens": ("linear", -1, 1),
+}
+METRICS = tuple(SCALES)
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 3, 4, 5, 9])
@@ -31,7 +41,9 @@ def test_statistics_match_formulas(rng, seeds):
             for seed, value in enumerate(x)
         ]
     records = pd.DataFrame(rows, columns=["cell", "seed", "phase", "step", "metric", "value"])
-    table = statistics.aggregate(records)
+    cells = [{"cell": cell, "settings": {}} for cell in range(12)]
+    run = Run(Path(), {"cells": cells, "scales": SCALES}, records, pd.DataFrame())
+    table = statistics.aggregate(run)
     assert len(table) == 12 * len(METRICS)
     for row in table.to_dict("records"):
         own = records[(records["cell"] == row["cell"]) & (records["metric"] == row["metric"])]["value"]

@@ -16,6 +16,7 @@ from jaxattn.base.from_function import FromFunction, Function, settings_class
 from jaxattn.base.model import HasLinearScores, linear_in
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.pytrees import AnyArray, Brief, PathArray, floats_to_float64, get, replaced, selected
+from jaxattn.core.scales import ERROR, NOT_NEGATIVE, YES_NO, Scale
 from jaxattn.core.spec import StudyParts
 from jaxattn.dynamics.flows import stiff
 from jaxattn.dynamics.flows.arc_length import Ends, FlowPath, Stop
@@ -104,6 +105,7 @@ class FlowPhase(FromFunction, Phase, frozen=True, kw_only=True):
         "log_loss": r"$\log\,L$",
         "came_to_end": "paths that reach their stopping condition",
     }
+    scales: ClassVar[Mapping[str, Scale]] = {"time": NOT_NEGATIVE, "came_to_end": YES_NO}
     # The arrays for one seed fit into a core's cache, and a slow seed does not delay the other seeds.
     seeds_per_core: ClassVar[int | None] = 1
     overridable: ClassVar[frozenset[str]] = Phase.overridable - {"steps"} | {"points"}
@@ -230,6 +232,7 @@ class _TheoryFlow(FlowPhase, frozen=True, kw_only=True):
         "drift": r"drift of $E^\top E - pp^\top - vv^\top$",
         "mismatch": "error of $dp/dt$ if $v$ is determined by $p$",
     }
+    scales: ClassVar[Mapping[str, Scale]] = {"arc_length": NOT_NEGATIVE, "drift": ERROR, "mismatch": ERROR}
     refines: ClassVar[tuple[str, ...]] = ("p_norm", "log_gradient_norm")
     rotation_invariant: ClassVar[bool] = True
 

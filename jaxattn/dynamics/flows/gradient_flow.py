@@ -4,8 +4,8 @@ L is the mean loss on the training data or on new examples, or an objective that
 """
 
 import math
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jaxattn.core import backend
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import floats_to_float64, gradients_by_name, numpy_if_concrete, replaced, selected
+from jaxattn.core.scales import NOT_NEGATIVE, Scale
 from jaxattn.core.settings import ImportPath, ImportPaths, Names, Positive, PositiveInt, Static
 from jaxattn.dynamics.flows.arc_length import Stop
 from jaxattn.dynamics.flows.flow_phase import FlowPhase, RecordedPath
@@ -242,6 +243,8 @@ def _record_path(
 
 class _GradientFlow(FlowPhase, frozen=True, kw_only=True):
     """Phase that runs `gradient_flow`, which takes a key if it samples new examples."""
+
+    scales: ClassVar[Mapping[str, Scale]] = {"trained_norm": NOT_NEGATIVE, "solver_steps": NOT_NEGATIVE}
 
     @property
     def is_random(self) -> bool:  # type: ignore[override]

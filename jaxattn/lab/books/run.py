@@ -12,7 +12,7 @@ from jaxattn.lab.books import record as records
 from jaxattn.lab.books.book import Book, Item, RunScale
 from jaxattn.lab.books.page import Page, write_pages
 from jaxattn.lab.books.record import FindingRecord, Picture, Record
-from jaxattn.lab.engine import run as engine
+from jaxattn.lab.engine import run_study as engine
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.figures import draw as figures
 from jaxattn.lab.loaded import Results, load

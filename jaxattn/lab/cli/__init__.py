@@ -33,16 +33,16 @@ def main() -> None:
         print(f"jaxattn {provenance.version('jaxattn')}")
         return
     from jaxattn.core.errors import InputError, RunError
-    from jaxattn.lab.cli.console import print_error, print_line
+    from jaxattn.lab.cli.console import print_error
 
     code = 0
     try:
         # These imports raise InputError on systems that are not POSIX.
-        from jaxattn.lab.cli.commands import overview, parse
+        from jaxattn.lab.cli.commands import parse, print_overview
         from jaxattn.lab.storage.copies import naming
 
         if words[:1] in ([], ["-h"], ["--help"]):
-            print_line(overview())
+            print_overview()
         else:
             with naming():
                 code = parse(words)()

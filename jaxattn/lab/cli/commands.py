@@ -9,12 +9,11 @@ from typing import Any
 
 from jaxattn.core.errors import InputError, similar
 from jaxattn.core.settings import summary_line
-from jaxattn.lab.cli.console import aligned, filled, text_width
+from jaxattn.lab.cli.console import filled, print_aligned, print_line, print_wrapped
 
 # Options that may be repeated.
 _APPENDED = ("--set", "--axis", "--option", "--where")
 _USAGE = "usage: jaxattn COMMAND [OPTIONS]"
-_MORE = "`jaxattn COMMAND --help` describes a command, with an example."
 
 
 def command_groups() -> dict[str, dict[str, Callable[..., int]]]:
@@ -22,7 +21,7 @@ def command_groups() -> dict[str, dict[str, Callable[..., int]]]:
 
     A function's arguments become the options of its command, and its docstring becomes the help text.
     """
-    from jaxattn.lab.cli import machine, refutation, results, studies
+    from jaxattn.lab.cli import doctor, refutation, results, studies
 
     return {
         "Run studies": {
@@ -31,7 +30,7 @@ def command_groups() -> dict[str, dict[str, Callable[..., int]]]:
             "launch": studies.launch,
             "data": studies.data,
             "schema": studies.schema,
-            "doctor": machine.doctor,
+            "doctor": doctor.doctor,
         },
         "Read results": {
             "status": studies.status,
@@ -52,19 +51,18 @@ def commands() -> dict[str, Callable[..., int]]:
     return {name: call for group in command_groups().values() for name, call in group.items()}
 
 
-def overview() -> str:
-    """Return the help text for `jaxattn` itself, with one line per command."""
-    options = {"--version": "print the version", "-h, --help": "print this help"}
-    sections = {
-        title: [(name, summary_line(call).rstrip(".")) for name, call in group.items()]
-        for title, group in command_groups().items()
-    } | {"Options": list(options.items())}
-    width = 2 + max(len(name) for rows in sections.values() for name, _ in rows)
-    parts = [
-        "\n".join([f"{title}:", *aligned(rows, width, text_width())]) for title, rows in sections.items()
-    ]
-    about = filled("Run and read experiments on attention with trained embeddings.", text_width())
-    return "\n\n".join([_USAGE, about, *parts, filled(_MORE, text_width())])
+def print_overview() -> None:
+    """Print the help text of `jaxattn` itself, with one line per command."""
+    print_line(_USAGE)
+    print_line()
+    print_wrapped("Run and read experiments on attention with trained embeddings.")
+    for title, group in command_groups().items():
+        print_line(f"\n{title}:")
+        print_aligned((name, summary_line(call).rstrip(".")) for name, call in group.items())
+    print_line("\nOptions:")
+    print_aligned([("--version", "print the version"), ("-h, --help", "print this help")])
+    print_line()
+    print_wrapped("`jaxattn COMMAND --help` describes a command, with an example.")
 
 
 def parse(words: Sequence[str]) -> Callable[[], int]:

@@ -4,22 +4,26 @@ import re
 import shutil
 import sys
 import textwrap
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from jaxattn.core.errors import plain
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.console import Console
+
+# Name and formatted cells.
+_Column = tuple[str, list[str]]
 
 # Maximum number of table rows to print, and preferred width of a text column.
 _ROWS = 1000
 _LONG = 40
 GAP = 2
-# Maximum number of failures to print per cell and phase, and maximum number in total.
-OF_A_PLACE, _FAILURES = 3, 12
+# Maximum number of failures to print.
+_FAILURES = 12
 # Strings that must not be broken across lines, such as a number with its unit (31.4 kB, 174 µs), an interval,
 # or a range of metric names (Ep_bin_00 .. 19).
 _WORD = re.compile(
@@ -40,9 +44,14 @@ def print_wrapped(text: object, indent: int = 0) -> None:
 
 def print_aligned(rows: Iterable[tuple[str, str]]) -> None:
     """Print terms and their explanations in two columns, wrapped to the terminal width."""
-    rows = list(rows)
-    for line in aligned(rows, 2 + max(len(term) for term, _ in rows), text_width()):
-        print_line(line)
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, min_width=11)
+    for term, words in rows:
+        table.add_row(Text(f"  {plain(term)}"), Text(plain(words)))
+    _console().print(table)
 
 
 def filled(text: str, width: int, indent: int = 0) -> str:
@@ -58,23 +67,6 @@ def filled(text: str, width: int, indent: int = 0) -> str:
         whole, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )
     return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
-
-
-def aligned(rows: Iterable[tuple[str, str]], width: int, of_all: int) -> list[str]:
-    """Format terms and their explanations as lines in two columns, indented by two spaces.
-
-    A term longer than `width` is placed on a separate line. `of_all` is the total line width, or 0 for no
-    limit.
-    """
-    lines = []
-    for term, words in rows:
-        first, *rest = filled(words, max(of_all - width - 2, 20) if of_all else 0).split("\n")
-        if len(term) + 2 <= width:
-            lines.append(f"  {term:{width}}{first}".rstrip())
-        else:
-            lines += [f"  {term}", f"{'':{width + 2}}{first}"]
-        lines += [f"{'':{width + 2}}{line}" for line in rest]
-    return lines
 
 
 def text_width() -> int:
@@ -118,25 +110,20 @@ def print_written(written: Any, *, every: bool = False) -> None:
 
 def print_failures(failures: Sequence[Mapping[str, Any]], folder: str) -> None:
     """Print the first few failed runs, the number of failures not shown, and a remedy."""
-    count: Counter[tuple[int, str]] = Counter()
-    shown = []
-    for failure in failures:
-        count[location := (failure["cell"], failure["phase"])] += 1
-        if count[location] <= OF_A_PLACE:
-            shown.append(failure)
-    for failure in shown[:_FAILURES]:
+    for failure in failures[:_FAILURES]:
         where = "{reason} in cell {cell}, seed {seed}, phase {phase}, step {step}".format(**failure)
         print_line(f"jaxattn: failed: {where}", err=True)
-    if failures:
-        left = len(failures) - len(shown[:_FAILURES])
-        more = f"and {left:,} more: see {folder}/runs/*/run.json, or run `jaxattn status {folder}`; "
-        remedy = "try a smaller step_size in that phase, or --set dtype=float64"
-        if all(failure["step"] == 0 for failure in failures):
-            remedy = (
-                "no step was taken: check the outputs of the model and the loss before the phase, and the "
-                "start of a custom flow"
-            )
-        print_line(f"jaxattn: {more if left else ''}{remedy}", err=True)
+    if not failures:
+        return
+    left = len(failures) - _FAILURES
+    more = f"and {left:,} more: see {folder}/runs/*/run.json, or run `jaxattn status {folder}`; "
+    remedy = "try a smaller step_size in that phase, or --set dtype=float64"
+    if all(failure["step"] == 0 for failure in failures):
+        remedy = (
+            "no step was taken: check the outputs of the model and the loss before the phase, and the "
+            "start of a custom flow"
+        )
+    print_line(f"jaxattn: {more * (left > 0)}{remedy}", err=True)
 
 
 def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **options: Any) -> None:
@@ -164,12 +151,10 @@ def print_summary(results: Any, *, every: bool = False, rest: str = "--all", **o
 
 
 def print_json(values: Any, indent: int = 1) -> None:
-    """Print values as JSON, with non-ASCII characters escaped unless stdout supports Unicode."""
+    """Print values as JSON in ASCII."""
     import json
 
-    is_unicode = str(sys.stdout.encoding).lower().startswith("utf")
-    text = json.dumps(values, ensure_ascii=not is_unicode, indent=indent)
-    print_line("".join(x if x.isprintable() or x == "\n" else json.dumps(x)[1:-1] for x in text))
+    print_line(json.dumps(values, indent=indent))
 
 
 def rows_of(frame: "pd.DataFrame") -> list[dict[str, Any]]:
@@ -188,7 +173,8 @@ def _split_to_fit(rows: "pd.DataFrame", keys: int) -> Iterator[tuple[str, "pd.Da
     # Also try the transposed table, in which each row becomes a column.
     ways = [rows, transposed(rows, keys)] if len(rows) <= _width() else [rows]
     for table in ways[::-1] if len(rows.columns) - keys > len(rows) else ways:
-        if _total_width(_full_widths(table)) <= _width():
+        columns = [(str(name), list(map(_cell_text, values))) for name, values in table.items()]
+        if _total_width(_full_widths(columns)) <= _width():
             yield "", table
             return
     heads = list(rows.columns[:keys])
@@ -205,65 +191,59 @@ def print_made_by(made_by: str) -> None:
 
 def print_title(title: str) -> None:
     """Print a table title."""
-    from rich.console import Console
     from rich.text import Text
 
     for line in filled(plain(title), text_width()).split("\n"):
-        Console(width=_width(), highlight=False, soft_wrap=True).print(Text(line, "table.title"))
+        _console(soft_wrap=True).print(Text(line, "table.title"))
 
 
 def print_table(title: str, frame: "pd.DataFrame") -> None:
     """Print a table to stdout.
 
     If the table is too wide, each column with the same value in all rows is printed as a single line, and
-    cells and headings are wrapped. If the table is still too wide, each row is printed on several lines.
-    Words are never broken.
+    cells are wrapped. If the table is still too wide, each row is printed on several lines. Words are never
+    broken.
     """
     # Import here, so that help text is printed without loading these packages.
     import pandas as pd
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     if title:
         print_title(title)
-    piece = frame.iloc[:_ROWS]
-    if _total_width(_full_widths(piece)) > _width() and len(piece) > 1:
-        same = [len({_cell_text(x) for x in values}) == 1 for _, values in piece.items()]
-        common = piece.iloc[:1, [k for k, one in enumerate(same) if one]]
-        piece = piece.iloc[:, [k for k, one in enumerate(same) if not one]]
-        for name, values in common.items():
-            if value := _cell_text(values.iloc[0]):
-                print_wrapped(f"{name}: {value} in all rows")
-    widths = _widths(piece)
-    if widths is None:
-        _print_records(piece)
+    right = [pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]
+    columns = [(plain(str(name)), [_cell_text(x) for x in values[:_ROWS]]) for name, values in frame.items()]
+    if _total_width(_full_widths(columns)) > _width() and len(frame) > 1:
+        for name, values in columns:
+            if len(set(values)) == 1 and values[0]:
+                print_wrapped(f"{name}: {values[0]} in all rows")
+        kept = [len(set(values)) > 1 for _, values in columns]
+        columns, right = list(compress(columns, kept)), list(compress(right, kept))
+    rows = zip(*(values for _, values in columns), strict=True)
+    if (widths := _widths(columns)) is None:
+        for row in rows:
+            for (name, _), x in zip(columns, row, strict=True):
+                print_wrapped(f"{name}: {x}", indent=2)
+            print_line()
     else:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
-        for (name, values), width in zip(piece.items(), widths, strict=True):
-            head = Text(_heading(name, width), "table.header")
-            justify: Any = "right" if pd.api.types.is_numeric_dtype(values) else "left"
-            table.add_column(head, justify=justify, overflow="fold", width=width)
-        for row in piece.itertuples(index=False):
-            table.add_row(*(Text(_cell_text(x)) for x in row))
-        # Names chosen by users must not be parsed as markup.
-        Console(width=_width(), highlight=False).print(table)
+        for (name, _), width, is_number in zip(columns, widths, right, strict=True):
+            table.add_column(
+                Text(name, "table.header"), justify="right" if is_number else "left", width=width
+            )
+        for row in rows:
+            # Names chosen by users must not be parsed as markup.
+            table.add_row(*map(Text, row))
+        _console().print(table)
     print_line()
     if len(frame) > _ROWS:
         print_line(f"... and {len(frame) - _ROWS:,} more rows")
 
 
-def _print_records(frame: "pd.DataFrame") -> None:
-    for row in frame.itertuples(index=False):
-        for name, x in zip(frame.columns, row, strict=True):
-            print_wrapped(f"{name}: {_cell_text(x)}", indent=2)
-        print_line()
-
-
-def _widths(frame: "pd.DataFrame") -> list[int] | None:
-    widths = _full_widths(frame)
-    least = [max(_longest(values), *map(len, _parts(name))) for name, values in frame.items()]
+def _widths(columns: list[_Column]) -> list[int] | None:
+    """Return widths of columns that fit the terminal without broken words, or None if there are none."""
+    widths, least = _full_widths(columns), [max(_longest(values), len(name)) for name, values in columns]
     while _total_width(widths) > _width():
         spare = [width if width > least[k] else 0 for k, width in enumerate(widths)]
         if not any(spare):
@@ -272,36 +252,19 @@ def _widths(frame: "pd.DataFrame") -> list[int] | None:
     return widths
 
 
+def _full_widths(columns: list[_Column]) -> list[int]:
+    return [
+        max(min(max(map(len, values), default=0), _LONG), _longest(values), len(name))
+        for name, values in columns
+    ]
+
+
 def _total_width(widths: list[int]) -> int:
     return sum(widths) + GAP * (len(widths) - 1)
 
 
-def _full_widths(frame: "pd.DataFrame") -> list[int]:
-    return [
-        max(
-            min(max((len(_cell_text(x)) for x in values[:_ROWS]), default=0), _LONG),
-            _longest(values),
-            len(plain(str(name))),
-        )
-        for name, values in frame.items()
-    ]
-
-
-def _longest(values: Iterable[Any]) -> int:
-    return max((len(word) for x in values for word in _WORD.findall(_cell_text(x))), default=0)
-
-
-def _heading(name: Any, width: int) -> str:
-    lines = [""]
-    for part in _parts(name):
-        if lines[-1] and len(lines[-1] + part.rstrip()) > width:
-            lines.append("")
-        lines[-1] += part
-    return "\n".join(lines)
-
-
-def _parts(name: Any) -> list[str]:
-    return re.findall(r"[^\s.]*[\s.]*", plain(str(name)))[:-1] or [""]
+def _longest(values: Iterable[str]) -> int:
+    return max((len(word) for x in values for word in _WORD.findall(x)), default=0)
 
 
 def _cell_text(x: Any) -> str:
@@ -310,3 +273,9 @@ def _cell_text(x: Any) -> str:
 
 def _width() -> int:
     return shutil.get_terminal_size((200, 50)).columns
+
+
+def _console(soft_wrap: bool = False) -> "Console":
+    from rich.console import Console
+
+    return Console(width=_width(), highlight=False, soft_wrap=soft_wrap)

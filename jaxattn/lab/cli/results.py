@@ -130,7 +130,7 @@ def report(
 
 def _flow(directory: Path | str, seed: int) -> str:
     """Return the slider along the flow of a seed as an HTML element."""
-    from jaxattn.lab.explorer.run import explore_run
+    from jaxattn.lab.explorer.explore_run import explore_run
     from jaxattn.lab.loaded import load
 
     return explore_run(load(directory), seed=seed).figure()

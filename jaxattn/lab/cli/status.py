@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from jaxattn.lab.engine.progress import duration
+from jaxattn.lab.results.labels import duration
 from jaxattn.lab.results.read import status
 from jaxattn.lab.storage import memo, run_log, study_file
 from jaxattn.lab.storage.batch_record import BatchRecord

@@ -15,7 +15,7 @@ from jaxattn.core.fractions import bin_numbers, tied
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import token_statistics
 from jaxattn.dynamics import one_step
-from jaxattn.lab.diagnosis.inputs import ModelWeights
+from jaxattn.lab.diagnosis.read_inputs import ModelWeights
 from jaxattn.lab.results.correlations import (
     BINS,
     CORRELATIONS,

@@ -11,8 +11,10 @@ import msgspec
 from jaxattn.base import Measurement, Phase
 from jaxattn.core import backend
 from jaxattn.core.errors import plain
+from jaxattn.core.scales import Scale
 from jaxattn.lab.engine import devices
 from jaxattn.lab.engine.batches import Batch
+from jaxattn.lab.probes.standard import LOSSES
 from jaxattn.lab.storage import provenance
 from jaxattn.lab.storage.batch_record import FORMAT, Device, Origin
 from jaxattn.lab.study.definition import Definition
@@ -109,26 +111,30 @@ def _randomness(setting: Setting) -> dict[str, list[str]]:
 
 
 def labels(study: Definition) -> dict[str, str]:
-    """Return the metric labels that the phases and probes declare, keyed by metric.
-
-    A phase also has the labels of its base classes.
-    """
-    kinds = dict.fromkeys(type(phase) for cell in study.cells for phase in cell.setting.phases)
-    bases = [base for kind in kinds for base in reversed(kind.__mro__) if issubclass(base, Phase)]
-    declared = [base.labels for base in bases]
-    declared += [probe.labels for probe in _probes(study)]
-    return {name: label for names in declared for name, label in names.items()}
+    """Return the metric labels that the phases and probes declare, keyed by metric."""
+    return {name: label for each in _measuring(study) for name, label in each.labels.items()}
 
 
 def scales(study: Definition) -> dict[str, list[Any]]:
-    """Return the metric scales that the probes declare, as [kind, low, high]; None for an infinite bound."""
+    """Return the metric scales that the phases, probes and losses declare, keyed by metric.
+
+    Returns:
+        [kind, low, high], with None for an infinite bound. If cells have different losses, the bounds of the
+        loss contain those of all of them.
+    """
+    lows, highs = zip(*(cell.setting.loss.bounds for cell in study.cells), strict=True)
+    found = dict.fromkeys(LOSSES, Scale(low=min(lows), high=max(highs)))
+    found |= {name: own for each in _measuring(study) for name, own in each.scales.items()}
     return {
-        name: [found.kind, *(x if math.isfinite(x) else None for x in (found.low, found.high))]
-        for probe in _probes(study)
-        for name, found in probe.scales.items()
+        name: [own.kind, *(x if math.isfinite(x) else None for x in (own.low, own.high))]
+        for name, own in found.items()
+        if own != Scale()
     }
 
 
-def _probes(study: Definition) -> list[Measurement]:
+def _measuring(study: Definition) -> list[type[Phase] | Measurement]:
+    """Return the classes of the phases, each after its base classes, and the probes."""
+    kinds = dict.fromkeys(type(phase) for cell in study.cells for phase in cell.setting.phases)
+    bases = [base for kind in kinds for base in reversed(kind.__mro__) if issubclass(base, Phase)]
     probes = study.cells[0].setting.probes
-    return [*probes.at_steps, *probes.of_phases]
+    return [*bases, *probes.at_steps, *probes.of_phases]

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -25,7 +26,31 @@ LOSS_S = 90.0
 
 
 class Interrupted(Exception):
-    """Raised when a run stops on request, after saving a checkpoint. The message says what is kept."""
+    """Raised when a run stops on request, after saving a checkpoint. The message says what is kept.
+
+    Attributes:
+        signal: number of the signal that requested it; 0 if another process received the signal.
+    """
+
+    signal = 0
+
+
+@contextmanager
+def ending_as_asked() -> Iterator[None]:
+    """In the `with` block, end Python as the signal that stopped a run asks for.
+
+    Raises:
+        KeyboardInterrupt: the run was stopped by SIGINT.
+        SystemExit: the run was stopped by SIGTERM; the status is 143, as for a process that the signal ends.
+    """
+    try:
+        yield
+    except Interrupted as stopped:
+        words = f"stopped; {stopped}; repeat the call to resume"
+        if stopped.signal != signal.SIGTERM:
+            raise KeyboardInterrupt(words) from None
+        print(words, file=sys.stderr)
+        raise SystemExit(128 + signal.SIGTERM) from None
 
 
 class Intervals(NamedTuple):
@@ -99,7 +124,11 @@ class RunMonitor:
             yield
             return
 
+        received = 0
+
         def request_stop(number: int, frame: Any) -> None:
+            nonlocal received
+            received = number
             self._stop.set()
             restore()
             if not self._reporter.quiet:
@@ -113,6 +142,9 @@ class RunMonitor:
 
         try:
             yield
+        except Interrupted as stopped:
+            stopped.signal = received
+            raise
         finally:
             restore()
 

@@ -19,8 +19,9 @@ from jaxattn.data.splits import Splits
 from jaxattn.lab.engine import batches, devices, memory
 from jaxattn.lab.engine.missing import Plan, plan_run
 from jaxattn.lab.engine.programs import ProgramCache, Programs, seed_keys
-from jaxattn.lab.engine.progress import Reporter, duration
+from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.probes.standard import BEST
+from jaxattn.lab.results.labels import duration
 from jaxattn.lab.storage.folder import results_folder
 from jaxattn.lab.storage.memo import Memo
 from jaxattn.lab.storage.study_file import wanted_runs

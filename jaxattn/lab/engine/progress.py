@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxattn.core.errors import plain
+from jaxattn.lab.results.labels import duration
 
 
 class Reporter:
@@ -138,14 +139,6 @@ class _Left(bars.ProgressColumn):
         end = task.fields["end"]
         remaining = 0.0 if end is None else end - time.monotonic()
         return Text(f"{duration(remaining)} left" if remaining > 0 else "")
-
-
-def duration(seconds: float) -> str:
-    """Format a duration in hours, minutes or seconds."""
-    for size, unit in ((3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _notebook_line() -> Any:

@@ -1,20 +1,19 @@
 """Figures of metrics against the step, or against another metric such as ‖p‖."""
 
-import itertools
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import matplotlib.axes
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
 from jaxattn.core.errors import InputError
+from jaxattn.lab.figures.panels import columns, cross_out, label_below, looks, panel_grid
 from jaxattn.lab.figures.rendered import RenderedFigure
-from jaxattn.lab.figures.style import FIGURE_WIDTH, INK, SOFT, colours, legend_below, style
+from jaxattn.lab.figures.style import INK, SOFT, legend_below, style
 from jaxattn.lab.results.labels import (
     LONGEST_LABEL,
     evenly_spaced,
@@ -31,6 +30,9 @@ PANELS = ("loss", "accuracy", "p_norm", "log_gradient_norm", "important_mass")
 _MAX_CELLS = 12
 # Maximum total number of characters in the titles of a row of panels; longer titles are wrapped.
 _TITLE_WIDTH = 108
+_TRAINING: Any = {"linestyle": (0, (3, 1.5)), "linewidth": 1.0}
+# Number of markers on a curve.
+_MARKS = 6
 
 
 def curves(
@@ -51,11 +53,11 @@ def curves(
 
     Args:
         results: a results folder.
-        phase: name of the phase; defaults to every phase with more than two recorded steps, with one row
-            of panels per phase.
+        phase: name of the phase; defaults to every phase with more than two recorded steps, with panels for
+            each.
         metrics: names of the metrics, with one panel each; defaults to loss, accuracy, ‖p‖, log ‖∇L‖ and
             attention on important tokens. The training and test values of a metric share a panel.
-        cells: indices of the cells, one colour each; defaults to at most twelve cells.
+        cells: indices of the cells, one line each; defaults to at most twelve cells.
         x: "step", or the metric on the horizontal axis, plotted as its mean over seeds at each step.
             Defaults to the metric `time` in phases that record it, such as `gradient_flow` phases, and to
             the step in all other phases.
@@ -68,68 +70,61 @@ def curves(
         InputError: a phase, metric or cell is unknown, or a metric on a logarithmic scale has negative
             values.
     """
-    records = results.records
-    phases = _phases(results, phase, x)
-    axes = {name: x or _axis(records, name) for name in phases}
-    panels = _panels(records, metrics)
+    axes = _axes(results, phase, x)
+    panels = _panels(results.records, metrics)
     every = [int(cell["cell"]) for cell in results.manifest["cells"]]
     chosen = evenly_spaced(every, _MAX_CELLS) if cells is None else list(cells)
     labels = [settings_label(results.settings(cell))[:LONGEST_LABEL] or f"cell {cell}" for cell in chosen]
-    drawn = [metric for panel in panels.values() for metric in panel]
-    wanted = (
-        records["phase"].isin(phases)
-        & records["metric"].isin([*drawn, *axes.values()])
-        & records["cell"].isin(chosen)
-    )
-    negative = _negative(records[wanted], drawn, scale)
-    every_row = aggregate(replace(results, records=records[wanted]))
-    table = pd.concat([_against(x, every_row[every_row["phase"] == name], drawn) for name, x in axes.items()])
-    if not (table["n"] > 0).any():
+    drawn = [name for names in panels.values() for name in names]
+    table = _points(results, axes, drawn, chosen, each_seed)
+    if scale == "log" and (negative := table.loc[table["negative"], "metric"]).any():
         raise InputError(
-            f"curves: no finite values of {', '.join(drawn)} "
-            f"in {', '.join(phases)}; choose other metrics or phases"
+            f'curves: scale = "log" is not possible, because {negative.min()} has negative values; '
+            'use "linear"'
         )
-    palette = colours(len(chosen), ordered=_ordered(results))
+    found = set(map(tuple, table.loc[table["n"] > 0, ["phase", "metric"]].to_numpy().tolist()))
+    shown = [(name, panel) for name in axes for panel in panels if found & {(name, x) for x in panels[panel]}]
+    if not shown:
+        where = f"{', '.join(drawn)} in {', '.join(axes)}"
+        raise InputError(f"curves: no finite values of {where}; choose other metrics or phases")
+    ordered = len(results.axes) == 1 and pd.api.types.is_numeric_dtype(results.cells[results.axes[0]])
+    lines = [look | {"linestyle": "-"} for look in looks(len(chosen), ordered=ordered)]
+    if len(chosen) == 1 or each_seed:
+        lines = [look | {"marker": ""} for look in lines]
     with style():
-        # Omit panels for metrics that a phase does not record.
-        present = {name: _present(panels, table[table["phase"] == name]) for name in phases}
-        rows = {name: -(-len(shown) // _columns(len(shown))) for name, shown in present.items()}
-        title = 0.25 if len(phases) > 1 else 0.0
-        heights = [1.75 * rows[name] + title for name in phases]
-        figure = Figure(figsize=(FIGURE_WIDTH, sum(heights)), layout="constrained")
-        blocks = figure.subfigures(len(phases), 1, height_ratios=heights, squeeze=False)[:, 0]
-        for block, name in zip(blocks, phases, strict=True):
-            if len(phases) > 1:
-                block.suptitle(f"phase: {literal(name)}", x=0.01, ha="left", color=SOFT)
-            own = table[table["phase"] == name]
-            colours_of = dict(zip(chosen, palette, strict=True))
-            lines = _of_seeds(records[wanted], axes[name], drawn, name) if each_seed else own
-            _block(block, lines, present[name], colours_of, results.label, axes[name])
-            for ax, level in itertools.product(block.axes[: len(present[name])], levels):
+        figure, grid = panel_grid(len(shown))
+        label_below(grid, [results.label(axes[name]) for name, _ in shown])
+        for ax, (name, panel) in zip(grid, shown, strict=True):
+            names = [each for each in panels[panel] if (name, each) in found]
+            own = table[(table["phase"] == name) & table["metric"].isin(names)]
+            _draw(ax, own, names, dict(zip(chosen, lines, strict=True)))
+            of_phase = f", {literal(name)}" if len(axes) > 1 else ""
+            title = results.label(panel if len(names) > 1 else names[0]) + of_phase
+            ax.set_title(textwrap.fill(title, _TITLE_WIDTH // columns(ax)))
+            _scale_steps(ax, own)
+            _scale_values(ax, own, scale)
+            for level in levels:
                 ax.axhline(level, color=SOFT, linestyle=":", linewidth=0.8)
-            _scale_values(block, own, present[name], scale, negative)
-        if len(chosen) > 1:
-            legend_below(
-                figure,
-                [Line2D([], [], color=c, label=label) for c, label in zip(palette, labels, strict=True)],
-            )
+        handles = [Line2D([], [], label=label, **look) for label, look in zip(labels, lines, strict=True)]
+        shared = any(len(panels[panel]) > 1 for _, panel in shown)
+        if handles := (handles if len(chosen) > 1 else []) + _of_splits() * shared:
+            legend_below(figure, handles)
+    other = [x] if x and x != "step" else []
+    words = " Dotted lines mark known values." if levels else ""
     return RenderedFigure(
-        file_name(
-            "curves", *([phase] if phase else []), *(metrics or []), *([x] if x and x != "step" else [])
-        ),
+        file_name("curves", *([phase] if phase else []), *(metrics or []), *other),
         "Training curves",
-        " ".join(
-            [
-                _caption(results, table, axes, chosen, each_seed),
-                *(["Dotted lines mark known values."] if levels else []),
-            ]
-        ),
+        _caption(results, table, axes, chosen, each_seed) + words,
         figure,
     )
 
 
-def _axis(records: pd.DataFrame, phase: str) -> str:
-    return "time" if "time" in set(records.loc[records["phase"] == phase, "metric"]) else "step"
+def _of_splits() -> list[Line2D]:
+    """Return the entries of a legend for test and training values."""
+    return [
+        Line2D([], [], color=INK, label="test"),
+        Line2D([], [], color=INK, label="training", **_TRAINING),
+    ]
 
 
 def _caption(
@@ -141,48 +136,36 @@ def _caption(
     averaged = counts.max() > 1 and not each_seed
     every = len(results.manifest["cells"])
     words = results.cell_words(chosen[0]) if len(chosen) == 1 else f", {len(chosen)} cells"
+    lost = 0 if each_seed else int(table["lost"].sum())
     return (
         f"{'Means over' if averaged else 'Values of'} {seed_words(counts)} as a function of "
         f"{' or '.join(against.values())} in the "
         f"{'phase' if len(axes) == 1 else 'phases'} {', '.join(axes)}{words}"
         + (f"{geometric_words(table)}. Bands are 95 % intervals." if averaged else ".")
         + (f" {len(chosen)} of {every} cells are shown." if len(chosen) < every else "")
+        + (" A cross marks where a mean loses seeds." if lost else "")
     )
 
 
-def _phases(results: Run, phase: str | None, x: str | None) -> list[str]:
+def _axes(results: Run, phase: str | None, x: str | None) -> dict[str, str]:
+    """Return the phases to draw, each with the metric on its horizontal axis."""
     phases, records = results.phases, results.records
     if x not in (None, "step"):
-        records = records[records["metric"] == x]
-        phases = [name for name in phases if name in set(records["phase"])]
+        phases = [name for name in phases if name in set(records.loc[records["metric"] == x, "phase"])]
         if not phases:
-            raise unknown_metric(x, results.records["metric"].unique())
-    if phase is not None:
-        if phase not in phases:
-            which = "the run has only" if x in (None, "step") else f"{x} was recorded only in"
-            raise InputError(f"phase {phase!r}: {which} {', '.join(phases)}")
-        return [phase]
+            raise unknown_metric(x, records["metric"].unique())
+    if phase is not None and phase not in phases:
+        which = "the run has only" if x in (None, "step") else f"{x} was recorded only in"
+        raise InputError(f"phase {phase!r}: {which} {', '.join(phases)}")
     steps = records.groupby("phase", observed=True)["step"].nunique()
     # Omit phases with a single step, because one step is not a curve.
-    return [name for name in phases if steps[name] > 2] or phases[-1:]
-
-
-def _against(x: str, table: pd.DataFrame, drawn: Sequence[str]) -> pd.DataFrame:
-    shown = table[table["metric"].isin(drawn)]
-    if x == "step":
-        return shown.assign(x=shown["step"])
-    location = [key for key in ("cell", "phase", "seed", "step") if key in table]
-    means = table[(table["metric"] == x) & (table["n"] > 0)].set_index(location)["mean"].rename("x")
-    return shown.join(means, on=location, how="inner")
-
-
-def _of_seeds(records: pd.DataFrame, x: str, drawn: Sequence[str], phase: str) -> pd.DataFrame:
-    own = records[records["phase"] == phase].assign(n=1)
-    mean = own["value"]
-    return _against(x, own.assign(mean=mean, mean_low=mean, mean_high=mean), drawn)
+    chosen = [phase] if phase else [name for name in phases if steps[name] > 2] or phases[-1:]
+    timed = set(records.loc[records["metric"] == "time", "phase"])
+    return {name: x or ("time" if name in timed else "step") for name in chosen}
 
 
 def _panels(records: pd.DataFrame, metrics: Sequence[str] | None) -> dict[str, list[str]]:
+    """Return the metrics of each panel; the training and test values of a metric share one."""
     recorded = set(records["metric"].unique())
     if metrics is None:
         every = [name for panel in PANELS for name in (f"test_{panel}", panel, f"train_{panel}")]
@@ -196,59 +179,53 @@ def _panels(records: pd.DataFrame, metrics: Sequence[str] | None) -> dict[str, l
     return panels
 
 
-def _present(panels: dict[str, list[str]], table: pd.DataFrame) -> dict[str, list[str]]:
-    recorded = set(table.loc[table["n"] > 0, "metric"])
-    kept = {panel: [name for name in names if name in recorded] for panel, names in panels.items()}
-    return {panel: names for panel, names in kept.items() if names} or panels
+def _points(
+    results: Run, axes: Mapping[str, str], drawn: Sequence[str], cells: Sequence[int], each_seed: bool
+) -> pd.DataFrame:
+    """Return the points of all curves, with columns x, mean, mean_low, mean_high, n, lost and negative.
+
+    `lost` is the number of seeds that have a value at the point before, but not here. `negative` states
+    whether the metric has negative values.
+    """
+    records = results.records
+    wanted = records["metric"].isin([*drawn, *axes.values()]) & records["cell"].isin(cells)
+    records = records[wanted & records["phase"].isin(list(axes))]
+    if each_seed:
+        value, keys = records["value"], ["cell", "phase", "step", "metric"]
+        n = records.groupby(keys, observed=True)["value"].transform("count")
+        table = records.assign(mean=value, mean_low=value, mean_high=value, n=n, missing=0, scale="linear")
+    else:
+        table = aggregate(replace(results, records=records))
+    location = [key for key in ("cell", "phase", "seed", "step") if key in table]
+    known = table[table["n"] > 0].set_index(location)
+    across = pd.Series(table["step"].astype(float))
+    for phase, x in axes.items():
+        if x != "step":
+            at = known.loc[known["metric"] == x, "mean"].rename("x")
+            across = across.mask(table["phase"] == phase, table[location].join(at, on=location)["x"])
+    negative = table["metric"].isin(records.loc[records["value"] < 0, "metric"].unique())
+    lost = table.groupby(["cell", "phase", "metric"], observed=True)["missing"].diff()
+    lost = lost.fillna(table["missing"]).clip(lower=0)
+    table = table.assign(x=across, negative=negative, lost=lost)
+    return table[table["metric"].isin(drawn) & table["x"].notna()]
 
 
-def _block(
-    block: SubFigure,
-    table: pd.DataFrame,
-    panels: dict[str, list[str]],
-    palette: dict[int, str],
-    label: Callable[[str], str],
-    x: str,
+def _draw(
+    ax: matplotlib.axes.Axes, table: pd.DataFrame, names: Sequence[str], lines: Mapping[int, dict[str, Any]]
 ) -> None:
-    columns = _columns(len(panels))
-    grid = block.subplots(-(-len(panels) // columns), columns, squeeze=False).ravel()
-    explained = False
-    for ax, (panel, names) in zip(grid, panels.items(), strict=False):
-        shown = table[table["metric"].isin(names)]
-        lines = dict(tuple(shown.groupby(["metric", "cell"], observed=True)))
-        for name in names:
-            for cell, colour in palette.items():
-                test = name.startswith("test_") or len(names) == 1
-                if (rows := lines.get((name, cell))) is not None:
-                    for _, one in rows.groupby("seed") if "seed" in rows else [(0, rows)]:
-                        _line(ax, one, colour, dashed=not test, thin="seed" in rows)
-        ax.set_title(textwrap.fill(label(panel if len(names) > 1 else names[0]), _TITLE_WIDTH // columns))
-        _scale_steps(ax, shown)
-        if len(names) > 1 and not explained:
-            explained = True
-            tint = next(iter(palette.values())) if len(palette) == 1 else INK
-            handles = [
-                Line2D([], [], color=tint, label="test"),
-                Line2D([], [], color=tint, label="training", linestyle=(0, (3, 1.5)), linewidth=1.0),
-            ]
-            ax.legend(handles=handles, loc="best", labelcolor=SOFT)
-    for ax in grid[len(panels) :]:
-        ax.set_axis_off()
-    for ax in grid[max(0, len(panels) - columns) : len(panels)]:
-        ax.set_xlabel(label(x))
-
-
-def _columns(panels: int) -> int:
-    return 2 if panels == 4 else min(3, panels)
-
-
-def _line(
-    ax: matplotlib.axes.Axes, rows: pd.DataFrame, colour: str, *, dashed: bool, thin: bool = False
-) -> None:
-    appearance: dict[str, Any] = {"linestyle": (0, (3, 1.5)), "linewidth": 1.0} if dashed else {}
-    appearance |= {"linewidth": 0.6} if thin else {}
-    ax.plot(rows["x"], rows["mean"], color=colour, **appearance)
-    ax.fill_between(rows["x"], rows["mean_low"], rows["mean_high"], color=colour, alpha=0.18, linewidth=0)
+    """Draw the curves of one panel, dashed for training values next to test values."""
+    each_seed = "seed" in table
+    keys = ["metric", "cell", *(["seed"] if each_seed else [])]
+    for number, (key, rows) in enumerate(table.groupby(keys, sort=False, observed=True)):
+        name, cell = key[:2]
+        look = lines[cell] | ({} if name.startswith("test_") or len(names) == 1 else _TRAINING)
+        look |= {"linewidth": 0.6} if each_seed else {}
+        space = max(1, len(rows) // _MARKS)
+        ax.plot(rows["x"], rows["mean"], markevery=(number % space, space), **look)
+        band: Any = {"color": look["color"], "alpha": 0.18, "linewidth": 0}
+        ax.fill_between(rows["x"], rows["mean_low"], rows["mean_high"], **band)
+        if (rows["lost"] > 0).any():
+            cross_out(ax, rows["x"], rows["mean"].ffill(), rows["lost"])
 
 
 def _scale_steps(ax: matplotlib.axes.Axes, rows: pd.DataFrame) -> None:
@@ -263,29 +240,8 @@ def _scale_steps(ax: matplotlib.axes.Axes, rows: pd.DataFrame) -> None:
         ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks] if last < 1e5 else None)
 
 
-def _negative(records: pd.DataFrame, drawn: Sequence[str], scale: str | None) -> set[str]:
-    found = set(records.loc[records["value"] < 0, "metric"]).intersection(drawn)
-    if found and scale == "log":
-        raise InputError(
-            f'curves: scale = "log" is not possible, because {min(found)} has negative values; use "linear"'
-        )
-    return found
-
-
-def _scale_values(
-    block: SubFigure,
-    table: pd.DataFrame,
-    panels: dict[str, list[str]],
-    scale: str | None,
-    negative: set[str],
-) -> None:
-    for ax, names in zip(block.axes, panels.values(), strict=False):
-        value = table.loc[table["metric"].isin(names), "mean"].dropna()
-        spans = len(value) and value.min() > 0 and value.max() > 100 * value.min()
-        if scale == "log" or (scale is None and spans and not negative.intersection(names)):
-            ax.set_yscale("log")
-
-
-def _ordered(results: Run) -> bool:
-    cells = results.cells
-    return len(results.axes) == 1 and pd.api.types.is_numeric_dtype(cells[results.axes[0]])
+def _scale_values(ax: matplotlib.axes.Axes, rows: pd.DataFrame, scale: str | None) -> None:
+    value = rows["mean"].dropna()
+    spans = len(value) and value.min() > 0 and value.max() > 100 * value.min()
+    if scale == "log" or (scale is None and spans and not rows["negative"].any()):
+        ax.set_yscale("log")

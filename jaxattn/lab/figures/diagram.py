@@ -1,9 +1,8 @@
 """Figures over two swept keys: colour maps of a metric's mean, and thresholds along one of the keys."""
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import matplotlib.axes
 import numpy as np
@@ -12,6 +11,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from jaxattn.core.errors import InputError, counted
+from jaxattn.lab.figures.panels import panel_grid, place_values
 from jaxattn.lab.figures.rendered import RenderedFigure
 from jaxattn.lab.figures.style import BLUE, FIGURE_WIDTH, GREY, RED, SOFT, style
 from jaxattn.lab.results.labels import (
@@ -60,10 +60,11 @@ def diagram(
         if axis not in results.axes:
             raise InputError(f"axis {axis!r}: not swept; swept keys: {', '.join(results.axes) or 'none'}")
     records, phase = metric_at_end(results.records, metric, phase)
-    table = aggregate(records)
-    table = table.merge(results.cells, on="cell")
-    fields = table.pivot_table(index=y_axis, columns=x_axis, values="mean", aggfunc="mean", sort=False)
-    fields = fields.loc[sorted(fields.index, key=axis_sort_key), sorted(fields.columns, key=axis_sort_key)]
+    table = aggregate(replace(results, records=records))
+    rows_and_columns = [sorted(table[key].dropna().unique(), key=axis_sort_key) for key in (y_axis, x_axis)]
+    groups = table.groupby([y_axis, x_axis], sort=False)
+    fields = groups["mean"].mean().unstack().loc[*rows_and_columns]
+    lost = groups["missing"].sum().unstack().loc[*rows_and_columns].to_numpy() > 0
     values = fields.to_numpy(float)
     if not np.isfinite(values).any():
         raise InputError(f"diagram: {metric} has no finite value at the end of phase {phase!r}")
@@ -86,7 +87,7 @@ def diagram(
         shade = np.asarray(mesh.norm(values))
         for (row, column), value in np.ndenumerate(values) if values.size <= _MAX_NUMBERS else ():
             dark = shade[row, column] < 0.6
-            text = minus(format_number(value))
+            text = minus(format_number(value)) + "*" * bool(lost[row, column])
             at: Any = {"ha": "center", "va": "center", "color": "white" if dark else "black"}
             ax.text(column + 0.5, row + 0.5, text, **at)
         ax.set(xlabel=axis_label(x_axis), ylabel=axis_label(y_axis), title=results.label(metric))
@@ -94,7 +95,7 @@ def diagram(
         file_name("diagram", metric, y_axis, x_axis, *([] if phase == results.phases[-1] else [phase])),
         f"{metric} over {y_axis} and {x_axis}",
         f"Mean of {metric} over {seed_words(table['n'])}{averaged} at the end of phase {phase}, for every "
-        f"{y_axis} and {x_axis}.",
+        f"{y_axis} and {x_axis}.{' An asterisk marks means without seeds that failed.' * bool(lost.any())}",
         figure,
     )
 
@@ -107,7 +108,6 @@ def _scale(values: np.ndarray) -> Normalize:
 
 
 Theory = Callable[[Any], float] | Mapping[Any, float]
-_CURVE_POINTS = 200
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,42 +136,33 @@ class PhaseDiagram:
         """Plot the median thresholds over seeds with 95 % intervals, and the points that were run.
 
         Args:
-            theory: the predicted y, drawn as a line: either a function of x, which receives `math.inf` for
-                infinite x, or a mapping from values of x in the diagram to y.
+            theory: the predicted y at the values of x in the diagram: either a function, which receives
+                `math.inf` for infinite x, or a mapping.
             label: legend label of the line.
 
         Raises:
             InputError: `theory` is a function but x is not numeric, or `theory` contains values of x that are
                 not in the diagram.
         """
-        horizontal = _Horizontal.of(self.thresholds["x"].tolist())
-        table = self.thresholds.set_index("x").loc[horizontal.values]
+        columns = sorted(self.thresholds["x"].tolist(), key=axis_sort_key)
+        table = self.thresholds.set_index("x").loc[columns]
         with style():
-            figure = Figure(figsize=(0.7 * FIGURE_WIDTH, 3.2), layout="constrained")
-            ax = figure.subplots()
-            _points(ax, self, horizontal)
+            figure, (ax,) = panel_grid(1)
+            at = place_values(ax, columns)
+            _points(ax, self, at)
             run = sorted(self.outcomes["y"].unique().tolist())
             middle = table["threshold"].to_numpy()
             # Clip intervals to the range of swept values.
             low, high = (np.clip(table[name], run[0], run[-1]) for name in ("low", "high"))
+            bars = np.nan_to_num(np.stack([middle - low, high - middle]))
+            name = f"half of the seeds: {literal(self.condition)}"
             ax.errorbar(
-                horizontal.positions,
-                middle,
-                np.nan_to_num(np.stack([middle - low, high - middle])),
-                fmt="o",
-                color=BLUE,
-                markersize=4,
-                capsize=2,
-                linewidth=1.2,
-                label=f"half of the seeds: {literal(self.condition)}",
+                list(at.values()), middle, bars, fmt="o", color=BLUE, markersize=4, capsize=2, label=name
             )
             if theory is not None:
-                x, y = horizontal.curve(theory)
-                marker = "s" if len(x) < _CURVE_POINTS else ""
-                ax.plot(
-                    x, y, color=RED, linestyle=(0, (4, 2)), marker=marker, markersize=3, label=formula(label)
-                )
-            horizontal.scale(ax)
+                predicted = _predicted(theory, at)
+                line: Any = {"color": RED, "linestyle": (0, (4, 2)), "marker": "s", "markersize": 3}
+                ax.plot([at[x] for x in predicted], list(predicted.values()), label=formula(label), **line)
             if 0 < 10 * run[0] <= run[-1]:
                 ax.set_yscale("log")
             ax.set(xlabel=axis_label(self.x), ylabel=axis_label(self.y))
@@ -193,72 +184,25 @@ class PhaseDiagram:
         return self.thresholds.to_html(index=False, border=0)
 
 
-class _Horizontal(NamedTuple):
-    """Values on a horizontal axis, in order, and their positions."""
-
-    values: list[Any]
-    positions: list[float]
-    numbers: list[float]
-    logarithmic: bool
-
-    @classmethod
-    def of(cls, values: list[Any]) -> "_Horizontal":
-        values = sorted(values, key=axis_sort_key)
-        if not all(isinstance(x, int | float) or x == "inf" for x in values):
-            return cls(values, [float(k) for k in range(len(values))], [], False)
-        numbers = [float(x) for x in values]
-        finite = [x for x in numbers if x < math.inf]
-        logarithmic = len(finite) > 1 and finite[0] > 0 and finite[-1] >= 4 * finite[0]
-        if not finite:
-            beyond = 1.0
-        elif len(finite) == 1:
-            beyond = 2 * finite[0]
-        else:
-            beyond = finite[-1] ** 2 / finite[-2] if logarithmic else 2 * finite[-1] - finite[-2]
-        return cls(values, [min(x, beyond) for x in numbers], numbers, logarithmic)
-
-    def curve(self, theory: Theory) -> tuple[list[float], list[float]]:
-        if isinstance(theory, Mapping):
-            if unknown := [x for x in theory if x not in self.values]:
-                raise InputError(
-                    f"theory: x = {unknown[0]!r} is not plotted; "
-                    f"choose from {', '.join(map(setting, self.values))}"
-                )
-            shown = [
-                (position, x) for position, x in zip(self.positions, self.values, strict=True) if x in theory
-            ]
-            return [position for position, _ in shown], [float(theory[x]) for _, x in shown]
-        if not self.numbers:
-            raise InputError("theory: the values of x are not numbers; pass a mapping instead of a function")
-        finite = [x for x in self.numbers if x < math.inf]
-        spread = np.geomspace if self.logarithmic else np.linspace
-        between = spread(finite[0], finite[-1], _CURVE_POINTS).tolist() if len(finite) > 1 else finite
-        positions, at = list(between), list(between)
-        if len(finite) < len(self.numbers):
-            positions, at = [*positions, self.positions[-1]], [*at, math.inf]
-        return positions, [float(theory(x)) for x in at]
-
-    def scale(self, ax: matplotlib.axes.Axes) -> None:
-        if self.logarithmic:
-            ax.set_xscale("log")
-            ax.minorticks_off()
-        ax.set_xticks(self.positions, [tick_label(x) for x in self.values])
+def _predicted(theory: Theory, at: Mapping[Any, float]) -> dict[Any, float]:
+    """Return the predicted y for values of x in a diagram."""
+    if isinstance(theory, Mapping):
+        if unknown := [x for x in theory if x not in at]:
+            known = ", ".join(map(setting, at))
+            raise InputError(f"theory: x = {unknown[0]!r} is not plotted; choose from {known}")
+        return {x: float(theory[x]) for x in at if x in theory}
+    try:
+        return {x: float(theory(float(x))) for x in at}
+    except ValueError:
+        raise InputError(
+            "theory: the values of x are not numbers; pass a mapping instead of a function"
+        ) from None
 
 
-def _points(ax: matplotlib.axes.Axes, diagram: PhaseDiagram, horizontal: _Horizontal) -> None:
-    position = dict(zip(horizontal.values, horizontal.positions, strict=True))
+def _points(ax: matplotlib.axes.Axes, diagram: PhaseDiagram, at: Mapping[Any, float]) -> None:
     shares = diagram.outcomes.groupby(["x", "y"], sort=False)["crossed"].mean().reset_index()
-    ax.scatter(
-        shares["x"].map(position),
-        shares["y"],
-        c=shares["crossed"],
-        cmap="Greys",
-        vmin=0,
-        vmax=1,
-        s=14,
-        edgecolors=GREY,
-        linewidths=0.5,
-    )
+    look: Any = {"cmap": "Greys", "vmin": 0, "vmax": 1, "s": 14, "edgecolors": GREY, "linewidths": 0.5}
+    ax.scatter(shares["x"].map(at), shares["y"], c=shares["crossed"], **look)
 
 
 def _words(diagram: PhaseDiagram, theory: str) -> str:

@@ -246,7 +246,10 @@ def _bind(spec: Mapping[str, Any], location: str) -> tuple[Callable[..., Rendere
     names = [parameter.name for parameter in parameters]
     for key in options:
         if key not in names:
-            raise InputError(f"{location}: {kind} has no option {key!r}{nearest(key, names)}")
+            raise InputError(
+                f"{location}: {kind} has no option {key!r} (see docs/reference/sweep_keys.md#figures-figures)"
+                f"{nearest(key, names)}"
+            )
     missing = [p.name for p in parameters if p.default is p.empty and p.name not in options]
     if missing:
         raise InputError(f"{location}: {kind} requires {' and '.join(map(repr, missing))}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from PIL import Image
@@ -57,6 +58,8 @@ RC: Any = {
     "ytick.minor.size": 1.5,
     "lines.linewidth": 1.4,
     "lines.solid_capstyle": "round",
+    # Ticks of logarithmic axes between 0.001 and 1000 are plain numbers.
+    "axes.formatter.min_exponent": 4,
     "legend.frameon": False,
     "legend.fontsize": SIZE,
     "legend.title_fontsize": SIZE,
@@ -140,5 +143,13 @@ def _render(figure: Figure, kind: str, metadata: dict[str, None], dpi: int | Non
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         # Names that are too long for a figure may leave no space for the axes.
         warnings.filterwarnings("ignore", message="constrained_layout not applied")
-        figure.savefig(content, format=kind, metadata=metadata, dpi=dpi or RC["savefig.dpi"])
+        if kind == "svg":
+            # savefig would draw the whole figure twice, first to compute the layout.
+            shown, resolution = figure.canvas, figure.dpi
+            figure.dpi = RC["savefig.dpi"]
+            FigureCanvasSVG(figure).print_svg(content, metadata=metadata)
+            figure.dpi = resolution
+            figure.set_canvas(shown)
+        else:
+            figure.savefig(content, format=kind, metadata=metadata, dpi=dpi or RC["savefig.dpi"])
     return content.getvalue()

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxattn.core.fractions import bin_numbers, reaches
-from jaxattn.lab.results.labels import format_number, ranges_text
+from jaxattn.core.fractions import reaches
+from jaxattn.lab.results.labels import ranges_text
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import last_steps
 
@@ -69,7 +69,6 @@ def _first(group: Iterable[str], names: Sequence[str]) -> str | None:
 # Minimum number of tokens for a reliable rank correlation.
 FEW = 10
 _OVER_TOKENS = re.compile(r"spearman_\w+_tokens")
-_OVER_SIGNED_BINS = re.compile(r"spearman_(Ev|Ep_signed)_bins")
 _OF_IMPORTANT = re.compile(r"important_(mass|selected|tied)")
 _OF_RELEVANT = re.compile(r"(only_)?relevant_(selected|tied)")
 
@@ -93,7 +92,6 @@ def caveats(results: Run) -> list[str]:
             _note(reasons, infinite, metric, cell)
     for pattern, reason in (
         (_OVER_TOKENS, _few_tokens),
-        (_OVER_SIGNED_BINS, _outside_bins),
         (_OF_IMPORTANT, _important),
         (_OF_RELEVANT, _relevant),
     ):
@@ -151,23 +149,6 @@ def _few_tokens(results: Run, cell: int) -> str:
     return f"based on only {number} tokens per seed that occur probes.min_count = {least} times; lower it"
 
 
-def _outside_bins(results: Run, cell: int) -> str:
-    if not (known := _of_probes(results, cell, "low", "high")):
-        return ""
-    low, high = known
-    tokens = results.tokens[(results.tokens["cell"] == cell) & (results.tokens["count"] > 0)]
-    difference = tokens["posterior_difference"]
-    far = tokens["id"].where(bin_numbers(difference.to_numpy(float), np.array([low, high])) < 0)
-    outside = far.groupby(tokens["seed"]).nunique()
-    if outside.empty or outside.max() == 0:
-        return ""
-    number = _span(int(outside.min()), int(outside.max()))
-    return (
-        f"without {number} tokens per seed whose posterior difference is outside the bins, [probes.low, "
-        f"probes.high] = [{format_number(low)}, {format_number(high)}]"
-    )
-
-
 def _important(results: Run, cell: int) -> str:
     if not (known := _of_probes(results, cell, "important", "min_count")):
         return ""
@@ -176,16 +157,12 @@ def _important(results: Run, cell: int) -> str:
         f"tokens are important if |posterior difference| ≥ {size:g} (probes.important) and they occur at "
         f"least {'once' if least == 1 else f'{least:g} times'} (probes.min_count)"
     )
-    tokens = results.tokens[results.tokens["cell"] == cell]
-    tokens = tokens[tokens["phase"] == tokens["phase"].min()]
-    large = tokens[reaches(tokens["posterior_difference"].abs(), size)]
+    tokens = results.tokens[results.tokens["cell"] == cell].drop_duplicates(["seed", "id", "class"])
     if tokens.empty:
         return words
-    frequent = large["id"].where(large["count"] >= least).groupby(large["seed"]).nunique()
-    rare = large["id"].where(large["count"] < least).groupby(large["seed"]).nunique()
-    frequent, rare = (x.reindex(tokens["seed"].unique(), fill_value=0) for x in (frequent, rare))
-    words += f": {_span(int(frequent.min()), int(frequent.max()))} tokens per seed"
-    return words + (f", excluding {_span(int(rare.min()), int(rare.max()))} rarer ones" if rare.any() else "")
+    large = tokens[reaches(tokens["posterior_difference"].abs(), size) & (tokens["count"] >= least)]
+    number = large.groupby("seed")["id"].nunique().reindex(tokens["seed"].unique(), fill_value=0)
+    return f"{words}: {_span(int(number.min()), int(number.max()))} tokens per seed"
 
 
 def _relevant(results: Run, cell: int) -> str:

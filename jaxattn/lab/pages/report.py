@@ -20,7 +20,7 @@ from jaxattn.lab.loaded import load
 from jaxattn.lab.pages import layout, overview, seeds
 from jaxattn.lab.pages.definitions import definitions, model_formula
 from jaxattn.lab.pages.overview import caveats
-from jaxattn.lab.results.labels import format_number, setting
+from jaxattn.lab.results.labels import duration, format_number, setting
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import aggregate, last_steps, summary_rows, summary_table, summary_words
 from jaxattn.lab.results.tokens import final_tokens, named_tokens, top, with_classes
@@ -186,7 +186,7 @@ def _facts(manifest: dict[str, Any] | Any) -> dict[str, str]:
         "status": None if manifest.get("status") == "finished" else manifest.get("status"),
         "device": f"{device.get('count', 1)} × {kind}" if kind else None,
         "precision": manifest.get("dtype"),
-        "wall time": _duration(seconds),
+        "wall time": duration(seconds),
         "peak memory": None if memory is None else f"{memory / 1024:.1f} GiB",
         "started": manifest.get("started"),
         "config hash": manifest.get("config_hash"),
@@ -250,13 +250,6 @@ def _summaries(results: Run) -> list[tuple[pd.DataFrame, int, int]]:
         return [(summary_rows(few, metrics=names).iloc[:_ROWS], keys, len(rows)) for names in several]
     tables = [summary_table(results, metrics=names) for names in several]
     return [(table, 1 if table.columns[0] == "metric" else keys, len(table)) for table in tables]
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _write(path: Path, content: bytes, folder: Path) -> Path:

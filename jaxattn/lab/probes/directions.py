@@ -13,6 +13,7 @@ from jaxattn.base import Model, Phase, PhaseProbe, Task
 from jaxattn.base.model import HasLinearScores, LinearScores, Params, linear_in
 from jaxattn.core import backend
 from jaxattn.core.loops import map_on_cores
+from jaxattn.core.scales import COSINE_DISTANCE, ERROR, FRACTION, NOT_NEGATIVE, YES_NO, Scale
 from jaxattn.core.settings import NotNegative, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded
@@ -63,6 +64,13 @@ class MaxMarginDirection(PhaseProbe, frozen=True, kw_only=True):
         "duality_gap": "relative duality gap",
         "primal_residual": "primal residual",
         "support_pairs": "pairs with a positive multiplier",
+    }
+    scales: ClassVar[dict[str, Scale]] = {
+        "one_minus_cosine": COSINE_DISTANCE,
+        "margin_ratio": Scale(high=1.0),
+        "feasible": YES_NO,
+        "support_pairs": NOT_NEGATIVE,
+        **dict.fromkeys(("certified_distance", "duality_gap", "primal_residual"), ERROR),
     }
     metrics: ClassVar[tuple[str, ...]] = (*_ON_THE_WAY_P, *_AT_THE_END_P)
 
@@ -211,6 +219,12 @@ class RelaxedDirection(PhaseProbe, frozen=True, kw_only=True):
         "relaxed_certified_distance": r"$1-\cos$ to the true $p_\mathrm{relax}$, at most",
         "relaxed_support": "sequences with a tight margin of $v_\\mathrm{mm}$",
     }
+    scales: ClassVar[dict[str, Scale]] = {
+        **dict.fromkeys(_ON_THE_WAY_RELAXED, COSINE_DISTANCE),
+        **dict.fromkeys(_AT_THE_END_RELAXED, ERROR),
+        "relaxed_support": FRACTION,
+        "relaxed_feasible": YES_NO,
+    }
     metrics: ClassVar[tuple[str, ...]] = (*_ON_THE_WAY_RELAXED, *_AT_THE_END_RELAXED)
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
@@ -301,6 +315,12 @@ class FlowLimit(PhaseProbe, frozen=True, kw_only=True):
         "limit_certified_distance": r"$1-\cos$ to the true $p_*$, at most",
         "limit_feasible": "limit is certified",
         "tied_sequences": "sequences with tied tokens",
+    }
+    scales: ClassVar[dict[str, Scale]] = {
+        "limit_one_minus_cosine": COSINE_DISTANCE,
+        **dict.fromkeys(_AT_THE_END_LIMIT, ERROR),
+        "limit_feasible": YES_NO,
+        "tied_sequences": FRACTION,
     }
     metrics: ClassVar[tuple[str, ...]] = ("limit_one_minus_cosine", *_AT_THE_END_LIMIT)
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxattn.base import Model
 from jaxattn.base.model import HasLinearScores, Params
 from jaxattn.core.errors import InputError, writing
+from jaxattn.core.scales import ERROR, YES_NO, Scale
 from jaxattn.core.settings import FilePath, NotNegative, Static
 from jaxattn.data.splits import Loaded
 from jaxattn.lab.probes.directions import MaxMarginDirection
@@ -35,6 +36,7 @@ class ExactGap(MaxMarginDirection, frozen=True, kw_only=True):
         "proven_gap": "proven relative duality gap",
         "accepted": "certificate accepted by the independent checker",
     }
+    scales: ClassVar[dict[str, Scale]] = {"proven_gap": ERROR, "accepted": YES_NO}
     metrics: ClassVar[tuple[str, ...]] = ("proven_gap", "accepted")
 
     nats: Static[NotNegative] | None = None

@@ -11,6 +11,7 @@ from jaxattn.base import Phase, Probe, Task
 from jaxattn.base.model import Params
 from jaxattn.base.probe import ProbeContext
 from jaxattn.core.fractions import bin_numbers
+from jaxattn.core.scales import CORRELATION, ERROR, Scale
 from jaxattn.core.settings import Count
 from jaxattn.lab.probes.requirements import require_one_layer_model, require_token_scores
 from jaxattn.theory import one_step_error, predicted_values
@@ -46,6 +47,7 @@ class Importance(Probe, frozen=True, kw_only=True):
         "spearman_Ep_absolute_tokens": r"Spearman of $E_s^\top p$ and |posterior difference|, tokens",
         "correlation_Ev_alpha": r"correlation of $E_s^\top v$ and $\alpha_s$",
     }
+    scales: ClassVar[dict[str, Scale]] = dict.fromkeys(labels, CORRELATION)
 
     bins: Count = 20
     low: float = -1.0
@@ -165,6 +167,7 @@ class OneStepError(Probe, frozen=True, kw_only=True):
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {"one_step_error": r"one-step error per unit $\eta_0$"}
+    scales: ClassVar[dict[str, Scale]] = {"one_step_error": ERROR}
     from_step: ClassVar[int] = 1
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
@@ -198,6 +201,7 @@ class OneStepEmbeddings(OneStepError, frozen=True, kw_only=True):
     """
 
     labels: ClassVar[dict[str, str]] = {"embedding_error": r"one-step error of $E$ per unit $\eta_0$"}
+    scales: ClassVar[dict[str, Scale]] = {"embedding_error": ERROR}
 
     def remember(self, params: Params) -> Array:
         """Return E at the start of the phase."""

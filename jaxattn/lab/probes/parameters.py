@@ -16,6 +16,7 @@ from jaxattn.base import Phase, Probe, Task
 from jaxattn.base.model import Params
 from jaxattn.base.probe import ProbeContext
 from jaxattn.core.pytrees import get, names, replaced
+from jaxattn.core.scales import CORRELATION, ERROR, NOT_NEGATIVE, Scale
 from jaxattn.core.settings import PositiveInt
 from jaxattn.models.gradients import loss_and_gradients
 
@@ -24,6 +25,7 @@ class Norms(Probe, frozen=True, kw_only=True):
     """Norms of the parameters (Euclidean for vectors, Frobenius for matrices): norm_E, norm_p, ..."""
 
     rotation_invariant: ClassVar[bool] = True
+    scales: ClassVar[dict[str, Scale]] = {"norm_*": NOT_NEGATIVE}
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Compute the norm of each parameter, trained or not; the metric for a parameter θ is norm_θ."""
@@ -48,6 +50,7 @@ class Alignments(Probe, frozen=True, kw_only=True):
     """
 
     rotation_invariant: ClassVar[bool] = True
+    scales: ClassVar[dict[str, Scale]] = {"cos_*": CORRELATION}
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Compute cos_θ_θ' for pairs of parameters of equal shape, and cos_θ_descent for each trained θ."""
@@ -77,6 +80,7 @@ class Conservation(Probe, frozen=True, kw_only=True):
 
     rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {"conservation_drift": r"$\Vert Q-Q_0\Vert\,/\,\Vert Q_0\Vert$"}
+    scales: ClassVar[dict[str, Scale]] = {"conservation_drift": ERROR}
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return why the probe is skipped, or None if the phase trains E, p and v.

@@ -15,6 +15,7 @@ from jaxattn.base import Phase, Probe, Task
 from jaxattn.base.model import HasAttention, HasHeads
 from jaxattn.base.probe import ProbeContext
 from jaxattn.core.fractions import fraction, share
+from jaxattn.core.scales import FRACTION, NOT_NEGATIVE, Scale
 from jaxattn.core.settings import Count, Fraction, NotNegative, PositiveInt, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
@@ -44,6 +45,7 @@ class Selected(Probe, frozen=True, kw_only=True):
         "important_tied": "sequences in which an important token ties for the highest score",
         "selected_tokens": "tokens with the highest score in a sequence",
     }
+    scales: ClassVar[dict[str, Scale]] = dict.fromkeys(labels, FRACTION) | {"selected_tokens": NOT_NEGATIVE}
 
     important: Fraction = 0.5
     min_count: Count = 50
@@ -84,6 +86,7 @@ class HeadsSelected(Selected, frozen=True, kw_only=True):
         "any_head_selected": "sequences in which some head selects an important token",
         "all_heads_selected": "sequences in which all heads select an important token",
     }
+    scales: ClassVar[dict[str, Scale]] = dict.fromkeys(labels, FRACTION)
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return why the probe is skipped, or None if the data are bags and the model has several heads."""
@@ -154,6 +157,7 @@ class RelevantTokens(Probe, frozen=True, kw_only=True):
         "relevant_tied": "sequences in which a relevant token ties for the highest score",
         "relevant_margin": "margin of $p$ on the relevant tokens",
     }
+    scales: ClassVar[dict[str, Scale]] = dict.fromkeys(labels, FRACTION) | {"relevant_margin": Scale()}
 
     relevant: PositiveInt
     nats: Static[NotNegative] = 10.0
@@ -205,6 +209,10 @@ class AttentionEntropy(Probe, frozen=True, kw_only=True):
         "attention_entropy": "attention entropy",
         "attended_tokens": "attended tokens",
     }
+    scales: ClassVar[dict[str, Scale]] = {
+        "attention_entropy": NOT_NEGATIVE,
+        "attended_tokens": Scale(low=1.0),
+    }
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return why the probe is skipped, or None if attention is a softmax over token scores in a bag."""
@@ -231,6 +239,9 @@ class Attended(Probe, frozen=True, kw_only=True):
         "largest_attention": "largest attention",
         "attended_positions": "attended positions",
         "selects_one": "queries that select one token",
+    }
+    scales: ClassVar[dict[str, Scale]] = dict.fromkeys(labels, FRACTION) | {
+        "attended_positions": Scale(low=1.0)
     }
 
     above: Fraction = 0.9
@@ -276,6 +287,9 @@ class Cover(Probe, frozen=True, kw_only=True):
         "cover_cost": r"$2\sqrt{r_\mathrm{eff}}$",
         "cover_attention": "least attention on the token with the highest score",
     }
+    scales: ClassVar[dict[str, Scale]] = dict.fromkeys(labels, NOT_NEGATIVE) | dict.fromkeys(
+        ("cover_share", "cover_attention"), FRACTION
+    )
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return why the probe is skipped, or None if it applies.

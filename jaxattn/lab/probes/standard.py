@@ -12,12 +12,15 @@ from jaxattn.base import Measurement, Phase, PhaseProbe, Probe, Task
 from jaxattn.base.probe import ProbeContext
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import get, names
+from jaxattn.core.scales import FRACTION, NOT_NEGATIVE, Scale
 from jaxattn.core.settings import Count, Fraction, PositiveInt
 from jaxattn.core.spec import Spec, StudyParts
 from jaxattn.lab.probes.directions import MaxMarginDirection
 from jaxattn.lab.probes.importance import Importance, OneStepError
 from jaxattn.lab.probes.selection import Selected
 
+# Metrics that are means of the study's loss, with its bounds.
+LOSSES = ("loss", "test_loss", "validation_loss")
 # Metrics added by the engine, mapped to the metric that selects the step. Each is the test accuracy at the
 # step at which the selecting metric has its best value so far.
 BEST = {
@@ -129,6 +132,7 @@ class Fit(Probe, frozen=True, kw_only=True):
         "log_gradient_norm": r"$\log\,\Vert\nabla L\Vert$",
         "evaluations": "gradient evaluations",
     }
+    scales: ClassVar[dict[str, Scale]] = {"p_norm": NOT_NEGATIVE}
 
     def measure(self, context: ProbeContext) -> dict[str, Array]:
         """Compute the metrics for one seed."""
@@ -160,6 +164,7 @@ class Accuracy(Probe, frozen=True, kw_only=True):
         "test_accuracy_best_on_validation": "test accuracy where the validation accuracy was best so far",
         "validation_accuracy": "validation accuracy",
     }
+    scales: ClassVar[dict[str, Scale]] = dict.fromkeys(labels, FRACTION)
 
     def skip_reason(self, task: Task, phase: Phase) -> str | None:
         """Return why the probe is skipped in this phase, or None if it applies.

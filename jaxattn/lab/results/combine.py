@@ -89,6 +89,7 @@ def _entry(folder: Run, cell: Mapping[str, Any], named: Mapping[str, Any], numbe
         "settings": {**named, **cell["settings"]},
         "config": cell.get("config", folder.manifest["config"]),
         "folder": cell.get("folder", folder.directory.name),
+        "sweep": cell.get("sweep", folder.manifest["name"]),
         **declared,
     }
 

@@ -66,6 +66,14 @@ def with_interval(value: float, low: float, high: float) -> str:
     return f"{value:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
 
 
+def duration(seconds: float) -> str:
+    """Format a duration in hours, minutes or seconds."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def grow_by_factors(values: Sequence[int | float]) -> bool:
     """Return True if the values are spaced geometrically rather than evenly, as on a log axis."""
     x = np.asarray(values, float)

@@ -1,8 +1,8 @@
-"""Parameters of a run at the start and at the end of its phases, and the data on which they were trained."""
+"""Parameters of a run at the start and at the end of its phases."""
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,84 +11,30 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from jaxattn.base import Dataset, DrawnData, Model
+from jaxattn.base import Dataset, Model
 from jaxattn.base.from_function import ModelFromFunction
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import get, names
 from jaxattn.core.settings import PositiveInt
-from jaxattn.data import Splits, corpus
-from jaxattn.lab.kinds import GENERATORS, MODELS, load_kind
 from jaxattn.lab.results.labels import ranges_text
+from jaxattn.lab.results.rebuilt import (
+    AGAIN,
+    Arrays,
+    built_in_model,
+    dataset_of_run,
+    initial_arrays,
+    like_parameters,
+    model_from_code,
+)
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.storage import batch_record, checkpoints, copies, memo
 from jaxattn.lab.storage.batch_record import BatchRecord
 from jaxattn.lab.storage.files import Damaged, memory
 from jaxattn.lab.storage.folder import fetch_batch
 from jaxattn.lab.storage.study_file import damage_as_input_error, run_again
-from jaxattn.lab.study.groups import compile_groups
-from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.randomness import keys
-from jaxattn.lab.study.seed import draw_data, initial_params
-from jaxattn.lab.study.seed import seed_dataset as of_seed
-from jaxattn.lab.study.setting import Cell, Hyperparameters, Reader, Setting, with_hyperparameters
 from jaxattn.models import span
 from jaxattn.models.adapters import Adapted, nested
-
-Arrays = dict[str, np.ndarray]
-_AGAIN = "load another folder, or run the sweep again"
-
-
-@jax.tree_util.register_pytree_with_keys_class
-class Parameters:
-    """Named arrays as a frozen pytree with attributes: `parameters.E`, or `parameters.head.kernel`."""
-
-    def __init__(self, arrays: Mapping[str, Any]) -> None:
-        """Store the arrays by name."""
-        object.__setattr__(self, "_arrays", dict(arrays))
-
-    def __getattr__(self, name: str) -> Any:
-        # `copy` accesses attributes before they are set.
-        arrays = self.__dict__.get("_arrays", {})
-        if name in arrays:
-            return arrays[name]
-        if part := {key[len(name) + 1 :]: x for key, x in arrays.items() if key.startswith(f"{name}.")}:
-            return Parameters(part)
-        raise AttributeError(f"no parameter {name!r}; the parameters are {', '.join(arrays)}")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"{name}: parameters are immutable; create new ones with `replace`")
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the names of the arrays."""
-        return iter(self._arrays)
-
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self._arrays]
-
-    def __repr__(self) -> str:
-        shapes = (f"{name}={getattr(x, 'shape', x)}" for name, x in self._arrays.items())
-        return f"Parameters({', '.join(shapes)})"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the arrays as a nested dictionary, as in `module.apply({"params": ...}, x)` of Flax."""
-        return nested(self._arrays)
-
-    def replace(self, **arrays: Any) -> "Parameters":
-        """Return a copy with some arrays replaced."""
-        unknown = [name for name in arrays if name not in self._arrays]
-        if unknown:
-            raise AttributeError(f"no parameter {unknown[0]!r}; the parameters are {', '.join(self._arrays)}")
-        return Parameters(dict(self._arrays) | arrays)
-
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
-        """Flatten the object into arrays and names, for JAX."""
-        return [(jax.tree_util.GetAttrKey(name), x) for name, x in self._arrays.items()], tuple(self._arrays)
-
-    @classmethod
-    def tree_unflatten(cls, names: tuple[str, ...], arrays: Any) -> "Parameters":
-        """Rebuild the object from names and arrays, for JAX."""
-        return cls(dict(zip(names, arrays, strict=True)))
 
 
 def params_of(
@@ -110,7 +56,7 @@ def params_of(
         raise InputError(f"step {step}: not stored; use step 0, or omit step for the end of the phase")
     seed = results.manifest["seeds"][0] if seed is None else seed
     with copies.naming():
-        state, index = _restore(results, cell, seed)
+        state, index, code = _restore(results, cell, seed)
     phases = _until(state, phase, before=step == 0)
     arrays = {name: x[index] for name, x in _after(state, phases).items()}
     if not phases:
@@ -120,37 +66,23 @@ def params_of(
         vocab_size = msgspec.convert(results.lookup(cell, "data.vocab_size"), PositiveInt)
     except (InputError, msgspec.ValidationError):
         vocab_size = None  # texts determine V, which is not padded
-    of_run = _built_in(results, cell) or (results.study and results.study.cells[cell].setting.model)
-    with backend.pinned(), jax.enable_x64(True):
-        arrays = _without_padding(_in_full_space(results, cell, seed, arrays), vocab_size, of_run)
-    model = model or of_run
+    of_run = built_in_model(results, cell) or (results.study and results.study.cells[cell].setting.model)
     # Without x64, JAX would silently convert float64 to float32.
     with backend.pinned(), jax.enable_x64(True):
+        arrays = _without_padding(_in_full_space(results, cell, seed, arrays), vocab_size, of_run)
         found = {name: jnp.asarray(x) for name, x in arrays.items()}
-        if model is None:
-            return Parameters(found)
-        model = model.built() if isinstance(model, ModelFromFunction) else model
-        if isinstance(model, Adapted):
-            return model.rebuild(found)
-        return _as_model_params(found, model, _example_data(results, cell, seed, found))
+        if model is not None:
+            of_run = model_from_code(results, cell, model, code)
+        if of_run is None:
+            return nested(found)
+        built = of_run.built() if isinstance(of_run, ModelFromFunction) else of_run
+        if isinstance(built, Adapted):
+            return built.rebuild(found)
+        return _as_model_params(found, built, _example_data(results, cell, seed, found))
 
 
-def _built_in(results: Run, cell: int) -> Any:
-    path = MODELS.get(str(results.lookup(cell, "model.kind")))
-    if path is None:
-        return None
-    target = load_kind(path)
-    settings = {name: results.lookup(cell, f"model.{name}") for name in target.__struct_fields__}
-    try:
-        return msgspec.convert(settings, target)
-    except msgspec.ValidationError as error:
-        raise InputError(
-            f"{results.directory}: this version of jaxattn cannot build the model: {error}; {_AGAIN}"
-        ) from None
-
-
-def _restore(results: Run, cell: int, seed: int) -> tuple[dict[str, Arrays], int]:
-    """Return the parameters in the batch of a run, by phase, and the position of the run in the arrays."""
+def _restore(results: Run, cell: int, seed: int) -> tuple[dict[str, Arrays], int, Mapping[str, str | None]]:
+    """Return the parameters in the batch of a run, by phase, its position there, and hashes of its code."""
     directory = Path(os.path.abspath(results.directory))
     names = results.manifest.get("batches", [])
     if not names:
@@ -161,7 +93,7 @@ def _restore(results: Run, cell: int, seed: int) -> tuple[dict[str, Arrays], int
     if seed not in results.manifest["seeds"]:
         seeds = ranges_text(list(results.manifest["seeds"]))
         raise InputError(f"seed {seed}: {results.directory} has only seeds {seeds} for cell {cell}")
-    (entry,) = (entry for entry in results.manifest["cells"] if entry["cell"] == cell)
+    entry = results.entry(cell)
     older = [key for key, seeds in entry["older"].items() if seed in seeds]
     run = (older or [entry["key"]])[0], seed
     with damage_as_input_error(directory):
@@ -172,7 +104,8 @@ def _restore(results: Run, cell: int, seed: int) -> tuple[dict[str, Arrays], int
                 fetch_batch(results.directory, name)
                 state = _parameters(folder, record, directory)
                 phases = _in_order(results, cell, list(state))
-                return {phase: state[phase] for phase in phases}, record.identities.index(run)
+                index = record.identities.index(run)
+                return {phase: state[phase] for phase in phases}, index, record.origin.code
     raise InputError(f"{directory}: seed {seed} of cell {cell} is not finished; {run_again(directory)}")
 
 
@@ -189,7 +122,7 @@ def _parameters(folder: Path, record: BatchRecord, directory: Path) -> dict[str,
     phases = list(state.values()) if isinstance(state, dict) else [None]
     runs = len(record.runs)
     if not all(isinstance(of, dict) and _has_runs(of, runs) for of in phases):
-        raise InputError(f"{location}: does not contain the parameters of {runs} runs; {_AGAIN}")
+        raise InputError(f"{location}: does not contain the parameters of {runs} runs; {AGAIN}")
     return dict(state)
 
 
@@ -225,7 +158,7 @@ def _after(state: dict[str, Arrays], phases: list[str]) -> Arrays:
 
 
 def _in_full_space(results: Run, cell: int, seed: int, arrays: Arrays) -> Arrays:
-    model = _built_in(results, cell)
+    model = built_in_model(results, cell)
     if model is None or model.in_span() is model or model.dim in ("inf", arrays["E"].shape[1]):
         return arrays
     E, v = arrays["E"], arrays["v"]
@@ -235,7 +168,7 @@ def _in_full_space(results: Run, cell: int, seed: int, arrays: Arrays) -> Arrays
         )
     classes = 2 if v.ndim == 1 else v.shape[1]
     sizes: dict[str, Any] = {"vocab_size": len(E), "num_classes": classes, "dtype": E.dtype}
-    basis = np.asarray(span.basis(keys(seed, _hold(results, cell)).start, dim=model.dim, **sizes))
+    basis = np.asarray(span.basis(keys(seed, results.hold(cell)).start, dim=model.dim, **sizes))
     return {name: x @ basis.T if name in model.token_rows else basis @ x for name, x in arrays.items()}
 
 
@@ -257,9 +190,10 @@ def _without_padding(arrays: Arrays, vocab_size: int | None, model: Any) -> Arra
 
 
 def _example_data(results: Run, cell: int, seed: int, arrays: Mapping[str, Any]) -> Dataset:
-    if results.study is not None and _built_in(results, cell) is None:
-        data: Dataset = results.study.dataset(seed, cell).train
-        return data
+    if built_in_model(results, cell) is None:
+        # Data of files or custom code can be generated only in the session of the run.
+        with suppress(InputError):
+            return dataset_of_run(results, seed=seed, cell=cell).train
     return like_parameters(arrays)
 
 
@@ -280,104 +214,3 @@ def _as_model_params(arrays: Mapping[str, Any], model: Any, like: Dataset) -> An
             f"model: has parameters {expected}, but the run stored {held}; pass the model used in the run"
         )
     return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in wanted])
-
-
-def _hold(results: Run, cell: int) -> Collection[str]:
-    (entry,) = (entry for entry in results.manifest["cells"] if entry["cell"] == cell)
-    hold: Collection[str] = entry.get("hold", ())
-    return hold
-
-
-def dataset_of_run(results: Run, *, seed: int, cell: int) -> Splits:
-    """Regenerate the data for one seed of one cell.
-
-    Raises:
-        InputError: the cell or seed is unknown; or the results were loaded from a folder, and the data come
-            from files or user-defined code. In the latter case, use `Study.dataset`.
-    """
-    results.settings(cell)
-    if seed not in (known := results.manifest["seeds"]):
-        raise InputError(f"seed {seed}: not in the run; choose one of {', '.join(map(str, known[:20]))}")
-    if results.study is not None:
-        splits: Splits = results.study.dataset(seed, cell)
-        return splits
-    table = results.lookup(cell, "data")
-    path = GENERATORS.get(str(table.get("kind")))
-    if path is None:
-        raise InputError(
-            f"data.kind = {table.get('kind')!r}: these data cannot be rebuilt from a results folder, because "
-            "they are defined by code or files; use jaxattn.Study.read(SWEEP).dataset(...)"
-        )
-    target = load_kind(path)
-    settings = {name: table[name] for name in target.__struct_fields__ if name in table}
-    try:
-        data = msgspec.convert(settings, target)
-    except msgspec.ValidationError as error:
-        raise InputError(
-            f"{results.directory}: this version of jaxattn cannot generate the data: {error}; "
-            "run the study again"
-        ) from None
-    return of_seed(data, seed, str(results.manifest["dtype"]), hold=_hold(results, cell)).splits
-
-
-class _NoImports(ImportPaths):
-    """Import resolver for configs read from a results folder; refuses to import code."""
-
-    def load(self, name: str) -> Any:
-        raise InputError(f"the study uses {name}, and loading results never imports custom code")
-
-
-def initial_arrays(results: Run, cell: int, seed: int, trained: Arrays) -> Arrays:
-    """Recompute the initial parameters of one seed of one cell, as the arrays that a run stores.
-
-    `trained` contains the trained parameters, which determine the vocabulary size for texts. The compiled
-    program is that of the run.
-
-    Raises:
-        InputError: the results were loaded from a folder, and the study needs custom code or a data file.
-    """
-    try:
-        wanted = results.study.cells[cell] if results.study else _cell(results, cell)
-        if wanted.config_hash != results.config_hash(cell):
-            raise InputError("the config of this folder was written by another version of jaxattn")
-        (group,) = compile_groups([wanted])
-        with backend.precision(group.setting.dtype):
-            data, tokens = _shapes(results, group.setting, trained)
-    except InputError as error:
-        reload = f"jaxattn.Study.read(SWEEP).run({str(results.directory)!r}).params(step=0)"
-        raise InputError(f"step 0: {error}; use {reload}") from None
-
-    def start(key: jax.Array, numbers: Hyperparameters) -> Any:
-        return initial_params(with_hyperparameters(group.setting, numbers), data, key, tokens)
-
-    with backend.precision(group.setting.dtype):
-        numbers = {path: x[0] for path, x in group.hyperparameters([wanted]).items()}
-        params = jax.jit(start)(keys(seed, group.setting.hold).start, numbers)
-        return {name: np.asarray(get(params, name)) for name in names(params)}
-
-
-def _cell(results: Run, cell: int) -> Cell:
-    """Return a cell of the study of a loaded folder."""
-    (entry,) = (entry for entry in results.manifest["cells"] if entry["cell"] == cell)
-    return Reader(_NoImports()).read(results.tables(cell), cell, entry["settings"])
-
-
-def _shapes(results: Run, setting: Setting, trained: Arrays) -> tuple[Splits, Sequence[str]]:
-    if isinstance(setting.data, DrawnData):
-        return jax.eval_shape(partial(draw_data, setting), jax.random.key(0)), setting.data.tokens
-    if results.study is not None:
-        data, _, tokens = setting.data.load()
-        return data, tokens
-    if setting.starts or "E" not in trained:
-        raise InputError(
-            "the initial parameters depend on data files, which are not read when results are loaded"
-        )
-    return Splits(like_parameters(trained)), ()
-
-
-def like_parameters(arrays: Mapping[str, Any]) -> corpus.Corpus:
-    """Return a placeholder corpus for which a built-in model has parameters with the shapes of `arrays`."""
-    p, v = (np.ndim(arrays.get(name, ())) for name in "pv")
-    # v has one more axis than the queries p if there are more than two classes.
-    classes = arrays["v"].shape[-1] if v > p else 2
-    return corpus.shapes(vocab_size=len(arrays["E"]) if "E" in arrays else 1, num_classes=classes)

@@ -95,7 +95,7 @@ class Run:
 
     def settings(self, cell: int) -> dict[str, Any]:
         """Return the axis values of a cell."""
-        return dict(self._entry(cell)["settings"])
+        return dict(self.entry(cell)["settings"])
 
     def lookup(self, cell: int, key: str) -> Any:
         """Return the value of a config key in a cell. List entries are addressed by name or index.
@@ -105,7 +105,7 @@ class Run:
         Raises:
             InputError: the cell or key does not exist.
         """
-        entry = self._entry(cell)
+        entry = self.entry(cell)
         if key in entry["settings"]:
             return entry["settings"][key]
         if (value := find_cell(self.tables(cell), key)) is None and key not in self.axes:
@@ -116,7 +116,7 @@ class Run:
     def tables(self, cell: int) -> Mapping[str, Any]:
         """Return the tables of all settings with which a cell ran, including the defaults of its kinds."""
         if cell not in self._known:
-            self._known[cell] = as_written(effective_tables(self.config(cell), self._entry(cell)))
+            self._known[cell] = as_written(effective_tables(self.config(cell), self.entry(cell)))
         return self._known[cell]
 
     def effective_settings(self) -> pd.DataFrame:
@@ -137,16 +137,19 @@ class Run:
         names = find_cell(tables, "data.class_names") or find_cell(tables, "data.labels")
         return tuple(map(class_name, names)) if isinstance(names, list | tuple) else ()
 
+    def hold(self, cell: int) -> Sequence[str]:
+        """Return the sources of randomness that all seeds of a cell share."""
+        found: Sequence[str] = self.entry(cell).get("hold", ())
+        return found
+
     def labels(self, cell: int) -> Mapping[str, str]:
         """Return the labels of metrics that the study of a cell declares, keyed by metric."""
-        found: Mapping[str, str] = self._entry(cell).get("labels", self.manifest.get("labels", NONE))
+        found: Mapping[str, str] = self.entry(cell).get("labels", self.manifest.get("labels", NONE))
         return found
 
     def scales(self, cell: int) -> Mapping[str, Sequence[Any]]:
         """Return the scales (kind, low, high) that the study of a cell declares, keyed by metric."""
-        found: Mapping[str, Sequence[Any]] = self._entry(cell).get(
-            "scales", self.manifest.get("scales", NONE)
-        )
+        found: Mapping[str, Sequence[Any]] = self.entry(cell).get("scales", self.manifest.get("scales", NONE))
         return found
 
     def label(self, metric: str) -> str:
@@ -237,15 +240,16 @@ class Run:
 
     def config(self, cell: int) -> Mapping[str, Any]:
         """Return the config of a cell's study, without the settings of its block and axes."""
-        config: Mapping[str, Any] = self._entry(cell).get("config", self.manifest["config"])
+        config: Mapping[str, Any] = self.entry(cell).get("config", self.manifest["config"])
         return config
 
     def config_hash(self, cell: int) -> str | None:
         """Return the hash of the settings that determine a cell's results, or None if it was not recorded."""
-        found: str | None = self._entry(cell).get("config_hash")
+        found: str | None = self.entry(cell).get("config_hash")
         return found
 
-    def _entry(self, cell: int) -> Mapping[str, Any]:
+    def entry(self, cell: int) -> Mapping[str, Any]:
+        """Return the entry of a cell in the manifest; raise InputError if the cell does not exist."""
         if cell not in self._entries:
             raise InputError(
                 f"cell {cell}: {self.directory} has only cells {ranges_text(list(self._entries))}"

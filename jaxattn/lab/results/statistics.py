@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -29,48 +28,31 @@ LOG: Final = "log"
 YES_NO: Final = "yes/no"
 
 
-_DECLARED = tuple(
-    (re.compile(names), found)
-    for names, found in (
-        (r"((limit|relaxed)_)?feasible|came_to_end", Scale(YES_NO, 0.0, 1.0)),
-        (r"((un)?relaxed_|head_|limit_)?one_minus_cosine", Scale(LOG, 0.0, 2.0)),
-        (r"margin_shortfall|mismatch", Scale(LOG, 0.0)),
-        (r"((limit|relaxed)_)?(certified_distance|duality_gap|primal_residual)", Scale(LOG, 0.0)),
-        (r"(conservation_)?drift|one_step_error|embedding_error", Scale(LOG, 0.0)),
-        (r"((train|test|validation)_)?accuracy(_best_on_\w+)?|important_mass", Scale(LINEAR, 0.0, 1.0)),
-        (
-            r"(important|(all_|only_)?relevant)_selected|tied_sequences|relaxed_support",
-            Scale(LINEAR, 0.0, 1.0),
-        ),
-        (r"(spearman|correlation)_E[vp]_\w+|cos_\w+", Scale(LINEAR, -1.0, 1.0)),
-    )
-)
-
-
-def scale(metric: str, declared: Mapping[str, Sequence[Any]] = MappingProxyType({})) -> Scale:
-    """Return the scale of a metric: the built-in scale, else the declared one, else linear and unbounded.
+def scale(metric: str, declared: Mapping[str, Sequence[Any]]) -> Scale:
+    """Return the scale of a metric; linear and unbounded if none is declared.
 
     Args:
         metric: name of the metric. An entry of a vector, such as NAME_07, has the scale of NAME.
-        declared: (kind, low, high), keyed by metric, as declared by the probes of a run; a bound of None
-            means unbounded.
+        declared: (kind, low, high), keyed by metric, as declared by the loss, the phases and the probes of a
+            run; a bound of None means unbounded. The key NAME* stands for all metrics that begin with NAME.
     """
-    for names, found in _DECLARED:
-        if names.fullmatch(metric):
-            return found
-    if own := declared.get(metric) or declared.get(re.sub(r"_\d+$", "", metric)):
-        kind, low, high = own
-        return Scale(kind, -math.inf if low is None else low, math.inf if high is None else high)
-    return Scale()
+    names = metric, re.sub(r"_\d+$", "", metric)
+    keys = [*names, *(key for key in declared if key[-1:] == "*" and metric.startswith(key[:-1]))]
+    if not (own := next((declared[key] for key in keys if key in declared), None)):
+        return Scale()
+    kind, low, high = own
+    return Scale(kind, -math.inf if low is None else low, math.inf if high is None else high)
 
 
 _Floats = NDArray[np.float64]
+# Rounding error of metrics that are computed in float32.
+_ROUNDING = 1e-5
 
 STATISTICS = ("mean", "median", "iqm", "mean_low", "mean_high", "iqm_low", "iqm_high")
 
 
 def aggregate(
-    results: Run | pd.DataFrame,
+    results: Run,
     *,
     confidence: float = 0.95,
 ) -> pd.DataFrame:
@@ -82,25 +64,27 @@ def aggregate(
         log       the geometric mean exp(mean of log x), with exp of Student's interval for log x
         yes/no    the fraction of seeds with value 1, with a Clopper-Pearson interval
 
-    Differences, and series with values outside the scale, are treated as linear. The interquartile mean is
-    the mean of the middle half, iqm = 2 ∫_{1/4}^{3/4} x(u) du with the empirical quantile function x(u). It
-    has an interval if there are at least four seeds; see `intervals.interquartile`.
+    Differences, and series with values outside the scale, are treated as linear. Intervals are clipped to the
+    range of the scale, which does not lower their coverage, because the true mean is in this range. The
+    interquartile mean is the mean of the middle half, iqm = 2 ∫_{1/4}^{3/4} x(u) du with the empirical
+    quantile function x(u). It has an interval if there are at least four seeds; see
+    `intervals.interquartile`.
 
     Args:
-        results: a results folder, or some or all of its records.
+        results: a results folder.
         confidence: coverage of the intervals.
 
     Returns:
-        A table with one row per series and columns cell, axis values (if a folder was given), phase, step,
-        metric, scale, n, missing, mean, median, iqm, mean_low, mean_high, iqm_low and iqm_high. Seeds with
-        non-finite values are dropped: n is the number of finite values, and missing the number of
-        non-finite values. There is no interval if there is a single seed or if all values are equal.
+        A table with one row per series and columns cell, axis values, phase, step, metric, scale, n, missing,
+        mean, median, iqm, mean_low, mean_high, iqm_low and iqm_high. Seeds with non-finite values are
+        dropped: n is the number of finite values, and missing the number of non-finite values. There is no
+        interval if there is a single seed or if all values are equal.
 
     Source:
         Interquartile means over seeds: Agarwal et al., arXiv 2108.13264. `rliable` drops whole seeds
         instead; both methods agree if n is a multiple of 4.
     """
-    records = results.records if isinstance(results, Run) else results
+    records = results.records
     phase, phases = pd.factorize(records["phase"])
     metric, metrics = pd.factorize(records["metric"])
     given = records["value"].to_numpy(float)
@@ -135,30 +119,30 @@ def aggregate(
         }
     )
     table = pd.concat([table, pd.DataFrame(summary, columns=list(STATISTICS))], axis=1)
-    return results.with_axes(table) if isinstance(results, Run) else table
+    return results.with_axes(table)
 
 
 def _scales(
-    results: Run | pd.DataFrame, cells: NDArray[np.int64], metric: NDArray[np.int64], metrics: Sequence[str]
+    results: Run, cells: NDArray[np.int64], metric: NDArray[np.int64], metrics: Sequence[str]
 ) -> tuple[NDArray[Any], ...]:
     """Return the kind and the bounds of the scale of each series.
 
     Args:
-        results: a results folder, or records.
+        results: a results folder.
         cells: cell index of each series.
         metric: for each series, the position of its metric in `metrics`.
         metrics: names of the metrics.
     """
-    of_run = isinstance(results, Run) and not results.manifest.get("differences")
-    of_cell = {cell: results.scales(cell) if of_run else NONE for cell in np.unique(cells).tolist()}
+    # The difference of two values can have any sign.
+    unbounded = results.manifest.get("differences")
+    of_cell = {cell: NONE if unbounded else results.scales(cell) for cell in np.unique(cells).tolist()}
     # Cells of one study share one mapping.
     distinct = {id(declared): declared for declared in of_cell.values()}
     place = {number: k for k, number in enumerate(distinct)}
-    plain = isinstance(results, Run) and not of_run
     table = np.empty((len(distinct), len(metrics), 3), object)
     for row, declared in enumerate(distinct.values()):
         for column, name in enumerate(metrics):
-            table[row, column] = tuple(Scale() if plain else scale(name, declared))
+            table[row, column] = tuple(scale(name, declared))
     rows = np.array([place[id(of_cell[cell])] for cell in cells.tolist()], int)
     found = table[rows, metric]
     return found[:, 0], found[:, 1], found[:, 2]
@@ -313,7 +297,7 @@ def _means(
 ) -> list[_Floats]:
     """Compute the mean of each row of (m, n) values on the row's scale, with its interval.
 
-    The interval is clipped to [low, high] if all values of the row are in this range.
+    The interval is clipped to [low, high]; see `_clipped`.
     """
     logs, shares = kind == LOG, kind == YES_NO
     bounds = np.stack(student_t(series, confidence=confidence))
@@ -327,10 +311,12 @@ def _means(
 
 
 def _clipped(bounds: Any, series: _Floats, low: _Floats, high: _Floats) -> _Floats:
-    """Clip the bounds of each row to [low, high], unless some of its values are outside this range.
+    """Clip the bounds of each row of sorted values to [low, high].
 
-    Such a value means that the name belongs to a different metric than the declared range.
+    The range is extended to values that are outside of it by a rounding error. Rows with other values outside
+    of it are not clipped, because the declared range is then wrong.
     """
-    bounds = np.stack(bounds)
-    inside = ((series >= low) & (series <= high)).all(axis=1)
-    return np.where(inside, np.clip(bounds, low[:, 0], high[:, 0]), bounds)
+    bounds, least, most = np.stack(bounds), series[:, 0], series[:, -1]
+    low, high = low[:, 0], high[:, 0]
+    inside = (least >= low - _ROUNDING) & (most <= high + _ROUNDING)
+    return np.where(inside, np.clip(bounds, np.minimum(low, least), np.maximum(high, most)), bounds)

@@ -10,7 +10,7 @@ from jaxattn.core.lazy import lazy
 if TYPE_CHECKING:
     from jaxattn.lab.texts.readers import Folder, Lines, Tfds
     from jaxattn.lab.texts.source import Source
-    from jaxattn.lab.texts.tables import Csv, Jsonl, Parquet
+    from jaxattn.lab.texts.table_files import Csv, Jsonl, Parquet
     from jaxattn.lab.texts.text import TextCorpora, Vocabulary, build_vocabulary, encode, load_text
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
 
 _NAMES = {
     **dict.fromkeys(("Folder", "Lines", "Tfds"), "jaxattn.lab.texts.readers"),
-    **dict.fromkeys(("Csv", "Jsonl", "Parquet"), "jaxattn.lab.texts.tables"),
+    **dict.fromkeys(("Csv", "Jsonl", "Parquet"), "jaxattn.lab.texts.table_files"),
     "Source": "jaxattn.lab.texts.source",
     **dict.fromkeys(
         ("TextCorpora", "Vocabulary", "build_vocabulary", "encode", "load_text"), "jaxattn.lab.texts.text"

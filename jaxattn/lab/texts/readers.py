@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from jaxattn.core.errors import InputError, first_line, listed
-from jaxattn.lab.texts.files import REMEDY, decoding, reading
 from jaxattn.lab.texts.labelled import Label, members
 from jaxattn.lab.texts.source import Labels, Name, Source, TextRow, TextRows
-from jaxattn.lab.texts.tables import Files, Texts, place_in, row_of, table_fields
+from jaxattn.lab.texts.table_files import Files, Texts, place_in, row_of, table_fields
+from jaxattn.lab.texts.text_files import REMEDY, decoding, reading
 
 _BATCH = 512
 

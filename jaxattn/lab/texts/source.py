@@ -13,8 +13,8 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.data.sequences import Sequences
 from jaxattn.data.splits import Loaded, Splits, token_statistics
 from jaxattn.lab.texts import text
-from jaxattn.lab.texts.files import codec, reading
 from jaxattn.lab.texts.labelled import Label, class_numbers, is_missing
+from jaxattn.lab.texts.text_files import codec, reading
 
 TextRow = tuple[str, str, Any]
 Name = Annotated[str, msgspec.Meta(min_length=1)]

@@ -367,7 +367,7 @@ main()
 
 
 @pytest.mark.parametrize(
-    "moment", ["tyro", "jaxlib", pytest.param("jaxattn.lab.engine.run", marks=pytest.mark.more)]
+    "moment", ["tyro", "jaxlib", pytest.param("jaxattn.lab.engine.run_study", marks=pytest.mark.more)]
 )
 def test_interrupt_before_a_run_prints_one_line(tmp_path, moment):
     words = ["run", SWEEPS / "quickstart.toml", "--out", tmp_path / "run"]

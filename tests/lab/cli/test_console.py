@@ -47,8 +47,7 @@ def test_output_has_no_terminal_escape_codes(lines, capsys):
     assert capsys.readouterr().err == "a       b é\\x1b[2J\\x9b1m\\u202ec\\r\n"
     printed = "\n".join(lines(console.print_json, {"é": told}))
     assert json.loads(printed) == {"é": told}
-    assert "é" in printed
-    assert all(x.isprintable() or x == "\n" for x in printed)
+    assert all((x.isprintable() and x.isascii()) or x == "\n" for x in printed)
     with Reporter() as reporter:
         reporter.warn(told)
         reporter.update(told, 0.5, told)
@@ -165,13 +164,6 @@ def test_long_words_in_a_table_are_not_broken(lines):
     assert path in " ".join(found).split()
 
 
-def test_headings_break_only_after_dots(lines):
-    frame = pd.DataFrame({"phases.query.step_size": ["a word " * 9], "spearman_Ep_signed_tokens": [0.5]})
-    found = [word for line in lines(console.print_table, "t", frame, width=45) for word in line.split()]
-    assert "spearman_Ep_signed_tokens" in found
-    assert {"phases.query.", "step_size"} <= set(found) or "phases.query.step_size" in found
-
-
 def test_text_is_wrapped_in_a_terminal_but_not_in_a_pipe(lines, monkeypatch, capsys):
     text = "embed records " + ", ".join(f"metric_{k}" for k in range(30)) + ", Ep_bin_00 .. 19, x [0.1, 0.2]"
     for width in range(20, 90):
@@ -224,7 +216,7 @@ def failures(cells, seeds):
     ]
 
 
-@pytest.mark.parametrize(("cells", "seeds", "shown"), [(2, 60, 6), (50, 2, 12), (2, 3, 6)])
+@pytest.mark.parametrize(("cells", "seeds", "shown"), [(2, 60, 12), (2, 3, 6)])
 def test_first_failures_are_printed_with_a_remedy(capsys, cells, seeds, shown):
     console.print_failures(failures(cells, seeds), "results/x")
     *each, last = capsys.readouterr().err.splitlines()

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.lab.engine import attempt, run
+from jaxattn.lab.engine import attempt, run_study
 from jaxattn.lab.engine.monitor import Interrupted, Intervals, RunMonitor
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.results.read import read_results
@@ -45,7 +45,7 @@ def go():
 
     def start(directory, study, stop_after=None, **options):
         with Lines(stop_after) as reporter:
-            outcome = run.run_study(study, directory, command="test", reporter=reporter, **options)
+            outcome = run_study.run_study(study, directory, command="test", reporter=reporter, **options)
         return outcome, reporter.lines
 
     return start

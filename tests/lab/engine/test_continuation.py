@@ -268,10 +268,10 @@ def test_shards_continue_each_run_once(tmp_path, go, counted, assert_same):
 
 @pytest.mark.more
 def test_run_continues_at_another_number_of_devices(tmp_path, go, counted, read, monkeypatch):
-    from jaxattn.lab.engine import run
+    from jaxattn.lab.engine import run_study
 
     with monkeypatch.context() as patch:
-        patch.setattr(run.devices, "pad_to_devices", lambda runs, shared: [*runs, *runs])
+        patch.setattr(run_study.devices, "pad_to_devices", lambda runs, shared: [*runs, *runs])
         go(tmp_path / "grown", study(10))
     counted.clear()
     go(tmp_path / "grown", study(31))

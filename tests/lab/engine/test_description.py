@@ -59,7 +59,7 @@ def test_study_can_be_run_again_from_its_file(small_run, study, go):
 
 def test_another_command_alone_does_not_change_the_study_file(small_run, study, contents):
     from jaxattn.lab.engine.progress import Reporter
-    from jaxattn.lab.engine.run import run_study
+    from jaxattn.lab.engine.run_study import run_study
 
     before = contents(small_run)
     with Reporter(quiet=True) as reporter:
@@ -87,17 +87,27 @@ def content_of(study, older=MappingProxyType({})):
 def test_scales_of_probe_metrics_reach_the_results(study, tmp_path):
     made = ja.Study(**(study().tree | {"probes": [Declares]}))
     results = made.run(tmp_path / "out", quiet=True)
-    assert results.manifest["scales"] == {"share": ["linear", 0, 1], "gap": ["log", 0, None]}
+    assert results.manifest["scales"].items() >= {"share": ["linear", 0, 1], "gap": ["log", 0, None]}.items()
     found = results.aggregate(metrics=["share", "gap"]).set_index("metric")
     assert (found.loc["share", "mean_high"].dropna() <= 1).all()
     assert found.loc["gap", "scale"].unique().tolist() == ["log"]
 
 
-def test_labels_and_scales_are_those_that_probes_declare(study):
+def negative(logits, labels):
+    return -labels * logits
+
+
+def test_labels_and_scales_are_those_that_probes_and_losses_declare(study):
     made = ja.Study(**(study().tree | {"probes": [Declares]}))
-    assert scales(made) == {"share": ["linear", 0, 1], "gap": ["log", 0, None]}
+    assert scales(made) == scales(study()) | {"share": ["linear", 0, 1], "gap": ["log", 0, None]}
     assert content_of(made)["labels"]["share"] == "$s$"
-    assert scales(study()) == {}
+    known = scales(study())
+    assert (known["loss"], known["train_accuracy"]) == (["linear", 0, None], ["linear", 0, 1])
+    # A custom loss may be negative.
+    custom = scales(ja.Study(**(study().tree | {"loss": negative})))
+    assert known.keys() - custom.keys() == {"loss", "test_loss", "validation_loss"}
+    bounded = ja.declare(bounds=(-1.0, 2.0))(lambda outputs, labels: jnp.clip(-labels * outputs, -1, 2))
+    assert scales(ja.Study(**(study().tree | {"loss": bounded})))["loss"] == ["linear", -1, 2]
 
 
 def test_cells_list_shared_randomness_older_runs_and_tables_that_differ(study):

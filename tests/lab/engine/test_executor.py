@@ -252,7 +252,7 @@ def test_a_batch_that_does_not_fit_in_memory_is_halved(tmp_path, study):
 
 def in_folder_of(tmp_path, study, workers, **options):
     from jaxattn.lab.engine.progress import Reporter
-    from jaxattn.lab.engine.run import run_study
+    from jaxattn.lab.engine.run_study import run_study
 
     with Reporter(quiet=True) as reporter:
         return run_study(

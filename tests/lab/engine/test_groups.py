@@ -177,7 +177,7 @@ import jax
 from jaxattn import Study
 from jaxattn.lab.engine import programs
 from jaxattn.lab.engine.progress import Reporter
-from jaxattn.lab.engine.run import run_study
+from jaxattn.lab.engine.run_study import run_study
 from jaxattn.lab.study import groups
 assert len(jax.local_devices()) == 4
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")

@@ -228,3 +228,27 @@ def test_waiting_ends_when_the_run_is_asked_to_stop(monkeypatch, study):
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
         run.monitor.wait(60.0)
     assert run.monitor.stop_requested
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)]
+)
+def test_python_ends_as_the_signal_asks_for(monkeypatch, study, capsys, number, error):
+    run = Run(monkeypatch, study())
+    run.monitor.begin_batch(run.batches[0], 0, 3)
+    run.monitor.begin_phase(0, [0, 1], 0)
+
+    def stop():
+        with monitor.ending_as_asked(), run.monitor.stopping():
+            os.kill(os.getpid(), number)
+            assert run.monitor.stop_requested
+            raise run.monitor.interrupted()
+
+    with pytest.raises(error) as caught:
+        stop()
+    words = capsys.readouterr().err if error is SystemExit else str(caught.value)
+    assert words.startswith(
+        "stopped; 0 of 3 batches finished, cell 0, seeds 0 to 1 saved at step 0 of embed;"
+    )
+    if error is SystemExit:
+        assert caught.value.code == 143

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from jaxattn.lab.engine import progress
-from jaxattn.lab.engine.progress import Reporter, duration
+from jaxattn.lab.engine.progress import Reporter
+from jaxattn.lab.results.labels import duration
 
 
 def test_progress_line_omits_unknown_values(monkeypatch, capsys):

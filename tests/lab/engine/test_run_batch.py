@@ -11,7 +11,7 @@ from jaxattn import losses
 from jaxattn.core import pytrees
 from jaxattn.dynamics.flows import stiff, ties
 from jaxattn.lab import kinds
-from jaxattn.lab.engine import batch_run, programs, run
+from jaxattn.lab.engine import batch_run, programs, run_study
 from jaxattn.lab.engine.programs import seed_keys
 from jaxattn.lab.probes import MaxMarginDirection
 from jaxattn.lab.probes.standard import BEST
@@ -147,7 +147,7 @@ def test_batch_resumes_on_a_different_number_of_devices(tmp_path, monkeypatch, g
     """The run starts with an odd number of cores and resumes with another number."""
     wanted = study(seeds=3)
     with monkeypatch.context() as patch:
-        patch.setattr(run.devices, "pad_to_devices", lambda runs, shared: [*runs, runs[-1]])
+        patch.setattr(run_study.devices, "pad_to_devices", lambda runs, shared: [*runs, runs[-1]])
         stop(tmp_path / "other", wanted, 4)
     assert last_line(tmp_path / "other").phase == "query"
     assert not go(tmp_path / "other", wanted)[0].errors

@@ -351,7 +351,7 @@ from pathlib import Path
 from jaxattn import Study
 from jaxattn.lab.engine.monitor import Intervals
 from jaxattn.lab.engine.progress import Reporter
-from jaxattn.lab.engine.run import run_study
+from jaxattn.lab.engine.run_study import run_study
 path, directory, shard, of = sys.argv[1:]
 print("ready", flush=True)
 sys.stdin.readline()

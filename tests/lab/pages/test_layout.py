@@ -14,7 +14,7 @@ import pytest
 
 from jaxattn.core.errors import RunError
 from jaxattn.lab.books import read_book
-from jaxattn.lab.figures import tokens as token_figures
+from jaxattn.lab.figures import token_figures
 from jaxattn.lab.loaded import load
 from jaxattn.lab.pages import layout, report
 from jaxattn.lab.pages.layout import breakable, coded, marked, typeset

@@ -75,10 +75,10 @@ def planted(results, configured):
     """Add metrics with the same value for every seed, and probe settings, to a run."""
     run = results["text"]
 
-    def make(least, high=1.0, **metrics):
+    def make(least, **metrics):
         rows = [(0, seed, "joint", 5, name, x) for name, x in metrics.items() for seed in range(4)]
         records = pd.concat([run.records, pd.DataFrame(rows, columns=list(run.records.columns))])
-        probes = {"min_count": least, "low": -1.0, "high": high}
+        probes = {"min_count": least}
         return dataclasses.replace(configured(run, probes=probes), records=records)
 
     return make
@@ -96,17 +96,17 @@ def test_caveat_reports_a_min_count_that_excludes_all_tokens(planted):
     assert caveats(planted(45, spearman_Ev_tokens=0.3)) == []
 
 
-@pytest.mark.parametrize("key", ["min_count", "important", "low", "high"])
+@pytest.mark.parametrize("key", ["min_count", "important"])
 @pytest.mark.parametrize("strange", ["many", float("inf"), [3]])
 def test_caveats_ignore_nonnumeric_probe_settings(planted, key, strange):
     """A folder may contain any value of a cell on an axis."""
-    run = planted(30, important_selected=0.5, spearman_Ev_bins=0.3, spearman_Ev_tokens=0.3)
+    run = planted(30, important_selected=0.5, spearman_Ev_tokens=0.3)
     run.manifest["config"]["probes"]["important"] = 0.5
     whole = caveats(run)
     cells = [{"cell": 0, "settings": {f"probes.{key}": strange}}]
     left = caveats(dataclasses.replace(run, manifest=run.manifest | {"cells": cells}))
     assert set(left) <= set(whole)
-    assert any("probes.important" in line for line in left) == (key in ("low", "high"))
+    assert not any("probes.important" in line for line in left)
 
 
 def test_caveat_explains_the_logarithm_of_zero(planted):
@@ -143,16 +143,6 @@ def test_caveat_that_applies_to_some_cells_names_them(planted):
     assert f"{text} (16 of 50 cells)" in caveats(several)
 
 
-def test_caveat_counts_tokens_outside_the_bins(planted):
-    run = planted(1)
-    tokens = run.tokens[(run.tokens["cell"] == 0) & (run.tokens["count"] > 0)].drop_duplicates("id")
-    high = float(np.sort(tokens["posterior_difference"])[-4] + 1e-4)
-    number = int((tokens["posterior_difference"] > high + 1e-6).sum())
-    (line,) = caveats(planted(1, high=high, spearman_Ev_bins=0.9))
-    assert line.startswith(f"spearman_Ev_bins: without {number} tokens per seed whose posterior difference")
-    assert caveats(planted(1, high=1.0, spearman_Ev_bins=0.9)) == []
-
-
 @pytest.mark.parametrize(("relevant", "nats"), [(4, 10.0), ("many", 10.0), (4, [3])])
 def test_caveat_states_the_threshold_of_relevant_tokens(planted, relevant, nats):
     run = planted(45, only_relevant_selected=0.5, relevant_selected=0.7)
@@ -173,18 +163,15 @@ def test_caveat_defines_important_tokens(planted):
         tokens = run.tokens[run.tokens["cell"] == 0].drop_duplicates(["seed", "id"])
         large = tokens["posterior_difference"].abs() >= 0.5
         assert (tokens["seed"].nunique(), large.any()) == (4, True)
-        counts = [
-            (large & ((tokens["count"] >= least) == often)).groupby(tokens["seed"]).sum()
-            for often in (True, False)
-        ]
-        words = [str(x.min()) if x.min() == x.max() else f"{x.min()} to {x.max()}" for x in counts]
+        counts = (large & (tokens["count"] >= least)).groupby(tokens["seed"]).sum()
+        low, high = counts.min(), counts.max()
+        number = str(low) if low == high else f"{low} to {high}"
         assert line.startswith(
             "important_mass, important_selected, important_tied: tokens are important if |"
         )
         often = "once" if least == 1 else f"{least} times"
-        occur = f"they occur at least {often} (probes.min_count): {words[0]} tokens per seed"
+        occur = f"they occur at least {often} (probes.min_count): {number} tokens per seed"
         assert f"≥ 0.5 (probes.important) and {occur}" in line
-        assert line.endswith(f"excluding {words[1]} rarer ones" if counts[1].any() else "tokens per seed")
     run = planted(1, important_selected=0.5)
     run.manifest["config"]["probes"]["important"] = 0.5
     # Tables may be limited to some metrics.

@@ -1,26 +1,27 @@
 """Trained parameters from the checkpoints of batches."""
 
-import copy
 import dataclasses
 import os
 import resource
 import shutil
 import types
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from msgspec import structs
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError, RunError
 from jaxattn.data import corpus
 from jaxattn.lab.loaded import load
 from jaxattn.lab.results.combine import group
-from jaxattn.lab.results.params import Parameters
 from jaxattn.lab.storage import batch_record, checkpoints, study_file
 from jaxattn.lab.storage.batch_record import TABLES
+from jaxattn.lab.study.code_hash import code_hash
 from jaxattn.lab.study.effective import as_written
 
 DIM, PADDED = 4, 6
@@ -102,44 +103,76 @@ def batch(folder):
 def test_padding_rows_are_removed_from_restored_parameters(folder, cell, seed, lane):
     found = load(folder).params(cell=cell, seed=seed)
     E, p, v = runs("E", (PADDED, DIM), 0), runs("p", (DIM,), 1), runs("v", (DIM,), 0)
-    np.testing.assert_array_equal(found.E, E[lane].reshape(PADDED, DIM)[: SIZES[cell]])
-    np.testing.assert_array_equal(found.p, p[lane])
-    np.testing.assert_array_equal(found.v, v[lane])
-    assert found.E.dtype == np.float64
+    np.testing.assert_array_equal(found["E"], E[lane].reshape(PADDED, DIM)[: SIZES[cell]])
+    np.testing.assert_array_equal(found["p"], p[lane])
+    np.testing.assert_array_equal(found["v"], v[lane])
+    assert found["E"].dtype == np.float64
 
 
 def test_parameters_at_the_end_of_an_earlier_phase_can_be_restored(folder):
     results = load(folder)
-    np.testing.assert_array_equal(results.params(phase="embed").p, runs("p", (DIM,), 0)[0])
-    np.testing.assert_array_equal(results.params(phase="joint").p, runs("p", (DIM,), 1)[0])
-    np.testing.assert_array_equal(results.choose(phases=["joint"]).params().p, runs("p", (DIM,), 1)[0])
+    np.testing.assert_array_equal(results.params(phase="embed")["p"], runs("p", (DIM,), 0)[0])
+    np.testing.assert_array_equal(results.params(phase="joint")["p"], runs("p", (DIM,), 1)[0])
+    np.testing.assert_array_equal(results.choose(phases=["joint"]).params()["p"], runs("p", (DIM,), 1)[0])
 
 
 def test_phases_are_ordered_by_run_and_not_alphabetically(folder, configured):
     results = load(folder)
     turned = configured(results, phases=results.manifest["config"]["phases"][::-1])
     renamed = dataclasses.replace(turned, records=results.records.iloc[::-1])
-    np.testing.assert_array_equal(renamed.params().p, runs("p", (DIM,), 0)[0])
+    np.testing.assert_array_equal(renamed.params()["p"], runs("p", (DIM,), 0)[0])
 
 
-def test_parameters_have_the_type_of_the_given_model(folder):
-    class Model:
+def one_layer(*, dim: int):
+    return ja.models.OneLayer(dim=dim)
+
+
+def wider(*, dim: int):
+    class Wider:
         def init(self, key, like, *, dtype):
-            return ja.models.OneLayer(dim=DIM).init(key, like, dtype=dtype)
+            return ja.models.OneLayer(dim=dim).init(key, like, dtype=dtype).replace(v=jnp.zeros(9))
 
-    found = load(folder).params(cell=0, seed=3, model=Model())
-    assert isinstance(found, ja.models.one_layer.Params)
-    assert found.E.shape == (3, DIM)
-    np.testing.assert_array_equal(found.p, runs("p", (DIM,), 1)[1])
+    return Wider()
 
-    class Wider(Model):
-        def init(self, key, like, *, dtype):
-            return super().init(key, like, dtype=dtype).replace(v=jnp.zeros(9))
 
-    with pytest.raises(
-        InputError, match=r"model: has parameters .*'v': \(9,\).*pass the model used in the run"
-    ):
-        load(folder).params(model=Wider())
+def other(*, heads: int = 2):
+    return ja.models.MultiHead(dim=DIM, heads=heads)
+
+
+def test_parameters_have_the_type_of_the_given_model(folder, batches, tmp_path):
+    """A function gets the settings of the run, and its code is compared with that of the run."""
+    kind = "mine.py:OneLayer"
+    own = code_hash(one_layer)
+    for code, warns in (({kind: own}, False), ({kind: own[::-1]}, True), ({}, True)):
+        copied = shutil.copytree(folder, tmp_path / f"{warns}-{len(code)}")
+        (path,) = copied.glob("runs/*/checkpoint")
+        origin = batch_record.read_record(path.parent, copied).origin
+        batches.change(path.parent, origin=structs.replace(origin, code=code))
+        with pytest.warns(UserWarning, match=f"the code of {kind} is not known") if warns else nullcontext():
+            found = load(copied).params(cell=0, seed=3, model=one_layer)
+        assert isinstance(found, ja.models.one_layer.Params)
+        assert found.E.shape == (3, DIM)
+        np.testing.assert_array_equal(found.p, runs("p", (DIM,), 1)[1])
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (wider, r"model: has parameters .*'v': \(9,\).*pass the model used in the run"),
+        (other, r"model: .*dim.*; the run recorded the model mine.py:OneLayer with the settings {'dim': 4}"),
+        (ja.models.OneLayer(dim=9), "model.dim: 9, but 4 in the run; pass only the class or function"),
+        (
+            ja.models.from_linen(None),
+            "expected the function or class .* mine.py:OneLayer, without a call, got A",
+        ),
+        (3, "expected the function or class of the run's model, mine.py:OneLayer, without a call, got int"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:model. the code of")
+def test_a_model_with_other_settings_is_rejected(folder, model, message):
+    with pytest.raises(InputError, match=message) as caught:
+        load(folder).params(model=model)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +193,7 @@ def test_missing_checkpoint_raises_a_one_line_error(folder, options, message):
 
 def test_a_selection_of_cells_has_the_parameters_of_their_runs(folder):
     chosen = load(folder).choose(where={"data.vocab_size": SIZES[1]})
-    np.testing.assert_array_equal(chosen.params(cell=1, seed=3).p, runs("p", (DIM,), 1)[3])
+    np.testing.assert_array_equal(chosen.params(cell=1, seed=3)["p"], runs("p", (DIM,), 1)[3])
 
 
 def test_parameters_are_in_the_batch_and_lane_of_their_run(folder, writer, change_study, tmp_path):
@@ -180,8 +213,8 @@ def test_parameters_are_in_the_batch_and_lane_of_their_run(folder, writer, chang
     lane = 1 if first == 10 else 2
     for cell, seed, start, index in ((0, 3, 10, 0), (4, 3, 20, 0), (0, 2, 20, 1), (4, 2, first, lane)):
         params = results.params(cell=cell, seed=seed)
-        np.testing.assert_array_equal(params.p, runs("p", (DIM,), 1, start)[index])
-        assert params.E.shape == (SIZES[1 - cell // 4], DIM)
+        np.testing.assert_array_equal(params["p"], runs("p", (DIM,), 1, start)[index])
+        assert params["E"].shape == (SIZES[1 - cell // 4], DIM)
 
 
 def test_parameters_of_older_code_are_found_where_the_study_refers_to_them(
@@ -191,7 +224,7 @@ def test_parameters_of_older_code_are_found_where_the_study_refers_to_them(
     cells = [CELLS[0] | {"key": "d" * 32, "older": {CELLS[0]["key"]: [3]}}, CELLS[1]]
     change_study(copied, cells=cells, seeds=SEEDS)
     results = load(copied)
-    np.testing.assert_array_equal(results.params(cell=0, seed=3).p, runs("p", (DIM,), 1)[1])
+    np.testing.assert_array_equal(results.params(cell=0, seed=3)["p"], runs("p", (DIM,), 1)[1])
     with pytest.raises(InputError, match="seed 2 of cell 0 is not finished"):
         results.params(cell=0, seed=2)
 
@@ -202,8 +235,8 @@ def test_parameters_of_a_resumable_batch_are_found(folder, writer, change_study,
     arrays = {"state": {"carried": {"x": np.ones(5)}, "kept": state()}, "history": {"loss": np.ones(5)}}
     writer(copied, pairs(*SEEDS), arrays, resumable=True)
     change_study(copied, seeds=SEEDS)
-    np.testing.assert_array_equal(load(copied).params(seed=3).p, runs("p", (DIM,), 1)[1])
-    np.testing.assert_array_equal(load(copied).params(seed=3, phase="embed").p, runs("p", (DIM,), 0)[1])
+    np.testing.assert_array_equal(load(copied).params(seed=3)["p"], runs("p", (DIM,), 1)[1])
+    np.testing.assert_array_equal(load(copied).params(seed=3, phase="embed")["p"], runs("p", (DIM,), 0)[1])
 
 
 @pytest.mark.parametrize("arrays", [{"embed": {"E": np.ones((3, 2))}}, {"embed": np.ones(4)}])
@@ -243,7 +276,7 @@ def test_damage_to_any_checkpoint_file_is_detected(folder, batch, capfd, damage)
         assert "\n" not in str(caught.value)
         path.write_bytes(content)
     assert capfd.readouterr() == ("", "")
-    assert results.params().E.shape == (3, DIM)
+    assert results.params()["E"].shape == (3, DIM)
 
 
 def test_low_open_file_limit_raises_a_one_line_error(folder, monkeypatch, capfd):
@@ -265,26 +298,6 @@ def test_checksums_of_arrays_in_large_files_are_verified(tmp_path, monkeypatch):
     like = {"a": np.zeros(1000), "b": {"c": np.zeros(3, np.float32)}}
     with pytest.raises(InputError, match="the checksums of its arrays differ"):
         checkpoints.restore(tmp_path / "1", other, tmp_path, like)
-
-
-def test_parameters_are_a_frozen_pytree():
-    params = Parameters({"E": jnp.ones((3, 2)), "p": jnp.arange(2.0)})
-    doubled = jax.tree.map(lambda x: 2 * x, params)
-    np.testing.assert_array_equal(doubled.p, [0, 2])
-    assert isinstance(doubled, Parameters)
-    gradient = jax.grad(lambda x: ((x.E @ x.p) ** 2).sum())(params)
-    np.testing.assert_allclose(gradient.p, [6, 6])
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    assert paths == [".E", ".p"]
-    assert list(params) == ["E", "p"]
-    np.testing.assert_array_equal(params.replace(p=jnp.zeros(2)).p, 0)
-    np.testing.assert_array_equal(copy.deepcopy(params).E, params.E)
-    with pytest.raises(AttributeError, match="no parameter 'q'; the parameters are E, p"):
-        params.q  # noqa: B018
-    with pytest.raises(AttributeError, match="are immutable"):
-        params.p = 0
-    with pytest.raises(AttributeError, match="no parameter 'q'"):
-        params.replace(q=0)
 
 
 def test_built_in_model_determines_the_parameter_type(folder, configured):

@@ -1,13 +1,16 @@
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
 
-from jaxattn.lab.results import aggregate, summary_table
+from jaxattn.lab import results as results_package
+from jaxattn.lab.results import summary_table
 from jaxattn.lab.results.combine import group, paired
 from jaxattn.lab.results.labels import interval
+from jaxattn.lab.results.run import Run
 from jaxattn.lab.results.statistics import STATISTICS, last_steps, summary_title, summary_words, transposed
 
 
@@ -23,6 +26,16 @@ def table(values, *, metric="loss", cell=0, step=0, phase="p"):
             "value": np.asarray(values, float),
         }
     )
+
+
+def aggregate(records, scale=None, **options):
+    """Aggregate a run, or records whose metrics all have one scale (kind, low, high)."""
+    if isinstance(records, Run):
+        return results_package.aggregate(records, **options)
+    cells = [{"cell": cell, "settings": {}} for cell in records["cell"].unique().tolist()]
+    scales = {} if scale is None else dict.fromkeys(records["metric"], scale)
+    manifest = {"cells": cells, "scales": scales}
+    return results_package.aggregate(Run(Path(), manifest, records, pd.DataFrame()), **options)
 
 
 def iqm(values):
@@ -71,6 +84,9 @@ def test_scale_of_custom_metric_is_declared_by_its_probe(load_planted):
     assert found.loc["mass", "mean_high"] == 1.0
     assert found.loc["tail_03", "mean"] == pytest.approx(1e-4)
     assert found.loc["tail_03", "mean_low"] > 0
+    pattern = {"m*": ["linear", 0, 1]}
+    found = aggregate(load_planted(rows, **known, cells=cells, scales=pattern)).set_index("metric")
+    assert found.loc["mass", "mean_high"] == 1.0 < found.loc["hit", "mean_high"]
     plain = aggregate(load_planted(rows, **known, cells=cells)).set_index("metric")
     assert plain.loc["mass", "mean_high"] > 1.0
     assert set(plain["scale"]) == {"linear"}
@@ -93,36 +109,52 @@ def test_means_have_student_intervals():
 
 def test_mean_of_a_log_scale_metric_is_the_geometric_mean():
     values = 10.0 ** np.random.default_rng(3).uniform(-12, -6, 7)
-    row = aggregate(table(values, metric="one_minus_cosine")).iloc[0]
+    row = aggregate(table(values), ("log", 0, 2)).iloc[0]
     logs = np.log(values)
     low, high = np.exp(scipy.stats.t.interval(0.95, 6, logs.mean(), scipy.stats.sem(logs)))
     expected = [scipy.stats.gmean(values), low, high]
     np.testing.assert_allclose(row[["mean", "mean_low", "mean_high"]].astype(float), expected, rtol=1e-10)
     assert row["scale"] == "log"
-    zero = aggregate(table([0.0, 1.0, 2.0], metric="duality_gap")).iloc[0]
+    zero = aggregate(table([0.0, 1.0, 2.0]), ("log", 0, None)).iloc[0]
     assert (zero["scale"], zero["mean"]) == ("linear", 1.0)
 
 
 @pytest.mark.parametrize("hits", [0, 3, 5])
 def test_yes_no_metric_has_clopper_pearson_interval(hits):
-    row = aggregate(table(np.arange(5) < hits, metric="came_to_end")).iloc[0]
+    row = aggregate(table(np.arange(5) < hits), ("yes/no", 0, 1)).iloc[0]
     low, high = scipy.stats.binomtest(hits, 5).proportion_ci(method="exact")
     np.testing.assert_allclose(row[["mean", "mean_low", "mean_high"]].astype(float), [hits / 5, low, high])
     assert row["scale"] == "yes/no"
 
 
 def test_intervals_are_clipped_to_the_metric_range():
-    high = aggregate(table([0.9, 1.0, 1.0], metric="test_accuracy")).iloc[0]
+    high = aggregate(table([0.9, 1.0, 1.0]), ("linear", 0, 1)).iloc[0]
     assert high["mean_low"] < high["mean"] < high["mean_high"] == 1
-    away = aggregate(table([1e-3, 0.4], metric="one_minus_cosine")).iloc[0]
+    away = aggregate(table([1e-3, 0.4]), ("log", 0, 2)).iloc[0]
     assert 0 < away["mean_low"] < away["mean"] < away["mean_high"] == 2
-    # A custom metric with the same name.
-    other = aggregate(table([90.0, 91.0, 95.0], metric="test_accuracy")).iloc[0]
+    # The declared range is wrong.
+    other = aggregate(table([90.0, 91.0, 95.0]), ("linear", 0, 1)).iloc[0]
     assert other["mean_low"] < 92 < other["mean_high"]
+    # One value exceeds the range by a rounding error.
+    rounded = aggregate(table([0.9, 1.0, 1 + 2e-7]), ("linear", 0, 1)).iloc[0]
+    assert rounded["mean_high"] == 1 + 2e-7
+
+
+def test_a_clipped_interval_covers_a_mean_at_least_as_often():
+    """The means of exponential samples are positive, and many of their intervals contain negative numbers."""
+    samples = np.random.default_rng(0).exponential(size=(500, 3))
+    frames = [table(x, cell=cell) for cell, x in enumerate(samples)]
+    found = aggregate(pd.concat(frames, ignore_index=True), ("linear", 0, None))
+    low, high = scipy.stats.t.interval(0.95, 2, samples.mean(axis=1), scipy.stats.sem(samples, axis=1))
+    assert (low < 0).mean() > 0.2
+    np.testing.assert_allclose(found["mean_low"], np.maximum(low, 0), atol=1e-12)
+    np.testing.assert_allclose(found["mean_high"], high)
+    covered = (found["mean_low"] <= 1) & (found["mean_high"] >= 1)
+    np.testing.assert_array_equal(covered, (low <= 1) & (high >= 1))
 
 
 def test_no_interval_is_reported_if_all_seeds_have_the_same_value(results):
-    row = aggregate(table([1.0] * 30, metric="spearman_Ev_bins")).iloc[0]
+    row = aggregate(table([1.0] * 30), ("linear", -1, 1)).iloc[0]
     assert row["mean"] == 1
     assert row[["mean_low", "mean_high", "iqm_low", "iqm_high"]].isna().all()
     run = results["dims"]
@@ -146,7 +178,7 @@ def test_interquartile_mean_interval_matches_its_formula():
     assert np.isnan(one(values[:3])[["iqm_low", "iqm_high"]].astype(float)).all()
     assert np.isnan(one([0.0, 1.0, 1.0, 1.0, 1.0, 2.0, 3.0, 1.0])["iqm_low"])
     # The interval is clipped to the range of the metric.
-    row = aggregate(table([0.1, 0.2, 0.99, 1.0, 1.0], metric="test_accuracy")).iloc[0]
+    row = aggregate(table([0.1, 0.2, 0.99, 1.0, 1.0]), ("linear", 0, 1)).iloc[0]
     assert row["iqm_low"] == 0
     assert row["iqm_high"] == 1
 
@@ -254,8 +286,8 @@ def test_summary_of_one_cell_has_one_row_per_metric(results):
     assert list(summary.columns) == ["metric", "embed", "joint"]
     assert not summary["metric"].str.contains("_bin_").any()
     cells = summary.set_index("metric")
-    values = last_steps(results["text"].records)
-    row = aggregate(values[(values["metric"] == "test_accuracy") & (values["phase"] == "joint")]).iloc[0]
+    values = aggregate(results["text"]).query("metric == 'test_accuracy' and phase == 'joint'")
+    row = last_steps(values).iloc[0]
     assert cells.loc["test_accuracy", "joint"] == interval(row["mean"], row["mean_low"], row["mean_high"])
     assert cells.loc["test_accuracy", "embed"] == ""
 

@@ -138,7 +138,7 @@ def test_modules_that_compute_are_hashed_and_others_are_not(monkeypatch):
     assert expected & known <= found
     assert len(expected & known) >= 7
     assert not [name for name in found if name.startswith(("lab/results/", "lab/cli/", "lab/storage/"))]
-    assert {"lab/api.py", "lab/engine/run.py"}.isdisjoint(found)
+    assert {"lab/api.py", "lab/engine/run_study.py"}.isdisjoint(found)
     outside = {name for name in known if not name.startswith("lab/")}
     assert outside <= found
 

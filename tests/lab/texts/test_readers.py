@@ -13,7 +13,7 @@ from jaxattn.lab import kinds
 from jaxattn.lab.texts import text as text_module
 from jaxattn.lab.texts.labelled import plain_text
 from jaxattn.lab.texts.readers import Folder, Lines, Tfds
-from jaxattn.lab.texts.tables import Csv, Jsonl, Parquet
+from jaxattn.lab.texts.table_files import Csv, Jsonl, Parquet
 
 TRAIN = [
     ("Good, “very” good\nfilm<br /><br />", 1),

@@ -14,7 +14,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import from_flat
 from jaxattn.data.sequences import Sequences
 from jaxattn.lab.texts import text as module
-from jaxattn.lab.texts.tables import Csv, Jsonl
+from jaxattn.lab.texts.table_files import Csv, Jsonl
 from jaxattn.lab.texts.text import TextCorpora, Vocabulary, build_vocabulary, encode, load_text, tokenise
 
 ROWS = [

@@ -8,7 +8,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.core.errors import InputError
-from jaxattn.lab.explorer.run import explore_run
+from jaxattn.lab.explorer.explore_run import explore_run
 
 pytestmark = pytest.mark.more
 

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from jaxattn.core.errors import InputError, first_line, listed
-from jaxattn.lab.texts.files import decoding, reading, refuse_compressed
 from jaxattn.lab.texts.labelled import class_numbers, plain_text
 from jaxattn.lab.texts.source import Name, Source, TextRow, TextRows, as_text
+from jaxattn.lab.texts.text_files import decoding, reading, refuse_compressed
 
 _BATCH = 512
 # Names with which the files of a split begin.

@@ -271,30 +271,16 @@ def top_tokens(
     shade, legend = _shades(tokens, best)
     scores, label_of_scores = results.score_names(cell)
     names = [short_name(str(token)) for token in best["token"]]
-    columns = {
-        label_of_scores: [format_number(value) for value in best["Ep"]],
-        VALUES["Ev"]: [format_number(value) for value in best["Ev"]],
-        r"$\alpha_s$": [format_number(value) for value in best["alpha"]],
-        "count": [f"{value:,}" for value in best["count"]],
-    }
     with style():
-        figure = Figure(figsize=(FIGURE_WIDTH, 0.9 + 0.19 * len(best)), layout="constrained")
-        ax, texts = figure.subplots(1, 2, width_ratios=(1.25, 1), sharey=True)
-        y = np.arange(len(best))
-        ax.barh(y, best["Ep"], height=0.72, color=shade)
-        ax.set_yticks(y, names)
+        figure = Figure(figsize=(0.62 * FIGURE_WIDTH, 0.6 + 0.19 * len(best)), layout="constrained")
+        ax, places = figure.subplots(), np.arange(len(best))
+        ax.barh(places, best["Ep"], height=0.72, color=shade)
+        ax.set_yticks(places, names)
         ax.set_ylim(len(best) - 0.4, -0.6)
         ax.tick_params(axis="y", length=0)
         ax.grid(visible=False, axis="y")
         ax.set_xlabel(label_of_scores)
         ax.axvline(0, color=SOFT, linewidth=0.6)
-        texts.set_axis_off()
-        texts.set_xlim(0, len(columns))
-        for column, (head, cells) in enumerate(columns.items()):
-            appearance = {"ha": "right", "va": "center"}
-            texts.text(column + 0.9, -0.9, head, color=INK, **(appearance | {"va": "bottom"}))
-            for row, text in enumerate(cells):
-                texts.text(column + 0.9, row, minus(text), color=SOFT, **appearance)
         handles = [Patch(color=colour, label=name) for name, colour in legend.items()]
         legend_below(figure, handles)
     whose = "class with the largest α" if len(tokens.classes) > 1 else "sign of α"

@@ -9,7 +9,7 @@ import pytest
 from jaxattn.core.errors import InputError
 from jaxattn.lab.texts import text
 from jaxattn.lab.texts.readers import Lines
-from jaxattn.lab.texts.tables import Csv, Jsonl, Parquet
+from jaxattn.lab.texts.table_files import Csv, Jsonl, Parquet
 
 
 def rows(source, split="train"):

@@ -14,7 +14,7 @@ import pytest
 from jaxattn import Study
 from jaxattn.core.errors import InputError, RunError, UserCodeError
 from jaxattn.lab.cli.status import run_status
-from jaxattn.lab.engine import attempt, description, missing, programs, run
+from jaxattn.lab.engine import attempt, description, missing, programs, run_study
 from jaxattn.lab.engine.monitor import Interrupted
 from jaxattn.lab.engine.programs import ProgramCache
 from jaxattn.lab.loaded import load
@@ -264,7 +264,7 @@ def test_checkpoint_larger_than_device_memory_is_not_reported_as_damaged(
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run.devices, "put", full)
+        patch.setattr(run_study.devices, "put", full)
         outcome, lines = go(folder, wanted)
     # It was read to the host, so no device had to hold all runs.
     assert {type(x) for x in held} == {np.ndarray}
