@@ -65,11 +65,12 @@ def export(book: Book, scale: RunScale, out: Path, target: Path, only: Sequence[
 
 def _attached(item: Item, record: Record, out: Path) -> dict[str, bytes]:
     """Return the record, the figures, and the files of the item, by path in the logbook."""
-    names = [path_of(item.name), *(picture.file for picture in record.pictures)]
+    names = [path_of(item.name), *record.attached]
     files = {name: (out / name).read_bytes() for name in names}
     own = [path for path in sorted(item.folder.iterdir()) if path.suffix in (".py", ".toml", ".md")]
     shared = [item.book.folder / "book.toml"]
     shared += [source.path for source in item.sources.values() if not source.own]
+    shared += [item.check_file] if item.check_file not in own else []
     for path in [*own, *shared]:
         folder = item.name if path.parent == item.folder else "shared"
         files[f"files/{folder}/{path.name}"] = path.read_bytes()
@@ -77,18 +78,16 @@ def _attached(item: Item, record: Record, out: Path) -> dict[str, bytes]:
 
 
 def _readme(book: Book, found: Mapping[str, Record], every: Mapping[str, Record]) -> str:
-    rows = [page.scorecard(book.item(name), every) for name in found]
-    table = pd.DataFrame(rows).fillna("").replace("", "-")
-    if len(table):
-        table["title"] = [f"[{row['title']}]({row['item']}.md)" for row in rows]
-        table = table.loc[:, [name for name in table if not table[name].eq("-").all()]]
+    table = pd.DataFrame(page.scorecard(book.item(name), every) for name in found).fillna("").replace("", "-")
+    table["title"] = [f"[{title}]({name}.md)" for title, name in zip(table["title"], found, strict=True)]
+    shown = [name for name in table if name != "item" and not table[name].eq("-").all()]
     return _joined(
         f"# {book.words.title}",
         marked(page.sentence(book.words.introduction)),
         page.summary(found, book),
-        markdown(table.drop(columns="item")) if len(table) else "No item has been run.",
+        markdown(table[shown]),
         "## How to read the verdicts",
-        *map(marked, page.RULES),
+        *map(marked, page.rules(book)),
         "## Limits",
         page.cost(list(found.values())),
         "Numbers of the same runs are not independent. `files.csv` lists all files with their hashes.",
@@ -96,18 +95,15 @@ def _readme(book: Book, found: Mapping[str, Record], every: Mapping[str, Record]
 
 
 def _item_page(item: Item, record: Record) -> str:
-    papers = [
+    lines = [f"# {item.title}"]
+    lines += [
         f"{x.authors}: *{x.title}*, [arXiv {x.arxiv}](https://arxiv.org/abs/{x.arxiv})." for x in item.papers
     ]
-    settings = page.SETTINGS["reduced" if record.reduced else item.words.settings]
-    lines = [f"# {item.title}", *papers, f"Settings: {settings}. {marked(item.words.chosen.strip())}".strip()]
-    for claim, (verdict, own) in record.claims(item).items():
-        over = f" ({page.seeds(own)})" if page.seeds(own) else ""
-        lines += [
-            f"## {marked(page.sentence(claim or item.words.reports))}",
-            f"**{verdict or 'only measured'}**{over}",
-        ]
-        lines += [markdown(texts(page.numbers(own)).map(marked))]
+    lines += [f"{name}: {marked(text)}" for name, text in page.about(item, record).items()]
+    for claim in page.claims(item, record):
+        over = f" ({claim['seeds']})" * bool(claim["seeds"])
+        lines += [f"## {marked(page.sentence(claim['statement']))}", f"**{claim['verdict']}**{over}"]
+        lines += [markdown(texts(claim["table"]).map(marked))]
     if item.words.reason:
         lines += [f"## {page.heading_of_reason(record)}", marked(page.sentence(item.words.reason))]
     for picture in record.pictures:
@@ -115,11 +111,12 @@ def _item_page(item: Item, record: Record) -> str:
     for title, frame in record.frames.items():
         lines += [f"### {title}", markdown(frame)]
     facts = {"criteria": record.criteria.text, "made by": record.made_by or "not recorded", **record.facts}
+    facts |= {Path(name).name: f"[{name}]({name})" for name in record.files}
     lines += ["## How it was run", marked(page.sentence(item.words.compared)) if item.words.compared else ""]
     lines += [
         f"    {record.command}",
         record.reused,
-        "\n".join(f"- {name}: {fact}" for name, fact in facts.items()),
+        "\n".join(f"- {name}: {x}" for name, x in facts.items()),
     ]
     return _joined(*lines)
 

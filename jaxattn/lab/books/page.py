@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,8 +14,9 @@ from jaxattn.core.errors import counted, writing
 from jaxattn.lab.books import record as records
 from jaxattn.lab.books.book import Book, Item, RunScale
 from jaxattn.lab.books.finding import FALSIFIED, Finding
-from jaxattn.lab.books.record import FindingRecord, Record
+from jaxattn.lab.books.record import Record
 from jaxattn.lab.pages.layout import fill, texts
+from jaxattn.lab.refute.search import NONE
 from jaxattn.lab.results.intervals import LEVEL
 from jaxattn.lab.results.judge import DIFFERS, ENOUGH_SEEDS
 from jaxattn.lab.storage.files import inside, write_file
@@ -38,6 +39,12 @@ RULES = (
     "not count.",
     "Random choices: settings that are not published were drawn at random, and the row states in how many "
     "draws the number meets the same criterion.",
+)
+SEARCH_RULES = (
+    "A search tries many small integer instances. The claim is falsified if one of them violates it in exact "
+    "arithmetic. If a flow is integrated, the verdict is at most a numerical counterexample. In a boundary "
+    "case, only instances violate the claim that its wording includes and its author would exclude. A search "
+    "without a counterexample verifies nothing.",
 )
 SETTINGS = {
     "own": "the claim's own",
@@ -95,7 +102,7 @@ def write_pages(
     """
     found, reasons = read_records(book, scale, out)
     shown = [item for item in book.items if item.name in found]
-    common = {"book": book, "rules": RULES, "table": TABLE, "settings": SETTINGS, "sentence": sentence}
+    common = {"book": book, "rules": rules(book), "table": TABLE, "sentence": sentence}
     common["heading_of_reason"] = heading_of_reason
     rows = [[(item, scorecard(item, found)) for item in own] for own in _parts(book)]
     contents = {
@@ -108,7 +115,8 @@ def write_pages(
         before, after = shown[number - 1] if number else None, dict(enumerate(shown)).get(number + 1)
         contents[f"{item.name}.html"] = fill(
             _TEMPLATE, title=item.title, item=item, record=found[item.name], before=before, after=after,
-            claims=claims(item, found[item.name]), texts=texts, draws=random_choices(item, found), **common,
+            claims=claims(item, found[item.name]), about=about(item, found[item.name]), texts=texts,
+            draws=random_choices(item, found), **common,
         )  # fmt: skip
     written = {name: text.encode() for name, text in contents.items()}
     written[TABLE] = findings_table(found).to_csv(index=False, lineterminator="\n").encode()
@@ -117,6 +125,12 @@ def write_pages(
             inside((out / name).parent, out).mkdir(parents=True, exist_ok=True)
             write_file(out / name, content, out)
     return Page(book, found, tuple(out / name for name in written), dict(failed))
+
+
+def rules(book: Book) -> tuple[str, ...]:
+    """Return the rules of the verdicts in a book, as paragraphs."""
+    searched = [bool(item.claim) for item in book.items]
+    return (() if all(searched) else RULES) + SEARCH_RULES * any(searched)
 
 
 def read_records(book: Book, scale: RunScale, out: Path) -> tuple[dict[str, Record], dict[str, str]]:
@@ -136,18 +150,31 @@ def _with_sensitivity(record: Record, item: Item, found: Mapping[str, Record]) -
     other = found.get(item.words.sensitivity)
     if other is None:
         return record
-    draws = {finding.id: finding.counts for finding in other.measured}
-    own = [replace(x, sensitivity=x.sensitivity or draws.get(x.id)) for x in record.measured]
-    return msgspec.structs.replace(record, findings=[FindingRecord.of(x) for x in own])
+    draws = {finding.id: finding.counts for finding in other.findings}
+    replace = msgspec.structs.replace
+    own = [replace(x, sensitivity=x.sensitivity or draws.get(x.id)) for x in record.findings]
+    return replace(record, findings=own)
 
 
 def _parts(book: Book) -> list[list[Item]]:
     return [[book.item(name) for name in part.items] for part in book.parts]
 
 
+def about(item: Item, record: Record) -> dict[str, str]:
+    """Return the paragraphs above the claims of an item by heading: its settings, or its hypothesis."""
+    chosen = item.words.chosen.strip()
+    if not item.claim:
+        settings = SETTINGS["reduced" if record.reduced else item.words.settings]
+        return {"Settings": f"{settings}. {chosen}".strip()}
+    # The statement is quoted with them, so they come before the numbers.
+    shown = ("hypothesis", "source", "repaired statement")
+    found = {key.capitalize(): record.facts[key] for key in shown if key in record.facts}
+    return found | ({"Setting": chosen} if chosen else {})
+
+
 def heading_of_reason(record: Record) -> str:
     """Return the heading of an item's explanation."""
-    differs = any(finding.verdict == DIFFERS for finding in record.measured)
+    differs = any(finding.verdict == DIFFERS for finding in record.findings)
     return "Why numbers differ" if differs else "Explanation"
 
 
@@ -161,7 +188,7 @@ def scorecard(item: Item, found: Mapping[str, Record]) -> dict[str, str]:
     return row | {
         "claim": claim,
         "numbers": numbers,
-        "seeds": seeds(record.measured),
+        "seeds": seeds(record.findings),
         "agree in random choices": draws,
     }
 
@@ -169,7 +196,7 @@ def scorecard(item: Item, found: Mapping[str, Record]) -> dict[str, str]:
 def random_choices(item: Item, found: Mapping[str, Record]) -> str:
     """Return in how many random choices of unpublished settings all numbers agree: "9 of 32"; or ""."""
     other = found.get(item.words.sensitivity)
-    joint = [finding.counts for finding in other.measured if finding.id == ALL_NUMBERS] if other else []
+    joint = [finding.counts for finding in other.findings if finding.id == ALL_NUMBERS] if other else []
     return "{} of {}".format(*joint[0]) if joint and joint[0] else ""
 
 
@@ -196,6 +223,12 @@ def claims(item: Item, record: Record) -> list[dict[str, Any]]:
     ]
 
 
+# How a summary counts verdicts of searches.
+_OUTCOMES = {
+    NONE: "without a counterexample",
+    "numerical counterexample": "with a numerical counterexample",
+    "numerical counterexample, exact target": "with a numerical counterexample and an exact target",
+}
 _BASES = {"published": "publication", "theory": "theory", "beyond": "beyond the claim"}
 
 
@@ -210,7 +243,7 @@ def numbers(findings: Sequence[Finding]) -> pd.DataFrame:
             "criterion": x.expected.text if x.expected else "",
             "measured": x.measured,
             "over": x.counted,
-            "verdict": x.verdict,
+            "verdict": x.search or x.verdict,
             "random choices that agree": "{} of {}".format(*x.sensitivity) if x.sensitivity else "",
             "basis": _BASES[x.basis] if mixed and x.expected else "",
             "source": x.source,
@@ -242,14 +275,14 @@ def findings_table(found: Mapping[str, Record]) -> pd.DataFrame:
             "published": x.published,
             "criterion": x.expected.text if x.expected else "",
             "basis": x.basis,
-            "verdict": x.verdict,
+            "verdict": x.search or x.verdict,
             "agreeing_draws": str(x.sensitivity[0]) if x.sensitivity else "",
             "draws": str(x.sensitivity[1]) if x.sensitivity else "",
             "certificate": x.certificate,
             "source": x.source,
         }
         for name, record in found.items()
-        for x in record.measured
+        for x in record.findings
     ]
     columns = ["item", "id", "claim", "setting", "text", "value", "low", "high", "verdict"]
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
@@ -260,22 +293,26 @@ def summary(found: Mapping[str, Record], book: Book) -> str:
     words = [
         verdict for name, x in found.items() for verdict, _ in x.claims(book.item(name)).values() if verdict
     ]
-    every = [finding for record in found.values() for finding in record.measured]
-    counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(sorted(words)))
-    judged = [finding for finding in every if finding.expected]
+    every = [finding for record in found.values() for finding in record.findings]
+    counts = ", ".join(
+        f"{words.count(word)} {_OUTCOMES.get(word, word)}" for word in dict.fromkeys(sorted(words))
+    )
+    judged = [finding for finding in every if finding.expected and not finding.search]
     missed = f"up to {(1 - LEVEL) * len(judged):.1f} of {len(judged)} intervals"
     chance = f"At a coverage of {100 * LEVEL:.0f} % {missed} are expected to miss the true number by chance."
     claim = f"{counted(len(words), 'claim')}: {counts}. " if words else ""
-    return f"{claim}{records.tally(every)}. {chance}" if judged else "No number has a criterion yet."
+    if not judged:
+        return claim.strip() or "No number has a criterion yet."
+    return f"{claim}{records.tally([x for x in every if not x.search])}. {chance}"
 
 
 def cost(found: Sequence[Record]) -> str:
     """Return the total run time of the records and their machines, as a sentence."""
     ran = [record for record in found if record.seconds]
-    machines = " and ".join(sorted({record.machine for record in ran}))
+    machines = " and ".join(sorted({record.machine for record in ran if record.machine}))
     seconds = sum(record.seconds for record in ran)
     time = f"{seconds / 60:,.0f} minutes" if seconds > 90 else f"{seconds:.0f} s"
-    return f"The runs took {time} in total on {machines}." if ran else ""
+    return f"The runs took {time} in total{f' on {machines}' * bool(machines)}." if ran else ""
 
 
 def sentence(text: str) -> str:

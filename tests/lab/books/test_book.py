@@ -75,11 +75,12 @@ def test_only_other_changes_than_seeds_reduce_an_item(tiny):
     ("file", "old", "new", "message"),
     [
         ("book.toml", "title", "titel", r"book\.toml: unknown key 'titel'; did you mean 'title'\?"),
-        ("step/item.toml", "{note}", "{nota}", r"\{nota\}: no such phrase; book\.toml defines note"),
         ("step/item.toml", '"own"', '"best"', r"item\.toml: settings: .*'best'"),
         ("step/item.toml", "laptop =", "studies.main = 'x.toml'\n#", r"main: \S+x\.toml does not exist"),
         ("texts/item.toml", '"texts"', '"text"', r"no data set 'text'; did you mean 'texts'\?"),
         ("book.toml", '"step"', '"steps"', r"steps: no such item \(no item\.toml\)"),
+        ("step/item.toml", "reports =", "# reports =", r"item\.toml: reports: is missing; state the claim"),
+        ("step/item.toml", "laptop =", "claim = 'mine.py'\n#", r"claim: \S+step/mine\.py does not exist"),
         ("step/item.toml", "reports =", "[[measures]]\nreports =", r"unknown key 'measures'"),
     ],
 )  # fmt: skip

@@ -119,7 +119,7 @@ def test_new_item_can_be_added_to_a_book_in_sweeps(tmp_path, monkeypatch):
     (tmp_path / "sweeps").mkdir()
     shutil.copytree(TINY / "step", tmp_path / "sweeps" / "mine" / "step")
     book = tmp_path / "sweeps" / "mine" / "book.toml"
-    book.write_text('title = ""\nintroduction = ""\nphrases.note = ""\n')
+    book.write_text('title = ""\nintroduction = ""\n')
     monkeypatch.chdir(tmp_path)
     create("mine", "my_paper")
     readme = Path("sweeps/mine/my_paper/README.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Run the items of a book, measure their results, and write records and pages."""
+"""Reproduce a book: run its items, measure their results, and write records and pages."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -9,9 +9,10 @@ from traceback import extract_tb
 from jaxattn.core.errors import InputError, RunError, at, counted
 from jaxattn.lab.api import Study
 from jaxattn.lab.books import record as records
+from jaxattn.lab.books import searches
 from jaxattn.lab.books.book import Book, Item, RunScale
 from jaxattn.lab.books.page import Page, write_pages
-from jaxattn.lab.books.record import FindingRecord, Picture, Record
+from jaxattn.lab.books.record import Picture, Record
 from jaxattn.lab.engine import run as engine
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.figures import draw as figures
@@ -32,8 +33,8 @@ class Request:
     Attributes:
         only: names of the items to run, in order; by default all items whose data are available.
         scale: "full" to run the studies as written, "laptop" to apply the items' overrides.
-        seeds: number of seeds, at least 2; by default that of the sweep files. If an existing run has more
-            seeds, all its seeds are kept and measured.
+        seeds: number of seeds, at least 2 for studies; by default that of the sweep files, and 1 for the
+            search of a claim. If an existing run has more seeds, all its seeds are kept and measured.
         data_dir: folder with the data sets of the book; without it, studies that need data are not run.
         overrides: additional overrides `key=value`, keyed by study.
     """
@@ -91,9 +92,10 @@ def reproduce(
     request = request or Request()
     if request.data_dir is not None and not request.data_dir.is_dir():
         raise InputError(f"--data-dir {request.data_dir}: the folder does not exist; check the path")
-    if request.seeds is not None and request.seeds < 2:
-        raise InputError(f"seeds: an interval over seeds requires at least 2, got {request.seeds}")
     wanted = _with_data(book, request, reporter)
+    least = 2 if any(item.sources for item, _ in wanted) else 1
+    if request.seeds is not None and request.seeds < least:
+        raise InputError(f"seeds: an interval over seeds requires at least {least}, got {request.seeds}")
     earlier = {item.name: records.find_record(item, request.scale, out)[0] for item in book.items}
     failed = _run(wanted, request, out, command=command, reporter=reporter, max_memory=max_memory)
     for item, names in wanted:
@@ -120,7 +122,7 @@ def _with_data(book: Book, request: Request, reporter: Reporter) -> list[tuple[I
     found, lacking = [], []
     for item in request.items(book):
         names = [name for name in item.sources if request.data_dir is not None or name not in item.data]
-        if names and set(item.required) <= set(names):
+        if (names or item.claim) and set(item.required) <= set(names):
             found.append((item, names))
         elif item.name in request.only:
             needs = "; ".join(f"DIR/{x.below}: {x.what}" for x in dict.fromkeys(item.data.values()))
@@ -151,8 +153,17 @@ def _run(
         for name in names:
             jobs.setdefault(request.run(item, name, out), []).append((item, name))
     failed: dict[str, str] = {}
+    claims = [item for item, _ in wanted if item.claim]
+    total = len(jobs) + len(claims)
+    for number, item in enumerate(claims, len(jobs) + 1):
+        reporter.note(f"{number} of {total}: {item.name}")
+        try:
+            searches.run(item, request.scale, request.seeds or 1, out, reporter)
+        except (InputError, RunError) as error:
+            failed[item.name] = str(error)
+            reporter.note(f"{item.name}: failed")
     for number, (folder, users) in enumerate(jobs.items(), 1):
-        reporter.note(f"{number} of {len(jobs)}: {folder.name}")
+        reporter.note(f"{number} of {total}: {folder.name}")
         try:
             studies = [request.study(item, name) for item, name in users]
             study = _with_earlier_seeds(max(studies, key=lambda study: len(study.seeds)), folder)
@@ -184,7 +195,7 @@ def _with_earlier_seeds(study: Study, folder: Path) -> Study:
 def measure(
     item: Item, names: Sequence[str], request: Request, out: Path, earlier: Record | None = None
 ) -> tuple[Record, dict[str, bytes]]:
-    """Apply the check of an item to its finished runs.
+    """Apply the check of an item to its finished runs, or measure the searches of its claim.
 
     Args:
         item: the item.
@@ -197,12 +208,12 @@ def measure(
         The record, and the contents of the figures by path.
 
     Raises:
-        InputError: a run has other settings, or the check is malformed.
+        InputError: the check is malformed.
         RunError: the check raised an exception.
     """
+    if item.claim:
+        return searches.measure(item, request.scale, out, earlier)
     results = {name: load(request.run(item, name, out)) for name in names}
-    for name in names:
-        _check_settings(results[name], item, name, request)
     try:
         findings, tables = item.measure(results)
     except (InputError, RunError):
@@ -212,7 +223,6 @@ def measure(
         place = f"{Path(frames[-1].filename).name}: line {frames[-1].lineno}: " if frames else ""
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise RunError(f"{place}{reason}; change it, and repeat the command") from None
-    kept = [FindingRecord.of(finding) for finding in findings]
     pictures, images = _pictures(results[names[0]], item)
     record = Record(
         item.name,
@@ -220,7 +230,7 @@ def measure(
         item.digest(request.scale),
         records.criteria_of(item, earlier),
         item.command(request.scale),
-        kept,
+        findings,
         reduced=item.is_reduced(request.scale),
         made_by=", ".join(dict.fromkeys(records.made_by(x.manifest) for x in results.values())),
         seconds=sum(x.manifest["wall_time_s"] for x in results.values()),
@@ -230,17 +240,10 @@ def measure(
         tables={title: records.table_of(texts(table)) for title, table in tables.items()},
     )
     if earlier and len(names) < len(item.sources):
-        ids = {finding.id for finding in kept}
+        ids = {finding.id for finding in findings}
         record.findings += [finding for finding in earlier.findings if finding.id not in ids]
         record.tables = earlier.tables | record.tables
     return record, images
-
-
-def _check_settings(results: Results, item: Item, name: str, request: Request) -> None:
-    study = item.study(request.scale, name, overrides=request.overrides.get(name, ()))
-    ran = [(cell["settings"], cell.get("config_hash")) for cell in results.manifest["cells"]]
-    if ran != [(cell.settings, cell.config_hash) for cell in study.cells]:
-        raise InputError(f"{results.directory}: contains a run with other settings; run the item again")
 
 
 def _machine(results: Results) -> str:
@@ -255,12 +258,11 @@ def _facts(results: Mapping[str, Results], item: Item, request: Request) -> dict
     changes = item.words.laptop if request.scale == "laptop" else ()
     left_out = [name for name in item.sources if name not in results]
     return {
-        "sweep files": ", ".join(map(item.sweep_file, results)),
+        "sweep files": ", ".join(item.location(item.sources[name].path) for name in results),
         "overrides": ", ".join(changes) or "none",
         "model": models(request.study(item, next(iter(results)))),
         "cells × seeds": ", ".join(f"{len(each['cells'])} × {len(each['seeds'])}" for each in manifests),
         "run time": f"{sum(each['wall_time_s'] for each in manifests):.0f} s",
-        **({"published run time": item.words.takes} if item.words.takes else {}),
         **({"peak memory": f"{max(memory) / 1024:.1f} GiB"} if memory else {}),
         **({"not run": ", ".join(left_out)} if left_out else {}),
     }

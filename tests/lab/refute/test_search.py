@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from jaxattn.core.errors import InputError, RunError, UserCodeError
-from jaxattn.lab.refute import progress, read_claim, refute, run, search
-from jaxattn.lab.refute.record import _as_json
+from jaxattn.lab.refute import progress, read_claim, refute
+from jaxattn.lab.refute.batch import Batch, compute
+from jaxattn.lab.refute.proof import _as_json
+from jaxattn.lab.refute.search import smallest
 
 
 def state(folder):
@@ -35,7 +37,8 @@ def test_counterexample_is_found_shrunk_and_written(write_claim, tmp_path):
     assert subprocess.run([sys.executable, "-I", check], check=False).returncode == 1
     page = (tmp_path / "out/counterexample.md").read_text()
     assert "# Falsified" in page
-    assert "left = 9" in page
+    assert "| left side | 9 |" in page
+    assert "| 0 | 3 |" in page
 
 
 def test_a_true_statement_is_never_called_verified(write_claim, tmp_path):
@@ -79,7 +82,7 @@ def test_an_unconfirmed_violation_does_not_end_the_search(write_claim, tmp_path)
 def test_boundary_cases_do_not_end_the_search(write_claim, tmp_path):
     path = write_claim(boundary="'a tie'")
     found = refute(path, budget=60, out=tmp_path / "out", batches=3)
-    assert found.verdict == "boundary case"
+    assert found.verdict == "falsified (boundary case)"
     assert "no substantive counterexample" in found.sentence
     assert state(tmp_path / "out")["number"] == 3
 
@@ -127,8 +130,8 @@ def test_mutations_reach_what_sampling_alone_does_not(write_claim):
     state = progress.start(claim, 0, "")
     while state.number < 40:
         for batch in state.next_round(claim, str(path)):
-            state.add(claim, batch, search.compute(claim, batch))
-    random = search.compute(claim, search.Batch(str(path), 0, 0, 0, []))
+            state.add(claim, batch, compute(claim, batch))
+    random = compute(claim, Batch(str(path), 0, 0, 0, []))
     assert random.best[0][0] < -30
     assert state.best > -10
 
@@ -150,7 +153,7 @@ def test_a_numerical_counterexample_needs_evidence(write_claim):
     for contradicts in (True, False):
         outcome = Evidence(contradicts, "norm", "", "x", 0.0, 1.0, 2.0, "")
         numerical = dataclasses.replace(claim, evidence=lambda _, outcome=outcome: outcome)
-        found = run.smallest(numerical, start)
+        found = smallest(numerical, start)
         assert (found is not None) == contradicts
         assert numerical.kind == "numerical counterexample, exact target"
     assert found is None

@@ -1,4 +1,4 @@
-"""Files for a counterexample: counterexample.json, check.py, a page and a picture.
+"""Files that prove a counterexample: counterexample.json, check.py and a picture, and tables for its page.
 
 `check.py` is a copy of the claim's check script in which two lines are replaced,
 
@@ -20,11 +20,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from jaxattn.core.errors import InputError, RunError, writing
+from jaxattn.lab.pages.layout import markdown
 from jaxattn.lab.refute.claim import Claim, Evidence, Sides
 from jaxattn.lab.refute.space import Instance, to_lists
 
+RECORD, SCRIPT, PICTURE, PAGE = "counterexample.json", "check.py", "picture.png", "counterexample.md"
 # Maximum number of lines of a check script that are not blank, and seconds that it may take.
 LINES, CHECK_S = 30, 60
 # A fraction is printed in full on the page up to this number of characters.
@@ -48,18 +51,16 @@ class Counterexample(NamedTuple):
     shrunk_from: Instance
     shrink_calls: int
 
-
-def delete(out: Path) -> None:
-    """Delete the files of an earlier search."""
-    for name in ("counterexample.json", "check.py", "counterexample.md", "picture.png", "verdict.json"):
-        with writing(out / name):
-            (out / name).unlink(missing_ok=True)
+    def verdict(self, claim: Claim) -> str:
+        """Return the verdict on the claim, such as "falsified" or "falsified (boundary case)"."""
+        return claim.kind + " (boundary case)" * bool(self.sides.boundary)
 
 
 def contents(claim: Claim, one: Counterexample, found_by: dict[str, Any]) -> dict[str, Any]:
     """Return the contents of counterexample.json."""
     return {
-        "verdict": claim.kind if not one.sides.boundary else f"boundary case: {one.sides.boundary}",
+        "verdict": one.verdict(claim),
+        "boundary": one.sides.boundary,
         "statement": claim.statement,
         "source": claim.source,
         "hypothesis": claim.hypothesis,
@@ -93,23 +94,21 @@ def write(
     Raises:
         RunError: check.py denies the counterexample, or a file cannot be written.
     """
-    record = contents(claim, one, found_by)
-    paths = [out / "counterexample.json"]
-    checked = ""
+    record, paths = contents(claim, one, found_by), [out / RECORD]
     if script is not None:
-        path = out / "check.py"
-        with writing(path):
-            path.write_text(filled_script(script, record["instance"], record["control"]), encoding="utf-8")
-        record["check"] = run_check(path)
-        checked = f"{record['check']['output']}\n"
-        paths.append(path)
-    with writing(paths[0]):
+        paths.append(out / SCRIPT)
+        with writing(paths[-1]):
+            text = filled_script(script, record["instance"], record["control"])
+            paths[-1].write_text(text, encoding="utf-8")
+        record["check"] = run_check(paths[-1])
+    if claim.draw is not None:
+        paths.append(out / PICTURE)
+        draw(claim, one.instance, paths[-1])
+    paths.append(out / PAGE)
+    with writing(out):
         paths[0].write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    picture = draw(claim, one.instance, out / "picture.png")
-    page = out / "counterexample.md"
-    with writing(page):
-        page.write_text(page_text(record, checked, picture is not None), encoding="utf-8")
-    return [*paths, page, *([picture] if picture else [])]
+        paths[-1].write_text(page_text(record, claim.draw is not None), encoding="utf-8")
+    return paths
 
 
 def filled_script(script: Path, instance: dict[str, Any], control: dict[str, Any]) -> str:
@@ -152,12 +151,11 @@ def run_check(path: Path) -> dict[str, Any]:
     return {"output": done.stdout.strip(), "seconds": round(time.perf_counter() - began, 3)}
 
 
-def draw(claim: Claim, instance: Instance, path: Path) -> Path | None:
-    """Draw an instance, if the claim has a drawing; return the path of the picture."""
-    if claim.draw is None:
-        return None
+def draw(claim: Claim, instance: Instance, path: Path) -> None:
+    """Draw an instance with the drawing of its claim."""
     import matplotlib.pyplot as plt
 
+    assert claim.draw is not None
     figure, axes = plt.subplots(figsize=(4.5, 4.0), layout="constrained")
     try:
         claim.draw(instance, axes)
@@ -165,37 +163,67 @@ def draw(claim: Claim, instance: Instance, path: Path) -> Path | None:
             figure.savefig(path, dpi=150)
     finally:
         plt.close(figure)
-    return path
 
 
-def page_text(record: dict[str, Any], checked: str, has_picture: bool) -> str:
+def tables(record: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    """Return the tables of a counterexample by title: its arrays, the violation, the control, the check.
+
+    Args:
+        record: contents of counterexample.json.
+    """
+    exact = "floating point" if record["verdict"] == "numerical counterexample" else "exact arithmetic"
+    found = {f"Counterexample: {name}": _array(name, x) for name, x in record["instance"].items()}
+    found[f"Violation, in {exact}"] = pd.DataFrame(_violation(record), columns=["quantity", "value"])
+    for name, x in record["control"].items():
+        found[f"Control, for which the statement holds: {name}"] = _array(name, x)
+    if check := record.get("check"):
+        found["Check with the standard library alone"] = pd.DataFrame(
+            {"python check.py": check["output"].splitlines()}
+        )
+    return found
+
+
+def page_text(record: Mapping[str, Any], has_picture: bool) -> str:
     """Return the page of a counterexample in Markdown."""
+    by = record["found_by"]
     parts = [
         f"# {record['verdict'][:1].upper()}{record['verdict'][1:]}",
         f"**Statement.** {record['statement']}",
         f"**Source.** {record['source']}",
         f"**Hypothesis used.** {record['hypothesis']}",
-        "## Instance",
-        *(table(name, value) for name, value in record["instance"].items()),
+        f"**Repaired statement.** {record['repaired']}" * bool(record["repaired"]),
+        f"![The instance]({PICTURE})" * has_picture,
+        *(f"## {title}\n\n{markdown(table)}" for title, table in tables(record).items()),
+        f"## Found by\n\n```\n{by['command']}\n```",
+        f"Seed {by['seed']}, {by['tried']:,} instances ({by['inside']:,} inside the assumptions), "
+        f"{by['seconds']:.1f} s.",
     ]
-    if has_picture:
-        parts.append("![The instance](picture.png)")
-    where = ", ".join(f"{name} = {_plain(value)}" for name, value in record["witness"].items())
-    parts += ["## Violation", f"{where}." if where else "", f"left = {number(record['left'])}"]
-    exact = "floating point" if record["verdict"] == "numerical counterexample" else "exact arithmetic"
-    parts += [f"right = {number(record['right'])}", f"left > right, in {exact}."]
-    if evidence := record["evidence"]:
-        parts.append(_evidence_text(evidence))
-    if record["repaired"]:
-        parts.append(f"**Repaired statement.** {record['repaired']}")
-    parts += ["## Control", "The statement holds for this instance."]
-    parts += [table(name, value) for name, value in record["control"].items()]
-    if checked:
-        parts += ["## Check", f"```\n$ python check.py\n{checked}```"]
-    by = record["found_by"]
-    counts = f"{by['tried']:,} instances ({by['inside']:,} inside the assumptions), {by['seconds']:.1f} s"
-    parts += ["## Found by", f"```\n{by['command']}\n```", f"Seed {by['seed']}, {counts}."]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _violation(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return rows (quantity, value): the degenerate case, the witness, both sides, and the evidence."""
+    rows = [("degenerate case", reason)] if (reason := record.get("boundary")) else []
+    rows += [(name, _plain(value)) for name, value in record["witness"].items()]
+    rows += [(f"{side} side", _number(record[side])) for side in ("left", "right")]
+    if evidence := record["evidence"]:
+        low, high = (f"{evidence[end]:.6g}" for end in ("low", "high"))
+        rows += [
+            (evidence["quantity"], f"in [{low}, {high}] ({evidence['interval']})"),
+            ("value that the statement predicts", f"{evidence['predicted']:g}"),
+            ("how the flow ended", f"status {evidence['status']}; {evidence['certificate']}"),
+            ("not proved", "that the flow converges to the target; the files check the target alone"),
+        ]
+    return rows
+
+
+def _array(name: str, value: Any) -> pd.DataFrame:
+    """Return an array as a table; its first column, headed by its name, holds the indices of the rows."""
+    x = np.asarray(value)
+    rows = x.reshape(-1, x.shape[-1] if x.ndim > 1 else 1)
+    shape = x.shape[:-1] if x.ndim > 1 else rows.shape[:1]
+    labels = [", ".join(map(str, index)) for index in np.ndindex(*shape)]
+    return pd.DataFrame({name: labels} | {str(k): map(str, column) for k, column in enumerate(rows.T)})
 
 
 def _as_json(value: Any) -> Any:
@@ -213,27 +241,7 @@ def _plain(value: Any) -> str:
     return f"({', '.join(map(_plain, value))})" if isinstance(value, list) else str(value)
 
 
-def _evidence_text(evidence: dict[str, Any]) -> str:
-    return (
-        f"Numerical evidence: {evidence['quantity']} is in "
-        f"[{evidence['low']:.6g}, {evidence['high']:.6g}] ({evidence['interval']}); the statement predicts "
-        f"{evidence['predicted']:g}. Status `{evidence['status']}`; {evidence['certificate']}. The "
-        "files check the target alone, not that the flow converges to it."
-    )
-
-
-def table(name: str, value: Any) -> str:
-    """Return an array of at most two axes as a Markdown table, or as nested lists otherwise."""
-    x = np.asarray(value)
-    if x.ndim == 0 or x.ndim > 2:
-        return f"`{name}` = {value}"
-    rows = x.reshape(len(x), -1)
-    head = f"| `{name}` | " + " | ".join(str(k) for k in range(rows.shape[1])) + " |"
-    lines = [f"| {i} | " + " | ".join(map(str, row)) + " |" for i, row in enumerate(rows.tolist())]
-    return "\n".join([head, "|---" * (rows.shape[1] + 1) + "|", *lines])
-
-
-def number(text: str) -> str:
+def _number(text: str) -> str:
     """Format a fraction with its decimal value; a long one is abbreviated."""
     value = Fraction(text)
     shown = text if len(text) <= _LONGEST else f"a fraction with {len(text):,} characters"
