@@ -11,14 +11,11 @@ from jaxattn.lab.books.book import Book, Item
 from jaxattn.lab.books.record import Record, criteria_of, path_of, read_record
 from jaxattn.lab.refute import proof, read_claim
 from jaxattn.lab.refute.space import from_lists
-from jaxattn.lab.results.judge import AGREES
+from jaxattn.lab.results.judge import AGREES, ENOUGH_SEEDS
 from jaxattn.lab.study.import_paths import ImportPaths
 
 # Marks open questions in the files of an item.
 OPEN = "TODO"
-# Minimum number of seeds for a full-scale study. A study with a single seed is exempt, because it samples
-# within that seed.
-SEEDS = 10
 
 
 def problems(book: Book, only: Sequence[str] = (), *, out: Path) -> pd.DataFrame:
@@ -67,9 +64,12 @@ def _parts(item: Item) -> Iterator[str]:
 
 
 def _seeds(item: Item) -> Iterator[str]:
+    """Find studies with few seeds at full scale; random choices and studies of one seed sample otherwise."""
+    if _is_sensitivity(item):
+        return
     for name, source in item.sources.items():
-        if source.own and 1 < (seeds := len(item.study("full", name).seeds)) < SEEDS:
-            yield f"{source.path.name}: {seeds} seeds at full scale; use {SEEDS} or more"
+        if source.own and 1 < (seeds := len(item.study("full", name).seeds)) < ENOUGH_SEEDS:
+            yield f"{source.path.name}: {seeds} seeds at full scale; use {ENOUGH_SEEDS} or more"
 
 
 def _results(item: Item, record: Record | None, out: Path) -> Iterator[str]:
@@ -81,12 +81,17 @@ def _results(item: Item, record: Record | None, out: Path) -> Iterator[str]:
     if criteria.changed:
         yield f"{criteria.file} changed after results had been recorded on or after {record.criteria.date}"
     verdicts = {finding.verdict for finding in record.findings if finding.verdict}
-    if not verdicts and not item.claim:
+    if not verdicts and item.words.judged and not item.claim and not _is_sensitivity(item):
         yield "check.py: no finding has a criterion"
     if verdicts - {AGREES} and not item.words.reason.strip():
         yield "item.toml: reason is missing; some numbers differ or are inconclusive"
     if item.claim and verdicts:
         yield from _counterexample(item, out)
+
+
+def _is_sensitivity(item: Item) -> bool:
+    """Return whether the item has the random choices of another one, whose criteria it shares."""
+    return any(item.name == other.words.sensitivity for other in item.book.items)
 
 
 def _counterexample(item: Item, out: Path) -> Iterator[str]:

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from jaxattn.core.errors import InputError, counted
 from jaxattn.core.settings import Count
+from jaxattn.lab.refute.search import NONE
 from jaxattn.lab.results import judge
 from jaxattn.lab.results.judge import AGREES, ANYTHING, DIFFERS, INCONCLUSIVE, Criterion, Estimate
 from jaxattn.lab.results.labels import format_number
@@ -218,7 +219,7 @@ def tally(findings: Sequence[Finding]) -> str:
 
     Numbers without a criterion are not counted, unless all are. Searches are described by their instances.
     """
-    searched = [finding.counted for finding in findings if finding.search]
+    searched = [f"{'in' if x.search == NONE else 'after'} {x.counted}" for x in findings if x.search]
     findings = [finding for finding in findings if not finding.search]
     own = _counts([finding for finding in findings if finding.basis != "beyond"], "number")
     beyond = _counts([finding for finding in findings if finding.basis == "beyond"], "")

@@ -43,7 +43,7 @@ RULES = (
 SEARCH_RULES = (
     "A search tries many small integer instances. The claim is falsified if one of them violates it in exact "
     "arithmetic. If a flow is integrated, the verdict is at most a numerical counterexample. In a boundary "
-    "case, only instances violate the claim that its wording includes and its author would exclude. A search "
+    "case, only degenerate instances violate the claim, which its wording does not exclude. A search "
     "without a counterexample verifies nothing.",
 )
 SETTINGS = {
@@ -174,7 +174,7 @@ def about(item: Item, record: Record) -> dict[str, str]:
 
 def heading_of_reason(record: Record) -> str:
     """Return the heading of an item's explanation."""
-    differs = any(finding.verdict == DIFFERS for finding in record.findings)
+    differs = any(x.verdict == DIFFERS and not x.search for x in record.findings)
     return "Why numbers differ" if differs else "Explanation"
 
 

@@ -148,24 +148,27 @@ def _findings(
 
 def _facts(item: Item, claim: Claim, verdicts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return facts on the searches of all seeds, and the closest instance if none found a counterexample."""
-    total = {key: sum(x[key] for x in verdicts) for key in verdicts[0] if isinstance(verdicts[0][key], int)}
-    sides = f"{total['checked']:,} instances"
+    # The files of the first version have no count of unconfirmed violations.
+    names = ("inside", "tried", "checked", "undecided", "unconfirmed")
+    total = {name: sum(x.get(name, 0) for x in verdicts) for name in names}
+    decided = f"{total['checked']:,} instances"
     if total["undecided"]:
-        sides += f"; {total['undecided']:,} more with a positive score were left undecided"
+        decided += f"; {total['undecided']:,} more with a positive score were left undecided"
     if total["unconfirmed"]:
-        sides += f"; the flow confirmed none of {total['unconfirmed']:,} violations"
-    repaired = {"repaired statement": claim.repaired} if claim.repaired else {}
+        decided += f"; the flow confirmed none of {total['unconfirmed']:,} violations"
     file, _, name = item.claim.partition(":")
-    near = max(verdicts, key=lambda x: -float("inf") if x["best_score"] is None else x["best_score"])
     wall, cpu = (sum(x[key] for x in verdicts) for key in ("seconds", "cpu_seconds"))
-    return (
-        {"hypothesis": claim.hypothesis, "source": claim.source}
-        | repaired
-        | {
-            "claim": item.location(file) + f":{name}" * bool(name),
-            "instances": f"{total['inside']:,} inside the assumptions, {total['tried']:,} tried",
-            "decided by both sides": sides,
-            "closest instance": f"{json.dumps(near['closest'])}, with the score {near['best_score']}",
-            "run time": f"{wall:.0f} s, {cpu:.0f} s of processor time",
-        }
-    )
+    facts = {
+        "hypothesis": claim.hypothesis,
+        "source": claim.source,
+        "repaired statement": claim.repaired,
+        "claim": item.location(file) + f":{name}" * bool(name),
+        "instances": f"{total['inside']:,} inside the assumptions, {total['tried']:,} tried",
+        "decided exactly": decided,
+        "run time": f"{wall:.0f} s, {cpu:.0f} s of processor time",
+    }
+    scored = [x for x in verdicts if x["best_score"] is not None]
+    if scored and all(x["verdict"] == NONE for x in verdicts):
+        near = max(scored, key=lambda x: x["best_score"])
+        facts["closest instance"] = f"{json.dumps(near['closest'])}, with the score {near['best_score']:.4g}"
+    return {key: fact for key, fact in facts.items() if fact}

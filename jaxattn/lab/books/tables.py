@@ -114,6 +114,7 @@ class ItemFile(BookTable, frozen=True):
             were chosen here. "reduced" if they are far below those of the claim.
         chosen: the settings that were chosen, and why.
         compared: description of the comparison.
+        judged: False if the item only measures, without a criterion.
         reason: explanation of why a number differs, found by varying one setting at a time.
         studies: the studies, keyed by the name under which the check receives their results; a string is the
             path of the sweep file. By default all sweep files in the folder.
@@ -133,6 +134,7 @@ class ItemFile(BookTable, frozen=True):
     settings: Settings = "chosen"
     chosen: str = ""
     compared: str = ""
+    judged: bool = True
     reason: str = ""
     studies: dict[str, str | StudyEntry] = {}
     claim: str = ""

@@ -171,7 +171,7 @@ def tables(record: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     Args:
         record: contents of counterexample.json.
     """
-    exact = "floating point" if record["verdict"] == "numerical counterexample" else "exact arithmetic"
+    exact = "floating point" if _is_floating(record) else "exact arithmetic"
     found = {f"Counterexample: {name}": _array(name, x) for name, x in record["instance"].items()}
     found[f"Violation, in {exact}"] = pd.DataFrame(_violation(record), columns=["quantity", "value"])
     for name, x in record["control"].items():
@@ -205,16 +205,26 @@ def _violation(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return rows (quantity, value): the degenerate case, the witness, both sides, and the evidence."""
     rows = [("degenerate case", reason)] if (reason := record.get("boundary")) else []
     rows += [(name, _plain(value)) for name, value in record["witness"].items()]
-    rows += [(f"{side} side", _number(record[side])) for side in ("left", "right")]
+    for side in ("left", "right"):
+        value = Fraction(record[side])
+        rows.append((f"{side} side", f"{float(value):.6g}" if _is_floating(record) else _number(value)))
     if evidence := record["evidence"]:
         low, high = (f"{evidence[end]:.6g}" for end in ("low", "high"))
         rows += [
             (evidence["quantity"], f"in [{low}, {high}] ({evidence['interval']})"),
             ("value that the statement predicts", f"{evidence['predicted']:g}"),
             ("how the flow ended", f"status {evidence['status']}; {evidence['certificate']}"),
-            ("not proved", "that the flow converges to the target; the files check the target alone"),
         ]
+        if not _is_floating(record):
+            rows.append(
+                ("not proved", "that the flow converges to the target; check.py derives the target alone")
+            )
     return rows
+
+
+def _is_floating(record: Mapping[str, Any]) -> bool:
+    """Return whether the target of a numerical counterexample is in floating point."""
+    return str(record["verdict"]).partition(" (")[0] == "numerical counterexample"
 
 
 def _array(name: str, value: Any) -> pd.DataFrame:
@@ -241,8 +251,8 @@ def _plain(value: Any) -> str:
     return f"({', '.join(map(_plain, value))})" if isinstance(value, list) else str(value)
 
 
-def _number(text: str) -> str:
+def _number(value: Fraction) -> str:
     """Format a fraction with its decimal value; a long one is abbreviated."""
-    value = Fraction(text)
+    text = str(value)
     shown = text if len(text) <= _LONGEST else f"a fraction with {len(text):,} characters"
     return shown if value.denominator == 1 else f"{shown} ≈ {float(value):.6g}"

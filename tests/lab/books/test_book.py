@@ -12,7 +12,7 @@ from jaxattn.lab.study.import_paths import ImportPaths
 
 TINY = Path(__file__).with_name("tiny")
 SWEEPS = Path(__file__).parents[3] / "sweeps"
-BOOKS = ("paper", "claims", "neighbours", "findings")
+BOOKS = ("paper", "claims", "neighbours", "findings", "claims2026")
 
 
 @pytest.fixture
@@ -38,12 +38,14 @@ def test_items_are_in_the_order_of_the_parts():
 
 
 def test_studies_have_places_for_their_runs(tiny):
+    wide = 'wide = { file = "../step/study.toml", optional = true }'
+    change(tiny / "texts" / "item.toml", "[studies]", f"[studies]\n{wide}")
     book = read_book(tiny)
-    assert {name: source.run for name, source in book.item("own").sources.items()} == {
-        "study": "own",
-        "wide": "step.study",
-    }
-    assert book.item("own").required == ["study"]
+    found = {item.name: {name: x.run for name, x in item.sources.items()} for item in book.items}
+    assert found["step"] == {"study": "step"}
+    assert found["own"] == {"study": "step.study"}
+    assert found["texts"] == {"wide": "step.study", "study": "texts"}
+    assert book.item("texts").required == ["study"]
     (tiny / "shared.toml").write_text("")
     other = tiny.parent / "other"
     shutil.copytree(tiny / "step", other / "step")

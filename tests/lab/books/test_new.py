@@ -98,7 +98,7 @@ def item(book):
         ("item.toml", "title", "title", None),
         ("README.md", "# done", "# TODO", "README.md: answer the questions marked TODO in line 1"),
         ("item.toml", 'chosen = "All sizes are chosen here."', "", "item.toml: chosen is missing"),
-        ("study.toml", "seeds = 20", "seeds = 9", "study.toml: 9 seeds at full scale; use 10 or more"),
+        ("study.toml", "seeds = 20", "seeds = 5", "study.toml: 5 seeds at full scale; use 6 or more"),
     ],
 )
 def test_each_missing_part_is_listed(item, file, old, new, problem):

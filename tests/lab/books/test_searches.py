@@ -58,7 +58,7 @@ def test_page_shows_the_instance_the_violation_and_the_files(made):
     index, norm = ((out / f"{name}.html").read_text(encoding="utf-8") for name in ("index", "norm"))
     plain = norm.replace("\xa0", " ").replace("<wbr>", "")
     assert "1 falsified, 1 falsified (boundary case), 1 without a counterexample" in index
-    assert '<b class="no">falsified</b>: 8 instances, 1 seed' in plain
+    assert '<b class="no">falsified</b>: after 8 instances, 1 seed' in plain
     for text in ("Counterexample: x", "largest", "left side", "<td>9</td>", "Control, for which", "x ≠ 0"):
         assert text in plain, text
     assert '<a href="norm/check.py">' in norm

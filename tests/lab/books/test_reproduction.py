@@ -48,15 +48,15 @@ def items(out, name="step"):
 def test_records_hold_the_numbers_of_the_check(made):
     page, _, out = made
     assert (set(page.records), page.failed, page.status) == ({"step", "own"}, {}, 0)
-    (finding,) = page.records["step"].measured
+    (finding,) = page.records["step"].findings
     records = load(out / "runs" / "laptop" / "step").records
     records = records[records["metric"] == "one_step_error"]
     wide = records.groupby(["seed", "cell"])["value"].last().unstack().to_numpy()
-    slopes = np.polyfit(np.log([16, 64, 256]), np.log(wide).T, 1)[0]
+    slopes = np.polyfit(np.log([16, 256]), np.log(wide).T, 1)[0]
     np.testing.assert_allclose(finding.value, slopes.mean(), rtol=1e-9)
     record = items(out)
     assert record["findings"][0]["verdict"] == "agrees"
-    assert record["facts"]["cells × seeds"] == "3 × 6"
+    assert record["facts"]["cells × seeds"] == "2 × 6"
     check = (TINY / "step" / "check.py").read_bytes()
     assert record["criteria"]["sha256"] == hashlib.sha256(check).hexdigest()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", record["criteria"]["date"])
@@ -85,7 +85,7 @@ def test_pages_show_scorecard_claims_and_the_way_to_other_items(made):
 def test_shares_of_random_choices_are_beside_the_verdict(made):
     """The item "own" has the draws of "step": findings with the same id."""
     page, _, out = made
-    (finding,) = page.records["step"].measured
+    (finding,) = page.records["step"].findings
     assert finding.sensitivity == (20, 20)
     assert "20 of 20" in (out / "step.html").read_text(encoding="utf-8")
     table = pd.read_csv(out / "findings.csv").set_index("item")
@@ -100,7 +100,7 @@ def test_items_without_runs_are_shown_from_their_records(copy, capsys):
     shutil.rmtree(out / "runs")
     page = again(book, out, "own", quiet=False)
     assert set(page.records) == {"step", "own"}
-    assert {path.name for path in (out / "runs" / "laptop").iterdir()} == {"own", "step.study"}
+    assert {path.name for path in (out / "runs" / "laptop").iterdir()} == {"step.study"}
     assert "studies that need data" not in capsys.readouterr().err
 
 
@@ -110,7 +110,7 @@ def test_finished_runs_are_not_repeated_and_earlier_seeds_are_kept(copy):
     before = {path: path.stat().st_mtime_ns for path in out.rglob("records.parquet")}
     page = again(book, out, "step", seeds=2)
     assert {path: path.stat().st_mtime_ns for path in out.rglob("records.parquet")} == before
-    assert page.records["step"].measured[0].seeds == 6
+    assert page.records["step"].findings[0].seeds == 6
 
 
 @pytest.mark.more
@@ -126,7 +126,7 @@ def test_changed_criteria_are_recorded_as_changed(copy, tmp_path):
     page = again(book, out, "step")
     assert page.records["step"].criteria.changed
     assert "changed after results had been recorded" in (out / "step.html").read_text()
-    assert page.records["step"].measured[0].verdict != "agrees"
+    assert page.records["step"].findings[0].verdict != "agrees"
 
 
 @pytest.mark.more
@@ -166,8 +166,8 @@ def test_failing_check_names_its_line(copy, tmp_path):
     assert "step" in page.records
 
 
-def test_texts_are_run_only_with_their_data(made, tmp_path):
-    _, book, _ = made
+def test_texts_are_run_only_with_their_data(tmp_path):
+    book = read_book(TINY)
     with pytest.raises(
         InputError, match=r"--only texts: data are missing; add `--data-dir DIR`, with DIR/texts"
     ):
@@ -178,7 +178,7 @@ def test_texts_are_run_only_with_their_data(made, tmp_path):
     rows = "".join(f"{word} film,{label}\n" for label, word in enumerate(("good", "bad")) for _ in range(9))
     (tmp_path / "data" / "texts.csv").write_text(f"text,label\n{rows}")
     page = again(book, tmp_path / "out", "texts", data_dir=tmp_path / "data")
-    (finding,) = page.records["texts"].measured
+    (finding,) = page.records["texts"].findings
     assert (finding.id, finding.text, finding.verdict) == ("train_accuracy", "train accuracy", "")
     assert str(tmp_path) not in (tmp_path / "out" / "texts.html").read_text()
 
