@@ -104,6 +104,8 @@ def _item_page(item: Item, record: Record) -> str:
         over = f" ({claim['seeds']})" * bool(claim["seeds"])
         lines += [f"## {marked(page.sentence(claim['statement']))}", f"**{claim['verdict']}**{over}"]
         lines += [markdown(texts(claim["table"]).map(marked))]
+        missed = [marked(f"- {x.text}: {x.measured}, {x.verdict}") for x in claim["missed"]]
+        lines += ["Not reproduced:", "\n".join(missed)] if missed else []
     if item.words.reason:
         lines += [f"## {page.heading_of_reason(record)}", marked(page.sentence(item.words.reason))]
     for picture in record.pictures:

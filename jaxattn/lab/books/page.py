@@ -18,7 +18,7 @@ from jaxattn.lab.books.record import Record
 from jaxattn.lab.pages.layout import fill, texts
 from jaxattn.lab.refute.search import NONE
 from jaxattn.lab.results.intervals import LEVEL
-from jaxattn.lab.results.judge import DIFFERS, ENOUGH_SEEDS
+from jaxattn.lab.results.judge import DIFFERS, ENOUGH_SEEDS, INCONCLUSIVE
 from jaxattn.lab.storage.files import inside, write_file
 
 _TEMPLATE = Path(__file__).with_name("page.html")
@@ -210,7 +210,7 @@ def seeds(findings: Sequence[Finding]) -> str:
 
 
 def claims(item: Item, record: Record) -> list[dict[str, Any]]:
-    """Return the claims of an item for its page: statement, verdict, tally, seeds and table of numbers."""
+    """Return the claims of an item for its page: statement, verdict, tally, seeds, table, missed numbers."""
     return [
         {
             "statement": claim or item.words.reports,
@@ -218,9 +218,16 @@ def claims(item: Item, record: Record) -> list[dict[str, Any]]:
             "tally": records.tally(own),
             "seeds": seeds(own),
             "table": numbers(own),
+            "missed": [x for x in own if _is_missed(x)],
         }
         for claim, (verdict, own) in record.claims(item).items()
     ]
+
+
+def _is_missed(finding: Finding) -> bool:
+    """Return whether a number that counts for its claim was compared and not reproduced."""
+    missed = finding.verdict in (DIFFERS, INCONCLUSIVE)
+    return missed and not finding.search and finding.basis != "beyond"
 
 
 # How a summary counts verdicts of searches.
