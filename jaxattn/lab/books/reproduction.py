@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from traceback import extract_tb
 
@@ -36,14 +36,12 @@ class Request:
         seeds: number of seeds, at least 2 for studies; by default that of the sweep files, and 1 for the
             search of a claim. If an existing run has more seeds, all its seeds are kept and measured.
         data_dir: folder with the data sets of the book; without it, studies that need data are not run.
-        overrides: additional overrides `key=value`, keyed by study.
     """
 
     only: Sequence[str] = ()
     scale: RunScale = "laptop"
     seeds: int | None = None
     data_dir: Path | None = None
-    overrides: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def items(self, book: Book) -> list[Item]:
         """Return the requested items of a book."""
@@ -52,13 +50,12 @@ class Request:
         return [item for item in items if not item.words.elsewhere]
 
     def study(self, item: Item, name: str) -> Study:
-        """Read a study of an item with the requested scale, seeds and overrides."""
-        overrides = self.overrides.get(name, ())
-        return item.study(self.scale, name, data_dir=self.data_dir, overrides=overrides, seeds=self.seeds)
+        """Read a study of an item with the requested scale and seeds."""
+        return item.study(self.scale, name, data_dir=self.data_dir, seeds=self.seeds)
 
     def run(self, item: Item, name: str, out: Path) -> Path:
-        """Return the folder for the run of an item's study."""
-        return inside(out / "runs" / self.scale / item.sources[name].run, out)
+        """Return the folder for the run of an item's study, or for its searches if it has a claim."""
+        return inside(out / "runs" / self.scale / (item.sources[name].run if name else item.name), out)
 
 
 def reproduce(
@@ -147,30 +144,25 @@ def _run(
     reporter: Reporter,
     max_memory: int | None,
 ) -> dict[str, str]:
-    """Run all studies; return the reasons of failures by item."""
+    """Run all studies and searches; return the reasons of failures by item."""
     jobs: dict[Path, list[tuple[Item, str]]] = {}
     for item, names in wanted:
-        for name in names:
+        for name in names or [""]:
             jobs.setdefault(request.run(item, name, out), []).append((item, name))
     failed: dict[str, str] = {}
-    claims = [item for item, _ in wanted if item.claim]
-    total = len(jobs) + len(claims)
-    for number, item in enumerate(claims, len(jobs) + 1):
-        reporter.note(f"{number} of {total}: {item.name}")
-        try:
-            searches.run(item, request.scale, request.seeds or 1, out, reporter)
-        except (InputError, RunError) as error:
-            failed[item.name] = str(error)
-            reporter.note(f"{item.name}: failed")
     for number, (folder, users) in enumerate(jobs.items(), 1):
-        reporter.note(f"{number} of {total}: {folder.name}")
+        reporter.note(f"{number} of {len(jobs)}: {folder.name}")
+        reason = ""
         try:
-            studies = [request.study(item, name) for item, name in users]
-            study = _with_earlier_seeds(max(studies, key=lambda study: len(study.seeds)), folder)
-            outcome = engine.run_study(
-                study, folder, command=command, reporter=reporter, max_memory=max_memory
-            )
-            reason = outcome.errors[0]["reason"] if outcome.errors else ""
+            if (item := users[0][0]).claim:
+                searches.run(item, request.scale, request.seeds or 1, folder, reporter)
+            else:
+                studies = [request.study(item, name) for item, name in users]
+                study = _with_earlier_seeds(max(studies, key=lambda study: len(study.seeds)), folder)
+                outcome = engine.run_study(
+                    study, folder, command=command, reporter=reporter, max_memory=max_memory
+                )
+                reason = outcome.errors[0]["reason"] if outcome.errors else ""
         except (InputError, RunError) as error:
             reason = str(error)
         if reason:
@@ -200,7 +192,7 @@ def measure(
     Args:
         item: the item.
         names: the studies whose results are available.
-        request: scale and overrides of the runs.
+        request: scale of the runs.
         out: the results folder.
         earlier: the item's earlier record. Its findings are kept if they need a study that is not available.
 
@@ -212,7 +204,7 @@ def measure(
         RunError: the check raised an exception.
     """
     if item.claim:
-        return searches.measure(item, request.scale, out, earlier)
+        return searches.measure(item, request.scale, request.run(item, "", out), earlier)
     results = {name: load(request.run(item, name, out)) for name in names}
     try:
         findings, tables = item.measure(results)

@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,12 @@ from jaxattn.lab.refute.search import NONE, VERDICT
 from jaxattn.lab.refute.shrink import default_size
 from jaxattn.lab.refute.space import from_lists
 from jaxattn.lab.results.judge import at_least, at_most
-from jaxattn.lab.storage.files import inside
 
 # Seconds for a search at laptop scale.
 LAPTOP_S = 60.0
 
 
-def run(item: Item, scale: RunScale, seeds: int, out: Path, reporter: Reporter) -> None:
+def run(item: Item, scale: RunScale, seeds: int, folder: Path, reporter: Reporter) -> None:
     """Search for counterexamples to the claim of an item with each of the seeds 0, 1, ...
 
     Finished searches are not repeated, and others are resumed.
@@ -35,7 +33,7 @@ def run(item: Item, scale: RunScale, seeds: int, out: Path, reporter: Reporter) 
         item: the item.
         scale: scale, which limits the budget.
         seeds: number of seeds.
-        out: the results folder.
+        folder: folder for the searches, one folder per seed.
         reporter: receives progress messages.
 
     Raises:
@@ -44,21 +42,21 @@ def run(item: Item, scale: RunScale, seeds: int, out: Path, reporter: Reporter) 
     """
     budget = min(item.words.budget, LAPTOP_S) if scale == "laptop" else item.words.budget
     for seed in range(seeds):
-        folder = _folder(item, scale, seed, out)
-        if not _is_finished(item, folder, budget):
-            words = item.command(scale)
-            refute(item.claim, budget=budget, seed=seed, out=folder, command=words, show=reporter.update)
+        out = folder / f"seed-{seed}"
+        if not _is_finished(item, out, budget):
+            command = item.command(scale)
+            refute(item.claim, budget=budget, seed=seed, out=out, command=command, show=reporter.update)
 
 
 def measure(
-    item: Item, scale: RunScale, out: Path, earlier: Record | None
+    item: Item, scale: RunScale, folder: Path, earlier: Record | None
 ) -> tuple[Record, dict[str, bytes]]:
-    """Measure the searches of an item in a results folder.
+    """Measure the searches of an item.
 
     Args:
         item: the item.
         scale: scale of the searches.
-        out: the results folder.
+        folder: folder with the searches.
         earlier: the item's earlier record.
 
     Returns:
@@ -66,19 +64,16 @@ def measure(
         smallest counterexample.
     """
     claim = read_claim(item.claim)
-    folders = (_folder(item, scale, seed, out) for seed in count())
-    found = []
-    while (path := next(folders) / VERDICT).is_file():
-        found.append((path.parent, _read(path)))
-    size = claim.size or default_size
-    proofs = [(folder, _read(folder / proof.RECORD)) for folder, x in found if x["verdict"] != NONE]
-    proofs.sort(key=lambda x: (bool(x[1].get("boundary")), size(from_lists(x[1]["instance"]))))
-    folder, best = proofs[0] if proofs else (found[0][0], None)
-    verdicts = [verdict for _, verdict in found]
+    paths = sorted(folder.glob("seed-*"), key=lambda path: (len(path.name), path.name))
+    found = {path: known for path in paths if (known := _verdict(item, path))}
+    size, verdicts = claim.size or default_size, list(found.values())
+    proofs = [(_read(path / proof.RECORD), path) for path, x in found.items() if x["verdict"] != NONE]
+    proofs.sort(key=lambda x: (bool(x[0].get("boundary")), size(from_lists(x[0]["instance"]))))
+    best, source = proofs[0] if proofs else (None, next(iter(found)))
     files = {
-        f"{item.name}/{name}": (folder / name).read_bytes()
+        f"{item.name}/{name}": (source / name).read_bytes()
         for name in (VERDICT, proof.RECORD, proof.SCRIPT, proof.PICTURE)
-        if (folder / name).is_file()
+        if (source / name).is_file()
     }
     picture = f"{item.name}/{proof.PICTURE}"
     record = Record(
@@ -99,23 +94,26 @@ def measure(
     return record, files
 
 
-def _folder(item: Item, scale: RunScale, seed: int, out: Path) -> Path:
-    return inside(out / "runs" / scale / item.name / f"seed-{seed}", out)
-
-
 def _read(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
+def _verdict(item: Item, folder: Path) -> dict[str, Any] | None:
+    """Return the verdict of a search of the item's claim, or None if it was not searched as it is now."""
+    path = folder / VERDICT
+    found = _read(path) if path.is_file() else {}
+    digest = hashlib.sha256(item.check_file.read_bytes()).hexdigest()
+    return found if found.get("claim_sha256") == digest else None
+
+
 def _is_finished(item: Item, folder: Path, budget: float) -> bool:
-    """Return whether the same claim was searched, with a counterexample, for the budget, or completely."""
-    if not (folder / VERDICT).is_file():
+    """Return whether the claim was searched with a counterexample, for the budget, or completely."""
+    known = _verdict(item, folder)
+    if known is None:
         return False
-    known = _read(folder / VERDICT)
-    same = known["claim_sha256"] == hashlib.sha256(item.check_file.read_bytes()).hexdigest()
     complete = all(size["all"] for size in known["by_size"])
-    return same and (known["verdict"] != NONE or complete or known["seconds"] >= budget)
+    return known["verdict"] != NONE or complete or bool(known["seconds"] >= budget)
 
 
 def _findings(

@@ -104,7 +104,8 @@ def test_a_falsified_claim_needs_a_number_that_differs(copy):
 
 
 def test_changed_claims_are_searched_again_and_recorded_as_changed(copy, tmp_path):
-    _, out = copy
+    before, out = copy
+    again(before, out, "norm", seeds=2)
     book = Path(shutil.copytree(SEARCHED, tmp_path / "searched"))
     path = book / "norm" / "claim.py"
     path.write_text(path.read_text().replace("claim = norm(8", "claim = norm(15").replace("proof.py", ""))
@@ -112,6 +113,9 @@ def test_changed_claims_are_searched_again_and_recorded_as_changed(copy, tmp_pat
     assert problem.startswith("claim.py changed after results had been recorded")
     page = again(read_book(book), out, "norm")
     assert page.records["norm"].criteria.changed
+    # The search of the other claim with seed 1 is not counted.
+    (found,) = page.records["norm"].findings
+    assert found.counted == "8 instances, 1 seed"
     assert json.loads((out / "norm" / "counterexample.json").read_text())["left"] == "16"
 
 
