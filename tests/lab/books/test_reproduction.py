@@ -77,6 +77,7 @@ def test_pages_show_scorecard_claims_and_the_way_to_other_items(made):
     assert 'href="https://arxiv.org/abs/0000.00000"' in step
     assert "falls like d^(−1/2) (a note of nobody&#39;s)." in plain
     assert '<td class="yes">agrees</td>' in plain
+    assert "Not reproduced" not in plain
     assert "−0.5 ± 0.3" in plain
     assert str(out) not in index + step
 
@@ -125,8 +126,26 @@ def test_changed_criteria_are_recorded_as_changed(copy, tmp_path):
     assert problem.startswith("check.py changed after results had been recorded")
     page = again(book, out, "step")
     assert page.records["step"].criteria.changed
-    assert "changed after results had been recorded" in (out / "step.html").read_text()
+    written = (out / "step.html").read_text(encoding="utf-8")
+    assert "changed after results had been recorded" in written
+    assert re.search(r"Not reproduced:.*\n<ul>\n<li>exponent of d in the error: .* compared with", written)
     assert page.records["step"].findings[0].verdict != "agrees"
+
+
+@pytest.mark.more
+def test_an_item_without_a_criterion_states_that_it_only_measures(copy, tmp_path):
+    _, out = copy
+    book = Path(shutil.copytree(TINY, tmp_path / "tiny"))
+    item = book / "step"
+    check = item / "check.py"
+    check.write_text(check.read_text().replace("expected=expected, ", ""))
+    again(read_book(book), out, "step")
+    assert "check.py: no finding has a criterion" in set(
+        problems(read_book(book), ["step"], out=out)["problem"]
+    )
+    (item / "item.toml").write_text(f"judged = false\n{(item / 'item.toml').read_text()}")
+    (problem,) = problems(read_book(book), ["step"], out=out)["problem"]
+    assert problem.startswith("check.py changed after results")
 
 
 @pytest.mark.more
