@@ -1,9 +1,12 @@
 """Export of records as a logbook: Markdown pages and CSV files, which need no software to be read."""
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import jinja2
 import pandas as pd
 
 from jaxattn.core.errors import InputError, at, writing
@@ -12,6 +15,8 @@ from jaxattn.lab.books.book import Book, Item, RunScale
 from jaxattn.lab.books.record import Record, path_of
 from jaxattn.lab.pages.layout import markdown, marked, texts
 from jaxattn.lab.storage.files import write_file
+
+_TEMPLATE = Path(__file__).with_name("logbook.md")
 
 
 def export(book: Book, scale: RunScale, out: Path, target: Path, only: Sequence[str] = ()) -> list[Path]:
@@ -46,7 +51,7 @@ def export(book: Book, scale: RunScale, out: Path, target: Path, only: Sequence[
     contents = {
         "README.md": _readme(book, found, every),
         "findings.csv": page.findings_table(found).to_csv(index=False, lineterminator="\n"),
-        **{f"{name}.md": _item_page(book.item(name), record) for name, record in found.items()},
+        **{f"{name}.md": _fill(**page.item_page(book.item(name), every)) for name in found},
     }
     files = {name: text.encode() for name, text in contents.items()}
     for name, record in found.items():
@@ -81,47 +86,13 @@ def _readme(book: Book, found: Mapping[str, Record], every: Mapping[str, Record]
     table = pd.DataFrame(page.scorecard(book.item(name), every) for name in found).fillna("").replace("", "-")
     table["title"] = [f"[{title}]({name}.md)" for title, name in zip(table["title"], found, strict=True)]
     shown = [name for name in table if name != "item" and not table[name].eq("-").all()]
-    return _joined(
-        f"# {book.words.title}",
-        marked(page.sentence(book.words.introduction)),
-        page.summary(found, book),
-        markdown(table[shown]),
-        "## How to read the verdicts",
-        *map(marked, page.rules(book)),
-        "## Limits",
-        page.cost(list(found.values())),
-        "Numbers of the same runs are not independent. `files.csv` lists all files with their hashes.",
-    )
+    return _fill(scorecard=table[shown], **page.first_page(book, found))
 
 
-def _item_page(item: Item, record: Record) -> str:
-    lines = [f"# {item.title}"]
-    lines += [
-        f"{x.authors}: *{x.title}*, [arXiv {x.arxiv}](https://arxiv.org/abs/{x.arxiv})." for x in item.papers
-    ]
-    lines += [f"{name}: {marked(text)}" for name, text in page.about(item, record).items()]
-    for claim in page.claims(item, record):
-        over = f" ({claim['seeds']})" * bool(claim["seeds"])
-        lines += [f"## {marked(page.sentence(claim['statement']))}", f"**{claim['verdict']}**{over}"]
-        lines += [markdown(texts(claim["table"]).map(marked))]
-        missed = [marked(f"- {x.text}: {x.measured}, {x.verdict}") for x in claim["missed"]]
-        lines += ["Not reproduced:", "\n".join(missed)] if missed else []
-    if item.words.reason:
-        lines += [f"## {page.heading_of_reason(record)}", marked(page.sentence(item.words.reason))]
-    for picture in record.pictures:
-        lines += [f"![{picture.caption.partition('. ')[0]}]({picture.file})", marked(picture.caption)]
-    for title, frame in record.frames.items():
-        lines += [f"### {title}", markdown(frame)]
-    facts = {"criteria": record.criteria.text, "made by": record.made_by or "not recorded", **record.facts}
-    facts |= {Path(name).name: f"[{name}]({name})" for name in record.files}
-    lines += ["## How it was run", marked(page.sentence(item.words.compared)) if item.words.compared else ""]
-    lines += [
-        f"    {record.command}",
-        record.reused,
-        "\n".join(f"- {name}: {x}" for name, x in facts.items()),
-    ]
-    return _joined(*lines)
-
-
-def _joined(*lines: str) -> str:
-    return "\n\n".join(line for line in lines if line) + "\n"
+def _fill(**content: Any) -> str:
+    """Return a page of the logbook."""
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    typeset = {"typeset": lambda table: markdown(texts(table).map(marked))}
+    environment.filters |= {"marked": marked, "markdown": markdown, **typeset}
+    text = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(**content)
+    return re.sub("\n{3,}", "\n\n", text).strip() + "\n"

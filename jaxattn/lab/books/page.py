@@ -102,22 +102,12 @@ def write_pages(
     """
     found, reasons = read_records(book, scale, out)
     shown = [item for item in book.items if item.name in found]
-    common = {"book": book, "rules": rules(book), "table": TABLE, "sentence": sentence}
-    common["heading_of_reason"] = heading_of_reason
-    rows = [[(item, scorecard(item, found)) for item in own] for own in _parts(book)]
-    contents = {
-        "index.html": fill(
-            _TEMPLATE, title=book.words.title, item=None, summary=summary(found, book), parts=rows,
-            failed=failed, reasons=reasons, cost=cost(list(found.values())), scale=scale, **common,
-        )
-    }  # fmt: skip
-    for number, item in enumerate(shown):
-        before, after = shown[number - 1] if number else None, dict(enumerate(shown)).get(number + 1)
-        contents[f"{item.name}.html"] = fill(
-            _TEMPLATE, title=item.title, item=item, record=found[item.name], before=before, after=after,
-            claims=claims(item, found[item.name]), about=about(item, found[item.name]), texts=texts,
-            draws=random_choices(item, found), **common,
-        )  # fmt: skip
+    parts = [[(item, scorecard(item, found)) for item in map(book.item, x.items)] for x in book.parts]
+    first = {"parts": parts, "failed": failed, "reasons": reasons, "scale": scale, "table": TABLE}
+    contents = {"index.html": fill(_TEMPLATE, **first, **first_page(book, found))}
+    for before, item, after in zip([None, *shown], shown, [*shown[1:], None], strict=False):
+        steps = {"before": before, "after": after, "texts": texts}
+        contents[f"{item.name}.html"] = fill(_TEMPLATE, **steps, **item_page(item, found))
     written = {name: text.encode() for name, text in contents.items()}
     written[TABLE] = findings_table(found).to_csv(index=False, lineterminator="\n").encode()
     with writing(out, "choose another folder with --out"):
@@ -125,6 +115,36 @@ def write_pages(
             inside((out / name).parent, out).mkdir(parents=True, exist_ok=True)
             write_file(out / name, content, out)
     return Page(book, found, tuple(out / name for name in written), dict(failed))
+
+
+def first_page(book: Book, found: Mapping[str, Record]) -> dict[str, Any]:
+    """Return what the first page of a book shows, for its template."""
+    return {
+        "item": None,
+        "title": book.words.title,
+        "book": book,
+        "summary": summary(found, book),
+        "rules": rules(book),
+        "cost": cost(list(found.values())),
+        "sentence": sentence,
+    }
+
+
+def item_page(item: Item, found: Mapping[str, Record]) -> dict[str, Any]:
+    """Return what the page of an item shows, for its template."""
+    record = found[item.name]
+    return {
+        "item": item,
+        "title": item.title,
+        "book": item.book,
+        "record": record,
+        "about": about(item, record),
+        "claims": claims(item, record),
+        "draws": random_choices(item, found),
+        "rules": rules(item.book),
+        "heading_of_reason": heading_of_reason,
+        "sentence": sentence,
+    }
 
 
 def rules(book: Book) -> tuple[str, ...]:
@@ -154,10 +174,6 @@ def _with_sensitivity(record: Record, item: Item, found: Mapping[str, Record]) -
     replace = msgspec.structs.replace
     own = [replace(x, sensitivity=x.sensitivity or draws.get(x.id)) for x in record.findings]
     return replace(record, findings=own)
-
-
-def _parts(book: Book) -> list[list[Item]]:
-    return [[book.item(name) for name in part.items] for part in book.parts]
 
 
 def about(item: Item, record: Record) -> dict[str, str]:
