@@ -26,8 +26,3 @@ def test_every_neighbour_study_is_an_item_of_the_book():
         study = item.study("full")
         assert study.name == item.name
         assert study.config["model"]["kind"].rpartition(":")[2] in reproduction.models(study)
-
-
-def test_items_have_no_problems_for_publication(tmp_path):
-    found = books.problems(books.read_book(SHIPPED), out=tmp_path)
-    assert found.empty, found.to_string()

@@ -7,7 +7,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from jaxattn.core.errors import counted
 from jaxattn.lab.books import record as records
 from jaxattn.lab.books.book import Item, RunScale
 from jaxattn.lab.books.finding import Finding, share
@@ -121,7 +120,7 @@ def _findings(
 ) -> list[Finding]:
     """Return what the searches found, and the share of seeds with a counterexample if there are several."""
     tried = sum(x["inside"] for x in verdicts)
-    unit = f"{tried:,} instances, {counted(len(verdicts), 'seed')}"
+    unit = f"{tried:,} instances" + ", 1 seed" * (len(verdicts) == 1)
     about: dict[str, Any] = {
         "claim": claim.statement,
         "unit": unit,
