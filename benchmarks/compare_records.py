@@ -172,8 +172,11 @@ def searches(revision):
     """Yield the file of each search of a revision, and the fields in which the published one differs."""
     for name in listed(revision, f"{PUBLISHED}/refute"):
         if name.endswith(("/verdict.json", "/counterexample.json")):
-            before, path = earlier(revision, name), ROOT / name
+            path = ROOT / name
+            # The first version had no count of unconfirmed violations, of which there were none.
+            before = {"unconfirmed": 0} | earlier(revision, name)
             after = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            after = {"unconfirmed": 0} | after
             changed = [key for key in SEARCHED if before.get(key) != after.get(key)]
             is_new = before.get("claim_sha256") != after.get("claim_sha256") and "verdict" not in changed
             # Without a counterexample, the budget decides how many instances are tried.

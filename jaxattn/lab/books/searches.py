@@ -103,7 +103,8 @@ def _verdict(item: Item, folder: Path) -> dict[str, Any] | None:
     path = folder / VERDICT
     found = _read(path) if path.is_file() else {}
     digest = hashlib.sha256(item.check_file.read_bytes()).hexdigest()
-    return found if found.get("claim_sha256") == digest else None
+    same = found.get("claim_sha256") == digest and found["statement"] == read_claim(item.claim).statement
+    return found if same else None
 
 
 def _is_finished(item: Item, folder: Path, budget: float) -> bool:

@@ -21,7 +21,7 @@ class Progress(msgspec.Struct):
 
     Attributes:
         seed: seed of the search.
-        claim: SHA-256 of the claim's file; another file starts a new search.
+        claim: "SHA-256:NAME" of the claim's file and of the claim in it; another one starts a new search.
         evolution: whether differential evolution chooses the instances.
         number: number of batches so far.
         pools: best (score, instance) pairs of each size.

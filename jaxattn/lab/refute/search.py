@@ -109,7 +109,7 @@ def refute(
     with from_user_code(frozenset({str(file)}), name):
         read, folder = read_claim(name), _folder(name, seed, out)
         digest, saved = hashlib.sha256(file.read_bytes()).hexdigest(), folder / STATE
-        progress = _resumed(states.start(read, seed, digest, evolution), saved)
+        progress = _resumed(states.start(read, seed, f"{digest}:{attribute}", evolution), saved)
         before = progress.seconds, progress.cpu_seconds
 
         def save() -> float:
@@ -264,7 +264,7 @@ def _conclude(
         "cpu_seconds": round(progress.cpu_seconds, 2),
         "machine": f"{os.cpu_count()} CPU cores",
         "jaxattn": provenance.version("jaxattn"),
-        "claim_sha256": progress.claim,
+        "claim_sha256": progress.claim.partition(":")[0],
     }
     script = file.parent / claim.check if claim.check else None
     files = tuple(proof.write(claim, one, by, script, out)) if one else ()

@@ -105,8 +105,12 @@ def test_differential_evolution_reaches_the_largest_score(write_claim, tmp_path)
     assert 24 * 21 * 32 < found.tried <= 24 * 21 * 64
 
 
-def test_a_search_by_another_method_is_not_resumed(write_claim, tmp_path):
+def test_a_search_of_another_claim_or_by_another_method_is_not_resumed(write_claim, tmp_path):
     path = write_claim(bound=64)
+    path.write_text(f"{path.read_text()}\nother = claim\n")
+    for name, number in ((path, 2), (f"{path}:other", 1)):
+        refute(name, budget=60, out=tmp_path / "claims", batches=number)
+        assert state(tmp_path / "claims")["number"] == number
     for folder in ("one", "two"):
         refute(path, budget=60, out=tmp_path / folder, batches=2, evolution=True)
     assert state(tmp_path / "one") == state(tmp_path / "two")
