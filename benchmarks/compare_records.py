@@ -1,10 +1,13 @@
 """Compare every published number of the books with the records of an earlier git revision.
 
+    python benchmarks/compare_records.py f0d469ae
     python benchmarks/compare_records.py c0845d37
 
-The earlier records have one entry per number, in the same order: its value, interval, seeds, criterion and
-basis, from which the verdict followed. A number is the same if its value, interval, seeds and criterion are
-equal, and its verdict is the translation of the earlier one. Other differences must be in `EXPLAINED`.
+The earlier records have one entry per number, in the same order. A number is the same if all its fields are
+equal: value, interval, counts, criterion, basis and verdict. The records of c0845d37 have another format.
+There, a number is the same if its value, interval, seeds and criterion are equal, and its verdict is the
+translation of the earlier one; other differences must be in `EXPLAINED`.
+A search is the same if its verdict, its numbers of instances and its counterexample are equal.
 The script prints how many numbers are the same and how many differ for each reason, and fails if a number is
 lost, added, or differs for no reason.
 """
@@ -22,7 +25,27 @@ from jaxattn.lab.results.judge import ENOUGH_SEEDS
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = "results/published"
-BOOKS = ("paper", "claims", "neighbours", "findings")
+BOOKS = ("paper", "claims", "neighbours", "findings", "claims2026")
+# What the files of two searches with the same outcome have in common.
+SEARCHED = (
+    "verdict",
+    "seed",
+    "tried",
+    "inside",
+    "checked",
+    "undecided",
+    "unconfirmed",
+    "best_score",
+    "by_size",
+    "closest",
+    "instance",
+    "control",
+    "witness",
+    "left",
+    "right",
+    "evidence",
+    "shrunk_from",
+)
 BASES = {"promised": "theory", "beyond": "beyond", "published": "published"}
 # Earlier verdicts by basis: inside the criterion, outside it, neither, and without a criterion.
 WORDS = {
@@ -48,6 +71,7 @@ EXPLAINED = {
     "no test": "beyond the theory, a number without seeds or criterion was undecided, and is now not judged",
     "theory": "a statement of this project that was compared as published is now compared as theory",
     "thread": "a claim of the review thread was compared as beyond the theory, and is now a published claim",
+    "searched again": "the file of the claim had changed; the same budget in seconds reaches other instances",
     "certificate": "the certificates were beyond the theory, and are now a claim of their own",
 }
 
@@ -96,43 +120,68 @@ def differences(book, item, old, new, is_new):
 
     `is_new` is True if the item was run again.
     """
+    if "estimate" not in old:
+        # Records leave out fields with their defaults, and earlier ones do not.
+        old, new = {"resolution": 0.0} | old, {"resolution": 0.0} | new
+        keys = [key for key in old | new if old.get(key) != new.get(key)]
+        yield from (f"{key} {old.get(key)} -> {new.get(key)}" for key in keys)
+        return
     value, low, high = old["estimate"]
-    ends = new.interval or (None, None)
-    if (
-        is_new
-        and (value, low, high) != (new.value, *ends)
-        and is_close((value, low, high), (new.value, *ends))
-    ):
+    now, ends = new["value"], tuple(new.get("interval") or (None, None))
+    if is_new and (value, low, high) != (now, *ends) and is_close((value, low, high), (now, *ends)):
         yield "rounding"
-        value, low, high = new.value, *ends
-    if value != new.value:
-        yield f"value {value} -> {new.value}"
+        value, low, high = now, *ends
+    if value != now:
+        yield f"value {value} -> {now}"
     if (low, high) != ends:
         width = None if low is None else high - low
-        is_bin = new.interval is None and width and abs(width - new.resolution) < 1e-9
-        yield "bin" if is_bin else f"interval {low, high} -> {new.interval}"
-    hits = old.get("hits")
-    if hits is None and new.counts:  # shares of earlier versions had no counts
+        is_bin = "interval" not in new and width and abs(width - new.get("resolution", 0)) < 1e-9
+        yield "bin" if is_bin else f"interval {low, high} -> {ends}"
+    hits, found = old.get("hits"), new.get("counts")
+    if hits is None and found:  # shares of earlier versions had no counts
         hits = round(value * old["seeds"])
     counts = (old.get("seeds", 0), old.get("missing", 0), hits)
-    if counts != (new.seeds, new.missing, new.counts[0] if new.counts else None):
-        yield f"seeds {counts} -> {new.seeds, new.missing, new.counts}"
-    before, after = old["criterion"], new.expected
-    ends = (None, None) if before is None else (before["low"], before["high"])
-    if ends != ((after.low, after.high) if after else (None, None)):
-        yield f"criterion {ends} -> {after}"
-    if old["published"].replace("-", "", 1 if old["published"] == "-" else 0) != new.published:
-        yield f"published {old['published']!r} -> {new.published!r}"
+    if counts != (new.get("seeds", 0), new.get("missing", 0), found[0] if found else None):
+        yield f"seeds {counts} -> {new.get('seeds'), new.get('missing'), found}"
+    before, after = ((x["low"], x["high"]) if x else None for x in (old["criterion"], new.get("expected")))
+    if before != after:
+        yield f"criterion {before} -> {after}"
+    published = new.get("published", "")
+    if old["published"].replace("-", "", 1 if old["published"] == "-" else 0) != published:
+        yield f"published {old['published']!r} -> {published!r}"
     basis, verdict = BASES[old.get("basis", "published")], old_verdict(old)
-    if basis != new.basis:
+    if basis != new.get("basis", "published"):
         yield {
             ("findings", "label_window"): "theory",
             ("claims", "V"): "thread",
             ("claims", "certificate"): "certificate",
-        }.get((book, item), f"basis {basis} -> {new.basis}")
-    if TRANSLATED[verdict] != new.verdict:
-        is_free = before is None and verdict == "undecided" and not new.verdict
-        yield "no test" if is_free else f"verdict {verdict} -> {new.verdict}"
+        }.get((book, item), f"basis {basis} -> {new.get('basis', 'published')}")
+    if TRANSLATED[verdict] != new.get("verdict", ""):
+        is_free = before is None and verdict == "undecided" and not new.get("verdict")
+        yield "no test" if is_free else f"verdict {verdict} -> {new.get('verdict', '')}"
+
+
+def listed(revision, folder):
+    """Return the paths of the JSON files below a folder in a git revision."""
+    command = ["git", "-C", str(ROOT), "ls-tree", "-r", "--name-only", revision, "--", folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [path for path in done.stdout.splitlines() if path.endswith(".json")]
+
+
+def searches(revision):
+    """Yield the file of each search of a revision, and the fields in which the published one differs."""
+    for name in listed(revision, f"{PUBLISHED}/refute"):
+        if name.endswith(("/verdict.json", "/counterexample.json")):
+            path = ROOT / name
+            # The first version had no count of unconfirmed violations, of which there were none.
+            before = {"unconfirmed": 0} | earlier(revision, name)
+            after = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            after = {"unconfirmed": 0} | after
+            changed = [key for key in SEARCHED if before.get(key) != after.get(key)]
+            is_new = before.get("claim_sha256") != after.get("claim_sha256") and "verdict" not in changed
+            # Without a counterexample, the budget decides how many instances are tried.
+            is_explained = changed and is_new and after["verdict"] == "no counterexample"
+            yield name, ["searched again"] if is_explained else changed
 
 
 def main():
@@ -142,21 +191,32 @@ def main():
     revision, counts, failed = parser.parse_args().revision, Counter(), 0
     for book in BOOKS:
         folder = ROOT / PUBLISHED / book
+        if not listed(revision, f"{PUBLISHED}/{book}"):
+            print(f"{book}: not in the revision")
+            continue
         for path in sorted((folder / "items").glob("*.json")):
             before = earlier(revision, path.relative_to(ROOT).as_posix())
-            record = read_record(path, folder)
-            after = record.findings
+            reused = read_record(path, folder).reused
+            after = json.loads(path.read_text(encoding="utf-8"))["findings"]
             if before is None or len(before["findings"]) != len(after):
                 print(f"{book} {path.stem}: {before and len(before['findings'])} numbers -> {len(after)}")
                 failed += 1
                 continue
             for old, new in zip(before["findings"], after, strict=True):
-                found = list(differences(book, path.stem, old, new, not record.reused))
+                found = list(differences(book, path.stem, old, new, not reused))
                 counts.update(found if found else ["same"])
                 for text in found:
                     if text not in EXPLAINED:
-                        print(f"{book} {path.stem}: {old['measured']} ({new.id}): {text}")
+                        print(f"{book} {path.stem}: {old.get('measured', '')} ({new['id']}): {text}")
                         failed += 1
+    for name, keys in searches(revision):
+        counts.update(["search"])
+        if keys == ["searched again"]:
+            counts.update(keys)
+        elif keys:
+            print(f"{name}: {', '.join(keys)} differ")
+            failed += 1
+    print(f"{counts.pop('search', 0)} files of searches were compared.")
     print(f"{counts.pop('same', 0)} numbers are the same, with their criteria and verdicts.")
     for reason, number in counts.items():
         print(f"{number}: {EXPLAINED.get(reason, reason)}")

@@ -173,7 +173,7 @@ def test_counts_of_items_papers_and_findings_match_the_folders():
     assert WORDS[re.search(r"(\w+) findings of this project", page("findings/index"))[1]] == len(listed)
 
 
-@pytest.mark.parametrize("name", ["paper", "neighbours", "findings", "claims2026"])
+@pytest.mark.parametrize("name", ["paper", "neighbours", "findings", "claims2026", "refute"])
 def test_run_times_of_books_match_their_records(name):
     records = [json.loads(path.read_text("utf-8")) for path in (PUBLISHED / name / "items").glob("*.json")]
     minutes = round(sum(record["seconds"] for record in records) / 60)

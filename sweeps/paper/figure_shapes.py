@@ -1,9 +1,10 @@
 """The shapes of Figures 1 to 3: E·v rises with the posterior difference, and E·p is U-shaped about 0."""
 
+import numpy as np
 import pandas as pd
 from bin_means import bins_of, table_of
 
-from jaxattn.lab.books import leave_one_out, longest_rise, lowest, spearman, u_shape
+from jaxattn.lab.books import leave_one_out, lowest, spearman, u_shape
 
 CORRELATION = (-1.0, 1.0)
 
@@ -74,3 +75,24 @@ def shape_table(every, names):
         row = {"": name} | {each.text.partition(",")[0]: each.measured for each in found}
         rows.append(row | {"test accuracy": cell.final("test_accuracy").measured})
     return {"Shapes": pd.DataFrame(rows)}
+
+
+def longest_rise(rows):
+    """Find the longest run of increasing entries in each row of a (B, m) array; NaN entries are skipped.
+
+    Returns:
+        Number of entries, first bin and last bin, (B,) each.
+    """
+    found = np.array([longest_run(row) for row in rows], float)
+    return found[:, 0], found[:, 1], found[:, 2]
+
+
+def longest_run(row):
+    """Return the number of entries, the first and the last bin of the longest rise of a row."""
+    used = np.flatnonzero(np.isfinite(row))
+    best, start = (0, 0, 0), 0
+    for k in range(len(used)):
+        if k and row[used[k]] <= row[used[k - 1]]:
+            start = k
+        best = max(best, (k - start + 1, int(used[start]), int(used[k])), key=lambda run: run[0])
+    return best

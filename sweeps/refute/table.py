@@ -24,7 +24,7 @@ def row(folder):
     if record.is_file():
         text = json.dumps(json.loads(record.read_text(encoding="utf-8"))["instance"])
         text = text.replace('"', "")
-        shown = f"[`{text}`](../../results/published/refute/{folder.name}/counterexample.md)"
+        shown = f"[`{text}`](../../results/published/refute/{folder.name}.html)"
     label = f"{LABELS[folder.name]} " if folder.name in LABELS else ""
     counts = f"{found['inside']:,} | {found['seconds']:.0f} | {found['cpu_seconds']:.0f}"
     return f"| {label}`{folder.name}` | {found['verdict']} | {shown} | {counts} |"

@@ -143,3 +143,9 @@ def test_published_curves_have_twenty_evenly_spaced_points(name, low, high):
         assert len(curve.values) == len(curve.centres) == 20
         np.testing.assert_allclose(np.diff(curve.centres, 2), 0, atol=1e-12)
         np.testing.assert_allclose(curve.centres[[0, -1]], [low, high], atol=1e-4)
+
+
+def test_longest_rise_skips_empty_bins():
+    row = np.array([3.0, 1.0, np.nan, 2.0, 4.0, 3.0, 3.5])
+    length, first, last = CODE("figure_shapes.py:longest_rise")(row[None])
+    assert (length[0], first[0], last[0]) == (3, 1, 4)

@@ -12,8 +12,8 @@ from jaxattn.lab.books.checks import problems
 from jaxattn.lab.books.export import export
 from jaxattn.lab.books.finding import Finding, claim_verdict, leave_one_out, mean, of_estimate, share, slug
 from jaxattn.lab.books.new import create
-from jaxattn.lab.books.run import Request, reproduce
-from jaxattn.lab.books.shapes import longest_rise, lowest, sign_change, u_shape
+from jaxattn.lab.books.reproduction import Request, reproduce
+from jaxattn.lab.books.shapes import lowest, sign_change, u_shape
 from jaxattn.lab.results.correlations import spearman
 from jaxattn.lab.results.fits import powers
 from jaxattn.lab.results.judge import around, at_least, at_most, within_factor
@@ -33,7 +33,6 @@ __all__ = [
     "export",
     "leave_one_out",
     "load_code",
-    "longest_rise",
     "lowest",
     "mean",
     "of_estimate",

@@ -4,6 +4,7 @@
     BOOK/ITEM/item.toml    the words: claim, papers, choices, explanation
     BOOK/ITEM/study.toml   a sweep file, as for `jaxattn run`; there may be several, with any names
     BOOK/ITEM/check.py     `check(results)` returns findings: numbers with their criteria
+    BOOK/ITEM/claim.py     a claim to search for counterexamples, in place of studies and check.py
     BOOK/ITEM/mine.py      further code, for studies ("mine.py:NAME") or for the check; optional
 
 Files of the book's folder can be used by several items: a study is run once, and Python modules are imported
@@ -33,7 +34,6 @@ from jaxattn.lab.study import toml
 from jaxattn.lab.study.import_paths import ImportPaths
 
 RunScale = Literal["laptop", "full"]
-PROSE = ("reports", "chosen", "compared", "reason", "flat")
 _T = TypeVar("_T", bound=BookTable)
 # Root of the checkout that contains this package, if there is one.
 _CHECKOUT = Path(__file__).parents[3]
@@ -86,9 +86,14 @@ class Item:
         return self.words.papers or self.book.words.papers
 
     @property
+    def claim(self) -> str:
+        """Return the claim that is searched, "FILE.py" or "FILE.py:NAME"; "" if the item runs studies."""
+        return os.path.normpath(self.folder / self.words.claim) if self.words.claim else ""
+
+    @property
     def check_file(self) -> Path:
-        """Return the path of the file with the criteria."""
-        return self.folder / "check.py"
+        """Return the path of the file with the criteria: check.py, or the file of the claim."""
+        return Path(self.claim.partition(":")[0]) if self.claim else self.folder / "check.py"
 
     @cached_property
     def sources(self) -> dict[str, Source]:
@@ -97,7 +102,7 @@ class Item:
         Raises:
             InputError: a sweep file or data set does not exist, or the item has no study.
         """
-        if self.words.elsewhere:
+        if self.words.elsewhere or self.claim:
             return {}
         place = self.folder / "item.toml"
         own = sorted(path.stem for path in self.folder.glob("*.toml") if path != place)
@@ -112,7 +117,7 @@ class Item:
                 raise InputError(f"{place}: studies: {name}: book.toml has no data set {entry.data!r}{known}")
             found[name] = Source(path, entry, self._run(path), path.parent == self.folder)
         if not found:
-            raise InputError(f"{place}: the item has no study; add study.toml, or [elsewhere]")
+            raise InputError(f"{place}: the item has no study; add study.toml, a claim, or [elsewhere]")
         return found
 
     def _run(self, path: Path) -> str:
@@ -121,9 +126,9 @@ class Item:
         base = self.book.folder if path.is_relative_to(self.book.folder) else self.book.folder.parent
         return os.path.relpath(path.with_suffix(""), base).replace(os.sep, ".")
 
-    def sweep_file(self, name: str) -> str:
-        """Return the path of a study's sweep file, the same on every machine."""
-        inside = os.path.relpath(self.sources[name].path, self.book.folder)
+    def location(self, path: str | Path) -> str:
+        """Return the display name of a file of the item, which is the same on every machine."""
+        inside = os.path.relpath(path, self.book.folder)
         return os.path.normpath(os.path.join(self.book.location, inside))
 
     @property
@@ -177,7 +182,8 @@ class Item:
     def digest(self, scale: RunScale) -> str:
         """Return a hash of the item's studies at a given scale. It does not depend on the data folder."""
         changes = self.words.laptop if scale == "laptop" else ()
-        settings = [*(toml.tables(source.path) for source in self.sources.values()), changes]
+        settings: list[Any] = [*(toml.tables(source.path) for source in self.sources.values()), changes]
+        settings += [self.words.claim] if self.claim else []
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def measure(self, results: Mapping[str, Results]) -> tuple[list[Finding], dict[str, pd.DataFrame]]:
@@ -256,10 +262,11 @@ class Book:
     def _item(self, name: str) -> Item:
         path = self.folder / name / "item.toml"
         words = _read(path, ItemFile)
-        with at(str(path)):
-            prose = {key: _with_phrases(getattr(words, key), self.words.phrases) for key in PROSE}
-        item = Item(path.parent, self, msgspec.structs.replace(words, **prose))
-        _ = item.sources
+        if not (words.reports or words.claim):
+            raise InputError(f"{path}: reports: is missing; state the claim that the item tests")
+        item = Item(path.parent, self, words)
+        if not item.sources and not item.words.elsewhere and not item.check_file.is_file():
+            raise InputError(f"{path}: claim: {item.check_file} does not exist")
         return item
 
 
@@ -310,13 +317,3 @@ def _read(path: Path, kind: type[_T]) -> _T:
             return msgspec.convert(tables, kind)
         except msgspec.ValidationError as error:
             raise InputError(explain(str(error), "", tables, list(kind.__struct_fields__), {})) from None
-
-
-def _with_phrases(text: str, phrases: Mapping[str, str]) -> str:
-    try:
-        return text.format_map(phrases)
-    except KeyError as error:
-        known = ", ".join(phrases) or "none"
-        raise InputError(f"{{{error.args[0]}}}: no such phrase; book.toml defines {known}") from None
-    except (ValueError, IndexError, AttributeError) as error:
-        raise InputError(f"{text!r:.60}: {error}; write literal braces as {{{{ and }}}}") from None

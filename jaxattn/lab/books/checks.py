@@ -1,20 +1,21 @@
 """Checks of items before publication: missing words, few seeds, changed criteria, open questions."""
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
 
+from jaxattn.core.errors import first_line
 from jaxattn.lab.books.book import Book, Item
 from jaxattn.lab.books.record import Record, criteria_of, path_of, read_record
-from jaxattn.lab.results.judge import AGREES
+from jaxattn.lab.refute import proof, read_claim
+from jaxattn.lab.refute.space import from_lists
+from jaxattn.lab.results.judge import AGREES, ENOUGH_SEEDS
 from jaxattn.lab.study.import_paths import ImportPaths
 
 # Marks open questions in the files of an item.
 OPEN = "TODO"
-# Minimum number of seeds for a full-scale study. A study with a single seed is exempt, because it samples
-# within that seed.
-SEEDS = 10
 
 
 def problems(book: Book, only: Sequence[str] = (), *, out: Path) -> pd.DataFrame:
@@ -38,7 +39,7 @@ def problems(book: Book, only: Sequence[str] = (), *, out: Path) -> pd.DataFrame
             continue
         path = out / path_of(item.name)
         record = read_record(path, out) if path.exists() else None
-        found = [*_open_questions(item), *_parts(item), *_seeds(item), *_results(item, record)]
+        found = [*_open_questions(item), *_parts(item), *_seeds(item), *_results(item, record, out)]
         rows += [(item.name, problem) for problem in found]
     return pd.DataFrame(rows, columns=["item", "problem"])
 
@@ -53,6 +54,9 @@ def _open_questions(item: Item) -> Iterator[str]:
 
 
 def _parts(item: Item) -> Iterator[str]:
+    if item.claim:
+        read_claim(item.claim)
+        return
     ImportPaths(item.folder).load("check.py:check")
     for key in ("chosen", "compared"):
         if not getattr(item.words, key).strip():
@@ -60,21 +64,46 @@ def _parts(item: Item) -> Iterator[str]:
 
 
 def _seeds(item: Item) -> Iterator[str]:
+    """Find studies with few seeds at full scale; random choices and studies of one seed sample otherwise."""
+    if _is_sensitivity(item):
+        return
     for name, source in item.sources.items():
-        if source.own and 1 < (seeds := len(item.study("full", name).seeds)) < SEEDS:
-            yield f"{source.path.name}: {seeds} seeds at full scale; use {SEEDS} or more"
+        if source.own and 1 < (seeds := len(item.study("full", name).seeds)) < ENOUGH_SEEDS:
+            yield f"{source.path.name}: {seeds} seeds at full scale; use {ENOUGH_SEEDS} or more"
 
 
-def _results(item: Item, record: Record | None) -> Iterator[str]:
+def _results(item: Item, record: Record | None, out: Path) -> Iterator[str]:
     if record is None:
         return
     if record.settings != item.digest(record.scale):
         yield "the settings have changed since the results were recorded; run the item again"
     criteria = criteria_of(item, record)
     if criteria.changed:
-        yield f"check.py changed after results had been recorded on or after {record.criteria.date}"
-    verdicts = {finding.verdict for finding in record.measured if finding.verdict}
-    if not verdicts:
+        yield f"{criteria.file} changed after results had been recorded on or after {record.criteria.date}"
+    verdicts = {finding.verdict for finding in record.findings if finding.verdict}
+    if not verdicts and item.words.judged and not item.claim and not _is_sensitivity(item):
         yield "check.py: no finding has a criterion"
     if verdicts - {AGREES} and not item.words.reason.strip():
         yield "item.toml: reason is missing; some numbers differ or are inconclusive"
+    if item.claim and verdicts:
+        yield from _counterexample(item, out)
+
+
+def _is_sensitivity(item: Item) -> bool:
+    """Return whether the item has the random choices of another one, whose criteria it shares."""
+    return any(item.name == other.words.sensitivity for other in item.book.items)
+
+
+def _counterexample(item: Item, out: Path) -> Iterator[str]:
+    """Decide again, with the claim, whether a recorded counterexample violates it; flows are not repeated."""
+    path = out / item.name / proof.RECORD
+    try:
+        found, claim = json.loads(path.read_text(encoding="utf-8")), read_claim(item.claim)
+        instance = from_lists(found["instance"])
+        sides = claim.exact(instance) if claim.exact_target and not claim.assumptions(instance) else None
+        stated = found["left"], found["right"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        yield f"{path}: is missing or damaged ({first_line(error)}); run the item again"
+        return
+    if claim.exact_target and (sides is None or (str(sides.left), str(sides.right)) != stated):
+        yield f"{path}: the claim does not confirm it; run the item again"

@@ -1,9 +1,12 @@
 """Export of records as a logbook: Markdown pages and CSV files, which need no software to be read."""
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import jinja2
 import pandas as pd
 
 from jaxattn.core.errors import InputError, at, writing
@@ -12,6 +15,8 @@ from jaxattn.lab.books.book import Book, Item, RunScale
 from jaxattn.lab.books.record import Record, path_of
 from jaxattn.lab.pages.layout import markdown, marked, texts
 from jaxattn.lab.storage.files import write_file
+
+_TEMPLATE = Path(__file__).with_name("logbook.md")
 
 
 def export(book: Book, scale: RunScale, out: Path, target: Path, only: Sequence[str] = ()) -> list[Path]:
@@ -46,7 +51,7 @@ def export(book: Book, scale: RunScale, out: Path, target: Path, only: Sequence[
     contents = {
         "README.md": _readme(book, found, every),
         "findings.csv": page.findings_table(found).to_csv(index=False, lineterminator="\n"),
-        **{f"{name}.md": _item_page(book.item(name), record) for name, record in found.items()},
+        **{f"{name}.md": _fill(**page.item_page(book.item(name), every)) for name in found},
     }
     files = {name: text.encode() for name, text in contents.items()}
     for name, record in found.items():
@@ -65,11 +70,12 @@ def export(book: Book, scale: RunScale, out: Path, target: Path, only: Sequence[
 
 def _attached(item: Item, record: Record, out: Path) -> dict[str, bytes]:
     """Return the record, the figures, and the files of the item, by path in the logbook."""
-    names = [path_of(item.name), *(picture.file for picture in record.pictures)]
+    names = [path_of(item.name), *record.attached]
     files = {name: (out / name).read_bytes() for name in names}
     own = [path for path in sorted(item.folder.iterdir()) if path.suffix in (".py", ".toml", ".md")]
     shared = [item.book.folder / "book.toml"]
     shared += [source.path for source in item.sources.values() if not source.own]
+    shared += [item.check_file] if item.check_file not in own else []
     for path in [*own, *shared]:
         folder = item.name if path.parent == item.folder else "shared"
         files[f"files/{folder}/{path.name}"] = path.read_bytes()
@@ -77,52 +83,16 @@ def _attached(item: Item, record: Record, out: Path) -> dict[str, bytes]:
 
 
 def _readme(book: Book, found: Mapping[str, Record], every: Mapping[str, Record]) -> str:
-    rows = [page.scorecard(book.item(name), every) for name in found]
-    table = pd.DataFrame(rows).fillna("").replace("", "-")
-    if len(table):
-        table["title"] = [f"[{row['title']}]({row['item']}.md)" for row in rows]
-        table = table.loc[:, [name for name in table if not table[name].eq("-").all()]]
-    return _joined(
-        f"# {book.words.title}",
-        marked(page.sentence(book.words.introduction)),
-        page.summary(found, book),
-        markdown(table.drop(columns="item")) if len(table) else "No item has been run.",
-        "## How to read the verdicts",
-        *map(marked, page.RULES),
-        "## Limits",
-        page.cost(list(found.values())),
-        "Numbers of the same runs are not independent. `files.csv` lists all files with their hashes.",
-    )
+    table = pd.DataFrame(page.scorecard(book.item(name), every) for name in found).fillna("").replace("", "-")
+    table["title"] = [f"[{title}]({name}.md)" for title, name in zip(table["title"], found, strict=True)]
+    shown = [name for name in table if name != "item" and not table[name].eq("-").all()]
+    return _fill(scorecard=table[shown], **page.first_page(book, found))
 
 
-def _item_page(item: Item, record: Record) -> str:
-    papers = [
-        f"{x.authors}: *{x.title}*, [arXiv {x.arxiv}](https://arxiv.org/abs/{x.arxiv})." for x in item.papers
-    ]
-    settings = page.SETTINGS["reduced" if record.reduced else item.words.settings]
-    lines = [f"# {item.title}", *papers, f"Settings: {settings}. {marked(item.words.chosen.strip())}".strip()]
-    for claim, (verdict, own) in record.claims(item).items():
-        over = f" ({page.seeds(own)})" if page.seeds(own) else ""
-        lines += [
-            f"## {marked(page.sentence(claim or item.words.reports))}",
-            f"**{verdict or 'only measured'}**{over}",
-        ]
-        lines += [markdown(texts(page.numbers(own)).map(marked))]
-    if item.words.reason:
-        lines += [f"## {page.heading_of_reason(record)}", marked(page.sentence(item.words.reason))]
-    for picture in record.pictures:
-        lines += [f"![{picture.caption.partition('. ')[0]}]({picture.file})", marked(picture.caption)]
-    for title, frame in record.frames.items():
-        lines += [f"### {title}", markdown(frame)]
-    facts = {"criteria": record.criteria.text, "made by": record.made_by or "not recorded", **record.facts}
-    lines += ["## How it was run", marked(page.sentence(item.words.compared)) if item.words.compared else ""]
-    lines += [
-        f"    {record.command}",
-        record.reused,
-        "\n".join(f"- {name}: {fact}" for name, fact in facts.items()),
-    ]
-    return _joined(*lines)
-
-
-def _joined(*lines: str) -> str:
-    return "\n\n".join(line for line in lines if line) + "\n"
+def _fill(**content: Any) -> str:
+    """Return a page of the logbook."""
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    typeset = {"typeset": lambda table: markdown(texts(table).map(marked))}
+    environment.filters |= {"marked": marked, "markdown": markdown, **typeset}
+    text = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(**content)
+    return re.sub("\n{3,}", "\n\n", text).strip() + "\n"

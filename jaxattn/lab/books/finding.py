@@ -3,13 +3,15 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxattn.core.errors import InputError, counted
+from jaxattn.core.settings import Count
+from jaxattn.lab.refute.search import NONE
 from jaxattn.lab.results import judge
 from jaxattn.lab.results.judge import AGREES, ANYTHING, DIFFERS, INCONCLUSIVE, Criterion, Estimate
 from jaxattn.lab.results.labels import format_number
@@ -21,8 +23,7 @@ Settings = Literal["own", "chosen", "reduced"]
 VERIFIED, FALSIFIED, TOY = "verified", "falsified", "toy"
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Number measured in the results of an item, with the criterion that it should satisfy.
 
     `mean`, `share` and `leave_one_out` build findings from values of all seeds.
@@ -48,26 +49,29 @@ class Finding:
         certificate: certificate of the reference value.
         sensitivity: (hits, draws); in how many random choices of unpublished settings the number satisfies
             its criterion.
+        search: verdict of a search for counterexamples to the claim, such as "falsified"; "" if the number
+            was measured. See `jaxattn.lab.refute.Refutation`.
     """
 
     id: str
     text: str
     value: float
     interval: tuple[float, float] | None = None
-    counts: tuple[int, int] | None = None
+    counts: tuple[Count, Count] | None = None
     expected: Criterion | None = None
     published: str = ""
     source: str = ""
     basis: Basis = "published"
-    seeds: int = 0
-    missing: int = 0
+    seeds: Count = 0
+    missing: Count = 0
     why: str = ""
     unit: str = "seed"
     resolution: float = 0.0
     claim: str = ""
     setting: str = ""
     certificate: str = ""
-    sensitivity: tuple[int, int] | None = None
+    sensitivity: tuple[Count, Count] | None = None
+    search: str = ""
 
     def __post_init__(self) -> None:
         """Raise InputError unless the id is not empty and has no spaces."""
@@ -100,6 +104,8 @@ class Finding:
             return "no value"
         if self.counts and self.seeds:
             return f"{self.counts[0]} of {self.seeds} [{format_number(low)}, {format_number(high)}]"
+        if low == high:  # an exact number
+            return format_number(self.value)
         text = self.estimate.text(f"(no spread over {counted(self.seeds, self.unit)})")
         return f"{text}, bins of {format_number(self.resolution)}" if self.resolution else text
 
@@ -182,7 +188,8 @@ def slug(text: str) -> str:
 def claim_verdict(findings: Sequence[Finding], settings: Settings) -> str:
     """Return the verdict on a claim: "verified", "falsified", "toy" or "inconclusive"; "" without a test.
 
-    Numbers without a criterion, and those with the basis "beyond", do not count. A claim is
+    Numbers without a criterion, and those with the basis "beyond", do not count. The verdict of a search for
+    counterexamples is that on the claim if it is "falsified", or if nothing else tests the claim. A claim is
 
     - toy if the settings are far below its own (`settings` is "reduced");
     - falsified if a number differs in its own settings ("own"): the published ones, or settings that meet all
@@ -195,9 +202,11 @@ def claim_verdict(findings: Sequence[Finding], settings: Settings) -> str:
         findings: the numbers that test the claim.
         settings: the settings of the runs, relative to those of the claim.
     """
-    verdicts = [finding.verdict for finding in findings if finding.verdict and finding.basis != "beyond"]
-    if not verdicts:
-        return ""
+    searched = [finding.search for finding in findings if finding.search]
+    own = [finding for finding in findings if not finding.search and finding.basis != "beyond"]
+    verdicts = [finding.verdict for finding in own if finding.verdict]
+    if FALSIFIED in searched or not verdicts:
+        return FALSIFIED if FALSIFIED in searched else next(iter(searched), "")
     if settings == "reduced":
         return TOY
     if DIFFERS in verdicts and settings == "own":
@@ -208,11 +217,13 @@ def claim_verdict(findings: Sequence[Finding], settings: Settings) -> str:
 def tally(findings: Sequence[Finding]) -> str:
     """Count verdicts on numbers, such as "7 of 9 numbers agree, 1 differs; beyond the claim 1 of 2 agrees".
 
-    Numbers without a criterion are not counted, unless all are.
+    Numbers without a criterion are not counted, unless all are. Searches are described by their instances.
     """
+    searched = [f"{'in' if x.search == NONE else 'after'} {x.counted}" for x in findings if x.search]
+    findings = [finding for finding in findings if not finding.search]
     own = _counts([finding for finding in findings if finding.basis != "beyond"], "number")
     beyond = _counts([finding for finding in findings if finding.basis == "beyond"], "")
-    parts = [own, f"beyond the claim {beyond}" if beyond else ""]
+    parts = [*searched, own, f"beyond the claim {beyond}" if beyond else ""]
     return "; ".join(filter(None, parts)) or f"{counted(len(findings), 'number')} without a criterion"
 
 

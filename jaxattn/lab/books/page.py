@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,10 +14,11 @@ from jaxattn.core.errors import counted, writing
 from jaxattn.lab.books import record as records
 from jaxattn.lab.books.book import Book, Item, RunScale
 from jaxattn.lab.books.finding import FALSIFIED, Finding
-from jaxattn.lab.books.record import FindingRecord, Record
+from jaxattn.lab.books.record import Record
 from jaxattn.lab.pages.layout import fill, texts
+from jaxattn.lab.refute.search import NONE
 from jaxattn.lab.results.intervals import LEVEL
-from jaxattn.lab.results.judge import DIFFERS, ENOUGH_SEEDS
+from jaxattn.lab.results.judge import DIFFERS, ENOUGH_SEEDS, INCONCLUSIVE
 from jaxattn.lab.storage.files import inside, write_file
 
 _TEMPLATE = Path(__file__).with_name("page.html")
@@ -38,6 +39,12 @@ RULES = (
     "not count.",
     "Random choices: settings that are not published were drawn at random, and the row states in how many "
     "draws the number meets the same criterion.",
+)
+SEARCH_RULES = (
+    "A search tries many small integer instances. The claim is falsified if one of them violates it in exact "
+    "arithmetic. If a flow is integrated, the verdict is at most a numerical counterexample. In a boundary "
+    "case, only degenerate instances violate the claim, which its wording does not exclude. A search "
+    "without a counterexample verifies nothing.",
 )
 SETTINGS = {
     "own": "the claim's own",
@@ -95,21 +102,12 @@ def write_pages(
     """
     found, reasons = read_records(book, scale, out)
     shown = [item for item in book.items if item.name in found]
-    common = {"book": book, "rules": RULES, "table": TABLE, "settings": SETTINGS, "sentence": sentence}
-    common["heading_of_reason"] = heading_of_reason
-    rows = [[(item, scorecard(item, found)) for item in own] for own in _parts(book)]
-    contents = {
-        "index.html": fill(
-            _TEMPLATE, title=book.words.title, item=None, summary=summary(found, book), parts=rows,
-            failed=failed, reasons=reasons, cost=cost(list(found.values())), scale=scale, **common,
-        )
-    }  # fmt: skip
-    for number, item in enumerate(shown):
-        before, after = shown[number - 1] if number else None, dict(enumerate(shown)).get(number + 1)
-        contents[f"{item.name}.html"] = fill(
-            _TEMPLATE, title=item.title, item=item, record=found[item.name], before=before, after=after,
-            claims=claims(item, found[item.name]), texts=texts, draws=random_choices(item, found), **common,
-        )  # fmt: skip
+    parts = [[(item, scorecard(item, found)) for item in map(book.item, x.items)] for x in book.parts]
+    first = {"parts": parts, "failed": failed, "reasons": reasons, "scale": scale, "table": TABLE}
+    contents = {"index.html": fill(_TEMPLATE, **first, **first_page(book, found))}
+    for before, item, after in zip([None, *shown], shown, [*shown[1:], None], strict=False):
+        steps = {"before": before, "after": after, "texts": texts}
+        contents[f"{item.name}.html"] = fill(_TEMPLATE, **steps, **item_page(item, found))
     written = {name: text.encode() for name, text in contents.items()}
     written[TABLE] = findings_table(found).to_csv(index=False, lineterminator="\n").encode()
     with writing(out, "choose another folder with --out"):
@@ -117,6 +115,42 @@ def write_pages(
             inside((out / name).parent, out).mkdir(parents=True, exist_ok=True)
             write_file(out / name, content, out)
     return Page(book, found, tuple(out / name for name in written), dict(failed))
+
+
+def first_page(book: Book, found: Mapping[str, Record]) -> dict[str, Any]:
+    """Return what the first page of a book shows, for its template."""
+    return {
+        "item": None,
+        "title": book.words.title,
+        "book": book,
+        "summary": summary(found, book),
+        "rules": rules(book),
+        "cost": cost(list(found.values())),
+        "sentence": sentence,
+    }
+
+
+def item_page(item: Item, found: Mapping[str, Record]) -> dict[str, Any]:
+    """Return what the page of an item shows, for its template."""
+    record = found[item.name]
+    return {
+        "item": item,
+        "title": item.title,
+        "book": item.book,
+        "record": record,
+        "about": about(item, record),
+        "claims": claims(item, record),
+        "draws": random_choices(item, found),
+        "rules": rules(item.book),
+        "heading_of_reason": heading_of_reason,
+        "sentence": sentence,
+    }
+
+
+def rules(book: Book) -> tuple[str, ...]:
+    """Return the rules of the verdicts in a book, as paragraphs."""
+    searched = [bool(item.claim) for item in book.items]
+    return (() if all(searched) else RULES) + SEARCH_RULES * any(searched)
 
 
 def read_records(book: Book, scale: RunScale, out: Path) -> tuple[dict[str, Record], dict[str, str]]:
@@ -136,18 +170,27 @@ def _with_sensitivity(record: Record, item: Item, found: Mapping[str, Record]) -
     other = found.get(item.words.sensitivity)
     if other is None:
         return record
-    draws = {finding.id: finding.counts for finding in other.measured}
-    own = [replace(x, sensitivity=x.sensitivity or draws.get(x.id)) for x in record.measured]
-    return msgspec.structs.replace(record, findings=[FindingRecord.of(x) for x in own])
+    draws = {finding.id: finding.counts for finding in other.findings}
+    replace = msgspec.structs.replace
+    own = [replace(x, sensitivity=x.sensitivity or draws.get(x.id)) for x in record.findings]
+    return replace(record, findings=own)
 
 
-def _parts(book: Book) -> list[list[Item]]:
-    return [[book.item(name) for name in part.items] for part in book.parts]
+def about(item: Item, record: Record) -> dict[str, str]:
+    """Return the paragraphs above the claims of an item by heading: its settings, or its hypothesis."""
+    chosen = item.words.chosen.strip()
+    if not item.claim:
+        settings = SETTINGS["reduced" if record.reduced else item.words.settings]
+        return {"Settings": f"{settings}. {chosen}".strip()}
+    # The statement is quoted with them, so they come before the numbers.
+    shown = ("hypothesis", "source", "repaired statement")
+    found = {key.capitalize(): record.facts[key] for key in shown if key in record.facts}
+    return found | ({"Setting": chosen} if chosen else {})
 
 
 def heading_of_reason(record: Record) -> str:
     """Return the heading of an item's explanation."""
-    differs = any(finding.verdict == DIFFERS for finding in record.measured)
+    differs = any(x.verdict == DIFFERS and not x.search for x in record.findings)
     return "Why numbers differ" if differs else "Explanation"
 
 
@@ -161,7 +204,7 @@ def scorecard(item: Item, found: Mapping[str, Record]) -> dict[str, str]:
     return row | {
         "claim": claim,
         "numbers": numbers,
-        "seeds": seeds(record.measured),
+        "seeds": seeds(record.findings),
         "agree in random choices": draws,
     }
 
@@ -169,7 +212,7 @@ def scorecard(item: Item, found: Mapping[str, Record]) -> dict[str, str]:
 def random_choices(item: Item, found: Mapping[str, Record]) -> str:
     """Return in how many random choices of unpublished settings all numbers agree: "9 of 32"; or ""."""
     other = found.get(item.words.sensitivity)
-    joint = [finding.counts for finding in other.measured if finding.id == ALL_NUMBERS] if other else []
+    joint = [finding.counts for finding in other.findings if finding.id == ALL_NUMBERS] if other else []
     return "{} of {}".format(*joint[0]) if joint and joint[0] else ""
 
 
@@ -183,7 +226,7 @@ def seeds(findings: Sequence[Finding]) -> str:
 
 
 def claims(item: Item, record: Record) -> list[dict[str, Any]]:
-    """Return the claims of an item for its page: statement, verdict, tally, seeds and table of numbers."""
+    """Return the claims of an item for its page: statement, verdict, tally, seeds, table, missed numbers."""
     return [
         {
             "statement": claim or item.words.reports,
@@ -191,11 +234,24 @@ def claims(item: Item, record: Record) -> list[dict[str, Any]]:
             "tally": records.tally(own),
             "seeds": seeds(own),
             "table": numbers(own),
+            "missed": [x for x in own if _is_missed(x)],
         }
         for claim, (verdict, own) in record.claims(item).items()
     ]
 
 
+def _is_missed(finding: Finding) -> bool:
+    """Return whether a number that counts for its claim was compared and not reproduced."""
+    missed = finding.verdict in (DIFFERS, INCONCLUSIVE)
+    return missed and not finding.search and finding.basis != "beyond"
+
+
+# How a summary counts verdicts of searches.
+_OUTCOMES = {
+    NONE: "without a counterexample",
+    "numerical counterexample": "with a numerical counterexample",
+    "numerical counterexample, exact target": "with a numerical counterexample and an exact target",
+}
 _BASES = {"published": "publication", "theory": "theory", "beyond": "beyond the claim"}
 
 
@@ -210,7 +266,7 @@ def numbers(findings: Sequence[Finding]) -> pd.DataFrame:
             "criterion": x.expected.text if x.expected else "",
             "measured": x.measured,
             "over": x.counted,
-            "verdict": x.verdict,
+            "verdict": x.search or x.verdict,
             "random choices that agree": "{} of {}".format(*x.sensitivity) if x.sensitivity else "",
             "basis": _BASES[x.basis] if mixed and x.expected else "",
             "source": x.source,
@@ -242,14 +298,14 @@ def findings_table(found: Mapping[str, Record]) -> pd.DataFrame:
             "published": x.published,
             "criterion": x.expected.text if x.expected else "",
             "basis": x.basis,
-            "verdict": x.verdict,
+            "verdict": x.search or x.verdict,
             "agreeing_draws": str(x.sensitivity[0]) if x.sensitivity else "",
             "draws": str(x.sensitivity[1]) if x.sensitivity else "",
             "certificate": x.certificate,
             "source": x.source,
         }
         for name, record in found.items()
-        for x in record.measured
+        for x in record.findings
     ]
     columns = ["item", "id", "claim", "setting", "text", "value", "low", "high", "verdict"]
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
@@ -260,22 +316,26 @@ def summary(found: Mapping[str, Record], book: Book) -> str:
     words = [
         verdict for name, x in found.items() for verdict, _ in x.claims(book.item(name)).values() if verdict
     ]
-    every = [finding for record in found.values() for finding in record.measured]
-    counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(sorted(words)))
-    judged = [finding for finding in every if finding.expected]
+    every = [finding for record in found.values() for finding in record.findings]
+    counts = ", ".join(
+        f"{words.count(word)} {_OUTCOMES.get(word, word)}" for word in dict.fromkeys(sorted(words))
+    )
+    judged = [finding for finding in every if finding.expected and not finding.search]
     missed = f"up to {(1 - LEVEL) * len(judged):.1f} of {len(judged)} intervals"
     chance = f"At a coverage of {100 * LEVEL:.0f} % {missed} are expected to miss the true number by chance."
     claim = f"{counted(len(words), 'claim')}: {counts}. " if words else ""
-    return f"{claim}{records.tally(every)}. {chance}" if judged else "No number has a criterion yet."
+    if not judged:
+        return claim.strip() or "No number has a criterion yet."
+    return f"{claim}{records.tally([x for x in every if not x.search])}. {chance}"
 
 
 def cost(found: Sequence[Record]) -> str:
     """Return the total run time of the records and their machines, as a sentence."""
     ran = [record for record in found if record.seconds]
-    machines = " and ".join(sorted({record.machine for record in ran}))
+    machines = " and ".join(sorted({record.machine for record in ran if record.machine}))
     seconds = sum(record.seconds for record in ran)
     time = f"{seconds / 60:,.0f} minutes" if seconds > 90 else f"{seconds:.0f} s"
-    return f"The runs took {time} in total on {machines}." if ran else ""
+    return f"The runs took {time} in total{f' on {machines}' * bool(machines)}." if ran else ""
 
 
 def sentence(text: str) -> str:

@@ -11,91 +11,31 @@ import msgspec
 import pandas as pd
 
 from jaxattn.core.errors import InputError
-from jaxattn.core.settings import Count, NotNegative
+from jaxattn.core.settings import NotNegative
 from jaxattn.lab.books.book import Item, RunScale
-from jaxattn.lab.books.finding import Basis, Finding, claim_verdict, tally
-from jaxattn.lab.results.judge import Criterion
+from jaxattn.lab.books.finding import Finding, claim_verdict, tally
+from jaxattn.lab.refute.search import NONE
+from jaxattn.lab.results.judge import DIFFERS
 from jaxattn.lab.storage import files as storage
 from jaxattn.lab.storage import provenance
-
-# JSON has neither NaN nor infinity, so both are null.
-Number = float | None
-# Fields of a finding that are stored unchanged.
-_SAME = ("id", "text", "published", "source", "basis", "why", "unit", "claim", "setting", "certificate")
-
-
-class _Expected(msgspec.Struct):
-    low: Number
-    high: Number
-    text: str
-
-
-class FindingRecord(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A finding in a record; see `Finding`. The verdict is stored for readers of the file only."""
-
-    id: str
-    text: str
-    value: Number
-    interval: tuple[float, float] | None = None
-    counts: tuple[Count, Count] | None = None
-    expected: _Expected | None = None
-    verdict: str = ""
-    published: str = ""
-    source: str = ""
-    basis: Basis = "published"
-    seeds: Count = 0
-    missing: Count = 0
-    why: str = ""
-    unit: str = "seed"
-    resolution: float = 0.0
-    claim: str = ""
-    setting: str = ""
-    certificate: str = ""
-    sensitivity: tuple[Count, Count] | None = None
-
-    @classmethod
-    def of(cls, finding: Finding) -> "FindingRecord":
-        """Return the finding in the form of a record."""
-        known = finding.expected
-        low, high = (x if math.isfinite(x) else None for x in (known[:2] if known else (0.0, 0.0)))
-        return cls(
-            value=finding.value if math.isfinite(finding.value) else None,
-            interval=finding.interval,
-            counts=finding.counts,
-            expected=known and _Expected(low, high, known.text),
-            verdict=finding.verdict,
-            seeds=finding.seeds,
-            missing=finding.missing,
-            resolution=finding.resolution,
-            sensitivity=finding.sensitivity,
-            **{name: getattr(finding, name) for name in _SAME},
-        )
-
-    def read(self) -> Finding:
-        """Return the finding."""
-        expected = None
-        if known := self.expected:
-            low = -math.inf if known.low is None else known.low
-            expected = Criterion(low, math.inf if known.high is None else known.high, known.text)
-        rest = ("interval", "counts", "seeds", "missing", "resolution", "sensitivity", *_SAME)
-        value = math.nan if self.value is None else self.value
-        return Finding(value=value, expected=expected, **{name: getattr(self, name) for name in rest})
 
 
 class Criteria(msgspec.Struct, omit_defaults=True):
     """File with the criteria of an item.
 
     Attributes:
-        sha256: hash of check.py.
+        sha256: hash of the file.
         date: day on which this file was committed, or first used if it is not committed; "" if unknown.
         commit: the git commit; "" if the file was not committed.
         changed: True if results had been recorded with another file before.
+        file: name of the file.
     """
 
     sha256: str
     date: str
     commit: str = ""
     changed: bool = False
+    file: str = "check.py"
 
     @property
     def text(self) -> str:
@@ -103,7 +43,7 @@ class Criteria(msgspec.Struct, omit_defaults=True):
         where = f"committed on {self.date} in {self.commit[:9]}" if self.commit else f"used since {self.date}"
         where = where if self.date else "date not recorded"
         changed = ", changed after results had been recorded" if self.changed else ""
-        return f"check.py with SHA-256 {self.sha256[:12]}, {where}{changed}"
+        return f"{self.file} with SHA-256 {self.sha256[:12]}, {where}{changed}"
 
 
 class Picture(msgspec.Struct):
@@ -136,6 +76,7 @@ class Record(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
         findings: the numbers.
         pictures: the figures.
         tables: further tables, keyed by title.
+        files: further files, as paths relative to the results folder.
     """
 
     item: str
@@ -143,7 +84,7 @@ class Record(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     settings: str
     criteria: Criteria
     command: str
-    findings: list[FindingRecord]
+    findings: list[Finding]
     reduced: bool = False
     made_by: str = ""
     reused: str = ""
@@ -152,11 +93,12 @@ class Record(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     facts: dict[str, str] = {}
     pictures: list[Picture] = []
     tables: dict[str, _Table] = {}
+    files: list[str] = []
 
     @property
-    def measured(self) -> list[Finding]:
-        """Return the findings."""
-        return [finding.read() for finding in self.findings]
+    def attached(self) -> list[str]:
+        """Return the paths of the figures and of the further files."""
+        return [*(picture.file for picture in self.pictures), *self.files]
 
     @property
     def frames(self) -> dict[str, pd.DataFrame]:
@@ -166,7 +108,7 @@ class Record(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     def claims(self, item: Item) -> dict[str, tuple[str, list[Finding]]]:
         """Return verdict and findings of each claim, keyed by its statement ("" for the item's own)."""
         groups: dict[str, list[Finding]] = {}
-        for finding in self.measured:
+        for finding in self.findings:
             groups.setdefault(finding.claim, []).append(finding)
         settings = "reduced" if self.reduced else item.words.settings
         return {claim: (claim_verdict(own, settings), own) for claim, own in groups.items()}
@@ -177,7 +119,7 @@ class Record(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
         counts = {word: words.count(word) for word in dict.fromkeys(words)}
         several = len(words) > 1
         text = ", ".join(f"{number} {word}" if several else word for word, number in counts.items())
-        return text or "only measured", tally(self.measured)
+        return text or "only measured", tally(self.findings)
 
 
 def table_of(frame: pd.DataFrame) -> _Table:
@@ -191,8 +133,15 @@ def path_of(item: str) -> str:
 
 
 def encode(record: Record) -> bytes:
-    """Return the contents of the record's file."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+    """Return the contents of the record's file. JSON has neither NaN nor infinity, so both are null."""
+    fields = msgspec.to_builtins(record)
+    for entry, finding in zip(fields["findings"], record.findings, strict=True):
+        if finding.expected:
+            entry["expected"] = finding.expected._asdict()
+        if finding.verdict:
+            # For readers of the file.
+            entry["verdict"] = finding.verdict
+    return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
 
 
 def read_record(path: Path, folder: Path) -> Record:
@@ -202,11 +151,14 @@ def read_record(path: Path, folder: Path) -> Record:
         InputError: the record is missing, damaged or malformed.
     """
     try:
-        record = msgspec.convert(storage.read_json(path, folder), Record)
-        if strange := [x.file for x in record.pictures if not storage.is_below(x.file)]:
-            raise ValueError(f"invalid path of a figure {strange[0]!r:.60}")
-        for finding in record.findings:
-            _validate(finding)
+        fields = storage.read_json(path, folder)
+        entries = fields.get("findings") if isinstance(fields, dict) else None
+        stated = [_to_finding(entry) for entry in entries] if isinstance(entries, list) else []
+        record = msgspec.convert(fields, Record)
+        if strange := [x for x in record.attached if not storage.is_below(x)]:
+            raise ValueError(f"invalid path of a figure or file {strange[0]!r:.60}")
+        for finding, verdict in zip(record.findings, stated, strict=True):
+            _validate(finding, verdict)
     except storage.Damaged:
         raise
     except (msgspec.ValidationError, ValueError) as error:
@@ -214,15 +166,30 @@ def read_record(path: Path, folder: Path) -> Record:
     return record
 
 
-def _validate(finding: FindingRecord) -> None:
-    """Raise ValueError if a number is outside its interval, or its verdict does not follow from it."""
-    if finding.interval and finding.value is not None:
+def _to_finding(entry: Any) -> Any:
+    """Replace the null entries of a finding in place by NaN and infinity, and return its stated verdict."""
+    if not isinstance(entry, dict):
+        return ""
+    if "value" in entry and entry["value"] is None:
+        entry["value"] = math.nan
+    if isinstance(known := entry.get("expected"), dict):
+        low, high = known.get("low"), known.get("high")
+        ends = -math.inf if low is None else low, math.inf if high is None else high
+        entry["expected"] = [*ends, known.get("text")]
+    return entry.pop("verdict", "")
+
+
+def _validate(finding: Finding, verdict: str) -> None:
+    """Raise ValueError if a number is outside its interval, or a verdict does not follow from it."""
+    if finding.interval and math.isfinite(finding.value):
         low, high = finding.interval
         rounding = 1e-6 * abs(finding.value)
         if not low - rounding <= finding.value <= high + rounding:
             raise ValueError(f"{finding.id!r} is outside its interval")
-    if finding.read().verdict != finding.verdict:
+    if finding.verdict != verdict:
         raise ValueError(f"the verdict on {finding.id!r} does not follow from its number")
+    if finding.search not in ("", NONE) and verdict != DIFFERS:
+        raise ValueError(f"{finding.id!r}: {finding.search} does not follow from its number")
 
 
 def find_record(item: Item, scale: RunScale, folder: Path) -> tuple[Record | None, str]:
@@ -246,13 +213,13 @@ def find_record(item: Item, scale: RunScale, folder: Path) -> tuple[Record | Non
 
 
 def criteria_of(item: Item, earlier: Record | None) -> Criteria:
-    """Return the hash of check.py, and since when it is unchanged."""
+    """Return the hash of the file with the criteria, and since when it is unchanged."""
     digest = hashlib.sha256(item.check_file.read_bytes()).hexdigest()
     if earlier and earlier.criteria.sha256 == digest:
         return earlier.criteria
     commit, date = _committed(item.check_file)
     today = time.strftime("%Y-%m-%d", time.gmtime())
-    return Criteria(digest, date or today, commit, changed=earlier is not None)
+    return Criteria(digest, date or today, commit, changed=earlier is not None, file=item.check_file.name)
 
 
 def _committed(path: Path) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Shapes of curves: where a curve is lowest, whether it rises, and whether it is U-shaped.
+"""Shapes of curves: where a curve is lowest, its signs, and whether it is U-shaped.
 
 All functions take B curves as rows of a (B, m) array, such as the curve of all seeds and those with each seed
 left out, and return one number per curve. `finding.leave_one_out` takes these numbers.
@@ -34,29 +34,6 @@ def u_shape(rows: _Rows, centres: _Rows) -> _Rows:
     """
     left, right = centres < 0, centres > 0
     return np.minimum(-spearman(rows[:, left], centres[left]), spearman(rows[:, right], centres[right]))
-
-
-def longest_rise(rows: _Rows) -> tuple[_Rows, _Rows, _Rows]:
-    """Find the longest run of increasing entries in each row; return its length and its first and last bin.
-
-    Args:
-        rows: (B, m); NaN entries are skipped.
-
-    Returns:
-        Number of entries, first bin and last bin, (B,) each.
-    """
-    found = np.array([_run(row) for row in rows], float)
-    return found[:, 0], found[:, 1], found[:, 2]
-
-
-def _run(row: _Rows) -> tuple[int, int, int]:
-    used = np.flatnonzero(np.isfinite(row))
-    best, start = (0, 0, 0), 0
-    for k in range(len(used)):
-        if k and row[used[k]] <= row[used[k - 1]]:
-            start = k
-        best = max(best, (k - start + 1, int(used[start]), int(used[k])), key=lambda run: run[0])
-    return best
 
 
 def sign_change(rows: _Rows, centres: _Rows) -> _Rows:

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from jaxattn.core.settings import PositiveInt
+from jaxattn.core.settings import Positive, PositiveInt
 from jaxattn.lab.books.finding import Settings
 
 
@@ -90,7 +90,6 @@ class BookFile(BookTable, frozen=True):
         introduction: paragraph below the title.
         papers: the papers of all items that list none.
         parts: parts with their items in order; by default one part with all items in alphabetical order.
-        phrases: replacement texts for `{name}` in items, keyed by name.
         data: data sets, keyed by name.
     """
 
@@ -98,15 +97,15 @@ class BookFile(BookTable, frozen=True):
     introduction: str
     papers: tuple[Paper, ...] = ()
     parts: tuple[BookPart, ...] = ()
-    phrases: dict[str, str] = {}
     data: dict[str, DataSet] = {}
 
 
 class ItemFile(BookTable, frozen=True):
-    """Contents of item.toml: the words of an item. Its criteria are in check.py.
+    """Contents of item.toml: the words of an item. Its criteria are in check.py, or in the file of its claim.
 
     Attributes:
-        reports: the claim: the result that the paper reports, with its source.
+        reports: the claim: the result that the paper reports, with its source; by default the statement of
+            the item's `claim`.
         title: heading; by default the name of the folder.
         authors: authors of the item.
         papers: papers whose results are reproduced; by default those of the book.
@@ -115,28 +114,31 @@ class ItemFile(BookTable, frozen=True):
             were chosen here. "reduced" if they are far below those of the claim.
         chosen: the settings that were chosen, and why.
         compared: description of the comparison.
+        judged: False if the item only measures, without a criterion.
         reason: explanation of why a number differs, found by varying one setting at a time.
-        flat: explanation of flat curves in a figure.
-        takes: run time that the source reports for the authors' code.
         studies: the studies, keyed by the name under which the check receives their results; a string is the
             path of the sweep file. By default all sweep files in the folder.
+        claim: claim that is searched for counterexamples instead of running studies, "FILE.py" or
+            "FILE.py:NAME" relative to the folder of the item; see `jaxattn.lab.refute`.
+        budget: seconds for the search with each seed; at laptop scale at most 60.
         laptop: overrides for the item's own studies at laptop scale.
         figures: figures of the first study to show, as in a sweep file.
         sensitivity: item that repeats this one with random choices of the settings that are not published.
         elsewhere: page that shows the item, if it is not run in this book.
     """
 
-    reports: str
+    reports: str = ""
     title: str = ""
     authors: str = "the jaxattn developers"
     papers: tuple[Paper, ...] = ()
     settings: Settings = "chosen"
     chosen: str = ""
     compared: str = ""
+    judged: bool = True
     reason: str = ""
-    flat: str = ""
-    takes: str = ""
     studies: dict[str, str | StudyEntry] = {}
+    claim: str = ""
+    budget: Positive = 300.0
     laptop: tuple[str, ...] = ()
     figures: tuple[dict[str, Any], ...] = ()
     sensitivity: str = ""

@@ -3,7 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from tyro.conf import Positional
 
@@ -29,18 +29,23 @@ def refute(
     rational arithmetic; see docs/howto/refute.md. The file is imported. The search ends at the first
     counterexample that is not a degenerate case. It is shrunk, proved in exact arithmetic, and written with
     a script, check.py, that confirms it with Python's standard library alone. An interrupted search resumes
-    after its last batch. The exit status is 0 whether or not there is a counterexample.
+    after its last batch. The exit status is 0 whether or not there is a counterexample. `jaxattn reproduce`
+    searches all claims of a book.
 
     Example: jaxattn refute sweeps/refute/frank_wolfe.py --budget 30
 
     Args:
         claim: Python file that defines `claim`, or another name in it.
-        budget: Time for the search in seconds, including compilation.
+        budget: Time for the search in seconds, including compilation and the calls that it resumes.
         seed: Seed of the search.
-        out: Folder for the results; by default results/refute/CLAIM.
+        out: Folder for the results; by default results/refute/CLAIM, or CLAIM-seedN for a seed N > 0.
         workers: Number of processes that score batches.
         evolution: Let SciPy's differential evolution choose the instances of each batch.
     """
+    from concurrent.futures import ProcessPoolExecutor
+    from contextlib import nullcontext
+    from multiprocessing import get_context
+
     from jaxattn.lab.engine.progress import Reporter
     from jaxattn.lab.refute import refute as search
 
@@ -50,7 +55,8 @@ def refute(
         raise InputError(f"--workers {workers}: must be at least 1")
     keep_compiled()
     command = shlex.join(["jaxattn", *sys.argv[1:]])
-    with Reporter(quiet) as reporter, _pool(workers) as executor:
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn")) if workers > 1 else nullcontext()
+    with Reporter(quiet) as reporter, pool as executor:
         found = search(
             claim,
             budget=budget,
@@ -68,14 +74,3 @@ def refute(
     for path in found.files:
         print_line(path)
     return 0
-
-
-def _pool(workers: int) -> Any:
-    """Return a context manager for a process pool; it yields None for one worker, which is this process."""
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-    from contextlib import nullcontext
-
-    if workers == 1:
-        return nullcontext()
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))

@@ -7,7 +7,7 @@ contains helpers for claims on flows, and `picture` contains drawings.
 
 from jaxattn.lab.refute import exact, flows, picture
 from jaxattn.lab.refute.claim import Claim, Evidence, Sides, read_claim
-from jaxattn.lab.refute.run import Refutation, refute
+from jaxattn.lab.refute.search import Refutation, refute
 from jaxattn.lab.refute.space import Integers, Space
 
 __all__ = [

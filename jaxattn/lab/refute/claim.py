@@ -20,7 +20,8 @@ class Sides(NamedTuple):
         witness: where the sides are compared, such as {"step": 575, "token": 1}; numbers, fractions, texts,
             or lists and arrays of them.
         boundary: reason why the instance is a degenerate case, such as a tie or an empty sum; "" if it is
-            not. A degenerate case refutes the wording of a statement, but not what it means.
+            not. A degenerate case falsifies the wording of a statement, and a hypothesis that excludes such
+            cases repairs it.
     """
 
     left: Fraction
@@ -77,7 +78,7 @@ class Claim:
         exact: function of one instance that returns both sides in exact arithmetic; see `Sides`.
         control: an instance for which the statement holds; `check.py` tests it next to the counterexample.
         check: file name, relative to the claim's file, of a script that derives both sides from the integers
-            with the standard library alone; "" for none. See `jaxattn.lab.refute.record`.
+            with the standard library alone; "" for none. See `jaxattn.lab.refute.proof`.
         horizon: description of the horizon T of the search, such as "600 steps".
         evidence: for a statement on a numerical flow, function that runs it with certificate and interval;
             None if `exact` decides the statement.

@@ -1,28 +1,27 @@
 """State of a search between batches: the best instances, counts, and what was found; saved as JSON."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from jaxattn.core.errors import writing
+from jaxattn.lab.refute.batch import POOL, Batch, Outcome, is_enumerated
 from jaxattn.lab.refute.claim import Claim
-from jaxattn.lab.refute.search import POOL, Batch, Outcome, is_enumerated
+from jaxattn.lab.storage.files import replace
 
 # Batches with the same parents. Workers share them, so results do not depend on the number of workers.
 ROUND = 4
 
 
-@dataclass
-class Progress:
+class Progress(msgspec.Struct):
     """State of a search: everything that the next batch depends on, and the counts.
 
     Attributes:
         seed: seed of the search.
-        claim: SHA-256 of the claim's file; another file starts a new search.
+        claim: "SHA-256:NAME" of the claim's file and of the claim in it; another one starts a new search.
         evolution: whether differential evolution chooses the instances.
         number: number of batches so far.
         pools: best (score, instance) pairs of each size.
@@ -44,17 +43,17 @@ class Progress:
     claim: str
     evolution: bool = False
     number: int = 0
-    pools: list[list[Any]] = field(default_factory=list)
-    parents: list[list[Any]] = field(default_factory=list)
-    done: list[int] = field(default_factory=list)
-    tried: list[int] = field(default_factory=list)
-    inside: list[int] = field(default_factory=list)
+    pools: list[list[Any]] = []
+    parents: list[list[Any]] = []
+    done: list[int] = []
+    tried: list[int] = []
+    inside: list[int] = []
     checked: int = 0
     refused: int = 0
     undecided: int = 0
-    found: list[Any] = field(default_factory=list)
+    found: list[Any] = []
     unconfirmed: int = 0
-    boundary: list[Any] = field(default_factory=list)
+    boundary: list[Any] = []
     seconds: float = 0.0
     cpu_seconds: float = 0.0
 
@@ -102,28 +101,29 @@ class Progress:
 
 def start(claim: Claim, seed: int, digest: str, evolution: bool = False) -> Progress:
     """Return the state of a search before its first batch."""
-    count = len(claim.space.sizes)
-    lists: tuple[list[list[Any]], list[list[Any]]] = ([[] for _ in range(count)], [[] for _ in range(count)])
-    zeros = [0] * count
+    sizes = range(len(claim.space.sizes))
     return Progress(
-        seed, digest, evolution, pools=lists[0], parents=lists[1], tried=zeros, inside=list(zeros)
-    )  # fmt: skip
+        seed,
+        digest,
+        evolution,
+        pools=[[] for _ in sizes],
+        parents=[[] for _ in sizes],
+        tried=[0 for _ in sizes],
+        inside=[0 for _ in sizes],
+    )
 
 
 def save(progress: Progress, path: Path) -> None:
     """Write the state to a JSON file, which exists in full or not at all."""
-    partial = path.with_suffix(".partial")
     with writing(path):
-        partial.write_text(json.dumps(vars(progress)), encoding="utf-8")
-        partial.replace(path)
+        replace(path, msgspec.json.encode(progress))
 
 
 def load(path: Path) -> Progress | None:
     """Read a state, or return None if there is none or the file is damaged."""
     try:
-        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return Progress(**found)
-    except (OSError, ValueError, TypeError):
+        return msgspec.json.decode(path.read_bytes(), type=Progress)
+    except (OSError, msgspec.DecodeError):
         return None
 
 

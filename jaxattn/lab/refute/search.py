@@ -1,166 +1,317 @@
-"""One batch of a search, as a pure function of its description.
+"""Search for a counterexample to a claim, shrink it, prove it in exact arithmetic, and write it down."""
 
-Half of a batch is new, and half are mutations of the best instances so far. The batch depends only on the
-claim's file, the seed, the number of the batch, and these parents, so any process can compute it.
-"""
+import hashlib
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from typing import Any, NamedTuple
-
-import jax
 import numpy as np
 
-from jaxattn.core import backend
-from jaxattn.core.errors import InputError, from_user_code
+from jaxattn.core.errors import InputError, RunError, first_line, from_user_code, writing
+from jaxattn.lab.engine.executor import Executor, check_executor
+from jaxattn.lab.refute import progress as states
+from jaxattn.lab.refute import proof, shrink
 from jaxattn.lab.refute import space as spaces
-from jaxattn.lab.refute.claim import Claim, read_claim, split
-from jaxattn.lab.refute.evolution import evolve
-from jaxattn.lab.refute.flows import in_parts
+from jaxattn.lab.refute.batch import Batch, Outcome, compute, score_batch, verdict
+from jaxattn.lab.refute.claim import Claim, label, read_claim, split
+from jaxattn.lab.refute.progress import Progress
+from jaxattn.lab.refute.proof import Counterexample
 from jaxattn.lab.refute.space import Instance
+from jaxattn.lab.storage import provenance
 
-# Number of parents per size, and number of instances per batch whose sides are computed exactly.
-POOL, CHECKED = 64, 12
-
-
-class Batch(NamedTuple):
-    """Description of a batch.
-
-    Attributes:
-        claim: name of the claim; see `read_claim`.
-        seed: seed of the search.
-        number: number of the batch.
-        size: index of the size in the claim's space.
-        parents: best instances of this size so far, as nested lists, before `Space.repair`.
-        evolution: whether differential evolution chooses the instances, from a population of this kind.
-    """
-
-    claim: str
-    seed: int
-    number: int
-    size: int
-    parents: list[Any]
-    evolution: bool = False
-
-    def run(self) -> "Outcome":
-        """Compute the batch in this process, with JAX in float64."""
-        with from_user_code(frozenset({str(split(self.claim)[0])}), self.claim):
-            return compute(read_claim(self.claim), self)
+# Files of a search: its state after each batch, and its verdict.
+STATE, VERDICT = "search.json", "verdict.json"
+# Verdict of a search that found nothing.
+NONE = "no counterexample"
+# Number of violations from which shrinking starts; each candidate of a numerical claim takes longer.
+_STARTS, _STARTS_NUMERICAL = 6, 3
+# Progress callback: (description, fraction of the budget, state, seconds left).
+Show = Callable[[str, float, str, float], None]
 
 
-class Outcome(NamedTuple):
-    """Result of a batch.
+@dataclass(frozen=True)
+class Refutation:
+    """Outcome of a search.
 
     Attributes:
-        tried: number of distinct instances in the batch.
-        inside: number of them inside the assumptions, as far as the score determines it.
-        best: the (score, instance) pairs with the largest scores, in descending order, before `repair`.
-        found: instances for which the statement is violated exactly, best first.
-        boundary: the same for degenerate cases, with the reason.
-        checked: number of instances whose sides were computed exactly.
-        refused: number of instances with a positive score whose violation the exact computation denied.
-        undecided: number of instances with a positive score that were not decided exactly.
+        verdict: "falsified", "numerical counterexample, exact target", "numerical counterexample", or one of
+            these with " (boundary case)"; or "no counterexample".
+        sentence: the verdict with the number of instances, the space and the horizon.
+        counterexample: the smallest counterexample, or None.
+        tried: number of instances, distinct within batches.
+        inside: number of them inside the assumptions.
+        best: largest score.
+        seconds: time of the search, of all calls that resumed it, and of shrinking.
+        files: the files written.
     """
 
+    verdict: str
+    sentence: str
+    counterexample: Counterexample | None
     tried: int
     inside: int
-    best: list[tuple[float, Any]]
-    found: list[Any]
-    boundary: list[tuple[str, Any]]
-    checked: int
-    refused: int
-    undecided: int
+    best: float
+    seconds: float
+    files: tuple[Path, ...]
 
 
-def compute(claim: Claim, batch: Batch) -> Outcome:
-    """Score the instances of a batch, and compute the sides of the most promising ones exactly."""
-    rng = np.random.default_rng([batch.seed, batch.number])
-    drawn = _instances(claim, batch, rng)
-    built = spaces.repaired(claim.space, drawn)
-    kept = _first_occurrences(built)
-    drawn, built = ({name: x[kept] for name, x in one.items()} for one in (drawn, built))
-    scores = score_batch(claim, built)
-    order = np.argsort(-scores, kind="stable")
-    inside = int(np.isfinite(scores).sum() + np.isposinf(scores).sum())
-    found, boundary, checked, refused = [], [], 0, 0
-    for index in order[:CHECKED]:
-        if not scores[index] > 0:
-            break
-        instance = spaces.pick(built, index)
-        checked += 1
-        outcome = verdict(claim, instance)
-        if outcome is None:
-            refused += 1
-        elif outcome:
-            boundary.append((outcome, spaces.to_lists(instance)))
-        else:
-            found.append(spaces.to_lists(instance))
-    top = [index for index in order[:POOL] if scores[index] > -np.inf]
-    best = [(float(min(scores[i], 1e300)), spaces.to_lists(spaces.pick(drawn, i))) for i in top]
-    undecided = int((scores > 0).sum()) - checked
-    return Outcome(len(kept), inside, best, found, boundary, checked, refused, undecided)
+def refute(
+    claim: str | Path,
+    *,
+    budget: float = 300.0,
+    seed: int = 0,
+    out: str | Path | None = None,
+    executor: Executor | None = None,
+    evolution: bool = False,
+    batches: int | None = None,
+    command: str = "",
+    show: Show | None = None,
+) -> Refutation:
+    """Search for a counterexample to a claim.
 
+    Batches of instances are scored, and the most promising instances are decided in exact arithmetic. The
+    search ends at the first batch with a counterexample that is not a degenerate case, or when the budget is
+    spent, or when all instances of all sizes were tried. The counterexample is then shrunk on the exact
+    predicate. The state is saved after each batch, and the same call resumes the search.
 
-def verdict(claim: Claim, instance: Instance) -> str | None:
-    """Decide in exact arithmetic whether an instance with a positive score violates the statement.
-
-    Without an exact target, `exact` computes the same flow as the score, which therefore decides.
+    Args:
+        claim: Python file that defines `claim`, or "FILE.py:NAME".
+        budget: seconds for the search, including compilation and earlier calls that it resumes.
+        seed: seed. The batches depend on it alone, and on no clock and number of workers.
+        out: folder for the results; defaults to results/refute/NAME, or NAME-seedN for a seed N > 0.
+        executor: executor of worker processes that compute batches, such as a ProcessPoolExecutor that spawns
+            its processes; defaults to this process.
+        evolution: True to let SciPy's differential evolution choose the instances of each batch.
+        batches: maximum number of batches; defaults to no maximum.
+        command: command line for the record.
+        show: progress callback.
 
     Returns:
-        None if it does not, or if an assumption fails; the reason if it is a degenerate case; else "".
+        The outcome. Its verdict is never "verified": a search without a counterexample proves nothing about
+        instances that were not tried.
+
+    Raises:
+        InputError: the claim's file is invalid, or the budget is not positive.
+        UserCodeError: a function of the claim raises an exception.
+        RunError: check.py denies the counterexample, or a worker fails.
     """
-    if claim.assumptions(instance):
+    if budget <= 0:
+        raise InputError(f"budget: must be positive, got {budget}")
+    if executor is not None:
+        check_executor(executor, has_logs=False)
+    name, began, cpu = str(claim), time.monotonic(), time.process_time()
+    file, attribute = split(name)
+    with from_user_code(frozenset({str(file)}), name):
+        read, folder = read_claim(name), _folder(name, seed, out)
+        digest, saved = hashlib.sha256(file.read_bytes()).hexdigest(), folder / STATE
+        progress = _resumed(states.start(read, seed, f"{digest}:{attribute}", evolution), saved)
+        before = progress.seconds, progress.cpu_seconds
+
+        def save() -> float:
+            """Save the state; return the seconds of the search, with those of the calls that it resumes."""
+            progress.seconds = before[0] + time.monotonic() - began
+            progress.cpu_seconds = before[1] + time.process_time() - cpu
+            states.save(progress, saved)
+            return progress.seconds
+
+        found = None
+        for batch, outcome in _outcomes(read, f"{file}:{attribute}", progress, executor):
+            progress.add(read, batch, outcome)
+            spent = save()
+            if show:
+                tried, state = f"{sum(progress.tried):,} instances", f"best score {progress.best:.4g}"
+                show(tried, min(spent / budget, 1.0), state, max(budget - spent, 0))
+            if outcome.found:
+                found = smallest(read, [spaces.from_lists(x) for x in outcome.found])
+                progress.unconfirmed += 0 if found else len(outcome.found)
+                spent = save()
+            if found or spent >= budget or (batches is not None and progress.number >= batches):
+                break
+        if found is None and progress.boundary:
+            found = smallest(read, [spaces.from_lists(x) for _, x in progress.boundary[:1]], boundary=True)
+        save()
+        return _conclude(read, progress, found, command, file, folder)
+
+
+def _folder(name: str, seed: int, out: str | Path | None) -> Path:
+    """Return the folder for the results, without the files of an earlier search except its state."""
+    folder = Path(out or f"results/refute/{label(name)}{f'-seed{seed}' * (seed != 0)}")
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in (proof.RECORD, proof.SCRIPT, proof.PICTURE, proof.PAGE, VERDICT):
+            (folder / file).unlink(missing_ok=True)
+    return folder
+
+
+def smallest(claim: Claim, found: list[Instance], boundary: bool = False) -> Counterexample | None:
+    """Shrink counterexamples, and return the smallest; None if numerical evidence confirms none of them.
+
+    Args:
+        claim: the claim.
+        found: instances that violate the claim exactly.
+        boundary: True to keep degenerate cases.
+    """
+    starts = found[: _STARTS_NUMERICAL if claim.evidence else _STARTS]
+    holds = _numerical_predicate(claim) if claim.evidence else shrink.one_by_one(_decides(claim, boundary))
+    shrunk = [(*shrink.shrink(claim, one, holds), one) for one in starts]
+    size = claim.size or shrink.default_size
+    originals = [(one, 0, one) for one in starts] if claim.evidence else []
+    for instance, calls, start in [*sorted(shrunk, key=lambda x: size(x[0])), *originals]:
+        evidence = claim.evidence(instance) if claim.evidence else None
+        if evidence is None or evidence.contradicts:
+            return Counterexample(instance, claim.exact(instance), evidence, start, calls)
+    return None
+
+
+def _decides(claim: Claim, boundary: bool) -> Callable[[Instance], bool]:
+    """Return the exact predicate."""
+
+    def decide(instance: Instance) -> bool:
+        found = verdict(claim, instance)
+        return found == "" or (boundary and found is not None)
+
+    return decide
+
+
+def _numerical_predicate(claim: Claim) -> shrink.Predicate:
+    """Return the predicate of a numerical claim: the exact target, and a positive score of the flow."""
+    exact = _decides(claim, boundary=False)
+
+    def first(candidates: Any) -> int | None:
+        waiting = deque(enumerate(candidates))
+        while waiting:
+            part: list[tuple[int, Instance]] = []
+            # The next candidates of the same shape, as many as the score handles together.
+            while waiting and len(part) < (claim.flows or claim.batch):
+                if part and _shape(waiting[0][1]) != _shape(part[0][1]):
+                    break
+                index, one = waiting.popleft()
+                part += [(index, one)] if exact(one) else []
+            if part:
+                scores = score_batch(claim, spaces.stack([one for _, one in part]))
+                positive = [index for (index, _), score in zip(part, scores, strict=True) if score > 0]
+                if positive:
+                    return positive[0]
         return None
-    if not claim.exact_target:
-        return ""
-    sides = claim.exact(instance)
-    return sides.boundary if sides.violated else None
+
+    return first
 
 
-def score_batch(claim: Claim, batch: Instance) -> np.ndarray:
-    """Return the scores of a batch, (B,) float64. NaN becomes -inf."""
-    count = len(next(iter(batch.values())))
-    vectorised = _vectorised(claim.score)
-    with backend.float64():
-        if claim.batched:
-            scores = np.asarray(claim.score(batch), np.float64)
-        else:
-            # A constant number of instances, so that a size is compiled once.
-            scores = in_parts(lambda part: np.asarray(vectorised(part), np.float64), batch, claim.batch)
-    if scores.shape != (count,):
-        raise InputError(
-            f"score: returned shape {scores.shape} for {count} instances; return one number each"
-        )
-    return np.where(np.isnan(scores), -np.inf, scores)
+def _shape(instance: Instance) -> tuple[Any, ...]:
+    return tuple(np.shape(x) for x in instance.values())
 
 
-def _vectorised(score: Any) -> Any:
-    if score not in _VECTORISED:
-        _VECTORISED[score] = jax.jit(jax.vmap(score))
-    return _VECTORISED[score]
-
-
-# Compiled scores, by function: jit keeps its programs only as long as its result is the same object.
-_VECTORISED: dict[Any, Any] = {}
-
-
-def _instances(claim: Claim, batch: Batch, rng: np.random.Generator) -> Instance:
-    if is_enumerated(claim, batch.size):
-        return spaces.enumerate_all(claim.space, batch.size)
-    half = claim.batch // 2 if batch.parents else 0
-    new = spaces.sample(claim.space, batch.size, claim.batch - half, rng)
-    if half:
-        parents = spaces.stack([spaces.from_lists(one) for one in batch.parents])
-        children = spaces.mutate(claim.space, batch.size, parents, half, rng)
-        new = {name: np.concatenate([new[name], children[name]]) for name in new}
-    if not batch.evolution:
+def _resumed(new: Progress, path: Path) -> Progress:
+    """Return the saved state of the same search, or the new one."""
+    found = states.load(path)
+    same = ("seed", "claim", "evolution")
+    if found is None or any(getattr(found, name) != getattr(new, name) for name in same):
         return new
-    return evolve(claim.space, batch.size, lambda one: score_batch(claim, one), new, rng)
+    # Violations of the last batch may not have been shrunk before the interruption.
+    return new if len(found.found) > found.unconfirmed else found
 
 
-def is_enumerated(claim: Claim, size: int) -> bool:
-    """Return whether one batch contains all instances of a size."""
-    return claim.space.number(size) <= min(spaces.ENUMERABLE, claim.batch)
+def _outcomes(
+    claim: Claim, name: str, progress: Progress, executor: Executor | None
+) -> Iterator[tuple[Batch, Outcome]]:
+    """Yield batches with their outcomes, in order."""
+    while batches := progress.next_round(claim, name):
+        if executor is None:
+            yield from ((batch, compute(claim, batch)) for batch in batches)
+        else:
+            futures = [executor.submit(batch.run) for batch in batches]
+            try:
+                for batch, future in zip(batches, futures, strict=True):
+                    yield batch, _returned(batch, future)
+            finally:
+                for future in futures:
+                    future.cancel()
 
 
-def _first_occurrences(batch: Instance) -> np.ndarray:
-    flat = np.concatenate([x.reshape(len(x), -1) for x in batch.values()], axis=1)
-    return np.sort(np.unique(flat, axis=0, return_index=True)[1])
+def _returned(batch: Batch, future: Any) -> Outcome:
+    try:
+        found: Outcome = future.result()
+    except (InputError, RunError):
+        raise
+    except Exception as error:
+        raise RunError(
+            f"batch {batch.number}: its worker ended without a result ({type(error).__name__}: "
+            f"{first_line(error)}); the same command resumes the search"
+        ) from None
+    return found
+
+
+def _conclude(
+    claim: Claim, progress: Progress, one: Counterexample | None, command: str, file: Path, out: Path
+) -> Refutation:
+    """Write the files, and return the outcome."""
+    tried, inside = sum(progress.tried), sum(progress.inside)
+    by = {
+        "command": command or "jaxattn.lab.refute.refute",
+        "seed": progress.seed,
+        "batches": progress.number,
+        "tried": tried,
+        "inside": inside,
+        "checked": progress.checked,
+        "undecided": progress.undecided,
+        "unconfirmed": progress.unconfirmed,
+        "seconds": round(progress.seconds, 2),
+        "cpu_seconds": round(progress.cpu_seconds, 2),
+        "machine": f"{os.cpu_count()} CPU cores",
+        "jaxattn": provenance.version("jaxattn"),
+        "claim_sha256": progress.claim.partition(":")[0],
+    }
+    script = file.parent / claim.check if claim.check else None
+    files = tuple(proof.write(claim, one, by, script, out)) if one else ()
+    kind = NONE if one is None else one.verdict(claim)
+    sentence = _sentence(claim, progress, one, kind)
+    summary: dict[str, Any] = {
+        "verdict": kind,
+        "sentence": sentence,
+        "statement": claim.statement,
+        "source": claim.source,
+        "best_score": progress.best if np.isfinite(progress.best) else None,
+        **by,
+        "by_size": _by_size(claim, progress),
+        "closest": _closest(claim, progress),
+    }
+    path = out / VERDICT
+    with writing(path):
+        path.write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return Refutation(kind, sentence, one, tried, inside, progress.best, progress.seconds, (*files, path))
+
+
+def _by_size(claim: Claim, progress: Progress) -> list[dict[str, Any]]:
+    return [
+        {**size, "tried": progress.tried[i], "inside": progress.inside[i], "all": i in progress.done}
+        for i, size in enumerate(claim.space.sizes)
+    ]
+
+
+def _closest(claim: Claim, progress: Progress) -> Any:
+    """Return the instance with the largest score, for the record."""
+    pools = [pool[0] for pool in progress.pools if pool]
+    if not pools:
+        return None
+    _, lists = max(pools, key=lambda pair: pair[0])
+    batch = spaces.repaired(claim.space, spaces.stack([spaces.from_lists(lists)]))
+    return spaces.to_lists(spaces.pick(batch, 0))
+
+
+def _sentence(claim: Claim, progress: Progress, one: Counterexample | None, kind: str) -> str:
+    tried, inside = sum(progress.tried), sum(progress.inside)
+    horizon = f", to horizon {claim.horizon}" * bool(claim.horizon)
+    space = f"{inside:,} instances ({tried:,} tried) of the space {claim.space.describe()}{horizon}"
+    space += f"; {progress.undecided:,} candidates were not decided exactly" * bool(progress.undecided)
+    space += f"; the flow confirmed none of {progress.unconfirmed:,} candidates" * bool(progress.unconfirmed)
+    if one is None:
+        return f"{NONE} in {space}"
+    if one.sides.boundary:
+        return f"{kind}: {one.sides.boundary}; no substantive counterexample in {space}"
+    found = json.dumps(spaces.to_lists(one.instance))
+    return f"{kind} after {inside:,} instances inside the assumptions ({tried:,} tried): {found}"

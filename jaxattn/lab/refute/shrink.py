@@ -1,6 +1,6 @@
 """Shrink a counterexample: remove indices, simplify matrices and entries, as long as it stays one.
 
-Only a predicate decides, which is exact (`search.verdict`). Scores play no part, so a float cannot
+Only a predicate decides, which is exact (`batch.verdict`). Scores play no part, so a float cannot
 mislead the reduction, and the assumptions of the statement hold for every intermediate instance.
 """
 

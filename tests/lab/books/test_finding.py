@@ -117,12 +117,37 @@ def test_numbers_beyond_a_claim_do_not_count_for_it():
     assert claim_verdict([beyond], "own") == ""
 
 
+def searched(verdict):
+    """Return the finding of a search with this verdict."""
+    return Finding("search", "", 1.0, (1.0, 1.0), expected=at_most(0), search=verdict, unit="9 instances")
+
+
+@pytest.mark.parametrize(
+    ("search", "verdicts", "settings", "claim"),
+    [
+        # An exact counterexample falsifies, whatever was measured in other settings.
+        ("falsified", ["agrees"], "reduced", "falsified"),
+        ("falsified", [], "chosen", "falsified"),
+        ("falsified (boundary case)", [], "own", "falsified (boundary case)"),
+        # Otherwise the numbers decide, and a search without them keeps its own verdict.
+        ("numerical counterexample", ["agrees"], "own", "verified"),
+        ("no counterexample", ["differs"], "own", "falsified"),
+        ("no counterexample", [""], "own", "no counterexample"),
+    ],
+)
+def test_search_falsifies_only_with_an_exact_counterexample(search, verdicts, settings, claim):
+    found = [searched(search), *map(number, verdicts)]
+    assert claim_verdict(found, settings) == claim
+
+
 def test_tally_counts_numbers_of_each_verdict():
     words = ["agrees", "agrees", "differs", "inconclusive", ""]
     assert tally([number(word) for word in words]) == "2 of 4 numbers agree, 1 differs, 1 inconclusive"
     assert tally([number("")]) == "1 number without a criterion"
     mixed = [number("agrees"), number("agrees", "beyond"), number("differs", "beyond")]
     assert tally(mixed) == "1 of 1 number agrees; beyond the claim 1 of 2 agrees, 1 differs"
+    assert tally([searched("falsified"), number("agrees")]) == "after 9 instances; 1 of 1 number agrees"
+    assert tally([searched("no counterexample")]) == "in 9 instances"
 
 
 def test_bin_width_is_shown_and_not_mistaken_for_an_interval_over_seeds():

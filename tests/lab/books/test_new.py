@@ -98,7 +98,7 @@ def item(book):
         ("item.toml", "title", "title", None),
         ("README.md", "# done", "# TODO", "README.md: answer the questions marked TODO in line 1"),
         ("item.toml", 'chosen = "All sizes are chosen here."', "", "item.toml: chosen is missing"),
-        ("study.toml", "seeds = 20", "seeds = 9", "study.toml: 9 seeds at full scale; use 10 or more"),
+        ("study.toml", "seeds = 20", "seeds = 5", "study.toml: 5 seeds at full scale; use 6 or more"),
     ],
 )
 def test_each_missing_part_is_listed(item, file, old, new, problem):
@@ -119,7 +119,7 @@ def test_new_item_can_be_added_to_a_book_in_sweeps(tmp_path, monkeypatch):
     (tmp_path / "sweeps").mkdir()
     shutil.copytree(TINY / "step", tmp_path / "sweeps" / "mine" / "step")
     book = tmp_path / "sweeps" / "mine" / "book.toml"
-    book.write_text('title = ""\nintroduction = ""\nphrases.note = ""\n')
+    book.write_text('title = ""\nintroduction = ""\n')
     monkeypatch.chdir(tmp_path)
     create("mine", "my_paper")
     readme = Path("sweeps/mine/my_paper/README.md").read_text(encoding="utf-8")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxattn.lab.books import longest_rise, lowest, sign_change, u_shape
+from jaxattn.lab.books import lowest, sign_change, u_shape
 
 X = np.linspace(-0.95, 0.95, 20)
 
@@ -15,12 +15,6 @@ def test_u_shape_is_detected_but_a_line_and_a_hill_are_not():
 def test_lowest_bin_is_found_next_to_empty_bins():
     row = np.where(np.arange(20) == 3, np.nan, (X - 0.25) ** 2)
     np.testing.assert_allclose(lowest(np.stack([row, np.full(20, np.nan)]), X), [0.25, np.nan])
-
-
-def test_longest_rise_skips_empty_bins():
-    row = np.array([3.0, 1.0, np.nan, 2.0, 4.0, 3.0, 3.5])
-    length, first, last = longest_rise(row[None])
-    assert (length[0], first[0], last[0]) == (3, 1, 4)
 
 
 def test_sign_change_is_zero_if_all_signs_are_wrong():

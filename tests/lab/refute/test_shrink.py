@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxattn.lab.refute import read_claim, search, shrink
+from jaxattn.lab.refute import batch, read_claim, shrink
 from jaxattn.lab.refute import space as spaces
 
 
@@ -13,7 +13,7 @@ def shrunk(write_claim):
 
     def run(x, **options):
         claim = read_claim(str(write_claim(**options)))
-        holds = shrink.one_by_one(lambda one: search.verdict(claim, one) == "")
+        holds = shrink.one_by_one(lambda one: batch.verdict(claim, one) == "")
         return shrink.shrink(claim, spaces.from_lists({"x": x}), holds)[0]["x"].tolist()
 
     return run
@@ -30,7 +30,7 @@ def test_assumptions_hold_for_every_accepted_instance(write_claim):
     accepted = []
 
     def holds(candidates):
-        index = next((i for i, one in enumerate(candidates) if search.verdict(claim, one) == ""), None)
+        index = next((i for i, one in enumerate(candidates) if batch.verdict(claim, one) == ""), None)
         accepted.extend([] if index is None else [candidates[index]])
         return index
 
@@ -45,7 +45,7 @@ def test_fixed_axes_and_the_limit_of_calls_are_kept(write_claim):
     import dataclasses
 
     claim = dataclasses.replace(read_claim(str(write_claim())), fixed=("n",))
-    holds = shrink.one_by_one(lambda one: search.verdict(claim, one) == "")
+    holds = shrink.one_by_one(lambda one: batch.verdict(claim, one) == "")
     start = spaces.from_lists({"x": [-4, 2, 0, 3]})
     found, _ = shrink.shrink(claim, start, holds)
     assert sorted(np.abs(found["x"]).tolist()) in ([0, 1, 2, 2], [0, 0, 0, 3])
@@ -54,7 +54,7 @@ def test_fixed_axes_and_the_limit_of_calls_are_kept(write_claim):
 
 def test_a_boundary_case_is_no_counterexample(write_claim):
     claim = read_claim(str(write_claim(boundary="'a tie' * (len(x) == 1)")))
-    holds = shrink.one_by_one(lambda one: search.verdict(claim, one) == "")
+    holds = shrink.one_by_one(lambda one: batch.verdict(claim, one) == "")
     found, _ = shrink.shrink(claim, spaces.from_lists({"x": [-4, 2, 0, 3]}), holds)
     assert len(found["x"]) == 2
-    assert search.verdict(claim, spaces.from_lists({"x": [3]})) == "a tie"
+    assert batch.verdict(claim, spaces.from_lists({"x": [3]})) == "a tie"
