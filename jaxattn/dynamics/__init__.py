@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jaxattn.dynamics.flows.full_flow import FullPath, full_flow
     from jaxattn.dynamics.flows.gradient_flow import GradientFlow, gradient_flow
     from jaxattn.dynamics.flows.joint_flow import JointPath, joint_flow
+    from jaxattn.dynamics.flows.rounding import Sensitivity, rounding_sensitivity
     from jaxattn.dynamics.task import Task, run
     from jaxattn.models.gradients import loss, loss_and_gradients
 
@@ -31,6 +32,7 @@ __all__ = [
     "Path",
     "Phase",
     "RecordedPath",
+    "Sensitivity",
     "State",
     "Stop",
     "Task",
@@ -43,6 +45,7 @@ __all__ = [
     "loss_and_gradients",
     "one_step",
     "optimizer",
+    "rounding_sensitivity",
     "run",
     "schedule",
 ]
@@ -60,6 +63,7 @@ _NAMES = {
     "Path": "jaxattn.dynamics.flows.exact_flow",
     "Phase": "jaxattn.base",
     "RecordedPath": "jaxattn.dynamics.flows.flow_phase",
+    "Sensitivity": "jaxattn.dynamics.flows.rounding",
     "State": "jaxattn.base",
     "Stop": "jaxattn.dynamics.flows.arc_length",
     "Task": "jaxattn.dynamics.task",
@@ -72,6 +76,7 @@ _NAMES = {
     "loss_and_gradients": "jaxattn.models.gradients",
     "one_step": "jaxattn.dynamics.descents.descent",
     "optimizer": "jaxattn.dynamics.descents.descent_phase",
+    "rounding_sensitivity": "jaxattn.dynamics.flows.rounding",
     "run": "jaxattn.dynamics.task",
     "schedule": "jaxattn.dynamics.descents.descent_phase",
 }

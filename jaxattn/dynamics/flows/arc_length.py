@@ -2,7 +2,7 @@
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, no_type_check, runtime_checkable
@@ -15,14 +15,13 @@ from jax import Array
 from jaxtyping import PyTree
 
 from jaxattn.core.pytrees import Brief, PathArray
-from jaxattn.dynamics.flows import stiff
+from jaxattn.dynamics.flows import duration, stiff
 from jaxattn.dynamics.flows.coordinates import Local
 
-# Value of log(t) beyond which errors in t do not limit steps, because ODE solvers in double precision stop
-# earlier.
-_CLOCKED = 45.0
 # Maximum relative error in ‖∂L/∂p‖ that a single step may cause.
 GRADIENT_RTOL = 0.01
+# Tolerance of the time's quadrature, relative to `gradient_rtol`.
+_CLOCK = 0.1
 
 
 class Stop(enum.IntEnum):
@@ -182,7 +181,7 @@ class Row:
         arc_length: (); s.
         log_gradient_norm: (); log of the gradient norm.
         log_time: (); log t, where t is the time of the flow whose speed is the gradient norm; -inf at the
-            start. With a `clock`, its error limits the steps up to log t = 45.
+            start, and if the time is not computed.
         steps: () int32; number of steps attempted so far.
     """
 
@@ -286,7 +285,7 @@ def integrate(
     max_steps: Array,
     integration: Integration,
     rows: int | Array | float = math.inf,
-    clock: float | Array | None = None,
+    log_speed: Callable[[Array], Array] | None = None,
 ) -> Integration:
     """Integrate one path until the first stopping condition is met, and return the final state.
 
@@ -297,9 +296,7 @@ def integrate(
         max_steps: maximum number of steps, accepted or rejected.
         integration: state of the integration; see `begin`.
         rows: number of rows after which to return with status RUNNING; unlimited by default.
-        clock: maximum difference between two quadrature rules for the log of a step's duration, enforced
-            until time e^45. The result of the more accurate rule is used. Pass a value if the time is needed
-            in addition to the path.
+        log_speed: function of z for the log of the gradient norm, to compute the time; None to leave it out.
     """
     points = len(integration.rows.steps)
     first = jnp.minimum(flow.unit, reach / 100)
@@ -307,7 +304,7 @@ def integrate(
     marks = jnp.append(jnp.append(0, jnp.geomspace(first, reach, points - 1)[:-1]), jnp.inf)
     integration = jax.lax.while_loop(
         lambda integration: (integration.status == Stop.RUNNING) & (integration.reached < rows),
-        partial(_step, flow, ends, first, max_steps, marks, clock),
+        partial(_step, flow, ends, first, max_steps, marks, log_speed),
         integration,
     )
     select = jax.vmap(jnp.where, in_axes=(0, 0, None))
@@ -322,7 +319,7 @@ def _step(
     first: Array,
     max_steps: Array,
     marks: Array,
-    clock: float | Array | None,
+    log_speed: Callable[[Array], Array] | None,
     state: Integration,
 ) -> Integration:
     here, local = state.here, state.local
@@ -331,26 +328,27 @@ def _step(
     h = jnp.minimum(state.h, jnp.minimum(to_mark, flow.to_end(here.z, local.velocity, ends.norm)))
     # After a restart, `local` contains zeros: this step only evaluates the flow.
     h = jnp.where((local.velocity == 0).all(), 0, h)
-    z, error = stiff.step(flow.velocity, here.z, local.velocity, partial(flow.solver, local.jacobian), h)
-    arrived = flow.at(z)
-    log_mean_time, doubt = _log_mean_time(h, local, arrived)
-    there = Row(
-        z=z,
-        arc_length=jnp.where(h == to_mark, mark, here.arc_length + h),
-        log_gradient_norm=arrived.log_gradient_norm,
-        log_time=jnp.logaddexp(here.log_time, jnp.log(h) + log_mean_time),
-        steps=state.accepted + state.rejected + 1,
-    )
+    step = stiff.step(flow.velocity, here.z, local.velocity, partial(flow.solver, local.jacobian), h)
+    arrived = flow.at(step.end)
     steepest = jnp.maximum(jnp.abs(local.log_slope), jnp.abs(arrived.log_slope))
     error = jnp.maximum(
-        flow.error(here.z, z, error, ends.rtol), flow.norm(error) * steepest / ends.gradient_rtol
+        flow.error(here.z, step.end, step.error, ends.rtol),
+        flow.norm(step.error) * steepest / ends.gradient_rtol,
     )
-    if clock is not None:
-        error = jnp.where(there.log_time < _CLOCKED, jnp.maximum(error, doubt / clock), error)
     error = jnp.where(arrived.finite & ~jnp.isnan(error), error, jnp.inf)
     # A unit-speed path that reverses direction within a step has passed a stationary point.
     turns = flow.inner(local.velocity, arrived.velocity) < 0
     ok = (error <= 1) & ~turns
+    log_time = here.log_time
+    if log_speed is not None:
+        log_time = _log_time(log_speed, ends, state, step, h, arrived, ok)
+    there = Row(
+        z=step.end,
+        arc_length=jnp.where(h == to_mark, mark, here.arc_length + h),
+        log_gradient_norm=arrived.log_gradient_norm,
+        log_time=log_time,
+        steps=state.accepted + state.rejected + 1,
+    )
     h_free = h * jnp.where(turns, 0.2, jnp.clip(0.8 * error ** (-1 / stiff.ORDER), 0.2, 5.0))
     # A step that was shortened to end on a row must not reduce the planned length of the next step.
     h_next = jnp.where(ok & (h < state.h), jnp.maximum(h_free, state.h), h_free)
@@ -393,36 +391,33 @@ def _status(
     return status
 
 
-def _log_mean_time(h: Array, start: Local, end: Local) -> tuple[Array, Array]:
-    """Compute the log of the mean of exp(-ℓ) over a step, where ℓ = log ‖∂L/∂p‖, using ℓ and ℓ' at both ends.
+def _log_time(
+    log_speed: Callable[[Array], Array],
+    ends: Ends,
+    state: Integration,
+    step: stiff.Step,
+    h: Array,
+    arrived: Local,
+    ok: Array,
+) -> Array:
+    """Compute log ∫ ds / ‖∂L/∂p‖ up to the end of a step, or before it if the step is not accepted.
 
-    The rule is exact if ℓ is linear. One Richardson extrapolation from two half-steps raises the order to
-    4. Also return the absolute difference between the half-step and full-step rules, as an error
-    estimate.
-
-    At the end of a long stiff step, ℓ' may be wrong although ℓ is right, because a deviation from the slow
-    path that hardly changes the gradient decays steeply. For a quadratic ℓ, the mean of both slopes is the
-    slope of the chord. If both differ by more than a quarter of the difference of the slopes, the time is
-    computed without the slopes. Both rules are then equal, so the error estimate is computed from the
-    distance between the mean slope and the chord.
+    The slope of the log gradient norm is not used. It is accurate at every point, but at the end of a long
+    stiff step it is not the slope along the path: a deviation from the slow path that turns the velocity by
+    the angle α decays at a rate λ, and changes the slope by λ α², and the log gradient norm only by α²/2.
     """
-    # If the gradient is exactly zero, time is infinite; a finite exponent avoids NaN.
-    x, y = (-jnp.maximum(at.log_gradient_norm, -1e300) for at in (start, end))
-    change, mean = h * (end.log_slope - start.log_slope), h * (end.log_slope + start.log_slope) / 2
-    misfit = jnp.abs(mean - (x - y))
-    fits = misfit <= jnp.abs(change) / 4
-    bend = jnp.where(fits, jnp.clip(change / 8, -1, 1), 0)
-    middle = (x + y) / 2 + bend
-    whole = _log_mean_exp(x, y)
-    halves = jnp.logaddexp(_log_mean_exp(x, middle), _log_mean_exp(middle, y)) - jnp.log(2)
-    better = halves + jnp.log1p((1 - jnp.minimum(jnp.exp(whole - halves), 2)) / 3)
-    doubt = jnp.where(fits, jnp.abs(whole - halves), jnp.minimum(misfit / 8, 1))
-    return better, jnp.where(h > 0, doubt, 0)
+    before, log_h = state.here.log_time, jnp.log(h)
 
+    def log_slowness(log_gradient_norm: Array) -> Array:
+        # If the gradient is exactly zero, time is infinite; a finite exponent avoids NaN.
+        return -jnp.maximum(log_gradient_norm, -1e300)
 
-def _log_mean_exp(x: Array, y: Array) -> Array:
-    """Compute log ∫₀¹ exp(x + (y - x) θ) dθ without overflow or cancellation."""
-    drop = jnp.abs(x - y)
-    far = drop > 1e-4
-    safe = jnp.where(far, drop, 1)
-    return jnp.maximum(x, y) + jnp.where(far, jnp.log(-jnp.expm1(-safe) / safe), -drop / 2 + drop**2 / 24)
+    log_mean = duration.log_integral(
+        lambda fraction: -log_speed(step.at(fraction)),
+        log_slowness(state.local.log_gradient_norm),
+        log_slowness(arrived.log_gradient_norm),
+        log_before=before - log_h,
+        tolerance=_CLOCK * ends.gradient_rtol,
+        wanted=ok & (h > 0),
+    )
+    return jnp.logaddexp(before, log_h + log_mean)

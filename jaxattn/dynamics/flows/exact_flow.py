@@ -52,8 +52,8 @@ class Path(LinearPath):
         arc_length: (k,); s, length of the path up to each row.
         norm: (k,); ‖p‖.
         log_gradient_norm: (k,); log ‖∂L/∂p‖, -inf if the gradient is exactly zero.
-        log_time: (k,); log t, -inf at the start. Its error is mostly below 1e-3. It can be up to 0.5 where p
-            moves on a straight line while its speed changes; compare a path with more `points`.
+        log_time: (k,); log t, -inf at the start. Its error is mostly below 1e-3; see `gradient_rtol` in
+            `exact_flow`.
         steps: (k,) int32; number of steps attempted up to each row.
         status: () int32; why the path ended, a `Stop`.
         accepted: () int32; number of accepted steps.
@@ -109,8 +109,9 @@ def exact_flow(
         until_direction: sine of the angle between p and dp/dt at or below which to stop.
         max_steps: maximum number of steps, accepted or rejected.
         rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖, where E_s are the keys.
-        gradient_rtol: maximum relative error in ‖∂L/∂p‖ per step, to keep `log_time` accurate. Pass
-            infinity to save steps if only the path is needed.
+        gradient_rtol: maximum relative error in ‖∂L/∂p‖ per step, to keep `log_time` accurate. A tenth of it
+            is the relative tolerance of the quadrature of the time. Pass infinity to save steps if only the
+            path is needed.
         points: number of recorded points k ≥ 3.
         width: number of seeds to vmap; the default depends on the backend.
 

@@ -46,9 +46,6 @@ FAR = 1e8
 _MISMATCH = 1e-3
 # `params_at` rescales a longer v to this length, because its square would overflow float32.
 _LONGEST = 1e15
-# Maximum difference per step between two quadrature rules for the log of the time in the flow of p. Once v is
-# slaved, log ‖v‖ is half this log.
-_CLOCK = 1e-3
 
 
 @struct.dataclass(repr=False)
@@ -181,7 +178,9 @@ def _follow(
     # Do not integrate seeds that have ended.
     ends = ends._replace(norm=jnp.where(goes_on, until_norm, 0))
     initial = begin(handover.flow, ends, until_norm, points - half + 1)
-    far = integrate(handover.flow, ends, until_norm, max_steps, initial, clock=_CLOCK)
+    far = integrate(
+        handover.flow, ends, until_norm, max_steps, initial, log_speed=handover.flow.log_gradient_norm
+    )
     first, second = _directly(flow, near.rows), _rows_with_v_from_p(handover, far.rows, near.here.steps)
     log_scale = second["log_v_norm"] - handover.head.log_norm
     errors = jax.vmap(partial(neglected, handover))(far.rows.z, log_scale, far.rows.log_gradient_norm)

@@ -47,9 +47,6 @@ from jaxattn.dynamics.flows.ties import Ties, no_ties, tied_coordinates, zero_if
 
 # Maximum number of stages.
 _STAGES = 256
-# Maximum difference per step of two quadrature rules for the log of the time, relative to `gradient_rtol`, if
-# p has one coordinate. Otherwise, the slope of the gradient may be wrong at single points; it limits no step.
-_CLOCK = 10.0
 
 
 class LinearPath(FlowPath):
@@ -185,8 +182,9 @@ def stages(
 
     def stage(before: PathSoFar) -> PathSoFar:
         flow = tied_coordinates(E, before.start, corpus, before.ties)
-        clock = _CLOCK * ends.gradient_rtol if len(flow.zero) == 1 else None
-        integration = integrate(flow, ends, _reach(ends), max_steps, before.integration, rows, clock)
+        integration = integrate(
+            flow, ends, _reach(ends), max_steps, before.integration, rows, flow.log_gradient_norm
+        )
         old = jnp.arange(len(before.p)) < before.integration.reached
         z = integration.rows.z
         p = jnp.where(old[:, None], before.p, _points(flow, z, before) / scale)

@@ -52,6 +52,11 @@ C = (
     (7.496443313967647, -10.24680431464352, -33.99990352819905, 11.70890893206160, 0.0, 0.0),
     (8.083246795921522, -7.981132988064893, -31.52159432874371, 16.31930543123136, -6.058818238834054, 0.0),
 )
+# Coefficients of the stages in the interpolation between the ends of a step; see `Step.at`.
+D = (
+    (10.12623508344586, -7.487995877610167, -34.80091861555747, -7.992771707568823, 1.025137723295662, 0.0),
+    (-0.6762803392806898, 6.087714651678606, 16.43084320892478, 24.76722511418386, -6.594389125716872, 0.0),
+)
 # fmt: on
 
 
@@ -74,13 +79,40 @@ def by_factors(jacobian: Float[Array, "r r"], c: Float[Array, ""]) -> Solver:
     return Solver(lambda b, known: (jax.scipy.linalg.lu_solve(factors, b), known))
 
 
+class Step(NamedTuple):
+    """One step of dy/ds = f(y), from y(s) to y(s + h).
+
+    Attributes:
+        start: (r,); y(s).
+        end: (r,); y(s + h), from a method of order 4 that is L-stable and stiffly accurate.
+        error: (r,); error estimate from the embedded method of order 3.
+        stages: (6, r); the stages u_i of `step`.
+    """
+
+    start: Array
+    end: Array
+    error: Array
+    stages: Array
+
+    def at(self, fraction: Float[Array, ""]) -> Float[Array, " r"]:
+        """Compute y(s + θ h) for a fraction θ of the step, by interpolation of order 3.
+
+            y(s + θ h) = (1 - θ) y(s) + θ y(s + h) + θ (1 - θ) Σ_i (D_1i + θ D_2i) u_i.
+
+        Like the step, the interpolation follows the slow path of a stiff equation, although stages do not.
+        """
+        bend, skew = jnp.asarray(D, self.end.dtype) @ self.stages
+        line = (1 - fraction) * self.start + fraction * self.end
+        return line + fraction * (1 - fraction) * (bend + fraction * skew)
+
+
 def step(
     field: Callable[[Array], Array],
     y: Float[Array, " r"],
     f: Float[Array, " r"],
     solver: Callable[[Array], Solver],
     h: Float[Array, ""],
-) -> tuple[Float[Array, " r"], Float[Array, " r"]]:
+) -> Step:
     """Take one step of dy/ds = f(y), with five new evaluations and six solves with the same matrix.
 
         (1 - h γ J) u_i = γ (h f(y_i) + Σ_{j<i} C_ij u_j),   y_i = y + Σ_{j<i} A_ij u_j,   i = 0, ..., 5,
@@ -93,10 +125,6 @@ def step(
         f: f(y).
         solver: maps c to a solver for (1 - c J) x = b, with J = ∂f/∂y at y.
         h: step length.
-
-    Returns:
-        y(s + h), from a method of order 4 that is L-stable and stiffly accurate; and an error estimate
-        from the embedded method of order 3.
 
     Source:
         RODAS from Hairer & Wanner, Solving Ordinary Differential Equations II, section IV.7.
@@ -114,7 +142,7 @@ def step(
     # Loop over the six stages instead of unrolling them, so that the velocity field is compiled only once.
     empty = jnp.zeros((len(A), y.shape[0]), y.dtype)
     stages, _ = jax.lax.fori_loop(1, len(A), stage, (empty.at[0].set(first), known))
-    return y + a[-1] @ stages + stages[-1], stages[-1]
+    return Step(start=y, end=y + a[-1] @ stages + stages[-1], error=stages[-1], stages=stages)
 
 
 # Maximum number of coordinates for which the Jacobian is formed explicitly; see docs/notes/flow_on_texts.md.

@@ -47,7 +47,7 @@ def integrate(field, y, end, counts):
     @jax.jit
     def run(y, h, count):
         def step(_, y):
-            return stiff.step(field, y, field(y), solver(jax.jacfwd(field)(y)), h)[0]
+            return stiff.step(field, y, field(y), solver(jax.jacfwd(field)(y)), h).end
 
         return jax.lax.fori_loop(0, count, step, y)
 
@@ -59,7 +59,8 @@ def amplification(z):
     """Return R(z) and the error estimate of one step of length 1 for y' = z y, y = 1, as pairs of reals."""
     A = jnp.array([[z.real, -z.imag], [z.imag, z.real]])
     y = jnp.array([1.0, 0.0])
-    return stiff.step(lambda y: A @ y, y, A @ y, solver(A), jnp.ones(()))
+    step = stiff.step(lambda y: A @ y, y, A @ y, solver(A), jnp.ones(()))
+    return step.end, step.error
 
 
 def test_step_has_order_four():
@@ -78,8 +79,8 @@ def test_local_error_and_its_estimate_have_orders_five_and_four():
 
     lengths = np.array([0.04, 0.02, 0.01])
     results = [step(jnp.asarray(h)) for h in lengths]
-    errors = [np.linalg.norm(x - spiral_solution(h)) for (x, _), h in zip(results, lengths, strict=True)]
-    estimates = [np.linalg.norm(estimate) for _, estimate in results]
+    errors = [np.linalg.norm(step.end - spiral_solution(h)) for step, h in zip(results, lengths, strict=True)]
+    estimates = [np.linalg.norm(step.error) for step in results]
     np.testing.assert_allclose(np.diff(np.log2(errors)), -5, atol=0.25)
     np.testing.assert_allclose(np.diff(np.log2(estimates)), -4, atol=0.25)
     # The estimate belongs to the result of order 3, so it is the larger one.
@@ -115,9 +116,45 @@ def test_stiff_problem_matches_an_independent_implicit_method():
 def test_step_from_a_stationary_point_does_not_move():
     y = jnp.array([1.0, -2.0, 0.5])
     still = solver(jnp.zeros((3, 3)))
-    moved, error = stiff.step(jnp.zeros_like, y, jnp.zeros(3), still, jnp.asarray(10.0))
-    np.testing.assert_array_equal(moved, y)
-    np.testing.assert_array_equal(error, 0)
+    step = stiff.step(jnp.zeros_like, y, jnp.zeros(3), still, jnp.asarray(10.0))
+    np.testing.assert_array_equal(step.end, y)
+    np.testing.assert_array_equal(step.error, 0)
+    np.testing.assert_array_equal(step.at(jnp.asarray(0.3)), y)
+
+
+def test_interpolation_has_order_three():
+    y, fractions = jnp.array([0.5, 0.0]), np.linspace(0, 1, 9)
+
+    @jax.jit
+    def points(h):
+        step = stiff.step(spiral, y, spiral(y), solver(jax.jacfwd(spiral)(y)), h)
+        return jax.vmap(step.at)(jnp.asarray(fractions)), step.end
+
+    errors = []
+    for h in (0.04, 0.02, 0.01):
+        at, end = points(jnp.asarray(h))
+        np.testing.assert_array_equal(at[0], y)
+        np.testing.assert_allclose(at[-1], end, rtol=1e-15)
+        expected = np.stack([spiral_solution(x * h) for x in fractions])
+        errors.append(np.linalg.norm(at - expected, axis=1)[1:-1])
+    np.testing.assert_allclose(np.diff(np.log2(errors), axis=0), -4, atol=0.3)
+
+
+def test_interpolation_stays_on_the_slow_path_of_a_stiff_equation():
+    """y' = 1e9 (cos s - y) - sin s: steps are 1e8 times the fast time scale, and y = cos s throughout."""
+
+    def field(y):
+        return jnp.array([1e9 * (jnp.cos(y[1]) - y[0]) - jnp.sin(y[1]), 1.0])
+
+    @jax.jit
+    def points(s):
+        y = jnp.stack([jnp.cos(s), s])
+        step = stiff.step(field, y, field(y), solver(jax.jacfwd(field)(y)), jnp.asarray(0.1))
+        return jax.vmap(step.at)(jnp.linspace(0, 1, 9))
+
+    for s in (0.0, 0.7, 2.0):
+        found = points(jnp.asarray(s))
+        np.testing.assert_allclose(found[:, 0], np.cos(found[:, 1]), atol=2e-5)
 
 
 @pytest.fixture
