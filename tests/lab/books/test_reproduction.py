@@ -128,7 +128,9 @@ def test_changed_criteria_are_recorded_as_changed(copy, tmp_path):
     assert page.records["step"].criteria.changed
     written = (out / "step.html").read_text(encoding="utf-8")
     assert "changed after results had been recorded" in written
-    assert re.search(r"Numbers that do not agree:.*\n<ul>\n<li>exponent of d in the error: .* compared with", written)
+    assert re.search(
+        r"Numbers that do not agree:.*\n<ul>\n<li>exponent of d in the error: .* compared with", written
+    )
     assert page.records["step"].findings[0].verdict != "agrees"
 
 
