@@ -13,7 +13,7 @@ import pandas as pd
 from jaxattn.core.errors import counted, writing
 from jaxattn.lab.books import record as records
 from jaxattn.lab.books.book import Book, Item, RunScale
-from jaxattn.lab.books.finding import FALSIFIED, Finding
+from jaxattn.lab.books.finding import FALSIFIED, TOY, Finding
 from jaxattn.lab.books.record import Record
 from jaxattn.lab.pages.layout import fill, texts
 from jaxattn.lab.refute.search import NONE
@@ -226,11 +226,12 @@ def seeds(findings: Sequence[Finding]) -> str:
 
 
 def claims(item: Item, record: Record) -> list[dict[str, Any]]:
-    """Return the claims of an item for its page: statement, verdict, tally, seeds, table, missed numbers."""
+    """Return the claims of an item for its page: statement, verdict and reason, tally, numbers."""
     return [
         {
             "statement": claim or item.words.reports,
             "verdict": verdict or "only measured",
+            "why": _why(verdict, own),
             "tally": records.tally(own),
             "seeds": seeds(own),
             "table": numbers(own),
@@ -238,6 +239,17 @@ def claims(item: Item, record: Record) -> list[dict[str, Any]]:
         }
         for claim, (verdict, own) in record.claims(item).items()
     ]
+
+
+def _why(verdict: str, own: Sequence[Finding]) -> str:
+    """Return why a claim is a toy or inconclusive; "" for other verdicts."""
+    if verdict == TOY:
+        return "the settings are far below those of the claim"
+    if verdict != INCONCLUSIVE:
+        return ""
+    if any(_is_missed(x) and x.verdict == DIFFERS for x in own):
+        return "a number that differs falsifies nothing here, because settings were chosen"
+    return "not all intervals are inside their criteria"
 
 
 def _is_missed(finding: Finding) -> bool:

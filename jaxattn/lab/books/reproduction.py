@@ -89,10 +89,10 @@ def reproduce(
     request = request or Request()
     if request.data_dir is not None and not request.data_dir.is_dir():
         raise InputError(f"--data-dir {request.data_dir}: the folder does not exist; check the path")
-    wanted = _with_data(book, request, reporter)
-    least = 2 if any(item.sources for item, _ in wanted) else 1
+    least = 2 if any(item.sources for item in request.items(book)) else 1
     if request.seeds is not None and request.seeds < least:
         raise InputError(f"seeds: an interval over seeds requires at least {least}, got {request.seeds}")
+    wanted = _with_data(book, request, reporter)
     earlier = {item.name: records.find_record(item, request.scale, out)[0] for item in book.items}
     failed = _run(wanted, request, out, command=command, reporter=reporter, max_memory=max_memory)
     for item, names in wanted:

@@ -209,8 +209,9 @@ def reproduce(
     """Reproduce results of papers, or test claims.
 
     The folder is a book: it contains items, each with studies and a check.py that compares their results with
-    published values; see docs/howto/books.md. The exit status is 1 if a run fails, if a claim of the tested
-    theory is falsified, or if --check reports that something is missing.
+    published values, or with a claim that is searched for counterexamples; see docs/howto/books.md. The exit
+    status is 1 if a run fails, if a claim of the tested theory is falsified, or if --check reports that
+    something is missing.
 
     Example: jaxattn reproduce sweeps/paper --only fig2_synthetic fig3_imdb --data-dir ../data
 
@@ -218,8 +219,9 @@ def reproduce(
         book: Folder of a book, or its name in sweeps/. Code in the folder is imported.
         only: Run only these items; the pages show earlier results for the other items.
         scale: Use the sizes in the sweep files (full), or smaller sizes that take about 15 minutes on two
-            cores (laptop).
-        seeds: Number of seeds; overrides the sweep files, up to the maximum of each study.
+            cores (laptop). A search takes at most 60 seconds at laptop scale.
+        seeds: Number of seeds; overrides the sweep files, up to the maximum of each study. A claim is
+            searched with one seed by default.
         data_dir: Folder with the book's data sets; for the paper, tfds/imdb_reviews and yelp_stars.parquet.
             Studies that require missing data are skipped.
         out: Results folder for one scale; by default results/BOOK. Finished runs in it are not repeated.

@@ -4,6 +4,7 @@ Half of a batch is new, and half are mutations of the best instances so far. The
 claim's file, the seed, the number of the batch, and these parents, so any process can compute it.
 """
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -132,14 +133,10 @@ def score_batch(claim: Claim, batch: Instance) -> np.ndarray:
     return np.where(np.isnan(scores), -np.inf, scores)
 
 
+@cache
 def _vectorised(score: Any) -> Any:
-    if score not in _VECTORISED:
-        _VECTORISED[score] = jax.jit(jax.vmap(score))
-    return _VECTORISED[score]
-
-
-# Compiled scores, by function: jit keeps its programs only as long as its result is the same object.
-_VECTORISED: dict[Any, Any] = {}
+    """Return the compiled score of a batch; jit keeps its programs as long as this is the same object."""
+    return jax.jit(jax.vmap(score))
 
 
 def _instances(claim: Claim, batch: Batch, rng: np.random.Generator) -> Instance:

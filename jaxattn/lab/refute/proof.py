@@ -173,7 +173,9 @@ def tables(record: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     """
     exact = "floating point" if _is_floating(record) else "exact arithmetic"
     found = {f"Counterexample: {name}": _array(name, x) for name, x in record["instance"].items()}
-    found[f"Violation, in {exact}"] = pd.DataFrame(_violation(record), columns=["quantity", "value"])
+    found[f"Violation, both sides in {exact}"] = pd.DataFrame(
+        _violation(record), columns=["quantity", "value"]
+    )
     for name, x in record["control"].items():
         found[f"Control, for which the statement holds: {name}"] = _array(name, x)
     if check := record.get("check"):

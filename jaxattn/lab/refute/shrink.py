@@ -5,6 +5,7 @@ mislead the reduction, and the assumptions of the statement hold for every inter
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -83,11 +84,9 @@ def one_by_one(is_counterexample: Callable[[Instance], bool]) -> Predicate:
 
 
 def _removed(claim: Claim, instance: Instance) -> Iterator[Instance]:
-    axes = {axis for x in claim.space.arrays.values() for axis in x.names} - set(claim.fixed)
-    for axis in sorted(axes, key=lambda axis: (-_length(claim, instance, axis), axis)):
-        length = _length(claim, instance, axis)
+    for axis, length in sorted(_lengths(claim, instance).items(), key=lambda x: (-x[1], x[0])):
         for index in range(length if length > 1 else 0):
-            yield {name: _delete(claim, name, x, axis, index) for name, x in instance.items()}
+            yield _taken(claim, instance, axis, np.delete(np.arange(length), index))
 
 
 def _equated(claim: Claim, instance: Instance) -> Iterator[Instance]:
@@ -137,14 +136,11 @@ def _signs(claim: Claim, instance: Instance) -> Iterator[Instance]:
 
 
 def _exchanged(claim: Claim, instance: Instance) -> Iterator[Instance]:
-    axes = sorted({axis for x in claim.space.arrays.values() for axis in x.names} - set(claim.fixed))
-    for axis in axes:
-        length = _length(claim, instance, axis)
-        for i in range(length):
-            for j in range(i + 1, length):
-                order = np.arange(length)
-                order[[i, j]] = j, i
-                yield {name: _reordered(claim, name, x, axis, order) for name, x in instance.items()}
+    for axis, length in sorted(_lengths(claim, instance).items()):
+        for i, j in combinations(range(length), 2):
+            order = np.arange(length)
+            order[[i, j]] = j, i
+            yield _taken(claim, instance, axis, order)
 
 
 def _in_range(claim: Claim, before: Instance, after: Instance) -> bool:
@@ -156,24 +152,23 @@ def _in_range(claim: Claim, before: Instance, after: Instance) -> bool:
     )
 
 
-def _length(claim: Claim, instance: Instance, axis: str) -> int:
-    axes = {name: claim.space.axes(name) for name in instance}
-    lengths = (x.shape[axes[name].index(axis)] for name, x in instance.items() if axis in axes[name])
-    return next(lengths)
+def _lengths(claim: Claim, instance: Instance) -> dict[str, int]:
+    """Return the lengths of the axes that are not fixed, by name."""
+    pairs = (
+        pair for name, x in instance.items() for pair in zip(claim.space.axes(name), x.shape, strict=True)
+    )
+    return {axis: length for axis, length in pairs if axis not in claim.fixed}
 
 
-def _delete(claim: Claim, name: str, x: np.ndarray, axis: str, index: int) -> np.ndarray:
-    for k, own in enumerate(claim.space.axes(name)):
-        if own == axis:
-            x = np.delete(x, index, axis=k)
-    return x
+def _taken(claim: Claim, instance: Instance, axis: str, indices: np.ndarray) -> Instance:
+    """Return the instance with the given indices of an axis, in all arrays that have this axis."""
 
+    def one(name: str, x: np.ndarray) -> np.ndarray:
+        for k, own in enumerate(claim.space.axes(name)):
+            x = np.take(x, indices, axis=k) if own == axis else x
+        return x
 
-def _reordered(claim: Claim, name: str, x: np.ndarray, axis: str, order: np.ndarray) -> np.ndarray:
-    for k, own in enumerate(claim.space.axes(name)):
-        if own == axis:
-            x = np.take(x, order, axis=k)
-    return x
+    return {name: one(name, x) for name, x in instance.items()}
 
 
 def _replaced(x: np.ndarray, index: int, value: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 An instance is a dictionary of integer arrays. A batch has the same arrays with a leading axis.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -64,11 +65,8 @@ class Space:
     def number(self, size: int) -> int:
         """Return the number of instances of `sizes[size]` before `repair`."""
         shapes = self.shapes(size)
-        counts = ((x.high - x.low + 1) ** int(np.prod(shapes[name])) for name, x in self.arrays.items())
-        product = 1
-        for count in counts:
-            product *= count
-        return product
+        counts = ((x.high - x.low + 1) ** math.prod(shapes[name]) for name, x in self.arrays.items())
+        return math.prod(counts)
 
     def axes(self, name: str) -> tuple[str, ...]:
         """Return the names of the axes of an array."""

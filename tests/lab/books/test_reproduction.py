@@ -77,7 +77,7 @@ def test_pages_show_scorecard_claims_and_the_way_to_other_items(made):
     assert 'href="https://arxiv.org/abs/0000.00000"' in step
     assert "falls like d^(−1/2) (a note of nobody&#39;s)." in plain
     assert '<td class="yes">agrees</td>' in plain
-    assert "Not reproduced" not in plain
+    assert "Numbers that do not agree" not in plain
     assert "−0.5 ± 0.3" in plain
     assert str(out) not in index + step
 
@@ -128,7 +128,9 @@ def test_changed_criteria_are_recorded_as_changed(copy, tmp_path):
     assert page.records["step"].criteria.changed
     written = (out / "step.html").read_text(encoding="utf-8")
     assert "changed after results had been recorded" in written
-    assert re.search(r"Not reproduced:.*\n<ul>\n<li>exponent of d in the error: .* compared with", written)
+    assert re.search(
+        r"Numbers that do not agree:.*\n<ul>\n<li>exponent of d in the error: .* compared with", written
+    )
     assert page.records["step"].findings[0].verdict != "agrees"
 
 
@@ -167,6 +169,8 @@ def test_falsified_theory_gives_exit_status_1(made, tmp_path):
         item = folder / "tiny" / "step" / "item.toml"
         item.write_text(item.read_text().replace('"own"', f'"{settings}"', 1))
         assert again(read_book(folder / "tiny"), folder / "out", "step").status == status
+        page = (folder / "out" / "step.html").read_text(encoding="utf-8")
+        assert ("falsifies nothing here, because settings were chosen" in page) == (settings == "chosen")
 
 
 @pytest.mark.more
