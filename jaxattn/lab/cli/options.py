@@ -211,23 +211,17 @@ def keep_compiled() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def load_sweep(
-    sweep: Path, overrides: tuple[str, ...], axes: tuple[str, ...] = (), seeds: str | None = None
-) -> "Study":
-    """Load a sweep file, apply the overrides, validate the figure definitions, and return the study."""
+def load_sweep(sweep: Path, options: StudyOptions) -> "Study":
+    """Load a sweep file, apply the options, validate the figure definitions, and return the study."""
     from jaxattn.lab.api import Study
 
+    overrides, seeds = options.overrides, options.seeds
+    if seeds is not None:
+        text = f'"{seeds}"' if ":" in seeds else f"[{seeds}]" if "," in seeds else seeds
+        overrides = (*overrides, f"seeds={text}")
     try:
-        return Study.read(sweep, with_seeds(overrides, seeds), axes)
+        return Study.read(sweep, overrides, options.axes)
     except InputError as error:
         if seeds is None:
             raise
         raise InputError(re.sub("^--set seeds: ", "--seeds: ", str(error))) from None
-
-
-def with_seeds(overrides: tuple[str, ...], seeds: str | None) -> tuple[str, ...]:
-    """Return the overrides, with the value of --seeds appended as an override of `seeds` if it is given."""
-    if seeds is None:
-        return overrides
-    text = f'"{seeds}"' if ":" in seeds else f"[{seeds}]" if "," in seeds else seeds
-    return (*overrides, f"seeds={text}")
