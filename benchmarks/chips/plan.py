@@ -25,7 +25,7 @@ from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.api import Study
 from jaxattn.lab.cli.commands import check_once
 from jaxattn.lab.cli.console import print_error, print_json, print_line, print_table, rows_of
-from jaxattn.lab.cli.options import load_sweep, read_size
+from jaxattn.lab.cli.options import StudyOptions, load_sweep, read_size
 from jaxattn.lab.engine.devices import known_bug
 from jaxattn.lab.engine.progress import Reporter
 
@@ -253,7 +253,8 @@ def plan(
 
 def show(options: argparse.Namespace) -> int:
     """Print the plan of a sweep file, and return 1 if a program does not compile, else 0."""
-    study = load_sweep(options.sweep, tuple(options.overrides), tuple(options.axes), options.seeds)
+    chosen = StudyOptions(tuple(options.overrides), tuple(options.axes), options.seeds)
+    study = load_sweep(options.sweep, chosen)
     with Reporter(options.quiet) as reporter:
         if known := known_bug(read_target(options.target).platform):
             reporter.note(known)

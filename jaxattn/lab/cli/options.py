@@ -20,80 +20,37 @@ def _hint(default: str) -> str:
     return "" if default in ("", "None", "False") else f"(default: {default})"
 
 
-def option(**settings: Any) -> Any:
-    """Return the annotation of an option whose help text shows a default only if there is one to show.
+def option(metavar: str | None = None, help: str | None = None, **settings: Any) -> Any:
+    """Return the annotation of an option, whose help text shows a default only if there is one to show.
 
     Args:
+        metavar: description of the value.
+        help: help text.
         settings: keyword arguments of `tyro.conf.arg`.
     """
-    return arg(help_behavior_hint=_hint, **settings)
+    return arg(metavar=metavar, help=help, help_behavior_hint=_hint, prefix_name=False, **settings)
 
 
-Sweep = Annotated[Positional[Path], option(metavar="SWEEP", help="Sweep file (TOML).")]
-ResultsDir = Annotated[Positional[Path], option(metavar="DIR", help="Results folder.")]
-Folders = Annotated[
-    Positional[tuple[Path, ...]],
-    option(
-        metavar="DIR [DIR ...]",
-        help="One or more results folders, finished or not; a folder of shards selects all its shards.",
-    ),
-]
-Set = Annotated[
-    UseAppendAction[tuple[str, ...]],
-    option(
-        name="set",
-        metavar="KEY=VALUE",
-        help="Override a key of the sweep file.",
-        prefix_name=False,
-    ),
-]
-Quiet = Annotated[bool, option(help="Print only results and errors.", prefix_name=False)]
-Every = Annotated[bool, option(name="all", help="Print all metrics instead of six.", prefix_name=False)]
-EveryPath = Annotated[
-    bool,
-    option(
-        name="all",
-        help="Print all metrics instead of six, and the paths of all files of the report.",
-        prefix_name=False,
-    ),
-]
-Json = Annotated[
-    bool, option(name="json", help="Print JSON instead of tables, with numbers in full precision.")
-]
-Out = Annotated[
-    Path | None,
-    option(
-        metavar="DIR|s3://...|gs://...",
-        help="Results folder, or an address in a bucket; by default results/NAME for the study NAME.",
-        prefix_name=False,
-    ),
-]
-Seeds = Annotated[
-    str | None,
-    option(
-        metavar="N|A:B|A,B",
-        help="Number, range or list of seeds; overrides the sweep file.",
-        prefix_name=False,
-    ),
-]
-MaxMemory = Annotated[
-    str | None,
-    option(
-        metavar="SIZE",
-        help="Memory limit of a device, for example 8GiB; by default chosen for the device.",
-        prefix_name=False,
-    ),
-]
-Axis = Annotated[
-    UseAppendAction[tuple[str, ...]],
-    option(
-        name="axis",
-        metavar="KEY=[...]",
-        help="Sweep an additional key over a list of values.",
-        prefix_name=False,
-    ),
-]
-Unprefixed = option(prefix_name=False)
+Sweep = Annotated[Positional[Path], option("SWEEP", "Sweep file (TOML).")]
+ResultsDir = Annotated[Positional[Path], option("DIR", "Results folder.")]
+_FOLDERS = "One or more results folders, finished or not; a folder of shards selects all its shards."
+Folders = Annotated[Positional[tuple[Path, ...]], option("DIR [DIR ...]", _FOLDERS)]
+_Repeatable = UseAppendAction[tuple[str, ...]]
+Set = Annotated[_Repeatable, option("KEY=VALUE", "Override a key of the sweep file.", name="set")]
+Quiet = Annotated[bool, option(help="Print only results and errors.")]
+Every = Annotated[bool, option(help="Print all metrics instead of six.", name="all")]
+_EVERY_PATH = "Print all metrics instead of six, and the paths of all files of the report."
+EveryPath = Annotated[bool, option(help=_EVERY_PATH, name="all")]
+_JSON = "Print JSON instead of tables, with numbers in full precision."
+Json = Annotated[bool, option(help=_JSON, name="json")]
+_OUT = "Results folder, or an address in a bucket; by default results/NAME for the study NAME."
+Out = Annotated[Path | None, option("DIR|s3://...|gs://...", _OUT)]
+_SEEDS = "Number, range or list of seeds; overrides the sweep file."
+Seeds = Annotated[str | None, option("N|A:B|A,B", _SEEDS)]
+_MAX_MEMORY = "Memory limit of a device, for example 8GiB; by default chosen for the device."
+MaxMemory = Annotated[str | None, option("SIZE", _MAX_MEMORY)]
+_AXIS = "Sweep an additional key over a list of values."
+Axis = Annotated[_Repeatable, option("KEY=[...]", _AXIS, name="axis")]
 
 
 @dataclass(frozen=True)
@@ -115,7 +72,7 @@ class MachineOptions:
 
     out: Out = None
     max_memory: MaxMemory = None
-    shard: Annotated[str, option(metavar="I/N", prefix_name=False)] = "1/1"
+    shard: Annotated[str, option("I/N")] = "1/1"
 
 
 @dataclass(frozen=True)
@@ -128,8 +85,8 @@ class FailureOptions:
         reuse_code: Use finished runs with the same settings and data, but older code.
     """
 
-    on_failure: Annotated[Literal["stop", "continue", "retry"], Unprefixed] = "continue"
-    reuse_code: Annotated[bool, Unprefixed] = False
+    on_failure: Annotated[Literal["stop", "continue", "retry"], option()] = "continue"
+    reuse_code: Annotated[bool, option()] = False
 
 
 @dataclass(frozen=True)
@@ -143,10 +100,8 @@ class OutputOptions:
 
     every: EveryPath = False
     quiet: Quiet = False
-    log: Annotated[
-        tuple[Literal["tensorboard", "wandb"], ...], option(metavar="tensorboard|wandb", prefix_name=False)
-    ] = ()
-    profile: Annotated[bool, Unprefixed] = False
+    log: Annotated[tuple[Literal["tensorboard", "wandb"], ...], option("tensorboard|wandb")] = ()
+    profile: Annotated[bool, option()] = False
 
 
 def read_shard(text: str) -> tuple[int, int]:
@@ -211,23 +166,17 @@ def keep_compiled() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def load_sweep(
-    sweep: Path, overrides: tuple[str, ...], axes: tuple[str, ...] = (), seeds: str | None = None
-) -> "Study":
-    """Load a sweep file, apply the overrides, validate the figure definitions, and return the study."""
+def load_sweep(sweep: Path, options: StudyOptions) -> "Study":
+    """Load a sweep file, apply the options, validate the figure definitions, and return the study."""
     from jaxattn.lab.api import Study
 
+    overrides, seeds = options.overrides, options.seeds
+    if seeds is not None:
+        text = f'"{seeds}"' if ":" in seeds else f"[{seeds}]" if "," in seeds else seeds
+        overrides = (*overrides, f"seeds={text}")
     try:
-        return Study.read(sweep, with_seeds(overrides, seeds), axes)
+        return Study.read(sweep, overrides, options.axes)
     except InputError as error:
         if seeds is None:
             raise
         raise InputError(re.sub("^--set seeds: ", "--seeds: ", str(error))) from None
-
-
-def with_seeds(overrides: tuple[str, ...], seeds: str | None) -> tuple[str, ...]:
-    """Return the overrides, with the value of --seeds appended as an override of `seeds` if it is given."""
-    if seeds is None:
-        return overrides
-    text = f'"{seeds}"' if ":" in seeds else f"[{seeds}]" if "," in seeds else seeds
-    return (*overrides, f"seeds={text}")

@@ -40,12 +40,12 @@ from jaxattn.lab.cli.options import (
 def aggregate(
     directories: Folders,
     /,
-    where: Annotated[UseAppendAction[tuple[str, ...]], option(metavar="KEY=VALUE")] = (),
-    metrics: Annotated[tuple[str, ...], option(metavar="METRIC ...")] = (),
-    phases: Annotated[tuple[str, ...], option(metavar="PHASE ...")] = (),
-    by: Annotated[tuple[str, ...], option(metavar="KEY ...")] = (),
-    pair: Annotated[str | None, option(metavar="KEY=A,B")] = None,
-    out: Annotated[Path | None, option(metavar="FILE")] = None,
+    where: Annotated[UseAppendAction[tuple[str, ...]], option("KEY=VALUE")] = (),
+    metrics: Annotated[tuple[str, ...], option("METRIC ...")] = (),
+    phases: Annotated[tuple[str, ...], option("PHASE ...")] = (),
+    by: Annotated[tuple[str, ...], option("KEY ...")] = (),
+    pair: Annotated[str | None, option("KEY=A,B")] = None,
+    out: Annotated[Path | None, option("FILE")] = None,
     every: Every = False,
     as_json: Json = False,
 ) -> int:
@@ -99,8 +99,8 @@ def report(
     every: Annotated[
         bool, option(name="all", help="Print the paths of all files, not only report.html.")
     ] = False,
-    formats: Annotated[tuple[Literal["png", "pdf"], ...], option(metavar="png|pdf ...")] = (),
-    flow: Annotated[int | None, option(metavar="SEED")] = None,
+    formats: Annotated[tuple[Literal["png", "pdf"], ...], option("png|pdf ...")] = (),
+    flow: Annotated[int | None, option("SEED")] = None,
 ) -> int:
     """Draw the figures of a run and write its report.
 
@@ -137,13 +137,13 @@ def _flow(directory: Path | str, seed: int) -> str:
 
 
 def diagnose(
-    embedding: Annotated[str, option(metavar="E.npy|FILE:KEY")],
-    query: Annotated[str, option(metavar="p.npy|FILE:KEY")],
-    head: Annotated[str, option(metavar="v.npy|FILE:KEY")],
-    corpus: Annotated[Path, option(metavar="FILE.toml")],
-    vocabulary: Annotated[Path | None, option(metavar="FILE")] = None,
+    embedding: Annotated[str, option("E.npy|FILE:KEY")],
+    query: Annotated[str, option("p.npy|FILE:KEY")],
+    head: Annotated[str, option("v.npy|FILE:KEY")],
+    corpus: Annotated[Path, option("FILE.toml")],
+    vocabulary: Annotated[Path | None, option("FILE")] = None,
     overrides: Set = (),
-    out: Annotated[Path, option(metavar="DIR")] = Path("results/diagnosis"),
+    out: Annotated[Path, option("DIR")] = Path("results/diagnosis"),
     min_count: int = 50,
     important: float = 0.5,
     seed: int = 0,

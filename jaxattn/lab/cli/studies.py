@@ -22,7 +22,6 @@ from jaxattn.lab.cli.console import (
     stoppable,
 )
 from jaxattn.lab.cli.options import (
-    Axis,
     FailureOptions,
     Folders,
     Json,
@@ -32,7 +31,6 @@ from jaxattn.lab.cli.options import (
     OutputOptions,
     Quiet,
     ResultsDir,
-    Seeds,
     Set,
     StudyOptions,
     Sweep,
@@ -68,7 +66,7 @@ def run(
     from jaxattn.lab.api import run as run_study
     from jaxattn.lab.engine.progress import Reporter
 
-    study = load_sweep(sweep, study_options.overrides, study_options.axes, study_options.seeds)
+    study = load_sweep(sweep, study_options)
     keep_compiled()
     which, memory = read_shard(machine.shard), read_size(machine.max_memory)
     directory = study.folder(machine.out)
@@ -127,10 +125,8 @@ LEGEND = {
 def plan(
     sweep: Sweep,
     /,
-    overrides: Set = (),
-    axes: Axis = (),
+    study_options: Annotated[StudyOptions, option(name="study")],
     out: Out = None,
-    seeds: Seeds = None,
     max_memory: MaxMemory = None,
     quick: bool = False,
     as_json: Json = False,
@@ -146,7 +142,7 @@ def plan(
     Args:
         quick: Skip the estimates of memory and time, which require compiling and briefly running each group.
     """
-    study = load_sweep(sweep, overrides, axes, seeds)
+    study = load_sweep(sweep, study_options)
     from jaxattn.lab.engine.devices import use_all_cores
     from jaxattn.lab.engine.memory import check_address_space
     from jaxattn.lab.engine.plan import recorded_lines
@@ -178,14 +174,12 @@ def plan(
 def launch(
     sweep: Sweep,
     /,
+    study_options: Annotated[StudyOptions, option(name="study")],
     jobs: int,
     cluster: Cluster = "slurm",
     minutes: int = 720,
     options: Annotated[UseAppendAction[tuple[str, ...]], option(name="option", metavar="KEY=VALUE")] = (),
-    overrides: Set = (),
-    axes: Axis = (),
     out: Out = None,
-    seeds: Seeds = None,
     max_memory: MaxMemory = None,
     quiet: Quiet = False,
 ) -> int:
@@ -213,7 +207,7 @@ def launch(
     jax.config.update("jax_platforms", "cpu")
     if jobs < 1:
         raise InputError(f"--jobs {jobs}: must be at least 1")
-    study = load_sweep(sweep, overrides, axes, seeds)
+    study = load_sweep(sweep, study_options)
     directory, memory = study.folder(out), read_size(max_memory)
     scripts = Path("results") / study.name if results_folder(directory).is_remote else directory
     pairs = [read_pair("--option", text, "gpus_per_node=1") for text in options]

@@ -52,7 +52,7 @@ def importance(
         final_tokens(results, phase=phase, cell=cell, average=False).table if tokens.seeds > 1 else None
     )
     bins = axis(results, cell)
-    labels = _labels(tokens, label, MAX_CLASSES)
+    labels = _labels(tokens, label)
     several = len(tokens.classes) > 1
     scores, label_of_scores = results.score_names(cell)
     names = VALUES | {"Ep": label_of_scores}
@@ -95,26 +95,16 @@ def importance(
     )
 
 
-def one_step_law(
-    results: Run,
-    *,
-    phase: str | None = None,
-    cell: int = 0,
-    label: int | str | None = None,
-    step_size: float | None = None,
-) -> RenderedFigure:
+def one_step_law(results: Run, *, phase: str | None = None, cell: int = 0) -> RenderedFigure:
     """Plot E·v after one step on E against α, with the predicted line η0 α_s / 2 (η0 α_{s,k} for K classes).
 
     Args:
         results: a results folder.
         phase: the one-step phase; defaults to the first phase of kind "one_step".
         cell: index of the cell.
-        label: index or name of a class, if K > 2; by default, all classes are shown in one panel.
-        step_size: η0; defaults to the step size of the phase, or of the cell if it is swept.
 
     Raises:
-        InputError: the phase, cell or class is unknown, or there is no one-step phase or there are no
-            tokens.
+        InputError: the phase or cell is unknown, the phase has no step size, or there are no tokens.
 
     Source:
         Lemma 4.1 of arXiv 2505.17282; K classes from its public review thread.
@@ -129,11 +119,11 @@ def one_step_law(
         phase = steps[0]
     # Averaging over seeds would understate the deviation from the law.
     tokens = final_tokens(results, phase=phase, cell=cell, average=False)
-    labels = _labels(tokens, label)
-    several = len(tokens.classes) > 1
-    eta = _step_size(results, phase, cell) if step_size is None else step_size
+    several, table = len(tokens.classes) > 1, tokens.table
+    eta = results.lookup(cell, f"phases.{phase}.step_size")
+    if not isinstance(eta, int | float):
+        raise InputError(f"one_step_law: phase {phase!r} has no step_size; choose another phase")
     slope = eta if several else eta / 2
-    table = tokens.table[tokens.table["class"].isin(labels)]
     alpha, value = table["alpha"].to_numpy(float), table["Ev"].to_numpy(float)
     correlation = np.corrcoef(alpha, value)[0, 1] if np.ptp(alpha) > 0 and np.ptp(value) > 0 else np.nan
     with style():
@@ -152,7 +142,7 @@ def one_step_law(
         ax.xaxis.set_major_locator(MaxNLocator(6))
     formula = "η₀α" if several else "η₀α/2"
     return RenderedFigure(
-        file_name("one_step_law", *_cell_part(results, cell), *_class_part(label)),
+        file_name("one_step_law", *_cell_part(results, cell)),
         "One-step law",
         f"E·v of {table['id'].nunique():,} tokens after phase {phase}{results.cell_words(cell)} against "
         f"their average signed frequency α{tokens.signs}, {tokens.over_seeds}. The line is {formula} with "
@@ -161,10 +151,10 @@ def one_step_law(
     )
 
 
-def _labels(tokens: Tokens, label: int | str | None, maximum: int | None = None) -> list[int]:
+def _labels(tokens: Tokens, label: int | str | None) -> list[int]:
     every = tokens.classes
     if label is None:
-        return evenly_spaced(every, maximum or len(every))
+        return evenly_spaced(every, MAX_CLASSES)
     found = [k for k in every if label in ((tokens.name(k),) if isinstance(label, str) else (k,))]
     if not found:
         known = [f"{k} ({tokens.name(k)})" if tokens.names else str(k) for k in every]
@@ -173,14 +163,6 @@ def _labels(tokens: Tokens, label: int | str | None, maximum: int | None = None)
             f"label {label!r}: no such class; choose one of the classes {', '.join(known[:20])}{more}"
         )
     return found
-
-
-def _step_size(results: Run, phase: str, cell: int) -> float:
-    try:
-        return float(results.lookup(cell, f"phases.{phase}.step_size"))
-    except (InputError, TypeError):
-        remedy = "set the figure option step_size"
-        raise InputError(f"one_step_law: phase {phase!r} has no step_size; {remedy}") from None
 
 
 def _scatter(
@@ -252,7 +234,6 @@ def top_tokens(
     phase: str | None = None,
     cell: int = 0,
     number: Annotated[int, msgspec.Meta(ge=1, le=_MAX)] = 20,
-    min_count: int = 1,
 ) -> RenderedFigure:
     """Plot the tokens with the largest E·p as bars, coloured by the sign of α, or by class if K > 2.
 
@@ -261,13 +242,12 @@ def top_tokens(
         phase: the phase after which tokens are shown; None selects the last phase.
         cell: index of the cell.
         number: number of tokens.
-        min_count: minimum number of occurrences of a token.
 
     Raises:
         InputError: the phase or cell is unknown, or there are no tokens.
     """
     tokens = final_tokens(results, phase=phase, cell=cell)
-    best = top(tokens, count=number, min_count=min_count)
+    best = top(tokens, count=number)
     shade, legend = _shades(tokens, best)
     scores, label_of_scores = results.score_names(cell)
     names = [short_name(str(token)) for token in best["token"]]
@@ -286,11 +266,10 @@ def top_tokens(
     whose = "class with the largest α" if len(tokens.classes) > 1 else "sign of α"
     first = " of the first seed" if tokens.seeds > 1 and not tokens.averaged else ""
     number_of_seeds = "one seed" if first else tokens.over_seeds
-    often = f" of those that occur at least {min_count} times" if min_count > 1 else ""
     return RenderedFigure(
         file_name("top_tokens", tokens.phase, *_cell_part(results, cell)),
         "Tokens that attention prefers",
-        f"The {len(best)} tokens{first} with the largest {scores}{often} after phase {tokens.phase}"
+        f"The {len(best)} tokens{first} with the largest {scores} after phase {tokens.phase}"
         f"{results.cell_words(cell)}, {number_of_seeds}. The colour shows the {whose}.",
         figure,
     )

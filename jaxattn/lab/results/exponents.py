@@ -12,6 +12,7 @@ from jaxattn.lab.results.fits import powers
 from jaxattn.lab.results.intervals import student_t
 from jaxattn.lab.results.labels import unknown_metric
 from jaxattn.lab.results.run import Run
+from jaxattn.lab.results.statistics import metric_in_phase
 
 _Floats = NDArray[np.float64]
 _COLUMNS = ("from", "to", "exponent", "low", "high", "n", "points")
@@ -48,21 +49,15 @@ def power_laws(
     if not decades > 0:
         raise InputError(f"decades: must be positive, got {decades}")
     records = results.records
-    chosen = records[records["metric"] == metric]
-    if chosen.empty:
-        raise unknown_metric(metric, records["metric"].unique())
-    recorded = [str(name) for name in chosen["phase"].unique()]
-    phase = recorded[-1] if phase is None else phase
-    if phase not in recorded:
-        raise InputError(f"phase {phase!r}: {metric} was recorded only in {', '.join(recorded)}")
+    _, phase = metric_in_phase(records, metric, phase)
     own = records[records["phase"] == phase]
     if against != "step" and against not in set(own["metric"]):
         raise unknown_metric(against, own["metric"].unique())
     rows = []
     for cell, found in own.groupby("cell"):
         y = _by_seed(found, metric)
-        x = _by_seed(found, against) if against != "step" else np.broadcast_to(_steps(found, metric), y.shape)
-        rows += [{"cell": cell} | row for row in windows(x, y, decades)]
+        x = y.columns.to_numpy(float) if against == "step" else _by_seed(found, against).to_numpy(float)
+        rows += [{"cell": cell} | row for row in windows(x, y.to_numpy(float), decades)]
     return results.with_axes(pd.DataFrame(rows, columns=["cell", *_COLUMNS]))
 
 
@@ -101,12 +96,7 @@ def windows(x: _Floats, y: _Floats, decades: float = 1.0) -> list[dict[str, floa
     return found
 
 
-def _by_seed(records: pd.DataFrame, metric: str) -> _Floats:
-    """Return a metric of one cell and phase, (S, m)."""
+def _by_seed(records: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Return a metric of one cell and phase, with one row per seed and one column per step."""
     rows = records[records["metric"] == metric]
-    return rows.pivot(index="seed", columns="step", values="value").to_numpy(float)
-
-
-def _steps(records: pd.DataFrame, metric: str) -> _Floats:
-    """Return the steps at which one cell recorded a metric in a phase, (m,)."""
-    return np.unique(records.loc[records["metric"] == metric, "step"]).astype(float)
+    return rows.pivot(index="seed", columns="step", values="value")

@@ -56,11 +56,18 @@ def params_of(
         raise InputError(f"step {step}: not stored; use step 0, or omit step for the end of the phase")
     seed = results.manifest["seeds"][0] if seed is None else seed
     with copies.naming():
-        state, index, code = _restore(results, cell, seed)
-    phases = _until(state, phase, before=step == 0)
-    arrays = {name: x[index] for name, x in _after(state, phases).items()}
-    if not phases:
-        trained = {name: x[index] for name, x in _after(state, list(state)).items()}
+        state, code = _restore(results, cell, seed)
+    phases = list(state)
+    if phase not in (None, *phases):
+        raise InputError(f"phase {phase!r}: the checkpoint contains only {', '.join(phases)}")
+    if step == 0:
+        until = phases.index(phase) if phase else 0
+    else:
+        until = phases.index(phase) + 1 if phase else len(phases)
+    # A phase stores the parameters that it trains.
+    arrays = {name: x for own in phases[:until] for name, x in state[own].items()}
+    if until == 0:
+        trained = {name: x for own in state.values() for name, x in own.items()}
         arrays = initial_arrays(results, cell, seed, trained)
     try:
         vocab_size = msgspec.convert(results.lookup(cell, "data.vocab_size"), PositiveInt)
@@ -81,8 +88,8 @@ def params_of(
         return _as_model_params(found, built, _example_data(results, cell, seed, found))
 
 
-def _restore(results: Run, cell: int, seed: int) -> tuple[dict[str, Arrays], int, Mapping[str, str | None]]:
-    """Return the parameters in the batch of a run, by phase, its position there, and hashes of its code."""
+def _restore(results: Run, cell: int, seed: int) -> tuple[dict[str, Arrays], Mapping[str, str | None]]:
+    """Return the stored parameters of a run, by phase in their order, and the hashes of its custom code."""
     directory = Path(os.path.abspath(results.directory))
     names = results.manifest.get("batches", [])
     if not names:
@@ -102,10 +109,10 @@ def _restore(results: Run, cell: int, seed: int) -> tuple[dict[str, Arrays], int
             record = batch_record.read_record(folder, directory)
             if run in record.identities:
                 fetch_batch(results.directory, name)
-                state = _parameters(folder, record, directory)
-                phases = _in_order(results, cell, list(state))
-                index = record.identities.index(run)
-                return {phase: state[phase] for phase in phases}, index, record.origin.code
+                state, place = _parameters(folder, record, directory), record.identities.index(run)
+                order = _in_order(results, cell, list(state))
+                own = {phase: {name: x[place] for name, x in state[phase].items()} for phase in order}
+                return own, record.origin.code
     raise InputError(f"{directory}: seed {seed} of cell {cell} is not finished; {run_again(directory)}")
 
 
@@ -121,13 +128,11 @@ def _parameters(folder: Path, record: BatchRecord, directory: Path) -> dict[str,
         state = state.get("state", {}).get("kept")
     phases = list(state.values()) if isinstance(state, dict) else [None]
     runs = len(record.runs)
-    if not all(isinstance(of, dict) and _has_runs(of, runs) for of in phases):
+    if not all(
+        isinstance(of, dict) and all(np.shape(x)[:1] >= (runs,) for x in of.values()) for of in phases
+    ):
         raise InputError(f"{location}: does not contain the parameters of {runs} runs; {AGAIN}")
     return dict(state)
-
-
-def _has_runs(arrays: Arrays, runs: int) -> bool:
-    return all(np.shape(x)[:1] >= (runs,) for x in arrays.values())
 
 
 def _in_order(results: Run, cell: int, phases: list[str]) -> list[str]:
@@ -135,26 +140,6 @@ def _in_order(results: Run, cell: int, phases: list[str]) -> list[str]:
     planned = [entry["name"] for entry in results.lookup(cell, "phases")]
     known = recorded if set(phases) <= set(recorded) else planned
     return sorted(phases, key=lambda name: known.index(name) if name in known else len(known))
-
-
-def _until(state: Mapping[str, Any], phase: str | None, before: bool) -> list[str]:
-    """Return the phases up to and including `phase`, or only the phases before it if `before` is True.
-
-    If `phase` is None, return all phases, or none if `before` is True.
-    """
-    order = list(state)
-    if phase is not None and phase not in order:
-        raise InputError(f"phase {phase!r}: the checkpoint contains only {', '.join(order)}")
-    if phase is None:
-        return [] if before else order
-    return order[: order.index(phase) + (not before)]
-
-
-def _after(state: dict[str, Arrays], phases: list[str]) -> Arrays:
-    arrays: Arrays = {}
-    for name in phases:
-        arrays |= state[name]
-    return arrays
 
 
 def _in_full_space(results: Run, cell: int, seed: int, arrays: Arrays) -> Arrays:

@@ -19,21 +19,16 @@ from jaxattn.lab.storage.memo import RUNS, Partial
 from jaxattn.lab.storage.study_file import damage_as_input_error, run_again
 from jaxattn.lab.storage.tables import CELL_AND_SEED
 
-RECORD_COLUMNS = ("cell", "seed", "phase", "step", "metric", "value")
-TOKEN_COLUMNS = (
-    "cell",
-    "seed",
-    "phase",
-    "id",
-    "token",
-    "count",
-    "class",
-    "alpha",
-    "posterior_difference",
-    "Ep",
-    "Ev",
-)
-_COLUMNS = {"records": RECORD_COLUMNS, "tokens": TOKEN_COLUMNS}
+# Columns of the tables, and what they contain.
+_INTEGERS, _NUMBERS, _TEXTS = "integers", "numbers", "texts"
+_RUN = {"cell": _INTEGERS, "seed": _INTEGERS, "phase": _TEXTS}
+_COLUMNS = {
+    "records": _RUN | {"step": _INTEGERS, "metric": _TEXTS, "value": _NUMBERS},
+    "tokens": _RUN
+    | {"id": _INTEGERS, "token": _TEXTS, "count": _INTEGERS, "class": _INTEGERS}
+    | dict.fromkeys(("alpha", "posterior_difference", "Ep", "Ev"), _NUMBERS),
+}
+TOKEN_COLUMNS = tuple(_COLUMNS["tokens"])
 
 
 class _Part:
@@ -241,9 +236,9 @@ def _check(table: pd.DataFrame, name: str, path: Path) -> None:
     columns = _COLUMNS[name]
     if missing := [column for column in columns if column not in table]:
         raise Damaged(f"{path}: damaged (no column {missing[0]!r})")
-    if strange := [column for column in columns if not _holds(table[column], column)]:
+    if strange := [column for column, kind in columns.items() if not _holds(table[column], kind)]:
         raise Damaged(
-            f"{path}: damaged (column {strange[0]!r} contains values other than {_kind(strange[0])})"
+            f"{path}: damaged (column {strange[0]!r} contains values other than {columns[strange[0]]})"
         )
     if parquet.repeats(table, name):
         keys = ", ".join(parquet.TABLE_KEYS[name])
@@ -260,17 +255,11 @@ def _joined(tables: list[pd.DataFrame], name: str) -> pd.DataFrame:
     return joined if in_order else joined.sort_values("cell", kind="stable", ignore_index=True)
 
 
-def _kind(column: str) -> str:
-    if column in ("phase", "metric", "token"):
-        return "texts"
-    return "integers" if column in ("cell", "seed", "step", "id", "count", "class") else "numbers"
-
-
-def _holds(values: pd.Series, column: str) -> bool:
-    kind, of = _kind(column), values.dtype
-    if kind == "integers":
+def _holds(values: pd.Series, kind: str) -> bool:
+    of = values.dtype
+    if kind == _INTEGERS:
         return bool(pd.api.types.is_integer_dtype(of))
-    if kind == "numbers":
+    if kind == _NUMBERS:
         return bool(pd.api.types.is_numeric_dtype(of) and not pd.api.types.is_complex_dtype(of))
     found = values.cat.categories if isinstance(of, pd.CategoricalDtype) else values
     return pd.api.types.infer_dtype(found, skipna=False) in ("string", "empty") and bool(values.notna().all())

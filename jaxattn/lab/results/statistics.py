@@ -165,6 +165,12 @@ def metric_at_end(records: pd.DataFrame, metric: str, phase: str | None) -> tupl
     Raises:
         InputError: the metric was not recorded, or was not recorded in this phase.
     """
+    rows, phase = metric_in_phase(records, metric, phase)
+    return last_steps(rows), phase
+
+
+def metric_in_phase(records: pd.DataFrame, metric: str, phase: str | None) -> tuple[pd.DataFrame, str]:
+    """Return the records of a metric in a phase, and the name of the phase, as in `metric_at_end`."""
     rows = records[records["metric"] == metric]
     if rows.empty:
         raise unknown_metric(metric, records["metric"].unique())
@@ -172,7 +178,7 @@ def metric_at_end(records: pd.DataFrame, metric: str, phase: str | None) -> tupl
     phase = recorded[-1] if phase is None else phase
     if phase not in recorded:
         raise InputError(f"phase {phase!r}: {metric} was recorded only in {', '.join(recorded)}")
-    return last_steps(rows[rows["phase"] == phase]), phase
+    return rows[rows["phase"] == phase], phase
 
 
 def summary_table(results: Run, **options: Any) -> pd.DataFrame:
@@ -202,8 +208,15 @@ def summary_rows(
         "0.873 [0.871, 0.875]", or "1.00 (all equal)" if all seeds are equal. "(n=3)" is appended if fewer
         seeds than planned have a value.
     """
-    table = estimates(results, metrics=metrics, statistic=statistic, confidence=confidence)
-    _, chosen = _shown(results, metrics)
+    records, chosen = _shown(results, metrics)
+    table = aggregate(replace(results, records=records), confidence=confidence)
+    numbers = table[[statistic, f"{statistic}_low", f"{statistic}_high", "mean_low", "n"]]
+    table["text"] = [
+        interval(value, low, high)
+        + " (all equal)" * bool(n > 1 and np.isnan(of_mean))
+        + f" (n={n})" * bool(n < len(results.manifest["seeds"]))
+        for value, low, high, of_mean, n in numbers.itertuples(index=False)
+    ]
     keys = [*(results.axes or []), "phase"]
     wide = table.pivot(index=["cell", "phase"], columns="metric", values="text").fillna("")
     order = table[["cell", *keys]].drop_duplicates(["cell", "phase"])
@@ -211,29 +224,6 @@ def summary_rows(
     heads = order[keys].map(setting).reset_index(drop=True)
     heads = heads.rename(columns=setting_columns(keys, chosen))
     return pd.concat([heads, wide.reset_index(drop=True).rename_axis(columns=None)], axis=1)
-
-
-def estimates(
-    results: Run, *, metrics: Sequence[str] | None = None, statistic: str = "mean", **options: Any
-) -> pd.DataFrame:
-    """Compute the entries of `summary_rows` as a table with columns value, low, high and text.
-
-    Each row corresponds to a row of `aggregate`.
-    """
-    records, _ = _shown(results, metrics)
-    table = aggregate(replace(results, records=records), **options)
-    planned = len(results.manifest["seeds"])
-    numbers = {"value": statistic, "low": f"{statistic}_low", "high": f"{statistic}_high"}
-    table = table.assign(**{name: table[column] for name, column in numbers.items()})
-    text = [
-        interval(value, low, high)
-        + (" (all equal)" if n > 1 and np.isnan(of_mean) else "")
-        + (f" (n={n})" if n < planned else "")
-        for value, low, high, of_mean, n in zip(
-            *(table[name] for name in ("value", "low", "high", "mean_low", "n")), strict=True
-        )
-    ]
-    return table.assign(text=text)
 
 
 def summary_title(results: Run) -> str:
