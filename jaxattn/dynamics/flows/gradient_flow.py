@@ -18,7 +18,7 @@ from jaxattn.base.from_function import declare, settings_class
 from jaxattn.core import backend
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import floats_to_float64, gradients_by_name, numpy_if_concrete, replaced, selected
+from jaxattn.core.pytrees import floats_to_float64, gradients_by_name, numpy_if_concrete, replace, selected
 from jaxattn.core.settings import ImportPath, ImportPaths, Names, Positive, PositiveInt, Static
 from jaxattn.dynamics.flows.arc_length import Stop
 from jaxattn.dynamics.flows.flow_phase import FlowPhase, RecordedPath
@@ -142,7 +142,7 @@ def _integrate(
     marks = jnp.linspace(0, end, points)
 
     def evaluate(theta: Array, row: Array) -> tuple[Array, Array]:
-        moved = replaced(params, **unravel(theta))
+        moved = replace(params, **unravel(theta))
         found, gradients = gradients_by_name(lambda params: value(params, row), moved, train)
         return found, ravel_pytree(gradients)[0]
 
