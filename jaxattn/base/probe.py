@@ -1,8 +1,9 @@
 """Base classes for figures and for probes, which record measurements during and after training."""
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +15,23 @@ from jaxattn.base.model import HasTokenScores, Loss, Model, Params
 from jaxattn.base.phase import Phase, Task
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.pytrees import gradients_by_name, selected
-from jaxattn.core.scales import Scale
 from jaxattn.core.spec import Spec
 
 Metrics = Mapping[str, np.ndarray]
+
+
+class Scale(NamedTuple):
+    """Scale on which to compute the mean and confidence interval of a metric.
+
+    Attributes:
+        kind: "linear"; "log" for positive values that span decades; "yes/no" for values 0 and 1.
+        low, high: smallest and largest possible values of the metric; intervals are clipped to this
+            range.
+    """
+
+    kind: Literal["linear", "log", "yes/no"] = "linear"
+    low: float = -math.inf
+    high: float = math.inf
 
 
 class Columns(NamedTuple):

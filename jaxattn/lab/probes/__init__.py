@@ -1,7 +1,6 @@
 """Probes: settings classes whose pure functions compute metrics for one seed."""
 
-from jaxattn.base.probe import ProbeContext
-from jaxattn.core.scales import Scale
+from jaxattn.base.probe import ProbeContext, Scale
 from jaxattn.lab.probes.directions import FlowLimit, MaxMarginDirection, RelaxedDirection
 from jaxattn.lab.probes.exact import ExactGap
 from jaxattn.lab.probes.importance import Importance, OneStepEmbeddings, OneStepError

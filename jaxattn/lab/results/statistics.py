@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from jaxattn.base.probe import Scale
 from jaxattn.core.errors import InputError
-from jaxattn.core.scales import Scale
 from jaxattn.lab.results.intervals import (
     clopper_pearson,
     geometric,
