@@ -67,6 +67,7 @@ def score_differences(corpus: Corpus, rows: Float[Array, "V r"]) -> Float[Array,
 
 def sum_of_squares(rows: Array, index: Array, present: Array, origin: Array) -> Array:
     """Return Σ (E_i - origin)(E_i - origin)ᵀ over the bag entries that are present."""
+
     def add(total: Array, column: tuple[Array, Array]) -> tuple[Array, None]:
         tokens, there = column
         apart = jnp.where(there[:, None], take(rows, tokens) - origin, 0)
