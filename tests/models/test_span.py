@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 import jaxattn as ja
-from jaxattn.dynamics.descents.descent_phase import ROTATION_INVARIANT
+from jaxattn.dynamics.descents.optimizers import ROTATION_INVARIANT
 from jaxattn.models import one_layer, span, two_layer
 from jaxattn.models.sampling import embeddings_query_head
 from jaxattn.models.span import Rows

@@ -149,11 +149,7 @@ def _integrate(
     # Custom code raises its errors here: diffrax would wrap them in its own.
     jax.eval_shape(evaluate, start, jnp.zeros((), jnp.int32))
 
-    def distances(theta: Array, row: Array) -> tuple[Array, Array]:
-        """Return the distances of the norm and the loss from their targets; the path ends if one is 0."""
-        norm = math.inf if until_norm is None else until_norm - jnp.linalg.norm(theta)
-        loss = math.inf if until_log_loss is None else jnp.log(evaluate(theta, row)[0]) - until_log_loss
-        return jnp.asarray(norm), jnp.asarray(loss)
+    distances = _distances(evaluate, until_norm, until_log_loss)
 
     def row_before(t: Any) -> Array:
         return jnp.clip(jnp.searchsorted(marks, t, side="right") - 1, 0, points - 2)
@@ -179,6 +175,24 @@ def _integrate(
         throw=False,
     )
     return _record_path(solution, marks, evaluate, unravel, distances, moves)
+
+
+def _distances(
+    evaluate: Callable[[Array, Array], tuple[Array, Array]],
+    until_norm: float | None,
+    until_log_loss: float | None,
+) -> Callable[[Array, Array], tuple[Array, Array]]:
+    """Return a function for the distances of the norm and the log loss from their targets.
+
+    The path ends when one of them is 0.
+    """
+
+    def distances(theta: Array, row: Array) -> tuple[Array, Array]:
+        norm = math.inf if until_norm is None else until_norm - jnp.linalg.norm(theta)
+        loss = math.inf if until_log_loss is None else jnp.log(evaluate(theta, row)[0]) - until_log_loss
+        return jnp.asarray(norm), jnp.asarray(loss)
+
+    return distances
 
 
 def _value(task: Task, objective: Any, fresh: int | None, key: Array | None) -> _Value:
