@@ -73,6 +73,33 @@ class Study(Definition):
 
     Wherever a sweep file has `kind = ...`, pass an instance of a class, a function, a table or the name of
     the kind. This includes your own classes and functions.
+
+    Args:
+        name: name of the study. Results are written to results/NAME by default.
+        data: a generator or reader of data.
+        model: a model.
+        phases: training phases in order; at least one.
+        loss: per-example loss, (outputs, targets) -> (n,).
+        init: initial values keyed by parameter. They replace the values sampled by the model.
+        probes: a `Probes` object with all measurements, or a list of probes to add to the standard
+            probes.
+        figures: figures to draw: kinds, tables, or functions (results, *, settings).
+        seeds: number of seeds, a range "first:end", or a list of seeds.
+        hold: random numbers that all seeds take from seed 0: "data", "start" or "batches".
+        dtype: floating-point type of parameters and data.
+        axes: values by dotted key, such as {"model.dim": [64, 128]}. The cells of the study are the
+            product of all axes.
+        zip: axes that vary together.
+        halton: quasi-random points over several axes, as a table with `points`, `axes` and `seed`.
+        cells: further cells, as values by dotted key.
+        exclude: values by dotted key; cells that match an entry are left out.
+        blocks: variants of the study by name, as changed keys with axes of their own.
+        description: description of the study, for its pages.
+        chunk: number of runs to vmap; by default, as many as fit in memory.
+        unknown: any other keyword is rejected, with the nearest known one.
+
+    Raises:
+        InputError: a setting is invalid.
     """
 
     def __init__(
@@ -99,35 +126,7 @@ class Study(Definition):
         chunk: int | None = None,
         **unknown: object,
     ) -> None:
-        """Create a study and check its settings.
-
-        Args:
-            name: name of the study. Results are written to results/NAME by default.
-            data: a generator or reader of data.
-            model: a model.
-            phases: training phases in order; at least one.
-            loss: per-example loss, (outputs, targets) -> (n,).
-            init: initial values keyed by parameter. They replace the values sampled by the model.
-            probes: a `Probes` object with all measurements, or a list of probes to add to the standard
-                probes.
-            figures: figures to draw: kinds, tables, or functions (results, *, settings).
-            seeds: number of seeds, a range "first:end", or a list of seeds.
-            hold: random numbers that all seeds take from seed 0: "data", "start" or "batches".
-            dtype: floating-point type of parameters and data.
-            axes: values by dotted key, such as {"model.dim": [64, 128]}. The cells of the study are the
-                product of all axes.
-            zip: axes that vary together.
-            halton: quasi-random points over several axes; with the keys `points`, `axes` and `seed`.
-            cells: further cells, as values by dotted key.
-            exclude: values by dotted key; cells that match an entry are left out.
-            blocks: variants of the study by name, as changed keys with axes of their own.
-            description: description of the study, for its pages.
-            chunk: number of runs to vmap; by default, as many as fit in memory.
-            unknown: any other keyword is rejected, with the nearest known one.
-
-        Raises:
-            InputError: a setting is invalid.
-        """
+        """Create a study and check its settings."""
         names = ImportPaths()
         given: dict[str, object] = {"axes": axes, "zip": zip, "halton": halton, "cells": cells}
         given |= {"exclude": exclude, "blocks": blocks, "seeds": seeds, "hold": hold, "dtype": dtype}
