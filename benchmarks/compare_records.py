@@ -116,7 +116,7 @@ def is_close(before, after):
 
 
 def differences(book, item, old, new, is_new):
-    """Yield the reasons for which two numbers differ: keys of `EXPLAINED`, or texts.
+    """Yield the reasons why two numbers differ, as keys of `EXPLAINED` or descriptions.
 
     `is_new` is True if the item was run again.
     """

@@ -148,7 +148,7 @@ class Reference:
         return None
 
     def until(self, norm, p, unit, rtol=1e-3, seconds=120.0):
-        """Return p where the flow reaches a given ‖p‖, or None if that takes too long or too small steps."""
+        """Return p at which the flow reaches a given ‖p‖, or None if time or step length do not suffice."""
         p, log_time, h = mpmath.matrix(p.tolist()), mpmath.mpf(-20), 0.1
         began = time.perf_counter()
         while mpmath.norm(p) < norm:

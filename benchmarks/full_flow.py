@@ -47,7 +47,7 @@ CASES = {
 
 
 def problems(generate, sizes, dim, scale, seeds):
-    """Sample corpora and initial parameters of many seeds."""
+    """Sample corpora and initial parameters for many seeds."""
 
     def draw(key):
         data_key, model_key = jax.random.split(key)

@@ -265,7 +265,7 @@ def _killed(scratch: Path, root: Path) -> None:
 
 
 def compare(before: Path, after: Path) -> int:
-    """Print where two recordings differ, and return the number of tables that differ."""
+    """Print the differences between two recordings, and return the number of tables that differ."""
     differing = 0
     for name in sorted({x.name for folder in (before, after) for x in folder.glob("*.parquet")}):
         if not ((before / name).exists() and (after / name).exists()):

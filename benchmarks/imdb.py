@@ -8,7 +8,7 @@ from jaxattn.core.errors import InputError
 
 
 def folder_of_imdb(path: str) -> str:
-    """Return the absolute path of a folder; raise ArgumentTypeError if it lacks a file of the data set."""
+    """Return the absolute path of a folder; raise ArgumentTypeError if a file of the dataset is missing."""
     path = os.path.abspath(os.path.expanduser(path))
     try:
         ja.texts.Tfds(dataset="imdb_reviews", data_dir=path).files()

@@ -78,7 +78,7 @@ def linear_limit(rng: np.random.Generator, dim: int = 3) -> float:
 def diagonal_network(
     rng: np.random.Generator, unknowns: int = 4, log_scale: float = 100.0
 ) -> tuple[float, ...]:
-    """Return how far the flow ends from the k of smallest R(k), its residual, and how nearly R(k) is tied.
+    """Return the distance of the flow's limit from the minimiser k of R(k), its residual, and the gap of R.
 
     The distance is relative to the norm of k, the residual is ‖Xk - y‖/‖y‖, and the last number is the ratio
     of the second-smallest R of a basis to the smallest one.

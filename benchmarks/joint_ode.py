@@ -77,7 +77,7 @@ class Followed:
         return self.rho[-1]
 
     def at(self, log_norm):
-        """Return p and v/‖v‖ at the last point with this log ‖v‖, (2, d)."""
+        """Return p and v/‖v‖ at the last point of the path with this log ‖v‖, (2, d)."""
         last = np.flatnonzero(self.rho[:-1] <= log_norm)[-1]
         ends = self.solution.ts[last : last + 2]
         found = brentq(lambda t: self.solution(t)[-1] - log_norm, *ends, xtol=1e-14)

@@ -37,7 +37,7 @@ MODEL = ja.models.OneLayer(dim=2048).in_span()
 
 
 def made(data, seeds):
-    """Return the parameters after one step on E, and the corpora, of many seeds, sampled as in a study."""
+    """Return the parameters after one step on E, and the corpora, for many seeds, sampled as in a study."""
     data_keys, keys, _ = seed_keys(list(range(seeds)))
 
     def draw(data_key, key):
@@ -49,7 +49,7 @@ def made(data, seeds):
 
 
 def reviews(data_dir, count, min_count, step_size, seeds):
-    """Return the parameters of many seeds after one step on E, and one corpus of reviews."""
+    """Return the parameters for many seeds after one step on E, and one corpus of reviews."""
     source = ja.texts.Tfds(
         dataset="imdb_reviews", data_dir=data_dir, train=f"train[:{count}]", test="", min_count=min_count
     )

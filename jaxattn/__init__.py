@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from jaxattn.base.from_function import declare
     from jaxattn.core.errors import InputError
+    from jaxattn.core.pytrees import replace
     from jaxattn.core.settings import FilePath, Fraction, NotNegative, Positive, PositiveInt, Static
     from jaxattn.core.spec import Spec
     from jaxattn.lab import probes, texts
@@ -67,6 +68,7 @@ __all__ = [
     "models",
     "phase_diagram",
     "probes",
+    "replace",
     "texts",
     "theory",
 ]
@@ -86,6 +88,7 @@ _NAMES = {
     "Probes": "jaxattn.lab.probes",
     "declare": "jaxattn.base.from_function",
     "InputError": "jaxattn.core.errors",
+    "replace": "jaxattn.core.pytrees",
     "FilePath": "jaxattn.core.settings",
     "NotNegative": "jaxattn.core.settings",
     "Positive": "jaxattn.core.settings",

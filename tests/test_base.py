@@ -21,6 +21,7 @@ EXTENDING = Path(__file__).parents[1] / "docs" / "howto" / "extending.md"
 FOREIGN = {
     "jaxattn/lab/cli/console.py": "exceptions of any kind",
     "jaxattn/dynamics/descents/descent_phase.py": "functions of optax and of users",
+    "jaxattn/dynamics/descents/optimizers.py": "functions of optax and of users",
     "jaxattn/lab/engine/devices.py": "arrays and shapes of JAX",
     "jaxattn/lab/engine/progress.py": "IPython, which need not be there",
     "jaxattn/base/from_function.py": "declarations of functions, and the bases of their classes",
@@ -29,6 +30,7 @@ FOREIGN = {
     "jaxattn/lab/results/params.py": "leaves of a checkpoint",
     "jaxattn/lab/storage/checkpoints.py": "exceptions of the operating system",
     "jaxattn/core/backend.py": "options that versions of JAX have or lack",
+    "jaxattn/lab/study/source_imports.py": "modules of users",
     "jaxattn/lab/study/code_hash.py": "functions, classes, modules and values of a user's code",
     "jaxattn/lab/study/dry_run.py": "states and values that a user's code returns",
     "jaxattn/core/settings.py": "annotations",

@@ -201,16 +201,29 @@ def _object(name: str) -> Any:
     return found
 
 
-# Modules whose functions need files, trained models or a book, and single functions that need them.
-_NO_EXAMPLES = ("jaxattn.lab.books", "jaxattn.lab.diagnosis", "jaxattn.lab.refute")
+# Functions that need files, the results of a study, a book, or the axes of a figure.
 _NEED_FILES = {
     "aggregate",
+    "cells",
+    "create",
+    "draw_directions",
+    "draw_hull",
+    "draw_paths",
+    "draw_tokens",
     "explore",
+    "export",
     "from_file",
     "load",
+    "load_code",
     "load_text",
     "phase_diagram",
     "power_laws",
+    "problems",
+    "read_book",
+    "read_claim",
+    "read_corpus",
+    "refute",
+    "reproduce",
     "summary_table",
     "write_certificate",
 }
@@ -221,7 +234,6 @@ def _functions() -> dict[str, Any]:
     found = {
         f"{module}.{name}": x
         for module in public_modules()
-        if not module.startswith(_NO_EXAMPLES)
         for name, x in public_names(module).items()
         if inspect.isroutine(x)
     }
@@ -237,9 +249,10 @@ def test_every_public_function_has_an_example():
     assert [name for name, x in _functions().items() if not _example(name, x).examples] == []
 
 
-# Flows take a quarter of a minute to compile.
+# Flows take a quarter of a minute to compile, and a diagnosis takes seconds.
+_SLOW = ("jaxattn.dynamics", "jaxattn.lab.diagnosis")
 _PACKAGES = [
-    pytest.param(name, marks=pytest.mark.more if name == "jaxattn.dynamics" else ())
+    pytest.param(name, marks=pytest.mark.more if name in _SLOW else ())
     for name in sorted({name.rpartition(".")[0] for name in _functions()})
 ]
 

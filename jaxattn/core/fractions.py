@@ -7,6 +7,7 @@ below 0.7 in float64. Comparisons with a level therefore use the tolerance `ROUN
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 # Tables and figures use this module, so it does not import JAX.
 
@@ -14,7 +15,7 @@ ROUNDING = 16
 """Number of machine epsilons, relative to the size of the values, within which two values count as equal."""
 
 
-def rounding(dtype: Any = "float32") -> float:
+def rounding(dtype: DTypeLike = "float32") -> float:
     """Return the relative tolerance for values computed in `dtype`, `ROUNDING` times its machine epsilon."""
     return ROUNDING * float(np.finfo(dtype).eps)
 
@@ -34,7 +35,7 @@ def fraction(numerator: Any, denominator: Any) -> Any:
     return numerator / (denominator + 0 * numerator)
 
 
-def share(mask: Any, axis: int = 0, dtype: Any = float) -> Any:
+def share(mask: Any, axis: int = 0, dtype: DTypeLike = float) -> Any:
     """Return the fraction of True entries along an axis, correctly rounded.
 
     Args:
@@ -45,7 +46,7 @@ def share(mask: Any, axis: int = 0, dtype: Any = float) -> Any:
     return fraction(mask.sum(axis=axis, dtype=dtype), mask.shape[axis])
 
 
-def reaches(x: Any, level: Any, *, scale: Any = None, dtype: Any = "float32") -> Any:
+def reaches(x: Any, level: Any, *, scale: Any = None, dtype: DTypeLike = "float32") -> Any:
     """Return x ≥ level, where values that are equal up to rounding errors reach the level.
 
     Args:
@@ -59,7 +60,7 @@ def reaches(x: Any, level: Any, *, scale: Any = None, dtype: Any = "float32") ->
     return x >= level - rounding(dtype) * size
 
 
-def bin_numbers(x: Any, edges: Any, *, scale: Any = None, dtype: Any = "float32") -> Any:
+def bin_numbers(x: Any, edges: Any, *, scale: Any = None, dtype: DTypeLike = "float32") -> Any:
     """Return the bin index of each point, or -1 if the point is outside all bins.
 
     Bin b is edges[b] ≤ x < edges[b + 1], and the last bin includes its upper edge. A point that is on an edge
@@ -82,7 +83,7 @@ def bin_numbers(x: Any, edges: Any, *, scale: Any = None, dtype: Any = "float32"
     return xp.where(inside, xp.minimum(number, len(edges) - 2), -1)
 
 
-def tied(x: np.ndarray, dtype: Any) -> np.ndarray:
+def tied(x: np.ndarray, dtype: DTypeLike) -> np.ndarray:
     """Return fractions of 1 with values that differ only by rounding errors replaced by the same value.
 
     Sums of fractions with different denominators, such as the average signed frequency, are not correctly

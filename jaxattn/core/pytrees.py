@@ -128,16 +128,29 @@ def gradients_by_name(
     """
 
     def of_trained(trained: dict[str, Array]) -> Array:
-        return function(replaced(params, **trained))
+        return function(replace(params, **trained))
 
     return jax.value_and_grad(of_trained)(selected(params, train))
 
 
-def replaced(params: _P, **changes: Any) -> _P:
+def replace(params: _P, **changes: Any) -> _P:
     """Return a copy of the parameters with some arrays replaced.
+
+    This is the same for parameters of any kind: NamedTuples, dataclasses, dicts, and the pytrees of Flax or
+    Equinox.
+
+    Args:
+        params: a pytree of arrays.
+        changes: new arrays by name. The name of a nested array is its path: pass
+            `**{"attention.kernel": x}`.
 
     Raises:
         InputError: a name matches no parameter.
+
+    Example:
+        >>> params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=2)
+        >>> ja.replace(params, p=jnp.ones(2)).p.tolist()
+        [1.0, 1.0]
     """
     known = leaves(params)
     for name in changes:

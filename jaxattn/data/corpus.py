@@ -175,10 +175,10 @@ def class_index(labels: _A, num_classes: int) -> _A:
 
 
 def from_bags(
-    sequence: Any,
-    token: Any,
-    count: Any,
-    labels: Any,
+    sequence: Array | np.ndarray,
+    token: Array | np.ndarray,
+    count: Array | np.ndarray,
+    labels: Array | np.ndarray,
     *,
     vocab_size: int,
     num_classes: int,

@@ -230,9 +230,9 @@ def _take_derivative(primals: Any, tangents: Any) -> tuple[Array, Array]:
 
 
 def ragged(
-    segment: Any,
-    index: Any,
-    count: Any,
+    segment: Array | np.ndarray,
+    index: Array | np.ndarray,
+    count: Array | np.ndarray,
     *,
     segments: int,
     indices: int,

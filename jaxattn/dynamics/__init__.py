@@ -7,8 +7,9 @@ from jaxattn.core.lazy import lazy
 if TYPE_CHECKING:
     from jaxattn.base import Phase, State
     from jaxattn.dynamics.descents.descent import one_step
-    from jaxattn.dynamics.descents.descent_phase import Descent, OneStep, optimizer, schedule
+    from jaxattn.dynamics.descents.descent_phase import Descent, OneStep
     from jaxattn.dynamics.descents.log_descent import LogDescent, log_excess_loss
+    from jaxattn.dynamics.descents.optimizers import optimizer, schedule
     from jaxattn.dynamics.flows.arc_length import Stop
     from jaxattn.dynamics.flows.exact_flow import Path, exact_flow
     from jaxattn.dynamics.flows.flow_phase import ExactFlow, FullFlow, JointFlow, RecordedPath
@@ -75,9 +76,9 @@ _NAMES = {
     "loss": "jaxattn.models.gradients",
     "loss_and_gradients": "jaxattn.models.gradients",
     "one_step": "jaxattn.dynamics.descents.descent",
-    "optimizer": "jaxattn.dynamics.descents.descent_phase",
+    "optimizer": "jaxattn.dynamics.descents.optimizers",
     "rounding_sensitivity": "jaxattn.dynamics.flows.rounding",
     "run": "jaxattn.dynamics.task",
-    "schedule": "jaxattn.dynamics.descents.descent_phase",
+    "schedule": "jaxattn.dynamics.descents.optimizers",
 }
 __getattr__, __dir__ = lazy(__name__, _NAMES, {})

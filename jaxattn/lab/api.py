@@ -23,6 +23,7 @@ from jaxattn.lab.study import concepts, toml
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.effective import settings_table
 from jaxattn.lab.study.import_paths import ImportPaths
+from jaxattn.lab.study.randomness import Part
 from jaxattn.lab.study.registry import Component, components_of, describe, make
 from jaxattn.lab.study.setting import Setting
 from jaxattn.lab.study.tree import open_table
@@ -72,6 +73,33 @@ class Study(Definition):
 
     Wherever a sweep file has `kind = ...`, pass an instance of a class, a function, a table or the name of
     the kind. This includes your own classes and functions.
+
+    Args:
+        name: name of the study. Results are written to results/NAME by default.
+        data: a generator or reader of data.
+        model: a model.
+        phases: training phases in order; at least one.
+        loss: per-example loss, (outputs, targets) -> (n,).
+        init: initial values keyed by parameter. They replace the values sampled by the model.
+        probes: a `Probes` object with all measurements, or a list of probes to add to the standard
+            probes.
+        figures: figures to draw: kinds, tables, or functions (results, *, settings).
+        seeds: number of seeds, a range "first:end", or a list of seeds.
+        hold: random numbers that all seeds take from seed 0: "data", "start" or "batches".
+        dtype: floating-point type of parameters and data.
+        axes: values by dotted key, such as {"model.dim": [64, 128]}. The cells of the study are the
+            product of all axes.
+        zip: axes that vary together.
+        halton: quasi-random points over several axes, as a table with `points`, `axes` and `seed`.
+        cells: further cells, as values by dotted key.
+        exclude: values by dotted key; cells that match an entry are left out.
+        blocks: variants of the study by name, as changed keys with axes of their own.
+        description: description of the study, for its pages.
+        chunk: number of runs to vmap; by default, as many as fit in memory.
+        unknown: any other keyword is rejected, with the nearest known one.
+
+    Raises:
+        InputError: a setting is invalid.
     """
 
     def __init__(
@@ -85,27 +113,24 @@ class Study(Definition):
         init: Mapping[str, Component] | None = None,
         probes: Probes | Sequence[Component] | Mapping[str, object] | None = None,
         figures: Sequence[Component] = (),
-        **rest: object,
+        seeds: int | str | Sequence[int] = 1,
+        hold: Sequence[Part] | None = None,
+        dtype: Literal["float32", "float64"] = "float32",
+        axes: Mapping[str, Sequence[object]] | None = None,
+        zip: Mapping[str, Sequence[object]] | None = None,
+        halton: Mapping[str, object] | None = None,
+        cells: Sequence[Mapping[str, object]] | None = None,
+        exclude: Sequence[Mapping[str, object]] | None = None,
+        blocks: Mapping[str, Mapping[str, object]] | None = None,
+        description: str | None = None,
+        chunk: int | None = None,
+        **unknown: object,
     ) -> None:
-        """Create a study and check its settings.
-
-        Args:
-            name: name of the study. Results are written to results/NAME by default.
-            data: a generator or reader of data.
-            model: a model.
-            phases: training phases in order; at least one.
-            loss: per-example loss, (outputs, targets) -> (n,).
-            init: initial values keyed by parameter. They replace the values sampled by the model.
-            probes: a `Probes` object with all measurements, or a list of probes to add to the standard
-                probes.
-            figures: figures to draw: kinds, tables, or functions (results, *, settings).
-            rest: seeds, hold, dtype, axes, zip, halton, cells, exclude, blocks, description and chunk, as in
-                a sweep file.
-
-        Raises:
-            InputError: a setting is invalid.
-        """
+        """Create a study and check its settings."""
         names = ImportPaths()
+        given: dict[str, object] = {"axes": axes, "zip": zip, "halton": halton, "cells": cells}
+        given |= {"exclude": exclude, "blocks": blocks, "seeds": seeds, "hold": hold, "dtype": dtype}
+        given |= {"description": description, "chunk": chunk} | unknown
         tables = {
             "name": name,
             "data": components_of(data, names),
@@ -116,7 +141,7 @@ class Study(Definition):
             "figures": [
                 describe(components_of(figure, names), names) for figure in _listed(figures, "figures")
             ],
-            **components_of(rest, names),
+            **components_of({key: x for key, x in given.items() if x is not None}, names),
         }
         if init:
             own = {parameter: components_of(x, names) for parameter, x in init.items()}

@@ -14,7 +14,7 @@ from jaxattn.core.arguments import checked
 from jaxattn.core.pytrees import Brief
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
-from jaxattn.models.starts import SquareInit, embeddings_query_head, sizes, square_matrix
+from jaxattn.models.sampling import SquareInit, embeddings_query_head, sizes, square_matrix
 from jaxattn.models.token_model import TokenModel
 
 

@@ -16,7 +16,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
-from jaxattn.models.starts import embeddings_query_head, sizes
+from jaxattn.models.sampling import embeddings_query_head, sizes
 
 
 @struct.dataclass(repr=False)

@@ -21,8 +21,8 @@ from jaxattn.core.arguments import checked
 from jaxattn.core.pytrees import Brief, attributes
 from jaxattn.data.corpus import Corpus
 from jaxattn.models import span
+from jaxattn.models.sampling import embeddings_query_head, sizes
 from jaxattn.models.span import Dim, infinite_by_name
-from jaxattn.models.starts import embeddings_query_head, sizes
 from jaxattn.models.token_model import TokenModel
 
 

@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxattn.core.settings import PositiveInt
-from jaxattn.models.starts import embeddings_query_head
+from jaxattn.models.sampling import embeddings_query_head
 
 # Embedding dimension of a model. "inf" means that the initial rows of E, p and v are orthonormal.
 Dim = PositiveInt | Literal["inf"]
@@ -107,7 +107,7 @@ def in_span(rows: Rows) -> Rows:
 
     Example:
         >>> sizes = {'vocab_size': 3, 'dim': 100, 'num_classes': 2, 'dtype': jnp.float32}
-        >>> drawn = ja.models.starts.embeddings_query_head(jax.random.key(0), **sizes)
+        >>> drawn = ja.models.sampling.embeddings_query_head(jax.random.key(0), **sizes)
         >>> rows = ja.models.span.in_span(ja.models.span.Rows(*drawn))
         >>> rows.E.shape, bool(jnp.allclose(rows.E @ rows.p, drawn[0] @ drawn[1], atol=1e-5))
         ((3, 5), True)

@@ -10,8 +10,8 @@ from jaxattn.base import Model
 from jaxattn.data.corpus import Corpus
 from jaxattn.models import span
 from jaxattn.models.one_layer import Params, init, scores_and_values
+from jaxattn.models.sampling import sizes
 from jaxattn.models.span import Dim, infinite_by_name
-from jaxattn.models.starts import sizes
 
 # The parameters, their initial values, and E p and E v are the same as in the one-layer model.
 __all__ = ["Params", "TwoLayer", "init", "outputs", "scores_and_values"]

@@ -17,7 +17,7 @@ from jaxattn.core.pytrees import Brief
 from jaxattn.core.settings import PositiveInt
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.ragged import take
-from jaxattn.models.starts import SquareInit, embeddings_query_head, sizes, square_matrix
+from jaxattn.models.sampling import SquareInit, embeddings_query_head, sizes, square_matrix
 
 
 @struct.dataclass(repr=False)

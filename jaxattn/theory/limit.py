@@ -7,9 +7,9 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from jaxattn.attention.scores import Scores, require_values
+from jaxattn.core.arithmetic import power_of_two
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief
-from jaxattn.core.scaling import power_of_two
 from jaxattn.data.corpus import Corpus
 from jaxattn.theory.constraints import constraints, distinct_tokens
 from jaxattn.theory.infeasible import exact_rank, residues

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxattn.attention.scores import Scores
+from jaxattn.core.arithmetic import power_of_two
 from jaxattn.core.errors import InputError
 from jaxattn.core.loops import map_on_cores
-from jaxattn.core.scaling import power_of_two
 from jaxattn.theory.active_set import active_set, orthogonal_to, solve_normalised
 from jaxattn.theory.certificate import LARGEST, SMALLEST, Solution, certify_max_margin, require_margins
 from jaxattn.theory.constraints import (

@@ -41,12 +41,12 @@ class Tuple(NamedTuple):
 def test_parameters_are_found_and_replaced_by_name(kind):
     params = kind(E=jnp.ones((3, 2)), p=jnp.zeros(2))
     assert pytrees.names(params) == ("E", "p")
-    changed = pytrees.replaced(params, p=jnp.ones(2))
+    changed = pytrees.replace(params, p=jnp.ones(2))
     assert type(changed) is kind
     np.testing.assert_array_equal(pytrees.get(changed, "p"), [1, 1])
     np.testing.assert_array_equal(pytrees.get(params, "p"), [0, 0])
     assert pytrees.get(changed, "E") is pytrees.get(params, "E")
-    for unknown in (lambda: pytrees.get(params, "q"), lambda: pytrees.replaced(params, q=1)):
+    for unknown in (lambda: pytrees.get(params, "q"), lambda: pytrees.replace(params, q=1)):
         with pytest.raises(InputError, match="q: not a parameter of the model; known: E, p"):
             unknown()
 
@@ -107,7 +107,7 @@ MODULE = Module({"kernel": np.ones((2, 3)), "bias": np.zeros(3)}, [np.ones(3), {
 def test_nested_parameters_are_named_after_their_paths():
     known = ("attention.bias", "attention.kernel", "head.0", "head.1.kernel")
     assert pytrees.names(MODULE) == known
-    changed = pytrees.replaced(MODULE, **{"head.1.kernel": np.array([7.0])})
+    changed = pytrees.replace(MODULE, **{"head.1.kernel": np.array([7.0])})
     assert type(changed) is Module
     assert changed.head[1]["kernel"] == 7
     for name in known[:3]:

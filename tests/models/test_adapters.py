@@ -87,7 +87,7 @@ def test_gradients_of_selected_parameters_match_finite_differences(library, poin
     step = 1e-2 * gradients[name] / jnp.linalg.norm(gradients[name])
 
     def loss_at(sign):
-        moved = pytrees.replaced(params, **{name: pytrees.get(params, name) + sign * step})
+        moved = pytrees.replace(params, **{name: pytrees.get(params, name) + sign * step})
         return ja.dynamics.loss(moved, points, model.outputs)
 
     slope = (loss_at(1) - loss_at(-1)) / 2e-2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxattn.models import key_query, one_layer, reference
-from jaxattn.models.starts import sizes
+from jaxattn.models.sampling import sizes
 
 
 def draw(corpus, weights="normal", dim=7):

@@ -7,7 +7,7 @@ from jax.test_util import check_grads
 import jaxattn as ja
 from jaxattn.attention import pooling
 from jaxattn.models import mlp, one_layer, reference
-from jaxattn.models.starts import sizes
+from jaxattn.models.sampling import sizes
 
 
 def draw(corpus, dim=7, dtype=jnp.float64):

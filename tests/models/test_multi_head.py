@@ -8,7 +8,7 @@ import pytest
 from jaxattn.core.errors import InputError
 from jaxattn.data import ragged as layout
 from jaxattn.models import multi_head, one_layer, reference
-from jaxattn.models.starts import sizes
+from jaxattn.models.sampling import sizes
 
 
 def draw(corpus, heads=3, dim=7):

@@ -7,10 +7,10 @@ import pytest
 from scipy import stats
 
 import jaxattn as ja
-from jaxattn.dynamics.descents.descent_phase import ROTATION_INVARIANT
+from jaxattn.dynamics.descents.optimizers import ROTATION_INVARIANT
 from jaxattn.models import one_layer, span, two_layer
+from jaxattn.models.sampling import embeddings_query_head
 from jaxattn.models.span import Rows
-from jaxattn.models.starts import embeddings_query_head
 
 SIZES = {"vocab_size": 8, "num_classes": 2, "dtype": jnp.float64}
 KEY = jax.random.key(3)

@@ -11,7 +11,7 @@ import jaxattn as ja
 from jaxattn.attention import self_attention
 from jaxattn.data.corpus import Corpus, from_draws
 from jaxattn.models import reference, two_layer, two_layer_weights
-from jaxattn.models.starts import sizes
+from jaxattn.models.sampling import sizes
 
 
 @pytest.fixture(params=["without weights", "with weights"])

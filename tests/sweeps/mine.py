@@ -109,7 +109,7 @@ class Wander(ja.Phase, frozen=True, kw_only=True):
             + self.noise * jax.random.normal(key, g.shape, g.dtype)
             for name, g in gradients.items()
         }
-        return state.replace(params=pytrees.replaced(state.params, **moved), step=state.step + 1)
+        return state.replace(params=pytrees.replace(state.params, **moved), step=state.step + 1)
 
 
 def spread(params, corpus, *, scale: float = 1.0):

@@ -4,11 +4,11 @@ One full-batch step on E writes token importance into the embeddings. On p alone
 approximates gradient flow.
 """
 
+import dataclasses
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
@@ -22,7 +22,7 @@ from jaxattn.base.model import Params
 from jaxattn.core import backend
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError, first_line
-from jaxattn.core.pytrees import get, gradients_by_name, replaced, selected
+from jaxattn.core.pytrees import get, gradients_by_name, replace, selected
 from jaxattn.losses import PerSequence
 from jaxattn.models import one_layer
 from jaxattn.models.gradients import Outputs, loss, loss_and_gradients
@@ -106,16 +106,16 @@ def objective_step(
     trained = selected(state.params, train)
 
     def value_fn(trained: dict[str, Array]) -> Array:
-        return objective(replaced(state.params, **trained))
+        return objective(replace(state.params, **trained))
 
     with _stepping():
         updates, carried = optax.with_extra_args_support(optimizer).update(
             gradients, state.optimizer, trained, value=value, grad=gradients, value_fn=value_fn
         )
     updates, fails = _check_gradients(updates, value, gradients)
-    return replace(
+    return dataclasses.replace(
         state,
-        params=replaced(state.params, **optax.apply_updates(trained, updates)),
+        params=replace(state.params, **optax.apply_updates(trained, updates)),
         optimizer=carried,
         step=state.step + 1,
         failed_at=jnp.where((state.failed_at < 0) & fails, state.step, state.failed_at),
@@ -175,7 +175,7 @@ def one_step(
     """
     _, gradients = loss_and_gradients(params, data, train, outputs, per_sequence=per_sequence)
     moved = {name: get(params, name) - step_size * g for name, g in gradients.items()}
-    return replaced(params, **moved)
+    return replace(params, **moved)
 
 
 def minibatch(state: State, data: Dataset, batch_size: int, extract: bool) -> tuple[Dataset, Array | None]:

@@ -97,7 +97,7 @@ class FlowPath(Brief):
         return {name: getattr(self.rows, name)[row] for name in names}
 
     @property
-    def stop(self) -> Any:
+    def stop(self) -> str | np.ndarray:
         """Name of `status`: a string, or an array of strings for several seeds."""
         names = np.array([stop.name.lower() for stop in Stop])[np.asarray(self.status)]
         return str(names) if names.ndim == 0 else names

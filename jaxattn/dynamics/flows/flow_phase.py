@@ -15,7 +15,7 @@ from jaxattn.base import Goal, Loss, Model, Params, Phase, Task
 from jaxattn.base.from_function import FromFunction, Function, settings_class
 from jaxattn.base.model import HasLinearScores, linear_in
 from jaxattn.core.errors import InputError, shown
-from jaxattn.core.pytrees import AnyArray, Brief, PathArray, floats_to_float64, get, replaced, selected
+from jaxattn.core.pytrees import AnyArray, Brief, PathArray, floats_to_float64, get, replace, selected
 from jaxattn.core.scales import ERROR, NOT_NEGATIVE, YES_NO, Scale
 from jaxattn.core.spec import StudyParts
 from jaxattn.dynamics.flows import stiff
@@ -164,7 +164,7 @@ class FlowPhase(FromFunction, Phase, frozen=True, kw_only=True):
             for name, x in path.params_at(row, tuple(selected(params, self.train))).items()
         }
         failed_at = jnp.where(failed, path.reached, -1).astype(jnp.int32)
-        return FlowState(replaced(params, **moved), path, row, failed_at)
+        return FlowState(replace(params, **moved), path, row, failed_at)
 
     def parameter(self, state: FlowState, name: str) -> Array:
         """Return a parameter at the current row. Trained parameters have the precision of the path."""

@@ -18,7 +18,7 @@ from jaxattn.base.from_function import declare, settings_class
 from jaxattn.core import backend
 from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError
-from jaxattn.core.pytrees import floats_to_float64, gradients_by_name, numpy_if_concrete, replaced, selected
+from jaxattn.core.pytrees import floats_to_float64, gradients_by_name, numpy_if_concrete, replace, selected
 from jaxattn.core.scales import NOT_NEGATIVE, Scale
 from jaxattn.core.settings import ImportPath, ImportPaths, Names, Positive, PositiveInt, Static
 from jaxattn.dynamics.flows.arc_length import Stop
@@ -143,18 +143,14 @@ def _integrate(
     marks = jnp.linspace(0, end, points)
 
     def evaluate(theta: Array, row: Array) -> tuple[Array, Array]:
-        moved = replaced(params, **unravel(theta))
+        moved = replace(params, **unravel(theta))
         found, gradients = gradients_by_name(lambda params: value(params, row), moved, train)
         return found, ravel_pytree(gradients)[0]
 
     # Custom code raises its errors here: diffrax would wrap them in its own.
     jax.eval_shape(evaluate, start, jnp.zeros((), jnp.int32))
 
-    def distances(theta: Array, row: Array) -> tuple[Array, Array]:
-        """Return the distances of the norm and the loss from their targets; the path ends if one is 0."""
-        norm = math.inf if until_norm is None else until_norm - jnp.linalg.norm(theta)
-        loss = math.inf if until_log_loss is None else jnp.log(evaluate(theta, row)[0]) - until_log_loss
-        return jnp.asarray(norm), jnp.asarray(loss)
+    distances = _distances(evaluate, until_norm, until_log_loss)
 
     def row_before(t: Any) -> Array:
         return jnp.clip(jnp.searchsorted(marks, t, side="right") - 1, 0, points - 2)
@@ -180,6 +176,24 @@ def _integrate(
         throw=False,
     )
     return _record_path(solution, marks, evaluate, unravel, distances, moves)
+
+
+def _distances(
+    evaluate: Callable[[Array, Array], tuple[Array, Array]],
+    until_norm: float | None,
+    until_log_loss: float | None,
+) -> Callable[[Array, Array], tuple[Array, Array]]:
+    """Return a function for the distances of the norm and the log loss from their targets.
+
+    The path ends when one of them is 0.
+    """
+
+    def distances(theta: Array, row: Array) -> tuple[Array, Array]:
+        norm = math.inf if until_norm is None else until_norm - jnp.linalg.norm(theta)
+        loss = math.inf if until_log_loss is None else jnp.log(evaluate(theta, row)[0]) - until_log_loss
+        return jnp.asarray(norm), jnp.asarray(loss)
+
+    return distances
 
 
 def _value(task: Task, objective: Any, fresh: int | None, key: Array | None) -> _Value:

@@ -17,17 +17,17 @@ from jax import Array
 
 from jaxattn.base.model import Params
 from jaxattn.core.arguments import checked
-from jaxattn.core.arithmetic import nonzero
+from jaxattn.core.arithmetic import nonzero, power_of_two
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import AnyArray, PathArray
-from jaxattn.core.scaling import power_of_two
 from jaxattn.core.settings import Positive, PositiveInt, Static
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.arc_length import Ends, FlowPath, Row, Stop, begin, integrate
 from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.far_field import Handover, hand_over, neglected
 from jaxattn.dynamics.flows.joint_coordinates import JointCoordinates, joint_coordinates
-from jaxattn.dynamics.flows.minimum import balanced_or_unresolved, settles, settles_jointly
+from jaxattn.dynamics.flows.joint_minimum import settles_jointly
+from jaxattn.dynamics.flows.minimum import balanced_or_unresolved, settles
 from jaxattn.dynamics.flows.seeds import (
     Tolerance,
     flow_inputs,

@@ -21,9 +21,8 @@ from jaxattn.data.ragged import take
 from jaxattn.dynamics.flows.arc_length import Stop
 from jaxattn.dynamics.flows.coordinates import Coordinates
 from jaxattn.dynamics.flows.force import score_force, token_curvature
-from jaxattn.dynamics.flows.joint_coordinates import JointCoordinates, joint_curvature, joint_force
 
-_Flow = TypeVar("_Flow", Coordinates, JointCoordinates)
+_Flow = TypeVar("_Flow")
 
 # Maximum displacement of a score or value from the minimum.
 _SHIFT = 1e-2
@@ -47,52 +46,28 @@ def settles(flow: Coordinates, z: Float[Array, " r"]) -> Bool[Array, ""]:
     """Return whether p converges to a minimum of the loss near the point z."""
     corpus = flow.corpus
     force = score_force(corpus, flow.scores + flow.lift @ z, flow.values, flow.weigh)
-    basis, known = _range(_score_differences(corpus, flow.rows))
+    basis, known = range_of(score_differences(corpus, flow.rows))
     moves = flow.rows @ basis
     curvature = moves.T @ token_curvature(corpus, force) @ moves
-    return known & _at_minimum(moves, force.force @ moves, curvature, _rounding(flow, z) * force.gross)
+    return known & at_minimum(moves, force.force @ moves, curvature, rounding_of_force(flow, z) * force.gross)
 
 
-def settles_jointly(flow: JointCoordinates, z: Float[Array, " m"]) -> Bool[Array, ""]:
-    """Return whether p and v converge to a minimum near the point z, or p does while v grows."""
-    corpus, rows = flow.query.corpus, flow.query.rows
-    z_p, z_v = jnp.split(z, 2)
-    forces = joint_force(corpus, *flow.scores_and_values(z))
-    curvature = joint_curvature(corpus, forces)
-    of_p, p_known = _range(_score_differences(corpus, rows))
-    of_v, v_known = _range(_embeddings(corpus, rows))
-    moves = rows @ of_p, rows @ of_v
-    pull = forces.scores @ moves[0], forces.head @ moves[1]
-    blocks = [[x.T @ curvature[i, :, j] @ y for j, y in enumerate(moves)] for i, x in enumerate(moves)]
-    rounding = _rounding(flow.query, z_p), _rounding(flow.head, z_v)
-    gross = jnp.exp(forces.shift) * forces.of_scores.gross
-    p_rests = _at_minimum(moves[0], pull[0], blocks[0][0], rounding[0] * gross)
-    both_rest = _at_minimum(
-        jnp.concatenate(moves, axis=1), jnp.concatenate(pull), jnp.block(blocks), sum(rounding) * forces.gross
-    )
-    return p_known & jnp.where(flow.is_far(z_v), p_rests, both_rest & v_known)
-
-
-def _rounding(flow: Coordinates, z: Array) -> Array:
+def rounding_of_force(flow: Coordinates, z: Array) -> Array:
     """Return the rounding error of a force on p, relative to the forces on the scores that cancel."""
     return jnp.finfo(z.dtype).eps * (1 + flow.norm(z, 1.0) / flow.unit) / flow.unit
 
 
-def _score_differences(corpus: Corpus, rows: Float[Array, "V r"]) -> Float[Array, "r r"]:
+def score_differences(corpus: Corpus, rows: Float[Array, "V r"]) -> Float[Array, "r r"]:
     """Return Σ_X Σ_i (E_i - E_1)(E_i - E_1)ᵀ, where E_1 is the first token of a sequence X."""
     bags = corpus.bags
     index, present = bags.index.astype(jnp.int32), bags.count > 0
     first = take(rows, bags.spread(first_tokens(corpus, present, index))[:, 0])
-    return _squares(rows, index, present, first)
+    return sum_of_squares(rows, index, present, first)
 
 
-def _embeddings(corpus: Corpus, rows: Float[Array, "V r"]) -> Float[Array, "r r"]:
-    """Return Σ_X Σ_i E_i E_iᵀ."""
-    bags = corpus.bags
-    return _squares(rows, bags.index.astype(jnp.int32), bags.count > 0, jnp.zeros(rows.shape[1]))
+def sum_of_squares(rows: Array, index: Array, present: Array, origin: Array) -> Array:
+    """Return Σ (E_i - origin)(E_i - origin)ᵀ over the bag entries that are present."""
 
-
-def _squares(rows: Array, index: Array, present: Array, origin: Array) -> Array:
     def add(total: Array, column: tuple[Array, Array]) -> tuple[Array, None]:
         tokens, there = column
         apart = jnp.where(there[:, None], take(rows, tokens) - origin, 0)
@@ -101,14 +76,14 @@ def _squares(rows: Array, index: Array, present: Array, origin: Array) -> Array:
     return jax.lax.scan(add, jnp.zeros((rows.shape[1],) * 2), (index.T, present.T))[0]
 
 
-def _range(square: Float[Array, "r r"]) -> tuple[Float[Array, "r r"], Bool[Array, ""]]:
+def range_of(square: Float[Array, "r r"]) -> tuple[Float[Array, "r r"], Bool[Array, ""]]:
     """Return an orthonormal basis of the range, padded with zero columns, and whether its rank is certain."""
     size, vectors = jnp.linalg.eigh(square)
     size = size / nonzero(size[-1])
     return jnp.where(size > _NONZERO, vectors, 0), ~((size > _ZERO) & (size <= _NONZERO)).any()
 
 
-def _at_minimum(moves: Array, force: Array, curvature: Array, rounding: Array) -> Bool[Array, ""]:
+def at_minimum(moves: Array, force: Array, curvature: Array, rounding: Array) -> Bool[Array, ""]:
     """Return whether a minimum lies within `_SHIFT`, given how coordinates move the scores and values.
 
     `moves` has zero columns for padding. `curvature` is minus the Hessian.

@@ -10,11 +10,12 @@ These forces decay like e^(-2 gap), while all other forces decay like e^(-gap). 
 M.
 """
 
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from jaxattn.dynamics.flows.force import Force
@@ -110,7 +111,7 @@ class Pairs:
         )
 
 
-def no_pairs(dtype: Any) -> Pairs:
+def no_pairs(dtype: DTypeLike) -> Pairs:
     """Return an empty `Pairs`."""
     token, shape = jnp.zeros(MAX_PAIRS, jnp.int32), (MAX_PAIRS, MAX_PAIRS)
     return Pairs(token, token, jnp.full(shape, -jnp.inf, dtype), jnp.zeros(shape, dtype))

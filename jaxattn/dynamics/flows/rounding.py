@@ -56,8 +56,8 @@ def rounding_sensitivity(
     Args:
         scores: keys (m, D), values (m,) or (m, K), and bags of n sequences, for one seed.
         p: (D,); the starting point.
-        until_norm: see `exact_flow`; also for the next four arguments.
-        until_arc_length: arc length at which to stop.
+        until_norm: ‖p‖ at which to stop.
+        until_arc_length: arc length at which to stop; required if `until_norm` is infinite.
         max_steps: maximum number of steps per path.
         rtol: error tolerance per step.
         points: number of recorded points, at which the paths are compared.
@@ -65,7 +65,7 @@ def rounding_sensitivity(
         seed: seed of the random directions.
 
     Returns:
-        The deviations. `unstable` is evidence from these directions: a stable verdict is no proof. On an
+        The deviations in each direction. If `unstable` is False, this is no proof of stability. On an
         unstable path, long steps may damp a perturbation, so that all computed paths keep the symmetry.
 
     Raises:

@@ -24,9 +24,9 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array
 
+from jaxattn.core.arithmetic import power_of_two
 from jaxattn.core.loops import cond_under_vmap
 from jaxattn.core.pytrees import AnyArray, PathArray
-from jaxattn.core.scaling import power_of_two
 from jaxattn.data.corpus import Corpus
 from jaxattn.dynamics.flows.arc_length import (
     Ends,

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol, no_type_check, runtime_checkable
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxattn.core.arithmetic import nonzero
@@ -320,7 +321,7 @@ class Directions:
     count: Array
 
 
-def no_directions(size: int, dtype: Any) -> Directions:
+def no_directions(size: int, dtype: DTypeLike) -> Directions:
     """Return empty `Directions` with capacity for the maximum number of directions."""
     zeros = jnp.zeros((_MAX, size), dtype)
     return Directions(zeros, zeros, jnp.zeros((), jnp.int32))

@@ -192,13 +192,24 @@ def worst(away: np.ndarray) -> str:
     """Return "1 - cos ≤ X, ", where X is the largest finite entry, rounded up; "" if no entry is finite.
 
     `away`, (S,), contains 1 - cos for each seed.
+
+    Example:
+        >>> from jaxattn.lab import books
+        >>> books.worst(np.array([1.2e-7, 3e-8, np.nan]))
+        '1 - cos ≤ 2e-7, '
     """
     found = away[np.isfinite(away)]
     return f"1 - cos ≤ {round_up(found.max())}, " if found.size else ""
 
 
 def round_up(x: float) -> str:
-    """Format an upper bound with one significant digit, rounded up."""
+    """Format an upper bound with one significant digit, rounded up.
+
+    Example:
+        >>> from jaxattn.lab import books
+        >>> books.round_up(1.2e-7)
+        '2e-7'
+    """
     if x == 0 or not np.isfinite(x):
         return f"{x:g}"
     digit, _, exponent = f"{x:.0e}".partition("e")

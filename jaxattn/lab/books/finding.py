@@ -131,6 +131,12 @@ def mean(
         samples: (S,) float; NaN or inf for a seed without a value.
         between: possible range of the quantity; the interval is clipped to it.
         about: further fields of `Finding`.
+
+    Example:
+        >>> from jaxattn.lab import books
+        >>> slope = books.mean("slope", "slope of E·v", [0.4, 0.5, 0.6], expected=books.around(0.5, 0.5))
+        >>> slope.measured, slope.verdict
+        ('0.50 [0.25, 0.75]', 'agrees')
     """
     return of_estimate(id, text, judge.mean(samples, between), **about)
 
@@ -144,6 +150,11 @@ def share(id: str, text: str, satisfied: ArrayLike, *, known: ArrayLike = True, 
         satisfied: (S,) bool.
         known: (S,) bool; False for seeds to exclude.
         about: further fields of `Finding`.
+
+    Example:
+        >>> from jaxattn.lab import books
+        >>> books.share("limit", "p converges", [True, True, False]).measured
+        '2 of 3 [0.0943, 0.992]'
     """
     return of_estimate(id, text, judge.share(satisfied, np.asarray(known, bool)), **about)
 
@@ -160,6 +171,11 @@ def leave_one_out(
             (1,) for one seed.
         between: possible range of the statistic; the interval is clipped to it.
         about: further fields of `Finding`. A `resolution` is used only if all rows are finite.
+
+    Example:
+        >>> from jaxattn.lab import books
+        >>> books.leave_one_out("rank", "Spearman", [0.9, 0.8, 0.9, 1.0]).measured
+        '0.90 [0.40, 1.40]'
     """
     if not np.isfinite(rows).all():
         about["resolution"] = 0.0
@@ -167,7 +183,14 @@ def leave_one_out(
 
 
 def of_estimate(id: str, text: str, estimate: Estimate, **about: Any) -> Finding:
-    """Build a finding from an estimate with its interval."""
+    """Build a finding from an estimate with its interval.
+
+    Example:
+        >>> from jaxattn.lab import books
+        >>> from jaxattn.lab.results import judge
+        >>> books.of_estimate("x", "a mean", judge.mean([1.0, 1.0, 1.0])).value
+        1.0
+    """
     value, low, high, seeds, missing, hits = estimate
     interval = (low, high) if np.isfinite([low, high]).all() else None
     counts = None if hits is None else (hits, seeds)
@@ -178,7 +201,13 @@ _LETTERS = {"α": "alpha", "β": "beta", "ε": "epsilon", "η": "eta", "λ": "la
 
 
 def slug(text: str) -> str:
-    """Convert text, such as the name of a cell, to a part of an id: "n = 3, SGD" becomes "n=3-sgd"."""
+    """Convert text, such as the name of a cell, to a part of an id: "n = 3, SGD" becomes "n=3-sgd".
+
+    Example:
+        >>> from jaxattn.lab import books
+        >>> books.slug("n = 3, SGD")
+        'n=3-sgd'
+    """
     for letter, name in _LETTERS.items():
         text = text.replace(letter, name)
     text = re.sub(r"\s*=\s*", "=", text.lower())
@@ -201,6 +230,12 @@ def claim_verdict(findings: Sequence[Finding], settings: Settings) -> str:
     Args:
         findings: the numbers that test the claim.
         settings: the settings of the runs, relative to those of the claim.
+
+    Example:
+        >>> from jaxattn.lab import books
+        >>> one = books.mean("one", "mean", [1.0, 1.1, 0.9], expected=books.at_least(2.0))
+        >>> books.claim_verdict([one], "own"), books.claim_verdict([one], "chosen")
+        ('falsified', 'inconclusive')
     """
     searched = [finding.search for finding in findings if finding.search]
     own = [finding for finding in findings if not finding.search and finding.basis != "beyond"]

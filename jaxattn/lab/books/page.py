@@ -210,7 +210,7 @@ def scorecard(item: Item, found: Mapping[str, Record]) -> dict[str, str]:
 
 
 def random_choices(item: Item, found: Mapping[str, Record]) -> str:
-    """Return in how many random choices of unpublished settings all numbers agree: "9 of 32"; or ""."""
+    """Return the number of random choices of settings for which all numbers agree: "9 of 32", or ""."""
     other = found.get(item.words.sensitivity)
     joint = [finding.counts for finding in other.findings if finding.id == ALL_NUMBERS] if other else []
     return "{} of {}".format(*joint[0]) if joint and joint[0] else ""

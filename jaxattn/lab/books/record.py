@@ -39,7 +39,7 @@ class Criteria(msgspec.Struct, omit_defaults=True):
 
     @property
     def text(self) -> str:
-        """Return when the criteria were fixed, and whether results had been recorded with others before."""
+        """Describe when the criteria were fixed, and whether results were recorded with other ones before."""
         where = f"committed on {self.date} in {self.commit[:9]}" if self.commit else f"used since {self.date}"
         where = where if self.date else "date not recorded"
         changed = ", changed after results had been recorded" if self.changed else ""

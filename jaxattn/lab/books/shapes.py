@@ -16,7 +16,13 @@ _Rows = NDArray[np.float64]
 
 
 def lowest(rows: _Rows, centres: _Rows) -> _Rows:
-    """Return the centre of the bin with the lowest value in each of B rows, (B,); NaN if none is finite."""
+    """Return the centre of the bin with the lowest value in each of B rows, (B,); NaN if none is finite.
+
+    Example:
+        >>> from jaxattn.lab import books
+        >>> books.lowest(np.array([[3.0, 1.0, 2.0]]), np.array([-1.0, 0.0, 1.0])).tolist()
+        [0.0]
+    """
     return _per_row(lambda row: centres[np.nanargmin(row)] if np.isfinite(row).any() else math.nan, rows)
 
 
@@ -31,6 +37,12 @@ def u_shape(rows: _Rows, centres: _Rows) -> _Rows:
 
     Returns:
         The scores, (B,).
+
+    Example:
+        >>> from jaxattn.lab import books
+        >>> centres = np.array([-3.0, -2.0, -1.0, 1.0, 2.0, 3.0])
+        >>> books.u_shape(np.stack([centres**2, centres]), centres).round(3).tolist()
+        [1.0, -1.0]
     """
     left, right = centres < 0, centres > 0
     return np.minimum(-spearman(rows[:, left], centres[left]), spearman(rows[:, right], centres[right]))
@@ -40,6 +52,11 @@ def sign_change(rows: _Rows, centres: _Rows) -> _Rows:
     """Return the fraction of bins in each of B rows whose mean has the same sign as the bin centre, (B,).
 
     Empty bins and bins centred at 0 are skipped.
+
+    Example:
+        >>> from jaxattn.lab import books
+        >>> books.sign_change(np.array([[-2.0, 1.0, 3.0]]), np.array([-1.0, -0.5, 1.0])).round(3).tolist()
+        [0.667]
     """
 
     def one(row: _Rows) -> float:

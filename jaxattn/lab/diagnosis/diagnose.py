@@ -173,6 +173,17 @@ def diagnose(
 
     Source:
         Figures 1-3, Lemma 4.1 and Section 4 of arXiv 2505.17282.
+
+    Example:
+        >>> from jaxattn.lab.diagnosis import diagnose
+        >>> corpus = ja.data.assumption1(
+        ...     jax.random.key(0), vocab_size=12, relevant=4, length=4, sequences=64
+        ... )
+        >>> params = ja.models.one_layer.init(jax.random.key(1), vocab_size=12, dim=64)
+        >>> params = ja.dynamics.one_step(params, corpus, step_size=100.0)
+        >>> found = diagnose(params.E, params.p, params.v, corpus, min_count=1, draws=5, resampled=5)
+        >>> found.over
+        '12 of 12 tokens: those that occur at least 1 times (min_count)'
     """
     model = read_weights(embedding, query, head, corpus)
     if tokens is not None and len(tokens) != len(model.embedding):

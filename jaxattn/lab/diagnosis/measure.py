@@ -15,6 +15,7 @@ from jaxattn.core.fractions import bin_numbers, tied
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import token_statistics
 from jaxattn.dynamics import one_step
+from jaxattn.lab.diagnosis.quantities import OF_VALUES, PAIRS, SELECTED, quantity_table, verdict_lines
 from jaxattn.lab.diagnosis.read_inputs import ModelWeights
 from jaxattn.lab.results.correlations import (
     BINS,
@@ -25,7 +26,7 @@ from jaxattn.lab.results.correlations import (
     quantile_bins,
     quantile_edges,
 )
-from jaxattn.lab.results.intervals import TAILS, bca, clopper_pearson, resamples
+from jaxattn.lab.results.intervals import bca, clopper_pearson, resamples
 from jaxattn.models import one_layer
 from jaxattn.theory import Scores, selection
 
@@ -34,18 +35,6 @@ _BLOCK = 1_000_000
 _ENOUGH = 20
 # Number of groups of tokens in the jackknife estimate of the acceleration for BCa bootstrap intervals.
 GROUPS = 40
-_PAIRS = (
-    "E·v against α",
-    "E·v against posterior difference",
-    "E·p against |α|",
-    "E·p against |posterior difference|",
-)
-SELECTED = "sequences that select an important token"
-TIED = "sequences in which an important token ties for the highest score"
-_NAMES = [(pair, statistic) for pair in _PAIRS for statistic in CORRELATIONS]
-_NAMES += [(SELECTED, "share"), (TIED, "share")]
-# Number of statistics for E·v. They precede the statistics for E·p.
-OF_VALUES = 2 * len(CORRELATIONS)
 
 
 @dataclass(frozen=True)
@@ -108,7 +97,7 @@ class _TokenImportance:
         return replace(self, alpha=self.alpha[:, k : k + 1], difference=self.difference[:, k : k + 1])
 
     def axes(self) -> list[list[Binned]]:
-        """Return the importance values, with their bins, for each of the four `_PAIRS`.
+        """Return the importance values, with their bins, for each of the four `PAIRS`.
 
         For E·v there is one entry per class. For E·p there is a single entry, with the largest absolute
         values over the classes.
@@ -169,7 +158,7 @@ def measure_model(
         (
             *_advice(importance.count, count),
             *_undefined(found, importance, weights, which),
-            *_verdicts(found, f"important: {which}", shared=weights.shared),
+            *verdict_lines(found, f"important: {which}", shared=weights.shared),
         ),
         pd.concat(listed, ignore_index=True),
         {
@@ -234,7 +223,7 @@ def _undefined(
     for h, rows in quantities[quantities["verdict"] == "not defined"].groupby("head"):
         scores, values = weights.scores(h)[importance.used], weights.values(h)[importance.used]
         where = f"head {h}, " if len(weights.queries) > 1 else ""
-        for k, (pair, axis) in enumerate(zip(_PAIRS, importance.axes(), strict=True)):
+        for k, (pair, axis) in enumerate(zip(PAIRS, importance.axes(), strict=True)):
             statistics = set(rows.loc[rows["quantity"] == pair, "statistic"])
             side, against = pair.split(" against ")
             if not statistics:
@@ -267,7 +256,7 @@ def _tables(
     intervals = [_bootstrap(part, scores, x, settings) for part, x in _parts(importance, values)]
     of_shares = [_share_interval(x, importance.corpus.num_examples) for x in shares]
     intervals[0] = np.column_stack([intervals[0], *of_shares])
-    return [_table(*each) for each in zip(points, intervals, *references, strict=True)]
+    return [quantity_table(*each) for each in zip(points, intervals, *references, strict=True)]
 
 
 def _parts(importance: _TokenImportance, values: Floats) -> list[tuple[_TokenImportance, Floats]]:
@@ -322,7 +311,7 @@ def _null(importance: _TokenImportance, weights: ModelWeights, settings: Setting
 
 
 def _correlations(axes: list[list[Binned]], scores: Floats, values: Floats, weights: Floats) -> Floats:
-    """Compute the correlations for the four `_PAIRS` and R weight vectors, averaged over classes, (16, R)."""
+    """Compute the correlations for the four `PAIRS` and R weight vectors, averaged over classes, (16, R)."""
     sides = [values.T, values.T, scores[None], scores[None]]
     return np.concatenate(
         [
@@ -350,7 +339,7 @@ def _bootstrap(importance: _TokenImportance, scores: Floats, values: Floats, set
     left_out = correlated((groups != np.arange(groups.max() + 1)[:, None]).astype(float))
     point = correlated(np.ones((1, points)))[:, 0]
     low, high = bca(point, draws.T, left_out.T)
-    over_tokens = np.array([name.endswith("tokens") for _ in _PAIRS for name in CORRELATIONS])
+    over_tokens = np.array([name.endswith("tokens") for _ in PAIRS for name in CORRELATIONS])
     # A correlation of 1 is the same in every resample, and therefore has no interval.
     moves = np.ptp(draws, axis=1) > 1e-9
     return np.where(over_tokens & moves, np.stack([low, high]), np.nan)
@@ -389,65 +378,6 @@ def _one_step(importance: _TokenImportance, dim: int, seed: int) -> list[Floats]
     added = np.asarray((moved.E - start.E) @ start.v, np.float64).reshape(corpus.vocab_size, -1)
     together, *alone = _points(importance, np.zeros(len(added)), added)
     return [np.append(together, [np.nan] * 2), *alone]
-
-
-def _table(point: Floats, interval: Floats, null: Floats, healthy: Floats) -> pd.DataFrame:
-    """Build a table with one row per statistic.
-
-    The Q statistics are those in `_NAMES`. `point` has shape (Q,), `interval` (2, Q), `null` (draws, Q) and
-    `healthy` (Q,).
-    """
-    low, high = interval
-    # Correlations may be undefined for some random models; compute the null band from all other models.
-    known = np.isfinite(null).any(axis=0)
-    band = np.nanquantile(np.where(known, null, 0.0), TAILS, axis=0)
-    null_low, null_high = np.where(known, band, np.nan)
-    table = pd.DataFrame(_NAMES[: len(point)], columns=["quantity", "statistic"]).assign(
-        value=point, low=low, high=high, null_low=null_low, null_high=null_high, healthy=healthy
-    )
-    return table.assign(verdict=[_verdict(*row) for row in zip(point, null_low, null_high, strict=True)])
-
-
-def _verdict(value: float, low: float, high: float) -> str:
-    if not np.isfinite([value, low, high]).all():
-        return "not defined"
-    return (
-        "above the null band"
-        if value > high
-        else "below the null band"
-        if value < low
-        else "inside the null band"
-    )
-
-
-def _verdicts(quantities: pd.DataFrame, important: str, *, shared: bool) -> Iterable[str]:
-    meaning = {
-        _PAIRS[0]: "the head reads a token as evidence for a label",
-        _PAIRS[1]: "the head reads a token as evidence for a label",
-        _PAIRS[2]: "attention prefers important tokens",
-        _PAIRS[3]: "attention prefers important tokens",
-        SELECTED: "attention selects important tokens",
-        TIED: "important tokens tie more than by chance",
-    }
-    rows = quantities[quantities["statistic"].isin(["Spearman, tokens", "share"])]
-    rows = rows[(rows["quantity"] != TIED) | (rows["value"] > 0)]
-    # `_undefined` gives the reasons.
-    rows = rows[rows["verdict"] != "not defined"]
-    several = quantities["head"].nunique() > 1
-    for row in rows.itertuples(index=False):
-        once = shared and row.quantity in _PAIRS[:2]
-        if once and row.head > 0:
-            continue
-        head = f"head {row.head}, " if several and not once else ""
-        yes = (
-            meaning[row.quantity]
-            if row.verdict.startswith("above")
-            else f"no sign that {meaning[row.quantity]}"
-        )
-        band = f"[{row.null_low:.3f}, {row.null_high:.3f}]"
-        step = f" (one gradient step: {row.healthy:.3f})" if np.isfinite(row.healthy) else ""
-        which = f" ({important})" if row.quantity == SELECTED else ""
-        yield f"{head}{row.quantity}{which}: {row.value:.3f} is {row.verdict} {band}: {yes}{step}"
 
 
 def _token_table(

@@ -100,7 +100,7 @@ class Workers(NamedTuple):
         code: Mapping[str, str | None],
         raising: frozenset[int],
     ) -> dict[int, int]:
-        """Plan in a worker how many runs fit in its memory, unless the study says it; see `worker.widths`."""
+        """Compute in a worker how many runs fit in its memory, unless `chunk` is set; see `worker.widths`."""
         counts = {number: len(own) for number, own in runs.items()}
         shards = self.number or workers_of(self.executor)
         if self.study.chunk:
@@ -140,7 +140,7 @@ class Pool(NamedTuple):
         """Compute batches.
 
         Raises:
-            Interrupted: the run was asked to stop; batches of workers that cannot be stopped go on.
+            Interrupted: the run was asked to stop; workers that cannot be stopped finish their batches.
             RunError, InputError: a worker has raised such an error, or has ended without a result.
         """
         running = {self.submit(tried): tried for tried in map(self.rules.first, wanted)}
@@ -188,7 +188,7 @@ class Pool(NamedTuple):
         self.rules.reporter.update(text, fraction, remaining=left)
 
     def shares(self, keys: set[str]) -> Iterator[float]:
-        """Yield the fractions completed of the batches that workers compute."""
+        """Yield the completed fraction of each batch that workers compute."""
         for one in memo.partials(self.folder.directory):
             if one.record.key in keys:
                 line = run_log.latest(one.path, self.folder.directory).line
@@ -200,7 +200,7 @@ class Pool(NamedTuple):
         return batch_record.runs_key(runs)
 
     def stop(self, futures: Sequence[Any]) -> int:
-        """Cancel batches, and ask the processes of a pool to save and stop; return how many go on."""
+        """Cancel batches, and ask the processes of a pool to save and stop; return how many keep running."""
         for future in futures:
             future.cancel()
         for number in list(getattr(self.executor, "_processes", None) or ()):

@@ -15,7 +15,7 @@ from matfree import decomp
 from jaxattn.base import Phase, Probe, Task
 from jaxattn.base.model import Params
 from jaxattn.base.probe import ProbeContext
-from jaxattn.core.pytrees import get, names, replaced
+from jaxattn.core.pytrees import get, names, replace
 from jaxattn.core.scales import CORRELATION, ERROR, NOT_NEGATIVE, Scale
 from jaxattn.core.settings import PositiveInt
 from jaxattn.models.gradients import loss_and_gradients
@@ -180,7 +180,7 @@ class Sharpness(Probe, frozen=True, kw_only=True):
         flat, unravel = ravel_pytree(trained)
 
         def gradients(trained: dict[str, Array]) -> dict[str, Array]:
-            params = replaced(context.params, **trained)
+            params = replace(context.params, **trained)
             return loss_and_gradients(
                 params, context.sampled.train, context.train, context.model.outputs, per_sequence=context.loss
             )[1]

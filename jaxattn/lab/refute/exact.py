@@ -14,37 +14,79 @@ Matrix = list[Vector]
 
 
 def vector(values: Iterable[object]) -> Vector:
-    """Convert numbers, such as a row of an integer array, to fractions."""
+    """Convert numbers, such as a row of an integer array, to fractions.
+
+    Example:
+        >>> from jaxattn.lab.refute import exact
+        >>> exact.vector(["1/3", 2])
+        [Fraction(1, 3), Fraction(2, 1)]
+    """
     return [Fraction(str(x)) for x in values]
 
 
 def matrix(rows: Iterable[Iterable[object]]) -> Matrix:
-    """Convert rows of numbers to fractions."""
+    """Convert rows of numbers to fractions.
+
+    Example:
+        >>> from jaxattn.lab.refute import exact
+        >>> exact.matrix([[1, 2]])
+        [[Fraction(1, 1), Fraction(2, 1)]]
+    """
     return [vector(row) for row in rows]
 
 
 def dot(x: Sequence[Fraction], y: Sequence[Fraction]) -> Fraction:
-    """Return x·y."""
+    """Return x·y.
+
+    Example:
+        >>> from jaxattn.lab.refute import exact
+        >>> exact.dot(exact.vector([1, 2]), exact.vector([3, "1/2"]))
+        Fraction(4, 1)
+    """
     return sum((a * b for a, b in zip(x, y, strict=True)), Fraction(0))
 
 
 def minus(x: Sequence[Fraction], y: Sequence[Fraction]) -> Vector:
-    """Return x - y."""
+    """Return x - y.
+
+    Example:
+        >>> from jaxattn.lab.refute import exact
+        >>> exact.minus(exact.vector([1, 2]), exact.vector([3, 2]))
+        [Fraction(-2, 1), Fraction(0, 1)]
+    """
     return [a - b for a, b in zip(x, y, strict=True)]
 
 
 def times(A: Sequence[Sequence[Fraction]], x: Sequence[Fraction]) -> Vector:
-    """Return A x."""
+    """Return A x.
+
+    Example:
+        >>> from jaxattn.lab.refute import exact
+        >>> exact.times(exact.matrix([[1, 2], [0, 1]]), exact.vector([3, 4]))
+        [Fraction(11, 1), Fraction(4, 1)]
+    """
     return [dot(row, x) for row in A]
 
 
 def combine(weights: Sequence[Fraction], rows: Sequence[Sequence[Fraction]]) -> Vector:
-    """Return Σ w_i row_i for at least one row."""
+    """Return Σ w_i row_i for at least one row.
+
+    Example:
+        >>> from jaxattn.lab.refute import exact
+        >>> exact.combine(exact.vector([1, 2]), exact.matrix([[1, 0], [1, 1]]))
+        [Fraction(3, 1), Fraction(2, 1)]
+    """
     return [dot(weights, column) for column in zip(*rows, strict=True)]
 
 
 def solve(A: Sequence[Sequence[Fraction]], b: Sequence[Fraction]) -> Vector | None:
-    """Solve the square system A x = b; return None if A is singular."""
+    """Solve the square system A x = b; return None if A is singular.
+
+    Example:
+        >>> from jaxattn.lab.refute import exact
+        >>> exact.solve(exact.matrix([[2, 1], [1, 3]]), exact.vector([1, 0]))
+        [Fraction(3, 5), Fraction(-1, 5)]
+    """
     size = len(A)
     rows = [[*row, right] for row, right in zip(A, b, strict=True)]
     for column in range(size):
@@ -61,7 +103,13 @@ def solve(A: Sequence[Sequence[Fraction]], b: Sequence[Fraction]) -> Vector | No
 
 
 def determinant(A: Sequence[Sequence[Fraction]]) -> Fraction:
-    """Return the determinant of a square matrix by expansion along the first row."""
+    """Return the determinant of a square matrix by expansion along the first row.
+
+    Example:
+        >>> from jaxattn.lab.refute import exact
+        >>> exact.determinant(exact.matrix([[2, 1], [1, 3]]))
+        Fraction(5, 1)
+    """
     if not A:
         return Fraction(1)
     signed = ((-1) ** j * x * determinant([[*r[:j], *r[j + 1 :]] for r in A[1:]]) for j, x in enumerate(A[0]))
@@ -69,7 +117,13 @@ def determinant(A: Sequence[Sequence[Fraction]]) -> Fraction:
 
 
 def is_positive_semidefinite(A: Sequence[Sequence[Fraction]]) -> bool:
-    """Return whether a symmetric matrix is positive semidefinite: no principal minor is negative."""
+    """Return whether a symmetric matrix is positive semidefinite: no principal minor is negative.
+
+    Example:
+        >>> from jaxattn.lab.refute import exact
+        >>> exact.is_positive_semidefinite(exact.matrix([[1, 2], [2, 4]]))
+        True
+    """
     size = len(A)
     chosen = (x for k in range(1, size + 1) for x in combinations(range(size), k))
     return all(determinant([[A[i][j] for j in own] for i in own]) >= 0 for own in chosen)
@@ -98,6 +152,11 @@ def shortest(A: Sequence[Sequence[Fraction]], b: Sequence[Fraction]) -> Shortest
     Args:
         A: (m, d), m ≥ 1.
         b: (m,).
+
+    Example:
+        >>> from jaxattn.lab.refute import exact
+        >>> exact.shortest(exact.matrix([[1, 1], [1, -1]]), exact.vector([1, 1])).x
+        [Fraction(1, 1), Fraction(0, 1)]
     """
     m, d = len(A), len(A[0])
     if all(y <= 0 for y in b):
@@ -119,6 +178,11 @@ def hull_weights(points: Sequence[Sequence[Fraction]], x: Sequence[Fraction]) ->
     """Return weights w ≥ 0, Σ w = 1, with Σ w_i point_i = x, or None if x is outside the convex hull.
 
     By Carathéodory's theorem, at most d + 1 affinely independent points suffice; the function tries them all.
+
+    Example:
+        >>> from jaxattn.lab.refute import exact
+        >>> exact.hull_weights(exact.matrix([[0, 0], [4, 0]]), exact.vector([1, 0]))
+        [Fraction(3, 4), Fraction(1, 4)]
     """
     n, d = len(points), len(x)
     for count in range(1, min(n, d + 1) + 1):
@@ -134,7 +198,13 @@ def hull_weights(points: Sequence[Sequence[Fraction]], x: Sequence[Fraction]) ->
 
 
 def sine_squared(x: Sequence[Fraction], y: Sequence[Fraction]) -> Fraction:
-    """Return sin² of the angle between two vectors that are not zero."""
+    """Return sin² of the angle between two vectors that are not zero.
+
+    Example:
+        >>> from jaxattn.lab.refute import exact
+        >>> exact.sine_squared(exact.vector([1, 0]), exact.vector([1, 1]))
+        Fraction(1, 2)
+    """
     return 1 - dot(x, y) ** 2 / (dot(x, x) * dot(y, y))
 
 
@@ -155,6 +225,13 @@ def joint_directions(
         sequences: distinct tokens of each of n sequences, at least one with two tokens.
         labels: (n,); ±1.
         top: (n,); the top token of each sequence.
+
+    Example:
+        >>> from jaxattn.lab.refute import exact
+        >>> E = exact.matrix([[1, 0], [0, 1], [-1, 0]])
+        >>> v_mm, p_mm, p_relax = exact.joint_directions(E, [[0, 1], [2, 1]], [1, -1], [0, 2])
+        >>> v_mm.x, p_mm.x
+        ([Fraction(1, 1), Fraction(0, 1)], [Fraction(0, 1), Fraction(-1, 1)])
     """
     head = shortest(
         [[y * x for x in E[s]] for s, y in zip(top, labels, strict=True)], [Fraction(1)] * len(top)

@@ -25,6 +25,11 @@ def corpora(sequences: Sequence[Sequence[int]], labels: np.ndarray, vocab_size: 
         sequences: n lists of token ids.
         labels: (B, n) int; ±1.
         vocab_size: V.
+
+    Example:
+        >>> from jaxattn.lab.refute import flows
+        >>> flows.corpora([[0, 1], [1, 2]], np.array([[1, 1], [1, -1]]), 3).targets.tolist()
+        [[1, 1], [1, -1]]
     """
     first = from_sequences(sequences, [1] * len(sequences), vocab_size=vocab_size)
     number = len(labels)
@@ -40,6 +45,11 @@ def shortest_batch(A: np.ndarray, b: np.ndarray) -> np.ndarray:
     Args:
         A: (B, m, d).
         b: (B, m).
+
+    Example:
+        >>> from jaxattn.lab.refute import flows
+        >>> flows.shortest_batch(np.array([[[1, 1], [1, -1]]]), np.ones((1, 2))).tolist()
+        [[1.0, 0.0]]
     """
     A, b = np.asarray(A, float), np.asarray(b, float)
     number, m, d = A.shape
@@ -67,13 +77,24 @@ def largest(rank: np.ndarray, count: int) -> np.ndarray:
     """Return the indices of the `count` largest values; the last one is repeated if there are fewer values.
 
     A flow is compiled for each number of instances, so a score integrates the same number in every batch.
+
+    Example:
+        >>> from jaxattn.lab.refute import flows
+        >>> flows.largest(np.array([0.1, 0.7, 0.3]), 2).tolist()
+        [1, 2]
     """
     order = np.argsort(-rank, kind="stable")[:count]
     return np.append(order, np.repeat(order[-1], count - len(order)))
 
 
 def in_parts(score: Callable[[Instance], np.ndarray], batch: Instance, size: int) -> np.ndarray:
-    """Apply a score of batches to parts of exactly `size` instances, and concatenate the scores."""
+    """Apply a score of batches to parts of exactly `size` instances, and concatenate the scores.
+
+    Example:
+        >>> from jaxattn.lab.refute import flows
+        >>> flows.in_parts(lambda batch: batch["x"] ** 2, {"x": np.arange(3)}, size=2).tolist()
+        [0, 1, 4]
+    """
     count = len(next(iter(batch.values())))
     found = []
     for start in range(0, count, size):
@@ -83,7 +104,13 @@ def in_parts(score: Callable[[Instance], np.ndarray], batch: Instance, size: int
 
 
 def one_minus_cosine(x: Any, y: Any) -> np.ndarray:
-    """Return 1 - cos of the angle between vectors along the last axis, without cancellation; NaN for 0."""
+    """Return 1 - cos of the angle between vectors along the last axis, without cancellation; NaN for 0.
+
+    Example:
+        >>> from jaxattn.lab.refute import flows
+        >>> round(float(flows.one_minus_cosine([1, 0], [1, 1])), 3)
+        0.293
+    """
     x, y = np.asarray(x, float), np.asarray(y, float)
     with np.errstate(invalid="ignore", divide="ignore"):
         x = x / np.linalg.norm(x, axis=-1, keepdims=True)

@@ -148,6 +148,11 @@ def spearman(x: ArrayLike, y: ArrayLike, *, fewest: int = 3) -> Floats:
 
     Returns:
         (B,); NaN if too few entries are finite, or if x or y is constant.
+
+    Example:
+        >>> from jaxattn.lab import books
+        >>> books.spearman([[1, 2, 3], [3, 1, 2]], [1, 2, 4]).tolist()
+        [1.0, -0.5]
     """
     x = np.asarray(x, float)
     y = np.broadcast_to(np.asarray(y, float), x.shape)

@@ -76,6 +76,12 @@ def powers(x: Any, y: Any) -> _Floats:
 
     Returns:
         The powers, (S,) float64; NaN for a seed with fewer than two distinct values of x.
+
+    Example:
+        >>> from jaxattn.lab import books
+        >>> x = np.array([1.0, 2.0, 4.0])
+        >>> books.powers(x, np.stack([x**2, 3 / x])).round(6).tolist()
+        [2.0, -1.0]
     """
     return _lines(x, y)[0]
 

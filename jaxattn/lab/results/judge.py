@@ -36,22 +36,46 @@ class Criterion(NamedTuple):
 
 
 def around(value: float, distance: float) -> Criterion:
-    """Return the criterion that x is within `distance` of `value`."""
+    """Return the criterion that x is within `distance` of `value`.
+
+    Example:
+        >>> from jaxattn.lab import books
+        >>> books.around(0.5, 0.02)
+        Criterion(low=0.48, high=0.52, text='0.5 ± 0.02')
+    """
     return Criterion(value - distance, value + distance, f"{brief(value)} ± {brief(distance)}")
 
 
 def at_least(value: float) -> Criterion:
-    """Return the criterion that x ≥ `value`."""
+    """Return the criterion that x ≥ `value`.
+
+    Example:
+        >>> from jaxattn.lab import books
+        >>> books.at_least(0.9).text
+        '≥ 0.9'
+    """
     return Criterion(value, math.inf, f"≥ {brief(value)}")
 
 
 def at_most(value: float) -> Criterion:
-    """Return the criterion that x ≤ `value`."""
+    """Return the criterion that x ≤ `value`.
+
+    Example:
+        >>> from jaxattn.lab import books
+        >>> books.at_most(0.1).text
+        '≤ 0.1'
+    """
     return Criterion(-math.inf, value, f"≤ {brief(value)}")
 
 
 def within_factor(value: float, factor: float) -> Criterion:
-    """Return the criterion that x is between `value` / `factor` and `value` · `factor`."""
+    """Return the criterion that x is between `value` / `factor` and `value` · `factor`.
+
+    Example:
+        >>> from jaxattn.lab import books
+        >>> books.within_factor(10.0, 2.0).text
+        '10 within a factor of 2'
+    """
     return Criterion(value / factor, value * factor, f"{brief(value)} within a factor of {brief(factor)}")
 
 

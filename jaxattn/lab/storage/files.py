@@ -34,7 +34,7 @@ FOREIGN = re.compile(r"\.DS_Store|\._.*|\.nfs.*|Thumbs\.db|desktop\.ini")
 
 
 class Damaged(InputError):
-    """Raised if a file is missing or differs from what was written. The message contains the file's path."""
+    """Raised when a file is missing or differs from what was written. The message contains its path."""
 
 
 def inside(path: Path, folder: Path) -> Path:
@@ -365,7 +365,7 @@ def _fullness(path: Path) -> str:
 
 
 def set_aside(path: Path) -> None:
-    """Rename a damaged file or folder, so that nothing finds it."""
+    """Rename a damaged file or folder, so that it is ignored."""
     with suppress(FileNotFoundError):
         path.replace(path.with_name(f"{path.name}.damaged-{secrets.token_hex(4)}"))
 

@@ -170,7 +170,7 @@ class Memo:
         self._intact: dict[str, bool] = {}
 
     def check(self) -> None:
-        """Raise InputError if the folder contains files of something else, or links that lead out of it."""
+        """Raise InputError if the folder contains unrelated files, or links that lead out of it."""
         known = (study_file.STUDY_FILE, RUNS)
         if self.remote:
             check_empty_or_results(self.remote, known)

@@ -11,7 +11,6 @@ import dis
 import enum
 import functools
 import hashlib
-import importlib.util
 import pickle
 import sys
 import sysconfig
@@ -26,6 +25,7 @@ import jax
 import numpy as np
 
 from jaxattn.core.errors import InputError
+from jaxattn.lab.study.source_imports import imported_file, imported_names, search_folders
 
 _PACKAGE = Path(__file__).parents[2]
 _STARTED = time.time()
@@ -161,8 +161,8 @@ class _Code:
             tree = ast.parse(content)
         except (SyntaxError, ValueError):  # compiled module
             return
-        for name in sorted(set(_imports(tree, package))):
-            if is_local(found := _imported_file(name, search_folders(Path(file)))):
+        for name in sorted(set(imported_names(tree, package))):
+            if is_local(found := imported_file(name, search_folders(Path(file)))):
                 is_package = Path(found).name == "__init__.py"
                 self.file(found, name if is_package else name.rpartition(".")[0])
 
@@ -366,57 +366,3 @@ def _is_key(x: Any) -> bool:
 def _names(code: types.CodeType) -> set[str]:
     own = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     return own.union(*(_names(x) for x in code.co_consts if isinstance(x, types.CodeType)))
-
-
-def _imports(tree: ast.AST, package: str) -> Iterator[str]:
-    """Yield the modules that source code imports, their parents, and imported names that may be modules."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from _with_parents(alias.name)
-        elif isinstance(node, ast.ImportFrom):
-            with suppress(ImportError):  # The relative import goes beyond the top-level package.
-                whole = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-                yield from _with_parents(whole)
-                yield from (f"{whole}.{alias.name}" for alias in node.names)
-
-
-def _with_parents(name: str) -> Iterator[str]:
-    parts = name.split(".")
-    return (".".join(parts[: k + 1]) for k in range(len(parts)))
-
-
-def search_folders(file: Path) -> list[Path]:
-    """Return the folders to search for a file's imports: the folder of the file, and the folder of its book.
-
-    A book is a folder with a book.toml; the files of its items are in subfolders.
-    """
-    book = file.parent.parent
-    return [file.parent, *([book] if (book / "book.toml").is_file() else [])]
-
-
-def _imported_file(name: str, folders: list[Path]) -> str | None:
-    if name in sys.modules:
-        return getattr(sys.modules[name], "__file__", None)
-    if "." in name:
-        return _submodule(name, folders)
-    before = list(sys.path)
-    sys.path += map(str, folders)
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
-    finally:
-        sys.path[:] = before
-    return None if spec is None else spec.origin
-
-
-def _submodule(name: str, folders: list[Path]) -> str | None:
-    """Return the file of a module in a package, without importing the package."""
-    top, *rest = name.split(".")
-    origin = _imported_file(top, folders)
-    if origin is None or Path(origin).name != "__init__.py":
-        return None
-    base = Path(origin).parent.joinpath(*rest)
-    every = (base.with_name(f"{base.name}.py"), base / "__init__.py")
-    return next((str(path) for path in every if path.is_file()), None)

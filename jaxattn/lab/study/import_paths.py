@@ -16,7 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from jaxattn.core.errors import InputError, UserCodeError, similar
-from jaxattn.lab.study.code_hash import Unhashable, code_hash, is_local, search_folders
+from jaxattn.lab.study.code_hash import Unhashable, code_hash, is_local
+from jaxattn.lab.study.source_imports import search_folders
 
 # Contents of the imported files, by the names of their modules.
 _IMPORTED: dict[str, bytes] = {}

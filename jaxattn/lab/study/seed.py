@@ -29,7 +29,7 @@ from jaxattn.base.from_function import FromFunction
 from jaxattn.base.probe import ProbeContext
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError, at
-from jaxattn.core.pytrees import get, replaced
+from jaxattn.core.pytrees import get, replace
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.dynamics.descents.descent import assign_minibatches
@@ -70,13 +70,13 @@ def initial_params(setting: Setting, data: Splits, key: Array, tokens: Sequence[
     params = setting.model.init(key, train, dtype=dtype)
     for name, initial in setting.starts.items():
         own_key = jax.random.fold_in(key, zlib.crc32(name.encode()))
-        params = replaced(params, **{name: initial(own_key, get(params, name), tokens)})
+        params = replace(params, **{name: initial(own_key, get(params, name), tokens)})
     if setting.used is None:
         return params
     for name in setting.model.token_rows:
         rows = get(params, name)
         is_used = jnp.arange(train.vocab_size).reshape(-1, *(1,) * (rows.ndim - 1)) < setting.used
-        params = replaced(params, **{name: jnp.where(is_used, rows, 0)})
+        params = replace(params, **{name: jnp.where(is_used, rows, 0)})
     return params
 
 

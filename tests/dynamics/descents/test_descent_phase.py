@@ -11,7 +11,8 @@ import pytest
 import jaxattn as ja
 from jaxattn.core.errors import InputError
 from jaxattn.dynamics import Task, optimizer, run, schedule
-from jaxattn.dynamics.descents.descent_phase import Descent, check_options
+from jaxattn.dynamics.descents.descent_phase import Descent
+from jaxattn.dynamics.descents.optimizers import check_options
 
 
 @pytest.mark.parametrize(

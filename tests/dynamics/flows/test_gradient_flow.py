@@ -64,7 +64,7 @@ def radau(params, task, train, times):
     @jax.jit
     def gradient(theta):
         def loss(theta):
-            outputs = task.model.outputs(pytrees.replaced(params, **unravel(theta)), data)
+            outputs = task.model.outputs(pytrees.replace(params, **unravel(theta)), data)
             return task.loss(outputs, data.targets).mean()
 
         return jax.grad(loss)(theta)

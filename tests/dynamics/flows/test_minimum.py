@@ -6,7 +6,8 @@ import pytest
 import jaxattn as ja
 from jaxattn.dynamics.flows.coordinates import coordinates
 from jaxattn.dynamics.flows.joint_coordinates import joint_coordinates
-from jaxattn.dynamics.flows.minimum import settles, settles_jointly
+from jaxattn.dynamics.flows.joint_minimum import settles_jointly
+from jaxattn.dynamics.flows.minimum import settles
 
 pytestmark = pytest.mark.usefixtures("x64")
 

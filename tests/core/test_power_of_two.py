@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxattn.core.scaling import power_of_two
+from jaxattn.core.arithmetic import power_of_two
 
 TINY, HUGE = 2.0**-1022, 2.0**1022
 NUMBERS = [1.0, -3.0, 0.1, 2.0**200, -(2.0**-200), math.nextafter(4, 0), TINY, HUGE, 5e-324, 1.7e308]
