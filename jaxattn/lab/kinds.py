@@ -85,7 +85,7 @@ PROBES: Mapping[str, str] = MappingProxyType(
         "conservation": "jaxattn.lab.probes.parameters:Conservation",
         "sharpness": "jaxattn.lab.probes.parameters:Sharpness",
         "max_margin_direction": "jaxattn.lab.probes.directions:MaxMarginDirection",
-        "exact_gap": "jaxattn.lab.probes.exact:ExactGap",
+        "exact_gap": "jaxattn.lab.probes.exact_gap:ExactGap",
         "one_step_embeddings": "jaxattn.lab.probes.importance:OneStepEmbeddings",
         "relevant_tokens": "jaxattn.lab.probes.selection:RelevantTokens",
         "cover": "jaxattn.lab.probes.selection:Cover",

@@ -27,8 +27,8 @@ import pandas as pd
 
 from jaxattn.core.errors import InputError, at, explain, nearest
 from jaxattn.lab.api import Study
+from jaxattn.lab.books.book_tables import BookFile, BookPart, BookTable, DataSet, ItemFile, Paper, StudyEntry
 from jaxattn.lab.books.finding import Finding
-from jaxattn.lab.books.tables import BookFile, BookPart, BookTable, DataSet, ItemFile, Paper, StudyEntry
 from jaxattn.lab.loaded import Results
 from jaxattn.lab.study import toml
 from jaxattn.lab.study.import_paths import ImportPaths

@@ -3,7 +3,7 @@
 from jaxattn.base.probe import ProbeContext
 from jaxattn.core.scales import Scale
 from jaxattn.lab.probes.directions import FlowLimit, MaxMarginDirection, RelaxedDirection
-from jaxattn.lab.probes.exact import ExactGap
+from jaxattn.lab.probes.exact_gap import ExactGap
 from jaxattn.lab.probes.importance import Importance, OneStepEmbeddings, OneStepError
 from jaxattn.lab.probes.parameters import Alignments, Conservation, Norms, Sharpness
 from jaxattn.lab.probes.selection import (

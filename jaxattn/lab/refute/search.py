@@ -14,13 +14,13 @@ import numpy as np
 
 from jaxattn.core.errors import InputError, RunError, first_line, from_user_code, writing
 from jaxattn.lab.engine.executor import Executor, check_executor
-from jaxattn.lab.refute import progress as states
 from jaxattn.lab.refute import proof, shrink
+from jaxattn.lab.refute import search_state as states
 from jaxattn.lab.refute import space as spaces
 from jaxattn.lab.refute.batch import Batch, Outcome, compute, score_batch, verdict
 from jaxattn.lab.refute.claim import Claim, label, read_claim, split
-from jaxattn.lab.refute.progress import Progress
 from jaxattn.lab.refute.proof import Counterexample
+from jaxattn.lab.refute.search_state import Progress
 from jaxattn.lab.refute.space import Instance
 from jaxattn.lab.storage import provenance
 

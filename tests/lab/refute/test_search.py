@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxattn.core.errors import InputError, RunError, UserCodeError
-from jaxattn.lab.refute import progress, read_claim, refute
+from jaxattn.lab.refute import read_claim, refute, search_state
 from jaxattn.lab.refute.batch import Batch, compute
 from jaxattn.lab.refute.proof import _as_json
 from jaxattn.lab.refute.search import smallest
@@ -131,7 +131,7 @@ def test_mutations_reach_what_sampling_alone_does_not(write_claim):
     """The largest norm in Z^12 with entries up to 4 is 192; the best of 40 random batches is far below it."""
     path = write_claim(bound=192, sizes="({'n': 12},)")
     claim = read_claim(str(path))
-    state = progress.start(claim, 0, "")
+    state = search_state.start(claim, 0, "")
     while state.number < 40:
         for batch in state.next_round(claim, str(path)):
             state.add(claim, batch, compute(claim, batch))
