@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         Start,
     )
     from jaxattn.base.from_function import declare
-    from jaxattn.core.errors import InputError
+    from jaxattn.core.errors import InputError, RunError
     from jaxattn.core.pytrees import replace
     from jaxattn.core.settings import FilePath, Fraction, NotNegative, Positive, PositiveInt, Static
     from jaxattn.core.spec import Spec
@@ -51,6 +51,7 @@ __all__ = [
     "Probe",
     "Probes",
     "Results",
+    "RunError",
     "SharedData",
     "Spec",
     "Start",
@@ -88,6 +89,7 @@ _NAMES = {
     "Probes": "jaxattn.lab.probes",
     "declare": "jaxattn.base.from_function",
     "InputError": "jaxattn.core.errors",
+    "RunError": "jaxattn.core.errors",
     "replace": "jaxattn.core.pytrees",
     "FilePath": "jaxattn.core.settings",
     "NotNegative": "jaxattn.core.settings",

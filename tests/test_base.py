@@ -11,7 +11,6 @@ import jaxattn as ja
 from jaxattn import base
 from jaxattn.base.model import HasTokenScores
 from jaxattn.base.probe import check_conclusions
-from jaxattn.core.errors import InputError
 from jaxattn.lab.study.concepts import CONCEPTS, table
 from jaxattn.lab.study.registry import _check_class, _check_settings
 
@@ -130,7 +129,7 @@ class Concludes(ja.PhaseProbe):
     ],
 )
 def test_conclude_must_return_one_row_per_seed(found, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         check_conclusions(Concludes(), found, seeds=6, points=3)
     fine = {"turned": np.zeros((6, 3))}, {"ended": [0.0] * 6}
     assert check_conclusions(Concludes(), fine, 6, 3)[1]["ended"].shape == (6,)

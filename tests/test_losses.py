@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
+import jaxattn as ja
 from jaxattn import losses
-from jaxattn.core.errors import InputError
 from jaxattn.lab import kinds
 
 LOSSES = kinds.classes(kinds.LOSSES)
@@ -185,9 +185,9 @@ def test_losses_with_traced_smoothing_are_finite_for_large_margins(name):
 
 
 def test_error_for_incompatible_logits_suggests_a_suitable_loss():
-    with pytest.raises(InputError, match="got 3; use cross_entropy"):
+    with pytest.raises(ja.InputError, match="got 3; use cross_entropy"):
         losses.Logistic()(jnp.zeros((2, 3)), jnp.zeros(2, jnp.int32))
-    with pytest.raises(InputError, match="use logistic"):
+    with pytest.raises(ja.InputError, match="use logistic"):
         losses.CrossEntropy()(jnp.zeros(2), jnp.ones(2, jnp.int32))
 
 

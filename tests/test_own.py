@@ -15,7 +15,6 @@ import pytest
 from flax import struct
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.lab.study.import_paths import ImportPaths
 
 SHIPPED = Path(__file__).parents[1] / "sweeps" / "own"
@@ -285,7 +284,7 @@ def test_a_study_runs_in_a_notebook(tmp_path, monkeypatch):
     assert entropy.groupby("cell")["mean"].last().max() < 0.5
     assert same.params(cell=0, seed=3)["log_temperature"] < -0.5
     assert isinstance(results.params(cell=1, seed=3), Params)
-    with pytest.raises(InputError, match="cannot be imported by a sweep file"):
+    with pytest.raises(ja.InputError, match="cannot be imported by a sweep file"):
         ja.Study(**NOTEBOOK).write(tmp_path / "x.toml")
 
 
@@ -422,6 +421,6 @@ def test_python_api_accepts_functions_and_arrays_in_place_of_names_and_lists(tmp
     ],
 )
 def test_invalid_python_arguments_raise_one_line_errors(changes, message):
-    with pytest.raises(InputError) as raised:
+    with pytest.raises(ja.InputError) as raised:
         ja.Study(**SMALL | changes)
     assert message.removeprefix("tests.test_own") in str(raised.value)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import jaxattn as ja
 from jaxattn.core.settings import written
 from jaxattn.lab import kinds
-from jaxattn.lab.api import Study
 from jaxattn.lab.cli.commands import commands
 from jaxattn.lab.study.concepts import CONCEPTS
 from jaxattn.lab.study.registry import fields_of
@@ -73,7 +73,7 @@ def test_the_command_line_page_matches_the_parser(call):
 def test_the_gallery_shows_every_kind_of_figure():
     shown = {each.study: [] for each in pages.GALLERY}
     for each in pages.GALLERY:
-        asked = Study.read(DOCS.parent / "sweeps" / f"{each.study}.toml").config["figures"][each.number]
+        asked = ja.Study.read(DOCS.parent / "sweeps" / f"{each.study}.toml").config["figures"][each.number]
         shown[each.study].append(asked["kind"])
         place = DOCS.parent / "results" / "published" / each.study / "figures" / f"{each.file}.png"
         assert place.name.startswith(asked["kind"])

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 
 # Public modules that are not listed in any package's `__all__`.
 _FURTHER = (
@@ -71,7 +70,7 @@ def used_names(path: Path) -> Iterator[tuple[str, list[str]]]:
     try:
         tree = ast.parse(path.read_bytes())
     except SyntaxError as error:
-        raise InputError(f"{path}: line {error.lineno}: {error.msg}") from None
+        raise ja.InputError(f"{path}: line {error.lineno}: {error.msg}") from None
     roots = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "jaxattn":
@@ -317,5 +316,5 @@ def test_uses_of_private_names_are_found(tmp_path, code, private):
 
 def test_file_that_cannot_be_parsed_is_rejected(tmp_path):
     (tmp_path / "mine.py").write_text("a =\n")
-    with pytest.raises(InputError, match=r"mine\.py: line 1: invalid syntax"):
+    with pytest.raises(ja.InputError, match=r"mine\.py: line 1: invalid syntax"):
         private_uses(tmp_path / "mine.py")

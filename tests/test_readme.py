@@ -18,7 +18,6 @@ import pytest
 from safetensors.numpy import load_file
 
 import jaxattn as ja
-from jaxattn.lab.api import Study
 from jaxattn.lab.cli import results
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +55,7 @@ def written(words):
     if "--out" in words:
         return Path(words[words.index("--out") + 1])
     if is_study(words):
-        return Study.read(ROOT / words[2]).folder()
+        return ja.Study.read(ROOT / words[2]).folder()
     function = getattr(results, words[1], len)
     out = inspect.signature(function).parameters.get("out")
     return out and out.default
@@ -139,7 +138,7 @@ def test_figure_in_the_readme_matches_its_command():
     assert words.startswith("jaxattn run sweeps/quickstart.toml draws ")
     run = ROOT / "results" / "published" / "quickstart"
     assert plt.imread(ROOT / name).shape[1] == 2 * int(width)
-    asked = Study.read(ROOT / "sweeps" / "quickstart.toml").config
+    asked = ja.Study.read(ROOT / "sweeps" / "quickstart.toml").config
     assert {"kind": "importance", "phase": "query"}.items() <= asked["figures"][1].items()
     made = json.loads((run / "study.json").read_text(encoding="utf-8"))
     assert made["command"].startswith("jaxattn run sweeps/quickstart.toml")
@@ -211,7 +210,7 @@ def test_the_tutorial_sweep_file_refers_to_the_model_file(tmp_path):
     assert rest.startswith("ja.Study(")
     (tmp_path / "mine.py").write_text(model)
     (tmp_path / "study.toml").write_text(text)
-    planned = Study.read(tmp_path / "study.toml").plan(tmp_path / "run", quick=True)
+    planned = ja.Study.read(tmp_path / "study.toml").plan(tmp_path / "run", quick=True)
     assert planned.cells["model.dim"].tolist() == [64, 256]
 
 
@@ -251,7 +250,7 @@ def test_code_on_the_phase_diagram_page_finds_thresholds(tmp_path, monkeypatch):
 def test_sweep_file_on_the_phase_diagram_page_is_valid(tmp_path):
     text, halton = blocks("howto/sweep_file.md", "toml")
     (tmp_path / "my_study.toml").write_text(f"{text}\n{halton}", encoding="utf-8")
-    study = Study.read(tmp_path / "my_study.toml")
+    study = ja.Study.read(tmp_path / "my_study.toml")
     assert study.name == "my_study"
     assert len(study.cells) == 16 * 3
     assert {type(cell.setting.phases[1].steps) for cell in study.cells} == {int}

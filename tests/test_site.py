@@ -13,7 +13,6 @@ from fontTools.ttLib import TTFont
 from PIL import Image
 
 import jaxattn as ja
-from jaxattn.core.settings import Fraction
 from jaxattn.data import Assumption1
 
 EXTENSIONS = Path(__file__).parents[1] / "docs" / "_extensions"
@@ -99,7 +98,7 @@ def test_settings_class_docstrings_list_all_settings_with_ranges():
                 in two lines.
         """
 
-        shift: Fraction = 0.5
+        shift: ja.Fraction = 0.5
 
     made = docstrings.with_settings(inspect.cleandoc(Own.__doc__).splitlines(), Own)
     assert "        in two lines (at least 0 and at most 1)." in made

@@ -5,7 +5,6 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.attention.scores import Scores, from_query, from_vectors, linear, one_layer, require_values
-from jaxattn.core.errors import InputError
 from jaxattn.theory import max_margin, relaxed_max_margin, selection
 
 N, T, D, Q = 6, 4, 5, 3
@@ -105,7 +104,7 @@ def test_keys_of_a_linear_function_equal_its_jacobian(tokens):
 )
 def test_nonlinear_functions_are_rejected(function, why):
     corpus = ja.data.from_sequences([[0, 1], [2]], [1, -1], vocab_size=3)
-    with pytest.raises(InputError, match=why):
+    with pytest.raises(ja.InputError, match=why):
         linear(function, np.zeros(3), corpus)
 
 
@@ -125,15 +124,15 @@ def test_values_are_computed_in_float64(rng):
 
 def test_invalid_input_is_rejected(tokens):
     X, z, mask, targets = tokens
-    with pytest.raises(InputError, match="targets"):
+    with pytest.raises(ja.InputError, match="targets"):
         from_vectors(X, targets[:2])
-    with pytest.raises(InputError, match="mask: shape"):
+    with pytest.raises(ja.InputError, match="mask: shape"):
         from_vectors(X, targets, mask=mask[:, :2])
-    with pytest.raises(InputError, match="values: shape"):
+    with pytest.raises(ja.InputError, match="values: shape"):
         from_vectors(X, targets, values=X)
-    with pytest.raises(InputError, match="sequence 2 has no token"):
+    with pytest.raises(ja.InputError, match="sequence 2 has no token"):
         from_vectors(X, targets, mask=mask & (np.arange(N) != 2)[:, None])
-    with pytest.raises(InputError, match="z"):
+    with pytest.raises(ja.InputError, match="z"):
         from_query(X, z[:2], targets)
-    with pytest.raises(InputError, match=r"values: expected shape \(24,\), .* got none"):
+    with pytest.raises(ja.InputError, match=r"values: expected shape \(24,\), .* got none"):
         require_values(from_vectors(X, targets))

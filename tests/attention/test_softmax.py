@@ -7,7 +7,6 @@ from jax.test_util import check_grads
 import jaxattn as ja
 from jaxattn.attention.softmax import attend, require_rows
 from jaxattn.core import backend
-from jaxattn.core.errors import InputError
 
 
 @pytest.fixture(
@@ -115,7 +114,7 @@ def test_a_wrong_number_of_tokens_is_rejected(corpus):
     """A gather would silently use the last token for missing tokens."""
     few = jnp.zeros(corpus.vocab_size - 1)
     for average in (attend, lambda corpus, a, x: ja.attention.pool(corpus, a, x[:, None])):
-        with pytest.raises(InputError, match=r"scores: expected one row for each of .* tokens, got shape"):
+        with pytest.raises(ja.InputError, match=r"scores: expected one row for each of .* tokens, got shape"):
             average(corpus, few, few)
-    with pytest.raises(InputError, match=r"table: expected one row for each of"):
+    with pytest.raises(ja.InputError, match=r"table: expected one row for each of"):
         require_rows(corpus, scores=jnp.zeros(corpus.vocab_size), table=few[:, None])

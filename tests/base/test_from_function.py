@@ -7,15 +7,8 @@ import pytest
 import jaxattn as ja
 from jaxattn import losses
 from jaxattn.base import Task
-from jaxattn.base.from_function import (
-    LossFromFunction,
-    ProbeFromFunction,
-    StartFromFunction,
-    declare,
-    settings_class,
-)
+from jaxattn.base.from_function import LossFromFunction, ProbeFromFunction, StartFromFunction, settings_class
 from jaxattn.base.probe import ProbeContext
-from jaxattn.core.errors import InputError
 from jaxattn.data.splits import Splits
 from jaxattn.dynamics import Descent
 from jaxattn.models import OneLayer
@@ -52,22 +45,22 @@ def test_a_probe_function_returns_a_number_or_a_dictionary():
 def test_declare_sets_class_attributes_and_the_check_function():
     def not_zero(scale, times=1):
         if scale == 0:
-            raise InputError("scale: 0; give another number")
+            raise ja.InputError("scale: 0; give another number")
 
-    @declare(check=not_zero, rotation_invariant=True)
+    @ja.declare(check=not_zero, rotation_invariant=True)
     def scaled(key, drawn, *, scale: float):
         return scale * drawn
 
     made = settings_class(scaled, StartFromFunction)
     assert made.rotation_invariant
     made(scale=2.0).check()
-    with pytest.raises(InputError, match="scale: 0; give another number"):
+    with pytest.raises(ja.InputError, match="scale: 0; give another number"):
         made(scale=0.0).check()
 
 
 def test_repeated_declarations_are_merged():
-    @declare(coupled=True)
-    @declare(skip_reason=lambda settings, outputs, data: "never")
+    @ja.declare(coupled=True)
+    @ja.declare(skip_reason=lambda settings, outputs, data: "never")
     def mine(outputs, targets):
         raise NotImplementedError
 
@@ -77,7 +70,7 @@ def test_repeated_declarations_are_merged():
 
 
 def test_a_declared_function_becomes_a_method():
-    @declare(skip_reason=lambda settings, outputs, data: f"power {settings.power}", coupled=True)
+    @ja.declare(skip_reason=lambda settings, outputs, data: f"power {settings.power}", coupled=True)
     def powered(outputs, targets, *, power: int = 2):
         raise NotImplementedError
 
@@ -97,11 +90,11 @@ def test_a_declared_function_becomes_a_method():
     ],
 )
 def test_an_unknown_declared_attribute_is_rejected(declared, message):
-    @declare(**declared)
+    @ja.declare(**declared)
     def mine(outputs, targets):
         raise NotImplementedError
 
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         settings_class(mine, LossFromFunction)
 
 

@@ -25,7 +25,6 @@ from bench import (
 )
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError, RunError
 
 
 def test_generated_reviews_have_realistic_lengths_and_are_deterministic():
@@ -88,7 +87,7 @@ def test_case_that_exceeds_memory_raises_a_one_line_error(monkeypatch):
 
     monkeypatch.setattr(bench, "_timed", full)
     with pytest.raises(
-        RunError, match=r"small, 3 seeds: RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes$"
+        ja.RunError, match=r"small, 3 seeds: RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes$"
     ):
         measure(case(), 3, repeats=1)
 
@@ -139,26 +138,28 @@ WRONG_TYPE = """{"machine": {"device": "chip", "platform": "gpu", "devices": 1, 
 def test_files_that_are_not_reports_are_rejected(tmp_path, content):
     path = tmp_path / "bench.json"
     path.write_text(content)
-    with pytest.raises(InputError, match=r"not a file of bench\.py"):
+    with pytest.raises(ja.InputError, match=r"not a file of bench\.py"):
         read(path)
-    with pytest.raises(InputError, match="missing"):
+    with pytest.raises(ja.InputError, match="missing"):
         read(tmp_path / "missing.json")
-    with pytest.raises(RunError, match="cannot be written"):
+    with pytest.raises(ja.RunError, match="cannot be written"):
         write(report(), path / "below.json")
 
 
 def test_special_and_oversized_files_are_rejected_without_blocking(tmp_path):
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(InputError, match=r"fifo: not a regular file; give a file that bench.py --out wrote$"):
+    with pytest.raises(
+        ja.InputError, match=r"fifo: not a regular file; give a file that bench.py --out wrote$"
+    ):
         read(tmp_path / "fifo")
     (tmp_path / "large").touch()
     os.truncate(tmp_path / "large", 2**40)
     with pytest.raises(
-        InputError, match=r"large: too large: 1,099,511,627,776 bytes, with a limit of 16,777,216 bytes"
+        ja.InputError, match=r"large: too large: 1,099,511,627,776 bytes, with a limit of 16,777,216 bytes"
     ):
         read(tmp_path / "large")
     (tmp_path / "deep").write_text("[" * 10**6)
-    with pytest.raises(InputError, match=r"not a file of bench\.py"):
+    with pytest.raises(ja.InputError, match=r"not a file of bench\.py"):
         read(tmp_path / "deep")
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.books import Cell, around, cells, read_book
 from jaxattn.lab.results.run import Run
 from jaxattn.lab.study.import_paths import ImportPaths
@@ -419,5 +419,5 @@ def test_text_data_with_three_classes_are_rejected(made, tmp_path):
     settings = run.manifest["cells"][0]["settings"]
     others = {key: value for key, value in settings.items() if not key.startswith("data.")}
     run.manifest["cells"][0]["settings"] = others | {"data.kind": "csv"}
-    with pytest.raises(InputError, match="expected texts with two classes, got 3 classes"):
+    with pytest.raises(ja.InputError, match="expected texts with two classes, got 3 classes"):
         _ = Cell(run, 0).data

@@ -9,7 +9,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.core.arguments import checked
-from jaxattn.core.errors import InputError, nearest
+from jaxattn.core.errors import nearest
 
 SIZES = {"vocab_size": 8, "relevant": 2, "length": 4, "sequences": 8}
 
@@ -48,7 +48,7 @@ def params():
     ],
 )
 def test_invalid_arguments_raise_one_line_with_the_place(call, message, corpus, params):
-    with pytest.raises(InputError, match=re.escape(message)) as caught:
+    with pytest.raises(ja.InputError, match=re.escape(message)) as caught:
         call(corpus, params)
     assert "\n" not in str(caught.value)
 
@@ -93,7 +93,7 @@ def test_checked_functions_keep_their_signature():
     assert (wrapped.__doc__, wrapped.__name__) == (own.__doc__, "own")
     key = jax.random.key(0)
     assert wrapped(key, number=2, anything="x") == (key, 2.0, "x")
-    with pytest.raises(InputError, match=r"own\.number"):
+    with pytest.raises(ja.InputError, match=r"own\.number"):
         wrapped(key, number="x")
 
 
@@ -112,9 +112,9 @@ def test_the_nearest_name_ignores_case_and_knows_synonyms(given, known, meant):
 
 
 def test_labels_of_zero_and_one_are_explained():
-    with pytest.raises(InputError, match=r"for labels 0 and 1, pass 2 \* labels - 1"):
+    with pytest.raises(ja.InputError, match=r"for labels 0 and 1, pass 2 \* labels - 1"):
         ja.data.from_sequences([[0], [1]], [0, 1], vocab_size=2)
-    with pytest.raises(InputError, match=r"for labels 0 and 1"):
+    with pytest.raises(ja.InputError, match=r"for labels 0 and 1"):
         ja.data.from_sequences([[0], [1]], [True, False], vocab_size=2)
-    with pytest.raises(InputError, match=r"token id -1 in sequence 0 .*leave padding out"):
+    with pytest.raises(ja.InputError, match=r"token id -1 in sequence 0 .*leave padding out"):
         ja.data.from_sequences([[0, -1], [1]], [1, -1], vocab_size=2)

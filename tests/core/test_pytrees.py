@@ -13,7 +13,6 @@ from flax import struct
 
 import jaxattn as ja
 from jaxattn.core import pytrees
-from jaxattn.core.errors import InputError
 from jaxattn.data.sequences import from_flat
 
 
@@ -47,7 +46,7 @@ def test_parameters_are_found_and_replaced_by_name(kind):
     np.testing.assert_array_equal(pytrees.get(params, "p"), [0, 0])
     assert pytrees.get(changed, "E") is pytrees.get(params, "E")
     for unknown in (lambda: pytrees.get(params, "q"), lambda: pytrees.replace(params, q=1)):
-        with pytest.raises(InputError, match="q: not a parameter of the model; known: E, p"):
+        with pytest.raises(ja.InputError, match="q: not a parameter of the model; known: E, p"):
             unknown()
 
 
@@ -85,7 +84,7 @@ def test_excluded_and_integer_parameters_are_not_selected(patterns, names):
     ],
 )
 def test_selection_without_trainable_parameters_raises(patterns, message):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(ja.InputError) as caught:
         pytrees.selected(BUFFERS, patterns)
     assert str(caught.value) == message
 
@@ -129,26 +128,28 @@ def test_patterns_select_parameters(patterns, names):
 
 @pytest.mark.parametrize("pattern", ["atention.*", "attention.kernl", "head.2"])
 def test_an_unmatched_pattern_error_suggests_the_nearest_path(pattern):
-    with pytest.raises(InputError, match=rf"{re.escape(pattern)}: not a parameter .*did you mean '\w+"):
+    with pytest.raises(ja.InputError, match=rf"{re.escape(pattern)}: not a parameter .*did you mean '\w+"):
         pytrees.selected(MODULE, ["*", pattern])
 
 
 def test_two_parameters_with_the_same_path_are_rejected():
-    with pytest.raises(InputError, match=r"two arrays have the path a\.b; rename one"):
+    with pytest.raises(ja.InputError, match=r"two arrays have the path a\.b; rename one"):
         pytrees.names({"a": {"b": np.ones(1)}, "a.b": np.ones(1)})
 
 
 @pytest.mark.parametrize("leaf", [jnp.tanh, "relu", True])
 def test_parameters_that_are_not_arrays_are_rejected(leaf):
-    with pytest.raises(InputError, match=r"parameters: act is a \w+, not an array; make it a static field"):
+    with pytest.raises(
+        ja.InputError, match=r"parameters: act is a \w+, not an array; make it a static field"
+    ):
         pytrees.names({"act": leaf, "w": np.ones(2)})
 
 
 def test_parameters_without_names_are_rejected():
-    with pytest.raises(InputError, match=r"a function, which has no parameter names; return"):
+    with pytest.raises(ja.InputError, match=r"a function, which has no parameter names; return"):
         pytrees.names(lambda x: x)
     wanted = "an array float32.3., which has no parameter names; return"
-    with pytest.raises(InputError, match=wanted):
+    with pytest.raises(ja.InputError, match=wanted):
         jax.eval_shape(pytrees.names, jnp.zeros(3))
 
 

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus, from_counted, from_draws
-from jaxattn.models.reference import padded_sequences
 
 # The function without the type checks that the tests add.
 from_sequences = inspect.unwrap(ja.data.from_sequences)
@@ -54,7 +52,7 @@ def test_counts_from_sequences_match_a_loop(rng):
     ],
 )
 def test_sampled_tokens_or_labels_with_wrong_types_or_shapes_are_rejected(tokens, labels, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         draw(tokens, labels, vocab_size=4, num_classes=2)
 
 
@@ -93,7 +91,7 @@ def test_from_draws_and_from_sequences_build_equal_corpora(rng):
 def test_padded_sequences_contain_the_original_tokens(rng):
     sequences = [sorted(rng.integers(0, 50, rng.integers(1, 80)).tolist()) for _ in range(40)]
     corpus = ja.data.from_sequences(sequences, [1] * 40, vocab_size=50)
-    ids, mask = padded_sequences(corpus)
+    ids, mask = ja.models.reference.padded_sequences(corpus)
     assert [row[use].tolist() for row, use in zip(ids, mask, strict=True)] == sequences
 
 
@@ -119,7 +117,7 @@ def test_padded_sequences_contain_the_original_tokens(rng):
     ],
 )
 def test_invalid_sequences_are_rejected(sequences, labels, sizes, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         from_sequences(sequences, labels, **{"vocab_size": 3} | sizes)
 
 
@@ -134,7 +132,7 @@ def test_invalid_sequences_are_rejected(sequences, labels, sizes, message):
     ],
 )
 def test_inconsistent_flat_arrays_are_rejected(tokens, lengths, labels, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         ja.data.from_flat(tokens, lengths, labels, vocab_size=3)
 
 
@@ -175,13 +173,13 @@ def test_a_sequence_may_consist_of_one_repeated_token(x64, length):
 )
 def test_corpora_exceeding_the_32_bit_index_limit_are_rejected(sequences, length, vocab_size):
     tokens, labels = (jax.ShapeDtypeStruct(shape, "int32") for shape in ((sequences, length), (sequences,)))
-    with pytest.raises(InputError, match=r"exceed the 32-bit index limit of 2,147,483,647; use"):
+    with pytest.raises(ja.InputError, match=r"exceed the 32-bit index limit of 2,147,483,647; use"):
         jax.eval_shape(partial(from_draws, vocab_size=vocab_size, num_classes=2), tokens, labels)
 
 
 def test_sequence_lengths_that_overflow_32_bits_are_rejected():
     one = np.array([1])
-    with pytest.raises(InputError, match="the longest sequence: 2,147,483,648"):
+    with pytest.raises(ja.InputError, match="the longest sequence: 2,147,483,648"):
         from_counted(one, one * 2**31, one, one, vocab_size=2, num_classes=2)
 
 

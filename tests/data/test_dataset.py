@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flax import struct
 
+import jaxattn as ja
 from jaxattn.base import Dataset
-from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import check_classes
 
 
@@ -54,13 +54,13 @@ def test_a_static_field_is_not_traced():
 @pytest.mark.parametrize("wrong", [jnp.ones((4, 2)), jnp.float32(1)])
 def test_arrays_with_a_wrong_number_of_rows_are_rejected(wrong):
     pairs().check()
-    with pytest.raises(InputError, match=r"right: float32\[.*\] for 5 targets; expected one row"):
+    with pytest.raises(ja.InputError, match=r"right: float32\[.*\] for 5 targets; expected one row"):
         pairs().replace(right=wrong).check()
 
 
 def test_targets_that_are_not_classes_are_rejected():
     check_classes(jnp.array([-1, 1]), 2)
-    with pytest.raises(InputError, match=r"label 0 is invalid; the labels for 2 classes are \[-1, 1\]"):
+    with pytest.raises(ja.InputError, match=r"label 0 is invalid; the labels for 2 classes are \[-1, 1\]"):
         check_classes(jnp.array([0, 1]), 2)
-    with pytest.raises(InputError, match=r"labels for 50 classes are 0 to 49"):
+    with pytest.raises(ja.InputError, match=r"labels for 50 classes are 0 to 49"):
         check_classes(jnp.array([50]), 50)

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
+import jaxattn as ja
 from jaxattn import base
 from jaxattn.base import DrawnData
-from jaxattn.core.errors import InputError
 from jaxattn.data import Vectors
 from jaxattn.data.from_function import data_class
 from jaxattn.data.splits import Splits, token_statistics
@@ -78,7 +78,9 @@ def test_a_function_with_a_task_key_argument_must_also_have_a_key_argument():
     def keyless(*, task_key, sequences: int = 3):
         raise NotImplementedError
 
-    with pytest.raises(InputError, match=r"keyless: a function that takes 'task_key' must also take 'key'"):
+    with pytest.raises(
+        ja.InputError, match=r"keyless: a function that takes 'task_key' must also take 'key'"
+    ):
         data_class(keyless)
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab import kinds
 from jaxattn.lab.study import seed
 
@@ -32,7 +32,7 @@ def generator(study):
 
 @pytest.mark.parametrize("size", ["vocab_size", "length", "sequences", "test_sequences"])
 def test_sizes_are_limited_to_32_bits(generator, size):
-    with pytest.raises(InputError, match=rf"data.{size}: expected 'int' <= 2147483647"):
+    with pytest.raises(ja.InputError, match=rf"data.{size}: expected 'int' <= 2147483647"):
         generator("independent", **{size: 2**31})
 
 
@@ -69,9 +69,9 @@ def test_batch_matches_the_generator_function(kind, generator):
 )
 def test_incompatible_sizes_are_rejected_before_sampling(kind, change, message, generator, monkeypatch):
     monkeypatch.setattr(GENERATORS[kind], "draw", None)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         generator(kind, **change)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         GENERATORS[kind](**KINDS[kind] | change).check()
 
 
@@ -85,7 +85,7 @@ def test_incompatible_sizes_are_rejected_before_sampling(kind, change, message, 
     ],
 )
 def test_invalid_values_are_rejected(kind, change, message, generator):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         generator(kind, **change)
 
 
@@ -94,7 +94,7 @@ def test_flows_for_two_classes_reject_three_classes(kind, study, tables):
     data = tables("flow")["data"] | {"num_classes": 3, "sequences": 21, "relevant": 6}
     phases = [{"name": "joint", "kind": kind}]
     with pytest.raises(
-        InputError, match=r"phases\[0\]: this phase requires two classes, got 3; use kind = 'descent'"
+        ja.InputError, match=r"phases\[0\]: this phase requires two classes, got 3; use kind = 'descent'"
     ):
         study("flow", data=data, phases=phases, probes={})
 

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
-from jaxattn.models.reference import padded_sequences
 
 XOR = {"vocab_size": 40, "pairs": 3, "length": 7, "sequences": 120}
 NEGATION = {"vocab_size": 40, "relevant": 6, "length": 7, "sequences": 160}
@@ -14,7 +12,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 def sequences(corpus):
-    ids, mask = padded_sequences(corpus)
+    ids, mask = ja.models.reference.padded_sequences(corpus)
     assert mask.all()
     return np.asarray(ids).tolist(), np.asarray(corpus.targets).tolist()
 
@@ -137,7 +135,7 @@ def test_the_negated_fraction_can_be_vmapped():
 )
 def test_impossible_sizes_are_rejected(kind, change, message):
     generate, sizes = KINDS[kind]
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         generate(jax.random.key(0), **sizes | change)
 
 

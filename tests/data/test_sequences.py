@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.data.corpus import from_sequences
 from jaxattn.data.sequences import Sequences, Vectors, from_flat
 
@@ -76,12 +76,12 @@ def test_take_preserves_queries():
     ],
 )
 def test_invalid_sequences_are_rejected(changes, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         sequences(**changes).check()
 
 
 def test_bags_require_the_number_of_classes():
-    with pytest.raises(InputError, match="classes=K"):
+    with pytest.raises(ja.InputError, match="classes=K"):
         sequences(classes=None).bags()
 
 
@@ -116,5 +116,5 @@ def test_masked_tokens_have_score_minus_infinity():
     ],
 )
 def test_invalid_vectors_are_rejected(changes, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         vectors(**changes).check()

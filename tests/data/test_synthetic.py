@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
-from jaxattn.models.reference import padded_sequences
 
 SIZES = {"vocab_size": 60, "relevant": 12, "length": 10, "sequences": 240}
 
@@ -17,7 +15,7 @@ def test_assumption1_samples_satisfy_assumption_1_exactly(classes, seed):
     alpha = np.asarray(ja.data.average_signed_frequency(corpus)).reshape(60, -1)
     assert (alpha[12:] == 0).all()
     assert np.asarray(ja.data.irrelevant(corpus))[12:].all()
-    ids, mask = padded_sequences(corpus)
+    ids, mask = ja.models.reference.padded_sequences(corpus)
     assert mask.all()
     assert ((ids < 12).sum(axis=1) == 1).all()
     own_class = ids[ids < 12] % classes
@@ -30,7 +28,7 @@ def test_assumption1_samples_satisfy_assumption_1_exactly(classes, seed):
 @pytest.mark.more
 def test_multi_relevant_sequences_contain_distinct_relevant_tokens_of_their_class(classes):
     corpus = ja.data.multi_relevant(jax.random.key(0), **SIZES, relevant_per_sequence=3, num_classes=classes)
-    ids, _ = padded_sequences(corpus)
+    ids, _ = ja.models.reference.padded_sequences(corpus)
     for row, k in zip(ids, np.asarray(corpus.class_index), strict=True):
         relevant = row[row < 12]
         assert len(set(relevant.tolist())) == 3 == len(relevant)
@@ -76,9 +74,9 @@ def test_generators_are_pure_functions_of_the_key():
     ],
 )
 def test_impossible_sizes_are_rejected(change, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         ja.data.assumption1(jax.random.key(0), **SIZES | change)
-    with pytest.raises(InputError, match="relevant_per_sequence: must be between 1 and"):
+    with pytest.raises(ja.InputError, match="relevant_per_sequence: must be between 1 and"):
         ja.data.multi_relevant(jax.random.key(0), **SIZES, relevant_per_sequence=7)
 
 
@@ -99,7 +97,7 @@ def test_the_posterior_difference_of_a_topic_word_is_its_purity(classes):
         share = pure + (1 - pure) / classes
         spread = classes / (classes - 1) * np.sqrt(share * (1 - share) / number[word])
         assert abs(found - pure) < 4 * spread
-    ids, mask = padded_sequences(corpus)
+    ids, mask = ja.models.reference.padded_sequences(corpus)
     assert mask.all()
     assert ((ids < 12).sum(axis=1) == 6).all()
     # All words are equally frequent: 12 words share 6 positions in each of 12,000 sequences.
@@ -111,7 +109,7 @@ def test_the_posterior_difference_of_a_topic_word_is_its_purity(classes):
 @pytest.mark.more
 def test_pure_topic_words_occur_only_in_their_topic(classes):
     corpus = ja.data.topics(jax.random.key(0), **TOPICS, min_purity=1.0, num_classes=classes)
-    ids, _ = padded_sequences(corpus)
+    ids, _ = ja.models.reference.padded_sequences(corpus)
     for row, topic in zip(ids, np.asarray(corpus.class_index), strict=True):
         assert (row[row < 12] % classes == topic).all()
 
@@ -126,8 +124,8 @@ def test_topics_with_vmapped_purity_and_padding_match_a_loop():
 
     batch = jax.jit(jax.vmap(wide, in_axes=(0, 0, None)))(keys, jnp.array(purities), 60)
     for number, (key, purity) in enumerate(zip(keys, purities, strict=True)):
-        mine, _ = padded_sequences(jax.tree.map(lambda x, i=number: x[i], batch))
-        alone, _ = padded_sequences(ja.data.topics(key, **TOPICS, min_purity=purity))
+        mine, _ = ja.models.reference.padded_sequences(jax.tree.map(lambda x, i=number: x[i], batch))
+        alone, _ = ja.models.reference.padded_sequences(ja.data.topics(key, **TOPICS, min_purity=purity))
         np.testing.assert_array_equal(mine, alone)
 
 
@@ -141,7 +139,7 @@ def test_topics_with_vmapped_purity_and_padding_match_a_loop():
     ],
 )
 def test_impossible_topic_sizes_are_rejected(change, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         ja.data.topics(jax.random.key(0), **TOPICS | change)
 
 

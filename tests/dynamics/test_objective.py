@@ -8,7 +8,6 @@ from scipy.integrate import solve_ivp
 from scipy.linalg import expm
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.dynamics import Descent, GradientFlow, Task
 from jaxattn.dynamics.flows.gradient_flow import gradient_flow
 
@@ -143,10 +142,10 @@ def test_settings_that_do_not_fit_an_objective_are_refused(kind):
     extra = {"optimizer": "sgd", "step_size": 0.1, "steps": 1} if kind is Descent else {"until_time": 1.0}
     given, start = task()
     for wrong, message in (({"objective": "risk"}, "function"), ({"objective": risk, "fresh": 3}, "fresh")):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(ja.InputError, match=message):
             ja.dynamics.run(kind(name="a", train=("w",), **extra, **wrong), given, start, jax.random.key(0))
     vector = kind(name="a", train=("w",), **extra, objective=lambda params, task: params["w"])
-    with pytest.raises(InputError, match="scalar"):
+    with pytest.raises(ja.InputError, match="scalar"):
         ja.dynamics.run(vector, given, start)
     assert not kind(name="a", train=("w",), **extra, objective=risk).rotation_invariant
     assert kind(name="a", train=("w",), **extra).rotation_invariant
@@ -155,7 +154,7 @@ def test_settings_that_do_not_fit_an_objective_are_refused(kind):
 def test_fresh_examples_require_a_source_and_a_key():
     given, start = task()
     fixed = given._replace(fresh=None)
-    with pytest.raises(InputError, match="fresh"):
+    with pytest.raises(ja.InputError, match="fresh"):
         gradient_flow(start, fixed, train=("w",), until_time=1.0, fresh=2, key=jax.random.key(0))
-    with pytest.raises(InputError, match="key"):
+    with pytest.raises(ja.InputError, match="key"):
         gradient_flow(start, given, train=("w",), until_time=1.0, fresh=2)

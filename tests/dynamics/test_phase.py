@@ -5,8 +5,8 @@ import msgspec
 import numpy as np
 import pytest
 
+import jaxattn as ja
 from jaxattn.base import Phase, log_spaced
-from jaxattn.core.errors import InputError
 from jaxattn.lab import kinds
 
 
@@ -88,7 +88,7 @@ def test_custom_phase_requires_only_step(task, params):
 @pytest.mark.parametrize("kind", ["exact_flow", "log_descent"])
 def test_theory_phases_reject_unsupported_models_and_losses(study, kind, changes, message):
     phase = {"name": "flow", "kind": kind} | (KINDS[kind] if kind == "log_descent" else {})
-    with pytest.raises(InputError, match=rf"phases\[0\]: .*{message}"):
+    with pytest.raises(ja.InputError, match=rf"phases\[0\]: .*{message}"):
         study(phases=[phase], **changes)
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.dynamics import Descent, ExactFlow, LogDescent, OneStep, Task, run
 from jaxattn.dynamics.flows.flow_phase import from_function
 
@@ -120,7 +119,7 @@ def test_a_custom_phase_runs_without_a_study(corpus, params):
     found = run(Noise(name="noise"), Task(data=corpus), params, key)
     noise = sum(jax.random.normal(jax.random.fold_in(key, step), params.p.shape) for step in (0, 1))
     np.testing.assert_allclose(found.params.p, params.p + 0.1 * noise, rtol=1e-12)
-    with pytest.raises(InputError, match=r"^key: the phase uses random numbers; pass a key such as"):
+    with pytest.raises(ja.InputError, match=r"^key: the phase uses random numbers; pass a key such as"):
         run(Noise(name="noise"), Task(data=corpus), params)
 
 
@@ -149,10 +148,10 @@ def test_flows_run_in_float64_in_a_float32_session(corpus, params):
     ],
 )
 def test_theory_phases_reject_the_model_or_loss_of_a_task(corpus, params, phase):
-    with pytest.raises(InputError, match="requires the logistic loss without label smoothing"):
+    with pytest.raises(ja.InputError, match="requires the logistic loss without label smoothing"):
         run(phase, Task(loss=ja.losses.Hinge(), data=corpus), params)
     with pytest.raises(
-        InputError, match=r"requires (model.kind = 'one_layer'|scores that are linear in 'p')"
+        ja.InputError, match=r"requires (model.kind = 'one_layer'|scores that are linear in 'p')"
     ):
         run(phase, Task(ja.models.TwoLayer(dim=6), data=corpus), params)
 
@@ -163,7 +162,7 @@ def test_a_task_has_the_one_layer_model_and_its_loss_by_default(task, corpus, pa
     np.testing.assert_array_equal(of_data.model.outputs(params, corpus), task.model.outputs(params, corpus))
     assert of_data.loss == ja.losses.Classification()
     assert isinstance(of_data._replace(loss=ja.losses.Hinge()), Task)
-    with pytest.raises(InputError, match=r"has no dimension; pass model=ja.models.OneLayer\(dim=...\)"):
+    with pytest.raises(ja.InputError, match=r"has no dimension; pass model=ja.models.OneLayer\(dim=...\)"):
         of_data.model.init(jax.random.key(0), corpus, dtype=jnp.float32)
 
 
@@ -186,7 +185,7 @@ def test_invalid_tasks_and_settings_are_rejected(corpus, params):
         ),
         (lambda: run(OneStep(name="q", step_size=1.0, train=("W",)), Task(data=corpus), params), "W: not a"),
     ):
-        with pytest.raises(InputError, match=message) as caught:
+        with pytest.raises(ja.InputError, match=message) as caught:
             call()
         assert "\n" not in str(caught.value)
 
@@ -200,6 +199,6 @@ def test_invalid_tasks_and_settings_are_rejected(corpus, params):
     ],
 )
 def test_numbers_outside_their_range_are_rejected(corpus, params, changes, steps, message):
-    with pytest.raises(InputError) as error:
+    with pytest.raises(ja.InputError) as error:
         run(sgd(**changes), Task(data=corpus), params, steps=steps)
     assert str(error.value) == message

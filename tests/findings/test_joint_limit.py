@@ -11,7 +11,6 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.models.reference import padded_sequences
 from jaxattn.theory import Scores, one_minus_cosine
 
 PATHS = ImportPaths(Path(__file__).parents[2] / "sweeps" / "findings" / "which_mixture")
@@ -63,7 +62,7 @@ def problems():
 
 def by_loop(shortest, E, p, corpus, heavy, v, light_of_points):
     """List all requirements, token by token."""
-    ids, mask = (np.asarray(x) for x in padded_sequences(corpus))
+    ids, mask = (np.asarray(x) for x in ja.models.reference.padded_sequences(corpus))
     a, rows, required = E @ p, [], []
     for X, y in enumerate(np.asarray(corpus.targets)):
         tokens = sorted(set(ids[X][mask[X]]), key=lambda s: -a[s])
@@ -94,7 +93,7 @@ def test_limits_of_p_and_v_match_an_independent_solver(problems, shortest, seed)
     found = certify_joint_limit(Scores(E, corpus), p, v)
     assert found.holds
     assert "certified" in repr(found)
-    ids, mask = (np.asarray(x) for x in padded_sequences(corpus))
+    ids, mask = (np.asarray(x) for x in ja.models.reference.padded_sequences(corpus))
     scores = np.where(mask, (E @ p)[ids], -np.inf)
     q = np.exp(scores - scores.max(axis=1, keepdims=True))
     q /= q.sum(axis=1, keepdims=True)

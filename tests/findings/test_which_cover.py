@@ -9,7 +9,6 @@ import pytest
 import jaxattn as ja
 from jaxattn.lab import books
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.models.reference import padded_sequences
 
 FOLDER = Path(__file__).parents[2] / "sweeps" / "findings" / "which_cover"
 
@@ -27,7 +26,7 @@ def test_minimum_and_greedy_covers_of_planted_data_have_the_expected_sizes(
     planted = code("which_cover.py:planted")
     sizes = {"vocab_size": 20, "broad": 2, "narrow": narrow, "halving": halving, "sequences": 56}
     corpus = planted(jax.random.key(0), **sizes)
-    ids, mask = (np.asarray(x) for x in padded_sequences(corpus))
+    ids, mask = (np.asarray(x) for x in ja.models.reference.padded_sequences(corpus))
     for row, real, y in zip(ids, mask, np.asarray(corpus.targets), strict=True):
         own = [s for s in row[real] if s < 2 * (2 + narrow)]
         assert sorted(s < 4 for s in own) == [False, True]

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.lab.loaded import load
+import jaxattn as ja
 from jaxattn.lab.probes import Accuracy, Fit, Importance, MaxMarginDirection, OneStepError, Selected
 from jaxattn.lab.storage import batch_record, memo, study_file
 from jaxattn.lab.storage.batch_record import BatchCell, BatchRecord, Checkpoint, Device, Failure, Origin
@@ -320,7 +320,7 @@ def load_planted(tmp_path_factory):
 
     def make(rows, **known):
         records = pd.DataFrame(rows, columns=["cell", "seed", "phase", "step", "metric", "value"])
-        return load(put(tmp_path_factory.mktemp("planted"), {"records": records}, known))
+        return ja.load(put(tmp_path_factory.mktemp("planted"), {"records": records}, known))
 
     return make
 
@@ -379,4 +379,4 @@ def batches():
 
 @pytest.fixture(scope="session")
 def results(folders):
-    return {name: load(folder) for name, folder in folders.items()}
+    return {name: ja.load(folder) for name, folder in folders.items()}

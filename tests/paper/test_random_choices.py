@@ -11,7 +11,6 @@ from scipy import stats
 
 import jaxattn as ja
 from jaxattn.lab.books import around, at_least
-from jaxattn.lab.loaded import load
 from jaxattn.lab.study.import_paths import ImportPaths
 
 CODE = ImportPaths(Path(__file__).parents[2] / "sweeps" / "paper").load
@@ -44,7 +43,7 @@ DRAWN = BASE | {
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("choices") / "run"
     ja.Study.from_tables(DRAWN).run(folder, quiet=True)
-    return load(folder)
+    return ja.load(folder)
 
 
 def shapes_by_hand(results, cell):

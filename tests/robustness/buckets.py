@@ -29,7 +29,6 @@ from bucket_scene import (
 from s3_server import FAULTS, REFUSED, Server
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.engine import attempt as attempts
 from jaxattn.lab.results.read import verify
 from jaxattn.lab.storage import objects
@@ -165,7 +164,7 @@ def _read(scene: Scene, place: Path) -> str:
             )
         try:
             return told + "".join(verify(results_folder(place).fetch("tables", "checkpoints")))
-        except (InputError, RunError) as error:
+        except (ja.InputError, ja.RunError) as error:
             return told + str(error)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab import kinds
 from jaxattn.lab.texts import text
 
@@ -51,7 +51,7 @@ def attack(count: int, seed: int) -> dict[str, int]:
             try:
                 source = READERS[kind](**settings)
                 found = text.load_text(source, cache_dir=Path(folder, "cache"))
-            except InputError as error:
+            except ja.InputError as error:
                 if "\n" in str(error) or whole:
                     raise AssertionError(f"{place} ({kind}) is refused: {error}") from error
                 outcomes[f"{kind} refused"] += 1

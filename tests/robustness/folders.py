@@ -15,7 +15,6 @@ import pandas as pd
 
 import jaxattn as ja
 from jaxattn.core import pytrees
-from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.engine import missing
 from jaxattn.lab.engine import run_study as engine
 from jaxattn.lab.engine.monitor import Interrupted, Intervals
@@ -145,7 +144,7 @@ def refusal(function: Callable[[], Any]) -> str:
     """Call a function. Return the one line of an InputError or a RunError, or "" if it raises none."""
     try:
         function()
-    except (InputError, RunError) as error:
+    except (ja.InputError, ja.RunError) as error:
         line = str(error)
     else:
         return ""

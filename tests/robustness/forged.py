@@ -33,7 +33,6 @@ import pyarrow.parquet as pq
 import tensorstore as ts
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab import cli
 from jaxattn.lab.cli.commands import commands
 from jaxattn.lab.figures import style
@@ -225,7 +224,7 @@ def _answer(use: Callable[[Path], None], place: Path, heard: Path) -> tuple[bool
     with redirect_stdout(said), redirect_stderr(said):
         try:
             use(place / "folder")
-        except (InputError, RunError) as error:
+        except (ja.InputError, ja.RunError) as error:
             refused = str(error)
         except SystemExit as ended:
             refused = "status" if ended.code else ""

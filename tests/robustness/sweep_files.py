@@ -16,8 +16,9 @@ from unittest import mock
 
 import tomli_w
 
+import jaxattn as ja
 from jaxattn import Study
-from jaxattn.core.errors import InputError, UserCodeError
+from jaxattn.core.errors import UserCodeError
 from jaxattn.lab.engine import memory
 from jaxattn.lab.engine.missing import plan_run
 from jaxattn.lab.engine.programs import ProgramCache
@@ -140,7 +141,7 @@ def _attack_one(folder: Path, rng: random.Random, name: str) -> str:
     begin = time.process_time()
     try:
         outcome = _plan(path, folder / "none")
-    except (InputError, UserCodeError) as error:
+    except (ja.InputError, UserCodeError) as error:
         outcome, line = "refused", str(error)
         assert "\n" not in line, f"{line!r} is more than one line; {where}"
         assert re.match(r"\S[^:]*: \S", line), f"{line!r} names no place; {where}"

@@ -13,7 +13,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.data.arrays import read_array
 
 KINDS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
@@ -47,7 +47,7 @@ def attack(count: int, seed: int) -> dict[str, int]:
             place = f"weights.attack(seed={seed}), file {number}"
             try:
                 found = read_array(path if suffix == "npy" else f"{path}:E")
-            except InputError as error:
+            except ja.InputError as error:
                 if "\n" in str(error):
                     raise AssertionError(f"{place}: more than one line") from error
                 outcomes["refused"] += 1

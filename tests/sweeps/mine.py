@@ -8,10 +8,9 @@ import optax
 
 import jaxattn as ja
 from jaxattn.core import pytrees
-from jaxattn.core.settings import Fraction, PositiveInt
 
 
-def pairs(key, *, vocab_size: int, sequences: int, swapped: Fraction = 0.0):
+def pairs(key, *, vocab_size: int, sequences: int, swapped: ja.Fraction = 0.0):
     """Sample one token of the label's side and a random one, with sides swapped with a probability."""
     side, other, any_side = jax.random.split(key, 3)
     labels = jnp.where(jnp.arange(sequences) % 2 == 0, 1, -1)
@@ -30,9 +29,9 @@ def fixed(*, sequences: int = 12):
 class Pairs(ja.DrawnData):
     """`pairs` as a class."""
 
-    vocab_size: PositiveInt
-    sequences: PositiveInt
-    swapped: Fraction = 0.0
+    vocab_size: ja.PositiveInt
+    sequences: ja.PositiveInt
+    swapped: ja.Fraction = 0.0
 
     def draw(self, key, used=None):
         train = self.batch(key, self.sequences)
@@ -92,7 +91,7 @@ class Wander(ja.Phase, frozen=True, kw_only=True):
     train: tuple[str, ...] = ("p",)
     step_size: float
     noise: float = 0.0
-    steps: PositiveInt = 3
+    steps: ja.PositiveInt = 3
 
     def init(self, task, params, key):
         state = super().init(task, params, key)

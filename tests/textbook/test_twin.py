@@ -12,7 +12,6 @@ from textbook import compare, grid, package, reading
 from textbook.steps import OPTIONS
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.lab.results import statistics
 
 METRICS = ("loss", "train_accuracy", "spearman_Ev_tokens", "important_mass", "one_step_error")
@@ -114,7 +113,7 @@ def test_paired_differences_match_pandas(twin):
                 table = twin.results.pair(key, *pair, metrics=metrics)
                 check(table, twin.results.axes, expected, differences=True)
             else:
-                with pytest.raises(InputError, match="have no combination"):
+                with pytest.raises(ja.InputError, match="have no combination"):
                     twin.results.pair(key, *pair, metrics=metrics)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.theory.bilinear import bilinear_max_margin, matrix_norm
 from jaxattn.theory.solution import Status
 
@@ -141,7 +141,7 @@ def test_almost_contradictory_pairs_are_not_reported_as_infeasible(norm, small):
 
 def test_products_out_of_range_are_rejected():
     u = np.array([[1e160, 0.0], [1e160, 1e150]])
-    with pytest.raises(InputError, match=r"products are out of range; rescale one of them"):
+    with pytest.raises(ja.InputError, match=r"products are out of range; rescale one of them"):
         bilinear_max_margin(u, np.full((1, 1), 1e160), np.zeros(2, int))
 
 
@@ -169,7 +169,7 @@ def test_problem_without_pairs_has_an_infinite_margin():
 
 
 def test_unknown_sequences_and_nan_raise_one_line_errors():
-    with pytest.raises(InputError, match="expected indices from 0 to 0"):
+    with pytest.raises(ja.InputError, match="expected indices from 0 to 0"):
         bilinear_max_margin(np.ones((2, 3)), np.ones((1, 3)), np.array([0, 1]))
-    with pytest.raises(InputError, match="queries contains NaN or inf"):
+    with pytest.raises(ja.InputError, match="queries contains NaN or inf"):
         bilinear_max_margin(np.ones((1, 3)), np.full((1, 3), np.nan), np.zeros(1, int))

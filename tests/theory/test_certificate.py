@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.theory.certificate import bounds, certify_max_margin
 from jaxattn.theory.constraints import Constraints, constraints
 from jaxattn.theory.solution import MaxMargin, Status, unsolved
@@ -217,11 +216,11 @@ def test_numbers_that_are_not_finite_prove_nothing():
             assert solution.status == Status.UNDECIDED
             assert not solution.feasible
             assert not solution.infeasible
-        with pytest.raises(InputError, match="keys contains NaN or inf"):
+        with pytest.raises(ja.InputError, match="keys contains NaN or inf"):
             certify_max_margin(bad * np.ones_like(E), found, one, tie)
-        with pytest.raises(InputError, match=f"required: margin {bad} of pair 0; pass finite margins"):
+        with pytest.raises(ja.InputError, match=f"required: margin {bad} of pair 0; pass finite margins"):
             certify_max_margin(E, found._replace(required=bad * one), one, tie)
-    with pytest.raises(InputError, match=r"required: margin -1\.0 of pair 0"):
+    with pytest.raises(ja.InputError, match=r"required: margin -1\.0 of pair 0"):
         certify_max_margin(E, found._replace(required=-one), one, tie)
 
 

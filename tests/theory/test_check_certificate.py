@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.theory import (
     Scores,
     certify_exactly,
@@ -243,6 +242,6 @@ def test_multipliers_with_too_many_digits_are_refused_before_a_file_is_written(t
     longest = max(len(str(x)) for *_, x in certify_exactly(scores, chosen, solution).claim["multipliers"])
     assert 100 < longest < 4000
     monkeypatch.setattr(exact_certificate, "_DIGITS", 100)
-    with pytest.raises(InputError, match=f"have {longest} digits, more than 100"):
+    with pytest.raises(ja.InputError, match=f"have {longest} digits, more than 100"):
         write_certificate(tmp_path / "a.json", scores, chosen, solution)
     assert list(tmp_path.iterdir()) == []

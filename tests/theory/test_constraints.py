@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.theory import Selection, selection_from_tokens
 from jaxattn.theory.constraints import constraints, find_cycle
 
@@ -127,9 +126,9 @@ def test_a_cycle_without_required_margins_is_feasible():
 
 def test_invalid_selections_are_rejected():
     corpus = ja.data.from_sequences([[0, 1], [2, 3]], [1, -1], vocab_size=4)
-    with pytest.raises(InputError, match="sequence 1 has no selected token"):
+    with pytest.raises(ja.InputError, match="sequence 1 has no selected token"):
         constraints(corpus, selection_from_tokens(np.array([True, False, False, False]), corpus))
-    with pytest.raises(InputError, match="recompute the selection for this corpus"):
+    with pytest.raises(ja.InputError, match="recompute the selection for this corpus"):
         constraints(corpus, Selection(np.ones((3, 2), bool)))
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError, RunError
 from jaxattn.theory import check_certificate
 
 CHECKER = Path(check_certificate.__file__)
@@ -267,15 +266,15 @@ def test_problems_without_an_exact_certificate_are_rejected(instances, separable
     ]
     corpus, E, _, chosen = with_ties[0]
     scores = ja.theory.Scores(E, corpus)
-    with pytest.raises(InputError, match="tie"):
+    with pytest.raises(ja.InputError, match="tie"):
         ja.theory.write_certificate(path, scores, chosen, ja.theory.max_margin(scores, chosen))
     scores, chosen, solution = separable[0]
     batch = jax.tree.map(lambda x: np.stack([x, x]), solution)
-    with pytest.raises(InputError, match="is a batch, has no pairs or is undecided"):
+    with pytest.raises(ja.InputError, match="is a batch, has no pairs or is undecided"):
         ja.theory.write_certificate(path, scores, chosen, batch)
-    with pytest.raises(InputError, match="fails to separate the selected tokens in exact arithmetic"):
+    with pytest.raises(ja.InputError, match="fails to separate the selected tokens in exact arithmetic"):
         ja.theory.write_certificate(path, scores, chosen, solution.replace(p=-solution.p))
-    with pytest.raises(RunError, match="cannot be written"):
+    with pytest.raises(ja.RunError, match="cannot be written"):
         ja.theory.write_certificate(tmp_path / "missing" / "a.json", scores, chosen, solution)
     assert not path.exists()
 
@@ -369,7 +368,7 @@ def test_inexact_infeasibility_multipliers_are_rejected(rng, tmp_path):
     scores, chosen = infeasible(rng, 5, cycles=False)
     solution = ja.theory.max_margin(scores, chosen)
     wrong = solution.replace(pairs=solution.pairs[:-1], multipliers=solution.multipliers[:-1])
-    with pytest.raises(InputError, match="no exact multipliers were found"):
+    with pytest.raises(ja.InputError, match="no exact multipliers were found"):
         ja.theory.write_certificate(tmp_path / "a.json", scores, chosen, wrong)
 
 

@@ -6,7 +6,6 @@ from scipy.sparse.csgraph import minimum_spanning_tree
 
 import jaxattn as ja
 from jaxattn.attention.scores import one_layer
-from jaxattn.core.errors import InputError
 from jaxattn.theory import Selection, certify_limit
 
 LENGTH, TIED, BEHIND = 5, 3, 25.0
@@ -286,19 +285,19 @@ def test_a_force_of_unknown_order_is_reported():
 def test_invalid_input_is_rejected():
     params, corpus, both = by_hand([20, 20, -40])
     three = ja.data.from_sequences([[0, 1]], [2], vocab_size=3, num_classes=3)
-    with pytest.raises(InputError, match="3 classes"):
+    with pytest.raises(ja.InputError, match="3 classes"):
         certify_limit(one_layer(params, three), params.p, both)
-    with pytest.raises(InputError, match="do not match"):
+    with pytest.raises(ja.InputError, match="do not match"):
         certify_limit(one_layer(params, corpus), params.p[:2], both)
-    with pytest.raises(InputError, match="p contains NaN"):
+    with pytest.raises(ja.InputError, match="p contains NaN"):
         certify_limit(one_layer(params, corpus), params.p * np.nan, both)
     for bad in (np.nan, np.inf, -np.inf):
         scores = one_layer(params, corpus)
         keys, values = np.array(scores.keys, float), np.array(scores.values, float)
         keys[1, 0], values[-1] = bad, bad
-        with pytest.raises(InputError, match="keys contains NaN or inf"):
+        with pytest.raises(ja.InputError, match="keys contains NaN or inf"):
             certify_limit(ja.theory.Scores(keys, corpus, values), params.p, both)
-        with pytest.raises(InputError, match="values contains NaN or inf"):
+        with pytest.raises(ja.InputError, match="values contains NaN or inf"):
             certify_limit(ja.theory.Scores(scores.keys, corpus, values), params.p, both)
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.theory import Scores, Selection, max_margin, max_margin_batch, selection, selection_from_tokens
 from jaxattn.theory.solution import Status
 
@@ -150,7 +149,7 @@ def test_problems_without_pairs_are_accepted_in_a_batch(instances):
     mask = np.stack([everything, np.zeros_like(everything)])
     batch = max_margin_batch(Scores(np.stack([E, E]), corpus), Selection(mask))
     assert batch.status.tolist() == [Status.NO_PAIRS, Status.INVALID]
-    with pytest.raises(InputError, match="one of each per seed"):
+    with pytest.raises(ja.InputError, match="one of each per seed"):
         max_margin_batch(Scores(np.zeros((0, *E.shape)), corpus), Selection(mask[:0]))
 
 
@@ -314,17 +313,17 @@ def test_float32_and_jax_arrays_are_accepted(instances):
 
 def test_invalid_input_is_rejected(instances):
     corpus, E, _, chosen = instances[0]
-    with pytest.raises(InputError, match="keys contains NaN"):
+    with pytest.raises(ja.InputError, match="keys contains NaN"):
         max_margin(Scores(np.where(E == E[3, 3], np.nan, E), corpus), chosen)  # noqa: SIM300
-    with pytest.raises(InputError, match="no selected token"):
+    with pytest.raises(ja.InputError, match="no selected token"):
         max_margin(Scores(E, corpus), selection_from_tokens(np.arange(12) == 0, corpus))
-    with pytest.raises(InputError, match=r"keys: expected shape \(12, D\)"):
+    with pytest.raises(ja.InputError, match=r"keys: expected shape \(12, D\)"):
         max_margin(Scores(E[:11], corpus), chosen)
-    with pytest.raises(InputError, match="recompute the selection for this corpus"):
+    with pytest.raises(ja.InputError, match="recompute the selection for this corpus"):
         max_margin(Scores(E, corpus), Selection(np.ones((3, 3), bool)))
-    with pytest.raises(InputError, match="one of each per seed"):
+    with pytest.raises(ja.InputError, match="one of each per seed"):
         max_margin_batch(Scores(np.stack([E, E]), corpus), Selection(np.asarray(chosen.mask)[None]))
-    with pytest.raises(InputError, match="one of each per seed"):
+    with pytest.raises(ja.InputError, match="one of each per seed"):
         max_margin_batch(Scores(np.stack([E, E]), corpus), chosen)
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.theory import (
     Scores,
     Selection,
@@ -108,14 +107,14 @@ def test_invalid_solutions_are_rejected(rng):
         Scores(E[None], jax.tree.map(lambda x: np.asarray(x)[None], corpus)),
         jax.tree.map(lambda x: np.asarray(x)[None], chosen),
     )
-    with pytest.raises(InputError, match="solution: is a batch"):
+    with pytest.raises(ja.InputError, match="solution: is a batch"):
         differentiable_direction(E, batch)
-    with pytest.raises(InputError, match="E: has 3 rows"):
+    with pytest.raises(ja.InputError, match="E: has 3 rows"):
         differentiable_direction(E[:3], solution)
     weaker = solution.replace(multipliers=solution.multipliers * 2)
-    with pytest.raises(InputError, match="some required margin is not 1"):
+    with pytest.raises(ja.InputError, match="some required margin is not 1"):
         differentiable_direction(E, weaker)
     apart = E.copy()
     apart[:4] = apart[4:8]
-    with pytest.raises(InputError, match="solution: has no direction"):
+    with pytest.raises(ja.InputError, match="solution: has no direction"):
         differentiable_direction(apart, max_margin(Scores(apart, corpus), chosen))

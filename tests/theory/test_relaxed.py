@@ -3,7 +3,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.theory import Scores, Selection, max_margin, relaxed_max_margin, selection_from_tokens
 from jaxattn.theory.solution import Status
 
@@ -157,19 +156,19 @@ def test_invalid_input_is_rejected(rng):
     E, lists, labels = draw(rng, 20, 5)
     corpus, chosen = selecting_first(lists, labels, 12)
     three = ja.data.from_sequences(lists, [0, 1, 2, 1, 0], vocab_size=12, num_classes=3)
-    with pytest.raises(InputError, match="3 classes"):
+    with pytest.raises(ja.InputError, match="3 classes"):
         relaxed_max_margin(Scores(E, three), chosen)
-    with pytest.raises(InputError, match="sequence 0 has 4 selected"):
+    with pytest.raises(ja.InputError, match="sequence 0 has 4 selected"):
         relaxed_max_margin(Scores(E, corpus), Selection(np.asarray(corpus.bags.count) > 0))
-    with pytest.raises(InputError, match="sequence 0 has 0 selected"):
+    with pytest.raises(ja.InputError, match="sequence 0 has 0 selected"):
         relaxed_max_margin(Scores(E, corpus), selection_from_tokens(np.zeros(12, bool), corpus))
-    with pytest.raises(InputError, match="recompute it for this corpus"):
+    with pytest.raises(ja.InputError, match="recompute it for this corpus"):
         relaxed_max_margin(Scores(E, corpus), Selection(np.ones((2, 2), bool)))
-    with pytest.raises(InputError, match=r"keys: expected shape \(12, D\)"):
+    with pytest.raises(ja.InputError, match=r"keys: expected shape \(12, D\)"):
         relaxed_max_margin(Scores(E[:4], corpus), chosen)
-    with pytest.raises(InputError, match="keys contains NaN"):
+    with pytest.raises(ja.InputError, match="keys contains NaN"):
         relaxed_max_margin(Scores(np.full_like(E, np.nan), corpus), chosen)
-    with pytest.raises(InputError, match="tied"):
+    with pytest.raises(ja.InputError, match="tied"):
         relaxed_max_margin(Scores(E, corpus), chosen, tied=-1.0)
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.theory import (
     Scores,
     Selection,
@@ -116,15 +115,15 @@ def test_a_selection_is_a_pytree_and_may_be_empty(corpus):
 
 def test_invalid_input_is_rejected(corpus, rng):
     E, p = rng.normal(size=(50, 6)), rng.normal(size=6)
-    with pytest.raises(InputError, match="p contains NaN"):
+    with pytest.raises(ja.InputError, match="p contains NaN"):
         selection(np.where(np.arange(6) == 2, np.nan, p), Scores(E, corpus))
-    with pytest.raises(InputError, match="keys contains NaN"):
+    with pytest.raises(ja.InputError, match="keys contains NaN"):
         selection(p, Scores(np.where(np.arange(6) == 2, np.inf, E), corpus))
-    with pytest.raises(InputError, match=r"keys: expected shape \(50, D\)"):
+    with pytest.raises(ja.InputError, match=r"keys: expected shape \(50, D\)"):
         selection(p, Scores(E[:49], corpus))
-    with pytest.raises(InputError, match=r"tie: must be at least 0, got -0\.1"):
+    with pytest.raises(ja.InputError, match=r"tie: must be at least 0, got -0\.1"):
         selection(p, Scores(E, corpus), tie=-0.1)
-    with pytest.raises(InputError, match="tie: must be at least 0, got nan"):
+    with pytest.raises(ja.InputError, match="tie: must be at least 0, got nan"):
         selection(p, Scores(E, corpus), tie=np.nan)
 
 

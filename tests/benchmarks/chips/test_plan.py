@@ -9,7 +9,7 @@ from chips import on_chip, process
 from chips.plan import plan
 from chips.targets import Compiled, read_target
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 
 GROUP = {
     "group": 0,
@@ -87,11 +87,11 @@ def test_plan_prints_tables(answered, study):
 
 
 def test_invalid_targets_and_unimportable_code_raise_one_line_errors(answered, study, monkeypatch):
-    with pytest.raises(InputError, match="target: 'h300' is unknown; use a100"):
+    with pytest.raises(ja.InputError, match="target: 'h300' is unknown; use a100"):
         plan(study(), "h300")
     monkeypatch.setattr(type(study()), "custom_kinds", ["__main__:Mine"])
     with pytest.raises(
-        InputError, match="__main__:Mine: cannot be imported by another process; move it to a file"
+        ja.InputError, match="__main__:Mine: cannot be imported by another process; move it to a file"
     ):
         plan(study(), "h200")
     assert answered == []
@@ -108,14 +108,17 @@ def test_study_that_exceeds_chip_memory_raises_an_error(study, monkeypatch, need
 
     monkeypatch.setattr(on_chip._Compiler, "compile", compile_first)
     place = {"tables": study().tree, "folder": ".", "max_memory": 10 * 2**30}
-    with pytest.raises(InputError, match=rf"one seed needs {told} GiB or more, and v5e has 10.0 GiB for it"):
+    with pytest.raises(
+        ja.InputError, match=rf"one seed needs {told} GiB or more, and v5e has 10.0 GiB for it"
+    ):
         on_chip.plan_on(read_target("v5e"), lambda text, share: None, **place)
 
 
 def test_missing_compilers_are_reported_with_requirements(study, monkeypatch):
     monkeypatch.setattr("chips.process._version", lambda name: None)
     with pytest.raises(
-        InputError, match=r"target h200: jax-cuda12-plugin.*pip install -r benchmarks/chips/requirements.txt"
+        ja.InputError,
+        match=r"target h200: jax-cuda12-plugin.*pip install -r benchmarks/chips/requirements.txt",
     ) as e:
         plan(study(), "h200")
     assert "\n" not in str(e.value)

@@ -6,7 +6,7 @@ import pytest
 from chips import process
 from chips.targets import read_target
 
-from jaxattn.core.errors import InputError, RunError
+import jaxattn as ja
 
 
 @pytest.fixture
@@ -31,21 +31,23 @@ def installed(monkeypatch):
 def test_missing_compilers_are_reported_with_requirements(installed):
     installed(jax="0.10.2", jaxlib="0.10.2")
     with pytest.raises(
-        InputError,
+        ja.InputError,
         match=r"target v5e: libtpu not installed.*pip install -r benchmarks/chips/requirements.txt",
     ):
         process.call(read_target("v5e"), "nowhere:nothing", {})
-    with pytest.raises(InputError, match="jax-cuda12-plugin, jax-cuda12-pjrt, nvidia-cuda-nvcc-cu12 not"):
+    with pytest.raises(ja.InputError, match="jax-cuda12-plugin, jax-cuda12-pjrt, nvidia-cuda-nvcc-cu12 not"):
         process.call(read_target("h200"), "nowhere:nothing", {})
 
 
 def test_mismatched_compiler_reports_the_matching_version(installed):
     installed(jax="0.10.2", jaxlib="0.10.2", libtpu="0.0.41")
-    with pytest.raises(InputError, match=r"libtpu 0.0.41 does not match jax 0.10.2; .*'libtpu==0.0.42.\*'"):
+    with pytest.raises(
+        ja.InputError, match=r"libtpu 0.0.41 does not match jax 0.10.2; .*'libtpu==0.0.42.\*'"
+    ):
         process.check(read_target("v5e"))
     gpu = {"jax_cuda12_plugin": "0.10.2", "jax_cuda12_pjrt": "0.11.0", "nvidia_cuda_nvcc_cu12": "12.9.86"}
     installed(jax="0.10.2", jaxlib="0.10.2", **gpu)
-    with pytest.raises(InputError, match=r"jax-cuda12-pjrt 0.11.0 does not match jax 0.10.2"):
+    with pytest.raises(ja.InputError, match=r"jax-cuda12-pjrt 0.11.0 does not match jax 0.10.2"):
         process.check(read_target("h200"))
 
 
@@ -61,8 +63,8 @@ def test_version_pins_of_installed_jax_are_parsed():
 @pytest.mark.parametrize(
     ("code", "raised", "said"),
     [
-        ("import sys; sys.stdin.read(); sys.exit('no chip')", RunError, "ended with 1: no chip"),
-        ('import sys; sys.stdin.read(); print(\'{"error": "not so"}\')', InputError, "^not so$"),
+        ("import sys; sys.stdin.read(); sys.exit('no chip')", ja.RunError, "ended with 1: no chip"),
+        ('import sys; sys.stdin.read(); print(\'{"error": "not so"}\')', ja.InputError, "^not so$"),
     ],
 )
 def test_failed_process_raises_a_one_line_error(monkeypatch, tmp_path, code, raised, said):

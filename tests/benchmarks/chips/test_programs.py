@@ -13,7 +13,6 @@ from chips.process import check
 from chips.targets import read_target
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 
 ROOT = Path(__file__).parents[3]
 CASES = tomllib.loads((Path(__file__).parent / "ceilings.toml").read_text(encoding="utf-8"))["case"]
@@ -25,7 +24,7 @@ def plan(name, sweep, overrides=(), **options):
     """Compile the programs of a sweep."""
     try:
         check(read_target(name))
-    except InputError as error:
+    except ja.InputError as error:
         pytest.skip(str(error))
     return command.plan(ja.Study.read(ROOT / sweep, overrides), name, **options)
 
@@ -101,7 +100,9 @@ def test_number_of_simultaneous_runs_is_limited_by_memory():
 
 def test_a_smaller_size_is_suggested_if_one_seed_exceeds_memory():
     large = ["data.vocab_size=200000", "model.dim=65536", "phases.query.optimizer='adam'"]
-    with pytest.raises(InputError, match=r"cell 0: one seed needs [\d,.]+ GiB or more, and a100") as raised:
+    with pytest.raises(
+        ja.InputError, match=r"cell 0: one seed needs [\d,.]+ GiB or more, and a100"
+    ) as raised:
         plan("a100", "tests/sweeps/small.toml", overrides=large)
     smaller = str(raised.value).partition("; ")[2].removesuffix(" would fit").split(" or ")
     assert [text.partition("=")[0] for text in smaller] == ["--set model.dim", "--set data.vocab_size"]

@@ -1,7 +1,7 @@
 import pytest
 from chips.targets import read_target
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 
 
 @pytest.mark.parametrize(
@@ -22,5 +22,5 @@ def test_target_names_are_parsed(name, platform, topology):
 
 @pytest.mark.parametrize("name", ["", "b300", "h200:0", "h200:2x2", "v5e:4", "v4:2x2", "v5e:0x1"])
 def test_unknown_target_error_lists_known_targets(name):
-    with pytest.raises(InputError, match=r"is unknown; use a100, h100, h200 .* v4, v5e, v5p, v6e"):
+    with pytest.raises(ja.InputError, match=r"is unknown; use a100, h100, h200 .* v4, v5e, v5p, v6e"):
         read_target(name)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.dynamics import Task, run
 from jaxattn.dynamics.descents.descent import assign_minibatches
 
@@ -228,17 +227,17 @@ def test_descent_accepts_a_custom_model_and_loss(problem, by_position, descent):
 
 
 def test_unknown_parameter_is_rejected(problem, descent):
-    with pytest.raises(InputError, match="q: not a parameter of the model; known: E, p, v"):
+    with pytest.raises(ja.InputError, match="q: not a parameter of the model; known: E, p, v"):
         run(descent(train=("q",)), problem.task, problem.params)
 
 
 def test_batch_size_above_the_number_of_examples_is_rejected(problem, descent):
     """A study rejects it before sampling the data, and the phase rejects the data of a task."""
     data = ja.data.Independent(vocab_size=9, relevant=4, length=3, sequences=30)
-    with pytest.raises(InputError, match=r"batch_size: 31 exceeds the 30 examples; use"):
+    with pytest.raises(ja.InputError, match=r"batch_size: 31 exceeds the 30 examples; use"):
         descent(batch_size=31).check(SimpleNamespace(data=data, model=None, loss=None))
     descent(batch_size=30).check(SimpleNamespace(data=data, model=None, loss=None))
-    with pytest.raises(InputError, match=r"batch_size: 41 exceeds the 40 examples; use"):
+    with pytest.raises(ja.InputError, match=r"batch_size: 41 exceeds the 40 examples; use"):
         run(descent(batch_size=41), problem.task, problem.params, jax.random.key(0))
 
 

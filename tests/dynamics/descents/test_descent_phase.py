@@ -9,7 +9,6 @@ import optax.contrib
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.dynamics import Task, optimizer, run, schedule
 from jaxattn.dynamics.descents.descent_phase import Descent
 from jaxattn.dynamics.descents.optimizers import check_options
@@ -55,7 +54,7 @@ def test_schedules_are_accurate_in_float64(name, x64):
 @pytest.mark.parametrize("name", ["polyak", "sm3", "rprop"])
 def test_schedule_is_rejected_for_optimizers_with_a_constant_step_size(name, key, value):
     phase = Descent(name="q", train=("p",), optimizer=name, step_size=1.0, steps=10, **{key: value})
-    with pytest.raises(InputError, match=f"{key}: {name} requires a constant step size"):
+    with pytest.raises(ja.InputError, match=f"{key}: {name} requires a constant step size"):
         phase.check()
 
 
@@ -138,7 +137,7 @@ def test_custom_optax_chain_is_accepted():
             "step_size: not accepted as an option of clipped; set the phase's step_size instead",
         ),
     ):
-        with pytest.raises(InputError, match=re.escape(message)):
+        with pytest.raises(ja.InputError, match=re.escape(message)):
             check_options(clipped, options)
 
 
@@ -161,7 +160,7 @@ def test_custom_optax_chain_is_accepted():
     ],
 )
 def test_unknown_optimizer_or_option_error_suggests_the_closest_name(name, options, message):
-    with pytest.raises(InputError, match=re.escape(message)) as caught:
+    with pytest.raises(ja.InputError, match=re.escape(message)) as caught:
         check_options(name, options)
     assert "\n" not in str(caught.value)
 
@@ -257,7 +256,7 @@ def _faulty(step_size):
 def test_transformation_of_another_protocol_is_rejected(made):
     phase = Descent(name="q", train=("p",), optimizer=made, step_size=0.1, steps=2)
     with pytest.raises(
-        InputError, match=r"^optimizer: this optax transformation cannot take a step \("
+        ja.InputError, match=r"^optimizer: this optax transformation cannot take a step \("
     ) as caught:
         run(phase, QUADRATIC, START)
     assert "\n" not in str(caught.value)

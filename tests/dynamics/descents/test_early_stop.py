@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.dynamics import Task, run
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -140,5 +139,7 @@ def test_early_stop_accepts_custom_parameters_and_loss(problem, descent):
 
 
 def test_early_stop_without_validation_data_is_rejected(problem, descent):
-    with pytest.raises(InputError, match="patience: the task has no validation data; add a validation split"):
+    with pytest.raises(
+        ja.InputError, match="patience: the task has no validation data; add a validation split"
+    ):
         run(descent(patience=1), Task(data=problem.corpus), problem.params)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.dynamics import LogDescent, Task, log_excess_loss, run
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -138,5 +137,7 @@ def test_zero_gradient_leaves_p_unchanged_and_nan_counts_as_failure(separable):
 
 
 def test_unknown_method_is_rejected(separable):
-    with pytest.raises(InputError, match=r"method: invalid enum value 'newton'; known: normalized, polyak"):
+    with pytest.raises(
+        ja.InputError, match=r"method: invalid enum value 'newton'; known: normalized, polyak"
+    ):
         after("newton", 0.1, separable, 1)

@@ -11,7 +11,6 @@ from scipy.optimize import brentq
 from scipy.special import expit, softmax
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.dynamics.flows.arc_length import _REASONS, Stop
 from jaxattn.dynamics.flows.force import direction
 from jaxattn.dynamics.flows.seeds import _over_chunks
@@ -341,7 +340,7 @@ def test_differentiation_raises_an_error():
         return flow(params.replace(p=p), corpus).arc_length[-1]
 
     for differentiate in (jax.grad(length), lambda p: jax.jvp(length, (p,), (p,))):
-        with pytest.raises(InputError, match=r"not differentiable: .*stop_gradient"):
+        with pytest.raises(ja.InputError, match=r"not differentiable: .*stop_gradient"):
             differentiate(params.p)
     assert length(jax.lax.stop_gradient(params.p)) > 0
 
@@ -425,34 +424,34 @@ def test_path_with_zero_gradient_stays_at_its_start():
 def test_invalid_input_is_rejected():
     params, corpus = problem(0)
     three = ja.data.from_sequences([[0, 1]], [2], vocab_size=12, num_classes=3)
-    with pytest.raises(InputError, match="3 classes"):
+    with pytest.raises(ja.InputError, match="3 classes"):
         flow(params, three)
-    with pytest.raises(InputError, match="do not match"):
+    with pytest.raises(ja.InputError, match="do not match"):
         flow(params.replace(p=params.p[:3]), corpus)
-    with pytest.raises(InputError, match="both infinite"):
+    with pytest.raises(ja.InputError, match="both infinite"):
         flow(params, corpus, until_norm=np.inf)
-    with pytest.raises(InputError, match=r"exact_flow\.points: expected 'int' >= 3, got 2"):
+    with pytest.raises(ja.InputError, match=r"exact_flow\.points: expected 'int' >= 3, got 2"):
         flow(params, corpus, points=2)
-    with pytest.raises(InputError, match="rtol"):
+    with pytest.raises(ja.InputError, match="rtol"):
         flow(params, corpus, rtol=0.0)
-    with pytest.raises(InputError, match="gradient_rtol: must be positive, got nan"):
+    with pytest.raises(ja.InputError, match="gradient_rtol: must be positive, got nan"):
         flow(params, corpus, gradient_rtol=np.nan)
     for wrong in ({"E": params.E[:, 0]}, {"p": params.p[0]}, {"v": params.v[None, None]}):
-        with pytest.raises(InputError, match="do not match"):
+        with pytest.raises(ja.InputError, match="do not match"):
             flow(params.replace(**wrong), corpus)
     for name, end in (("until_norm", -1.0), ("until_norm", np.nan), ("until_arc_length", -0.1)):
-        with pytest.raises(InputError, match=rf"exact_flow\.{name}: expected 'float' > 0.0, got"):
+        with pytest.raises(ja.InputError, match=rf"exact_flow\.{name}: expected 'float' > 0.0, got"):
             flow(params, corpus, **{"until_norm": 1.0, "until_arc_length": 1.0, name: end})
     for name, message in (
         ("max_steps", "expected 'int' >= 1, got 0"),
         ("width", "must be at least 1, got 0"),
     ):
-        with pytest.raises(InputError, match=f"{name}: {message}"):
+        with pytest.raises(ja.InputError, match=f"{name}: {message}"):
             flow(params, corpus, **{name: 0})
     params, corpora = problems()
-    with pytest.raises(InputError, match="the numbers of seeds"):
+    with pytest.raises(ja.InputError, match="the numbers of seeds"):
         flow(jax.tree.map(lambda x: x[:2], params), corpora)
-    with pytest.raises(InputError, match="has length 0"):
+    with pytest.raises(ja.InputError, match="has length 0"):
         flow(jax.tree.map(lambda x: x[:0], params), jax.tree.map(lambda x: x[:0], corpora))
 
 

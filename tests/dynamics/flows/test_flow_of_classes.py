@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.lab.api import Study
 
 
 @pytest.mark.slow
@@ -14,7 +13,7 @@ def test_three_class_flow_reaches_its_certified_limit(tmp_path):
         ja.dynamics.OneStep(name="step", train=("E",), step_size=20.0),
         ja.dynamics.ExactFlow(name="flow", until_norm=1e4, points=9),
     ]
-    study = Study(
+    study = ja.Study(
         name="classes",
         data=data,
         model=ja.models.OneLayer(dim=16),

@@ -11,7 +11,6 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.base import Task
-from jaxattn.core.errors import InputError
 from jaxattn.data.splits import Splits, token_statistics
 from jaxattn.dynamics import ExactFlow, FullFlow, JointFlow, exact_flow, full_flow, joint_flow
 from jaxattn.dynamics.flows import stiff, ties
@@ -133,7 +132,7 @@ def test_goal_is_the_stopping_condition_with_the_smallest_value(ends, goal):
 def test_path_without_a_finite_stopping_condition_is_rejected(task):
     phase = ExactFlow(name="flow", until_norm=np.inf)
     setting = SimpleNamespace(model=task.model, loss=task.loss, data=task.data)
-    with pytest.raises(InputError, match="both infinite; set at least one"):
+    with pytest.raises(ja.InputError, match="both infinite; set at least one"):
         phase.check(setting)
 
 

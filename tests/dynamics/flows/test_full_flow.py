@@ -7,9 +7,7 @@ import pytest
 from scipy.integrate import solve_ivp
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.dynamics.flows.arc_length import Stop
-from jaxattn.models.reference import padded_sequences
 
 pytestmark = pytest.mark.usefixtures("x64")
 SIZES = {"vocab_size": 12, "relevant": 4, "length": 4, "sequences": 20}
@@ -79,7 +77,7 @@ def test_conserved_quantity_is_conserved():
 
 def on_top(E, p, corpus):
     """Return s(X) by a loop over sequences."""
-    ids, mask = padded_sequences(corpus)
+    ids, mask = ja.models.reference.padded_sequences(corpus)
     scores = E @ p
     return np.array([row[there][scores[row[there]].argmax()] for row, there in zip(ids, mask, strict=True)])
 
@@ -139,11 +137,11 @@ def test_nonfinite_seed_fails_without_affecting_others():
 
 def test_invalid_input_is_rejected():
     params, corpus = take(problems(24), 0)
-    with pytest.raises(InputError, match="until_log_loss: must be finite, got -inf"):
+    with pytest.raises(ja.InputError, match="until_log_loss: must be finite, got -inf"):
         ja.dynamics.full_flow(params, corpus, until_log_loss=-np.inf)
-    with pytest.raises(InputError, match=r"full_flow\.points: expected 'int' >= 3, got 2"):
+    with pytest.raises(ja.InputError, match=r"full_flow\.points: expected 'int' >= 3, got 2"):
         ja.dynamics.full_flow(params, corpus, points=2)
-    with jax.enable_x64(False), pytest.raises(InputError, match="float64 is not enabled"):
+    with jax.enable_x64(False), pytest.raises(ja.InputError, match="float64 is not enabled"):
         jax.jit(lambda params: ja.dynamics.full_flow(params, corpus).p)(params)
 
 

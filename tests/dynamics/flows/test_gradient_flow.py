@@ -13,11 +13,9 @@ from scipy.integrate import solve_ivp
 import jaxattn as ja
 from jaxattn.base import Task
 from jaxattn.core import pytrees
-from jaxattn.core.errors import InputError
 from jaxattn.data.splits import Splits
 from jaxattn.dynamics import Stop
 from jaxattn.dynamics.flows.gradient_flow import GradientFlow, gradient_flow
-from jaxattn.models.adapters import from_linen
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -44,7 +42,7 @@ def regression():
     rng = np.random.default_rng(0)
     X = jnp.asarray(rng.normal(size=(20, 4)))
     data = Points(targets=jnp.sin(X[:, 0]), X=X)
-    return data, from_linen(Mlp()), ja.losses.squared_error, ("Dense_0", "Dense_1.kernel")
+    return data, ja.models.from_linen(Mlp()), ja.losses.squared_error, ("Dense_0", "Dense_1.kernel")
 
 
 PROBLEMS = {"two classes": lambda: one_layer(2), "three classes": lambda: one_layer(3), "MLP": regression}
@@ -181,7 +179,7 @@ def test_path_that_is_too_stiff_spends_its_steps_and_the_phase_names_a_remedy():
     path = gradient_flow(broken, task, train=train, until_time=1e9, max_steps=50)
     assert path.stop == "failed"
     assert "NaN" in path.reason
-    with pytest.raises(InputError, match="until_time: must be finite, got inf"):
+    with pytest.raises(ja.InputError, match="until_time: must be finite, got inf"):
         gradient_flow(params, task, train=train, until_time=np.inf)
 
 

@@ -10,7 +10,6 @@ from dynamics.shapes import DIM, VOCAB, corpus_of, padded
 from scipy.integrate import solve_ivp
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.dynamics.flows.arc_length import Stop
 from jaxattn.theory import Scores, one_minus_cosine, relaxed_max_margin, selection_from_tokens
 
@@ -294,13 +293,13 @@ def test_nonfinite_seed_fails_without_affecting_others(name):
 def test_invalid_input_is_rejected():
     params, corpus = mirrored()
     three = ja.data.from_sequences([[0, 1]], [2], vocab_size=VOCAB, num_classes=3)
-    with pytest.raises(InputError, match="3 classes"):
+    with pytest.raises(ja.InputError, match="3 classes"):
         flow(params, three)
-    with pytest.raises(InputError, match="do not match"):
+    with pytest.raises(ja.InputError, match="do not match"):
         flow(params.replace(p=params.p[:3]), corpus)
-    with pytest.raises(InputError, match="until_norm: must be finite, got inf"):
+    with pytest.raises(ja.InputError, match="until_norm: must be finite, got inf"):
         flow(params, corpus, until_norm=np.inf)
-    with pytest.raises(InputError, match=r"joint_flow\.points: expected 'int' >= 5, got 4"):
+    with pytest.raises(ja.InputError, match=r"joint_flow\.points: expected 'int' >= 5, got 4"):
         flow(params, corpus, points=4)
 
 

@@ -3,7 +3,6 @@ import pytest
 from dynamics.shapes import DIM, POINTS, VOCAB, corpus_of, padded
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -64,5 +63,5 @@ def test_deviation_is_at_least_that_of_the_start_and_deterministic():
 
 
 def test_several_starts_are_rejected():
-    with pytest.raises(InputError, match="p: must be a vector"):
+    with pytest.raises(ja.InputError, match="p: must be a vector"):
         sensitivity(np.eye(3), [1, 0, -1], np.zeros((2, 3)))

@@ -14,7 +14,7 @@ from head_margins import margin_ratio, selecting_sequences
 from head_measures import HeadSettings
 from transformer import Transformer
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -91,39 +91,39 @@ def test_attention_that_is_not_bilinear_is_rejected(tmp_path):
         **SIZES, intermediate_size=32, num_key_value_heads=2, head_dim=6, max_position_embeddings=16
     )
     model = Transformer(save(tmp_path / "qwen3", config))
-    with pytest.raises(InputError, match=r"layer 0 \(Qwen3Attention\): .*not bilinear in its inputs"):
+    with pytest.raises(ja.InputError, match=r"layer 0 \(Qwen3Attention\): .*not bilinear in its inputs"):
         model.layer(0, model.tokenize(TEXTS, 8, "last"))
 
 
 def test_encoder_decoder_is_rejected(tmp_path):
     config = transformers.T5Config(vocab_size=24, d_model=24, d_kv=6, d_ff=32, num_layers=1, num_heads=4)
-    with pytest.raises(InputError, match="encoder-decoder model"):
+    with pytest.raises(ja.InputError, match="encoder-decoder model"):
         Transformer(save(tmp_path / "t5", config))
 
 
 def test_invalid_folders_raise_one_line_errors(tmp_path, folders):
-    with pytest.raises(InputError, match=r"no config\.json"):
+    with pytest.raises(ja.InputError, match=r"no config\.json"):
         Transformer(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "unheard"}))
-    with pytest.raises(InputError, match="transformers cannot load this model"):
+    with pytest.raises(ja.InputError, match="transformers cannot load this model"):
         Transformer(tmp_path)
     bare = save(tmp_path / "bare", CONFIGS["bert"](), tokenizer=False)
-    with pytest.raises(InputError, match="tokenizer missing"):
+    with pytest.raises(ja.InputError, match="tokenizer missing"):
         Transformer(bare)
     broken = save(tmp_path / "broken", CONFIGS["bert"]())
     model = transformers.AutoModel.from_pretrained(broken)
     with torch.no_grad():
         model.encoder.layer[1].attention.self.key.weight[0, 0] = float("nan")
     model.save_pretrained(broken)
-    with pytest.raises(InputError, match=r"encoder.layer.1.attention.self.key.weight contains NaN"):
+    with pytest.raises(ja.InputError, match=r"encoder.layer.1.attention.self.key.weight contains NaN"):
         Transformer(broken)
 
 
 def test_texts_shorter_than_the_queried_position_are_counted_in_the_error(folders):
     model = Transformer(folders["bert"])
-    with pytest.raises(InputError, match=r"no token at position 7 in 6 texts out of 12, .* in text 3"):
+    with pytest.raises(ja.InputError, match=r"no token at position 7 in 6 texts out of 12, .* in text 3"):
         model.tokenize(TEXTS, 16, 7)
-    with pytest.raises(InputError, match="texts: empty"):
+    with pytest.raises(ja.InputError, match="texts: empty"):
         model.tokenize([], 16, 0)
 
 
@@ -154,7 +154,7 @@ def test_interrupted_run_resumes_with_identical_tables(folders, tmp_path, monkey
         {"query"} if name == "llama" else {"query", "frobenius", "nuclear"}
     )
     with pytest.raises(
-        InputError, match="contains results for another model or version, or for other texts or settings"
+        ja.InputError, match="contains results for another model or version, or for other texts or settings"
     ):
         heads(folders[name], TEXTS[1:], settings=SETTINGS, out=tmp_path / "killed")
 
@@ -175,18 +175,18 @@ def test_invalid_arguments_raise_one_line_errors(folders, tmp_path):
         (HeadSettings(group=1), "group: expected at least 2, got 1"),
         (HeadSettings(share=2), "share: expected a fraction from 0 to 1, got 2"),
     ):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(ja.InputError, match=message):
             heads(folders["bert"], TEXTS, settings=settings)
-    with pytest.raises(InputError, match=r"layers: no layer 2; .* has 2 layers, numbered from 0"):
+    with pytest.raises(ja.InputError, match=r"layers: no layer 2; .* has 2 layers, numbered from 0"):
         heads(folders["bert"], TEXTS, layers=[2])
-    with pytest.raises(InputError, match="length: expected at least 2 tokens, got 1"):
+    with pytest.raises(ja.InputError, match="length: expected at least 2 tokens, got 1"):
         heads(folders["bert"], TEXTS, length=1)
-    with pytest.raises(InputError, match="most: expected at least 1 text, got -3"):
+    with pytest.raises(ja.InputError, match="most: expected at least 1 text, got -3"):
         read_texts(tmp_path / "empty.txt", -3)
-    with pytest.raises(InputError, match=r"missing\.txt: No such file or directory; check its path"):
+    with pytest.raises(ja.InputError, match=r"missing\.txt: No such file or directory; check its path"):
         read_texts(tmp_path / "missing.txt")
     (tmp_path / "empty.txt").write_text("\n\n")
-    with pytest.raises(InputError, match="contains no text; expected one text per line"):
+    with pytest.raises(ja.InputError, match="contains no text; expected one text per line"):
         read_texts(tmp_path / "empty.txt")
 
 

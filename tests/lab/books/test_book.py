@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.books import problems, read_book
 
 TINY = Path(__file__).with_name("tiny")
@@ -87,15 +87,15 @@ def test_only_other_changes_than_seeds_reduce_an_item(tiny):
 )  # fmt: skip
 def test_malformed_files_are_rejected(tiny, file, old, new, message):
     change(tiny / file, old, new)
-    with pytest.raises(InputError, match=message) as error:
+    with pytest.raises(ja.InputError, match=message) as error:
         read_book(tiny)
     assert "\n" not in str(error.value)
 
 
 def test_missing_book_and_item_name_the_nearest():
-    with pytest.raises(InputError, match=r"neighbors: no such book .*did you mean 'neighbours'"):
+    with pytest.raises(ja.InputError, match=r"neighbors: no such book .*did you mean 'neighbours'"):
         read_book("neighbors")
-    with pytest.raises(InputError, match=r"^stepp: no such item; did you mean 'step'\?$"):
+    with pytest.raises(ja.InputError, match=r"^stepp: no such item; did you mean 'step'\?$"):
         read_book(TINY).item("stepp")
 
 
@@ -113,7 +113,7 @@ def test_missing_book_and_item_name_the_nearest():
 )
 def test_malformed_checks_are_rejected(tiny, code, message):
     (tiny / "step" / "check.py").write_text(code)
-    with pytest.raises(InputError, match=re.escape(message)):
+    with pytest.raises(ja.InputError, match=re.escape(message)):
         read_book(tiny).item("step").measure({})
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.books import (
     Finding,
     around,
@@ -170,5 +170,5 @@ def test_names_of_cells_become_parts_of_ids(text, id):
 
 @pytest.mark.parametrize("id", ["", "two words"])
 def test_malformed_id_is_rejected(id):
-    with pytest.raises(InputError, match="an id has no spaces, such as slope"):
+    with pytest.raises(ja.InputError, match="an id has no spaces, such as slope"):
         Finding(id, "", 1.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.books import create, problems, read_book
 from jaxattn.lab.books.checks import OPEN
 from jaxattn.lab.study.import_paths import ImportPaths
@@ -111,7 +111,7 @@ def test_each_missing_part_is_listed(item, file, old, new, problem):
 
 def test_item_without_a_check_is_rejected(item):
     (item / "check.py").unlink()
-    with pytest.raises(InputError, match=r"check\.py: no such file"):
+    with pytest.raises(ja.InputError, match=r"check\.py: no such file"):
         problems(read_book(item.parent), out=Path("out"))
 
 

@@ -11,11 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.core.errors import InputError, RunError
+import jaxattn as ja
 from jaxattn.lab.books import Request, export, problems, read_book, reproduce
 from jaxattn.lab.books.record import read_record
 from jaxattn.lab.engine.progress import Reporter
-from jaxattn.lab.loaded import load
 
 TINY = Path(__file__).with_name("tiny")
 
@@ -49,7 +48,7 @@ def test_records_hold_the_numbers_of_the_check(made):
     page, _, out = made
     assert (set(page.records), page.failed, page.status) == ({"step", "own"}, {}, 0)
     (finding,) = page.records["step"].findings
-    records = load(out / "runs" / "laptop" / "step").records
+    records = ja.load(out / "runs" / "laptop" / "step").records
     records = records[records["metric"] == "one_step_error"]
     wide = records.groupby(["seed", "cell"])["value"].last().unstack().to_numpy()
     slopes = np.polyfit(np.log([16, 256]), np.log(wide).T, 1)[0]
@@ -192,11 +191,11 @@ def test_failing_check_names_its_line(copy, tmp_path):
 def test_texts_are_run_only_with_their_data(tmp_path):
     book = read_book(TINY)
     with pytest.raises(
-        InputError, match=r"--only texts: data are missing; add `--data-dir DIR`, with DIR/texts"
+        ja.InputError, match=r"--only texts: data are missing; add `--data-dir DIR`, with DIR/texts"
     ):
         again(book, tmp_path / "out", "texts")
     (tmp_path / "data").mkdir()
-    with pytest.raises(RunError, match="texts: data"):
+    with pytest.raises(ja.RunError, match="texts: data"):
         again(book, tmp_path / "out", "texts", data_dir=tmp_path / "data")
     rows = "".join(f"{word} film,{label}\n" for label, word in enumerate(("good", "bad")) for _ in range(9))
     (tmp_path / "data" / "texts.csv").write_text(f"text,label\n{rows}")
@@ -215,7 +214,7 @@ def test_texts_are_run_only_with_their_data(tmp_path):
     ],
 )
 def test_invalid_requests_are_rejected_before_the_run(tmp_path, only, options, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         again(read_book(TINY), tmp_path / "out", only, **options)
     assert not (tmp_path / "out").exists()
 
@@ -237,16 +236,16 @@ def test_records_of_others_are_validated(copy, change, message):
     change(record)
     path = out / "items" / "step.json"
     path.write_text(json.dumps(record))
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         read_record(path, out)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         problems(book, ["step"], out=out)
 
 
 @pytest.mark.more
 def test_record_of_another_scale_or_of_other_settings_is_not_shown(copy, tmp_path):
     book, out = copy
-    with pytest.raises(InputError, match="contains results at laptop scale; add `--scale laptop`"):
+    with pytest.raises(ja.InputError, match="contains results at laptop scale; add `--scale laptop`"):
         again(book, out, "own", scale="full")
     shutil.copytree(TINY, tmp_path / "tiny")
     study = tmp_path / "tiny" / "step" / "study.toml"
@@ -281,9 +280,9 @@ def test_exported_logbook_lists_its_files_with_hashes(copy, tmp_path):
     assert re.search(r"\| exponent of d in the error \| −1/2 \| −0.5\s±\s0.3 \| .* \| agrees \|", step)
     numbers = pd.read_csv(target / "findings.csv").set_index("item")
     assert math.isclose(numbers["value"]["step"], items(out)["findings"][0]["value"])
-    with pytest.raises(InputError, match="--only: nosuch: no such item"):
+    with pytest.raises(ja.InputError, match="--only: nosuch: no such item"):
         export(book, "laptop", out, tmp_path / "none", ["nosuch"])
-    with pytest.raises(InputError, match="no records at scale 'laptop' to export"):
+    with pytest.raises(ja.InputError, match="no records at scale 'laptop' to export"):
         export(book, "laptop", tmp_path / "empty", tmp_path / "none")
     assert not (tmp_path / "none").exists()
     assert export(book, "laptop", out, tmp_path / "one", ["own"])

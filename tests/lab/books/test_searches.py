@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.books import Request, export, problems, read_book, reproduce
 from jaxattn.lab.engine.progress import Reporter
 
@@ -99,7 +99,7 @@ def test_a_falsified_claim_needs_a_number_that_differs(copy):
     book, out = copy
     path = out / "items" / "true.json"
     path.write_text(path.read_text().replace('"search": "no counterexample"', '"search": "falsified"'))
-    with pytest.raises(InputError, match="'search': falsified does not follow from its number"):
+    with pytest.raises(ja.InputError, match="'search': falsified does not follow from its number"):
         problems(book, ["true"], out=out)
 
 

@@ -9,7 +9,6 @@ import pytest
 from scipy import stats
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.lab.diagnosis import diagnose
 from jaxattn.lab.engine.programs import seed_keys
 from jaxattn.lab.pages import layout
@@ -271,17 +270,17 @@ def test_absent_tokens_are_excluded(alpha):
 )
 @pytest.mark.filterwarnings("ignore:invalid value encountered in multiply")
 def test_mismatched_input_raises_a_one_line_error(corpus, alpha, change, said):
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(ja.InputError, match=said) as caught:
         diagnose(*change(*planted(alpha, alpha)), corpus, **FAST)
     assert "\n" not in str(caught.value)
 
 
 def test_invalid_diagnosis_settings_are_rejected(corpus, alpha):
-    with pytest.raises(InputError, match="lower min_count"):
+    with pytest.raises(ja.InputError, match="lower min_count"):
         diagnose(*planted(alpha, alpha), corpus, min_count=10**6)
-    with pytest.raises(InputError, match="2 names for V = 60"):
+    with pytest.raises(ja.InputError, match="2 names for V = 60"):
         diagnose(*planted(alpha, alpha), corpus, tokens=["a", "b"])
-    with pytest.raises(InputError, match="at least 1"):
+    with pytest.raises(ja.InputError, match="at least 1"):
         diagnose(*planted(alpha, alpha), corpus, draws=0)
 
 
@@ -338,7 +337,7 @@ def test_separate_read_out_vectors_are_measured_and_ambiguous_shapes_are_rejecte
         spoken.append([values[h, "E·v against α", "Pearson, tokens"] for h in range(3)])
     np.testing.assert_allclose(spoken, [[1, -1, 1]] * 3, rtol=0, atol=1e-9)
     with pytest.raises(
-        InputError, match=r"the first axis could index attention heads or classes; pass \(2, 4, 1\)"
+        ja.InputError, match=r"the first axis could index attention heads or classes; pass \(2, 4, 1\)"
     ):
         diagnose(E, unit[:2], unit[1:3], corpus, **FAST)
 
@@ -382,7 +381,7 @@ def test_page_and_object_have_the_same_content(corpus, alpha, tmp_path):
             assert typeset(entry) in page.replace("<wbr>", "")
     assert 'srcdoc="&lt;!DOCTYPE html&gt;' in found._repr_html_()
     assert repr(found).splitlines()[1:] == list(found.verdicts)
-    with pytest.raises(InputError, match="head: must be between 0 and 0, got 1"):
+    with pytest.raises(ja.InputError, match="head: must be between 0 and 0, got 1"):
         found.figure(1)
 
 
@@ -414,7 +413,7 @@ def test_min_count_that_leaves_few_tokens_suggests_another(corpus, alpha, used):
     given = {"min_count": int(counts[used - 1])}
     lower = int(counts[19])
     if used < 3:
-        with pytest.raises(InputError, match=f"three are required; lower min_count to {lower}$"):
+        with pytest.raises(ja.InputError, match=f"three are required; lower min_count to {lower}$"):
             diagnose(*planted(alpha, alpha), corpus, **(FAST | given))
         return
     found = diagnose(*planted(alpha, alpha), corpus, **(FAST | given))

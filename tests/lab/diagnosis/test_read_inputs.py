@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.diagnosis import read_corpus
 from jaxattn.lab.study import seed as one_seed
 from jaxattn.lab.study import toml
@@ -29,7 +29,7 @@ def texts(tmp_path):
 
 
 def message(*arguments, **settings):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(ja.InputError) as caught:
         read_corpus(*arguments, **settings)
     assert "\n" not in str(caught.value)
     return str(caught.value)

@@ -7,12 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.engine import batches
 from jaxattn.lab.engine.batches import Batch, Source
 from jaxattn.lab.engine.plan import plan_study
 from jaxattn.lab.engine.programs import ProgramCache
-from jaxattn.lab.loaded import load
 from jaxattn.lab.storage import batch_record
 from jaxattn.lab.storage.batch_record import BatchCell, BatchRecord, runs_key
 from jaxattn.lab.study.groups import compile_groups
@@ -35,9 +34,9 @@ def numbered(batch):
 
 def test_shards_without_batches_are_rejected():
     assert batches.select_shard([1, 2, 3], (2, 2)) == [2]
-    with pytest.raises(InputError, match=r"^shard 4/4: too few batches \(3\); use at most 3 shards"):
+    with pytest.raises(ja.InputError, match=r"^shard 4/4: too few batches \(3\); use at most 3 shards"):
         batches.select_shard([1, 2, 3], (4, 4))
-    with pytest.raises(InputError, match=r"^shard 5/4: the index must be between 1 and 4"):
+    with pytest.raises(ja.InputError, match=r"^shard 5/4: the index must be between 1 and 4"):
         batches.select_shard([1, 2, 3], (5, 4))
 
 
@@ -197,7 +196,7 @@ def test_some_runs_of_a_batch_are_chosen_with_their_source():
 
 def test_too_many_batches_are_rejected():
     with pytest.raises(
-        InputError, match=r"chunk: 1,000,000 runs in batches of 1 need more than 100,000 batches"
+        ja.InputError, match=r"chunk: 1,000,000 runs in batches of 1 need more than 100,000 batches"
     ):
         batches.cut(range(1_000_000), 1)
 
@@ -225,7 +224,7 @@ def test_shards_one_after_another_complete_a_folder(tmp_path, go, study, counted
     wanted = study(axes={"model.dim": [8, 16]}, chunk=1)
     for which in (3, 1, 2):
         go(tmp_path / "shards", wanted, shard=(which, 3))
-        assert load(tmp_path / "shards").finished == (which == 2)
+        assert ja.load(tmp_path / "shards").finished == (which == 2)
     runs = [run for runs, _ in counted for run in runs]
     assert runs == [(1, 0), (0, 0), (1, 1), (0, 1)]
     assert go(tmp_path / "shards", wanted, shard=(2, 3))[0].already_finished
@@ -242,7 +241,7 @@ def test_shards_agree_on_the_batches_whenever_they_start(tmp_path, go, study, co
     for which in (1, 2):
         go(tmp_path, wanted, shard=(which, 2))
     assert [[seed for _, seed in runs] for runs, _ in counted] == [[0, 2], [3, 4]]
-    assert load(tmp_path).finished
+    assert ja.load(tmp_path).finished
 
 
 @pytest.mark.parametrize(
@@ -250,7 +249,7 @@ def test_shards_agree_on_the_batches_whenever_they_start(tmp_path, go, study, co
     [((4, 3), "the index must be between 1 and 3"), ((5, 5), r"too few batches \(4\); use at most 4 shards")],
 )
 def test_invalid_shards_are_rejected(study, shard, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         batches.select_shard(cut(study(axes={"model.dim": [8, 16]}, chunk=1)), shard)
 
 

@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab import cli
 from jaxattn.lab.cli.status import run_status
 from jaxattn.lab.results.read import verify
@@ -182,7 +181,7 @@ def test_damaged_checkpoint_is_reported_by_address(go, study, place, elsewhere, 
     name = next(x for x in sent(server, place) if "/checkpoint/" in x and x.endswith("_METADATA"))
     server.put(str(place).split("/")[1], f"results/small/{name}", b"{}")
     elsewhere()
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(ja.InputError) as caught:
         ja.load(place).params()
     assert f"s3://{str(place)[4:]}/{name}: damaged" in str(caught.value)
     assert os.environ["JAXATTN_CACHE"] not in str(caught.value)
@@ -194,7 +193,7 @@ def test_object_key_that_is_not_a_path_raises(go, study, place, elsewhere, serve
     server.put(str(place).split("/")[1], f"results/small/{key}", b"x")
     elsewhere()
     with pytest.raises(
-        InputError, match=r"the key 'results/small/.*' is not a valid path; delete that object"
+        ja.InputError, match=r"the key 'results/small/.*' is not a valid path; delete that object"
     ) as caught:
         ja.load(place)
     assert repr(key)[1:-1] in str(caught.value)
@@ -250,7 +249,7 @@ def test_bucket_failure_during_a_run_raises_a_one_line_error(
         return ""
 
     server.fault = end
-    with pytest.raises(RunError, match=words) as raised:
+    with pytest.raises(ja.RunError, match=words) as raised:
         go(place, study(chunk=1))
     assert "run the same command again to resume" in str(raised.value)
     server.fault = lambda method, path: ""
@@ -261,24 +260,24 @@ def test_bucket_failure_during_a_run_raises_a_one_line_error(
 @pytest.mark.parametrize(("fault", "words"), [("denied", "access denied"), ("expired", "have expired")])
 def test_bucket_failure_at_the_start_raises_a_one_line_error(study, place, elsewhere, server, fault, words):
     server.fault = lambda method, path: fault
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(ja.InputError, match=words):
         study().run(place, quiet=True)
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(ja.InputError, match=words):
         ja.load(place)
 
 
 def test_invalid_addresses_raise(study, place, elsewhere, server, monkeypatch, impatient):
     run = study().run
-    with pytest.raises(InputError, match=r"s3://nosuch/x: cannot be read: no such bucket; create it"):
+    with pytest.raises(ja.InputError, match=r"s3://nosuch/x: cannot be read: no such bucket; create it"):
         run("s3://nosuch/x", quiet=True)
-    with pytest.raises(InputError, match="not the URL of a bucket folder; use s3://BUCKET/NAME"):
+    with pytest.raises(ja.InputError, match="not the URL of a bucket folder; use s3://BUCKET/NAME"):
         run("s3://bucket", quiet=True)
-    with pytest.raises(InputError, match="not the URL of a bucket folder"):
+    with pytest.raises(ja.InputError, match="not the URL of a bucket folder"):
         run("s3://bucket/a/../b", quiet=True)
-    with pytest.raises(InputError, match=r"s3://.*: no study.json, so not a results folder"):
+    with pytest.raises(ja.InputError, match=r"s3://.*: no study.json, so not a results folder"):
         ja.load(place)
     monkeypatch.setitem(sys.modules, "obstore.store", None)
-    with pytest.raises(InputError, match=r"obstore is not installed; run pip .* 'jaxattn\[cloud\]'"):
+    with pytest.raises(ja.InputError, match=r"obstore is not installed; run pip .* 'jaxattn\[cloud\]'"):
         run(place, quiet=True)
 
 
@@ -288,13 +287,13 @@ def test_missing_credentials_raise(study, place, elsewhere, monkeypatch, tmp_pat
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "nothing"))
-    with pytest.raises(InputError, match=r"s3://.*: no credentials; set AWS_ACCESS_KEY_ID"):
+    with pytest.raises(ja.InputError, match=r"s3://.*: no credentials; set AWS_ACCESS_KEY_ID"):
         study().run(place, quiet=True)
 
 
 def test_bucket_prefix_with_unrelated_objects_raises(study, place, elsewhere, server):
     server.put(str(place).split("/")[1], "results/small/thesis.tex", b"x")
-    with pytest.raises(InputError, match="neither empty nor a results folder; choose another folder"):
+    with pytest.raises(ja.InputError, match="neither empty nor a results folder; choose another folder"):
         study().run(place, quiet=True)
     assert sent(server, place).keys() == {"thesis.tex"}
 
@@ -314,7 +313,7 @@ def test_another_study_in_the_same_bucket_folder_leaves_the_first_one(go, study,
 
 
 def test_failed_start_leaves_no_objects(study, place, elsewhere, server):
-    with pytest.raises((InputError, RunError)):
+    with pytest.raises((ja.InputError, ja.RunError)):
         study(data={"kind": "texts", "path": "nosuch"}).run(place, quiet=True)
     assert not sent(server, place)
 

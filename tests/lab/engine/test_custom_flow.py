@@ -7,7 +7,6 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.base import Task
-from jaxattn.core.errors import InputError
 from jaxattn.data.splits import Splits, token_statistics
 from jaxattn.dynamics import RecordedPath, Stop
 from jaxattn.lab.storage import memo
@@ -230,6 +229,6 @@ def misspelt(params, task, *, points: int = 3):
     ],
 )
 def test_invalid_custom_flows_raise_one_line_errors(flow, message, tmp_path):
-    with pytest.raises(InputError, match=message) as raised:
+    with pytest.raises(ja.InputError, match=message) as raised:
         study(flow).plan(tmp_path / "out", quick=True)
     assert "\n" not in str(raised.value)

@@ -5,8 +5,8 @@ import shutil
 import msgspec
 import pytest
 
+import jaxattn as ja
 from jaxattn.lab.engine import devices
-from jaxattn.lab.loaded import load
 from jaxattn.lab.storage import batch_record
 from jaxattn.lab.storage.batch_record import Device
 
@@ -18,12 +18,12 @@ def test_batches_of_other_devices_or_versions_of_jax_are_reported_by_readers(
     here = devices.describe_devices()
     records = finished(folder)
     assert [msgspec.to_builtins(record.origin.device) for record in records.values()] == [here, here]
-    assert load(folder).manifest["mixed"] == ""
+    assert ja.load(folder).manifest["mixed"] == ""
     name, record = next(iter(records.items()))
     origin = msgspec.structs.replace(record.origin, device=Device("gpu", "H100", 1))
     changed = msgspec.structs.replace(record, origin=origin)
     batch_record.write_record(folder / "runs" / name, changed, folder)
-    assert load(folder).manifest["mixed"] == (
+    assert ja.load(folder).manifest["mixed"] == (
         f"computed with 1 × H100, {here['count']} × cpu: last digits may differ"
     )
     # The runs are the same on all devices.

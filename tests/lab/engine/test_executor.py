@@ -17,7 +17,6 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.core import backend
-from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.engine import devices, worker
 from jaxattn.lab.engine import executor as executors
 from jaxattn.lab.engine.attempt import Attempt
@@ -198,7 +197,7 @@ def test_notebook_code_without_cloudpickle_is_refused_in_one_line(monkeypatch, s
     made.names.given["__main__:Loss"] = print
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     with pytest.raises(
-        InputError, match=r"^__main__:Loss: workers cannot import it; run pip install cloudpickle"
+        ja.InputError, match=r"^__main__:Loss: workers cannot import it; run pip install cloudpickle"
     ):
         worker.pickle_study(made)
 
@@ -217,13 +216,13 @@ def test_notebook_code_without_cloudpickle_is_refused_in_one_line(monkeypatch, s
     ],
 )
 def test_threads_and_forks_are_refused_in_one_line(tmp_path, study, made, said):
-    with made() as refused, pytest.raises(InputError, match=f"^{said}"):
+    with made() as refused, pytest.raises(ja.InputError, match=f"^{said}"):
         in_folder(study(), tmp_path / "run", refused)
     assert not list(tmp_path.glob("run/runs/*"))
 
 
 def test_dashboards_are_refused(tmp_path, study):
-    with pytest.raises(InputError, match="log, profile: these are of one process"):
+    with pytest.raises(ja.InputError, match="log, profile: these are of one process"):
         in_folder(study(), tmp_path / "run", Instantly(), log=["tensorboard"])
 
 
@@ -268,7 +267,7 @@ def test_a_failed_batch_is_tried_again(tmp_path, study, results, tries):
 
 
 def test_failures_stop_the_run_if_asked_to(tmp_path, study):
-    with pytest.raises(RunError, match="seeds 0 to 1: NaN; the run was stopped"):
+    with pytest.raises(ja.RunError, match="seeds 0 to 1: NaN; the run was stopped"):
         in_folder_of(tmp_path, study(), jobs(FAILED), on_failure="stop")
     outcome = in_folder_of(tmp_path, study(), jobs(Attempt(reason="no memory")))
     assert [error["reason"] for error in outcome.errors] == ["no memory"]
@@ -276,11 +275,11 @@ def test_failures_stop_the_run_if_asked_to(tmp_path, study):
 
 def test_a_worker_that_ends_without_a_result_is_reported_in_one_line(tmp_path, study):
     workers = jobs(OSError("killed\nby the kernel"))
-    with pytest.raises(RunError, match=r"its worker ended without a result \(OSError: killed\); finished"):
+    with pytest.raises(ja.RunError, match=r"its worker ended without a result \(OSError: killed\); finished"):
         in_folder_of(tmp_path, study(), workers)
 
 
-@pytest.mark.parametrize("error", [InputError("data: no such file"), RunError("disk full")])
+@pytest.mark.parametrize("error", [ja.InputError("data: no such file"), ja.RunError("disk full")])
 def test_errors_of_workers_are_raised(tmp_path, study, error):
     with pytest.raises(type(error), match=str(error)):
         in_folder_of(tmp_path, study(), jobs(error))
@@ -301,13 +300,13 @@ def test_an_interrupted_driver_says_what_goes_on(tmp_path, study, monkeypatch):
 def test_workers_refuse_other_code_and_files(tmp_path, study):
     origin = worker.origin_of(study(), str(tmp_path), "test", {}, None)
     elsewhere = origin._replace(process=("elsewhere", 1))
-    with pytest.raises(InputError, match="has another version of jaxattn; install the same one"):
+    with pytest.raises(ja.InputError, match="has another version of jaxattn; install the same one"):
         worker.widths(elsewhere._replace(computing="0"), {0: 1}, None, 1, frozenset())
     assert worker.widths(elsewhere, {0: 2}, None, 2, frozenset()) == {0: 1}
 
 
 def test_an_object_that_is_no_executor_is_refused_in_one_line(tmp_path, study):
-    with pytest.raises(InputError, match="executor: object has no method `submit`; use a Process"):
+    with pytest.raises(ja.InputError, match="executor: object has no method `submit`; use a Process"):
         in_folder(study(), tmp_path / "run", object())
 
 
@@ -318,7 +317,9 @@ def test_an_executor_that_loses_results_is_refused_in_one_line(tmp_path, study):
             future.set_result(None)
             return future
 
-    with pytest.raises(RunError, match=r"its executor returned None in place of what the function returned"):
+    with pytest.raises(
+        ja.RunError, match=r"its executor returned None in place of what the function returned"
+    ):
         in_folder(study(chunk=2), tmp_path / "run", Forgetful())
 
 
@@ -350,7 +351,7 @@ def test_each_worker_of_a_pool_gets_its_share_of_the_machine(monkeypatch):
     pool.take_share()
     assert gpus == [0, 1]
     second = worker._NUMBERS.pop(pool)
-    with pytest.raises(RunError, match="more than 2 workers"):
+    with pytest.raises(ja.RunError, match="more than 2 workers"):
         pool.take_share()
     os.close(first[1])
     pool.take_share()
@@ -365,7 +366,7 @@ def test_a_driver_that_holds_the_gpu_is_refused_in_one_line(tmp_path, study, mon
     monkeypatch.setattr(backend, "platform", lambda: "gpu")
     with (
         ProcessPoolExecutor(2, mp_context=SPAWN) as made,
-        pytest.raises(InputError, match=r"holds the GPU that its workers need; call jax\.config\.update"),
+        pytest.raises(ja.InputError, match=r"holds the GPU that its workers need; call jax\.config\.update"),
     ):
         study().run(tmp_path, executor=made, quiet=True)
 

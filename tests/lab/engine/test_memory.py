@@ -6,7 +6,7 @@ import math
 import jax
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.engine import memory
 from jaxattn.lab.engine.programs import programs
 from jaxattn.lab.study.groups import compile_groups
@@ -96,7 +96,7 @@ def test_number_of_simultaneous_runs_is_limited_by_memory(longer):
     assert noted == [wanted[0]]  # Compilation takes seconds.
     assert 6 <= found <= 9
     assert memory.peak(*wanted, found) <= 1.02 * budget
-    with pytest.raises(InputError, match=r"cell 0: one seed needs \d+ MiB, but the limit is \d MiB"):
+    with pytest.raises(ja.InputError, match=r"cell 0: one seed needs \d+ MiB, but the limit is \d MiB"):
         memory.fitting_width(*wanted, 50, memory.peak(*wanted, 1) // 4)
 
 
@@ -104,14 +104,16 @@ def test_number_of_simultaneous_runs_is_limited_by_memory(longer):
 def test_oversized_cells_raise_before_compilation(study, tables, monkeypatch, sizes):
     monkeypatch.setattr(memory, "peak", None)
     wanted = first(study(data=tables()["data"] | sizes))
-    with pytest.raises(InputError, match=r"cell 0: one seed needs [\d,]+ MiB, but the limit is [\d,]+ MiB"):
+    with pytest.raises(
+        ja.InputError, match=r"cell 0: one seed needs [\d,]+ MiB, but the limit is [\d,]+ MiB"
+    ):
         memory.fitting_width(*wanted, 5, 2**32)
 
 
 def test_oversized_arrays_raise(study, tables):
     sizes = {"vocab_size": 2**31 - 1, "length": 40, "sequences": 200}
     wanted = first(study(data=tables()["data"] | sizes))
-    with pytest.raises(InputError, match="cell 0: compilation failed because the arrays are too large"):
+    with pytest.raises(ja.InputError, match="cell 0: compilation failed because the arrays are too large"):
         memory.fitting_width(*wanted, 5, 2**32)
 
 
@@ -134,7 +136,7 @@ def test_low_address_space_limit_is_reported(monkeypatch):
     assert memory.default_budget() <= 3 * 2**30 // 4
     monkeypatch.setattr(memory.resource, "getrlimit", lambda kind: (2**30, 2**30))
     with pytest.raises(
-        InputError,
+        ja.InputError,
         match=r"limited to 1.0 GiB \(ulimit -v\), which is not enough .*; allow 4 GiB or more",
     ):
         memory.check_address_space(notes.append)

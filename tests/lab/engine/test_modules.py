@@ -9,7 +9,6 @@ from flax import linen, nnx
 
 import jaxattn as ja
 from jaxattn.core import pytrees
-from jaxattn.core.errors import InputError
 
 
 class Points(ja.Dataset):
@@ -160,7 +159,7 @@ def test_width_of_a_module_can_be_swept(go, tmp_path):
     ],
 )
 def test_pattern_that_matches_nothing_is_rejected_before_the_run(train, words, tmp_path):
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(ja.InputError, match=words):
         study(with_linen, train=train).run(tmp_path / "run", quiet=True)
 
 

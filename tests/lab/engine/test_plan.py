@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
-from jaxattn.lab.api import Study
 from jaxattn.lab.engine import memory
 from jaxattn.lab.engine import plan as planning
 from jaxattn.lab.engine.batches import Batch
@@ -79,7 +77,7 @@ def test_plan_neither_warns_about_nor_moves_damaged_batches(
 
 def test_plan_refuses_a_folder_with_other_files(tmp_path, study):
     (tmp_path / "thesis.txt").write_text("my life's work")
-    with pytest.raises(InputError, match="neither empty nor a results folder"):
+    with pytest.raises(ja.InputError, match="neither empty nor a results folder"):
         plan_study(study(), tmp_path, quick=True)
 
 
@@ -178,8 +176,8 @@ def test_figures_with_unknown_metrics_raise_before_the_run(study, tmp_path):
         ({"kind": "curves", "x": "p_nrm"}, r"figures\[0\].x: 'p_nrm' is not measured by the study"),
         ({"kind": "convergence", "x": "p_norm", "y": "margin_shortfall"}, "'margin_ratio'"),
     ):
-        with pytest.raises(InputError, match=said):
-            Study.from_tables(study().tree | {"figures": [figure]}).run(tmp_path / "out", quiet=True)
+        with pytest.raises(ja.InputError, match=said):
+            ja.Study.from_tables(study().tree | {"figures": [figure]}).run(tmp_path / "out", quiet=True)
     assert not (tmp_path / "out").exists()
     check_metrics(study(), {"a": "Ev_bin_00", "b": "test_accuracy_best_on_test", "c": "p_norm"})
     check_metrics(study(), {})
@@ -205,7 +203,7 @@ SHIPPED = sorted(
 )
 @pytest.mark.more
 def test_every_shipped_sweep_has_a_quick_plan(path, tmp_path):
-    made = Study.read(path)
+    made = ja.Study.read(path)
     (cells, groups), whole = plan_study(made, tmp_path / "none", quick=True)
     assert len(cells) == len(made.cells)
     assert whole.startswith(f"{made.name}: ")
@@ -215,6 +213,6 @@ def test_every_shipped_sweep_has_a_quick_plan(path, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.relative_to(SWEEPS).as_posix())
 def test_every_shipped_sweep_has_a_plan(path, tmp_path):
-    (_, groups), whole = plan_study(Study.read(path), tmp_path / "none")
+    (_, groups), whole = plan_study(ja.Study.read(path), tmp_path / "none")
     assert whole.endswith(" left")
     assert groups["memory"].str.endswith(" MiB").all()

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.engine.batches import Batch
 from jaxattn.lab.engine.records import rows, with_best
 
@@ -13,7 +13,7 @@ def test_complex_metric_raises(study):
     batch = Batch(None, tuple((cell, 3) for cell in study().cells))
     assert rows({"turn": np.array([2.0])}, batch, "query", 1)["value"].tolist() == [2.0]
     with pytest.raises(
-        InputError, match=r"^probes: 'turn' is complex; metrics must be real; return its real and"
+        ja.InputError, match=r"^probes: 'turn' is complex; metrics must be real; return its real and"
     ):
         rows({"turn": np.array([1j])}, batch, "query", 1)
 

@@ -13,11 +13,10 @@ import msgspec
 import pandas as pd
 import pytest
 
-from jaxattn.core.errors import InputError, RunError
+import jaxattn as ja
 from jaxattn.lab.cli.status import run_status
 from jaxattn.lab.engine import missing, programs, queue
 from jaxattn.lab.engine.monitor import RunMonitor
-from jaxattn.lab.loaded import load
 from jaxattn.lab.results.read import verify
 from jaxattn.lab.storage import batch_record, checkpoints, files, memo, study_file
 from jaxattn.lab.storage.memo import Memo
@@ -89,8 +88,8 @@ def test_damaged_batch_can_be_computed_again_in_other_batches(
     folder = shutil.copytree(small_run, tmp_path / "small")
     (batch,) = listed(folder).finished
     damage(folder / "runs" / batch / name, "flipped")
-    with pytest.raises(InputError, match=rf"{batch}/{name}: damaged .*; run the same sweep again into"):
-        load(folder)
+    with pytest.raises(ja.InputError, match=rf"{batch}/{name}: damaged .*; run the same sweep again into"):
+        ja.load(folder)
     assert len(verify(folder)) >= 1
     _, lines = go(folder, study(chunk=1))
     assert [batch in line for line in lines] == [True]
@@ -142,8 +141,8 @@ def test_renamed_and_swapped_batches_are_detected(copy, two_batches, go, study, 
     (runs / first).rename(runs / "aside")
     (runs / second).rename(runs / first)
     (runs / "aside").rename(runs / second)
-    with pytest.raises(InputError, match=r"run\.json: is the record of another batch; run the same sweep"):
-        load(copy)
+    with pytest.raises(ja.InputError, match=r"run\.json: is the record of another batch; run the same sweep"):
+        ja.load(copy)
     _, lines = go(copy, study(chunk=1))
     assert sorted(line.partition(": ")[0] for line in lines) == [
         f"{runs / name}/run.json" for name in (first, second)
@@ -432,7 +431,7 @@ def test_shards_at_the_same_time_complete_a_folder(tmp_path, start, study, go, l
     assert [len(names) for names in listed(folder)] == [4, 0, 0]
     go(tmp_path / "whole", wanted)
     assert_same(folder, tmp_path / "whole")
-    assert load(folder).finished
+    assert ja.load(folder).finished
 
 
 def test_lost_or_damaged_study_file_is_written_again(
@@ -456,7 +455,7 @@ def test_foreign_files_are_ignored(copy, two_batches, go, study, assert_same, co
     assert (outcome.already_finished, lines) == (True, [])
     assert contents(copy) == before
     assert_same(copy, two_batches)
-    assert load(copy).params(seed=1).E.shape == (20, 16)
+    assert ja.load(copy).params(seed=1).E.shape == (20, 16)
     assert verify(copy) == []
     assert list(memo.unwanted(copy)) == []
 
@@ -474,7 +473,7 @@ def test_foreign_files_in_an_unfinished_batch_are_ignored(
 
 def test_folder_with_unrelated_files_is_refused(tmp_path, go, study):
     (tmp_path / "thesis.txt").write_text("my life's work")
-    with pytest.raises(InputError, match="neither empty nor a results folder; choose another folder with"):
+    with pytest.raises(ja.InputError, match="neither empty nor a results folder; choose another folder with"):
         go(tmp_path, study())
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -492,10 +491,10 @@ def test_full_disk_raises_a_one_line_error_and_keeps_results(
 
     with monkeypatch.context() as patch:
         patch.setattr(pd.DataFrame, "to_parquet", full)
-        with pytest.raises(RunError, match=r"the disk is full .* run the same command again"):
+        with pytest.raises(ja.RunError, match=r"the disk is full .* run the same command again"):
             go(tmp_path / "small", study(chunk=1))
-    assert set(load(tmp_path / "small").records["seed"]) == {0}
-    assert load(tmp_path / "small").manifest["status"] == "stopped"
+    assert set(ja.load(tmp_path / "small").records["seed"]) == {0}
+    assert ja.load(tmp_path / "small").manifest["status"] == "stopped"
     counted.clear()
     assert not go(tmp_path / "small", study(chunk=1))[0].errors
     assert [runs for runs, _ in counted] == [[(0, 1)]]
@@ -507,15 +506,15 @@ def test_failed_start_leaves_no_folder(tmp_path, go, study, tables, monkeypatch)
     folder = tmp_path / "a" / "b" / "c"
 
     def fail(*_, **__):
-        raise InputError("data: nothing there")
+        raise ja.InputError("data: nothing there")
 
     monkeypatch.setattr(missing, "rehearse_groups", fail)
-    with pytest.raises(InputError, match="nothing there"):
+    with pytest.raises(ja.InputError, match="nothing there"):
         go(folder, wanted)
     assert list(tmp_path.iterdir()) == []
     # An existing empty folder of the user is kept, and stays empty.
     folder.parent.mkdir(parents=True)
-    with pytest.raises(InputError, match="nothing there"):
+    with pytest.raises(ja.InputError, match="nothing there"):
         go(folder.parent, wanted)
     assert list(folder.parent.iterdir()) == []
 
@@ -529,7 +528,7 @@ def test_deleting_the_folder_during_a_run_raises_a_one_line_error(tmp_path, go, 
         return load_corpora(*given)
 
     monkeypatch.setattr(programs.Programs, "draw", delete)
-    with pytest.raises(RunError, match=f"{folder}: was deleted; run the same command again"):
+    with pytest.raises(ja.RunError, match=f"{folder}: was deleted; run the same command again"):
         go(folder, study())
     assert not folder.exists()
 
@@ -545,19 +544,21 @@ def test_deleting_one_batch_during_a_run_starts_it_again(tmp_path, go, study, mo
 
     monkeypatch.setattr(programs.Programs, "start", delete)
     assert not go(tmp_path / "small", study(chunk=1))[0].errors
-    assert load(tmp_path / "small").finished
+    assert ja.load(tmp_path / "small").finished
 
 
 def test_results_path_that_is_a_file_raises(tmp_path, study, go):
     (tmp_path / "x.py").write_text("")
     for place in (tmp_path / "x.py", tmp_path / "x.py" / "run"):
-        with pytest.raises(InputError, match=r"x.py: is a file, not a folder; choose another results folder"):
+        with pytest.raises(
+            ja.InputError, match=r"x.py: is a file, not a folder; choose another results folder"
+        ):
             go(place, study())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks for /proc")
 def test_folder_that_cannot_be_created_raises(study, go):
-    with pytest.raises(RunError, match=f"/proc/run: cannot be written: {os.strerror(errno.ENOENT)}"):
+    with pytest.raises(ja.RunError, match=f"/proc/run: cannot be written: {os.strerror(errno.ENOENT)}"):
         go(Path("/proc/run"), study())
 
 
@@ -571,7 +572,7 @@ def test_disk_without_free_inodes_is_reported(tmp_path, monkeypatch, free, said)
     sizes = {"f_bavail": 3, "f_frsize": 2**20, "f_files": 9, "f_favail": free}
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(**sizes))
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunError, match=f"study.json: cannot be written: .*{said}"):
+    with pytest.raises(ja.RunError, match=f"study.json: cannot be written: .*{said}"):
         Memo(tmp_path).write_study({})
 
 
@@ -587,7 +588,7 @@ def test_unreadable_files_are_not_treated_as_damaged(copy, go, study, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr("builtins.open", refuse)
-        with pytest.raises(InputError, match=f"{victim}: cannot be read: Too many open files; fix this"):
+        with pytest.raises(ja.InputError, match=f"{victim}: cannot be read: Too many open files; fix this"):
             go(copy, study(chunk=1))
     assert contents(copy) == before
 
@@ -596,15 +597,15 @@ def test_folder_in_place_of_a_file_raises_a_one_line_error(copy, go, study, list
     path = copy / "runs" / listed(copy).finished[0] / "records.parquet"
     path.unlink()
     path.mkdir()
-    with pytest.raises(InputError, match=rf"{path}: is a folder, not a file; run the same sweep again"):
-        load(copy)
+    with pytest.raises(ja.InputError, match=rf"{path}: is a folder, not a file; run the same sweep again"):
+        ja.load(copy)
     go(copy, study(chunk=1))
     assert_same(copy, two_batches)
     (copy / "study.json").unlink()
     (copy / "study.json").mkdir()
-    with pytest.raises(InputError, match=r"study\.json: is a folder, not a file"):
+    with pytest.raises(ja.InputError, match=r"study\.json: is a folder, not a file"):
         run_status(copy)
-    with pytest.raises(RunError, match=r"study\.json: cannot be written: Is a directory"):
+    with pytest.raises(ja.RunError, match=r"study\.json: cannot be written: Is a directory"):
         go(copy, study(chunk=1))
 
 
@@ -622,7 +623,7 @@ def test_nothing_outside_the_folder_is_changed(copy, go, study, tmp_path, listed
     ):
         kept = place.rename(tmp_path / "kept") if place.exists() else None
         place.symlink_to(leads)
-        with pytest.raises(InputError, match=rf"{place.name}: a link that leads out of"):
+        with pytest.raises(ja.InputError, match=rf"{place.name}: a link that leads out of"):
             go(copy, study(chunk=1))
         place.unlink()
         if kept:
@@ -639,7 +640,7 @@ def test_hard_link_in_place_of_the_log_raises(stopped, go, study, tmp_path):
     (partial / "metrics.jsonl").unlink()
     os.link(victim, partial / "metrics.jsonl")
     with pytest.raises(
-        InputError, match=r"metrics\.jsonl: a hard link, which other folders may share; remove it"
+        ja.InputError, match=r"metrics\.jsonl: a hard link, which other folders may share; remove it"
     ):
         go(folder, study())
     assert victim.read_text() == "kept"

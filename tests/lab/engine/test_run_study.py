@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import jaxattn as ja
 from jaxattn import Study
-from jaxattn.core.errors import InputError, RunError, UserCodeError
+from jaxattn.core.errors import UserCodeError
 from jaxattn.lab.cli.status import run_status
 from jaxattn.lab.engine import attempt, description, missing, programs, run_study
 from jaxattn.lab.engine.monitor import Interrupted
 from jaxattn.lab.engine.programs import ProgramCache
-from jaxattn.lab.loaded import load
 from jaxattn.lab.storage import study_file
 from jaxattn.lab.study import identity
 from jaxattn.lab.study.import_paths import ImportPaths
@@ -123,8 +123,10 @@ def test_more_cells_compute_only_the_cells_that_are_missing(
         records["value"][records["metric"] == "loss"], fresh["value"][fresh["metric"] == "loss"], rtol=1e-5
     )
     # Indices of cells are those of the study that is asked for, also in failures and parameters.
-    assert load(folder).lookup(2, STEP_SIZE) == 0.1
-    np.testing.assert_array_equal(load(folder).params(cell=2, seed=1).p, load(two_batches).params(seed=1).p)
+    assert ja.load(folder).lookup(2, STEP_SIZE) == 0.1
+    np.testing.assert_array_equal(
+        ja.load(folder).params(cell=2, seed=1).p, ja.load(two_batches).params(seed=1).p
+    )
     assert go(folder, study(axes={STEP_SIZE: [0.2]}, chunk=1))[0].already_finished
     assert set(read(folder)[0]["cell"]) == {0}
 
@@ -205,13 +207,13 @@ def test_failed_batch_is_listed_and_run_again(
     table, whole = run_status(tmp_path)
     assert table["state"].tolist() == ["failed"]
     assert "50 % done" in whole
-    found = load(tmp_path)
+    found = ja.load(tmp_path)
     assert set(found.records["seed"]) == {1}
     assert (found.manifest["status"], found.finished) == ("failed", False)
     assert [each["reason"] for each in found.manifest["errors"]] == [error["reason"]]
     assert not go(tmp_path, study(chunk=1))[0].errors
     assert run_status(tmp_path)[0]["state"].tolist() == ["finished"]
-    assert load(tmp_path).manifest["errors"] == []
+    assert ja.load(tmp_path).manifest["errors"] == []
     assert_same(tmp_path, two_batches)
 
 
@@ -304,19 +306,19 @@ def test_stopping_while_adding_seeds_leaves_the_run_unfinished(small_run, tmp_pa
         with pytest.raises(Interrupted):
             go(folder, wanted)
     assert signal.getsignal(signal.SIGTERM) is handler
-    found = load(folder)
+    found = ja.load(folder)
     assert not found.finished
     assert found.manifest["status"] == "stopped"
     assert set(found.records["seed"]) == {0, 1, 2}
     assert go(folder, wanted)[0].batches == 1
-    assert load(folder).finished
-    pd.testing.assert_frame_equal(of_seeds(load(folder).records, 0, 1, 2), found.records, check_exact=True)
+    assert ja.load(folder).finished
+    pd.testing.assert_frame_equal(of_seeds(ja.load(folder).records, 0, 1, 2), found.records, check_exact=True)
 
 
 def test_on_failure_stop_keeps_finished_batches(tmp_path, monkeypatch, go, study):
     with monkeypatch.context() as patch:
         calls = failing(patch, times=9)
-        with pytest.raises(RunError, match="use --on-failure continue"):
+        with pytest.raises(ja.RunError, match="use --on-failure continue"):
             go(tmp_path, study(chunk=1, seeds=[1, 0]), on_failure="stop")
     assert len(calls) == 1
     assert not go(tmp_path, study(chunk=1))[0].errors
@@ -340,7 +342,7 @@ def test_on_failure_stop_stops_at_nan(tmp_path, monkeypatch, go, study):
         return params.replace(p=params.p * jnp.nan)
 
     monkeypatch.setattr(programs.Programs, "start", poisoned)
-    with pytest.raises(RunError, match="not finite; the run was stopped"):
+    with pytest.raises(ja.RunError, match="not finite; the run was stopped"):
         go(tmp_path / "stop", study(chunk=1), on_failure="stop")
     outcome, _ = go(tmp_path / "on", study(chunk=1))
     assert {failure["seed"] for failure in outcome.failures} == {0, 1}
@@ -450,7 +452,7 @@ def test_reuse_code_takes_older_runs_of_changed_code(tmp_path, own, go, read, co
     outcome, lines = go(folder, own(CHANGED, seeds=2, chunk=1), reuse_code=True)
     assert [runs for runs, _ in counted] == [[(0, 1)]]
     assert (outcome.batches, lines) == (1, [])
-    found = load(folder)
+    found = ja.load(folder)
     assert found.finished
     pd.testing.assert_frame_equal(of_seeds(found.records, 0), before, check_exact=True)
     assert found.params(seed=0).p.shape == found.params(seed=1).p.shape
@@ -584,7 +586,7 @@ def test_exception_in_custom_code_shows_its_traceback(tmp_path, own, go):
     ],
 )
 def test_invalid_return_value_of_custom_code_gives_a_one_line_error(tmp_path, go, study, change, message):
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(ja.InputError, match=message) as caught:
         go(tmp_path / "run", study("own", seeds=1, **change))
     assert "\n" not in str(caught.value)
 

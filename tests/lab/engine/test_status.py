@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.cli import status as cli_status
 from jaxattn.lab.cli.status import run_status
 from jaxattn.lab.engine import programs
@@ -141,7 +141,7 @@ def test_status_subtracts_elapsed_time_from_the_time_left(tmp_path, stopped, mon
 
 
 def test_status_of_other_folders_raises(tmp_path):
-    with pytest.raises(InputError, match=r"no study.json, so not a results folder"):
+    with pytest.raises(ja.InputError, match=r"no study.json, so not a results folder"):
         run_status(tmp_path)
-    with pytest.raises(InputError, match=r"none: no such folder"):
+    with pytest.raises(ja.InputError, match=r"none: no such folder"):
         run_status(tmp_path / "none")

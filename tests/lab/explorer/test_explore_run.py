@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.lab.explorer.explore_run import explore_run
 
 pytestmark = pytest.mark.more
@@ -62,6 +61,6 @@ def test_studies_without_an_exact_flow_are_rejected(tmp_path):
     phases = [ja.dynamics.OneStep(name="embed", step_size=100.0)]
     other = flow_study(phases=phases).run(tmp_path / "run", quiet=True, report=False)
     with pytest.raises(
-        InputError, match=r"expected a phase of kind 'exact_flow'.*got one_step and one_layer"
+        ja.InputError, match=r"expected a phase of kind 'exact_flow'.*got one_step and one_layer"
     ):
         explore_run(other, seed=0)

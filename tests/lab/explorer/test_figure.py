@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.explorer import charts
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -134,9 +133,9 @@ def test_incompatible_arguments_raise_one_line_errors(solved, page, tmp_path):
         ({"tokens": ["a"]}, "tokens: 1 names for 12"),
         ({"sequences": [20]}, "indices from 0 to 19"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(ja.InputError, match=said):
             ja.explore(**({"scores": scores, "path": path, "limit": limit} | change))
-    with pytest.raises(RunError, match="cannot be written"):
+    with pytest.raises(ja.RunError, match="cannot be written"):
         page.write(tmp_path / "missing" / "page.html")
 
 

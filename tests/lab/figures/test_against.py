@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.figures.against import against
 from jaxattn.lab.figures.draw import check_figures, draw_figure, metrics_of
 
@@ -109,13 +109,13 @@ def test_a_failed_seed_is_marked(run):
     ],
 )
 def test_invalid_options_raise(run, options, words):
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(ja.InputError, match=words):
         against(run, **options)
 
 
 def test_options_are_checked_before_the_run(run):
     spec = {"kind": "against", "axis": "loss", "lines": "data.vocab_siz"}
-    with pytest.raises(InputError, match=r"figures\[0\].lines: unknown .*did you mean 'data.vocab_size'"):
+    with pytest.raises(ja.InputError, match=r"figures\[0\].lines: unknown .*did you mean 'data.vocab_size'"):
         check_figures({0: spec}, phases=["query"], axes=run.axes)
     assert metrics_of({0: {"kind": "against", "axis": "loss", "metric": "drop"}}) == {
         "figures[0].metric": "drop"

@@ -10,14 +10,13 @@ import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab import kinds
 from jaxattn.lab.figures import style
 from jaxattn.lab.figures.curves import _scale_steps, curves
 from jaxattn.lab.figures.draw import check_figures, draw_all, draw_figure, function
 from jaxattn.lab.figures.scaling import collect, scaling
 from jaxattn.lab.figures.token_figures import importance, one_step_law, top_tokens
-from jaxattn.lab.loaded import load
 from jaxattn.lab.results import aggregate
 from jaxattn.lab.results.correlations import bin_means
 from jaxattn.lab.results.tokens import final_tokens
@@ -52,7 +51,7 @@ def test_every_figure_kind_escapes_dollar_signs(write, tmp_path):
     odd = "x^$2^$ or $5"
     axes = {"block": [odd, "plain"], f"data.{odd}": [1.0, 2.0], "model.dim": [8, 16]}
     folder = write(tmp_path / "run", axes=axes, seeds=2, vocab_size=60)
-    run = load(folder)
+    run = ja.load(folder)
     renamed = {"metric": {"p_norm": odd}, "phase": {"joint": odd}}
     run = dataclasses.replace(run, records=run.records.replace(renamed))
     for spec in (
@@ -112,12 +111,13 @@ def test_log_scale_requires_nonnegative_values(load_planted):
     assert scales() == ["log", "linear"]
     assert scales(scale="linear") == ["linear", "linear"]
     with pytest.raises(
-        InputError, match='scale = "log" is not possible, because crosses has negative values; use "linear"'
+        ja.InputError,
+        match='scale = "log" is not possible, because crosses has negative values; use "linear"',
     ):
         scales(scale="log")
     assert curves(run, metrics=("falls",), scale="log").figure.axes[0].get_yscale() == "log"
     assert draw_figure(run, {"kind": "curves", "metrics": ["falls"], "scale": "linear"}).figure.axes[0]
-    with pytest.raises(InputError, match="scale"):
+    with pytest.raises(ja.InputError, match="scale"):
         draw_figure(run, {"kind": "curves", "scale": "cubic"})
 
 
@@ -133,9 +133,9 @@ def test_curves_can_be_drawn_against_another_metric(results):
     assert drawn.figure.axes[0].get_xlabel() == run.label("p_norm")
     assert "as a function of p_norm at the same step" in drawn.caption
     assert drawn.name == "curves_loss_p_norm"
-    with pytest.raises(InputError, match="did you mean 'p_norm'"):
+    with pytest.raises(ja.InputError, match="did you mean 'p_norm'"):
         curves(run, x="p_nrm")
-    with pytest.raises(InputError, match="'embed': train_accuracy was recorded only in joint"):
+    with pytest.raises(ja.InputError, match="'embed': train_accuracy was recorded only in joint"):
         curves(run, x="train_accuracy", phase="embed")
 
 
@@ -212,7 +212,7 @@ def test_importance_has_one_row_per_class(results):
     one = importance(results["classes"], label=0)
     assert len(one.figure.axes) == 2
     assert one.name.endswith("class0")
-    with pytest.raises(InputError, match="label 3: no such class; choose one of the classes 0, 1, 2"):
+    with pytest.raises(ja.InputError, match="label 3: no such class; choose one of the classes 0, 1, 2"):
         importance(results["classes"], label=3)
 
 
@@ -232,7 +232,7 @@ def test_figures_show_class_names(results, configured):
     assert titles[3].endswith(r"(class co\$t\$)")
     assert importance(run, label="5").caption == importance(run, label=2).caption
     assert "for class 5" in importance(run, label="5").caption
-    with pytest.raises(InputError, match=r"label '0': .* classes 0 \(1\), 1 \(co\$t\$\), 2 \(5\)"):
+    with pytest.raises(ja.InputError, match=r"label '0': .* classes 0 \(1\), 1 \(co\$t\$\), 2 \(5\)"):
         importance(run, label="0")
     (legend,) = top_tokens(run).figure.legends
     assert "class 5" in [text.get_text() for text in legend.get_texts()]
@@ -269,9 +269,9 @@ def test_one_step_law_uses_the_step_size_of_the_block(results):
 def test_one_step_law_requires_one_step_phase(results, configured):
     phases = [{"kind": "descent", "name": "joint", "step_size": None}]
     other = configured(results["text"], phases=phases)
-    with pytest.raises(InputError, match="no phase of kind 'one_step'"):
+    with pytest.raises(ja.InputError, match="no phase of kind 'one_step'"):
         one_step_law(other)
-    with pytest.raises(InputError, match=r"phases\.joint\.step_size: no such key"):
+    with pytest.raises(ja.InputError, match=r"phases\.joint\.step_size: no such key"):
         one_step_law(other, phase="joint")
 
 
@@ -319,7 +319,7 @@ def test_scaling_handles_one_seed_or_one_value(results, folders):
     ],
 )
 def test_scaling_rejects_invalid_input(results, options, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         scaling(results["failed"], **options)
 
 
@@ -339,19 +339,19 @@ def test_top_tokens_are_drawn_even_if_no_font_has_their_letters(results):
 
 @pytest.mark.parametrize("kind", ["curves", "importance", "one_step_law", "top_tokens"])
 def test_unknown_phase_is_rejected(results, kind):
-    with pytest.raises(InputError, match="phase 'none'"):
+    with pytest.raises(ja.InputError, match="phase 'none'"):
         draw_figure(results["text"], {"kind": kind, "phase": "none"})
 
 
 def test_curves_reject_unknown_metric(results):
-    with pytest.raises(InputError, match=r"metric 'los': .* did you mean 'loss'\?"):
+    with pytest.raises(ja.InputError, match=r"metric 'los': .* did you mean 'loss'\?"):
         curves(results["text"], metrics=("los",))
     with pytest.raises(
-        InputError, match=r"metric 'zzz': not recorded; the run recorded .*Ev_bin_K, .*loss"
+        ja.InputError, match=r"metric 'zzz': not recorded; the run recorded .*Ev_bin_K, .*loss"
     ) as raised:
         curves(results["text"], metrics=("zzz",))
     assert "bin_1" not in str(raised.value)
-    with pytest.raises(InputError, match="separate names with spaces, not commas: 'loss p_norm'"):
+    with pytest.raises(ja.InputError, match="separate names with spaces, not commas: 'loss p_norm'"):
         curves(results["text"], metrics=("loss,p_norm",))
 
 
@@ -377,7 +377,7 @@ def test_curves_reject_unknown_metric(results):
     ],
 )
 def test_check_figures_rejects_invalid_figures(spec, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         check_figures({0: spec}, phases=["embed", "joint"], axes=["model.dim"])
 
 
@@ -462,14 +462,14 @@ def test_token_figures_are_rejected_for_cells_without_token_scores():
     for kind in ("importance", "one_step_law", "top_tokens"):
         specs = {0: {"kind": kind}, 1: {"kind": "curves"}}
         check_figures(specs, phases=["embed"], axes=[], without_tokens={1})
-        with pytest.raises(InputError, match=rf"^figures\[0\]: {kind} requires token scores and values"):
+        with pytest.raises(ja.InputError, match=rf"^figures\[0\]: {kind} requires token scores and values"):
             check_figures(specs, phases=["embed"], axes=[], without_tokens={0})
 
 
 @pytest.mark.more
 def test_diagram_with_many_tiles_prints_no_values(write, tmp_path):
     axes = {"model.dim": list(range(1, 51)), "data.length": list(range(1, 10))}
-    run = load(write(tmp_path / "run", axes=axes, seeds=1, vocab_size=2))
+    run = ja.load(write(tmp_path / "run", axes=axes, seeds=1, vocab_size=2))
     drawn = run.figure("diagram", metric="loss", x_axis="model.dim", y_axis="data.length")
     ax = drawn.figure.axes[0]
     assert len(ax.texts) == 0

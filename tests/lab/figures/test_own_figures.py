@@ -10,11 +10,9 @@ import pytest
 from matplotlib.figure import Figure
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.lab.cli import console
 from jaxattn.lab.figures.draw import draw_all
 from jaxattn.lab.figures.rendered import Picture, RenderedFigure
-from jaxattn.lab.loaded import load
 from jaxattn.lab.pages import report
 from jaxattn.lab.results.read import verify
 from jaxattn.lab.storage.files import digest, sealed
@@ -55,13 +53,13 @@ def test_matplotlib_figure_is_named_after_its_function(results):
     assert drawn._repr_png_().startswith(b"\x89PNG")
     own = results["text"].figure(lambda results: RenderedFigure("a/b", "A", "B", losses(results)))
     assert own.name == "a-b"
-    with pytest.raises(InputError, match="figure broken_too: returned int; return a matplotlib"):
+    with pytest.raises(ja.InputError, match="figure broken_too: returned int; return a matplotlib"):
         results["text"].figure(broken_too)
 
 
 def test_invalid_formula_fails_only_its_figure(write, tmp_path):
     folder = write(tmp_path / "run", vocab_size=50, seeds=1, figures=FIGURES)
-    drawn, (problem,) = draw_all(load(folder), {KIND: misspelt})
+    drawn, (problem,) = draw_all(ja.load(folder), {KIND: misspelt})
     assert [each.name for each in drawn] == ["top_tokens_joint"]
     assert problem.line.startswith(f"figures[1] ({KIND}) could not be drawn: ValueError: ")
     assert "\n" not in problem.line
@@ -96,7 +94,7 @@ def broken_too(results):
 def test_figure_options_may_be_lists(results):
     drawn = results["dims"].figure("curves", metrics=["loss"], cells=[0, 1])
     assert "2 of 4 cells" in drawn.caption
-    with pytest.raises(InputError, match=r"figure.kind: unknown 'lab:losses'; known: against"):
+    with pytest.raises(ja.InputError, match=r"figure.kind: unknown 'lab:losses'; known: against"):
         results["dims"].figure("lab:losses")
 
 
@@ -127,7 +125,7 @@ def test_later_reports_show_the_custom_figures_of_a_run(folder, tmp_path):
 
 
 def test_custom_figure_whose_file_is_missing_is_omitted(folder):
-    drawn, problems = draw_all(load(folder))
+    drawn, problems = draw_all(ja.load(folder))
     assert [each.name for each in drawn] == ["top_tokens_joint"]
     assert "could not be drawn: not drawn by the run" in problems[0].line
 
@@ -143,11 +141,11 @@ def forge(folder, name, sha256):
 def test_figure_names_cannot_leave_the_folder(folder):
     (folder / "secret.svg").write_bytes(b"\x89PNG secret")
     forge(folder, "../secret", digest(b"\x89PNG secret"))
-    assert not any(isinstance(each, Picture) for each in draw_all(load(folder))[0])
+    assert not any(isinstance(each, Picture) for each in draw_all(ja.load(folder))[0])
 
 
 def test_an_exception_fails_only_its_figure(folder):
-    drawn, problems = draw_all(load(folder), {KIND: broken})
+    drawn, problems = draw_all(ja.load(folder), {KIND: broken})
     assert len(drawn) == 1
     (problem,) = problems
     assert problem.line == f"figures[1] ({KIND}) could not be drawn: ZeroDivisionError: no loss"
@@ -158,7 +156,7 @@ def test_an_exception_fails_only_its_figure(folder):
         "ZeroDivisionError: no loss",
     ]
     # A wrong signature is not an error inside user code.
-    _, (problem,) = draw_all(load(folder), {KIND: lambda results: losses(results)})
+    _, (problem,) = draw_all(ja.load(folder), {KIND: lambda results: losses(results)})
     assert "TypeError" in problem.line
     assert problem.trace == ""
 
@@ -189,13 +187,13 @@ def test_figure_behind_a_symlink_is_not_shown_even_with_a_matching_checksum(fold
     (folder / "figures" / "secret.svg").symlink_to(tmp_path / "secret.svg")
     for sha256 in (None, digest(b"\x89PNG secret")):
         forge(folder, "secret", sha256)
-        assert not any(isinstance(each, Picture) for each in draw_all(load(folder))[0])
+        assert not any(isinstance(each, Picture) for each in draw_all(ja.load(folder))[0])
 
 
 def test_report_is_not_written_outside_its_folder(folder, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (folder / "figures").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(InputError, match=r"figures: a link that leads out of"):
+    with pytest.raises(ja.InputError, match=r"figures: a link that leads out of"):
         report.write_report(folder)
     assert not list((tmp_path / "elsewhere").iterdir())
 
@@ -211,7 +209,7 @@ def test_invalid_captions_are_reported_as_damage(folder, content):
     (folder / "figures").mkdir()
     (folder / "figures" / "drawn.json").write_bytes(content)
     assert "drawn.json: damaged (" in verify(folder)[-1]
-    assert len(draw_all(load(folder))[0]) == 1
+    assert len(draw_all(ja.load(folder))[0]) == 1
 
 
 WRONG = [
@@ -227,7 +225,7 @@ WRONG = [
 @pytest.mark.parametrize("spec", WRONG, ids=str)
 def test_wrong_option_type_raises_a_one_line_error(results, spec):
     option = next(key for key in spec if key != "kind")
-    with pytest.raises(InputError, match=rf"figure\.{option}: Expected .*; change the value"):
+    with pytest.raises(ja.InputError, match=rf"figure\.{option}: Expected .*; change the value"):
         results["text"].figure(**spec)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.figures.diagram import diagram
 from jaxattn.lab.figures.scaling import collect, collect_courses, convergence, scaling
 
@@ -122,7 +122,7 @@ def test_convergence_figure_shows_each_seed_and_the_median(results):
     ],
 )
 def test_convergence_rejects_invalid_input(results, options, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         convergence(results, **options)
 
 
@@ -160,7 +160,7 @@ def test_diagram_over_several_decades_uses_a_logarithmic_colour_scale(planted):
 
 
 def test_diagram_rejects_unknown_axis_or_metric(results):
-    with pytest.raises(InputError, match=r"axis 'model.dim': not swept; swept keys: block"):
+    with pytest.raises(ja.InputError, match=r"axis 'model.dim': not swept; swept keys: block"):
         diagram(results, x_axis="model.dim", y_axis="block")
-    with pytest.raises(InputError, match=r"metric 'important_selected': not recorded; the run recorded "):
+    with pytest.raises(ja.InputError, match=r"metric 'important_selected': not recorded; the run recorded "):
         diagram(results, x_axis="block", y_axis="block")

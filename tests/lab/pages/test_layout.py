@@ -12,10 +12,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from jaxattn.core.errors import RunError
+import jaxattn as ja
 from jaxattn.lab.books import read_book
 from jaxattn.lab.figures import token_figures
-from jaxattn.lab.loaded import load
 from jaxattn.lab.pages import layout, report
 from jaxattn.lab.pages.layout import breakable, coded, marked, typeset
 
@@ -30,7 +29,7 @@ def test_existing_file_is_preserved_if_the_disk_is_full(tmp_path, suffix):
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
     try:
-        with pytest.raises(RunError, match=r"table\.\w+: cannot be written: File too large"):
+        with pytest.raises(ja.RunError, match=r"table\.\w+: cannot be written: File too large"):
             layout.write_page(TABLE, path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -116,12 +115,12 @@ def test_tables_and_figures_use_the_same_class_and_score_names(write, tmp_path):
     """Classes 0 to 3 are 1, 2, 4 and 5 stars; scores of two layers with weights are E·W2 p."""
     book = read_book("paper")
     config = {"model": {"kind": "two_layer_weights"}, "phases": [], "data": {"labels": [1, 2, 4, 5]}}
-    run = load(write(tmp_path / "four", classes=4, seeds=2, config=config))
+    run = ja.load(write(tmp_path / "four", classes=4, seeds=2, config=config))
     for label, title in ((1, "Class 2, the published E·v_2"), (3, "Class 5, the published E·v_4")):
         _, tables = book.item("yelp4").measure({"study": run})
         assert title in tables
         assert f"for {title.partition(',')[0].lower()}" in token_figures.importance(run, label=label).caption
-    run = load(write(tmp_path / "two", seeds=2, config=config | {"data": {}}))
+    run = ja.load(write(tmp_path / "two", seeds=2, config=config | {"data": {}}))
     (table,) = book.item("two_layer_weights_imdb").measure({"study": run})[1].values()
     scores = {name.partition(",")[0] for name in table.columns[2:]}
     assert scores == {"E·v", "E·W2 p"}

@@ -13,9 +13,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from jaxattn.core.errors import InputError, RunError
+import jaxattn as ja
 from jaxattn.lab.figures import style
-from jaxattn.lab.loaded import load
 from jaxattn.lab.pages import overview, report, seeds
 from jaxattn.lab.pages.definitions import definition
 from jaxattn.lab.results import aggregate
@@ -107,7 +106,7 @@ def test_page_describes_the_run(written):
 
 
 def test_page_shows_six_metrics_before_the_full_list(written):
-    run, text = load(written.page.parent), Page(written.page.read_text(encoding="utf-8")).text
+    run, text = ja.load(written.page.parent), Page(written.page.read_text(encoding="utf-8")).text
     first, below = text.split("All metrics\n")
     table = first[first.index("Last step of each phase") :]
     assert all(metric in table for metric in overview.metrics(run))
@@ -122,7 +121,7 @@ def test_page_escapes_text_from_the_run(written):
 
 
 def test_summary_file_contains_the_aggregate_of_the_last_steps(written):
-    run = load(written.page.parent)
+    run = ja.load(written.page.parent)
     expected = last_steps(aggregate(run)).reset_index(drop=True)
     pd.testing.assert_frame_equal(pd.read_csv(written.summary), expected, check_dtype=False, rtol=1e-8)
 
@@ -158,7 +157,7 @@ def test_figures_are_saved_at_print_quality(folder):
 
 
 def test_page_shows_the_final_value_of_each_seed(written):
-    html, run = written.page.read_text(encoding="utf-8"), load(written.page.parent)
+    html, run = written.page.read_text(encoding="utf-8"), ja.load(written.page.parent)
     ends = last_steps(run.records)
     for metric in overview.metrics(run):
         part = html.partition(f"<h3>{metric}</h3>")[2].partition("<h3>")[0]
@@ -189,7 +188,7 @@ def test_dots_are_placed_in_proportion_to_the_values(load_planted):
 def test_unwritable_folder_raises_a_one_line_error(folder):
     (folder / "figures").write_text("in the way")
     with pytest.raises(
-        RunError, match=r"figures/importance_joint\.svg: cannot be written \(.*\); free disk space"
+        ja.RunError, match=r"figures/importance_joint\.svg: cannot be written \(.*\); free disk space"
     ) as caught:
         report.write_report(folder)
     assert "\n" not in str(caught.value)
@@ -203,7 +202,7 @@ def test_old_report_is_preserved_if_the_disk_is_full(folder, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunError, match="No space left on device"):
+    with pytest.raises(ja.RunError, match="No space left on device"):
         report.write_report(folder)
     assert [path.read_bytes() for path in (folder / "figures").iterdir()] == [b"old"]
 
@@ -211,7 +210,7 @@ def test_old_report_is_preserved_if_the_disk_is_full(folder, monkeypatch):
 def test_folder_deleted_during_a_report_is_not_recreated(folder, monkeypatch):
     render = report.render
     monkeypatch.setattr(report, "render", lambda *given: shutil.rmtree(folder) or render(*given))
-    with pytest.raises(RunError, match=r"report.html: cannot be written \(No such file"):
+    with pytest.raises(ja.RunError, match=r"report.html: cannot be written \(No such file"):
         report.write_report(folder)
     assert not folder.exists()
 
@@ -231,7 +230,7 @@ def test_page_reports_a_different_source_version(folder, batch_of, batches):
 
 
 def test_unreadable_folder_is_rejected(tmp_path):
-    with pytest.raises(InputError, match="no such folder"):
+    with pytest.raises(ja.InputError, match="no such folder"):
         report.write_report(tmp_path / "none")
 
 
@@ -264,9 +263,9 @@ def test_long_label_is_truncated(write, change_study, tmp_path):
         tmp_path / "run", vocab_size=20, seeds=1, figures=({"kind": "curves", "metrics": ["loss"]},)
     )
     change_study(folder, labels={"loss": "$x$ " * 10_000})
-    run = load(folder)
+    run = ja.load(folder)
     assert len(run.label("loss")) < 500
-    assert run.label("p_norm") == load(folder).label("p_norm")
+    assert run.label("p_norm") == ja.load(folder).label("p_norm")
     assert report.write_report(folder).problems == ()
 
 

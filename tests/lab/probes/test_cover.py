@@ -9,7 +9,6 @@ from jaxattn import losses
 from jaxattn.data.corpus import shapes
 from jaxattn.lab.probes import Cover
 from jaxattn.models import MultiHead, OneLayer
-from jaxattn.models.one_layer import Params
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -21,7 +20,7 @@ def measured(show, measure):
     def make(sequences, labels, scores, values):
         corpus = ja.data.from_sequences(sequences, labels, vocab_size=len(scores))
         E = np.stack([np.asarray(scores), np.asarray(values) / 2], axis=1)
-        params = Params(*map(jnp.asarray, (E, [1.0, 0.0], [0.0, 2.0])))
+        params = ja.models.one_layer.Params(*map(jnp.asarray, (E, [1.0, 0.0], [0.0, 2.0])))
         return {k: float(x) for k, x in measure(Cover(), show(OneLayer(dim=2), params, corpus)).items()}
 
     return make

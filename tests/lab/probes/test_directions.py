@@ -7,14 +7,12 @@ import pytest
 from scipy.optimize import minimize
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.data.splits import Loaded, Splits
 from jaxattn.dynamics import Descent, ExactFlow, JointFlow
 from jaxattn.lab.probes import FlowLimit, RelaxedDirection
 from jaxattn.lab.probes.directions import _facts, certified_distance
 from jaxattn.losses import Logistic
 from jaxattn.models import Mlp, OneLayer
-from jaxattn.models.one_layer import Params
 from jaxattn.theory import one_minus_cosine
 from jaxattn.theory.solution import Status, unsolved
 
@@ -48,7 +46,7 @@ E[5, 1] = 2.5
 def conclude_relaxed(history):
     corpus = ja.data.from_sequences(SEQUENCES, LABELS, vocab_size=7)
     loaded = Loaded(Splits(jax.tree.map(lambda x: x[None], corpus), None), False, list("0123456"))
-    params = Params(jnp.asarray(E)[None], jnp.zeros((1, 7)), jnp.zeros((1, 7)))
+    params = ja.models.one_layer.Params(jnp.asarray(E)[None], jnp.zeros((1, 7)), jnp.zeros((1, 7)))
     return RelaxedDirection().conclude(history[None], params, OneLayer(dim=7), loaded)
 
 
@@ -107,7 +105,7 @@ def test_relaxed_direction_requires_phases_that_train_p_and_v(applies):
 def test_direction_metrics_are_nan_for_nan_embeddings_or_three_classes():
     corpus = jax.tree.map(lambda x: x[None], ja.data.from_sequences(SEQUENCES, LABELS, vocab_size=7))
     for rows, classes in ((np.nan * E, 2), (E, 3)):
-        params = Params(jnp.asarray(rows)[None], jnp.zeros((1, 7)), jnp.zeros((1, 7)))
+        params = ja.models.one_layer.Params(jnp.asarray(rows)[None], jnp.zeros((1, 7)), jnp.zeros((1, 7)))
         splits = Splits(corpus.replace(num_classes=classes), None)
         history = np.ones((1, 3, 2, 7))
         loaded = Loaded(splits, False, list("0123456"))
@@ -175,5 +173,5 @@ def test_nan_seed_does_not_affect_other_seeds():
 @pytest.mark.more
 def test_wrong_number_of_heads_raises():
     params, corpora = two_seeds()
-    with pytest.raises(InputError, match=r"scores.values: expected shape \(12, 3\), .* got shape \(12,\)"):
+    with pytest.raises(ja.InputError, match=r"scores.values: expected shape \(12, 3\), .* got shape \(12,\)"):
         conclude_limit(np.zeros((2, 4, 24)), params, corpora.replace(num_classes=3))

@@ -9,7 +9,6 @@ from jax.flatten_util import ravel_pytree
 import jaxattn as ja
 from jaxattn import losses, models
 from jaxattn.core import pytrees
-from jaxattn.core.errors import InputError
 from jaxattn.data import ragged as layout
 from jaxattn.dynamics import Descent, Task, run
 from jaxattn.lab.probes import Alignments, Conservation, Norms, Sharpness
@@ -136,7 +135,7 @@ def test_conservation_requires_training_all_parameters(x64, corpus, show, draw, 
     assert not applies(Conservation(), model, None, ("p",))
     assert applies(Conservation(), model, None, ("v", "E", "p"))
     assert Conservation().measure(show(model, params, corpus, memory=memory)) == {"conservation_drift": 0}
-    with pytest.raises(InputError, match="E: not a parameter of the model; known: W"):
+    with pytest.raises(ja.InputError, match="E: not a parameter of the model; known: W"):
         Conservation().remember({"W": params.E})
 
 

@@ -22,8 +22,6 @@ from jaxattn.lab.probes import (
 )
 from jaxattn.lab.probes.selection import attended, attended_on_host, attention_entropy
 from jaxattn.models import OneLayer
-from jaxattn.models.one_layer import Params
-from jaxattn.models.reference import padded_sequences
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -73,7 +71,7 @@ def test_heads_selected_matches_loops(x64, seen, measure):
     params, bags = seen.params, seen.data.train
     important = np.asarray(seen.data.tokens.important(0.3, 2))
     assert 0 < important.sum() < len(important)
-    ids, mask = (np.asarray(x) for x in padded_sequences(bags))
+    ids, mask = (np.asarray(x) for x in ja.models.reference.padded_sequences(bags))
     selects, mass = np.zeros((3, len(ids)), bool), np.zeros((3, len(ids)))
     for h, p in enumerate(np.asarray(params.p)):
         scores = np.asarray(params.E) @ p
@@ -98,7 +96,7 @@ def test_identical_heads_match_a_single_query(x64, seen, measure):
     settings = {"important": 0.3, "min_count": 2}
     of_heads = measure(HeadsSelected(**settings), seen)
     task = Task(models.OneLayer(dim=5), seen.loss, seen.data)
-    one = ProbeContext(Params(E=seen.params.E, p=p, v=v), task, seen.phase)
+    one = ProbeContext(ja.models.one_layer.Params(E=seen.params.E, p=p, v=v), task, seen.phase)
     alone = measure(Selected(**settings), one)
     np.testing.assert_allclose(of_heads["head_mass"], [alone["important_mass"]] * 3, rtol=1e-12)
     for name in ("any_head_selected", "all_heads_selected"):
@@ -121,7 +119,9 @@ def measured(show, measure):
 
     def make(sequences, scores, relevant, **settings):
         corpus = ja.data.from_sequences(sequences, [1] * len(sequences), vocab_size=len(scores))
-        params = Params(*map(jnp.asarray, (np.eye(len(scores)), scores, np.ones(len(scores)))))
+        params = ja.models.one_layer.Params(
+            *map(jnp.asarray, (np.eye(len(scores)), scores, np.ones(len(scores))))
+        )
         probe = RelevantTokens(relevant=relevant, **settings)
         return measure(probe, show(OneLayer(dim=len(scores)), params, corpus))
 
@@ -180,7 +180,7 @@ def test_relevant_tokens_match_a_loop(x64, measured, rng):
 
 def by_token(corpus, scores):
     """Sum the weights of all positions by token, in a loop over sequences."""
-    for tokens, real in zip(*map(np.asarray, padded_sequences(corpus)), strict=True):
+    for tokens, real in zip(*map(np.asarray, ja.models.reference.padded_sequences(corpus)), strict=True):
         weights = np.exp(scores[tokens[real]] - scores[tokens[real]].max())
         q = np.bincount(tokens[real], weights / weights.sum())
         yield -sum(x * np.log(x) for x in q if x > 0)

@@ -8,7 +8,6 @@ from scipy import stats
 
 import jaxattn as ja
 from jaxattn.base import Task
-from jaxattn.core.errors import InputError
 from jaxattn.data.splits import Splits, TokenStatistics, token_statistics
 from jaxattn.lab.probes import (
     Accuracy,
@@ -336,7 +335,7 @@ def test_flow_is_measured_at_every_row():
     ],
 )
 def test_invalid_probe_steps_raise_one_line_errors(study, probes, said):
-    with pytest.raises(InputError, match=said) as error:
+    with pytest.raises(ja.InputError, match=said) as error:
         study(probes=probes)
     assert "\n" not in str(error.value)
 
@@ -344,7 +343,7 @@ def test_invalid_probe_steps_raise_one_line_errors(study, probes, said):
 def test_probe_steps_are_checked_for_every_cell(study):
     probes = {"steps": {"query": [15]}, "min_count": 1}
     assert len(study(probes=probes, axes={"phases.query.steps": [16, 20]}).cells) == 2
-    with pytest.raises(InputError, match="15 is past the last step; the phase ends at step 10"):
+    with pytest.raises(ja.InputError, match="15 is past the last step; the phase ends at step 10"):
         study(probes=probes, axes={"phases.query.steps": [10, 20]})
 
 

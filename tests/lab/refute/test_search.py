@@ -10,7 +10,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from jaxattn.core.errors import InputError, RunError, UserCodeError
+import jaxattn as ja
+from jaxattn.core.errors import UserCodeError
 from jaxattn.lab.refute import read_claim, refute, search_state
 from jaxattn.lab.refute.batch import Batch, compute
 from jaxattn.lab.refute.proof import _as_json
@@ -142,7 +143,7 @@ def test_mutations_reach_what_sampling_alone_does_not(write_claim):
 
 def test_a_check_that_denies_the_counterexample_fails_the_run(write_claim, tmp_path):
     path = write_claim(bound=3)
-    with pytest.raises(RunError, match=r"check\.py: does not confirm the counterexample"):
+    with pytest.raises(ja.RunError, match=r"check\.py: does not confirm the counterexample"):
         refute(path, budget=60, out=tmp_path / "out")
 
 
@@ -172,22 +173,22 @@ def test_a_numerical_counterexample_needs_evidence(write_claim):
 )
 def test_invalid_claims_are_rejected_in_one_line(tmp_path, text, message):
     (tmp_path / "mine.py").write_text(text)
-    with pytest.raises(InputError, match=message) as raised:
+    with pytest.raises(ja.InputError, match=message) as raised:
         read_claim(str(tmp_path / "mine.py"))
     assert "\n" not in str(raised.value)
 
 
 def test_files_that_fail_or_do_not_exist_are_reported(tmp_path, write_claim):
-    with pytest.raises(InputError, match="no such file"):
+    with pytest.raises(ja.InputError, match="no such file"):
         read_claim(str(tmp_path / "none.py"))
-    with pytest.raises(InputError, match="expected a Python file"):
+    with pytest.raises(ja.InputError, match="expected a Python file"):
         read_claim("none.toml")
     (tmp_path / "bad.py").write_text("1 / 0")
     with pytest.raises(UserCodeError, match=r"bad\.py raised an exception on import"):
         read_claim(str(tmp_path / "bad.py"))
-    with pytest.raises(InputError, match="does not exist; write it"):
+    with pytest.raises(ja.InputError, match="does not exist; write it"):
         read_claim(str(write_claim(check="none.py")))
-    with pytest.raises(InputError, match="budget: must be positive"):
+    with pytest.raises(ja.InputError, match="budget: must be positive"):
         refute(write_claim(), budget=0)
 
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.refute import space as spaces
 from jaxattn.lab.refute.space import Integers, Space
 
@@ -64,5 +64,5 @@ def test_lists_and_batches_convert_back(rng):
     ],
 )
 def test_invalid_space_is_rejected(space, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         space.check()

@@ -5,8 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.core.errors import InputError, RunError
-from jaxattn.lab.loaded import load
+import jaxattn as ja
 from jaxattn.lab.pages.layout import latex, markdown, write_page
 from jaxattn.lab.results import aggregate
 from jaxattn.lab.results.combine import _equal, choose, combine, group, paired
@@ -108,7 +107,7 @@ def test_runs_of_different_code_are_never_pooled(folder):
 
 
 def test_duplicate_seed_is_rejected(folder):
-    with pytest.raises(InputError, match=r"planted\d+: seed 1 is also in .*planted\d+"):
+    with pytest.raises(ja.InputError, match=r"planted\d+: seed 1 is also in .*planted\d+"):
         combine([folder(range(2)), folder(range(1, 3))])
 
 
@@ -116,7 +115,7 @@ def test_lookup_finds_swept_and_fixed_keys(folder):
     results = folder(range(2))
     assert results.lookup(3, "model.dim") == 16
     assert results.lookup(3, "phases.query.steps") == results.lookup(3, "phases.0.steps") == 7
-    with pytest.raises(InputError, match=r"phases.embed.steps: no such key in the config of "):
+    with pytest.raises(ja.InputError, match=r"phases.embed.steps: no such key in the config of "):
         results.lookup(0, "phases.embed.steps")
 
 
@@ -177,13 +176,15 @@ def test_choose_selects_cells_metrics_and_phases(folder):
     chosen = choose(results, where={"model.dim": "16"}, metrics=["loss"], phases=["query"])
     assert chosen.cells["model.dim"].tolist() == [16, 16]
     assert set(chosen.records["metric"]) == {"loss"}
-    with pytest.raises(InputError, match=r"metric 'los': not recorded by the run; did you mean 'loss'\?$"):
+    with pytest.raises(ja.InputError, match=r"metric 'los': not recorded by the run; did you mean 'loss'\?$"):
         choose(results, metrics=["los"])
-    with pytest.raises(InputError, match="metric 'entropy': not recorded; the run recorded accuracy, loss"):
+    with pytest.raises(
+        ja.InputError, match="metric 'entropy': not recorded; the run recorded accuracy, loss"
+    ):
         choose(results, metrics=["entropy"])
-    with pytest.raises(InputError, match=r"phase 'embed': not recorded; the run recorded 'query'$"):
+    with pytest.raises(ja.InputError, match=r"phase 'embed': not recorded; the run recorded 'query'$"):
         choose(results, phases=["embed"])
-    with pytest.raises(InputError, match="no combination of cell, phase and metric matches"):
+    with pytest.raises(ja.InputError, match="no combination of cell, phase and metric matches"):
         choose(results, where={"model.dim": 17})
 
 
@@ -196,11 +197,13 @@ def test_choose_accepts_values_rounded_as_in_the_output(folder):
     table = aggregate(paired(results, "phases.query.step_size", "0.333333", "150"))
     rows = table[(table["metric"] == "loss") & (table["step"] == 1)]
     np.testing.assert_allclose(rows["mean"], 10 * (150 - third))
-    with pytest.raises(InputError, match=r"'7' and '150' were not both swept; choose two of 150, 0.333333"):
+    with pytest.raises(
+        ja.InputError, match=r"'7' and '150' were not both swept; choose two of 150, 0.333333"
+    ):
         paired(results, "phases.query.step_size", "7", "150")
     close = folder(range(2), dims=(8,), rates=(third, third + 1e-9))
     with pytest.raises(
-        InputError, match=r"step_size: 0.333333 is ambiguous \(0.3333333333333333, 0.33333333"
+        ja.InputError, match=r"step_size: 0.333333 is ambiguous \(0.3333333333333333, 0.33333333"
     ):
         choose(close, where={"phases.query.step_size": "0.333333"})
 
@@ -281,9 +284,9 @@ def test_paired_differences_cancel_shared_noise(folder):
     assert row["phases.query.step_size"].tolist() == [0.1, 0.2]
     np.testing.assert_allclose(row["mean"], 800)
     np.testing.assert_array_equal(table.loc[table["metric"] == "accuracy", "mean"], 0)
-    with pytest.raises(InputError, match=r"model.dim: 8 and 9 were not both swept"):
+    with pytest.raises(ja.InputError, match=r"model.dim: 8 and 9 were not both swept"):
         paired(results, "model.dim", 8, 9)
-    with pytest.raises(InputError, match=r"data.length: not swept; swept keys: model.dim"):
+    with pytest.raises(ja.InputError, match=r"data.length: not swept; swept keys: model.dim"):
         paired(results, "data.length", 8, 9)
 
 
@@ -308,7 +311,7 @@ def test_zipped_keys_change_together_in_paired_differences(load_planted, in_bloc
     assert list(found.axes) == ["data.length"]
     assert "model.dim = 16 minus 8, with phases.query.steps" in found.derived[-1]
     apart = load_planted(rows, name="x", config={"phases": [{"name": "query"}]}, cells=cells, seeds=[0, 1])
-    with pytest.raises(InputError, match="have no combination of seed, phase, step and metric in common"):
+    with pytest.raises(ja.InputError, match="have no combination of seed, phase, step and metric in common"):
         paired(apart, "model.dim", 8, 16)
 
 
@@ -325,7 +328,7 @@ def test_two_cells_with_the_same_value_of_the_key_are_not_a_pair(load_planted):
     cells = [{"cell": k, "settings": s} for k, s in enumerate(settings)]
     config = {"phases": [{"name": "query"}]}
     run = load_planted(rows, name="x", config=config, cells=cells, seeds=[0, 1])
-    with pytest.raises(InputError, match="have no combination of seed, phase, step and metric in common"):
+    with pytest.raises(ja.InputError, match="have no combination of seed, phase, step and metric in common"):
         paired(run, "phases.query.step_size", 0.5, 1.0)
     fewer = choose(run, where={"data.length": 6}).manifest["cells"][1:]
     single = replace(run, manifest=dict(run.manifest) | {"cells": [*run.manifest["cells"][:2], *fewer]})
@@ -384,9 +387,9 @@ def test_suffix_determines_the_table_format(tmp_path):
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "t.parquet"), table)
     assert markdown(table).splitlines()[2] == "| a\\|b | 0.123 |"
     assert "c\\_d & 1.00e-7" in latex(table)
-    with pytest.raises(InputError, match=r"t.xlsx: unsupported suffix for a table; use one of .csv"):
+    with pytest.raises(ja.InputError, match=r"t.xlsx: unsupported suffix for a table; use one of .csv"):
         write_page(table, tmp_path / "t.xlsx")
-    with pytest.raises(RunError, match="cannot be written"):
+    with pytest.raises(ja.RunError, match="cannot be written"):
         write_page(table, tmp_path / "missing" / "t.csv")
 
 
@@ -415,7 +418,7 @@ def test_a_million_records_load_and_aggregate_quickly(folder, rewrite):
 
     sys.setprofile(count)
     try:
-        loaded = load(path)
+        loaded = ja.load(path)
     finally:
         sys.setprofile(None)
     # No function is called once per row. Each call counts twice, and there are 10,000 runs.
@@ -434,5 +437,5 @@ def test_cells_without_common_seeds_cannot_be_averaged(load_planted):
         if second == (1, 2):
             assert group(run, ["model.dim"]).records["value"].notna().sum() == 1
         else:
-            with pytest.raises(InputError, match="cells 0, 1: have no seed in common"):
+            with pytest.raises(ja.InputError, match="cells 0, 1: have no seed in common"):
                 group(run, ["model.dim"])

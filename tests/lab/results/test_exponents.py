@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.results.exponents import power_laws, windows
 from jaxattn.lab.results.run import Run
 
@@ -76,10 +76,10 @@ def test_records_are_fitted_for_each_cell_against_steps_or_a_metric(tmp_path):
     [{"metric": "lost"}, {"metric": "loss", "against": "tim"}, {"metric": "loss", "phase": "sgd"}],
 )
 def test_unknown_names_are_refused(tmp_path, options):
-    with pytest.raises(InputError):
+    with pytest.raises(ja.InputError):
         power_laws(run(tmp_path), **options)
 
 
 def test_the_length_of_a_window_is_positive(tmp_path):
-    with pytest.raises(InputError, match="decades"):
+    with pytest.raises(ja.InputError, match="decades"):
         power_laws(run(tmp_path), "loss", decades=0.0)

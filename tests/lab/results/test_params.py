@@ -15,9 +15,7 @@ import pytest
 from msgspec import structs
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError, RunError
 from jaxattn.data import corpus
-from jaxattn.lab.loaded import load
 from jaxattn.lab.results.combine import group
 from jaxattn.lab.storage import batch_record, checkpoints, study_file
 from jaxattn.lab.storage.batch_record import TABLES
@@ -101,7 +99,7 @@ def batch(folder):
 
 @pytest.mark.parametrize(("cell", "seed", "lane"), [(0, 2, 0), (0, 3, 1), (1, 2, 2), (1, 3, 3)])
 def test_padding_rows_are_removed_from_restored_parameters(folder, cell, seed, lane):
-    found = load(folder).params(cell=cell, seed=seed)
+    found = ja.load(folder).params(cell=cell, seed=seed)
     E, p, v = runs("E", (PADDED, DIM), 0), runs("p", (DIM,), 1), runs("v", (DIM,), 0)
     np.testing.assert_array_equal(found["E"], E[lane].reshape(PADDED, DIM)[: SIZES[cell]])
     np.testing.assert_array_equal(found["p"], p[lane])
@@ -110,14 +108,14 @@ def test_padding_rows_are_removed_from_restored_parameters(folder, cell, seed, l
 
 
 def test_parameters_at_the_end_of_an_earlier_phase_can_be_restored(folder):
-    results = load(folder)
+    results = ja.load(folder)
     np.testing.assert_array_equal(results.params(phase="embed")["p"], runs("p", (DIM,), 0)[0])
     np.testing.assert_array_equal(results.params(phase="joint")["p"], runs("p", (DIM,), 1)[0])
     np.testing.assert_array_equal(results.choose(phases=["joint"]).params()["p"], runs("p", (DIM,), 1)[0])
 
 
 def test_phases_are_ordered_by_run_and_not_alphabetically(folder, configured):
-    results = load(folder)
+    results = ja.load(folder)
     turned = configured(results, phases=results.manifest["config"]["phases"][::-1])
     renamed = dataclasses.replace(turned, records=results.records.iloc[::-1])
     np.testing.assert_array_equal(renamed.params()["p"], runs("p", (DIM,), 0)[0])
@@ -149,7 +147,7 @@ def test_parameters_have_the_type_of_the_given_model(folder, batches, tmp_path):
         origin = batch_record.read_record(path.parent, copied).origin
         batches.change(path.parent, origin=structs.replace(origin, code=code))
         with pytest.warns(UserWarning, match=f"the code of {kind} is not known") if warns else nullcontext():
-            found = load(copied).params(cell=0, seed=3, model=one_layer)
+            found = ja.load(copied).params(cell=0, seed=3, model=one_layer)
         assert isinstance(found, ja.models.one_layer.Params)
         assert found.E.shape == (3, DIM)
         np.testing.assert_array_equal(found.p, runs("p", (DIM,), 1)[1])
@@ -170,8 +168,8 @@ def test_parameters_have_the_type_of_the_given_model(folder, batches, tmp_path):
 )
 @pytest.mark.filterwarnings("ignore:model. the code of")
 def test_a_model_with_other_settings_is_rejected(folder, model, message):
-    with pytest.raises(InputError, match=message) as caught:
-        load(folder).params(model=model)
+    with pytest.raises(ja.InputError, match=message) as caught:
+        ja.load(folder).params(model=model)
     assert "\n" not in str(caught.value)
 
 
@@ -186,13 +184,13 @@ def test_a_model_with_other_settings_is_rejected(folder, model, message):
     ],
 )
 def test_missing_checkpoint_raises_a_one_line_error(folder, options, message):
-    with pytest.raises(InputError, match=message) as caught:
-        load(folder).params(**options)
+    with pytest.raises(ja.InputError, match=message) as caught:
+        ja.load(folder).params(**options)
     assert "\n" not in str(caught.value)
 
 
 def test_a_selection_of_cells_has_the_parameters_of_their_runs(folder):
-    chosen = load(folder).choose(where={"data.vocab_size": SIZES[1]})
+    chosen = ja.load(folder).choose(where={"data.vocab_size": SIZES[1]})
     np.testing.assert_array_equal(chosen.params(cell=1, seed=3)["p"], runs("p", (DIM,), 1)[3])
 
 
@@ -206,7 +204,7 @@ def test_parameters_are_in_the_batch_and_lane_of_their_run(folder, writer, chang
         writer(copied, [(1, 5)], state(30), resumable=False),
     ]
     change_study(copied, cells=[CELLS[1] | {"cell": 0}, CELLS[0] | {"cell": 4}], seeds=[2, 3])
-    results = load(copied)
+    results = ja.load(copied)
     assert results.finished
     order = sorted(found[:2])
     first = 10 if order[0] == found[0] else 20
@@ -223,9 +221,9 @@ def test_parameters_of_older_code_are_found_where_the_study_refers_to_them(
     copied = shutil.copytree(folder, tmp_path / "run")
     cells = [CELLS[0] | {"key": "d" * 32, "older": {CELLS[0]["key"]: [3]}}, CELLS[1]]
     change_study(copied, cells=cells, seeds=SEEDS)
-    results = load(copied)
+    results = ja.load(copied)
     np.testing.assert_array_equal(results.params(cell=0, seed=3)["p"], runs("p", (DIM,), 1)[1])
-    with pytest.raises(InputError, match="seed 2 of cell 0 is not finished"):
+    with pytest.raises(ja.InputError, match="seed 2 of cell 0 is not finished"):
         results.params(cell=0, seed=2)
 
 
@@ -235,8 +233,8 @@ def test_parameters_of_a_resumable_batch_are_found(folder, writer, change_study,
     arrays = {"state": {"carried": {"x": np.ones(5)}, "kept": state()}, "history": {"loss": np.ones(5)}}
     writer(copied, pairs(*SEEDS), arrays, resumable=True)
     change_study(copied, seeds=SEEDS)
-    np.testing.assert_array_equal(load(copied).params(seed=3)["p"], runs("p", (DIM,), 1)[1])
-    np.testing.assert_array_equal(load(copied).params(seed=3, phase="embed")["p"], runs("p", (DIM,), 0)[1])
+    np.testing.assert_array_equal(ja.load(copied).params(seed=3)["p"], runs("p", (DIM,), 1)[1])
+    np.testing.assert_array_equal(ja.load(copied).params(seed=3, phase="embed")["p"], runs("p", (DIM,), 0)[1])
 
 
 @pytest.mark.parametrize("arrays", [{"embed": {"E": np.ones((3, 2))}}, {"embed": np.ones(4)}])
@@ -247,21 +245,21 @@ def test_checkpoint_with_fewer_runs_than_its_batch_is_rejected(
     shutil.rmtree(copied / "runs")
     writer(copied, pairs(*SEEDS), arrays)
     change_study(copied, seeds=SEEDS)
-    with pytest.raises(InputError, match="checkpoint: does not contain the parameters of 4 runs; load"):
-        load(copied).params()
+    with pytest.raises(ja.InputError, match="checkpoint: does not contain the parameters of 4 runs; load"):
+        ja.load(copied).params()
 
 
 def test_combined_folders_have_no_checkpoints(folder):
-    results = load(folder)
+    results = ja.load(folder)
     manifest = {key: value for key, value in results.manifest.items() if key != "batches"}
-    with pytest.raises(InputError, match="no checkpoint for cell 0"):
+    with pytest.raises(ja.InputError, match="no checkpoint for cell 0"):
         dataclasses.replace(results, manifest=manifest).params()
 
 
 @pytest.mark.parametrize("damage", ["flipped", "emptied", "missing"])
 def test_damage_to_any_checkpoint_file_is_detected(folder, batch, capfd, damage):
     """Any error or output of orbax becomes one line that names a checkpoint file."""
-    results = load(folder)
+    results = ja.load(folder)
     for path in (path for path in (batch / "checkpoint").rglob("*") if path.is_file()):
         content = path.read_bytes()
         changed = bytearray(content)
@@ -270,7 +268,7 @@ def test_damage_to_any_checkpoint_file_is_detected(folder, batch, capfd, damage)
         if damage == "missing":
             path.unlink()
         with pytest.raises(
-            InputError, match=rf"{path.name}: .*; run the same sweep again into {folder}$"
+            ja.InputError, match=rf"{path.name}: .*; run the same sweep again into {folder}$"
         ) as caught:
             results.params()
         assert "\n" not in str(caught.value)
@@ -282,8 +280,8 @@ def test_damage_to_any_checkpoint_file_is_detected(folder, batch, capfd, damage)
 def test_low_open_file_limit_raises_a_one_line_error(folder, monkeypatch, capfd):
     used = len(os.listdir("/dev/fd"))
     monkeypatch.setattr(resource, "getrlimit", lambda which: (used + 20, used + 20))
-    with pytest.raises(RunError, match=rf"only {used + 20} files may be open .* ulimit -n 1024"):
-        load(folder).params()
+    with pytest.raises(ja.RunError, match=rf"only {used + 20} files may be open .* ulimit -n 1024"):
+        ja.load(folder).params()
     assert capfd.readouterr() == ("", "")
 
 
@@ -296,26 +294,26 @@ def test_checksums_of_arrays_in_large_files_are_verified(tmp_path, monkeypatch):
     np.testing.assert_array_equal(found["b"]["c"], 1)
     other = batch_record.Checkpoint(known.arrays | {"a": known.arrays["a"] ^ 1}, known.files)
     like = {"a": np.zeros(1000), "b": {"c": np.zeros(3, np.float32)}}
-    with pytest.raises(InputError, match="the checksums of its arrays differ"):
+    with pytest.raises(ja.InputError, match="the checksums of its arrays differ"):
         checkpoints.restore(tmp_path / "1", other, tmp_path, like)
 
 
 def test_built_in_model_determines_the_parameter_type(folder, configured):
-    results = configured(load(folder), model={"kind": "one_layer", "dim": DIM})
+    results = configured(ja.load(folder), model={"kind": "one_layer", "dim": DIM})
     assert isinstance(results.params(cell=1, seed=3), ja.models.one_layer.Params)
     cell = types.SimpleNamespace(setting=types.SimpleNamespace(model=ja.models.OneLayer(dim=DIM)))
     splits = types.SimpleNamespace(train=corpus.shapes(vocab_size=SIZES[1], num_classes=2))
     study = types.SimpleNamespace(cells=[None, cell], dataset=lambda seed, cell: splits)
-    ours = dataclasses.replace(load(folder), study=study)
+    ours = dataclasses.replace(ja.load(folder), study=study)
     assert isinstance(ours.params(cell=1, seed=3), ja.models.one_layer.Params)
 
 
 @pytest.mark.parametrize("dim", [10**12, 2**31 - 1, "many", [3]])
 def test_invalid_model_raises_a_one_line_error(folder, configured, dim):
     """An allocation of that size would kill the interpreter."""
-    forged = configured(load(folder), model={"kind": "one_layer", "dim": dim})
+    forged = configured(ja.load(folder), model={"kind": "one_layer", "dim": dim})
     with pytest.raises(
-        InputError, match=r"this version of jaxattn cannot build the model: |do not fit in memory"
+        ja.InputError, match=r"this version of jaxattn cannot build the model: |do not fit in memory"
     ):
         forged.params()
 
@@ -333,7 +331,7 @@ def test_parameters_of_padded_and_blocked_runs_have_their_own_shapes(tmp_path):
         blocks={"a": {}, "b": {"phases": {"embed": {"step_size": 2.0}}}},
     )
     study.run(tmp_path / "out", quiet=True)
-    results = load(tmp_path / "out")
+    results = ja.load(tmp_path / "out")
     for cell in range(4):
         params = results.params(cell=cell, seed=0)
         assert params.E.shape == (results.lookup(cell, "data.vocab_size"), 4)
@@ -365,7 +363,7 @@ def test_cells_of_blocks_with_other_kinds_have_the_defaults_of_their_kinds(tmp_p
         },
     )
     ran = study.run(tmp_path / "out", quiet=True)
-    results = load(tmp_path / "out")
+    results = ja.load(tmp_path / "out")
     for cell in study.cells:
         wanted = as_written(cell.tables)
         assert {key: x for key, x in results.tables(cell.number).items() if key in wanted} == wanted
@@ -386,5 +384,5 @@ def test_cells_of_blocks_with_other_kinds_have_the_defaults_of_their_kinds(tmp_p
         c["cell"] for c in grouped.manifest["cells"] if c["settings"]["model.weights"] == "identity"
     )
     assert grouped.lookup(identity, "model.kind") == "key_query"
-    with pytest.raises(InputError, match=r"data\.kind: no such key"):
+    with pytest.raises(ja.InputError, match=r"data\.kind: no such key"):
         grouped.lookup(identity, "data.kind")

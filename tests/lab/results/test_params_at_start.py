@@ -9,7 +9,6 @@ import pytest
 from flax import linen
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.lab import kinds
 
 DATA = {"kind": "assumption1", "sequences": 12, "vocab_size": 10, "relevant": 4, "length": 5}
@@ -101,7 +100,7 @@ def test_initial_parameters_of_custom_models_require_the_study_object(tmp_path):
     results = study("head", ADAM, data=points, model=module).run(tmp_path, quiet=True)
     assert_begins_with(results)
     words = "step 0: data.kind: the study uses .*:points, and loading results never imports custom code; use"
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(ja.InputError, match=words):
         ja.load(tmp_path).params(step=0)
 
 
@@ -117,7 +116,7 @@ def test_step_0_of_a_later_phase_is_the_end_of_the_previous_phase(tmp_path):
 @pytest.mark.more
 def test_unavailable_steps_and_phases_raise_one_line_errors(tmp_path):
     results = study().run(tmp_path, quiet=True)
-    with pytest.raises(InputError, match="step 2: not stored; use step 0, or omit step"):
+    with pytest.raises(ja.InputError, match="step 2: not stored; use step 0, or omit step"):
         results.params(step=2)
-    with pytest.raises(InputError, match="phase 'late': the checkpoint contains only still, moves"):
+    with pytest.raises(ja.InputError, match="phase 'late': the checkpoint contains only still, moves"):
         results.params(step=0, phase="late")

@@ -13,9 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.cli.status import run_status
-from jaxattn.lab.loaded import load
 from jaxattn.lab.pages import report
 from jaxattn.lab.pages.overview import caveats
 from jaxattn.lab.results import read
@@ -102,7 +101,7 @@ def finished_in(folder):
 
 
 def test_running_study_is_read_up_to_its_last_checkpoint(running):
-    results = load(running)
+    results = ja.load(running)
     assert not results.finished
     assert results.phases == ["embed", "joint"]
     records = results.records
@@ -115,7 +114,7 @@ def test_running_study_is_read_up_to_its_last_checkpoint(running):
 
 
 def test_failures_of_a_running_study_are_read_from_the_records_of_its_batches(running):
-    results = load(running)
+    results = ja.load(running)
     assert list(results.failures.columns) == ["cell", "seed", "phase", "step", "reason"]
     assert results.failures[["cell", "seed", "step"]].to_numpy().tolist() == [[0, 0, 100], [1, 1, 10]]
     records = results.records
@@ -125,7 +124,7 @@ def test_failures_of_a_running_study_are_read_from_the_records_of_its_batches(ru
 
 
 def test_manifest_describes_the_study_and_how_its_batches_were_computed(running):
-    manifest = load(running).manifest
+    manifest = ja.load(running).manifest
     assert manifest["name"] == "planted"
     assert [cell["settings"] for cell in manifest["cells"]] == [{"model.dim": 8}, {"model.dim": 16}]
     assert manifest["seeds"] == [0, 1, 2]
@@ -145,7 +144,7 @@ def test_resources_of_batches_are_added_and_mixed_devices_are_reported(running, 
     )
     batches.change(finished_in(running), wall_time_s=2.0, peak_memory_mib=5.0)
     batches.change(begun_in(running), wall_time_s=3.0, peak_memory_mib=7.0, origin=other)
-    manifest = load(running).manifest
+    manifest = ja.load(running).manifest
     assert (manifest["wall_time_s"], manifest["peak_memory_mib"]) == (5.0, 7.0)
     assert manifest["mixed"] == "computed with jax 9, jax None: last digits may differ"
     assert [one["version"] for one in manifest["made_by"]] == [None, "9"]
@@ -157,7 +156,7 @@ def test_resources_of_batches_are_added_and_mixed_devices_are_reported(running, 
 def test_status_depends_on_whether_the_process_of_a_batch_is_alive(running, writer, status):
     for path in running.glob("runs/*.partial-*"):
         path.rename(as_of(path, writer))
-    assert load(running).manifest["status"] == status
+    assert ja.load(running).manifest["status"] == status
 
 
 def test_batch_of_an_unrelated_study_does_not_count_as_running(running, planted, batches):
@@ -165,13 +164,13 @@ def test_batch_of_an_unrelated_study_does_not_count_as_running(running, planted,
         path.rename(as_of(path, GONE))
     others = [cell | {"key": "e" * 32} for cell in CELLS[:1]]
     batches.write(running, others, [(0, 0)], {}, writer=memo.writer(), checkpoint=None)
-    assert load(running).manifest["status"] == "stopped"
+    assert ja.load(running).manifest["status"] == "stopped"
 
 
 def test_errors_of_unfinished_batches_are_listed(running):
     for path in running.glob("runs/*.partial-*"):
         (path / "error.json").write_text('{"reason": "no data"}')
-    manifest = load(running).manifest
+    manifest = ja.load(running).manifest
     assert manifest["status"] == "failed"
     assert [(error["cells"], error["reason"]) for error in manifest["errors"]] == [([0, 1], "no data")] * 2
 
@@ -179,42 +178,42 @@ def test_errors_of_unfinished_batches_are_listed(running):
 def test_error_for_a_run_without_measurements_shows_the_command(running):
     shutil.rmtree(finished_in(running))
     shutil.rmtree(begun_in(running))
-    with pytest.raises(InputError, match="has no measurements yet; run the same sweep again into"):
-        load(running)
+    with pytest.raises(ja.InputError, match="has no measurements yet; run the same sweep again into"):
+        ja.load(running)
 
 
 def test_damaged_table_of_an_unfinished_batch_raises_a_one_line_error(running):
     path = begun_in(running) / "records-3.parquet"
     path.write_bytes(b"PAR1")
-    with pytest.raises(InputError, match=rf"{path.name}: damaged .* run the same sweep again into"):
-        load(running)
+    with pytest.raises(ja.InputError, match=rf"{path.name}: damaged .* run the same sweep again into"):
+        ja.load(running)
     path.unlink()
-    with pytest.raises(InputError, match=rf"{path.name}: missing; run the same sweep again into"):
-        load(running)
+    with pytest.raises(ja.InputError, match=rf"{path.name}: missing; run the same sweep again into"):
+        ja.load(running)
 
 
 def test_damaged_record_of_a_batch_raises_a_one_line_error_if_runs_are_missing(running, planted, batches):
     path = finished_in(running) / "run.json"
     content = path.read_text()
     path.write_text(content.replace('"seed": 0', '"seed": 1'))
-    with pytest.raises(InputError, match=r"run\.json: damaged .* run the same sweep again into") as caught:
-        load(running)
+    with pytest.raises(ja.InputError, match=r"run\.json: damaged .* run the same sweep again into") as caught:
+        ja.load(running)
     assert "\n" not in str(caught.value)
     # Another batch contains all runs.
     batches.write(running, CELLS, runs_of(2, 1, 0), planted[1])
-    assert load(running).finished
+    assert ja.load(running).finished
 
 
 def test_damaged_record_of_an_unfinished_batch_is_ignored(running):
     (begun_in(running) / "run.json").write_text("{}")
-    assert set(load(running).records["seed"]) == {0}
+    assert set(ja.load(running).records["seed"]) == {0}
 
 
 def test_record_of_another_batch_is_rejected(running):
     path = finished_in(running)
     path.rename(path.with_name("f" * 32))
-    with pytest.raises(InputError, match=r"run\.json: is the record of another batch; run the same"):
-        load(running)
+    with pytest.raises(ja.InputError, match=r"run\.json: is the record of another batch; run the same"):
+        ja.load(running)
 
 
 def test_table_of_another_batch_is_rejected(running, planted, batches):
@@ -225,9 +224,9 @@ def test_table_of_another_batch_is_rejected(running, planted, batches):
     record = batch_record.read_record(other, running)
     batches.change(path, tables=record.tables)
     with pytest.raises(
-        InputError, match=r"records\.parquet: damaged \(this table belongs to another batch\)"
+        ja.InputError, match=r"records\.parquet: damaged \(this table belongs to another batch\)"
     ):
-        load(running)
+        ja.load(running)
 
 
 def test_read_is_repeated_if_a_process_saves_at_the_same_time(running, monkeypatch):
@@ -236,7 +235,7 @@ def test_read_is_repeated_if_a_process_saves_at_the_same_time(running, monkeypat
     stale = [one._replace(record=msgspec.structs.replace(one.record, saved=2)) for one in partials(running)]
     seen = iter([stale])
     monkeypatch.setattr(memo, "partials", lambda folder: next(seen, None) or partials(folder))
-    assert set(load(running).records["seed"]) == {0, 1}
+    assert set(ja.load(running).records["seed"]) == {0, 1}
 
 
 def test_read_is_repeated_if_a_process_finishes_a_batch_at_the_same_time(running, monkeypatch):
@@ -252,7 +251,7 @@ def test_read_is_repeated_if_a_process_finishes_a_batch_at_the_same_time(running
         return read_table(part, *given)
 
     monkeypatch.setattr(read._Part, "table", table)
-    results = load(running)
+    results = ja.load(running)
     assert set(results.records["seed"]) == {0, 1}
     assert len(results.manifest["batches"]) == 2
 
@@ -262,7 +261,7 @@ def test_only_the_wanted_runs_are_read(planted, empty, batches, change_study):
     batches.write(empty, CELLS, runs_of(0, 1, 2), tables, failures=[FAILED])
     for seeds in ([1], [2, 1]):
         change_study(empty, seeds=seeds)
-        found = load(empty)
+        found = ja.load(empty)
         assert found.finished
         assert len(found.failures) == 0
         for name in ("records", "tokens"):
@@ -270,7 +269,7 @@ def test_only_the_wanted_runs_are_read(planted, empty, batches, change_study):
                 getattr(found, name), of_seeds(tables, *seeds)[name].reset_index(drop=True)
             )
     change_study(empty, cells=CELLS[1:], seeds=[0])
-    assert set(load(empty).records["cell"]) == {1}
+    assert set(ja.load(empty).records["cell"]) == {1}
 
 
 def test_a_run_in_two_batches_is_read_once(planted, empty, batches):
@@ -278,7 +277,7 @@ def test_a_run_in_two_batches_is_read_once(planted, empty, batches):
     batches.write(empty, CELLS, runs_of(0, 1), of_seeds(tables, 0, 1))
     batches.write(empty, CELLS, runs_of(1, 2), of_seeds(tables, 1, 2))
     batches.write(empty, CELLS, runs_of(2, 0), of_seeds(tables, 2, 0), writer=GONE)
-    found = load(empty)
+    found = ja.load(empty)
     assert found.finished
     assert found.manifest["wall_time_s"] == 0
     keys = ["cell", "seed", "phase", "step", "metric"]
@@ -294,7 +293,7 @@ def test_of_two_unfinished_batches_the_one_with_more_steps_is_read(planted, empt
         records = of_seeds(tables, *seeds)["records"].assign(value=float(step))
         made = {"records": records, "tokens": of_seeds(tables, *seeds)["tokens"]}
         batches.write(empty, CELLS, runs_of(*seeds), made, writer=GONE, phase=phase, step=step)
-    records = load(empty).records
+    records = ja.load(empty).records
     assert {s: set(records.loc[records["seed"] == s, "value"]) for s in range(3)} == {
         0: {5},
         1: {20},
@@ -308,7 +307,7 @@ def test_a_cell_with_another_number_than_in_its_batch_is_read_with_its_number_in
     tables = planted[1]
     batches.write(empty, CELLS, runs_of(0, 1, 2), tables, failures=[FAILED])
     change_study(empty, cells=[CELLS[1] | {"cell": 0}, CELLS[0] | {"cell": 1}])
-    found = load(empty)
+    found = ja.load(empty)
     assert found.settings(1) == {"model.dim": 8}
     assert list(found.failures["cell"]) == [1]
     for name in ("records", "tokens"):
@@ -326,7 +325,7 @@ def test_a_run_of_two_cells_is_read_for_both(planted, empty, batches, change_stu
     tables = planted[1]
     batches.write(empty, CELLS, runs_of(0, 1, 2), tables, failures=[FAILED])
     change_study(empty, cells=[CELLS[0], CELLS[0] | {"cell": 5, "settings": {"model.dim": 9}}], seeds=[0, 2])
-    found = load(empty)
+    found = ja.load(empty)
     assert found.finished
     assert found.failures[["cell", "seed"]].to_numpy().tolist() == [[0, 0], [5, 0]]
     for name in ("records", "tokens"):
@@ -343,7 +342,7 @@ def test_runs_of_older_code_are_read_where_the_study_refers_to_them(planted, emp
     batches.write(empty, older, [(0, 0), (0, 1)], of_seeds(first, 0, 1))
     batches.write(empty, CELLS[:1], [(0, 1)], of_seeds(first, 1))
     change_study(empty, cells=[CELLS[0] | {"older": {"c" * 32: [0]}}], seeds=[0, 1])
-    found = load(empty)
+    found = ja.load(empty)
     assert found.finished
     assert len(found.manifest["batches"]) == 2
     pd.testing.assert_frame_equal(found.records, of_seeds(first, 0, 1)["records"])
@@ -357,10 +356,10 @@ def test_duplicate_row_is_rejected(write, batch_of, rewrite, tmp_path):
         table = pd.read_parquet(batch_of(folder) / f"{name}.parquet")
         rewrite(folder, name, pd.concat([table, table.iloc[5:6]]))
         with pytest.raises(
-            InputError,
+            ja.InputError,
             match=rf"{name}\.parquet: damaged \(it contains two rows with the same cell, seed, phase",
         ):
-            load(folder)
+            ja.load(folder)
         rewrite(folder, name, table)
 
 
@@ -371,9 +370,9 @@ def test_finished_table_must_contain_the_runs_of_its_batch(write, batch_of, rewr
     of_one = table[table["seed"] == 0]
     rewrite(folder, "records", pd.concat([of_one.assign(seed=seed) for seed in seeds]))
     with pytest.raises(
-        InputError, match=r"records\.parquet: damaged \(this table belongs to another batch\)"
+        ja.InputError, match=r"records\.parquet: damaged \(this table belongs to another batch\)"
     ):
-        load(folder)
+        ja.load(folder)
 
 
 WRONG = {"value": "x", "step": 0.5, "seed": "0", "cell": 7, "phase": 3, "metric": None}
@@ -389,7 +388,7 @@ def test_column_with_the_wrong_type_is_rejected(write, batch_of, rewrite, tmp_pa
         if column in ("cell", "seed")
         else f"column '{column}' contains values other than"
     )
-    with pytest.raises(InputError, match=rf"records\.parquet: damaged \({reason}"):
+    with pytest.raises(ja.InputError, match=rf"records\.parquet: damaged \({reason}"):
         read_results(folder)
 
 
@@ -399,7 +398,7 @@ def test_column_with_the_wrong_type_is_rejected(write, batch_of, rewrite, tmp_pa
 def test_invalid_study_values_are_rejected(write, tmp_path, changes):
     folder = write(tmp_path / "run", vocab_size=20, seeds=1)
     study_file.write_study(folder, study_file.read_study(folder) | changes)
-    with pytest.raises(InputError, match=r"study\.json: .*; use a folder written by `jaxattn run`"):
+    with pytest.raises(ja.InputError, match=r"study\.json: .*; use a folder written by `jaxattn run`"):
         read_results(folder)
 
 
@@ -409,7 +408,7 @@ def test_invalid_study_values_are_rejected(write, tmp_path, changes):
 def test_invalid_values_in_the_record_of_a_batch_are_rejected(write, batch_of, batches, tmp_path, changes):
     folder = write(tmp_path / "run", vocab_size=20, seeds=1)
     batches.change(batch_of(folder), **changes)
-    with pytest.raises(InputError, match=r"run\.json: damaged \(Expected .*\); run the same sweep again"):
+    with pytest.raises(ja.InputError, match=r"run\.json: damaged \(Expected .*\); run the same sweep again"):
         read_results(folder)
 
 
@@ -417,7 +416,7 @@ def test_invalid_values_in_the_record_of_a_batch_are_rejected(write, batch_of, b
 def test_invalid_bins_are_rejected(write, change_study, tmp_path, bins):
     folder = write(tmp_path / "run", vocab_size=20, seeds=1)
     change_study(folder, config=study_file.read_study(folder)["config"] | {"probes": {"bins": bins}})
-    with pytest.raises(InputError, match=r"study\.json: Expected .*config\.probes\.bins"):
+    with pytest.raises(ja.InputError, match=r"study\.json: Expected .*config\.probes\.bins"):
         read_results(folder)
 
 
@@ -497,11 +496,11 @@ def test_nothing_in_a_folder_is_executed(write, batch_of, batches, change_study,
     config = study_file.read_study(folder)["config"]
     change_study(folder, config=config | {"model": {"kind": "evil.py:Model"}, "data": {"kind": "evil:draw"}})
     monkeypatch.chdir(folder)
-    results = load(folder)
+    results = ja.load(folder)
     report.write_report(folder)
     verify(folder)
     for read_more in (results.params, results.dataset):
-        with pytest.raises(InputError):
+        with pytest.raises(ja.InputError):
             read_more()
     code = f"from jaxattn.lab.loaded import load; load({str(folder)!r})"
     environment = os.environ | {"PYTHONPATH": str(Path(read.__file__).parents[3])}
@@ -510,8 +509,8 @@ def test_nothing_in_a_folder_is_executed(write, batch_of, batches, change_study,
     for name in ("records", "tokens"):
         (batch / f"{name}.parquet").write_bytes(content)
     batches.change(batch, tables=dict.fromkeys(record.tables, files.digest(content)))
-    with pytest.raises(InputError, match=r"records\.parquet: damaged \("):
-        load(folder)
+    with pytest.raises(ja.InputError, match=r"records\.parquet: damaged \("):
+        ja.load(folder)
     assert not trace.exists()
     pickle.loads(content)
     assert trace.exists()
@@ -540,7 +539,7 @@ def test_verify_accepts_an_intact_folder(folder, batch_of, tmp_path):
     seen = []
     assert verify(folder, lambda name, share: seen.append((name, share))) == []
     assert seen == [(batch_of(folder).name, 0.0)]
-    with pytest.raises(InputError, match="no such folder"):
+    with pytest.raises(ja.InputError, match="no such folder"):
         verify(tmp_path / "none")
 
 
@@ -580,7 +579,7 @@ def test_verify_reports_damaged_files_with_a_remedy(folder, pattern, remedy, dam
 
 def test_verify_rejects_a_folder_without_a_study(folder):
     (folder / "study.json").unlink()
-    with pytest.raises(InputError, match=r"no study\.json"):
+    with pytest.raises(ja.InputError, match=r"no study\.json"):
         verify(folder)
 
 

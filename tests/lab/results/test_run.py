@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.results.run import find_cell
 
 
@@ -44,5 +44,5 @@ def test_lookup_in_many_cells_is_fast(results):
     many.figure("curves")
     assert counted.times < 20
     other = dataclasses.replace(many, manifest=dict(many.manifest) | {"cells": cells[:3]})
-    with pytest.raises(InputError, match="has only cells 0 to 2"):
+    with pytest.raises(ja.InputError, match="has only cells 0 to 2"):
         other.lookup(3, "model.dim")

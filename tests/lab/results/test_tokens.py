@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.results.tokens import final_tokens, named_tokens, top, with_classes
 
 
@@ -38,11 +38,11 @@ def test_failed_seeds_and_nonfinite_tokens_are_dropped(results):
 
 def test_missing_token_table_raises(results):
     run = results["one_seed"]
-    with pytest.raises(InputError, match="no token table, because no phase has ended or the model has no"):
+    with pytest.raises(ja.InputError, match="no token table, because no phase has ended or the model has no"):
         final_tokens(dataclasses.replace(run, tokens=run.tokens.head(0)))
-    with pytest.raises(InputError, match="phase 'none': token tables exist only for embed, joint"):
+    with pytest.raises(ja.InputError, match="phase 'none': token tables exist only for embed, joint"):
         final_tokens(run, phase="none")
-    with pytest.raises(InputError, match="every seed failed"):
+    with pytest.raises(ja.InputError, match="every seed failed"):
         final_tokens(dataclasses.replace(run, tokens=run.tokens.assign(Ep=np.nan)))
 
 
@@ -72,7 +72,7 @@ def test_top_tokens_respect_min_count(results):
     assert best["Ep"].tolist() == sorted(often["Ep"], reverse=True)[:5]
     assert best["count"].min() >= 500 > top(tokens, count=5)["count"].min()
     most = int(tokens.table["count"].max())
-    with pytest.raises(InputError, match=f"min_count = {most + 1}: no token occurs more than {most} "):
+    with pytest.raises(ja.InputError, match=f"min_count = {most + 1}: no token occurs more than {most} "):
         top(tokens, min_count=most + 1)
     assert results["text"].top_tokens(number=5, min_count=500)["count"].min() >= 500
 

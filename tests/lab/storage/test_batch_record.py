@@ -6,7 +6,7 @@ import msgspec
 import pandas as pd
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.storage import batch_record, files
 from jaxattn.lab.storage.batch_record import (
     FORMAT,
@@ -229,6 +229,6 @@ def test_unreadable_record_is_not_reported_as_damaged(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("builtins.open", refuse)
-    with pytest.raises(InputError, match=r"run\.json: cannot be read: Permission denied") as caught:
+    with pytest.raises(ja.InputError, match=r"run\.json: cannot be read: Permission denied") as caught:
         batch_record.read_record(path, tmp_path)
     assert not isinstance(caught.value, Damaged)

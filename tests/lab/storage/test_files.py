@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.storage import files
 from jaxattn.lab.storage.files import Damaged
 
@@ -76,7 +76,7 @@ def test_file_names_in_a_folder_are_sorted(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(os, "listdir", refuse)
-    with pytest.raises(InputError, match=f"{tmp_path}: cannot be read: Permission denied"):
+    with pytest.raises(ja.InputError, match=f"{tmp_path}: cannot be read: Permission denied"):
         files.file_names(tmp_path, tmp_path)
 
 
@@ -85,7 +85,7 @@ def test_unreadable_file_is_not_reported_as_damaged(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr("builtins.open", refuse)
-    with pytest.raises(InputError, match="file: cannot be read: Permission denied; fix this") as caught:
+    with pytest.raises(ja.InputError, match="file: cannot be read: Permission denied; fix this") as caught:
         files.read_file(tmp_path / "file", tmp_path)
     assert not isinstance(caught.value, Damaged)
 

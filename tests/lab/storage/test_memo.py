@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jaxattn.core.errors import InputError, RunError
+import jaxattn as ja
 from jaxattn.lab.storage import batch_record, checkpoints, memo, study_file
 from jaxattn.lab.storage.batch_record import FORMAT, BatchCell, BatchRecord, Device, Origin
 from jaxattn.lab.storage.memo import Memo, writer
@@ -121,9 +121,11 @@ def test_empty_folders_and_results_folders_are_accepted(tmp_path, content):
 
 def test_folders_of_something_else_are_refused(tmp_path):
     (tmp_path / "thesis.txt").write_text("")
-    with pytest.raises(InputError, match=rf"{tmp_path}: neither empty nor a results folder; choose another"):
+    with pytest.raises(
+        ja.InputError, match=rf"{tmp_path}: neither empty nor a results folder; choose another"
+    ):
         Memo(tmp_path).check()
-    with pytest.raises(InputError, match=r"thesis.txt: is a file, not a folder"):
+    with pytest.raises(ja.InputError, match=r"thesis.txt: is a file, not a folder"):
         Memo(tmp_path / "thesis.txt").check()
 
 
@@ -135,7 +137,7 @@ def test_links_out_of_the_folder_are_refused(folder, tmp_path, place):
     path.unlink(missing_ok=True)
     (tmp_path / "out").mkdir()
     path.symlink_to(tmp_path / "out")
-    with pytest.raises(InputError, match=rf"{place}: a link that leads out of .*; remove the link"):
+    with pytest.raises(ja.InputError, match=rf"{place}: a link that leads out of .*; remove the link"):
         folder.check()
 
 
@@ -553,7 +555,7 @@ def test_forgotten_batch_starts_again(folder):
 def test_deleted_folder_is_not_created_again(folder):
     place = work(folder)
     shutil.rmtree(folder.directory)
-    with pytest.raises(RunError, match=rf"{folder.directory}: was deleted; run the same command again"):
+    with pytest.raises(ja.RunError, match=rf"{folder.directory}: was deleted; run the same command again"):
         save(place)
     place.log({"x": 1})
     place.leave("gone")
@@ -592,7 +594,7 @@ def test_batch_outside_the_folder_is_not_deleted(folder, tmp_path):
     shutil.copytree(finish(folder), tmp_path / "out")
     (folder.directory / "runs" / KEY).symlink_to(tmp_path / "out")
     for name in (KEY, "../../out"):
-        with pytest.raises(InputError, match="leads out of"):
+        with pytest.raises(ja.InputError, match="leads out of"):
             memo.delete_batch(folder.directory, name)
     assert (tmp_path / "out" / "run.json").exists()
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab import cli
 from jaxattn.lab.storage import study_file
 from jaxattn.lab.storage.batch_record import FORMAT
@@ -109,7 +109,7 @@ def test_invalid_file_gives_a_one_line_error_in_every_command(tmp_path, monkeypa
 def test_unreadable_json_is_refused_in_one_line(tmp_path, content):
     (tmp_path / "study.json").write_text(content)
     match = rf"^{tmp_path}/study\.json: damaged .*; run the same sweep"
-    with pytest.raises(InputError, match=match) as caught:
+    with pytest.raises(ja.InputError, match=match) as caught:
         study_file.read_study(tmp_path)
     assert not isinstance(caught.value, Damaged)  # which would get the remedy once more
     assert "\n" not in str(caught.value)
@@ -124,31 +124,33 @@ def test_study_of_millions_of_runs_is_refused_in_one_line(tmp_path, monkeypatch,
         seeds=list(range(seeds)),
     )
     said = rf"^{tmp_path}/study\.json: {cells} cells and {seeds} seeds are more than 1,000,000 runs; use"
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(ja.InputError, match=said) as caught:
         study_file.read_study(tmp_path)
     assert "\n" not in str(caught.value)
-    with pytest.raises(InputError, match="more than 1,000,000 runs"):
+    with pytest.raises(ja.InputError, match="more than 1,000,000 runs"):
         study_file.wanted_runs({"cells": range(cells), "seeds": range(seeds)})
 
 
 @pytest.mark.parametrize("key", ["name", "command", "config", "cells", "seeds"])
 def test_missing_keys_raise(tmp_path, key):
     (tmp_path / "study.json").write_text(json.dumps({name: x for name, x in WHOLE.items() if name != key}))
-    with pytest.raises(InputError, match=f"study.json: .*`{key}`.*; use a folder written by `jaxattn run`"):
+    with pytest.raises(
+        ja.InputError, match=f"study.json: .*`{key}`.*; use a folder written by `jaxattn run`"
+    ):
         study_file.read_study(tmp_path)
 
 
 @pytest.mark.parametrize("other", [FORMAT - 1, FORMAT + 1])
 def test_file_of_another_version_raises(tmp_path, other):
-    with pytest.raises(InputError, match="written by another version"):
+    with pytest.raises(ja.InputError, match="written by another version"):
         study_file.read_study(write(tmp_path, format=other))
 
 
 def test_missing_file_or_folder_raises(tmp_path):
     assert study_file.find_study(tmp_path) is None
-    with pytest.raises(InputError, match=rf"^{tmp_path}: no study\.json, so not a results folder; use"):
+    with pytest.raises(ja.InputError, match=rf"^{tmp_path}: no study\.json, so not a results folder; use"):
         study_file.read_study(tmp_path)
-    with pytest.raises(InputError, match=rf"^{tmp_path}/none: no such folder"):
+    with pytest.raises(ja.InputError, match=rf"^{tmp_path}/none: no such folder"):
         study_file.read_study(tmp_path / "none")
 
 
@@ -157,13 +159,13 @@ def test_file_that_leads_out_of_the_folder_is_not_read(tmp_path):
     write(tmp_path / "out")
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "study.json").symlink_to(tmp_path / "out" / "study.json")
-    with pytest.raises(InputError, match=r"study\.json: a link that leads out of .*"):
+    with pytest.raises(ja.InputError, match=r"study\.json: a link that leads out of .*"):
         study_file.read_study(tmp_path / "in")
 
 
 def test_damage_becomes_an_input_error_with_an_instruction(tmp_path):
     said = rf"^x: damaged; run the same sweep again into {tmp_path}$"
-    with pytest.raises(InputError, match=said) as caught, study_file.damage_as_input_error(tmp_path):
+    with pytest.raises(ja.InputError, match=said) as caught, study_file.damage_as_input_error(tmp_path):
         raise Damaged("x: damaged")
     assert not isinstance(caught.value, Damaged)
 
@@ -177,7 +179,7 @@ def test_a_flipped_bit_is_detected(tmp_path):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         try:
             found = study_file.read_study(tmp_path)
-        except InputError:
+        except ja.InputError:
             continue
         # Only the name of the checksum has changed, or a space.
         assert {key: found[key] for key in WHOLE} == WHOLE

@@ -10,7 +10,6 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.base import silent
-from jaxattn.core.errors import InputError
 from jaxattn.lab.cli.corpus import describe_data
 from jaxattn.lab.engine.plan import recorded_lines
 from jaxattn.lab.study.import_paths import ImportPaths
@@ -170,7 +169,7 @@ def study(names, **changes):
 @pytest.mark.parametrize("case", WRONG)
 def test_incompatible_components_raise_one_line_errors(names, tmp_path, case):
     changes, expected = WRONG[case]
-    with pytest.raises(InputError) as raised:
+    with pytest.raises(ja.InputError) as raised:
         study(names, **changes).plan(tmp_path / "out", quick=True)
     assert str(raised.value).startswith(expected)
     assert "\n" not in str(raised.value)
@@ -178,7 +177,7 @@ def test_incompatible_components_raise_one_line_errors(names, tmp_path, case):
 
 def test_bag_models_reject_ordered_text(names):
     data = {"kind": "lines", "path": "a.txt", "order": "kept"}
-    with pytest.raises(InputError, match=r"model: requires Corpus, but the data are Sequences"):
+    with pytest.raises(ja.InputError, match=r"model: requires Corpus, but the data are Sequences"):
         study(names, data=data, model={"kind": "one_layer", "dim": 3}, loss="classification")
 
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.study.code_hash import Unhashable, code_hash
 from jaxattn.lab.study.import_paths import ImportPaths
 
@@ -337,7 +337,9 @@ def test_code_that_changed_since_its_import_is_refused(imported, before, after, 
     code_hash(imported.scaled)
     edit(imported, before, after)
     for target in (imported.scaled, imported.Model):
-        with pytest.raises(InputError, match=f"mine_of_hash.py: has changed since .*{name}.*restart Python"):
+        with pytest.raises(
+            ja.InputError, match=f"mine_of_hash.py: has changed since .*{name}.*restart Python"
+        ):
             code_hash(target)
     importlib.reload(imported)
     code_hash(imported.scaled)
@@ -347,7 +349,9 @@ def test_helper_that_changed_since_its_import_is_refused(imported):
     before = code_hash(imported.scaled)
     helper = sys.modules["helper_of_hash"]
     edit(helper, "2 * x", "3 * x")
-    with pytest.raises(InputError, match=r"helper_of_hash.py: has changed since it was imported \(doubled\)"):
+    with pytest.raises(
+        ja.InputError, match=r"helper_of_hash.py: has changed since it was imported \(doubled\)"
+    ):
         code_hash(imported.scaled)
     importlib.reload(helper)
     assert code_hash(imported.scaled) != before
@@ -358,7 +362,7 @@ def test_class_from_before_a_reload_is_refused(imported):
     edit(imported, "return 8", "return 9")
     importlib.reload(imported)
     code_hash(imported.Model)
-    with pytest.raises(InputError, match=r"Model\.width"):
+    with pytest.raises(ja.InputError, match=r"Model\.width"):
         code_hash(old)
 
 

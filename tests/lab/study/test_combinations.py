@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
-from jaxattn.lab.api import Study
 from jaxattn.lab.study.import_paths import ImportPaths
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
@@ -62,7 +60,7 @@ PLAIN["data"] = {"kind": "independent", "vocab_size": 10, "relevant": 4, "length
 def study(kind, **changes):
     before = changes.pop("before", [])
     phases = [*before, {"kind": kind, "name": "it", **PHASES[kind]}]
-    return Study.from_tables(PLAIN | changes | {"phases": phases}, ImportPaths(SWEEPS))
+    return ja.Study.from_tables(PLAIN | changes | {"phases": phases}, ImportPaths(SWEEPS))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +76,7 @@ def study(kind, **changes):
 )
 def test_built_in_phases_can_be_planned_with_custom_components(kind, thing, tmp_path):
     if kind in OF_THEORY and thing in REFUSED:
-        with pytest.raises(InputError) as raised:
+        with pytest.raises(ja.InputError) as raised:
             study(kind, **THINGS[thing])
         linear = kind == "exact_flow" and thing == "model"
         assert str(raised.value) == f"phases[0]: {LINEAR if linear else REFUSED[thing]}"
@@ -118,7 +116,7 @@ def test_flows_reject_custom_data_with_three_classes(tmp_path):
         return ja.data.from_draws(labels[:, None], labels, vocab_size=3, num_classes=3)
 
     for flow in (ja.dynamics.JointFlow, ja.dynamics.FullFlow):
-        with pytest.raises(InputError, match=r"^phases\[0\]: .*two"):
-            Study(name="x", data=triples, model=ja.models.OneLayer(dim=4), phases=[flow(name="it")]).plan(
+        with pytest.raises(ja.InputError, match=r"^phases\[0\]: .*two"):
+            ja.Study(name="x", data=triples, model=ja.models.OneLayer(dim=4), phases=[flow(name="it")]).plan(
                 tmp_path / "out", quick=True
             )

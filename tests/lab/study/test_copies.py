@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.lab.study.import_paths import ImportPaths
 
 PACKAGE = Path(ja.__file__).parent
@@ -74,7 +73,7 @@ def test_copied_function_gives_bitwise_identical_results(study, tmp_path, genera
 def test_copied_function_raises_the_same_errors(study, changes, message):
     for mine in (False, True):
         data = study(mine).tree["data"] | changes
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(ja.InputError, match=message):
             study(mine, data=data, axes={"data.vocab_size": [data["vocab_size"]]})
 
 
@@ -86,7 +85,7 @@ def test_padded_vocabulary_must_match_the_vocab_size_setting(study, tmp_path):
     )
     data = {"kind": "larger.py:larger", "vocab_size": 12, "sequences": 8}
     with pytest.raises(
-        InputError,
+        ja.InputError,
         match=r"the padded vocabulary has V = 16, but the sampled data have V = 17",
     ):
         study(False, data=data, axes={"data.vocab_size": [12]}).plan(tmp_path / "out", quick=True)
@@ -97,7 +96,7 @@ def test_padded_vocabulary_requires_the_vocab_size_setting(study, tmp_path):
         "def sizeless(key, *, sequences: int, used=None):\n    return None\n"
     )
     with pytest.raises(
-        InputError, match="the function takes 'used', so it requires the setting 'vocab_size'"
+        ja.InputError, match="the function takes 'used', so it requires the setting 'vocab_size'"
     ):
         study(False, data={"kind": "sizeless.py:sizeless", "sequences": 8}, axes={"loss.smoothing": [0.1]})
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.storage.batch_record import FORMAT
 from jaxattn.lab.study import toml
 from jaxattn.lab.study.definition import Definition
@@ -124,7 +124,7 @@ def test_hash_does_not_depend_on_class_names(load):
     ],
 )
 def test_invalid_tables_raise_errors_with_location_and_remedy(load, override, message):
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(ja.InputError, match=message) as caught:
         load(override)
     assert "\n" not in str(caught.value)
 
@@ -148,7 +148,7 @@ def test_seeds_can_be_a_number_a_range_or_a_list(tables, seeds, expected):
     ],
 )
 def test_invalid_seeds_raise(tables, seeds, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         Definition(tables(seeds=seeds))
 
 
@@ -230,7 +230,7 @@ def check_mutations_of_a_tree(text, data):
     message = ""
     try:
         _ = Definition(mutated).cells
-    except InputError as error:
+    except ja.InputError as error:
         message = str(error)
     assert "\n" not in message
 

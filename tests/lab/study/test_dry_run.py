@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError, UserCodeError
+from jaxattn.core.errors import UserCodeError
 from jaxattn.lab import cli, kinds
-from jaxattn.lab.api import Study
 from jaxattn.lab.study import output_checks, toml
 from jaxattn.lab.study.import_paths import ImportPaths
 
@@ -289,12 +288,12 @@ def names(tmp_path_factory):
 
 
 def study(names, **changes):
-    return Study.from_tables(copy.deepcopy(STUDY) | changes, names)
+    return ja.Study.from_tables(copy.deepcopy(STUDY) | changes, names)
 
 
 def said(names, tmp_path, **changes):
     """Plan an invalid study, and return the message; nothing is compiled."""
-    with pytest.raises((InputError, UserCodeError)) as raised:
+    with pytest.raises((ja.InputError, UserCodeError)) as raised:
         study(names, **changes).plan(tmp_path / "out", quick=True)
     assert "\n" not in str(raised.value)
     return raised.value
@@ -566,7 +565,7 @@ def test_invalid_custom_code_raises_a_one_line_error_with_its_location(names, tm
     if "one_layer" in str(changes.get("model")):
         changes = changes | {"model": {"kind": "one_layer", "dim": 4}}
     error = said(names, tmp_path, **changes)
-    assert isinstance(error, InputError)
+    assert isinstance(error, ja.InputError)
     assert str(error).startswith(expected) or expected in str(error), str(error)
 
 
@@ -674,7 +673,7 @@ def test_settings_annotated_as_arrays_can_be_traced(names, tmp_path):
     made = study(names, data=data, axes={"data.shown": [0.25, 0.75]})
     groups = made.plan(tmp_path / "out", quick=True).groups
     assert groups["vmapped"].tolist() == ["seed, data.shown"]
-    with pytest.raises(InputError, match=r"data.shown: expected `?'?float"):
+    with pytest.raises(ja.InputError, match=r"data.shown: expected `?'?float"):
         study(names, data=data | {"shown": "much"})
 
 
@@ -816,8 +815,8 @@ def test_nan_from_a_probe_is_shown_as_a_dash(sweep, tmp_path, monkeypatch, capsy
 )
 @pytest.mark.more
 def test_invalid_labels_and_tokens_raise_before_training(sweep, tmp_path, changes, line):
-    with pytest.raises(InputError) as raised:
-        Study.read(sweep(data=RUN["data"] | changes)).run(tmp_path / "out", quiet=True)
+    with pytest.raises(ja.InputError) as raised:
+        ja.Study.read(sweep(data=RUN["data"] | changes)).run(tmp_path / "out", quiet=True)
     assert str(raised.value) == line
 
 
@@ -825,7 +824,7 @@ def test_invalid_labels_and_tokens_raise_before_training(sweep, tmp_path, change
 def test_results_can_be_read_without_the_custom_code(sweep, tmp_path, monkeypatch, capsys):
     path = sweep(probes={"own": ["runs.py:strict"]})
     out = tmp_path / "out"
-    before = Study.read(path).run(out, quiet=True)
+    before = ja.Study.read(path).run(out, quiet=True)
     (tmp_path / "runs.py").unlink()
     path.unlink()
     monkeypatch.setattr(ImportPaths, "load", None)

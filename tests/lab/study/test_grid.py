@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import qmc
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.study import registry, setting
 from jaxattn.lab.study.definition import Definition
 
@@ -88,14 +88,14 @@ def test_cells_with_equal_tables_share_objects(tables, monkeypatch):
 )
 def test_too_large_grids_raise_before_cells_are_created(settings, monkeypatch, grid, cells):
     monkeypatch.setattr("jaxattn.lab.study.grid.itertools", None)
-    with pytest.raises(InputError, match=f"axes: {cells} cells, but at most 100,000 are allowed"):
+    with pytest.raises(ja.InputError, match=f"axes: {cells} cells, but at most 100,000 are allowed"):
         settings(**grid)
 
 
 def test_cells_in_all_blocks_count_towards_the_limit(tables, monkeypatch):
     monkeypatch.setattr("jaxattn.lab.study.grid._MAX_CELLS", 5)
     blocks = {name: {"axes": {"model.dim": [1, 2]}} for name in "abc"}
-    with pytest.raises(InputError, match=r"blocks.c: the blocks have more than 5 cells in total"):
+    with pytest.raises(ja.InputError, match=r"blocks.c: the blocks have more than 5 cells in total"):
         Definition(tables(blocks=blocks))
 
 
@@ -126,7 +126,7 @@ def test_cells_in_all_blocks_count_towards_the_limit(tables, monkeypatch):
     ],
 )
 def test_invalid_grids_raise_errors_with_a_location(settings, grid, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         settings(**grid)
 
 
@@ -174,7 +174,7 @@ def test_swept_key_is_in_effect_whatever_the_order_of_its_parent(tables, grid):
     ],
 )
 def test_settings_that_have_no_effect_are_rejected(tables, grid, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         Definition(tables(**grid))
 
 
@@ -195,7 +195,7 @@ def test_axes_can_sweep_kinds_and_custom_settings(study):
     cells = study(axes={"loss.kind": ["logistic", "mine.py:softened"]}).cells
     assert cells[1].tables["loss"] == {"kind": "mine.py:softened", "softness": 1.0}
     with pytest.raises(
-        InputError, match=r"cell 0 \(loss.softnes = 1.0\): loss: unknown key 'softnes'; did you"
+        ja.InputError, match=r"cell 0 \(loss.softnes = 1.0\): loss: unknown key 'softnes'; did you"
     ):
         study("own", axes={"loss.softnes": [1.0]})
 
@@ -255,5 +255,5 @@ def test_block_with_a_different_kind_keeps_the_common_settings(study):
     ],
 )
 def test_errors_in_a_block_include_its_name(tables, block, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         Definition(tables("flow", blocks={"b": block}))

@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from jaxattn.core.errors import InputError, UserCodeError
+import jaxattn as ja
+from jaxattn.core.errors import UserCodeError
 from jaxattn.lab.study.import_paths import ImportPaths
 
 
@@ -74,7 +75,9 @@ def test_module_name_used_by_another_item_raises(tmp_path, modules):
     )
     assert first.load("code.py:x") == 1
     for _ in range(2):
-        with pytest.raises(InputError, match=r"code.py: imports of_each_item, but .*item_1/of_each_item.py"):
+        with pytest.raises(
+            ja.InputError, match=r"code.py: imports of_each_item, but .*item_1/of_each_item.py"
+        ):
             second.load("code.py:x")
     assert sys.modules["of_each_item"].x == 1
     # A file that does not import it is not affected, nor is the first item.
@@ -91,7 +94,7 @@ def test_item_file_takes_precedence_over_a_book_file(tmp_path, modules):
     (tmp_path / "in_both.py").write_text("x = 0\n")
     assert item(tmp_path, "without", "from in_both import x\n").load("code.py:x") == 0
     own = item(tmp_path, "with_own", "from in_both import x\n", in_both="x = 1")
-    with pytest.raises(InputError, match=r"imports in_both, but .*in_both.py is already imported"):
+    with pytest.raises(ja.InputError, match=r"imports in_both, but .*in_both.py is already imported"):
         own.load("code.py:x")
 
 
@@ -127,7 +130,7 @@ def test_objects_passed_in_python_take_precedence_over_imports():
     ],
 )
 def test_invalid_import_path_raises_a_one_line_error(folder, name, message):
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(ja.InputError, match=message) as caught:
         ImportPaths(folder).load(name)
     assert "\n" not in str(caught.value)
 

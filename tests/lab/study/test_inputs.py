@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError, RunError
 from jaxattn.lab.engine import attempt
 from jaxattn.lab.study import inputs
 from jaxattn.lab.study.identity import identities
@@ -178,7 +177,7 @@ def test_file_that_changes_after_it_was_hashed_is_detected(tmp_path, change):
         put(path, 2.0)
     else:
         path.unlink()
-    with pytest.raises((RunError, InputError), match=r"p\.npy"):
+    with pytest.raises((ja.RunError, ja.InputError), match=r"p\.npy"):
         made.check()
 
 
@@ -195,7 +194,7 @@ def test_file_that_changes_during_a_run_is_not_mixed(tmp_path, computed, monkeyp
         return original(batch, *arguments, **options)
 
     monkeypatch.setattr(attempt, "run_batch", second)
-    with pytest.raises(RunError, match=r"p\.npy: changed while the study was running"):
+    with pytest.raises(ja.RunError, match=r"p\.npy: changed while the study was running"):
         run_in(tmp_path / "run", wanted)
     found = run_in(tmp_path / "run", wanted)
     fresh = run_in(tmp_path / "fresh", wanted)

@@ -3,7 +3,6 @@
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.lab.study.setting import hyperparameters
 from jaxattn.models import starts
 
@@ -103,5 +102,5 @@ def test_swept_objects_share_what_does_not_change():
     ],
 )
 def test_invalid_changes_of_objects_are_located(changes, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         ja.Study(**parts(**changes))

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
 from jaxattn.lab.study import randomness, seed
 
 PARTS = ("data", "start", "batches")
@@ -134,12 +133,12 @@ def test_shared_data_can_be_held_fixed():
     ],
 )
 def test_invalid_hold_settings_raise_one_line_errors(hold, phase, words):
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(ja.InputError, match=words):
         study(hold, phase=phase)
 
 
 def test_one_seed_may_hold_all_randomness_fixed_and_fresh_data_may_hold_batches_fixed():
     study(PARTS, seeds=1)
-    with pytest.raises(InputError, match="all 2 seeds would give the same results"):
+    with pytest.raises(ja.InputError, match="all 2 seeds would give the same results"):
         study(PARTS, seeds=2)
     study(["data", "batches"], phase={"fresh": 4})

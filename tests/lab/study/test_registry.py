@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError, UserCodeError, nearest
+from jaxattn.core.errors import UserCodeError, nearest
 from jaxattn.lab.study import concepts
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.registry import components_of, convert, describe, fields_of, make
@@ -175,7 +175,7 @@ def test_description_includes_defaults(names):
     ],
 )
 def test_invalid_components_raise_a_one_line_error_with_location_and_remedy(concept, table, message, names):
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(ja.InputError, match=message) as caught:
         made(concept, table, names)
     assert "\n" not in str(caught.value)
 
@@ -219,7 +219,7 @@ def test_settings_that_cannot_be_stored_raise():
         thing: object = None
 
     with pytest.raises(
-        InputError, match=r"a setting cannot be stored: .*use numbers, strings, lists or tables"
+        ja.InputError, match=r"a setting cannot be stored: .*use numbers, strings, lists or tables"
     ):
         describe(Holding(object()), ImportPaths())
 
@@ -257,7 +257,7 @@ def test_traced_settings_are_not_checked(names):
     ],
 )
 def test_objects_are_checked_when_they_are_made(make_it, message):
-    with pytest.raises(InputError, match=re.escape(message)) as caught:
+    with pytest.raises(ja.InputError, match=re.escape(message)) as caught:
         make_it()
     assert "\n" not in str(caught.value)
 
@@ -327,7 +327,7 @@ def test_setting_with_the_name_of_a_base_attribute_raises(concept, code, message
         methods = "\n    def init(self, key, like, *, dtype): ...\n"
         methods += "" if "outputs:" in code else "    def outputs(self, params, corpus): ...\n"
         (tmp_path / "taken.py").write_text(text.replace(code, code + methods), encoding="utf-8")
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(ja.InputError, match=message) as caught:
         made(concept, "taken.py:Taken", ImportPaths(tmp_path))
     assert "\n" not in str(caught.value)
 
@@ -337,7 +337,9 @@ def test_unresolved_annotation_raises_a_one_line_error():
         return logits
 
     names = ImportPaths(given={"mine:loss": loss})
-    with pytest.raises(InputError, match=r"loss: an annotation of loss cannot be evaluated: name 'Nowhere'"):
+    with pytest.raises(
+        ja.InputError, match=r"loss: an annotation of loss cannot be evaluated: name 'Nowhere'"
+    ):
         made("loss", "mine:loss", names)
 
 

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.core.errors import InputError
-from jaxattn.core.settings import FilePath
 from jaxattn.lab.study import seed
 
 
@@ -72,7 +70,7 @@ def test_shared_corpus_is_the_same_for_every_seed(study, x64):
 
 def test_two_probes_with_the_same_name_raise(study, x64):
     own = ["mine.py:spread", {"kind": "mine.py:spread", "name": "loss"}]
-    with pytest.raises(InputError, match="probes: two probes measure 'loss'; rename one of the metrics"):
+    with pytest.raises(ja.InputError, match="probes: two probes measure 'loss'; rename one of the metrics"):
         jax.eval_shape(lambda: next(seed.run_seed(study("own", probes={"bins": 0, "own": own}).base, 0))[2])
 
 
@@ -212,7 +210,7 @@ def test_dataset_follows_changes_of_custom_code(monkeypatch):
 def test_dataset_follows_changes_of_the_files_of_custom_code(tmp_path):
     path = tmp_path / "shift.npy"
 
-    def read(key, *, sequences: int, file: FilePath):
+    def read(key, *, sequences: int, file: ja.FilePath):
         """Sample sequences of tokens that are shifted by a number in a file."""
         tokens = (jax.random.randint(key, (sequences, 3), 0, 7) + np.load(file)) % 7
         return ja.data.from_draws(tokens, jnp.ones(sequences, int), vocab_size=7, num_classes=2)
@@ -241,7 +239,7 @@ def test_dataset_returns_shared_data(tmp_path):
     one, other = study.dataset(0), results.dataset(0)
     assert one.train.num_examples == other.train.num_examples > 0
     assert float(fingerprint(one.train)) == float(fingerprint(study.dataset(5).train))
-    with pytest.raises(InputError, match=r"data.kind = 'csv': .*Study.read\(SWEEP\).dataset"):
+    with pytest.raises(ja.InputError, match=r"data.kind = 'csv': .*Study.read\(SWEEP\).dataset"):
         ja.load(results.directory).dataset()
 
 
@@ -254,7 +252,7 @@ def test_invalid_cell_or_seed_raises_a_one_line_error(ran):
         (lambda: results.dataset(7), "seed 7: not in the run; choose one of 0, 1, 2"),
         (lambda: results.dataset(0, 9), "cell 9: .* has only cells 0 to 3"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(ja.InputError, match=said):
             ask()
 
 
@@ -306,5 +304,5 @@ def test_minibatches_and_trajectory_reproduce_a_run_by_hand(tmp_path):
         ({"phase": "none"}, "no such phase"),
         ({"cell": 1}, "cell 1"),
     ):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(ja.InputError, match=message):
             own.minibatches(**wrong)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.study.setting import (
     VOCAB_SIZE,
     hyperparameters,
@@ -42,20 +42,20 @@ def descent(train, **changes):
     ],
 )
 def test_incompatible_settings_raise(study, changes, message):
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(ja.InputError, match=message) as caught:
         study(**changes)
     assert "\n" not in str(caught.value)
 
 
 def test_max_margin_requires_a_phase_that_trains_only_p(study, tables):
-    with pytest.raises(InputError, match=r"probes.max_margin: no phase trains only p"):
+    with pytest.raises(ja.InputError, match=r"probes.max_margin: no phase trains only p"):
         study("flow", phases=tables("flow")["phases"][:1])
 
 
 @pytest.mark.more
 def test_unknown_parameter_of_a_custom_model_raises(study, go_one, x64):
     """A custom model need not list its parameters; then the error is raised at initialisation."""
-    with pytest.raises(InputError, match=r"q: not a parameter of the model; known: E, W, p, v"):
+    with pytest.raises(ja.InputError, match=r"q: not a parameter of the model; known: E, W, p, v"):
         go_one(study("own", phases=[descent(["q"])]))
 
 
@@ -77,18 +77,18 @@ def test_settings_that_depend_on_coordinate_axes_prevent_reduction_to_the_span(s
     if place is None:
         assert study(model=model("inf", init={"p": "zero"}), **changes).base.model.dim == "inf"
         return
-    with pytest.raises(InputError, match=f"model.dim: 'inf', but {place} depends on the axes"):
+    with pytest.raises(ja.InputError, match=f"model.dim: 'inf', but {place} depends on the axes"):
         study(model=model("inf"), **changes)
 
 
 def test_embeddings_read_from_a_file_require_a_finite_dim(study):
     model = {"kind": "one_layer", "dim": "inf", "init": {"E": {"file": "glove.npy"}}}
-    with pytest.raises(InputError, match=r"'inf', but model.init.E depends on the axes"):
+    with pytest.raises(ja.InputError, match=r"'inf', but model.init.E depends on the axes"):
         study(model=model, phases=[descent(["p"], optimizer="sgd")])
 
 
 def test_model_without_span_support_requires_a_finite_dim(study):
-    with pytest.raises(InputError, match="dim"):
+    with pytest.raises(ja.InputError, match="dim"):
         study(model={"kind": "mlp", "dim": "inf"}, phases=[descent(["p"], optimizer="sgd")])
 
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import jaxattn as ja
 from jaxattn import Study
-from jaxattn.core.errors import InputError, RunError, UserCodeError
+from jaxattn.core.errors import UserCodeError
 from jaxattn.lab.study import toml
 
 SHIPPED = sorted((Path(__file__).parents[3] / "sweeps").glob("*.toml"))
@@ -97,7 +98,7 @@ phases.1.steps = 4
 def test_override_without_effect_raises(tmp_path, grid, override, option, values):
     path = tmp_path / "swept.toml"
     path.write_text(SMALL + grid)
-    with pytest.raises(InputError) as raised:
+    with pytest.raises(ja.InputError) as raised:
         toml.read_sweep(path, [override])
     assert str(raised.value).startswith(f"--set {override}: has no effect, because ")
     assert str(raised.value).endswith(f" is swept; use {option}")
@@ -141,7 +142,7 @@ def test_null_removes_a_key(file):
     study = toml.read_sweep(file, ["axes.model.dim=null", "data.test_sequences=null", "model.dim=32"])
     assert {cell.setting.model.dim for cell in study.cells} == {32}
     assert study.base.data.test_sequences == 0
-    with pytest.raises(InputError, match=r"--set data.tests=null: data.tests: not set"):
+    with pytest.raises(ja.InputError, match=r"--set data.tests=null: data.tests: not set"):
         toml.read_sweep(file, ["data.tests=null"])
 
 
@@ -157,23 +158,23 @@ def test_byte_order_mark_is_ignored(file, ending):
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 def test_utf_16_file_raises(file, encoding):
     file.write_bytes(file.read_text().encode(encoding))
-    with pytest.raises(InputError, match=r"small.toml: UTF-16 text.*; save it as UTF-8$"):
+    with pytest.raises(ja.InputError, match=r"small.toml: UTF-16 text.*; save it as UTF-8$"):
         toml.read_sweep(file)
     file.write_bytes(b"\xfe\xff" + file.read_bytes() if encoding == "utf-16-be" else file.read_bytes())
-    with pytest.raises(InputError, match=r"small.toml: UTF-16 text"):
+    with pytest.raises(ja.InputError, match=r"small.toml: UTF-16 text"):
         toml.read_sweep(file)
 
 
 def test_missing_and_malformed_files_raise(tmp_path, file):
-    with pytest.raises(InputError, match=r"smal.toml: no such sweep file; did you mean .*small.toml"):
+    with pytest.raises(ja.InputError, match=r"smal.toml: no such sweep file; did you mean .*small.toml"):
         toml.read_sweep(tmp_path / "smal.toml")
     file.write_text("name = 'x'\nseeds = = 3\n")
-    with pytest.raises(InputError, match=r"not valid TOML: .*at line 2, column 9\): seeds = = 3$"):
+    with pytest.raises(ja.InputError, match=r"not valid TOML: .*at line 2, column 9\): seeds = = 3$"):
         toml.read_sweep(file)
     file.write_bytes(b"name = '\xe9'")
-    with pytest.raises(InputError, match=r"small.toml: not UTF-8 text \(.*\); save it as UTF-8"):
+    with pytest.raises(ja.InputError, match=r"small.toml: not UTF-8 text \(.*\); save it as UTF-8"):
         toml.read_sweep(file)
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(ja.InputError, match="cannot be read"):
         toml.read_sweep(tmp_path)
 
 
@@ -198,13 +199,13 @@ def test_circular_or_missing_extends_raises(tmp_path):
     one, two = tmp_path / "one.toml", tmp_path / "two.toml"
     one.write_text('extends = "two.toml"')
     two.write_text('extends = "one.toml"')
-    with pytest.raises(InputError, match=r"one.toml: .*two.toml: extends: one.toml extends this"):
+    with pytest.raises(ja.InputError, match=r"one.toml: .*two.toml: extends: one.toml extends this"):
         toml.read_sweep(one)
     one.write_text('extends = "three.toml"')
-    with pytest.raises(InputError, match=r"one.toml: .*three.toml: no such sweep file"):
+    with pytest.raises(ja.InputError, match=r"one.toml: .*three.toml: no such sweep file"):
         toml.read_sweep(one)
     one.write_text("extends = 3")
-    with pytest.raises(InputError, match=r"extends: expected the path of a file, got 3"):
+    with pytest.raises(ja.InputError, match=r"extends: expected the path of a file, got 3"):
         toml.read_sweep(one)
 
 
@@ -213,40 +214,42 @@ def test_too_large_files_are_rejected(tmp_path):
     child.write_text('extends = "base.toml"')
     os.mkfifo(base)
     with pytest.raises(
-        InputError, match=r"base.toml: cannot be read \(not a regular file\); save the sweep to a file"
+        ja.InputError, match=r"base.toml: cannot be read \(not a regular file\); save the sweep to a file"
     ):
         toml.read_sweep(child)
     base.unlink()
     with open(base, "wb") as file:
         file.truncate(3 * 2**30)
-    with pytest.raises(InputError, match=r"too large for a sweep file \(3,072 MiB, more than 16 MiB\)"):
+    with pytest.raises(ja.InputError, match=r"too large for a sweep file \(3,072 MiB, more than 16 MiB\)"):
         toml.read_sweep(child)
-    with pytest.raises(InputError, match=r"/dev/zero: cannot be read"):
+    with pytest.raises(ja.InputError, match=r"/dev/zero: cannot be read"):
         toml.read_sweep("/dev/zero")
 
 
 @pytest.mark.parametrize("path", ["x" * 5000, "a\\u0000b", "~nobody/x"])
 def test_invalid_paths_raise(tmp_path, path):
     (tmp_path / "child.toml").write_text(f'extends = "{path}"')
-    with pytest.raises(InputError, match=r"cannot be read|no such sweep file"):
+    with pytest.raises(ja.InputError, match=r"cannot be read|no such sweep file"):
         toml.read_sweep(tmp_path / "child.toml")
     (tmp_path / "own.toml").write_text(SMALL.replace('"independent"', f'"{path}.py:Name"'))
-    with pytest.raises(InputError, match=r"no such file"):
+    with pytest.raises(ja.InputError, match=r"no such file"):
         toml.read_sweep(tmp_path / "own.toml")
 
 
 @pytest.mark.parametrize("kind", [":", "..:Name"])
 def test_invalid_import_paths_raise(file, kind):
-    with pytest.raises(InputError, match=r"model.kind: .*expected package.module:Name, or a file"):
+    with pytest.raises(ja.InputError, match=r"model.kind: .*expected package.module:Name, or a file"):
         toml.read_sweep(file, [f"model.kind='{kind}'"])
 
 
 def test_error_names_the_command_line_option(file):
-    with pytest.raises(InputError, match=r"^--set model.dim: expected 'int' >= 1, got -4$"):
+    with pytest.raises(ja.InputError, match=r"^--set model.dim: expected 'int' >= 1, got -4$"):
         toml.read_sweep(file, ["dtype=float64", "model.dim=-4"])
-    with pytest.raises(InputError, match=r"^--axis model.gain: 0.5 is listed twice; list each value once$"):
+    with pytest.raises(
+        ja.InputError, match=r"^--axis model.gain: 0.5 is listed twice; list each value once$"
+    ):
         toml.read_sweep(file, [], ["model.gain=[0.5, 0.5]"])
-    with pytest.raises(InputError, match=f"^{re.escape(str(file))}: model: unknown key 'dimm'"):
+    with pytest.raises(ja.InputError, match=f"^{re.escape(str(file))}: model: unknown key 'dimm'"):
         toml.read_sweep(file, ["model.dimm=3"])
 
 
@@ -260,14 +263,14 @@ def test_import_error_includes_the_location_in_the_file(file):
 
 def test_figure_requires_a_kind(file):
     for kind in ("[1]", "{x = 1}", "3"):
-        with pytest.raises(InputError, match=r"figures\[0\].kind: expected a name, got"):
+        with pytest.raises(ja.InputError, match=r"figures\[0\].kind: expected a name, got"):
             Study.read(file, [f"figures=[{{kind = {kind}}}]"])
 
 
 def test_long_chain_of_extends_raises(tmp_path):
     for number in range(30):
         (tmp_path / f"{number}.toml").write_text(f'extends = "{number + 1}.toml"')
-    with pytest.raises(InputError, match="chain of more than 20 files"):
+    with pytest.raises(ja.InputError, match="chain of more than 20 files"):
         toml.read_sweep(tmp_path / "0.toml")
 
 
@@ -291,7 +294,7 @@ def test_long_chain_of_extends_raises(tmp_path):
     ],
 )
 def test_values_out_of_range_raise(file, override, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         toml.read_sweep(file, [override])
 
 
@@ -302,7 +305,7 @@ def test_axes_can_be_set_on_the_command_line(file):
         {"phases.query.steps": 1, "data.length": 3},
         {"phases.query.steps": 2, "data.length": 3},
     ]
-    with pytest.raises(InputError, match=r"--axis model.dim: expected key=value, for example --axis"):
+    with pytest.raises(ja.InputError, match=r"--axis model.dim: expected key=value, for example --axis"):
         toml.read_sweep(file, [], ["model.dim"])
 
 
@@ -326,7 +329,7 @@ def test_written_sweep_file_has_the_hashes_of_its_study(path, tmp_path):
 
 
 def test_unwritable_path_raises_a_one_line_error(tmp_path, study):
-    with pytest.raises(RunError, match=r"nowhere/x.toml: cannot be written \(No such file or directory\)"):
+    with pytest.raises(ja.RunError, match=r"nowhere/x.toml: cannot be written \(No such file or directory\)"):
         study().write(tmp_path / "nowhere" / "x.toml")
 
 

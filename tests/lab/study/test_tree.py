@@ -2,7 +2,7 @@ import functools
 
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.study.tree import (
     assign,
     check_values,
@@ -45,7 +45,7 @@ def test_dotted_keys_address_entries_of_tables_and_lists():
     ],
 )
 def test_invalid_dotted_keys_raise(key, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         assign({"name": "x", "phases": [{"name": "embed"}]}, key, 1)
 
 
@@ -89,10 +89,10 @@ def test_merge_keeps_settings_common_to_both_kinds():
     ],
 )
 def test_nonfinite_numbers_and_deep_tables_raise(tree, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(ja.InputError, match=message):
         check_values(tree)
     check_values({"a": [1e308, -5, "inf", True]})
-    with pytest.raises(InputError, match="nested more than 50 levels deep"):
+    with pytest.raises(ja.InputError, match="nested more than 50 levels deep"):
         assign({}, ".".join("x" * 60), 1)
 
 
@@ -117,7 +117,7 @@ def test_none_removes_a_key_or_an_entry():
     assert assign(grid, "blocks.b.halton.axes.a.b", None)["blocks"]["b"]["halton"]["axes"] == {}
     assert tree["data"]["columns"] == ["a", "b"]
     for key in ("data.colums", "probes.bins"):
-        with pytest.raises(InputError, match=f"{key}: not set, so there is nothing to remove"):
+        with pytest.raises(ja.InputError, match=f"{key}: not set, so there is nothing to remove"):
             assign(tree, key, None)
 
 

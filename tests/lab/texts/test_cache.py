@@ -3,7 +3,7 @@ import os
 import numpy as np
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.texts import cache
 
 ARRAYS = {"a": np.arange(50, dtype=np.uint16), "b": np.array([-1, 7])}
@@ -44,7 +44,7 @@ def test_digest_depends_only_on_contents_names_and_settings(tmp_path):
 
 
 def test_digest_of_a_missing_file_raises(tmp_path):
-    with pytest.raises(InputError, match=r"data: cannot read .*gone"):
+    with pytest.raises(ja.InputError, match=r"data: cannot read .*gone"):
         cache.source_digest({"x": str(tmp_path / "gone")}, b"")
 
 

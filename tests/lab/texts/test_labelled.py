@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.core.settings import class_name
 from jaxattn.lab.texts.labelled import IGNORED, class_numbers, plain_text
 
@@ -35,7 +35,7 @@ def test_a_class_may_have_several_raw_labels():
 
 @pytest.mark.parametrize("labels", [((1, 2), (2, 3)), ((1, "1.0"), 2), ("True", 1), (0, (1, 1))])
 def test_repeated_label_is_rejected(labels):
-    with pytest.raises(InputError, match="occurs twice; list each label once"):
+    with pytest.raises(ja.InputError, match="occurs twice; list each label once"):
         class_numbers(labels, ())
 
 

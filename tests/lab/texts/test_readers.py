@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab import kinds
 from jaxattn.lab.texts import text as text_module
 from jaxattn.lab.texts.labelled import plain_text
@@ -97,7 +97,7 @@ def records(source, split="train"):
 
 
 def message(action):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(ja.InputError) as caught:
         action()
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -193,7 +193,7 @@ class TestEveryKind:
             ({"labels": [3, 4], "class_names": []}, "class_names: 0 names for 2 labels"),
             ({"labels": [3, 4], "class_names": ["a", "a"]}, "class_names: 'a' occurs twice"),
         ):
-            with pytest.raises(InputError, match=says):
+            with pytest.raises(ja.InputError, match=says):
                 msgspec.convert(fields | wrong, kind).check()
 
 
@@ -523,7 +523,7 @@ class TestLines:
         assert said.startswith(f"data: line 2 of {path} has no separator ('0 b'); set data.separator")
 
     def test_train_and_test_names_require_a_split_column(self, tmp_path):
-        with pytest.raises(InputError, match="train, test"):
+        with pytest.raises(ja.InputError, match="train, test"):
             Lines(path="x", train="dev").check()
 
 

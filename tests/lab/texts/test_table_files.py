@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.lab.texts import text
 from jaxattn.lab.texts.readers import Lines
 from jaxattn.lab.texts.table_files import Csv, Jsonl, Parquet
@@ -17,7 +17,7 @@ def rows(source, split="train"):
 
 
 def message(action):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(ja.InputError) as caught:
         action()
     assert "\n" not in str(caught.value)
     return str(caught.value)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sklearn.feature_extraction.text import CountVectorizer
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.data.corpus import from_flat
 from jaxattn.data.sequences import Sequences
 from jaxattn.lab.texts import text as module
@@ -46,7 +46,7 @@ def changed(source, **fields):
 
 
 def message(source, **settings):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(ja.InputError) as caught:
         load_text(source, **settings)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -452,7 +452,7 @@ def test_ignoring_all_rows_is_rejected(tmp_path, settings):
     ],
 )
 def test_invalid_settings_are_rejected(source, settings, fields):
-    with pytest.raises(InputError, match=rf"\.{next(iter(fields))}: "):
+    with pytest.raises(ja.InputError, match=rf"\.{next(iter(fields))}: "):
         changed(source, **fields)
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxattn.core.errors import InputError
+import jaxattn as ja
 from jaxattn.data.arrays import read_array
 
 
@@ -27,7 +27,7 @@ def write_safetensors(path, arrays, header=None):
 
 
 def message(place):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(ja.InputError) as caught:
         read_array(place)
     assert "\n" not in str(caught.value)
     return str(caught.value)
