@@ -177,7 +177,8 @@ claim = Claim(
     score=score,
     assumptions=assumptions,
     exact=exact_sides,
-    control={"tokens": [[4], [-3]], "B": [[1]]},
+    # A cloud that is symmetric about 0 has 0 in its hull at all steps.
+    control={"tokens": [[2, 1], [-2, -1], [1, -2], [-1, 2]], "B": [[1, 0], [0, 1]]},
     check="checks/frank_wolfe.py",
     horizon=f"{STEPS} steps",
     draw=draw,
@@ -191,7 +192,6 @@ repaired = replace(
     repaired="",
     score=repaired_score,
     assumptions=repaired_assumptions,
-    control={"tokens": [[1], [-1]], "B": [[1]]},
     check="",
     # The projections of all steps take 600 KB per instance.
     batch=512,

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from jaxattn.core.settings import Positive, PositiveInt
-from jaxattn.lab.books.finding import Settings
+from jaxattn.lab.books.finding import Read, Settings
 
 
 class BookTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,6 +106,8 @@ class ItemFile(BookTable, frozen=True):
     Attributes:
         reports: the claim: the result that the paper reports, with its source; by default the statement of
             the item's `claim`.
+        read: what was read of the statement: the "source", a "transcription" (a quotation by others, with its
+            place), or only the "abstract". From an abstract alone, the claim is at most inconclusive.
         title: heading; by default the name of the folder.
         authors: authors of the item.
         papers: papers whose results are reproduced; by default those of the book.
@@ -116,6 +118,7 @@ class ItemFile(BookTable, frozen=True):
         compared: description of the comparison.
         judged: False if the item only measures, without a criterion.
         reason: explanation of why a number differs, found by varying one setting at a time.
+        changed: explanation of why the criteria were changed after results had been recorded.
         studies: the studies, keyed by the name under which the check receives their results; a string is the
             path of the sweep file. By default all sweep files in the folder.
         claim: claim that is searched for counterexamples instead of running studies, "FILE.py" or
@@ -128,6 +131,7 @@ class ItemFile(BookTable, frozen=True):
     """
 
     reports: str = ""
+    read: Read = "source"
     title: str = ""
     authors: str = "the jaxattn developers"
     papers: tuple[Paper, ...] = ()
@@ -136,6 +140,7 @@ class ItemFile(BookTable, frozen=True):
     compared: str = ""
     judged: bool = True
     reason: str = ""
+    changed: str = ""
     studies: dict[str, str | StudyEntry] = {}
     claim: str = ""
     budget: Positive = 300.0

@@ -77,9 +77,10 @@ def _results(item: Item, record: Record | None, out: Path) -> Iterator[str]:
         return
     if record.settings != item.digest(record.scale):
         yield "the settings have changed since the results were recorded; run the item again"
-    criteria = criteria_of(item, record)
-    if criteria.changed:
-        yield f"{criteria.file} changed after results had been recorded on or after {record.criteria.date}"
+    criteria = criteria_of(item, out)
+    if criteria.changed and not item.words.changed.strip():
+        when = f"results had been recorded on or after {record.criteria.date}"
+        yield f"{criteria.file} changed after {when}; explain it with `changed` in item.toml"
     verdicts = {finding.verdict for finding in record.findings if finding.verdict}
     if not verdicts and item.words.judged and not item.claim and not _is_sensitivity(item):
         yield "check.py: no finding has a criterion"

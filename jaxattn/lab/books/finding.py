@@ -20,6 +20,8 @@ from jaxattn.lab.results.labels import format_number
 Basis = Literal["published", "theory", "beyond"]
 # Settings of an item relative to those of its claim; see `claim_verdict`.
 Settings = Literal["own", "chosen", "reduced"]
+# What was read of the statement of a claim: the paper, a quotation by others, or an abstract or summary.
+Read = Literal["source", "transcription", "abstract"]
 VERIFIED, FALSIFIED, TOY = "verified", "falsified", "toy"
 
 
@@ -214,7 +216,7 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9=.]+", "-", text).strip("-")
 
 
-def claim_verdict(findings: Sequence[Finding], settings: Settings) -> str:
+def claim_verdict(findings: Sequence[Finding], settings: Settings, read: Read = "source") -> str:
     """Return the verdict on a claim: "verified", "falsified", "toy" or "inconclusive"; "" without a test.
 
     Numbers without a criterion, and those with the basis "beyond", do not count. The verdict of a search for
@@ -225,11 +227,13 @@ def claim_verdict(findings: Sequence[Finding], settings: Settings) -> str:
       assumptions of a theorem;
     - verified if all numbers agree;
     - inconclusive otherwise. In particular, a number that differs in settings that were chosen here, because
-      they are not published ("chosen"), falsifies nothing.
+      they are not published ("chosen"), falsifies nothing. A claim that was read in an abstract alone is
+      neither verified nor falsified.
 
     Args:
         findings: the numbers that test the claim.
         settings: the settings of the runs, relative to those of the claim.
+        read: what was read of the statement.
 
     Example:
         >>> from jaxattn.lab import books
@@ -240,6 +244,8 @@ def claim_verdict(findings: Sequence[Finding], settings: Settings) -> str:
     searched = [finding.search for finding in findings if finding.search]
     own = [finding for finding in findings if not finding.search and finding.basis != "beyond"]
     verdicts = [finding.verdict for finding in own if finding.verdict]
+    if read == "abstract" and (verdicts or any(search != NONE for search in searched)):
+        return TOY if settings == "reduced" else INCONCLUSIVE
     if FALSIFIED in searched or not verdicts:
         return FALSIFIED if FALSIFIED in searched else next(iter(searched), "")
     if settings == "reduced":

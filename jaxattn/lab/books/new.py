@@ -14,7 +14,7 @@ _BOOK = 'title = "{0}"\nintroduction = "Results of papers, reproduced with seeds
 
 
 def create(book: str | Path, name: str) -> list[Path]:
-    """Write the files for a new item, and book.toml if the book is new.
+    """Write the files for a new item, and book.toml if the book is new or lists its items.
 
     The item can be run as written: it compares the first gradient step of attention with its closed form.
 
@@ -42,6 +42,10 @@ def create(book: str | Path, name: str) -> list[Path]:
         contents[folder / "book.toml"] = _BOOK.format(folder.name.replace("_", " ").capitalize())
     else:
         folder = _open_book(book, name)
+        if (parts := read_book(book).words.parts) and name not in [x for part in parts for x in part.items]:
+            words = (folder / "book.toml").read_text(encoding="utf-8").rstrip("\n")
+            part = f'[[parts]]\ntitle = "New"\nitems = ["{name}"]\n'
+            contents[folder / "book.toml"] = f"{words}\n\n{part}"
     location = f"sweeps/{folder.name}" if folder.parent.name == "sweeps" else folder.as_posix()
     for path in sorted(TEMPLATE.glob("*.*")):
         text = path.read_text(encoding="utf-8").replace("template", name)
@@ -56,11 +60,6 @@ def create(book: str | Path, name: str) -> list[Path]:
 
 def _open_book(book: str | Path, name: str) -> Path:
     found = read_book(book)
-    if found.words.parts:
-        raise InputError(
-            f"{found.folder / 'book.toml'}: `parts` lists the items, so a new item would not be shown; add "
-            "it there by hand, or choose another book"
-        )
     for path in (found.folder / name, found.folder / f"{name}.toml", found.folder / f"{name}.py"):
         if path.exists():
             raise InputError(f"--new {name}: {path} already exists; choose another name")

@@ -13,7 +13,7 @@ import pandas as pd
 from jaxattn.core.errors import counted, writing
 from jaxattn.lab.books import record as records
 from jaxattn.lab.books.book import Book, Item, RunScale
-from jaxattn.lab.books.finding import FALSIFIED, TOY, Finding
+from jaxattn.lab.books.finding import FALSIFIED, TOY, Finding, Read
 from jaxattn.lab.books.record import Record
 from jaxattn.lab.pages.layout import fill, texts
 from jaxattn.lab.refute.search import NONE
@@ -35,8 +35,9 @@ RULES = (
     "A claim is verified if all its numbers agree. It is falsified if a number differs in the claim's own "
     "settings, which are the published ones, or any that meet the assumptions of a theorem. It is a toy if "
     "the settings are far below its own. Otherwise it is inconclusive: a number that differs in settings "
-    "that had to be chosen, because they are not published, falsifies nothing. Numbers beyond the claim do "
-    "not count.",
+    "that had to be chosen, because they are not published, falsifies nothing. A claim whose statement was "
+    "read in an abstract alone is at most inconclusive. Numbers beyond the claim do not count; a claim with "
+    "no other numbers is only measured.",
     "Random choices: settings that are not published were drawn at random, and the row states in how many "
     "draws the number meets the same criterion.",
 )
@@ -50,6 +51,10 @@ SETTINGS = {
     "own": "the claim's own",
     "chosen": "some are not published and were chosen here",
     "reduced": "far below those of the claim",
+}
+READ = {
+    "transcription": "read in a transcription by others. The verdict is on the quoted wording.",
+    "abstract": "read in an abstract only, so the claim is at most inconclusive.",
 }
 
 
@@ -178,10 +183,10 @@ def _with_sensitivity(record: Record, item: Item, found: Mapping[str, Record]) -
 
 def about(item: Item, record: Record) -> dict[str, str]:
     """Return the paragraphs above the claims of an item by heading: its settings, or its hypothesis."""
-    chosen = item.words.chosen.strip()
+    chosen, read = item.words.chosen.strip(), READ.get(item.words.read, "")
     if not item.claim:
         settings = SETTINGS["reduced" if record.reduced else item.words.settings]
-        return {"Settings": f"{settings}. {chosen}".strip()}
+        return {"Settings": f"{settings}. {chosen}".strip()} | ({"Statement": read} if read else {})
     # The statement is quoted with them, so they come before the numbers.
     shown = ("hypothesis", "source", "repaired statement")
     found = {key.capitalize(): record.facts[key] for key in shown if key in record.facts}
@@ -231,7 +236,7 @@ def claims(item: Item, record: Record) -> list[dict[str, Any]]:
         {
             "statement": claim or item.words.reports,
             "verdict": verdict or "only measured",
-            "why": _why(verdict, own),
+            "why": _why(verdict, own, item.words.read),
             "tally": records.tally(own),
             "seeds": seeds(own),
             "table": numbers(own),
@@ -241,12 +246,14 @@ def claims(item: Item, record: Record) -> list[dict[str, Any]]:
     ]
 
 
-def _why(verdict: str, own: Sequence[Finding]) -> str:
+def _why(verdict: str, own: Sequence[Finding], read: Read) -> str:
     """Return why a claim is a toy or inconclusive; "" for other verdicts."""
     if verdict == TOY:
         return "the settings are far below those of the claim"
     if verdict != INCONCLUSIVE:
         return ""
+    if read == "abstract":
+        return "the statement was read in an abstract only"
     if any(_is_missed(x) and x.verdict == DIFFERS for x in own):
         return "a number that differs falsifies nothing here, because settings were chosen"
     return "not all intervals are inside their criteria"

@@ -111,7 +111,8 @@ class Record(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
         for finding in self.findings:
             groups.setdefault(finding.claim, []).append(finding)
         settings = "reduced" if self.reduced else item.words.settings
-        return {claim: (claim_verdict(own, settings), own) for claim, own in groups.items()}
+        read = item.words.read
+        return {claim: (claim_verdict(own, settings, read), own) for claim, own in groups.items()}
 
     def summary(self, item: Item) -> tuple[str, str]:
         """Return the verdicts on the claims of the item, and the number of verdicts on its numbers."""
@@ -212,11 +213,16 @@ def find_record(item: Item, scale: RunScale, folder: Path) -> tuple[Record | Non
     return record, ""
 
 
-def criteria_of(item: Item, earlier: Record | None) -> Criteria:
-    """Return the hash of the file with the criteria, and since when it is unchanged."""
+def criteria_of(item: Item, folder: Path) -> Criteria:
+    """Return the hash of the file with the criteria, and since when it is unchanged.
+
+    An earlier record in the folder counts, also if its studies had other settings.
+    """
+    path = folder / path_of(item.name)
+    earlier = read_record(path, folder).criteria if path.exists() else None
     digest = hashlib.sha256(item.check_file.read_bytes()).hexdigest()
-    if earlier and earlier.criteria.sha256 == digest:
-        return earlier.criteria
+    if earlier and earlier.sha256 == digest:
+        return earlier
     commit, date = _committed(item.check_file)
     today = time.strftime("%Y-%m-%d", time.gmtime())
     return Criteria(digest, date or today, commit, changed=earlier is not None, file=item.check_file.name)

@@ -194,7 +194,8 @@ def measure(
         names: the studies whose results are available.
         request: scale of the runs.
         out: the results folder.
-        earlier: the item's earlier record. Its findings are kept if they need a study that is not available.
+        earlier: the item's earlier record with the same settings. Its findings are kept if they need a study
+            that is not available.
 
     Returns:
         The record, and the contents of the figures by path.
@@ -204,7 +205,7 @@ def measure(
         RunError: the check raised an exception.
     """
     if item.claim:
-        return searches.measure(item, request.scale, request.run(item, "", out), earlier)
+        return searches.measure(item, request.scale, request.run(item, "", out), out)
     results = {name: load(request.run(item, name, out)) for name in names}
     try:
         findings, tables = item.measure(results)
@@ -220,7 +221,7 @@ def measure(
         item.name,
         request.scale,
         item.digest(request.scale),
-        records.criteria_of(item, earlier),
+        records.criteria_of(item, out),
         item.command(request.scale),
         findings,
         reduced=item.is_reduced(request.scale),

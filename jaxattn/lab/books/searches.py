@@ -43,20 +43,25 @@ def run(item: Item, scale: RunScale, seeds: int, folder: Path, reporter: Reporte
     for seed in range(seeds):
         out = folder / f"seed-{seed}"
         if not _is_finished(item, out, budget):
-            command = item.command(scale)
-            refute(item.claim, budget=budget, seed=seed, out=out, command=command, show=reporter.update)
+            found = refute(
+                item.claim,
+                budget=budget,
+                seed=seed,
+                out=out,
+                command=item.command(scale),
+                show=reporter.update,
+            )
+            reporter.note(f"{item.name}: {found.sentence}")
 
 
-def measure(
-    item: Item, scale: RunScale, folder: Path, earlier: Record | None
-) -> tuple[Record, dict[str, bytes]]:
+def measure(item: Item, scale: RunScale, folder: Path, out: Path) -> tuple[Record, dict[str, bytes]]:
     """Measure the searches of an item.
 
     Args:
         item: the item.
         scale: scale of the searches.
         folder: folder with the searches.
-        earlier: the item's earlier record.
+        out: the results folder, which may contain an earlier record.
 
     Returns:
         The record, and the contents of its figures and files by path. They are those of the search with the
@@ -79,7 +84,7 @@ def measure(
         item.name,
         scale,
         item.digest(scale),
-        records.criteria_of(item, earlier),
+        records.criteria_of(item, out),
         item.command(scale),
         _findings(claim, verdicts, best),
         made_by=", ".join(dict.fromkeys(f"jaxattn {x['jaxattn']}" for x in verdicts)),
@@ -146,7 +151,6 @@ def _findings(
 
 def _facts(item: Item, claim: Claim, verdicts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return facts on the searches of all seeds, and the closest instance if none found a counterexample."""
-    # The files of the first version have no count of unconfirmed violations.
     names = ("inside", "tried", "checked", "undecided", "unconfirmed")
     total = {name: sum(x.get(name, 0) for x in verdicts) for name in names}
     decided = f"{total['checked']:,} instances"

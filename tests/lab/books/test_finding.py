@@ -117,6 +117,26 @@ def test_numbers_beyond_a_claim_do_not_count_for_it():
     assert claim_verdict([beyond], "own") == ""
 
 
+@pytest.mark.parametrize(
+    ("verdicts", "settings", "claim"),
+    [
+        (["agrees"], "own", "inconclusive"),
+        (["differs"], "own", "inconclusive"),
+        (["agrees"], "reduced", "toy"),
+        ([""], "own", ""),
+    ],
+)
+def test_claim_of_an_abstract_is_at_most_inconclusive(verdicts, settings, claim):
+    assert claim_verdict([number(verdict) for verdict in verdicts], settings, "abstract") == claim
+    quoted = claim_verdict([number(verdict) for verdict in verdicts], settings, "transcription")
+    assert quoted == claim_verdict([number(verdict) for verdict in verdicts], settings)
+
+
+def test_counterexample_to_an_abstract_is_inconclusive():
+    assert claim_verdict([searched("falsified")], "own", "abstract") == "inconclusive"
+    assert claim_verdict([searched("no counterexample")], "own", "abstract") == "no counterexample"
+
+
 def searched(verdict):
     """Return the finding of a search with this verdict."""
     return Finding("search", "", 1.0, (1.0, 1.0), expected=at_most(0), search=verdict, unit="9 instances")

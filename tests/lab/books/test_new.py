@@ -67,7 +67,6 @@ def test_closed_form_in_the_template_matches_finite_differences(book):
 @pytest.mark.parametrize(
     ("place", "name", "words"),
     [
-        ("paper", "mine", r"book.toml: `parts` lists the items, so a new item would not be shown"),
         ("./mine", "My-Paper", "--new My-Paper: use only lower-case letters, digits and underscores"),
         ("./mine", "numpy", "--new numpy: a Python module has this name; choose another name"),
         ("./mine", "my_paper", r"--new my_paper: \S+ already exists; choose another name"),
@@ -81,6 +80,19 @@ def test_invalid_names_and_books_are_rejected(call, book, place, name, words):
     assert status == 2
     (line,) = said.splitlines()
     assert re.search(words, line)
+
+
+def test_a_new_item_is_in_the_list_of_a_book_that_lists_its_items(call, book):
+    old = (book / "book.toml").read_text(encoding="utf-8")
+    parts = '[[parts]]\ntitle = "First"\nitems = ["my_paper"]\n'
+    (book / "book.toml").write_text(old + parts, encoding="utf-8")
+    assert call("reproduce", book, "--new", "second_paper")[0] == 0
+    found = read_book(book)
+    assert [(part.title, part.items) for part in found.parts] == [
+        ("First", ("my_paper",)),
+        ("New", ("second_paper",)),
+    ]
+    assert found.item("second_paper").title
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.lab.books import Request, export, problems, read_book, reproduce
-from jaxattn.lab.books.record import read_record
+from jaxattn.lab.books.record import criteria_of, find_record, read_record
 from jaxattn.lab.engine.progress import Reporter
 
 TINY = Path(__file__).with_name("tiny")
@@ -114,6 +114,22 @@ def test_finished_runs_are_not_repeated_and_earlier_seeds_are_kept(copy):
 
 
 @pytest.mark.more
+def test_changed_criteria_are_recorded_as_changed_if_the_study_changed_with_them(copy):
+    book, out = copy
+    item = book.item("step")
+    assert not criteria_of(item, out).changed
+    study, check = item.folder / "study.toml", item.check_file
+    before = study.read_text(encoding="utf-8"), check.read_text(encoding="utf-8")
+    try:
+        study.write_text(before[0].replace("seeds = 10", "seeds = 9"), encoding="utf-8")
+        check.write_text(before[1] + "# another criterion\n", encoding="utf-8")
+        assert find_record(item, "laptop", out)[0] is None
+        assert criteria_of(item, out).changed
+    finally:
+        study.write_text(before[0], encoding="utf-8")
+        check.write_text(before[1], encoding="utf-8")
+
+
 def test_changed_criteria_are_recorded_as_changed(copy, tmp_path):
     _, out = copy
     book = read_book(shutil.copytree(TINY, tmp_path / "tiny"))

@@ -101,8 +101,19 @@ def test_the_repaired_frank_wolfe_statement_excludes_the_counterexample():
 def test_frank_wolfe_score_matches_exact_arithmetic():
     claim, _ = load("frank_wolfe.py")
     instances = [from_lists({"tokens": [[a], [-1]], "B": [[1]]}) for a in (3, 4)]
+    # The tokens 4 and -3 meet at 1/2, and break the bound after the horizon of the search, from t = 784.
     scores = score_batch(claim, stack([*instances, from_lists({"tokens": [[4], [-3]], "B": [[1]]})]))
     assert (scores > 0).tolist() == [True, True, False]
+
+
+def test_control_of_the_frank_wolfe_rate_has_the_origin_in_its_hull_at_all_steps():
+    """The cloud stays symmetric about 0, so the proof of the theorem applies to it."""
+    claim, module = load("frank_wolfe.py")
+    x, B = (module.exact.matrix(claim.control[name]) for name in ("tokens", "B"))
+    for t in range(12):
+        assert {tuple(token) for token in x} == {tuple(-a for a in token) for token in x}
+        x, tie = module.exact_step(x, B, t)
+        assert not tie
 
 
 @pytest.mark.usefixtures("x64")
