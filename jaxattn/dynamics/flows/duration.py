@@ -1,8 +1,8 @@
 """Time that the flow takes for a step: an adaptive quadrature of 1/‖∂L/∂p‖ along the step.
 
 The length of a step is limited by the error of the path. On a straight path it grows without such a limit,
-while ‖∂L/∂p‖ may change by many orders of magnitude. The path in between is known, however, so the time needs
-further gradients but no further steps.
+while ‖∂L/∂p‖ may change by many orders of magnitude. The path in between is known by interpolation, however,
+so the time needs further gradients but no further steps.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-# Maximum number of times that an interval is halved, and maximum number of evaluations in a step.
+# Maximum number of times that an interval is halved, and number of evaluations in a step after which no
+# interval is halved.
 _HALVINGS, _MOST = 40, 400
 
 
@@ -52,7 +53,8 @@ def log_integral(
 
     On an interval, the rule is exact if x is linear. The interval is halved until both halves together
     change the integral by at most `tolerance`, relative to the sum of exp(log_before), both halves, and all
-    finished intervals. One Richardson extrapolation then raises the order to 4. Intervals are handled from
+    finished intervals, or a limit on halvings or evaluations is reached. The error of the integral is not
+    bounded. One Richardson extrapolation then raises the order to 4. Intervals are handled from
     the end where x is larger, so that intervals whose part is negligible are not refined.
 
     Args:
@@ -60,7 +62,7 @@ def log_integral(
         start: x(0).
         end: x(1).
         log_before: log of the integral before this one, -inf if there is none.
-        tolerance: the maximum relative change.
+        tolerance: the maximum relative change by halving one interval.
         wanted: False to evaluate nothing and return -inf.
     """
     flip = start > end

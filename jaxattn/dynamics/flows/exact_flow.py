@@ -110,8 +110,8 @@ def exact_flow(
         max_steps: maximum number of steps, accepted or rejected.
         rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖, where E_s are the keys.
         gradient_rtol: maximum relative error in ‖∂L/∂p‖ per step, to keep `log_time` accurate. A tenth of it
-            is the relative tolerance of the quadrature of the time. Pass infinity to save steps if only the
-            path is needed.
+            is the largest relative change of the time that halving an interval of its quadrature may cause.
+            Pass infinity to save steps if only the path is needed.
         points: number of recorded points k ≥ 3.
         width: number of seeds to vmap; the default depends on the backend.
 
