@@ -146,6 +146,7 @@ def item_page(item: Item, found: Mapping[str, Record]) -> dict[str, Any]:
         "about": about(item, record),
         "claims": claims(item, record),
         "draws": random_choices(item, found),
+        "drawn_with": _drawn_with(item, found),
         "rules": rules(item.book),
         "heading_of_reason": heading_of_reason,
         "sentence": sentence,
@@ -219,6 +220,12 @@ def random_choices(item: Item, found: Mapping[str, Record]) -> str:
     other = found.get(item.words.sensitivity)
     joint = [finding.counts for finding in other.findings if finding.id == ALL_NUMBERS] if other else []
     return "{} of {}".format(*joint[0]) if joint and joint[0] else ""
+
+
+def _drawn_with(item: Item, found: Mapping[str, Record]) -> str:
+    """Return the model of the random choices, which may be smaller than that of the item."""
+    other = found.get(item.words.sensitivity)
+    return other.facts.get("model", "") if other else ""
 
 
 def seeds(findings: Sequence[Finding]) -> str:

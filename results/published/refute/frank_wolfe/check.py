@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 INSTANCE = {'tokens': [[3], [-1]], 'B': [[1]]}
-CONTROL = {'tokens': [[4], [-3]], 'B': [[1]]}
+CONTROL = {'tokens': [[2, 1], [-2, -1], [1, -2], [-1, 2]], 'B': [[1, 0], [0, 1]]}
 
 
 def first_violation(tokens, B):
