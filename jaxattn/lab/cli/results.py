@@ -247,9 +247,11 @@ def reproduce(
         return 0
     if check:
         lacking = books.problems(items, only, out=folder)
-        if len(lacking):
+        if lacking.empty:
+            print_line(f"{', '.join(only) or items.name}: nothing is missing")
+        else:
             print_table("Missing before publication", lacking)
-        return int(len(lacking) > 0)
+        return int(not lacking.empty)
     request = books.Request(tuple(only), scale, seeds, data_dir)
     return _reproduce(items, request, folder, memory, quiet)
 

@@ -313,7 +313,8 @@ def test_command_prints_numbers_and_files(call, tmp_path, made):
     (row,) = [line for line in printed.splitlines() if "exponent of d in the error" in line]
     assert "-0.5 ± 0.3" in row
     assert "verified" in printed
-    assert call("reproduce", made[1].folder, "--only", "step", "--out", out, "--check")[0] == 0
+    status, said, _ = call("reproduce", made[1].folder, "--only", "step", "--out", out, "--check")
+    assert (status, said) == (0, "step: nothing is missing\n")
     status, printed, _ = call("reproduce", TINY, "--out", out, "--export", tmp_path / "log")
     assert status == 0
     assert str(tmp_path / "log" / "README.md") in printed
