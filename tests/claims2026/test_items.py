@@ -158,3 +158,29 @@ def test_independent_checks_agree():
     sigmoid, softmax = independent.gate_derivatives()
     assert float(sigmoid) == pytest.approx(-9 / 250, abs=1e-15)
     assert abs(float(softmax)) < 1e-15
+
+
+def test_attention_on_a_prompt_matches_a_loop_and_its_limit_a_quadrature(code):
+    attention, limit = (code("token_samples/token_samples.py", name) for name in ("attention", "limit"))
+    X = np.random.default_rng(0).normal(size=(3, 50, 2))
+    tilts = np.array([[0.5, -1.0], [0.0, 0.0], [2.0, 1.0]])
+    found = attention(jnp.asarray(X), jnp.asarray(tilts))
+    for i, tilt in enumerate(tilts):
+        for n, prompt in enumerate(X):
+            weights = np.exp(prompt @ tilt)
+            np.testing.assert_allclose(found[i, n], weights @ prompt / weights.sum(), rtol=1e-12)
+    z = np.array([-3.0, -0.5, 0.0, 1.0, 8.0])
+    for law, density, ends in (("normal", lambda x: np.exp(-(x**2) / 2), 40), ("uniform", np.ones_like, 1)):
+        x = np.linspace(-ends, ends, 400_001)
+        weights = density(x) * np.exp(np.outer(z, x) - np.abs(z)[:, None] * ends)
+        weights[:, [0, -1]] /= 2  # trapezoid rule
+        wanted = weights @ x / weights.sum(axis=1)
+        np.testing.assert_allclose(limit(law, jnp.asarray(z)[:, None])[:, 0], wanted, rtol=1e-6, atol=1e-9)
+    # In the plane, the limit is V m + V Γ KᵀQ z; the moment generating function of N(m, Γ) is differentiated.
+    m, root, value, strength = (
+        np.asarray(code("token_samples/token_samples.py", x)) for x in ("MEAN", "ROOT", "VALUE", "KEY_QUERY")
+    )
+    queries = np.array([[1.0, 0.0], [-0.5, 2.0]])
+    log_mgf = jax.grad(lambda s: m @ s + 0.5 * s @ root @ root.T @ s)
+    wanted = [value @ np.asarray(log_mgf(jnp.asarray(strength @ query))) for query in queries]
+    np.testing.assert_allclose(limit("plane", jnp.asarray(queries)), wanted, rtol=1e-6)
