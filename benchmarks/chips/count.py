@@ -46,7 +46,7 @@ class Instruction(NamedTuple):
 
     Attributes:
         name: its name.
-        is_root: True if its computation returns it.
+        is_root: True if this instruction is the root (the return value) of its computation.
         types: types of its result arrays.
         op: the operation.
         operands: names of its operands.
