@@ -149,7 +149,7 @@ class Reference:
         return None
 
     def until(self, norm, p, unit, rtol=1e-3, seconds=120.0):
-        """Return the p at which the flow reaches a given ‖p‖, or None if time or step length are too short."""
+        """Return the p at which the flow reaches a given ‖p‖, or None if time or steps become too short."""
         p, log_time, h = mpmath.matrix(p.tolist()), mpmath.mpf(-20), 0.1
         began = time.perf_counter()
         while mpmath.norm(p) < norm:

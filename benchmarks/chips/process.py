@@ -108,8 +108,8 @@ def call(
 
     Args:
         target: the chip.
-        function: "module:name" of a function, which is called with the target, `progress` and, by name, the
-            arguments.
+        function: "module:name" of a function, which is called with the target, `progress`, and the arguments
+            passed by name.
         arguments: JSON-serialisable arguments.
         progress: progress callback (what, fraction done).
 

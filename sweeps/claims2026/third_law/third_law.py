@@ -19,7 +19,7 @@ def teacher(key: Array, task_key: Array, *, temperature: float, sequences: int) 
 
 
 class Head(ja.Model[Vectors]):
-    """Logits W x with W = 0 at the start."""
+    """Logits W x, with W initialised to 0."""
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> dict[str, Array]:
         """Return zeros."""
