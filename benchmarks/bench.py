@@ -41,9 +41,9 @@ from jaxattn.lab.study.groups import compile_groups
 from jaxattn.models.one_layer import OneLayer
 from jaxattn.models.two_layer import TwoLayer
 
-# Maximum size of a report file in bytes; a typical one is a few kilobytes.
+# Maximum size of a report file in bytes; a typical file has a few kilobytes.
 MAX_BYTES = 2**24
-# Sizes of the IMDB data set with a vocabulary of words that occur at least 45 times.
+# Sizes of the IMDB dataset, with a vocabulary of the words that occur at least 45 times.
 REVIEWS = {"sequences": 25_000, "vocab_size": 7_813}
 
 
@@ -55,7 +55,7 @@ class Case:
         name: its name.
         study: a study with one cell, whose first phase is timed.
         seeds: numbers of vmapped seeds.
-        steps: number that the measured time is divided by; 1 for a path that is computed in one call.
+        steps: divisor of the measured time; 1 for a path that is computed in one call.
     """
 
     name: str
@@ -133,12 +133,12 @@ class Measured(msgspec.Struct, frozen=True):
     Attributes:
         case: its name.
         seeds: number of vmapped seeds.
-        first_s: seconds of the first pass, compilation included.
+        first_s: seconds for the first pass, including compilation.
         step_us: microseconds per step and seed, median over passes; per path for exact flows.
         passes: number of passes in the median.
-        same_bits: True if all passes gave bitwise identical results.
+        same_bits: True if the results of all passes are bitwise identical.
         planned_mib: memory that `plan` predicts for a device.
-        peak_mib: peak memory of a device so far, earlier cases included; None if the device does not report
+        peak_mib: peak memory of a device so far, including earlier cases; None if the device does not report
             it.
     """
 
@@ -158,11 +158,11 @@ class Machine(msgspec.Struct, frozen=True):
     Attributes:
         device: kind of its devices.
         platform: "cpu", "gpu" or "tpu".
-        devices: number of devices; of cores, on a CPU.
+        devices: number of devices; on a CPU, number of cores.
         copied_gb_s: GB/s that one device reads and writes when it copies a large array.
         python: version of Python.
         jax: version of JAX.
-        made_by: version, commit and hash of jaxattn.
+        made_by: version, commit and code hash of jaxattn.
     """
 
     device: str
@@ -189,7 +189,7 @@ def machine() -> Machine:
 
 
 def bandwidth() -> float:
-    """Measure the bandwidth of copying a large array on one device, in bytes read and written per second."""
+    """Measure the copy bandwidth of one device for a large array, in bytes read and written per second."""
     copied = jax.jit(lambda x: x + 1)
     x = jax.block_until_ready(copied(jnp.zeros(_COPIED // 4, jnp.float32)))
     return 2 * _COPIED / min(_timed(lambda: copied(x))[0] for _ in range(5))
@@ -316,7 +316,7 @@ def table(report: Report) -> pd.DataFrame:
 
 
 def beside(reports: Sequence[Report]) -> pd.DataFrame:
-    """Return a table of µs per step and seed: a row per case and number of seeds, a column per report."""
+    """Return a table of µs per step and seed: rows are cases and numbers of seeds, columns are reports."""
     keys = dict.fromkeys((row.case, row.seeds) for report in reports for row in report.measured)
     found = [{(row.case, row.seeds): row.step_us for row in report.measured} for report in reports]
     frame = pd.DataFrame([{"case": case, "seeds": seeds} for case, seeds in keys])

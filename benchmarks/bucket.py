@@ -2,8 +2,8 @@
 
     python benchmarks/bucket.py --seeds 1000 --out results/benchmarks
 
-The S3 server is moto, in a separate process on the same cores. The study is the one of
-benchmarks/seeds_per_second.py. Programs are compiled before timing starts.
+The S3 server is moto, in a separate process on the same cores. The study is the same as in
+benchmarks/seeds_per_second.py. Programs are compiled before the timing starts.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Half(Reporter):
 
 
 def serve(pipe):
-    """Run an S3 server until the pipe receives "stop"; reply to any other word with the request counts."""
+    """Run an S3 server until the pipe receives "stop". Reply to any other word with the request counts."""
     sys.path.insert(0, str(SERVER))
     from s3_server import Server
 
@@ -56,7 +56,7 @@ def serve(pipe):
 
 
 def ask(pipe, word):
-    """Send a word to the server, and return its request counts, bytes sent, and, for "size", bytes stored."""
+    """Send a word to the server; return its request counts, bytes sent and, for "size", bytes stored."""
     pipe.send(word)
     return pipe.recv()
 

@@ -1,12 +1,12 @@
-"""Measure certificates in exact arithmetic: proven gaps, cost, and results of the checker.
+"""Measure certificates in exact arithmetic: their proven gaps, their cost, and the results of the checker.
 
     python benchmarks/certificates.py --seeds 1000 --out results/benchmarks
     python benchmarks/certificates.py --seeds 0 --large --out results/benchmarks
 
-Every seed gives one problem of claim T4.3: Assumption 1 with V = 50, 20 relevant tokens, n = 200, T = 8 and
-d = 2,048 after one step of size 200 on E, with the selection of the relevant tokens. `--large` adds a random
-corpus with 25,000 sequences and 7,800 tokens; see max_margin.py. The checker runs in a separate process that
-imports only the standard library.
+Each seed defines one problem in the setting of claim T4.3: Assumption 1 with V = 50, 20 relevant tokens, n =
+200, T = 8 and d = 2,048, after one step of size 200 on E, with all relevant tokens selected. `--large` adds a
+random corpus with 25,000 sequences and 7,800 tokens; see max_margin.py. The checker runs in a separate
+process that imports only the standard library.
 """
 
 import argparse
@@ -31,14 +31,14 @@ CHECKER = Path(check_certificate.__file__)
 
 
 def checked(path):
-    """Run the checker on a certificate, and return its verdict and its time in seconds."""
+    """Run the checker on a certificate, and return its verdict and the time in seconds."""
     begin = time.perf_counter()
     done = subprocess.run([sys.executable, "-I", "-S", CHECKER, path], capture_output=True, text=True)
     return done.stdout.partition(":")[0], time.perf_counter() - begin
 
 
 def measure(scores, chosen, solution, path):
-    """Write and check one certificate, and return its gaps and times."""
+    """Write and check one certificate, and return the gaps and times."""
     begin = time.perf_counter()
     gap = ja.theory.write_certificate(path, scores, chosen, solution).gap
     written = time.perf_counter() - begin
@@ -83,7 +83,7 @@ def measure_seeds(seeds):
 
 
 def measure_large():
-    """Write and check a certificate for each feasible selection of the large problem; return one row each."""
+    """Write and check one certificate per feasible selection of the large problem; return the rows."""
     E, p, corpus, rng = large_problem()
     rows = []
     for name, chosen in large_selections(E, p, corpus, rng):

@@ -1,15 +1,14 @@
-"""Compare every published number of the books with the records of an earlier git revision.
+"""Compare every published number in the books with the records of an earlier git revision.
 
     python benchmarks/compare_records.py f0d469ae
     python benchmarks/compare_records.py c0845d37
 
-The earlier records have one entry per number, in the same order. A number is the same if all its fields are
-equal: value, interval, counts, criterion, basis and verdict. The records of c0845d37 have another format.
-There, a number is the same if its value, interval, seeds and criterion are equal, and its verdict is the
-translation of the earlier one; other differences must be in `EXPLAINED`.
-A search is the same if its verdict, its numbers of instances and its counterexample are equal.
-The script prints how many numbers are the same and how many differ for each reason, and fails if a number is
-lost, added, or differs for no reason.
+The earlier records have one entry per number, in the same order. A number is unchanged if all its fields are
+equal: value, interval, counts, criterion, basis and verdict. The records of c0845d37 have a different format.
+For them, a number is unchanged if its value, interval, seeds and criterion are equal, and its verdict is the
+translation of the earlier verdict. Other differences must be in `EXPLAINED`. A search is unchanged if its
+verdict, numbers of instances and counterexample are equal. The script prints how many numbers are unchanged
+and how many differ for each reason. It fails if a number is lost or added, or differs for an unknown reason.
 """
 
 import argparse
@@ -26,7 +25,7 @@ from jaxattn.lab.results.judge import ENOUGH_SEEDS
 ROOT = Path(__file__).parents[1]
 PUBLISHED = "results/published"
 BOOKS = ("paper", "claims", "neighbours", "findings", "claims2026")
-# What the files of two searches with the same outcome have in common.
+# Fields that are equal in the files of two searches with the same outcome.
 SEARCHED = (
     "verdict",
     "seed",
@@ -84,12 +83,12 @@ def earlier(revision, path):
 
 
 def reaches(x, level):
-    """Return x ≥ level up to the rounding of float32, as for the verdicts."""
+    """Return x ≥ level up to float32 rounding, as for the verdicts."""
     return x >= level - 4 * 1.2e-7 * (abs(level) if math.isfinite(level) else 0)
 
 
 def old_verdict(number):
-    """Return the verdict of an earlier number, by the rule of that version."""
+    """Return the verdict on an earlier number, by the rule of that version."""
     basis = number.get("basis", "published")
     within, outside, unknown, free = WORDS[basis]
     seeds, criterion = number.get("seeds", 0), number["criterion"]
@@ -110,7 +109,7 @@ def old_verdict(number):
 
 
 def is_close(before, after):
-    """Return whether all of two sequences of numbers are equal up to the rounding of float32."""
+    """Return whether two sequences of numbers are equal up to float32 rounding."""
     pairs = zip(before, after, strict=True)
     return all(x == y or (None not in (x, y) and math.isclose(x, y, rel_tol=1e-5)) for x, y in pairs)
 
@@ -121,7 +120,7 @@ def differences(book, item, old, new, is_new):
     `is_new` is True if the item was run again.
     """
     if "estimate" not in old:
-        # Records leave out fields with their defaults, and earlier ones do not.
+        # Records omit fields that have their default values. Earlier records do not.
         old, new = {"resolution": 0.0} | old, {"resolution": 0.0} | new
         keys = [key for key in old | new if old.get(key) != new.get(key)]
         yield from (f"{key} {old.get(key)} -> {new.get(key)}" for key in keys)
@@ -138,7 +137,7 @@ def differences(book, item, old, new, is_new):
         is_bin = "interval" not in new and width and abs(width - new.get("resolution", 0)) < 1e-9
         yield "bin" if is_bin else f"interval {low, high} -> {ends}"
     hits, found = old.get("hits"), new.get("counts")
-    if hits is None and found:  # shares of earlier versions had no counts
+    if hits is None and found:  # fractions in earlier versions had no counts
         hits = round(value * old["seeds"])
     counts = (old.get("seeds", 0), old.get("missing", 0), hits)
     if counts != (new.get("seeds", 0), new.get("missing", 0), found[0] if found else None):
@@ -169,17 +168,17 @@ def listed(revision, folder):
 
 
 def searches(revision):
-    """Yield the file of each search of a revision, and the fields in which the published one differs."""
+    """Yield the file of each search in a revision, and the fields in which the published file differs."""
     for name in listed(revision, f"{PUBLISHED}/refute"):
         if name.endswith(("/verdict.json", "/counterexample.json")):
             path = ROOT / name
-            # The first version had no count of unconfirmed violations, of which there were none.
+            # The first version did not count unconfirmed violations; there were none.
             before = {"unconfirmed": 0} | earlier(revision, name)
             after = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
             after = {"unconfirmed": 0} | after
             changed = [key for key in SEARCHED if before.get(key) != after.get(key)]
             is_new = before.get("claim_sha256") != after.get("claim_sha256") and "verdict" not in changed
-            # Without a counterexample, the budget decides how many instances are tried.
+            # Without a counterexample, the budget determines how many instances are tried.
             is_explained = changed and is_new and after["verdict"] == "no counterexample"
             yield name, ["searched again"] if is_explained else changed
 

@@ -1,4 +1,4 @@
-"""Estimate the coverage of 95 % intervals on normal and on skewed data.
+"""Estimate the coverage of 95 % intervals on normal and skewed data.
 
 python benchmarks/coverage.py
 """
@@ -15,8 +15,8 @@ from jaxattn.lab.results.intervals import clopper_pearson, geometric, interquart
 LAWS = {"normal": stats.norm(), "exponential": stats.expon(), "lognormal": stats.lognorm(1)}
 SEEDS = (3, 5, 8, 10, 20, 41, 100)
 SHARES = (0.5, 0.9, 0.99)
-# Values and weights of a distribution with ties, such as the fraction of successes in two sequences; bins and
-# noise level of a curve with independent noise for each seed.
+# Values and weights of a distribution with ties, such as the fraction of successes in two sequences. Then the
+# bins and noise level of a curve with independent noise for each seed.
 TIED, WEIGHTS = np.array([0, 0.5, 1]), (0.05, 0.15, 0.8)
 BINS, NOISE = np.linspace(-1, 1, 20), 8.0
 

@@ -3,13 +3,13 @@
     JAX_PLATFORMS=cuda,cpu python benchmarks/first_visit.py first --out first_visit
     JAX_PLATFORMS=cuda,cpu python benchmarks/first_visit.py second --out first_visit
 
-The first part answers whether it runs and how fast; read it before the second. The second part runs the
-tests that need a chip, PyTorch on the same card, Theorem 4.3 for 1,000 seeds, and one worker for each GPU.
-Each step has a limit on its time and runs in its own process. Its output is in OUT/STEP.txt, and
-OUT/visit_PART.json lists the card, the version of JAX, and the status and seconds of each step. Copy
-the output to results/published/bench.
+The first part shows whether jaxattn runs there, and how fast. Read its output before you start the second
+part. The second part runs the tests that require a chip, PyTorch on the same card, Theorem 4.3 for 1,000
+seeds, and one worker for each GPU. Each step has a time limit and runs in its own process. Its output is
+written to OUT/STEP.txt. OUT/visit_PART.json lists the card, the JAX version, and the status and seconds of
+each step. Copy the output to results/published/bench.
 
-Without an accelerator, this is a rehearsal: it shows that the commands start.
+Without an accelerator, the script is a rehearsal, which shows that the commands start.
 """
 
 import argparse
@@ -42,7 +42,7 @@ if __name__ == "__main__":
 
 
 def steps(part: str, out: Path, gpus: int) -> dict[str, tuple[int, list[str]]]:
-    """Return the steps of a part: the limit in seconds and the command of each, by name."""
+    """Return the steps of a part, keyed by name: the time limit in seconds and the command of each."""
     if part == "first":
         return {
             "doctor": (60, [PYTHON, "-m", "jaxattn", "doctor"]),
@@ -66,7 +66,7 @@ def measure(name: str, limit: int, command: list[str], out: Path) -> dict[str, o
     began = time.monotonic()
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
-    # Several processes use the card in turn, and one of them uses it together with PyTorch.
+    # Multiple processes use the card in turn, and one of them uses it together with PyTorch.
     env.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     with (out / f"{name}.txt").open("wb") as file:
         try:
@@ -92,7 +92,7 @@ def main() -> None:
     given = parser.parse_args()
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    # This process must not hold the card, so another one looks at it.
+    # This process must not hold the card, so another process inspects it.
     look = (
         "import json, jax; from jaxattn.lab.engine.machine import devices_here as here; "
         "print(json.dumps([here(), jax.default_backend(), jax.local_device_count(), jax.__version__]))"

@@ -4,9 +4,9 @@
 
 The problem satisfies Assumption 1 (V = 50, n = 200, T = 8, d = 2048, one step of size 200 on E). The descent
 loops follow common practice: the textbook E[x] model, autodiff, steps of length 0.1 along the normalised
-gradient, in float32 and in float64. They run in the 50 coordinates of span(E). The part of p outside of it
-never changes, so the restriction affects only their speed and the initial norm. The distance is 1 - cos to
-the certified max-margin direction of the exact flow's selection.
+gradient, in float32 and in float64. The loops run in the 50 coordinates of span(E). The part of p outside
+this span never changes, so the restriction affects only the speed of the loops and the initial norm. The
+distance is 1 - cos to the certified max-margin direction for the selection of the exact flow.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def problem():
 
 
 def loop(E, p, v, ids, mask, labels, target):
-    """Run normalised descent; return rows of step, ‖p‖ and 1 - cos, until the gradient is exactly zero."""
+    """Run normalised descent until the gradient is exactly zero; return rows of step, ‖p‖ and 1 - cos."""
 
     def loss(p):
         return ja.losses.logistic(
@@ -60,7 +60,7 @@ def loop(E, p, v, ids, mask, labels, target):
 
 
 def draw(curves):
-    """Draw 1 - cos over ‖p‖ on logarithmic axes, one curve for each method."""
+    """Plot 1 - cos against ‖p‖ on logarithmic axes, with one curve for each method."""
     with style.style():
         figure = Figure(figsize=(4.7, 3.1), layout="constrained")
         axes = figure.subplots()

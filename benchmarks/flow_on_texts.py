@@ -6,9 +6,9 @@
     python benchmarks/flow_on_texts.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks \
         --reviews 25000 --min-count 40 --dim 1024 --until-norm 1000
 
-The data are the first reviews of IMDB, with the words that occur at least `min-count` times in them. The flow
-starts after one step on E. The path is computed in legs, each from the end of the previous one, to show the
-cost of each decade of ‖p‖.
+The data are the first IMDB reviews, with the words that occur at least `min-count` times in them. The flow
+starts after one step on E. The path is computed in legs, each of which starts at the end of the previous leg,
+to show the cost of each decade of ‖p‖.
 """
 
 import argparse

@@ -4,11 +4,12 @@
     python benchmarks/flow_oracle.py --seeds 20 --kinds lattice  # only kinds with "lattice" in their name
     python benchmarks/flow_oracle.py --seeds 60 --kinds tie      # 300 near ties
 
-The problems are small and adversarial: keys and values on a lattice, contradicting labels, values for which
+The problems are small and adversarial: keys and values on a lattice, contradictory labels, values for which
 first-order forces cancel, repeated tokens, three classes, scales from 1e-2 to 1e2, and two tokens whose keys,
-values or both differ by 1e-15 to 1e-2. The reference shares no code with the flow: plain softmax, Newton's
-method, step halving and extrapolation. It is several times faster with gmpy2, which mpmath uses if it is
-installed. The command fails if a path ends elsewhere than the reference, or at rest while it continues.
+values or both differ by 1e-15 to 1e-2. The reference shares no code with the flow. It uses a plain softmax,
+Newton's method, step halving and extrapolation. With gmpy2, which mpmath uses if it is installed, the
+reference is several times faster. The command fails if a path and the reference end at different points, or
+if the path comes to rest while the reference continues.
 """
 
 import argparse
@@ -72,7 +73,7 @@ def problem(kind, seed):
 
 
 def scores_of(keys, values, sequences, labels, classes):
-    """Return a problem as `Scores` of fixed shape, padded with one-token sequences, which exert no force."""
+    """Return a problem as `Scores` of fixed shape, padded with one-token sequences that exert no force."""
     X, mask = np.zeros((SEQUENCES, LENGTH, DIM)), np.zeros((SEQUENCES, LENGTH), bool)
     own, y = np.zeros((SEQUENCES, LENGTH, *values.shape[1:])), np.zeros(SEQUENCES, int)
     mask[:, 0] = True
@@ -85,7 +86,7 @@ def scores_of(keys, values, sequences, labels, classes):
 
 
 class Reference:
-    """Force on p and its derivative by plain formulas, in arithmetic of `PRECISION` bits."""
+    """Force on p and its derivative, computed by plain formulas in `PRECISION`-bit arithmetic."""
 
     def __init__(self, keys, values, sequences, labels, classes):
         outputs = np.stack([0 * values, values], axis=1) if classes == 2 else values
@@ -148,7 +149,7 @@ class Reference:
         return None
 
     def until(self, norm, p, unit, rtol=1e-3, seconds=120.0):
-        """Return p at which the flow reaches a given ‖p‖, or None if time or step length do not suffice."""
+        """Return the p at which the flow reaches a given ‖p‖, or None if time or steps become too short."""
         p, log_time, h = mpmath.matrix(p.tolist()), mpmath.mpf(-20), 0.1
         began = time.perf_counter()
         while mpmath.norm(p) < norm:

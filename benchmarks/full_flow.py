@@ -2,10 +2,10 @@
 
     python benchmarks/full_flow.py [--until -1e4] > results/benchmarks/full_flow.md
 
-Let s(X) be the token of X with the largest score at the end, and r_eff the number of distinct s(X). The
-tested law is y E_s·v = ‖v‖²/√r_eff for these tokens, and E_s·v = 0 for all others. The first case has the
-corpus sizes of the base setting of the claims. The other cases have sizes for which irrelevant tokens end
-with the largest score, or several relevant tokens per sequence.
+Let s(X) be the token of X with the largest score at the end, and r_eff the number of distinct s(X). The law
+under test is y E_s·v = ‖v‖²/√r_eff for these tokens, and E_s·v = 0 for all others. The first case has the
+corpus sizes of the base setting in the claims. In the other cases, irrelevant tokens have the largest final
+score, or there are multiple relevant tokens per sequence.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def problems(generate, sizes, dim, scale, seeds):
 
 
 def end(E, p, v, corpus, relevant):
-    """Return the number of final top tokens of one seed, and the ratio of E·v to its value in the law."""
+    """Return the number of final top tokens for one seed, and the ratio of E·v to the value in the law."""
     ids, mask = padded_sequences(corpus)
     labels = np.asarray(corpus.targets)
     on_top = ids[np.arange(len(ids)), np.where(mask, (E @ p)[ids], -np.inf).argmax(axis=1)]

@@ -1,13 +1,14 @@
-"""Compare joint and full flows of generic small problems with plain integrations in NumPy and SciPy.
+"""Compare joint and full flows on generic small problems with plain integrations in NumPy and SciPy.
 
     python benchmarks/generic_flows.py --seeds 50        # 50 problems of each of 6 kinds, both flows
     python benchmarks/generic_flows.py --seeds 5 --kinds flipped --flows full
 
-The kinds differ in the data (one or several relevant tokens, independent labels, flipped labels) and in d,
-which is smaller or larger than V. The reference integrates the same equations in arc length, with the plain
-softmax (`joint_ode.py`; for E, p and v, the gradient below). Every row of a path within the reach of the
-reference must lie on the reference's path, whatever the status of the path. The table lists how the paths of
-each kind end and the largest distance. The command fails if a distance exceeds the limit.
+The kinds differ in the data (one or more relevant tokens, independent labels, flipped labels) and in d, which
+is smaller or larger than V. The reference integrates the same equations with respect to arc length, using a
+plain softmax (`joint_ode.py`; for E, p and v, the gradient below). Every row of a path that is within the
+range of the reference must lie on the reference path, whatever the status of the path. The table lists the
+final statuses of the paths and the largest distance for each kind. The command fails if a distance exceeds
+the limit.
 """
 
 import argparse
@@ -30,14 +31,14 @@ from jaxattn.models.reference import padded_sequences
 
 # Rounding of v/‖v‖ by 1e-16 changes weights by 1e-7 at log ‖v‖ = 20.
 UNTIL_LOG_NORM, UNTIL_LOG_LOSS = 19.6, -20.0
-# Distance of a point from the reference, relative to 1 + the length of the point. The reference has a
-# tolerance of 1e-8 per step; its path is a polyline through 20 points per step.
+# Limit on the distance of a point from the reference, relative to 1 + the length of the point. The reference
+# has a tolerance of 1e-8 per step, and its path is a polyline with 20 points per step.
 LIMIT = 1e-3
 POINTS_PER_STEP = 20
 
 
 def flipped(key, **sizes):
-    """Sample data that satisfy Assumption 1, and turn the labels of the first two sequences."""
+    """Sample data that satisfy Assumption 1, and flip the labels of the first two sequences."""
     corpus = ja.data.assumption1(key, **sizes)
     return corpus.replace(targets=corpus.targets.at[:2].multiply(-1))
 
@@ -128,7 +129,7 @@ def joint_distances(params, corpus, path):
 
 
 def gradient(theta, shape, ids, mask, labels):
-    """Compute log L and -∂L/∂(E, p, v) divided by its norm, by the formulas of the paper, for one state."""
+    """Compute log L and the normalised -∂L/∂(E, p, v) for one state by the formulas in the paper."""
     V, m = shape
     E, p, v = theta[: V * m].reshape(V, m), theta[V * m : -m], theta[-m:]
     scores = np.where(mask, (E @ p)[ids], -np.inf)

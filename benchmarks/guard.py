@@ -1,14 +1,14 @@
-"""Check that a change of the code leaves the per-seed tables of the shipped studies bitwise unchanged.
+"""Check that a code change leaves the per-seed tables of the shipped studies bitwise unchanged.
 
     python benchmarks/guard.py against REV       # run the working tree and a revision, and compare
     python benchmarks/guard.py against REV --only quickstart joint_flow
     python benchmarks/guard.py record DIR        # run one tree; --root DIR runs another checkout
     python benchmarks/guard.py compare DIR DIR
 
-The script runs all synthetic studies at a small size, one study on made-up texts and one on vectors. Its copy
-in the working tree runs both trees, and `MOVED` lists files that an older revision has elsewhere. Results
-depend on the processor, so only tables from the same machine can be compared. The script detects changes of
-the numbers; it does not show that the numbers are right.
+The script runs all synthetic studies at a small size, one study on made-up texts, and one study on vectors.
+The copy of the script in the working tree runs both trees, and `MOVED` lists files that have a different path
+in an older revision. Results depend on the processor, so only tables from the same machine can be compared.
+The script detects changes in the numbers. It does not show that the numbers are correct.
 """
 
 import argparse
@@ -50,7 +50,7 @@ class Small(NamedTuple):
     """A sweep file, and overrides that make it small.
 
     Attributes:
-        path: the sweep file, or the name of one in `MADE`.
+        path: path of the sweep file, or its name in `MADE`.
         overrides: `key=value`.
     """
 
@@ -204,7 +204,7 @@ def record(folder: Path, names: list[str], root: Path) -> None:
 
 
 def _study(name: str, root: Path, scratch: Path, *overrides: str):
-    """Read a study of a checkout; a sweep file of `MADE` is first written to a folder."""
+    """Read a study of a checkout. A sweep file in `MADE` is first written to a folder."""
     import jaxattn as ja
 
     small = STUDIES[name]
@@ -309,8 +309,8 @@ def _difference(a: pd.DataFrame, b: pd.DataFrame) -> str:
 def _relative(shared: pd.DataFrame) -> pd.DataFrame:
     """Add the column "relative": the difference relative to the largest value of the column.
 
-    A column is a metric of a phase of a cell, over seeds and steps. A value that is zero up to rounding is
-    thereby compared with the size of the quantity, and not with its own rounding error. The relative
+    A column contains one metric of a phase and cell, over seeds and steps. A value that is zero up to
+    rounding is thus compared with the size of the quantity, not with its own rounding error. The relative
     difference is infinite where only one of the two values is finite.
     """
     u, v = (pd.to_numeric(shared[f"value_{side}"], errors="coerce").astype(float) for side in "ab")

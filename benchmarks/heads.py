@@ -104,7 +104,7 @@ def train(folder: Path, data_dir: Path) -> None:
 
 
 def summary(folder: Path) -> None:
-    """Print means over heads for each step, and their change since step 100, with intervals over seeds."""
+    """Print the means over heads for each step, and their change since step 100 with intervals over seeds."""
     rows = []
     for place in sorted(folder.glob("seed_*")):
         margins = pd.read_csv(place / "margins.csv")

@@ -4,7 +4,7 @@
 
 All rows of the table are measured in turn in one process, so that a drift in speed does not affect ratios:
 
-- the lower bound: the three products with E that any method needs, E p, E v and (∂L/∂a)ᵀ E;
+- the lower bound: the three products with E that any method requires, E p, E v and (∂L/∂a)ᵀ E;
 - jaxattn: ∂L/∂p, and the gradient of E, p and v together;
 - a joint step: E, p and v by Adam, compared with the required memory traffic: E and its two moments read and
   written, and E read for two products forwards and two backwards.

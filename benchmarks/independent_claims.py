@@ -1,4 +1,4 @@
-"""Check four verdicts of the book claims2026 by code that shares nothing with it or with jaxattn.
+"""Check four verdicts of the book claims2026 with code that shares nothing with the book or with jaxattn.
 
     python benchmarks/independent_claims.py [--instances 64] [--out FILE.json]
 
@@ -22,7 +22,7 @@ from scipy.integrate import quad, solve_ivp
 
 
 def frank_wolfe(left: int, right: int, steps: int) -> int | None:
-    """Return the first step t at which a token of x(t + 1) breaks the bound; None if none does.
+    """Return the first step t at which a token of x(t + 1) violates the bound, or None.
 
     Position i is N_i / D with D = (t + 1)! and x' = (t x + 2 y)/(t + 2).
     """
@@ -56,7 +56,7 @@ def gate_derivatives(digits: int = 60) -> tuple[str, str]:
 
 
 def linear_limit(rng: np.random.Generator, dim: int = 3) -> float:
-    """Return the relative distance of the end of the flow of (A, b) from the limit of the theorem."""
+    """Return the relative distance between the end of the flow of (A, b) and the limit in the theorem."""
     s = rng.uniform(0.2, 1.0, dim)
     theta = rng.normal(size=(dim, dim))
     start = theta @ theta.T
@@ -149,7 +149,7 @@ def escape_times(z: float, gaps: np.ndarray) -> tuple[float, float]:
 def compared(
     X: np.ndarray, y: np.ndarray, above: np.ndarray, below: np.ndarray, end: np.ndarray
 ) -> tuple[float, ...]:
-    """Return the distance of k from the cheapest basis solution, its residual, and the ratio of two costs."""
+    """Return the distance of k from the cheapest basis solution, the residual, and the ratio of two costs."""
     found = []
     for basis in map(list, combinations(range(X.shape[1]), 2)):
         k = np.zeros(X.shape[1])
@@ -161,7 +161,7 @@ def compared(
 
 
 def summary(rows: list[tuple[float, ...]]) -> dict[str, float]:
-    """Count flows that end at the minimiser, also among those that converged and are not nearly tied."""
+    """Count the flows that end at the minimiser: among all, and among converged flows without near ties."""
     distance, residual, ratio = np.array(rows).T
     clear = (residual < 1e-3) & (ratio > 1.02)
     return {

@@ -1,11 +1,11 @@
-"""Compare the joint flow of p and v with an independent ODE solver: which seeds agree, and which are open.
+"""Compare the joint flow of p and v with an independent ODE solver, and report which seeds agree.
 
     python benchmarks/joint_flow.py --out results/benchmarks [--seeds 64]
 
 The problems have V = 16 with 8 relevant tokens, n = 40, T = 6 and d = 32, after one step of size 60 on E.
 `joint_flow` runs to ‖p‖ = 1000, and the ODE solver (`joint_ode.py`, in NumPy and SciPy) to log ‖v‖ = 19.6.
-Above log ‖v‖ of about 17.8, `joint_flow` computes v as a function of p. Rows of its path are compared with
-the ODE at the same log ‖v‖.
+Above log ‖v‖ ≈ 17.8, `joint_flow` computes v as a function of p. The rows of its path are compared with the
+ODE solution at the same log ‖v‖.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def tied_pairs(params, corpus, selection):
 
 
 def measure(name, generate, seeds):
-    """Integrate all seeds with both methods, and return the shares of seeds that agree."""
+    """Integrate all seeds with both methods, and return the fractions of seeds that agree."""
     params, corpora = problems(generate, seeds)
     found = []
     for first in range(0, seeds, CHUNK):
@@ -108,7 +108,7 @@ def measure(name, generate, seeds):
 
 
 def compare(params, corpus, path):
-    """Return the outcome of comparing one seed's path with the ODE."""
+    """Compare one seed's path with the ODE, and return the outcome."""
     rows = apart(params, corpus, path)
     return {
         "end": path.stop,

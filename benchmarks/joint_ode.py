@@ -25,7 +25,7 @@ class JointODE:
     Attributes:
         E: embeddings in an orthonormal basis of the span of E, p and v, (V, m).
         ids: tokens, (n, T).
-        mask: True where there is a token, (n, T).
+        mask: True for tokens, False for padding, (n, T).
         labels: -1 or 1, (n,).
     """
 

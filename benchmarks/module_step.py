@@ -37,7 +37,7 @@ NAMES = {
 
 
 def page():
-    """Return the functions and classes that the how-to defines before its studies, by name."""
+    """Return the functions and classes that the how-to defines before its studies, keyed by name."""
     code = re.search(r"```python\n(.*?)\n```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]
     found = {"__name__": "how_to"}
     exec(code[: code.index("def study")], found)

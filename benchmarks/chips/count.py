@@ -46,12 +46,12 @@ class Instruction(NamedTuple):
 
     Attributes:
         name: its name.
-        is_root: True if its computation returns it.
-        types: types of its result arrays.
+        is_root: True if this instruction is the root (the return value) of its computation.
+        types: types of the result arrays.
         op: the operation.
         operands: names of its operands.
         rest: the text after its operands.
-        argument: the text between its parentheses: the index of a parameter, the value of a constant.
+        argument: the text in parentheses: the index of a parameter, or the value of a constant.
     """
 
     name: str
@@ -107,7 +107,7 @@ def parse(text: str) -> Module:
 
 
 def types(text: str) -> tuple[Type, ...]:
-    """Parse the type of a result, and return its array types: one, or several for a tuple."""
+    """Parse the type of a result, and return its array types (more than one for a tuple)."""
     return tuple(
         Type(
             found[1],
@@ -165,10 +165,10 @@ class Work(NamedTuple):
     """Memory traffic, operations and launches of a part of a program.
 
     Attributes:
-        bytes: traffic between the device and its memory: every operation reads its operands and writes its
-            results; of an operand that is only sliced or gathered from, only the elements taken count.
+        bytes: traffic between the device and its memory. Every operation reads its operands and writes its
+            results. If an operand is only sliced or gathered from, only the elements taken count.
         flops: arithmetic operations, two for each term of a matrix product.
-        launches: number of operations started; on a GPU, of kernels.
+        launches: number of operations started; on a GPU, number of kernels.
     """
 
     bytes: int = 0
@@ -288,7 +288,7 @@ def _bytes(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]
 
 
 def _read(inner: Sequence[Instruction], parameter: str, given: Sequence[Type]) -> int:
-    """Count the bytes that a fusion reads from a parameter: only the slices, if it is only sliced."""
+    """Count the bytes that a fusion reads from a parameter; only the slices if it is only sliced."""
     whole = _size(given)
     users = list(_users(inner, parameter))
     taken = 0
@@ -312,7 +312,7 @@ def _users(inner: Sequence[Instruction], name: str) -> Iterator[tuple[str, Instr
 
 
 def _written(inner: Sequence[Instruction], line: Instruction) -> int:
-    """Count the bytes that a fusion writes: only the update, for an array that it updates in place."""
+    """Count the bytes that a fusion writes; only the update for an array that is updated in place."""
     by_name = {own.name: own for own in inner}
     (root,) = (own for own in inner if own.is_root)
     while root.op == "bitcast":
@@ -327,7 +327,7 @@ def _size(made: Sequence[Type]) -> int:
 
 
 def _flops(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]) -> int:
-    """Count the arithmetic of an operation, including that of its called computations."""
+    """Count the arithmetic operations of an instruction, including those in the computations it calls."""
     elements = sum(made.elements for made in line.types)
     inner = module.computations.get(line.called("calls"), ()) if line.op == "fusion" else ()
     if inner:

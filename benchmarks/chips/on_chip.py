@@ -22,7 +22,7 @@ from jaxattn.lab.study.import_paths import ImportPaths
 # Fraction of device memory available to a run: 80 % of the memory that JAX reserves. On a GPU, JAX reserves
 # 75 % of the device memory.
 _SHARE = {"gpu": 0.8 * 0.75, "tpu": 0.8}
-# Settings that a user can reduce, and the maximum number of times that each is halved.
+# Settings that a user can reduce, and the maximum number of times that each of them is halved.
 _SIZES = ("model.dim", "data.sequences", "data.vocab_size", "data.length")
 _HALVINGS = 12
 # Memory needed by a phase for gradients and results, as a multiple of the memory for parameters and corpora.
@@ -35,7 +35,7 @@ Found = list[tuple[PhaseProgram, Compiled | None]]
 
 
 class _Fitted(NamedTuple):
-    """Runs in one batch, runs that would fit, device memory per run in bytes, and the compiled programs."""
+    """Runs in one batch, runs that would fit, device memory per run in bytes, and compiled programs."""
 
     together: int
     fitting: int
@@ -100,7 +100,7 @@ def plan_on(
         progress: progress callback.
         tables: tables of the study.
         folder: base folder of relative paths in the tables.
-        max_memory: limit on device memory in bytes; defaults to that of a run.
+        max_memory: limit on device memory in bytes; defaults to the limit of a run.
         only: names of programs to compile, such as "query.advance" or "draw"; all if empty. With a selection,
             the number of runs that fit is not determined.
         keep: folder that the texts of the compiled programs are written to.
@@ -248,8 +248,8 @@ def _too_large(
         f"cell {cell}: one seed needs {needed / 2**30:,.1f} GiB or more, and {target.name} has "
         f"{budget / 2**30:,.1f} GiB for it"
     )
-    # Assume that the memory for gradients and temporaries shrinks in proportion to that for parameters and
-    # corpora.
+    # Assume that the memory for gradients and temporaries shrinks in proportion to the memory for parameters
+    # and corpora.
     sizes = sum(memory.program_sizes(group, ProgramCache().of(group), 1))
     wanted = budget * sizes / max(needed, _WORKING * sizes)
     fitting = []

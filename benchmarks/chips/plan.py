@@ -2,8 +2,8 @@
 
     python benchmarks/chips/plan.py sweeps/quickstart.toml --target h200 --seeds 1024
 
-The tables show the memory, traffic, operations and launches of every program, how many seeds fit, and a lower
-bound on the time. The compilers need a separate environment:
+The tables show the memory, traffic, operations and launches of every program, the number of seeds that fit,
+and a lower bound on the time. The compilers require a separate environment:
 
     pip install -e . -r benchmarks/chips/requirements.txt
 """
@@ -64,17 +64,17 @@ class ChipProgram:
         group: index of its compile group.
         phase: the phase; "" for programs before the first phase.
         program: "draw", "start", "begin", "advance", ...
-        where: the chip, "host" for programs that need float64, or "does not compile".
-        error: why it does not compile, else "".
+        where: the chip, or "host" for programs that require float64, or "does not compile".
+        error: why the program does not compile; "" if it does.
         per: "step" or "call": the unit of bytes, operations, launches and seconds.
         bytes: traffic between a device and its memory.
         flops: arithmetic operations.
-        launches: number of operations started; on a GPU, of kernels.
+        launches: number of operations started; on a GPU, number of kernels.
         seconds_at_least: lower bound on the time from bandwidth, peak arithmetic rate and launches.
         held: peak memory of a device in bytes.
         temporaries: the part of `held` that is neither arguments nor results.
         compile_s: seconds of compilation.
-        scatter_adds, compare_and_swaps, collectives, float64, conditionals: number of each.
+        scatter_adds, compare_and_swaps, collectives, float64, conditionals: number of such operations.
     """
 
     group: int
@@ -108,13 +108,13 @@ class ChipGroup:
 
     Attributes:
         group: its index.
-        runs: number of runs, cells times seeds.
+        runs: number of runs (cells times seeds).
         together: number of runs in one batch.
         fitting: number of runs that would fit in memory.
         batches: number of consecutive batches.
-        per_lane: memory of a device per run, in bytes.
+        per_lane: device memory per run, in bytes.
         held: peak memory of a device in bytes; 0 if everything runs on the host.
-        compile_s: seconds of compilation of its programs.
+        compile_s: seconds to compile the programs of the group.
         seconds_at_least: lower bound on the time of all runs.
     """
 

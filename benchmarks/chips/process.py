@@ -1,4 +1,4 @@
-"""Run the compilers of chips in a separate process, because they modify jax and may abort their process."""
+"""Run chip compilers in a separate process, because they modify jax and may abort the process."""
 
 import importlib
 import json
@@ -55,7 +55,7 @@ def describe(target: Target) -> tuple[Any, ...]:
     The process must have been started with `ENVIRONMENT`.
 
     Raises:
-        InputError: the chip does not exist with this shape.
+        InputError: the chip does not exist in this shape.
     """
     _take_cuda_for_a_platform()
     if target.platform == "gpu":
@@ -73,7 +73,7 @@ def describe(target: Target) -> tuple[Any, ...]:
 
 
 def _take_cuda_for_a_platform() -> None:
-    """Make jax load the CUDA plugin without a driver; there is no public interface for this."""
+    """Make jax load the CUDA plugin without a driver. There is no public interface for this."""
     known = xla_bridge.canonicalize_platform
 
     def with_cuda(platform: str) -> str:
@@ -90,7 +90,7 @@ def _version(name: str) -> str | None:
 
 
 def _fitting(needed: tuple[str, ...]) -> dict[str, str]:
-    """Return the required versions: of libtpu from jax's metadata, of the CUDA plugin equal to jaxlib's."""
+    """Return the required versions: for libtpu from jax's metadata, for the CUDA plugin equal to jaxlib's."""
     fitting = {name: metadata.version("jaxlib") for name in needed if name.startswith("jax-")}
     for line in metadata.requires("jax") or ():
         if "libtpu" in needed and (pinned := re.match(r"libtpu==([\d.]+?)(?:\.\*)?;", line)):
@@ -108,9 +108,9 @@ def call(
 
     Args:
         target: the chip.
-        function: "module:name" of a function, which is called with the target, `progress` and the arguments
-            by name.
-        arguments: arguments that can be encoded as JSON.
+        function: "module:name" of a function, which is called with the target, `progress`, and the arguments
+            passed by name.
+        arguments: JSON-serialisable arguments.
         progress: progress callback (what, fraction done).
 
     Returns:

@@ -3,7 +3,7 @@
     python benchmarks/chips/shipped.py --out results/benchmarks --data-dir DIRECTORY_OF_TFDS    # a table
     python benchmarks/chips/shipped.py --renew tests/benchmarks/chips/ceilings.toml             # for tests
 
-The compilers need a separate environment:
+The compilers require a separate environment:
 
     pip install -e . -r benchmarks/chips/requirements.txt
 """
@@ -26,7 +26,8 @@ from jaxattn.lab.api import Study
 
 ROOT = Path(__file__).parents[2]
 CEILINGS = ("launches", "bytes", "temporaries")
-# Tolerance factors for the tests, because another patch release of the compiler may fuse fewer operations.
+# Tolerance factors for the tests, because a different patch release of the compiler may fuse fewer
+# operations.
 SLACK = {"launches": 1.0, "bytes": 1.03, "temporaries": 1.1}
 # Minimum memory traffic per seed in bytes. On IMDB, E is (7,813, 2,048). Each of the 3.88 million distinct
 # entries stores a position and a count in 3 bytes, and is read in both directions.
@@ -63,7 +64,7 @@ TARGETS = ("h200", "a100", "v5e")
 
 
 def compiled(case):
-    """Compile the programs of a case, and return rows by program name, one per compile group."""
+    """Compile the programs of a case, and return rows keyed by program name, one per compile group."""
     study = Study.read(ROOT / case["sweep"], case.get("overrides", ()))
     found = {}
     for row in plan(study, case["target"], only=case.get("only", ())).programs:

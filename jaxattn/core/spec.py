@@ -122,7 +122,7 @@ def without_arrays(annotation: Any) -> Any:
 
 
 def is_array_type(annotation: Any) -> bool:
-    """Return True if an annotation is a type of arrays."""
+    """Return True if an annotation is an array type."""
     arrays = jax.Array | np.ndarray | np.generic | AbstractArray
     return isinstance(annotation, type) and issubclass(annotation, arrays)
 

@@ -53,9 +53,9 @@ class Ragged(Brief):
         index: (R, W) unsigned; index of each entry, 0 where count is 0.
         count: (R, W) int; multiplicity of each entry, 0 for padding.
         owner: (R,) int32; segment of each row, `num_segments` for an unused row.
-        tree: (R_k, W) int32 for each level k; for each row, the indices of the rows in the level below
-            that it sums. An index equal to the number of rows in that level is padding. Empty if every
-            segment is a single row.
+        tree: (R_k, W) int32 for each level k; for each row, the indices of the rows that it sums from the
+            level below. An index equal to the number of rows in that level is padding. Empty if every segment
+            is a single row.
         num_segments: number of segments S (static).
         factors: factors of the matrix in compressed sparse row format, for products with many columns;
             the first factor is applied first. Each has entries, float32 (N,), column indices, int32 (N,),

@@ -75,8 +75,8 @@ def outputs(params: Params, data: Corpus) -> Array:
     """Return f(X) = Σ_i q_i (E_{x_i}·v) with q = softmax(E_X W p) for each sequence, (n,) or (n, K).
 
     Source:
-        Attention as in Tarzanagh et al. (arXiv 2306.13596), with separate trained W and p, but with trained
-        embeddings.
+        Attention as in Tarzanagh et al. (arXiv 2306.13596), with W and p trained separately as in the paper,
+        except that the embeddings are trained too.
 
     Example:
         >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)

@@ -77,8 +77,8 @@ class Limit(Brief):
         direction: solution of the max-margin problem for the limit. Its status is NO_PAIRS if no force
             moves p, so that the limit is finite. If the certificate does not hold, the problem is that of the
             forces at p, and rounding may decide which pairs it requires.
-        angle: (); 1 - cos(p, p_*); 0 if no force moves p. It may be large at a point on course, because
-            components of p that no force moves do not vanish.
+        angle: (); 1 - cos(p, p_*); 0 if no force moves p. It may be large at a point that is converging to
+            the limit, because components of p that no force moves do not vanish.
         distance: (); 1 - cos between the score differences at p and at p_*, taken over a_top - a_s for all
             tokens s below the top. Components of p that do not affect score differences are ignored. 0 if
             no force moves p.
@@ -96,13 +96,13 @@ class Limit(Brief):
         attracting_rate: (); smallest rate of the attracting terms; inf if there are none.
         attracting_component: (); for attracting terms with rate 1, the largest component of the key
             difference outside the span of 𝒯 and of the support pairs of `direction`, relative to its length;
-            0 if there are none. 1 if the rate differs from 1 in exact arithmetic only.
+            0 if there are none. 1 if the rate equals 1 only up to rounding.
         cancelled_rate: (); smallest rate of the pairs whose first-order forces cancel; inf if there are none.
         cancelled_cosine: (); smallest cosine between p_* and the key differences of these pairs; inf if there
             are none.
-        unknown_rate: (); smallest rate of the pairs whose second-order forces also cancel, even without a
-            response of the tied tokens, so that the order of the remaining force is unknown; inf if there are
-            none.
+        unknown_rate: (); smallest rate of the pairs whose second-order forces also cancel, even if the
+            response of the tied tokens is ignored, so that the order of the remaining force is unknown; inf
+            if there are none.
         resolved: False if the scores at p are so large that their rounding errors hide whether forces cancel,
             or if forces of both signs act on tokens whose key differences agree only up to rounding.
     """

@@ -5,13 +5,13 @@ import numpy as np
 from jaxattn.lab.books import share, worst
 from jaxattn.lab.results.labels import brief
 
-# Tolerance for 1 - cos. A path at distance ρ from its limiting ray has 1 - cos = (ρ/‖p‖)²/2, where ρ is about
-# 1/margin. At ‖p‖ = 1e6 this is about 1e-8 for a margin of 0.01.
+# Tolerance for 1 - cos. For a path at distance ρ from its limiting ray, 1 - cos = (ρ/‖p‖)²/2, where ρ is
+# about 1/margin. At ‖p‖ = 1e6, this is about 1e-8 for a margin of 0.01.
 CLOSE_ELSEWHERE = 1e-8
 
 
 def is_close(cell, id, close, claim, **about):
-    """Measure the share of seeds whose p ends within 1 - cos ≤ `close` of the certified direction."""
+    """Measure the fraction of seeds whose final p has 1 - cos ≤ `close` to the certified direction."""
     away = cell.last("certified_distance")
     return share(
         id,
@@ -27,5 +27,5 @@ def is_close(cell, id, close, claim, **about):
 
 
 def place(cell):
-    """Return a part of an id for the dimension and step size of a cell."""
+    """Return the part of an id that gives the dimension and step size of a cell."""
     return f"d={cell['model.dim']}.eta0={cell['phases.step.step_size']:g}"

@@ -1,4 +1,4 @@
-"""Hardmax attention as a dynamics of tokens: every token moves towards a vertex of their convex hull.
+"""Hardmax attention as token dynamics: every token moves towards a vertex of the tokens' convex hull.
 
     x_i(t + 1) = x_i(t) + γ_t (y_i - x_i(t))
 
@@ -14,12 +14,12 @@ from jax import Array
 
 import jaxattn as ja
 
-# Points that are closer than this, relative to the first diameter, count as one point.
+# Points closer to each other than this, relative to the initial diameter, count as one point.
 SAME = 1e-12
 
 
 class Nothing(ja.Dataset):
-    """n tokens without data; the targets are 0."""
+    """n tokens without data. All targets are 0."""
 
 
 def none(*, tokens: int) -> Nothing:
@@ -31,9 +31,9 @@ class Tokens(ja.Model[Nothing]):
     """Tokens x (n, 2) and the matrix B (2, 2).
 
     Attributes:
-        cloud: "normal", normal tokens, of which the last closes the hull around 0; "symmetric", n/2 normal
-            tokens and their negatives; or "ellipse", n/2 tokens on the ellipse ⟨Bx, x⟩ = 1, where each is a
-            vertex, and n/2 inside of their hull.
+        cloud: "normal", normal tokens, the last of which closes the hull around 0; "symmetric", n/2 normal
+            tokens and their negatives; or "ellipse", n/2 tokens on the ellipse ⟨Bx, x⟩ = 1, each of which is
+            a vertex, and n/2 tokens inside their hull.
         metric: "identity" or "random" for B.
     """
 
@@ -66,7 +66,7 @@ class Tokens(ja.Model[Nothing]):
 
 
 def aims(x: Array, B: Array, largest: bool) -> tuple[Array, Array]:
-    """Return the token that each token moves to, (n,) int, and the smallest lead over other points, (n,)."""
+    """Return each token's target token, (n,) int, and the target's smallest lead over other points, (n,)."""
     values = (x @ B) @ x.T * (1 if largest else -1)
     aim = values.argmax(axis=1)
     away = jnp.abs(x[None] - x[aim][:, None]).max(axis=2)
@@ -91,12 +91,12 @@ def hardmax(
     aim: Literal["smallest", "largest"] = "smallest",
     size: float = 0.0,
 ) -> ja.dynamics.RecordedPath:
-    """Move the tokens for `horizon` steps, recorded at about log-spaced steps.
+    """Move the tokens for `horizon` steps, and record them at approximately log-spaced steps.
 
-    The metrics are, up to each step t: `worst_ratio`, the largest J(x_i(s + 1)) / (2 λ_max(B) diam²/(s + 1))
-    with J = ½⟨Bx, x⟩; `worst_inside`, the same over the steps s until which 0 has not left the hull;
-    `origin_inside`, whether it has not; `deviation`, the largest distance of a token from
-    v + ∏(1 - γ_s) (x_i(0) - v) with its first aim v; and `lead`, the smallest difference between the best and
+    The metrics cover all steps up to t: `worst_ratio`, the largest J(x_i(s + 1)) / (2 λ_max(B) diam²/(s + 1))
+    with J = ½⟨Bx, x⟩; `worst_inside`, the same over the steps s at which 0 has not yet left the hull;
+    `origin_inside`, whether 0 is still in the hull; `deviation`, the largest distance of a token from v + ∏(1
+    - γ_s) (x_i(0) - v), where v is its first aim; and `lead`, the smallest difference between the best and
     the second-best aim.
 
     Args:

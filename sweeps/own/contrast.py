@@ -1,4 +1,4 @@
-"""A contrastive loss over minibatches: the only match of a view is the other view of its sequence."""
+"""A contrastive loss over minibatches: the only match of a view is the other view of the same sequence."""
 
 from typing import ClassVar
 
@@ -59,6 +59,6 @@ class InfoNCE(ja.Loss):
 
 
 def matched(params: dict[str, Array], data: Pairs) -> Array:
-    """Compute the share of left views whose nearest right view is the one of the same pair."""
+    """Compute the fraction of left views whose nearest right view belongs to the same pair."""
     g = Encoder(features=params["A"].shape[1]).outputs(params, data)
     return ((g[:, 0] @ g[:, 1].T).argmax(axis=1) == jnp.arange(data.num_examples)).mean()

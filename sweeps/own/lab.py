@@ -1,8 +1,8 @@
 """A custom lab: corpus, model, loss, start, phase, optimiser, probe and figure, all in this file.
 
-`study.toml`, and `clipped.toml` for the optimiser, refer to them by import path, `kind =
-"lab.py:Temperature"`. Each is a pure function of one seed, or a class with pure methods derived from a
-jaxattn class. jaxattn runs all seeds and cells of a study in one compiled program.
+`study.toml`, and `clipped.toml` for the optimiser, refer to these components by import path, `kind =
+"lab.py:Temperature"`. Each component is a pure function of one seed, or a class with pure methods derived
+from a jaxattn class. jaxattn runs all seeds and cells of a study in one compiled program.
 
 Keyword-only arguments and fields are settings: their values are checked against the annotations, and can be
 swept. Cells that differ in a float share a program in which that float is traced. Write `jnp.where` instead
@@ -21,7 +21,7 @@ import jaxattn as ja
 
 
 def needle(key: Array, *, vocab_size: int, length: int, sequences: int, shown: float = 1.0) -> ja.data.Corpus:
-    """Sample a corpus; in a share `shown` of sequences, token 0 (label -1) or 1 (label +1) comes first."""
+    """Sample a corpus; a fraction `shown` of sequences starts with token 0 (label -1) or 1 (label +1)."""
     label_key, token_key, shown_key = jax.random.split(key, 3)
     label = jax.random.bernoulli(label_key, 0.5, (sequences,)).astype(jnp.int32)  # 0 or 1
     noise = jax.random.randint(token_key, (sequences, length), 2, vocab_size)
@@ -52,7 +52,7 @@ class Temperature(ja.TokenModel):
         return Params(E, p, v, jnp.log(jnp.asarray(self.temperature, dtype)))
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
-        """Compute scores and values, (V,) each: f is the mean of values under a softmax of scores."""
+        """Compute scores and values, (V,) each; f is the mean of the values under a softmax of the scores."""
         return params.E @ params.p / jnp.exp(params.log_temperature), params.E @ params.v
 
 

@@ -1,4 +1,4 @@
-"""The next token of a Markov chain, by causal attention with positions, on fresh sequences in every step."""
+"""Next-token prediction on a Markov chain by causal attention, with fresh sequences at each step."""
 
 from typing import ClassVar, NamedTuple
 
@@ -20,7 +20,7 @@ def chain(
     sharpness: float = 2.0,
     lag: int = 1,
 ) -> Sequences:
-    """Sample sequences in which each token depends on the token `lag` before; targets are the next tokens."""
+    """Sample sequences in which each token depends on the token `lag` earlier; targets are next tokens."""
     # For each seed, training data, test data and all fresh batches come from the same chain.
     table = sharpness * jax.random.normal(task_key, (vocab_size, vocab_size))
 
@@ -68,7 +68,7 @@ class Causal(ja.Model[Sequences]):
         return params.E[data.ids] + params.P
 
     def attention(self, params: Params, data: Sequences) -> Array:
-        """Compute the attention of every position to itself and those before it, (n, T, T)."""
+        """Compute the attention from every position to itself and all earlier positions, (n, T, T)."""
         x = self.tokens(params, data)
         scores = jnp.einsum("nsd,de,nte->nts", x, params.W, x)
         return jax.nn.softmax(jnp.where(data.causal, scores, -jnp.inf), axis=-1)
@@ -94,5 +94,5 @@ class NextToken(ja.Loss):
 
 
 def share_right(params: Params, data: Sequences) -> Array:
-    """Compute the share of next tokens that the model predicts correctly."""
+    """Compute the fraction of next tokens that the model predicts correctly."""
     return (Causal(dim=params.E.shape[1]).outputs(params, data).argmax(-1) == data.targets).mean()

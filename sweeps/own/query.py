@@ -1,4 +1,4 @@
-"""Gaussian tokens, a query per sequence and a trained W: scores x_t·W z, with a max-margin certificate."""
+"""Gaussian tokens, one query per sequence and a trained W: scores x_t·W z, with a max-margin certificate."""
 
 from typing import ClassVar, NamedTuple
 

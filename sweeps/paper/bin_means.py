@@ -32,7 +32,7 @@ class Binned(NamedTuple):
 
 
 def tokens_of(cell, label=None):
-    """Return the tokens of all seeds at the end of a cell's last phase; of one class if `label` is given."""
+    """Return the tokens of all seeds at the end of a cell's last phase, for one class if `label` is given."""
     found = final_tokens(cell.run, cell=cell.cell, average=False, phase=cell.last_phase).table
     return found if label is None else found[found["class"] == label]
 
@@ -64,7 +64,7 @@ def binned(tokens, quantity, *, edges, x="posterior_difference"):
 
 
 def bins_of(cell, quantity):
-    """Average "Ev" or "Ep" within the bins of the figure of a cell."""
+    """Average "Ev" or "Ep" within the bins used in the figure of a cell."""
     own = axis(cell.run, cell.cell)
     edges = np.linspace(own["low"], own["high"], own["bins"] + 1)
     return binned(tokens_of(cell), quantity, edges=edges)

@@ -1,4 +1,4 @@
-"""Spread of E·v and E·p within bins: after one step on E, and with E trained to convergence."""
+"""Spread of E·v and E·p within bins, after one step on E and with E trained to convergence."""
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ def ratios(results, *, expected, published):
     """Measure the spread with E trained to convergence, divided by the spread after one step, for each η0.
 
     The spread is the standard deviation within a bin, averaged over bins. `expected` and `published` are the
-    criterion and the published ratio by quantity.
+    criterion and the published ratio for each quantity.
     """
     (joint,) = [cell for cell in cells(results) if cell.name == TRAINED]
     found = []
@@ -39,7 +39,7 @@ def ratios(results, *, expected, published):
 
 
 def spread_table(results):
-    """Return each spread, also divided by the range of the bin means, which removes the dependence on η0."""
+    """Return each spread, and its ratio to the range of the bin means, which does not depend on η0."""
     rows = []
     for quantity, letters in LETTERS.items():
         for cell in cells(results):

@@ -39,5 +39,5 @@ def compare(cell, curves, *, ranks, longest, longest_text, where, where_text):
 
 
 def compare_table(cell, curves):
-    """Return the bin means next to the published ones."""
+    """Return the bin means next to the published means."""
     return {"Bin means": table_of(bins_of(cell, "Ev"), bins_of(cell, "Ep"), *curves)}

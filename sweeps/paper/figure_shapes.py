@@ -17,9 +17,9 @@ def shapes(cell, *, rise=None, u=None, where=None, id="", name="", longest=True)
         rise: criterion for the Spearman correlation of E·v with the bin centres.
         u: criterion for the U-shape of E·p: the weaker of the Spearman correlations on both sides of 0.
         where: criterion for the bin in which E·p is lowest.
-        id: first part of the ids, if several cells are measured.
+        id: first part of the ids, if more than one cell is measured.
         name: first part of the texts.
-        longest: whether the longest rise of E·v is measured as well.
+        longest: whether to measure the longest rise of E·v as well.
     """
     ev, ep = bins_of(cell, "Ev"), bins_of(cell, "Ep")
     up, minimum = ("increasing" if rise else ""), ("U-shaped" if u else "")
@@ -68,7 +68,7 @@ def bin_table(cell):
 
 
 def shape_table(every, names):
-    """Return the shapes of several cells as a table, one row per cell."""
+    """Return the shapes of multiple cells as a table with one row per cell."""
     rows = []
     for cell, name in zip(every, names, strict=True):
         found = shapes(cell)

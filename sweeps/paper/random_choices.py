@@ -1,6 +1,6 @@
-"""How often random choices of the unpublished settings reproduce the shapes of a figure.
+"""Measure how often random choices of the unpublished settings reproduce the shapes in a figure.
 
-Each cell of a study is one choice. A shape is reproduced if its mean over the seeds of the cell meets the
+Each cell of a study is one choice. A shape is reproduced if its mean over the seeds of the cell satisfies the
 figure's criterion. It is not reproduced if all seeds diverged.
 """
 
@@ -22,9 +22,10 @@ ACCURACY = "test accuracy"
 
 
 def reproduced(results, criteria):
-    """Measure the share of draws with each shape of the figure, with all three, and for each optimiser.
+    """Measure the fraction of draws with each shape in the figure, with all three, and for each optimiser.
 
-    The ids of the shapes are those of the figure, whose page shows these shares next to its verdicts.
+    The ids of the shapes are the same as for the figure, whose page shows these fractions next to its
+    verdicts.
     """
     rows = draws(results, criteria)
     shown = [(id, text, text) for id, text in SHAPES.items()]
@@ -56,7 +57,7 @@ def draws(results, criteria):
 
 
 def draw_tables(results, criteria, figure):
-    """Return what the shapes depend on, and all draws. `figure` is the study of the figure."""
+    """Return tables of what the shapes depend on, and of all draws. `figure` is the study of the figure."""
     rows = draws(results, criteria)
     listed = rows.rename(columns=_short)
     for text in [*SHAPES.values(), ALL]:

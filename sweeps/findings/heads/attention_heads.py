@@ -47,7 +47,7 @@ class Heads:
         verdicts: one row per null baseline and head that selects a token: difference between cosines with
             its interval, corrected p-value and verdict.
         settings: the settings.
-        facts: query position, number of texts and number of tokens of the last model.
+        facts: query position, number of texts, and number of tokens for the last model.
     """
 
     heads: pd.DataFrame
@@ -121,7 +121,7 @@ class Heads:
         return [*laid, ("Selections", shown)]
 
     def figures(self) -> list[RenderedFigure]:
-        """Draw heat maps for each model and, if there are several models, curves over checkpoints.
+        """Draw heat maps for each model and, for multiple models, curves over checkpoints.
 
         The heat maps cover the layers and heads of a model.
         """
@@ -197,7 +197,7 @@ def heads(
     compared with the cosines of null baselines; see `HeadSettings`.
 
     Args:
-        models: a folder in Hugging Face format, or several folders, such as the checkpoints of one training
+        models: a folder in Hugging Face format, or a list of folders, such as the checkpoints of one training
             run.
         texts: n texts.
         position: the query position: "first", "last" or an index; defaults to the first token for an
@@ -359,7 +359,7 @@ class _Store:
 
 
 def _replace(path: Path, content: str) -> None:
-    """Write a file that is complete at any time, also after an interruption."""
+    """Write a file atomically, so that it is complete even after an interruption."""
     partial = path.with_suffix(".partial")
     partial.write_text(content, encoding="utf-8")
     partial.replace(path)

@@ -74,7 +74,7 @@ def measure_layer(
         A table with one row per head, and a table with one row per head, space, null baseline, draw and
         group.
     """
-    # NumPy releases the interpreter lock; small matrix products are slower with several BLAS threads.
+    # NumPy releases the interpreter lock; small matrix products are slower with multiple BLAS threads.
     with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(os.cpu_count()) as pool:
         places = [(number, head) for head in range(layer.num_heads)]
         found = list(pool.map(lambda at: _measure_head(layer, untrained, texts, at, settings), places))
@@ -234,7 +234,7 @@ def verdicts(heads: pd.DataFrame, margins: pd.DataFrame, confidence: float = 0.9
 
 
 def compare(differences: Floats, confidence: float) -> tuple[float, float, float, float]:
-    """Return the mean difference, its interval, and the two-sided p-value for a mean of zero.
+    """Return the mean difference, its interval, and the two-sided p-value for the hypothesis of mean zero.
 
     Both groups and draws are treated as random. The variance of the mean is therefore the variance of the
     group means divided by the number of groups, plus the variance of the draw means divided by the number of

@@ -5,7 +5,7 @@
     python sweeps/findings/heads/run.py training/step_* --texts reviews.txt     # curves over checkpoints
 
 writes a page, three tables and figures to --out. Requires the extra `transformers`. The models are folders in
-Hugging Face format, with weights and tokenizer; nothing is downloaded, and no code of a folder is run. An
+Hugging Face format, with weights and tokenizer. Nothing is downloaded, and no code from a folder is run. An
 interrupted run resumes after the last finished layer.
 """
 

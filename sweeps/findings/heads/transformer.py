@@ -1,7 +1,7 @@
 """Attention layers of transformers in Hugging Face format: inputs, projections and attention weights.
 
-PyTorch and transformers are imported on first use. Nothing is downloaded, and no code of a model's folder
-is run: weights are read from safetensors files alone.
+PyTorch and transformers are imported on first use. Nothing is downloaded, and no code from a model's folder
+is run: weights are read only from safetensors files.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ _PROJECTIONS: tuple[tuple[str, ...], ...] = (
 # Maximum difference between the model's attention weights, in float32, and those recomputed from W_Q and W_K.
 _AGREES = 1e-3
 _BATCH = 16
-# Nothing is downloaded, and no code of a folder is run.
+# Nothing is downloaded, and no code from a folder is run.
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -62,7 +62,7 @@ class Layer(NamedTuple):
         query: (n, d); z, the inputs at the query position.
         W_Q: (H, c, d); the query projection for each head.
         b_Q: (H, c), or None if the projection has no bias.
-        W_K: (H, c, d); the key projection for each head, repeated if several heads use the same one.
+        W_K: (H, c, d); the key projection for each head, repeated if multiple heads share it.
         rotary: cos and sin, (T, r) each, for the first r ≤ c components; None for absolute positions.
         position: (n,) int; the query position.
     """
@@ -113,7 +113,7 @@ class Layer(NamedTuple):
         Args:
             head: index of the head.
             keys: (n, T, c); computed if omitted.
-            query: (n, c); projected queries; defaults to those of the layer.
+            query: (n, c); projected queries; defaults to the queries of the layer.
         """
         keys = self.keys(head) if keys is None else keys
         query = self.query_features() @ self.query_matrix(head).T if query is None else query
@@ -213,7 +213,7 @@ class Transformer:
     ) -> tuple[Floats, Floats, tuple[Floats, Floats] | None]:
         """Return inputs (n, T, d), attention weights (n, H, T) at the query position, and cos and sin.
 
-        cos and sin, (T, r) each, are those of the rotary embeddings; None if the model has none.
+        cos and sin, (T, r) each, belong to the rotary embeddings; None if the model has none.
         """
         import torch
 
@@ -398,7 +398,7 @@ def _projections(attention: Any, names: tuple[str, ...], heads: int) -> tuple[_P
 
 
 def _check(layer: Layer, weights: Floats, location: str) -> None:
-    """Raise ja.InputError unless the recomputed attention weights match those of the model, (n, H, T)."""
+    """Raise ja.InputError unless the recomputed attention weights match the model's, (n, H, T)."""
     remedy = "its scores are not bilinear in its inputs, so margins are not defined"
     if weights.shape[1] != layer.num_heads:
         raise ja.InputError(f"{location}: the layer returns no attention weights; {remedy}")

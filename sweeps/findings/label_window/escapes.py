@@ -22,7 +22,7 @@ def walked(steps):
 
 
 def variants():
-    """Yield name, phases and other changed settings of each variant."""
+    """Yield the name, the phases and the other changed settings of each variant."""
     one_step, descent = ja.dynamics.OneStep, ja.dynamics.Descent
     several = descent(name="embed", train=["E"], optimizer="sgd", step_size=STEP_SIZE / 100, steps=100)
     small = one_step(name="small", step_size=200.0)
@@ -43,7 +43,7 @@ def variants():
 
 
 def least_beta(step_size, *, relevant, length, **_):
-    """Compute β = h'(0) / (g h(0)²), above which no asymmetry between labels grows at uniform attention."""
+    """Compute β = h'(0) / (g h(0)²), above which no label asymmetry grows at uniform attention."""
     g, q = step_size / (2 * relevant * length), 1 / length
     wrong = 1 / (1 + np.exp(g * q))
     h = wrong * q * (1 - q)
@@ -52,7 +52,7 @@ def least_beta(step_size, *, relevant, length, **_):
 
 
 def escapes(seeds, runs):
-    """Yield a row for each variant: number of seeds that lose a label, interval, and final values."""
+    """Yield a row for each variant: the number of seeds that lose a label, its interval, and final values."""
     for place, (name, phases, more) in enumerate(variants()):
         folder = runs / f"escape_{place}"
         results = study("equal", seeds, phases=phases, name=f"escape_{place}", **more).run(folder, quiet=True)

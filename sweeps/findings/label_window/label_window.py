@@ -5,8 +5,8 @@ a = E p follow
 
     a' = -∂L/∂a - γ (γ·∂L/∂a).
 
-The last term raises all scores of one label and lowers those of the other while one label exerts the larger
-total force.
+As long as one label exerts the larger total force, the last term raises all scores of one label and lowers
+all scores of the other.
 """
 
 from collections.abc import Callable
@@ -29,14 +29,14 @@ _GRID = np.geomspace(0.1, 40.0, 25)
 class ReducedFlow(NamedTuple):
     """The flow of scores on a corpus of G kinds of sequences, which share their irrelevant tokens.
 
-    A sequence of kind k contains one of the `tokens[k]` relevant tokens of its group, and one token of each
-    of the T - 1 groups of irrelevant tokens. Tokens of a group have the same score and the same value.
+    A sequence of kind k contains one of the `tokens[k]` relevant tokens of its group, and one token from each
+    of the T - 1 groups of irrelevant tokens. The tokens of a group have the same score and the same value.
 
     Attributes:
         values: (G + T - 1,); γ, relevant groups first.
         tokens: (G + T - 1,); number of tokens per group.
         labels: (G,); -1 or 1.
-        shares: (G,); share of each kind among all sequences.
+        shares: (G,); fraction of the sequences that are of each kind.
         start: (G + T - 1,); initial scores.
     """
 
@@ -82,7 +82,7 @@ class Followed(NamedTuple):
     Attributes:
         scores: (G + T - 1,).
         selected: (G,) bool; True if the relevant token is on top in the sequences of each kind.
-        depth: largest distance of a relevant token's score below the highest irrelevant one along the path.
+        depth: largest distance of a relevant token's score below the highest irrelevant score along the path.
         path: (k, G + T - 1); scores along the path.
     """
 
@@ -104,7 +104,7 @@ class LabelWindow(NamedTuple):
         lower: smallest η0 at which a label is lost; NaN if there is none.
         upper: largest η0 at which a label is lost; inf if it is lost at the largest η0 that was tried.
         ceiling: 2 R T log(2 (T - 1)² - 1), above which a large asymmetry no longer reinforces itself if
-            counts are equal. `upper` is near it, and below it for large d.
+            counts are equal. `upper` is near `ceiling`, and below it for large d.
         claimed: True if the edges are claimed for the exact flow: equal counts, R ≥ 10, T ≥ 6, d ≥ 256, and
             an upper edge at least twice the lower one. Otherwise the window is nearly closed or was not
             compared, and the reduced flow may lose a label in more or fewer seeds than the exact flow.
@@ -247,9 +247,9 @@ def label_window(
 ) -> LabelWindow:
     """Compute the window of η0 in which the reduced flow selects no relevant token of one label.
 
-    The edges are claimed for the exact flow if `claimed` is True. In 12 such settings they were within 16 %
-    of those of the median seed. At R = 4, V = 24, T = 8 and d = 256 they are not claimed: the window is 138
-    to 202 here, but at 165 the exact flow loses a label in only a third of the seeds.
+    The edges are claimed for the exact flow if `claimed` is True. In 12 such settings, they were within 16 %
+    of the edges for the median seed. At R = 4, V = 24, T = 8 and d = 256, they are not claimed: the predicted
+    window is 138 to 202, but at 165 the exact flow loses a label in only a third of the seeds.
 
     Args:
         relevant: R.
@@ -258,7 +258,7 @@ def label_window(
         dim: d; inf for orthonormal embeddings.
         sequences: see `reduced_flow`.
         counts: see `reduced_flow`.
-        noise: see `reduced_flow`; defaults to that of the median seed, which gives the median edges.
+        noise: see `reduced_flow`; defaults to the noise of the median seed, which gives the median edges.
         rtol: relative error of the edges.
 
     Returns:
@@ -296,7 +296,7 @@ def label_window(
 
 
 def _longest_run(found: list[bool]) -> tuple[int, int]:
-    """Return the start and end of the longest run of True, equal if there is none."""
+    """Return the start and end of the longest run of True; they are equal if there is none."""
     best, start = (0, 0), 0
     for place, value in enumerate([*found, False]):
         if not value:
@@ -305,7 +305,7 @@ def _longest_run(found: list[bool]) -> tuple[int, int]:
 
 
 def _edge(lost: Callable[[float], bool], kept: float, gone: float, rtol: float) -> float:
-    """Find an edge by bisection between g = `kept`, where no label is lost, and g = `gone`, where one is."""
+    """Find an edge by bisection between g = `kept` (no label is lost) and g = `gone` (one label is lost)."""
     while abs(np.log(gone / kept)) > rtol:
         middle = float(np.sqrt(kept * gone))
         kept, gone = (kept, middle) if lost(middle) else (middle, gone)

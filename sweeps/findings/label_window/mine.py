@@ -16,8 +16,8 @@ def equal_counts(
 ) -> ja.data.Corpus:
     """Sample a corpus that satisfies Assumption 1, with every relevant token in n / R sequences.
 
-    It differs from `assumption1` in that the R/2 tokens of each label are distributed evenly, in random
-    order. Sequences come in pairs, one of each label, that share their irrelevant tokens.
+    Unlike in `assumption1`, the R/2 tokens of each label are distributed evenly, in random order. Sequences
+    come in pairs with one sequence of each label, which share their irrelevant tokens.
 
     Args:
         key: PRNG key.
@@ -40,11 +40,11 @@ def equal_counts(
 
 
 class Labels(ja.Probe, frozen=True, kw_only=True):
-    """Shares of the sequences of each label that select a relevant token (α ≠ 0), and three predictors.
+    """Fraction of the sequences of each label that select a relevant token (α ≠ 0), and three predictors.
 
-    `kept` is the smaller of the two shares, 0 if no sequence of a label selects its relevant token. `rarest`
-    is the count of the rarest token of label 1 minus that of label -1. If one of the predictors `pull`,
-    `ahead` and `skewed` is positive, it predicts that label 1 wins.
+    `kept` is the smaller of the two fractions, and 0 if no sequence of a label selects its relevant token.
+    `rarest` is the count of the rarest token of label 1 minus the count of the rarest token of label -1. A
+    positive value of one of the predictors `pull`, `ahead` and `skewed` predicts that label 1 wins.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -90,7 +90,7 @@ class Balanced(ja.Loss, frozen=True, kw_only=True):
     """(1/β) log mean_y exp(β L_y) of the mean logistic losses L_y of both labels.
 
     Attributes:
-        beta: β; the loss is near the mean of both for small β, and near the larger one for large β.
+        beta: β; the loss is close to the mean of both for small β, and close to the larger one for large β.
     """
 
     coupled: ClassVar[bool] = True
@@ -115,7 +115,7 @@ def study(
     name: str = "label_window",
     **rest,
 ) -> ja.Study:
-    """Build a study of one step of size η0 on E followed by the exact flow of p, or of given phases."""
+    """Build a study of one step of size η0 on E followed by the exact flow of p, or of the given phases."""
     after = ja.dynamics.ExactFlow(name="query", until_norm=30.0, points=3)
     return ja.Study(
         name=name,

@@ -38,7 +38,7 @@ POINTS, LEARNED_ON = 7, 100
 
 
 def at(axis, x, changes):
-    """Return the sizes and d of a setting in which the key `axis` has the value x."""
+    """Return the sizes and the d of a setting in which the key `axis` has the value x."""
     if axis == "model.dim":
         return SIZES | changes, float(x)
     return SIZES | changes | {axis.removeprefix("data."): x}, 2048.0
@@ -91,7 +91,7 @@ def _edge_row(sizes, dim, edge, predicted, found):
 
 
 def counts(given):
-    """Write counts.csv: mean shares of sequences that select their relevant token, for random counts."""
+    """Write counts.csv: mean fraction of sequences that select their relevant token, for random counts."""
     found = pd.read_csv(given.selection / "summary.csv", dtype={"model.dim": str})
     found = found.query("phase == 'query' and metric == 'only_relevant_selected'")
     drawn, rows = _drawn_counts(16), []
@@ -114,7 +114,7 @@ def counts(given):
 
 
 def _rarest_of_winner(ends, shares):
-    """Count the corpora that lose a label and whose winning label has the rarest token."""
+    """Count the corpora that lose a label and in which the winning label has the rarest token."""
     agree = 0
     for (flow, end), share in zip(ends, shares, strict=True):
         rarest = {y: np.abs(flow.values[: len(flow.labels)][flow.labels == y]).min() for y in (-1, 1)}

@@ -1,4 +1,4 @@
-"""The claim that training E, p and v ends on a cover, and that small initialisations determine which."""
+"""The claim that training E, p and v ends on a cover, and that small initialisations determine which one."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from jaxattn.lab.books import at_least, cells, round_up, share, slug
 LAW = "the tokens with the largest scores are a cover, and their values E·v converge to y ‖v‖²/√r"
 ORDER = "from a small initialisation, scores order the tokens by α or -α, and the sign of S determines which"
 SHORTEST = "a small initialisation leads to a cover of the smallest possible size"
-# A seed counts as following the set-cover law if the relative distance of E·v from the law is at most this.
+# A seed follows the set-cover law if the relative distance of E·v from the law is at most this value.
 LAWFUL = 0.01
 METRICS = (
     *("came_to_end", "cover_share", "cover_error", "cover_size", "shortest_cover"),
@@ -16,7 +16,7 @@ METRICS = (
 
 
 def check(results):
-    """Measure how often training ends on a cover with the predicted E·v, and small starts end as predicted.
+    """Measure how often training ends on a cover with the predicted E·v, and how often small starts agree.
 
     Source:
         docs/notes/which_cover.md.

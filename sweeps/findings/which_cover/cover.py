@@ -1,4 +1,4 @@
-"""Covers: lists of labelled tokens that decide every sequence, and the shortest of them.
+"""Covers: lists of labelled tokens that decide every sequence, and the shortest such list.
 
 If attention selects one token in every sequence, the tokens sorted by score form such a list: the first token
 of the list that a sequence contains is its top token, and must have its label. Learning theory calls it a
@@ -21,12 +21,12 @@ _MAX_PROGRAMS = 1_000
 
 @dataclass(frozen=True)
 class TokenCover:
-    """Labelled tokens such that the first one that a sequence contains has the label of the sequence.
+    """Labelled tokens such that the first one contained in a sequence has the label of the sequence.
 
     Attributes:
         tokens: (r,) int32; the highest score first.
         labels: (r,) int32; the label of each token.
-        bound: lower bound on the size of any cover; 1 if nothing is proven.
+        bound: lower bound on the size of any cover; 1 if no better bound is proven.
     """
 
     tokens: np.ndarray
@@ -45,9 +45,9 @@ def minimum_cover(corpus: Corpus, *, time_limit: float = 60.0) -> TokenCover | N
         min Σ x_{s,y}  s.t.  Σ x_{s,y} over the (s, y) that are pure in U  ≥ 1  for every set U of sequences,
 
     with binary x. A labelled token is pure in U if U contains the token, and contains it only under this
-    label. The first token of a list that occurs in U is pure in U, so the constraints are necessary. They
-    are also sufficient: choosing pure tokens of the undecided sequences one after the other gives a list.
-    If a solution leaves sequences undecided, sets U without a pure chosen token are added to the program.
+    label. The first token of a list that occurs in U is pure in U, so the constraints are necessary. They are
+    also sufficient: repeatedly choosing a token that is pure in the undecided sequences gives a list. If a
+    solution leaves sequences undecided, sets U without a pure chosen token are added to the program.
 
     Args:
         corpus: n sequences over V tokens, K classes.
@@ -92,7 +92,8 @@ def greedy_cover(corpus: Corpus) -> TokenCover | None:
         corpus: n sequences over V tokens, K classes.
 
     Returns:
-        The cover; None if no cover exists. If several tokens decide equally many, the first one is added.
+        The cover; None if no cover exists. If multiple tokens decide equally many sequences, the first one is
+        added.
     """
     problem = _Problem.of(corpus)
     found, left = problem.decide(problem.all)
@@ -175,7 +176,7 @@ class _Problem:
 
 
 def _hitting_set(rows: np.ndarray, time_limit: float) -> tuple[np.ndarray | None, int]:
-    """Find a smallest set of columns that meets every row (m, N) bool; return (N,) bool and a lower bound."""
+    """Find a smallest set of columns that hits every row (m, N) bool; return (N,) bool and a lower bound."""
     from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import
     from scipy.sparse import csr_array
 

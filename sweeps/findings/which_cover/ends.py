@@ -1,4 +1,4 @@
-"""Results of `which_cover`: tables and figures.
+"""Tables and figures for the results of `which_cover`.
 
 python ends.py RUN OUT reads the folder of a run, and writes runs.csv, cells.csv and both figures to OUT.
 """
@@ -70,7 +70,7 @@ def cells(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def exceptions(found: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that stopped early or without a cover, then those farthest from the prediction."""
+    """Return the runs that stopped early or without a cover, then the runs farthest from the prediction."""
     off = (found["came_to_end"] != 1) | (found["cover_share"] != 1)
     farthest = found[~off & (found["cover_error"] > WITHIN)].nlargest(FARTHEST, "cover_error")
     names = ["log_loss", "cover_share", "cover_size", "cover_error", "cover_elsewhere", "cover_attention"]
@@ -78,7 +78,7 @@ def exceptions(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def sizes(results) -> Figure:
-    """Plot the number of top tokens beyond the shortest cover over the initial scale, with intervals."""
+    """Plot the excess of top tokens over the shortest cover against the initial scale, with intervals."""
     found = runs(results)
     blocks = list(dict.fromkeys(found["block"]))
     rows = -(-len(blocks) // 3)
@@ -104,7 +104,7 @@ def sizes(results) -> Figure:
 
 
 def law(results) -> Figure:
-    """Plot the distance of E·v from the law on top tokens over -log L: median and 95 % quantile of runs."""
+    """Plot the distance of E·v from the law on top tokens against -log L: median and 95 % quantile."""
     records = results.with_axes(results.records[results.records["phase"] == "all"])
     index = ["block", SCALE, STEP, "seed", "step"]
     wide = records.pivot_table(index=index, columns="metric", values="value").reset_index()

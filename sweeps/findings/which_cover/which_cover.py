@@ -26,12 +26,12 @@ def planted(
     length: int = 4,
     sequences: int,
 ) -> ja.data.Corpus:
-    """Sample sequences of a broad and a narrow token of their class, and irrelevant tokens shared in pairs.
+    """Sample sequences with a broad and a narrow token of their class; pairs of them share irrelevant tokens.
 
     The broad tokens of a class divide its sequences into equal parts, and form a cover. The narrow tokens
-    divide them in another way, and also form a cover. With `halving`, the first narrow token occurs in more
-    sequences than any broad token, and each further one in half as many as the one before. In that case, no
-    shortest cover contains the most frequent token.
+    divide them differently, and also form a cover. With `halving`, the first narrow token occurs in more
+    sequences than any broad token, and each further narrow token in half as many as the previous one. In this
+    case, no shortest cover contains the most frequent token.
     """
     pair = jnp.arange(sequences // 2)
     place = pair // broad
@@ -47,10 +47,10 @@ def planted(
 class Beside(ja.PhaseProbe):
     """The final top tokens, compared with the shortest cover, the greedy cover, and covers in the order of α.
 
-    From small initialisations, E grows along α and p along v, so scores have the order of α or -α. `winner`
-    is the label whose tokens score above all others. `variance_lead` is S = mean_X y_X Var_X(α), which moves
-    p along v, divided by the mean of Var_X(α); `variance_sign` is its sign. `start_sign` is the sign of the
-    component of p_0 along the direction in which v and Eᵀα grow.
+    For small initialisations, E grows along α and p along v, so the scores have the order of α or -α.
+    `winner` is the label whose tokens score above all others. `variance_lead` is S = mean_X y_X Var_X(α),
+    which moves p along v, divided by the mean of Var_X(α); `variance_sign` is its sign. `start_sign` is the
+    sign of the component of p_0 along the direction in which v and Eᵀα grow.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -91,7 +91,7 @@ class Beside(ja.PhaseProbe):
 
 
 def follows(scores: np.ndarray, corpus: ja.data.Corpus) -> dict[str, np.ndarray]:
-    """Return the share of sequences whose top token, by scores (k, V), is first in an order by α."""
+    """Return the fraction of sequences whose top token, by scores (k, V), is first in an order by α."""
     ids, mask = (np.asarray(x) for x in padded_sequences(corpus))
     alpha = np.asarray(ja.data.average_signed_frequency(corpus))
     top = np.take_along_axis(ids[None], np.where(mask, scores[:, ids], -np.inf).argmax(2)[..., None], 2)
@@ -109,7 +109,7 @@ def follows(scores: np.ndarray, corpus: ja.data.Corpus) -> dict[str, np.ndarray]
 
 
 def signs(start: np.ndarray, corpus: ja.data.Corpus) -> dict[str, float]:
-    """Return the size of the cover by |α|, and predictors of the winner from initial a and p·v (V + 1,)."""
+    """Return the size of the cover by |α|, and predictions of the winner from initial a and p·v (V + 1,)."""
     ids, mask = (np.asarray(x) for x in padded_sequences(corpus))
     alpha = np.asarray(ja.data.average_signed_frequency(corpus))
     spread = np.nanvar(np.where(mask, alpha[ids], np.nan), axis=1)

@@ -2,8 +2,9 @@
 
     python against_ode.py --out FOLDER [--seeds 6] [--relevant 2 3]    # ode.csv
 
-Both start at the same row of `joint_flow`, near log ‖v‖ = 15. The ODE (`benchmarks/joint_ode.py`) integrates
-p, v/‖v‖ and log ‖v‖ with SciPy's Radau. The output has a row with ‖p - p_ODE‖/‖p_ODE‖ for each log ‖v‖.
+Both start at the same row of `joint_flow`, near log ‖v‖ = 15. The ODE for p, v/‖v‖ and log ‖v‖
+(`benchmarks/joint_ode.py`) is solved by SciPy's Radau method. The output has a row with ‖p - p_ODE‖/‖p_ODE‖
+for each log ‖v‖.
 """
 
 import argparse

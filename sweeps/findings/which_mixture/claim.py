@@ -5,7 +5,7 @@ import numpy as np
 from jaxattn.lab.books import at_least, cells, round_up, share, slug, worst
 
 CLAIM = "p and v converge to a certified limit"
-# The limit counts as confirmed if 1 - cos is at most this at the end of the flow in log r.
+# The limit counts as confirmed if 1 - cos is at most this value at the end of the flow in log r.
 CONFIRMED = 1e-5
 
 

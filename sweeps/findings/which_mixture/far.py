@@ -1,4 +1,4 @@
-"""Gradient flow on p and v at large ‖v‖, parametrised by log r: v is a function of p. NumPy and SciPy.
+"""Gradient flow on p and v at large ‖v‖, parametrised by log r, with v as a function of p (NumPy, SciPy).
 
 Let v = r v_mm + b with v_mm = Σ λ_s y_s E_s over the tokens s on which v_mm is tight, and β_s = y b·E_s. The
 weights of sequences are
@@ -9,10 +9,10 @@ The condition on b is a convex program, which is solved at every p by Newton's m
 
     dp/dlog r = Σ_X w_X Σ_{i<j} q_i q_j (r² y (γ_i - γ_j) + r (β_i - β_j)) (E_i - E_j).
 
-The sum over pairs avoids forces that are differences of larger ones; all of them are stored as logarithms. In
-a sequence with r q |y γ - 1| > 1e6 the exponent is scaled down to 1e6. As a result, the force of a wall (a
-light sequence that stops p) of weight r^(-2) has components that cancel up to 2 log r/1e6, instead of up to
-2 log r/r. The position of the wall is shifted towards other tokens of its sequence by the same relative
+The sum over pairs avoids forces that are differences of larger forces. All forces are stored as logarithms.
+In a sequence with r q |y γ - 1| > 1e6, the exponent is scaled down to 1e6. As a result, the force of a wall
+(a light sequence that stops p) of weight r^(-2) has components that cancel up to 2 log r/1e6, instead of up
+to 2 log r/r. The position of the wall is shifted towards other tokens of its sequence by the same relative
 amount, 2 % at log r = 1e4.
 """
 
@@ -37,7 +37,7 @@ class Far:
         ids: (n, W); the distinct tokens of every sequence.
         log_count: (n, W); -inf for padding.
         excess: (n, W); y γ - 1, exactly 0 on the margin.
-        point: (n, W); index of the tight token of an entry, -1 for others.
+        point: (n, W); index of the tight token of an entry, or -1 if the token is not tight.
         multipliers: (k,); λ of the tight tokens.
     """
 

@@ -1,4 +1,4 @@
-"""The limit direction of p in the joint flow of p and v: which tokens must separate, and by how much."""
+"""Limit direction of p in the joint flow of p and v: which tokens must separate, and by how much."""
 
 import itertools
 import math
@@ -36,7 +36,7 @@ class StrictGap(NamedTuple):
 
 
 class Classes(NamedTuple):
-    """Classes of tied tokens in all sequences: sequence, class, y γ - 1, weight of its point, log q."""
+    """Classes of tied tokens in all sequences: sequence, class, y γ - 1, weight of the point, log q."""
 
     sequence: np.ndarray
     leader: np.ndarray
@@ -97,7 +97,7 @@ class Program(NamedTuple):
         """Solve for p_* with the highest tokens as holders of light sequences; also return the slack.
 
         The holder of a light sequence is its highest token h with y γ_h > 1. A light sequence requires
-        a_h ≥ a_s + least for its holder. If several tokens are tied at p_*, the vector p_* must be the
+        a_h ≥ a_s + least for its holder. If multiple tokens are tied at p_*, the vector p_* must be the
         shortest for each choice of holder. If one choice gives a shorter p, the flow leaves p_*, and the
         given point is not far enough along the path.
 
@@ -166,7 +166,7 @@ class Program(NamedTuple):
 
 
 def _level(scores: np.ndarray, classes: Classes, holders: dict[int, int]) -> dict[int, list[int]]:
-    """Return the classes above the margin that are tied with the holder, for sequences with several."""
+    """Return the classes above the margin that are tied with the holder, for sequences with more than one."""
     level: dict[int, list[int]] = {}
     for X, s, excess in zip(classes.sequence, classes.leader, classes.excess, strict=True):
         if int(X) in holders and excess > 0 and scores[holders[int(X)]] - scores[s] <= _STRICT:

@@ -1,4 +1,4 @@
-"""The head in the joint flow of p and v: max-margin at the attended points, with finite scores."""
+"""Head in the joint flow of p and v: the max-margin head at the attended points, with finite scores."""
 
 from typing import NamedTuple
 
@@ -96,7 +96,7 @@ def _points(entries: Entries, heavy: np.ndarray, mixed: np.ndarray) -> tuple[np.
 def _at(
     E: np.ndarray, p: np.ndarray, entries: Entries, chosen: np.ndarray, place: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the point index of each chosen entry, its y q, and the points z = y Σ q E, (k, D)."""
+    """Return the point index and y q of each chosen entry, and the points z = y Σ q E, (k, D)."""
     log_q = entries.attention(E @ p, chosen)[chosen]
     sequence = entries.sequence[chosen]
     order = np.argsort(place)
@@ -157,7 +157,7 @@ def _least_curvature(system: np.ndarray, unknown: list[int]) -> float:
 
 
 def weights_of_sequences(entries: Entries, heavy: np.ndarray, head: Head) -> np.ndarray:
-    """Distribute the multiplier of each point equally over its sequences, (n,)."""
+    """Distribute the multiplier of each point equally among its sequences, (n,)."""
     shared = np.bincount(head.point[heavy], minlength=len(head.multipliers))
     weight = np.zeros(len(heavy))
     weight[heavy] = (head.multipliers / shared)[head.point[heavy]]

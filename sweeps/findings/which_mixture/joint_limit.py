@@ -1,4 +1,4 @@
-"""Certificate of the limit of gradient flow on p and v together: weights of sequences, and directions."""
+"""Certify the limit of joint gradient flow on p and v: weights of sequences, and directions."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,9 +30,9 @@ class JointLimit:
         heavy: (n,) bool; True for sequences whose weight is of order one. The other sequences are light.
         weight: (n,); the weight of heavy sequences in Σ w y x = v, 0 for light ones.
         finite: () int; number of dimensions in which scores remain finite.
-        gradient: (); size of the force in these dimensions relative to its parts, 0 if there are none.
+        gradient: (); magnitude of the force in these dimensions relative to its terms; 0 if there are none.
         curvature: (); smallest curvature of max min_X y x_X·v in directions that the margins do not fix,
-            relative to the largest; inf if no score stays finite.
+            relative to the largest; inf if no score remains finite.
         head_gap: (); relative duality gap of v at the points x_X.
         direction: the solved program of p_*, None without a limit.
         spare: (); smallest slack of the strict conditions, inf if there are none.
@@ -75,8 +75,8 @@ def certify_joint_limit(
 
     In the limit v = r v_mm, log r → ∞, with v_mm the max-margin head of the points that attention forms,
     and p = 2 log r (p_* + o(1)). A sequence is heavy if its weight e^(-y f) is of the order of the largest
-    one, and light if it is smaller by a power of r. The given point determines which sequences are heavy, and
-    which attention in them remains finite; everything else is recomputed:
+    weight, and light if its weight is smaller by a power of r. The given point determines which sequences are
+    heavy, and which attention in them remains finite. Everything else is recomputed:
 
         p_* = argmin ‖p‖²  s.t.  a_top - a_s = 0     tokens of finite attention in a heavy sequence,
                                  a_top - a_s ≥ 1     s of a heavy sequence with y γ_s < 1,
@@ -84,28 +84,28 @@ def certify_joint_limit(
                                  a_h - a_s ≥ 0       s of a light sequence with y γ_s < 1,
                                  a_h - a_s ≥ -1/2    the same with y γ_s = 1,
 
-    where a = Φ p, γ = Φ v_mm, and h is the highest token of the sequence with y γ_h > 1. If several are tied
-    at p_*, the vector p_* must be the shortest for each choice of h. There are also strict conditions. In a
-    heavy sequence, tokens with y γ_s > 1 must be lower than the top by κ = 1, and tokens with y γ_s = 1 and
-    the higher γ by κ = 1/2, with slack for the force that attracts them,
+    where a = Φ p, γ = Φ v_mm, and h is the highest token of the sequence with y γ_h > 1. If multiple such
+    tokens are tied at p_*, the vector p_* must be the shortest for each choice of h. There are also strict
+    conditions. In a heavy sequence, tokens with y γ_s > 1 must be lower than the top by κ = 1, and tokens
+    with y γ_s = 1 and the higher γ by κ = 1/2, with slack for the force that attracts them,
 
         a_top - a_s - κ > ½ (E_s - E_top)·u,    u = Σ_X w_X r^(2κ) q_s c (E_s - E_top),
 
-    where the sum is over all such pairs, q and r are those of the given point, and c is y γ_s - 1, or
-    β_s - β_top if y γ_s = 1. Otherwise s rises from the given point, although p_* is a limit for points
-    closer to it. At the given point, light sequences must also have y x_X·v_mm ≥ 1, up to 1/√r. Finite scores
-    and v_mm are a strict local maximum of min_X y x_X·v over ‖v‖ ≤ 1. The certificate is local, because
-    neither program is convex as a whole. Its conditions are those of the leading powers of r, and are not
-    proven to be sufficient.
+    where the sum is over all such pairs, q and r are taken at the given point, and c is y γ_s - 1, or β_s -
+    β_top if y γ_s = 1. Otherwise, s rises from the given point on, although p_* is a limit for points closer
+    to it. At the given point, light sequences must also have y x_X·v_mm ≥ 1, up to 1/√r. Finite scores and
+    v_mm are a strict local maximum of min_X y x_X·v over ‖v‖ ≤ 1. The certificate is local, because neither
+    program is convex as a whole. Its conditions concern only the leading powers of r, and are not proven to
+    be sufficient.
 
     Args:
         scores: keys Φ (V, D), which are also the inputs of v, and bags of n sequences of two classes.
         p: (D,); a point far along the path.
-        v: (D,); the head there, ‖v‖ large.
+        v: (D,); the head at this point, with large ‖v‖.
         tolerance: largest relative duality gap of either program.
 
     Returns:
-        The limit; `reason` is the condition that fails.
+        The limit; `reason` gives the condition that fails, if any.
 
     Raises:
         InputError: there are more than two classes, an array contains NaN or inf, or shapes do not match.
@@ -130,7 +130,7 @@ def certify_joint_limit(
         times=np.asarray(corpus.bags.count)[present].astype(float),
         labels=np.asarray(corpus.targets).astype(float),
     )
-    # Compute in a power-of-two unit of length next to the largest entry. This is exact, so that the result is
+    # Use the power of two next to the largest entry as the unit of length. This is exact, so the result is
     # the same in any unit.
     unit = np.ldexp(1.0, np.frexp(np.abs(E).max(initial=0.0))[1])
     found = _certify(E / unit, p * unit, v * unit, entries, tolerance)
@@ -177,7 +177,7 @@ def _certify(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries, tole
 
 
 def _kinds(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries) -> tuple[np.ndarray, np.ndarray]:
-    """Return masks of heavy sequences (n,) and of their entries of finite attention (N,), cut off at √r."""
+    """Return masks of heavy sequences (n,) and of their entries with finite attention (N,), cut off at √r."""
     log_q, agreement = entries.attention(E @ p), _agreement(E @ p, E @ v, entries)
     if not agreement.min() > np.exp(_LONG):
         raise NotCertified("v is not large yet, or no v separates the labels")

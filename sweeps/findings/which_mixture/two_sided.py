@@ -1,4 +1,4 @@
-"""The shortest vector that meets linear requirements of any sign, by least-distance programming."""
+"""Shortest vector that satisfies linear constraints of any sign, by least-distance programming."""
 
 from typing import NamedTuple
 
@@ -30,11 +30,11 @@ class TwoSided(NamedTuple):
 
     @property
     def feasible(self) -> bool:
-        """True if p meets all requirements."""
+        """True if p satisfies all constraints."""
         return bool(self.violation <= _FEASIBLE)
 
     def in_unit(self, unit: float) -> "TwoSided":
-        """Return the solution for the same rows multiplied by `unit`, a power of two."""
+        """Return the solution for the rows multiplied by `unit`, a power of two."""
         return self._replace(p=self.p / unit, multipliers=self.multipliers / unit / unit)
 
 

@@ -23,8 +23,8 @@ from jaxattn.theory import Scores, relaxed_max_margin, selection_from_scores
 
 # Maximum log ‖v‖ of the path points that are certified, and log r at the end of the flow.
 LONGEST, FAR = 18.5, 1e4
-# The limit counts as confirmed if 1 - cos is at most this at log r = FAR. Constraints that recede like log r
-# leave an error of order (log log r / log r)².
+# The limit counts as confirmed if 1 - cos is at most this value at log r = FAR. Constraints that recede like
+# log r leave an error of order (log log r / log r)².
 AGREES = 1e-5
 
 
@@ -99,14 +99,14 @@ def measure(E: np.ndarray, path: np.ndarray, corpus: ja.data.Corpus, follows: bo
 
 
 def apart(x: np.ndarray, y: np.ndarray) -> float:
-    """Compute 1 - cos of the angle between x and y."""
+    """Compute 1 - cos of the angle between vectors x and y."""
     return float(ja.theory.one_minus_cosine(x, y))
 
 
 def begin(
     E: np.ndarray, p: np.ndarray, v: np.ndarray, corpus: ja.data.Corpus, limit: JointLimit
 ) -> tuple[Far, np.ndarray, float]:
-    """Return the flow in log r, the basis of its coordinates (m, d), and log r.
+    """Return the flow in log r, the basis of the coordinates (m, d), and log r.
 
     The flow uses v_mm and the heavy sequences of the certificate, but not the program of p.
     """
@@ -132,7 +132,7 @@ def begin(
 
 
 def share(hit: pd.Series, known: pd.Series) -> str:
-    """Format a share as k of n with its interval."""
+    """Format a fraction as "k of n" with its interval."""
     if not known.any():
         return "–"
     low, high = judge.share(hit, known)[1:3]
@@ -157,7 +157,7 @@ def table(found: pd.DataFrame) -> str:
 
 
 def distances(found: pd.DataFrame) -> Figure:
-    """Plot 1 - cos of p to p_* at log r = 1e4, and of p_relax to p_*, sorted, for each corpus."""
+    """Plot 1 - cos between p and p_* at log r = 1e4, and between p_relax and p_*, sorted, for each corpus."""
     figure = Figure(figsize=(7.2, 3.0), layout="constrained")
     for axes, name, words in zip(
         figure.subplots(1, 2, sharey=True),

@@ -19,7 +19,7 @@ class Chains(Sequences):
 
 
 def markov(key: Array, *, sequences: int, states: int, doubly: bool = False) -> Chains:
-    """Sample chains with rows from Dirichlet(1, ..., 1); with `doubly`, symmetric chains of two states."""
+    """Sample chains with Dirichlet(1, ..., 1) rows, or symmetric two-state chains if `doubly` is True."""
     table_key, first_key, step_key = jax.random.split(key, 3)
     P = jax.random.dirichlet(table_key, jnp.ones(states), (sequences, states))
     if doubly:

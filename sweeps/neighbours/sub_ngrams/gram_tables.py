@@ -19,7 +19,7 @@ class Grams(Sequences):
 def grams(
     key: Array, *, sequences: int, states: int, length: int, order: int = 2, alpha: float = 1.0
 ) -> Grams:
-    """Sample sequences whose tokens depend on the last `order` tokens, by rows from Dirichlet(alpha, ...)."""
+    """Sample Markov chains of order `order`, with transition probabilities from Dirichlet(alpha, ...)."""
     table_key, first_key, step_key = jax.random.split(key, 3)
     contexts = states**order
     table = jax.random.dirichlet(table_key, jnp.full(states, alpha), (sequences, contexts))
