@@ -7,8 +7,8 @@ the sequences, stored as logarithms,
     dρ = e^(-ρ) u·G,    du = e^(-ρ) (G - (u·G) u).
 
 The sums over pairs of tokens avoid cancellation between large forces. Time is rescaled such that
-‖dp/dt‖ + |dρ/dt| = 1. Weights lose digits as e^ρ grows: rounding of u by 1e-16 changes them by 1e-6 at
-ρ = 23.
+‖dp/dt‖ + |dρ/dt| = 1. Weights lose digits as e^ρ grows: at ρ = 23, a rounding error of 1e-16 in u changes
+them by 1e-6.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class JointODE:
     labels: np.ndarray
 
     def __call__(self, _, state):
-        """Compute the velocity of one state, (2 m + 1,), or of k states, (2 m + 1, k)."""
+        """Compute the velocity at one state, (2 m + 1,), or at k states, (2 m + 1, k)."""
         several = state.reshape(len(state), -1).T
         p, u, rho = np.split(several, [self.E.shape[1], -1], axis=1)
         u = u / np.linalg.norm(u, axis=1, keepdims=True)
@@ -73,7 +73,7 @@ class Followed:
 
     @property
     def until(self):
-        """Largest log ‖v‖ on the path."""
+        """Largest value of log ‖v‖ on the path."""
         return self.rho[-1]
 
     def at(self, log_norm):

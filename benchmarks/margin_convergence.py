@@ -5,7 +5,7 @@
 The data satisfy Assumption 1 with V = 50, n = 200, T = 8, d = 2048. Training takes one step of size 200 on E,
 then follows the flow of p until ‖p‖ = 1e6. For every seed, the study computes the selection of the final p,
 the max-margin direction of that selection with its certificate, and 1 - cos between p and this direction. The
-time is that of the whole study, from sampling the corpora to writing the page, compilation included.
+time covers the whole study, from sampling the corpora to writing the page, including compilation.
 """
 
 import argparse

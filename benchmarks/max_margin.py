@@ -1,9 +1,9 @@
-"""Solve max-margin problems of two sizes: many small ones at once, and one of the size of IMDB.
+"""Solve max-margin problems of two sizes: many small problems at once, and one of the size of IMDB.
 
     python benchmarks/max_margin.py --out results/benchmarks
 
 - batch: Assumption 1 with V = 50, n = 200, T = 8, d = 2,048 after one step of η0 = 200, with all relevant
-  tokens selected; also one by one with the exact method, which must agree;
+  tokens selected; also solved one by one with the exact method, which must agree;
 - large: random sequences with Zipf frequencies, n = 25,000, V = 7,800, d = 2,048, E after one step. Four
   selections: of the initial p; of a p whose scores approximate the posterior difference (many selected
   tokens); of random scores, which E may be unable to produce; and of a random token of each sequence, which
@@ -28,7 +28,7 @@ DIM = 2048
 
 
 def batch_problem(seeds, relevant=10, vocab=50, step=200.0):
-    """Return embeddings, corpora and selections of many seeds."""
+    """Return embeddings, corpora and selections for many seeds."""
     keys = jax.random.split(jax.random.key(0), seeds)
     corpora = jax.vmap(
         lambda key: ja.data.assumption1(key, vocab_size=vocab, relevant=relevant, length=8, sequences=200)
@@ -43,7 +43,7 @@ def batch_problem(seeds, relevant=10, vocab=50, step=200.0):
 
 
 def measure_batch(seeds, compare):
-    """Time two batched solves of all seeds, the first with compilation; if `compare`, also exact solves."""
+    """Time two batched solves of all seeds, the first with compilation, and, if `compare`, exact solves."""
     E, corpora, chosen = batch_problem(seeds)
     times = []
     for _ in range(2):

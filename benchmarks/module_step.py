@@ -1,12 +1,12 @@
-"""Time a step on a module of Flax or Equinox, compared with a step on the same function as a custom model.
+"""Time a step on a Flax or Equinox module, compared with a step on the same function as a custom model.
 
     python benchmarks/module_step.py --out results/benchmarks
 
 The modules of docs/howto/modules.md are adapted by `ja.models.from_linen`, `from_nnx` and `from_equinox`.
 The custom model computes tanh(X W + b) w + c from the same named parameters. A step is a step of the
-`descent` phase with Adam on all parameters. Both are compiled loops of the same number of steps, run in turn.
-The output is the median of the ratios of adjacent runs, with quartiles, and the number of programs of the
-module.
+`descent` phase with Adam on all parameters. Both are compiled loops with the same number of steps, and run in
+turn. The output is the median of the ratios of adjacent runs, with quartiles, and the number of programs for
+the module.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def page():
 
 
 def custom(of_module, kind):
-    """Return a function that builds a custom model with a module's parameters and explicit outputs."""
+    """Return a function that builds a custom model with the parameters of a module and explicit outputs."""
     names, is_transposed = NAMES[kind]
 
     def outputs(params, data):
@@ -61,7 +61,7 @@ def custom(of_module, kind):
 
 
 def stepping(data, model, sequences, width, steps):
-    """Return functions that time steps of all seeds and count compiled programs, and the bytes accessed."""
+    """Return functions that time steps of all seeds and count compiled programs, and the accessed bytes."""
     phase = {"kind": "descent", "name": "all", "train": ["*"], "optimizer": "adam", "step_size": 1e-3}
     study = ja.Study(
         name="step",

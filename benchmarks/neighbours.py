@@ -2,7 +2,8 @@
 
     python benchmarks/neighbours.py [--only rates] [--seeds 1 100] --out results/benchmarks
 
-Times include everything from the sweep file to the tables, and compilation. Each study has its own process.
+Times include everything from the sweep file to the tables, including compilation. Each study runs in its own
+process.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from jaxattn.lab.books import book
 
 
 def run(name, seeds):
-    """Run the study of an item, and return its run time in seconds and its numbers of cells and seeds."""
+    """Run the study of an item; return its run time in seconds and its numbers of cells and seeds."""
     study = book.read_book("neighbours").item(name).study("laptop", overrides=[f"seeds={seeds}"])
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()

@@ -3,8 +3,8 @@
     python benchmarks/orchestration.py --seeds 1000 --out results/benchmarks
 
 The study of benchmarks/seeds_per_second.py runs as with `jaxattn run`, and every call of a compiled program
-is timed. The remaining wall time is overhead: planning, checkpoints, tables and progress. Finally, the time
-of `jaxattn run` on the finished study is measured.
+is timed. The remaining wall time is overhead: planning, checkpoints, tables and progress. Finally, `jaxattn
+run` is timed on the finished study.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Measure the effect of a code change on run time: run benchmarks of this tree and of a revision in turn.
+"""Measure the effect of a code change on run time: benchmark this tree and a revision in turn.
 
     python benchmarks/pairs.py REV [--rounds 6] [--data-dir DIRECTORY_OF_TFDS] --out results/benchmarks
 
-Each tree runs its own script. The order alternates from round to round. The result is the ratio of the
-seconds of this tree to those of the revision, pair by pair. The interval is Student's t interval for the mean
-of the logarithms.
+Each tree runs its own script. The order alternates from round to round. The result is the ratio of the times
+for this tree and the revision, pair by pair. The interval is Student's t interval for the mean of the
+logarithms.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def measure(tree, name, arguments, keys):
 
 
 def ratios(there, name, arguments, keys, rounds):
-    """Measure both trees in turn; return the ratios of this tree to the revision by name, one per round."""
+    """Measure both trees in turn; return the ratios of this tree to the revision, one per round, by name."""
     found = {}
     for turn in range(rounds):
         trees = [HERE, there] if turn % 2 else [there, HERE]

@@ -1,10 +1,10 @@
-"""Measure how far README's example is from its limit over the time of gradient flow, and how far a loop gets.
+"""Plot the distance of the README example from its limit against gradient-flow time, and how far a loop gets.
 
     python benchmarks/reach.py --out results/reach
 
 The loop is plain gradient descent on p: the textbook E[x] model, autodiff, float32, and a constant step. Its
-time is the sum of its steps. The limit is the certified max-margin direction
-of the tokens that the exact flow selects.
+time is the sum of its step sizes. The limit is the certified max-margin direction for the tokens that the
+exact flow selects.
 """
 
 import argparse
@@ -26,7 +26,7 @@ WIDTH = 4.7
 
 
 def problem():
-    """Return the parameters after one step on E, and the corpus, as in README."""
+    """Return the parameters after one step on E, and the corpus, as in the README."""
     corpus = ja.data.assumption1(jax.random.key(0), vocab_size=64, relevant=8, length=8, sequences=256)
     params = ja.models.one_layer.init(jax.random.key(1), vocab_size=64, dim=1024)
     return ja.dynamics.one_step(params, corpus, step_size=2e3), corpus
@@ -35,7 +35,7 @@ def problem():
 def loop(params, corpus, target):
     """Run gradient descent on p, and return rows of log t and 1 - cos."""
     ids, mask = ja.models.reference.padded_sequences(corpus)
-    # The part of p outside of span(E) never changes, so 64 coordinates and that part's norm are enough.
+    # The part of p outside span(E) never changes, so 64 coordinates and the norm of that part are enough.
     basis = jnp.linalg.qr(params.E.T)[0]
     E, v, p = params.E @ basis, basis.T @ params.v, basis.T @ params.p
     outside = jnp.square(params.p).sum() - jnp.square(p).sum()
@@ -58,7 +58,7 @@ def loop(params, corpus, target):
 
 
 def draw(flow, descent):
-    """Draw both curves over log t, on logarithmic axes."""
+    """Plot both curves against log t, on logarithmic axes."""
     with style.style():
         figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
         axes = figure.subplots()

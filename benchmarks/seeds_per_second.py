@@ -2,8 +2,8 @@
 
     python benchmarks/seeds_per_second.py --out results/benchmarks
 
-Every seed samples a corpus and parameters, takes one gradient step on E, then descends on p. Rows are
-compiled beforehand and measured in turn in one process, so that a drift in speed does not affect ratios:
+Every seed samples a corpus and parameters, takes one gradient step on E, and then descends on p. Rows are
+compiled beforehand and measured in turn in one process, so that a drift in speed does not affect the ratios:
 
 - jaxattn: all seeds vmapped in the programs of `jaxattn run`, with a probe after each phase;
 - loop, token space: a Python loop over seeds and steps with jaxattn's jitted step;
@@ -70,7 +70,7 @@ def ours(seeds):
 
 
 def drawn(seeds):
-    """Return the parameters, corpus and padded sequences of each seed, which are not part of the timing."""
+    """Return the parameters, corpus and padded sequences of each seed, which are not timed."""
     data_keys, model_keys, _ = seed_keys(list(range(seeds)))
     programs = Programs(STUDY.base)
     loaded = programs.draw(data_keys, {})

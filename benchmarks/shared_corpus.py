@@ -2,18 +2,19 @@
 
     python benchmarks/shared_corpus.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks
 
-That part is ∂L/∂a given scores a and values γ: the logistic loss of `attend`, forward and backward.
-Without --data-dir the corpus is sampled from Zipf's law with the sizes of IMDB. The variants are
-timed in float32, interleaved in one process, so that a drift in speed does not affect their ratios:
+This part is ∂L/∂a for given scores a and values γ: the logistic loss of `attend`, forward and backward.
+Without --data-dir, the corpus is sampled from Zipf's law with the sizes of IMDB. The variants are timed in
+float32, interleaved in one process, so that a drift in speed does not affect their ratios:
 
 - vmapped: `jax.vmap` over the seeds, so that one product with the counts serves all seeds;
 - in turn: `jax.lax.map` over the seeds;
 - scipy.sparse: an independent reference, which multiplies the CSR count matrix and its transpose by a matrix
-  with one column per seed. It uses one shift for all sequences, so it works only for narrow ranges of scores.
+  with one column per seed. Here it uses one shift for all sequences, so it works only for narrow ranges of
+  scores.
 
-Scores are normal and scaled to a range; in float32, `attend` splits them into bands of width 64. The error is
-the largest difference between vmapped ∂L/∂a and float64 NumPy, divided by the largest component of ∂L/∂a; the
-table shows the maximum over up to four seeds.
+Scores are normally distributed and scaled to a range. In float32, `attend` splits them into bands of width
+64. The error is the largest difference between the vmapped ∂L/∂a and float64 NumPy, divided by the largest
+component of ∂L/∂a. The table shows the maximum over up to four seeds.
 """
 
 import argparse

@@ -2,14 +2,15 @@
 
     python benchmarks/size.py [--rooms] [--imports] [--single] [--names]
 
-The script prints lines of code (without docstrings, blank lines and comments), modules (without `__init__`),
-and the import graph between rooms: its levels, and a cycle if there is one. A room is a directory or module
-of the package or of its lab. tests/test_imports.py checks which room may import which. A name with multiple
-meanings is a public function, class or constant that more than one module defines.
+The script prints the number of lines of code (without docstrings, blank lines and comments) and of modules
+(without `__init__`), and the import graph between rooms: its levels, and a cycle, if any. A room is a
+directory or module of the package or of its lab. tests/test_imports.py checks which room may import which. A
+name with multiple meanings is a public function, class or constant that is defined in more than one module.
 
-An import inside a function, or for type checkers only, counts like one at the top of a module. The exception
-is names that an `__init__` imports on first use, which it lists for type checkers. A name imported from a
-package counts as an import of the package's `__init__`, and a module imported from it as one of the module.
+An import inside a function, or for type checkers only, counts like one at the top of a module. The exceptions
+are names that an `__init__` imports on first use, which it lists for type checkers. A name imported from a
+package counts as an import of the package's `__init__`. A module imported from a package counts as an import
+of the module.
 """
 
 import argparse
@@ -38,7 +39,7 @@ _NOT_CODE = {
 
 
 def code_lines(source: str) -> int:
-    """Count lines of code: not blank, not a comment, not a string statement (a docstring)."""
+    """Count lines of code: lines that are not blank, a comment or a string statement (a docstring)."""
     documented = {
         line
         for node in ast.walk(ast.parse(source))
@@ -64,7 +65,7 @@ def modules(package: Path = PACKAGE) -> dict[str, Path]:
 
 
 def imports(package: Path = PACKAGE) -> Graph:
-    """Return the modules of the package that each of its modules imports."""
+    """Return, for each module of the package, the modules of the package that it imports."""
     files = modules(package)
     return {
         name: _imported(path.read_text(), files.keys(), lazy=not _is_module(path)) - {name}
@@ -106,7 +107,7 @@ def between_rooms(graph: Graph) -> Graph:
 
 
 def circle(graph: Graph) -> list[str]:
-    """Return the names along one import cycle, or an empty list if there is none."""
+    """Return the names along an import cycle, or an empty list if there is no cycle."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

@@ -2,8 +2,8 @@
 
     python benchmarks/step_against_scipy.py --out results/benchmarks
 
-scipy.sparse multiplies the count matrix, and its transpose, with two columns each, on one core. A step of the
-engine contains these two products, softmax, E p and the update. Both are timed in turn in one process. The
+scipy.sparse multiplies the count matrix and its transpose by two columns each, on one core. A step of the
+engine consists of these two products, softmax, E p and the update. Both are timed in turn in one process. The
 output contains medians, and the median of the ratios of adjacent runs.
 """
 
@@ -79,7 +79,7 @@ def steps(study, corpora):
 
 
 def measure(sizes, number, repeats):
-    """Return the times of a step and of the two products for one corpus size, and their ratio."""
+    """Return the times of a step and of the two products, and their ratio, for one corpus size."""
     study = ja.Study(
         name="step",
         data=ja.data.Independent(relevant=20, **sizes),

@@ -1,4 +1,4 @@
-"""Time a descent step for several d in one process: in coordinates of the span it does not depend on d.
+"""Time a descent step for multiple d in one process: in span coordinates it does not depend on d.
 
     python benchmarks/step_by_dim.py --out results/benchmarks
 

@@ -1,12 +1,12 @@
-"""Report how exact flows of p end on data with tied tokens, and whether their limits can be certified.
+"""Report how exact flows of p end on data with tied tokens, and whether their limits are certified.
 
     python benchmarks/ties.py --out results/benchmarks                                     # synthetic corpora
     python benchmarks/ties.py --only reviews --data-dir DIRECTORY_OF_TFDS --out results/benchmarks    # IMDB
 
 The synthetic corpora have V = 50, 20 relevant tokens, n = 200 and T = 8, with d = 2048, one step of size 200
-on E, and the seeds of a study. The reviews are the first 500 of IMDB, with words that occur at least 20 times
-in them and one step of size 5,000 on E; only the parameters depend on the seed. All flows are in coordinates
-of the span, up to ‖p‖ = 1e6.
+on E, and the seeds of a study. The reviews are the first 500 IMDB reviews, with words that occur at least 20
+times in them and one step of size 5,000 on E; only the parameters depend on the seed. All flows run in
+coordinates of the span, up to ‖p‖ = 1e6.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""Count the files of the package that are executed by one seed, and by a whole command.
+"""Count the package files that are executed by one seed, and by a whole command.
 
     python benchmarks/trace_files.py             # counts
     python benchmarks/trace_files.py --list      # and the files
     python benchmarks/trace_files.py --chain models/gradients.py:loss_and_gradients
 
-The script counts calls of functions of the package with `sys.setprofile`, in all threads. It excludes code
-that runs during imports. The study is the quickstart with few seeds and steps, which trace and compile the
-same code. A crossing is a call from a function of one file to a function of another. With
-`--chain`, the script prints the functions of the package from the command to the first call of a function.
+The script counts calls to functions of the package with `sys.setprofile`, in all threads. It excludes code
+that runs during imports. The study is the quickstart with few seeds and steps, which traces and compiles the
+same code. A crossing is a call from a function in one file to a function in another. With `--chain`, the
+script prints the chain of package functions from the command to the first call of a given function.
 """
 
 import argparse

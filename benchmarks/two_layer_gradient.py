@@ -6,8 +6,8 @@
 The textbook code gathers E[x] and computes scores (n, T, T), jitted and differentiated by JAX. A step
 computes all gradients and applies Adam. The textbook code pads the minibatch to its longest sequence and
 processes it in parts that fit in memory. "Sorted" is an improved version: sequences are sorted by length and
-split into chunks of about equal numbers of positions, each padded to its own longest sequence. All rows are
-measured in one process, in turn, and the minimum time of each is reported.
+split into chunks with about the same number of positions, and each chunk is padded to its longest sequence.
+All rows are measured in turn in one process, and the minimum time of each row is reported.
 """
 
 import argparse
@@ -45,14 +45,14 @@ def zipf_reviews(sequences, vocab_size):
 
 
 def seconds(function):
-    """Return the seconds of one call, until its result is ready."""
+    """Return the seconds that one call takes until its result is ready."""
     begin = time.perf_counter()
     jax.block_until_ready(function())
     return time.perf_counter() - begin
 
 
 def in_turn(calls, repeats):
-    """Return the times of each call by name; the calls run in turn, `repeats` times."""
+    """Return the times of each call by name. The calls run in turn, `repeats` times."""
     times = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
@@ -61,7 +61,7 @@ def in_turn(calls, repeats):
 
 
 def fastest(times):
-    """Return the minimum seconds of every row, because other load on a machine only adds time."""
+    """Return the minimum time of every row, in seconds, because other load on a machine only adds time."""
     return {name: min(each) for name, each in times.items()}
 
 

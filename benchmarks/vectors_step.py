@@ -7,8 +7,9 @@ A step of gradient descent on p, on p and v, or on W, of
     f(X) = Σ_t q_t x_t·v,   q = softmax over t of x_t·p, or of x_t·W z,
 
 is compared with a loop of one product of each kind, a_nt = x_nt·u_n and h_n = Σ_t q_nt x_nt. A step on W also
-has two matrix products, of z and W and of z and ∂L/∂(W z), which are timed too. All are compiled loops of the
-same number of rounds, run in turn. The output is the median of the ratios of adjacent runs, with quartiles.
+has two matrix products, of z and W and of z and ∂L/∂(W z), which are timed too. All are compiled loops with
+the same number of rounds, run in turn. The output is the median of the ratios of adjacent runs, with
+quartiles.
 """
 
 import argparse
@@ -76,7 +77,7 @@ def stepping(data, outputs, train, rounds):
 
 
 def looped(once, begin, data, rounds):
-    """Return a function that iterates x ← once(x, data) for `rounds` rounds from x = `begin`."""
+    """Return a function that iterates x ← once(x, data) for `rounds` rounds, starting from x = `begin`."""
     run = jax.jit(lambda x, data: jax.lax.fori_loop(0, rounds, lambda _, x: once(x, data), x))
     return lambda: jax.block_until_ready(run(begin, data))
 

@@ -2,10 +2,11 @@
 
     python benchmarks/vocabulary.py --data-dir DIRECTORY_OF_TFDS --yelp FILE.parquet --out results/vocabulary
 
-The paper has V = 7,766 on IMDB and 5,424 on Yelp. On IMDB its bins of the posterior difference are over
-[-1, 14/15], so -1 and 14/15 = (29 - 1)/30 are the smallest and the largest posterior difference of its words.
-For each tokeniser, way of counting, length limit and fraction of the training reviews, the script finds the
-cut-off whose vocabulary size is closest to V, and the range of the posterior difference for it.
+The paper has V = 7,766 on IMDB and 5,424 on Yelp. On IMDB, its bins of the posterior difference cover [-1,
+14/15], so -1 and 14/15 = (29 - 1)/30 are the smallest and the largest posterior difference of its words. For
+each tokeniser, counting method, length limit and fraction of the training reviews, the script finds the
+cut-off for which the vocabulary size is closest to V, and the corresponding range of the posterior
+difference.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python benchmarks/workers.py --workers 2 --batches 64
 
-Every batch is one run on small arrays and uses one core, so N workers can be up to N times as fast.
-(XLA computes products of large arrays on all cores; a single process is then as fast as the workers.) The
-times include the start of the workers, their imports and their compilation; a first run fills the cache of
+Every batch is one run on small arrays and uses one core, so N workers can be up to N times as fast. (XLA
+computes products of large arrays on all cores. A single process is then as fast as the workers.) The times
+include the start of the workers, their imports and their compilation. A first run fills the cache of
 programs.
 """
 
@@ -21,7 +21,7 @@ import jaxattn as ja
 
 
 def study(batches: int, steps: int) -> ja.Study:
-    """Return a study of one cell, in which computing takes most of the time."""
+    """Return a study of one cell in which computation takes most of the time."""
     return ja.Study(
         name="workers",
         seeds=batches,
@@ -34,7 +34,7 @@ def study(batches: int, steps: int) -> ja.Study:
 
 
 def main() -> None:
-    """Run the study both ways, compare the numbers, and print the times."""
+    """Run the study in both ways, compare the numbers, and print the times."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batches", type=int, default=64)

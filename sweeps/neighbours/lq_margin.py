@@ -1,7 +1,8 @@
-"""The max-margin direction of a selection in the ℓ_q norm.
+"""Max-margin direction for a selection in the ℓ_q norm.
 
 Mirror descent with the potential ‖p‖_q^q / q converges to the direction of the largest ℓ_q margin, and sign
-descent to that of ℓ_∞, whereas gradient descent converges to that of ℓ_2.
+descent to the direction of the largest ℓ_∞ margin, whereas gradient descent converges to the direction of the
+largest ℓ_2 margin.
 """
 
 import math
@@ -27,7 +28,7 @@ _MAX_PROBLEMS = 400
 
 
 def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: float = 1e-10) -> MaxMargin:
-    """Compute the p of smallest ℓ_q norm that scores selected tokens at least 1 above others of a sequence.
+    """Compute the p of smallest ℓ_q norm that scores selected tokens at least 1 above the others.
 
         p_q = argmin ‖p‖_q  s.t.  p·(Φ_s - Φ_s') ≥ 1  for all X, s ∈ S_X, s' ∈ X \\ S_X,
                                   p·(Φ_s - Φ_s'') = 0  for s, s'' ∈ S_X.
@@ -46,7 +47,8 @@ def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: 
 
     Returns:
         The result of `max_margin`, with ℓ_q norms of p and the bound above. If the tolerance is not reached,
-        it contains the p with the smallest gap; if no direction separates the selection, the proof of this.
+        it contains the p with the smallest gap. If no direction separates the selection, it contains a proof
+        of this.
 
     Raises:
         InputError: q is below 1, Φ contains NaN or inf, a sequence has no selected token, or shapes do not
@@ -72,9 +74,10 @@ def _reweighted(
 ) -> MaxMargin:
     """Minimise ‖p‖_q by line searches from p towards the feasible u of least Σ_j |p_j|^(q-2) u_j².
 
-    u - p is a descent direction, and the multipliers of u are those of ‖p‖_q if p = u. For q ≤ 2 a full step
-    reduces the norm, and multiplies the error by 2 - q. For q > 2 a step of about 1/(q - 1) is Newton's step.
-    It starts at the Euclidean p, and returns it if the rounding of the first weights exceeds the margin.
+    u - p is a descent direction, and if p = u, the multipliers of u are multipliers for ‖p‖_q. For q ≤ 2, a
+    full step reduces the norm and multiplies the error by 2 - q. For q > 2, a step of about 1/(q - 1) is a
+    Newton step. The iteration starts at the Euclidean p, and returns it if the rounding error in the first
+    weights exceeds the margin.
     """
     from scipy.optimize import minimize_scalar  # slow to import
 

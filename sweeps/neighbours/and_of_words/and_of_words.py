@@ -1,4 +1,4 @@
-"""Sentences that are positive if they contain both of two words, or, under a second rule, exactly one."""
+"""Sentences that are positive if they contain both of two words or, in a second task, exactly one."""
 
 from typing import ClassVar, Literal, NamedTuple
 
@@ -13,7 +13,7 @@ TYPES = ("both", "first", "second", "neither")
 
 
 def kinds(sequences: int) -> Array:
-    """Return the index in `TYPES` of each sentence, (n,): half are "both", and each other type is a sixth."""
+    """Return the index in `TYPES` of each sentence, (n,): half are "both", and a sixth of each other type."""
     return jnp.maximum(jnp.arange(sequences) * 6 // sequences - 2, 0)
 
 
@@ -71,7 +71,7 @@ def tables(params: Params) -> tuple[Array, Array]:
 
 
 class Words(ja.Probe):
-    """Values of the three words, changes of scores, and loss and accuracy by type of sentence."""
+    """Values of the three words, changes in scores, and loss and accuracy by sentence type."""
 
     def remember(self, params: Params) -> Array:
         """Return the initial scores."""

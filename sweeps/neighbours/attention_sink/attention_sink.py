@@ -1,4 +1,4 @@
-"""Attention sink for tokens that need no attention: its logits and its value if the bigrams are known."""
+"""Attention sink for tokens that need no attention: its logits and its value for known bigrams."""
 
 from typing import ClassVar, NamedTuple
 
@@ -10,7 +10,7 @@ import jaxattn as ja
 
 
 class Contexts(ja.Dataset):
-    """Current tokens with the counts of the tokens in their context; targets are next-token probabilities."""
+    """Current tokens and the token counts of their contexts; targets are next-token probabilities."""
 
     current: Array  # (n,)
     counts: Array  # (n, V)
@@ -87,7 +87,7 @@ def divergence(outputs: Array, targets: Array) -> Array:
 
 
 def sink(params: Params, data: Contexts) -> dict[str, Array]:
-    """Compute logits and attention of the sink, averaged over current tokens, and the spread of its value."""
+    """Compute the sink's logits and attention, averaged over current tokens, and the spread of its value."""
     weight, occurs = jnp.exp(params.logits), jnp.zeros(params.logits.shape, bool).at[data.current].set(True)
     return {
         "sink_logit": params.logits.mean(where=occurs),

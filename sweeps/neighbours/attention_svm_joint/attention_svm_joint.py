@@ -1,4 +1,4 @@
-"""Attention as an SVM, p and v together: three sequences; the margin of v is tight on all or only two."""
+"""Attention as an SVM, p and v jointly: three sequences; the margin of v is tight on all or on two."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ PLACES = ((0.0, 0.0), (1.0, 1.0), (1.0, -1.0), (0.5, 1.0))
 
 
 def three_sequences() -> ja.data.Corpus:
-    """Build three sequences, each of token 0 and one further token."""
+    """Build three sequences, each with token 0 and one further token."""
     return ja.data.from_sequences([[0, 1], [0, 2], [0, 3]], labels=[1, -1, 1], vocab_size=4)
 
 
@@ -52,6 +52,6 @@ class AllDigits(ja.models.OneLayer):
 
 
 def directions(params: Any, data: ja.data.Corpus) -> dict[str, Array]:
-    """Return p, and the angles of p and v to the first axis."""
+    """Return p, and the angles between the first axis and p and v."""
     (x, y), (a, b) = params.p, params.v
     return {"p_1": x, "p_2": y, "p_angle": jnp.arctan2(y, x), "v_angle": jnp.arctan2(b, a)}

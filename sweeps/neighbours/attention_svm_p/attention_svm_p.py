@@ -1,4 +1,4 @@
-"""Attention as an SVM in p: one input with a global or a local optimum, and three inputs; fixed starts."""
+"""Attention as an SVM in p: one input with a global or local optimum, or three inputs; fixed starts."""
 
 from typing import ClassVar, Literal
 

@@ -11,7 +11,7 @@ from jaxattn.data import Splits, Vectors
 
 
 class Tokens(Vectors):
-    """Tokens in m + 2 coordinates of R^d: the two signal axes and those of the training noise."""
+    """Tokens in m + 2 coordinates of R^d: the two signal axes, and the axes of the training noise."""
 
     h: Array | None = None  # (n, T, m + 2) initial W applied to the part of each token outside these axes
 
@@ -47,7 +47,7 @@ class Signals(ja.DrawnData, kw_only=True):
         return Splits(train=train, tokens=None, test=test, validation=None)
 
     def clean(self, noise: Array, h: Array) -> Tokens:
-        """Add the signals to noise; return the tokens with correct labels."""
+        """Add the signals to the noise; return the tokens with correct labels."""
         X, h = (x.reshape(-1, self.length, x.shape[1]) for x in (noise, h))
         y = classes(len(X))
         own, other = self.signal * jnp.eye(2, X.shape[2])[jnp.stack([(1 - y) // 2, (1 + y) // 2])]

@@ -50,7 +50,8 @@ class Disentangled(ja.Model[Trees]):
 class TwoMatrices(ja.Model[Trees]):
     """Log-probabilities log((f_s + ε) / (1 + S ε)), where f_s is the last position's attention to token s.
 
-    A1 contains the scores of pairs of positions, initially 0, and A2 those of pairs of tokens, initially β I.
+    A1 contains the scores of pairs of positions, initially 0, and A2 the scores of pairs of tokens, initially
+    β I.
     """
 
     takes: ClassVar[type[Trees]] = Trees

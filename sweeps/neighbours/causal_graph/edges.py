@@ -1,4 +1,4 @@
-"""Probe of the attention of the first layer and of losses."""
+"""Probe of the first layer's attention and of losses."""
 
 from typing import ClassVar
 

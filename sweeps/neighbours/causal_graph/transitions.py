@@ -1,4 +1,4 @@
-"""Transition matrices, and estimators of their rows that know the graph."""
+"""Transition matrices, and estimators of their rows for a known graph."""
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,7 @@ def row_of_last(matrices: Array, data: Sequences) -> Array:
 
 
 def counted(data: Sequences) -> Array:
-    """Estimate the target from the children of tokens equal to the last one, with pseudo-count c, (n, S)."""
+    """Estimate the target, (n, S), from the children of tokens equal to the last one; pseudo-count c."""
     found = row_of_last(counts(data), data) + data.concentration[:, None]
     return found / found.sum(axis=1, keepdims=True)
 

@@ -36,7 +36,7 @@ def parent_positions(key: Array, *, length: int, graph: Graph) -> Array:
 
 
 def sample(key: Array, parents: Array, P: Array) -> Trees:
-    """Sample a sequence for each matrix; roots follow the stationary law, and the last token is uniform."""
+    """Sample a sequence for each matrix, with stationary roots and a uniform last token."""
     (sequences, states, _), first = P.shape, stationary(P)
     token_key, last_key = jax.random.split(key)
     uniform = jax.random.uniform(token_key, (len(parents), sequences, 1))
@@ -73,7 +73,7 @@ def trees(
     concentration: float,
     draws: int = 0,
 ) -> Trees:
-    """Sample sequences of one graph per seed; `draws` is the number of matrices for the posterior mean."""
+    """Sample sequences on one graph per seed; `draws` is the number of matrices for the posterior mean."""
     parents = parent_positions(task_key, length=length, graph=graph)
     table_key, token_key, mean_key = jax.random.split(key, 3)
     P = dirichlet(table_key, concentration=concentration, shape=(sequences, states, states))

@@ -13,7 +13,7 @@ COMPARED = ("output", "value", "score")
 
 
 def statistics(data: Sequences, E: Array) -> dict[str, Array]:
-    """Compute the leading terms of O, V and W as matrices between words, without powers of the step size.
+    """Compute the leading terms of O, V and W as matrices between words, omitting powers of the step size.
 
     The terms are M B, M Φᵀ Bᵀ M and M Q M, where M = E Eᵀ, B = mean(x rᵀ) and Φ = mean(r x̄ᵀ) for one-hot
     words x, their causal averages x̄ and residuals r, the one-hot targets minus 1/words. Q is the mean
@@ -41,7 +41,7 @@ def between_words(params: dict[str, Array]) -> dict[str, Array]:
 
 
 def without_frequencies(matrix: Array, data: Sequences) -> Array:
-    """Subtract the component along mean(x) mean(r)ᵀ, which depends on word frequencies only."""
+    """Subtract the component along mean(x) mean(r)ᵀ, which depends only on word frequencies."""
     x = jax.nn.one_hot(data.ids, data.vocab_size, dtype=matrix.dtype).mean(axis=(0, 1))
     r = jax.nn.one_hot(data.targets, data.vocab_size, dtype=matrix.dtype).mean(axis=(0, 1)) - 1 / len(x)
     part = jnp.outer(x, r)

@@ -1,4 +1,4 @@
-"""Windows of frequent words of reviews, sampled for each seed, and the loss of the next word."""
+"""Windows of frequent words from reviews, sampled for each seed, and the next-word loss."""
 
 from functools import cache
 
@@ -31,7 +31,7 @@ def frequent_words(data_dir: str, length: int) -> tuple[np.ndarray, int]:
 def windows(key: Array, *, data_dir: ja.FilePath, number: int, words: int | None = None) -> Sequences:
     """Sample `number` windows of 32 words; the target of every position is the next word.
 
-    If `words` is given, all but the `words` most frequent words are replaced by one further token.
+    If `words` is given, all but the `words` most frequent words are replaced by a single further token.
     """
     cuts, vocab = frequent_words(data_dir, 32)
     if words is not None:

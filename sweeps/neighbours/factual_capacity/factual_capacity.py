@@ -1,4 +1,4 @@
-"""Number of facts that a matrix W stores: a pair (e_i, u_i) is recalled if j = i maximises u_j·W e_i."""
+"""Number of facts stored in a matrix W: a pair (e_i, u_i) is recalled if j = i maximises u_j·W e_i."""
 
 from math import log
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Factual recall: predict the answer to a subject and a relation from sequences of both and noise tokens."""
+"""Factual recall: predict the answer to a subject and a relation, from sequences that also contain noise."""
 
 from typing import ClassVar, NamedTuple
 
@@ -38,7 +38,7 @@ class Params(NamedTuple):
 
 
 class LinearAttention(ja.Model[Sequences]):
-    """f(X) = Σ_t a_{s_t} U_{s_t}, with a softmax over a_{s_t} if `softmax`; all entries start equal."""
+    """f(X) = Σ_t a_{s_t} U_{s_t}, with a softmax over a_{s_t} if `softmax`; initial entries are equal."""
 
     takes: ClassVar[type[Sequences]] = Sequences
 
@@ -60,7 +60,7 @@ class LinearAttention(ja.Model[Sequences]):
 
 
 class Known(ja.Probe):
-    """Shares of sequences whose most likely answer is consistent with the relation, and with the subject."""
+    """Fractions of sequences whose most likely answer agrees with the relation, and with the subject."""
 
     def measure(self, seen: ja.probes.ProbeContext) -> dict[str, Array]:
         """Compute the metrics of one seed on its test data."""

@@ -1,4 +1,4 @@
-"""Classification in context by one attention layer, and the steps of gradient descent that it resembles."""
+"""In-context classification by one attention layer, and the gradient descent steps that it resembles."""
 
 from typing import ClassVar, Literal
 
@@ -21,7 +21,7 @@ def prompts(key: Array, *, sequences: int, dim: int, length: int, spread: float 
     """Sample one linear classifier sign(w·x) per prompt, and points on the sphere.
 
     The points are uniform. With `spread`, they are normal with this standard deviation around one of four
-    random centres, number k with probability ∝ exp(-k), and are projected onto the sphere.
+    random centres (centre k with probability ∝ exp(-k)), and are projected onto the sphere.
     """
     w_key, x_key, centre_key, which_key = jax.random.split(key, 4)
     w = jax.random.normal(w_key, (sequences, dim))
@@ -73,7 +73,7 @@ def logistic(outputs: Array, targets: Array) -> Array:
 
 
 class GradientStep(ja.Probe):
-    """Comparison of trained weights and predictions with those of one step of gradient descent."""
+    """Compare trained weights and predictions with one step of gradient descent."""
 
     labels: ClassVar = {
         "identity": "cosine of A for points with the identity",

@@ -1,4 +1,4 @@
-"""In-context linear regression by one layer of linear attention, and its global minimum in closed form."""
+"""In-context linear regression by one linear attention layer, and its global minimum in closed form."""
 
 from typing import ClassVar, NamedTuple
 
@@ -34,7 +34,7 @@ def prompts(key: Array, task_key: Array, *, sequences: int, length: int, inverse
 
 
 def step_sizes(length: int, inverse: bool) -> np.ndarray:
-    """Compute the eigenvalues ω/((1 + 1/n) λω + Σλω/n) of the best A; ω are those of the covariance of w."""
+    """Compute the eigenvalues ω/((1 + 1/n) λω + Σλω/n) of the best A; w has covariance eigenvalues ω."""
     omega = 1 / SPECTRUM if inverse else np.ones_like(SPECTRUM)
     return omega / ((1 + 1 / length) * SPECTRUM * omega + (SPECTRUM * omega).sum() / length)
 

@@ -1,4 +1,4 @@
-"""Random multi-head attention layers of finite and infinite width, and moments of their outputs."""
+"""Random multi-head attention layers of finite and infinite width, and the moments of their outputs."""
 
 from typing import ClassVar
 
@@ -44,7 +44,7 @@ class RandomLayer(ja.Model[Vectors]):
 
 
 def finite_layer(key: Array, n: int, heads: int) -> tuple[Array, Array]:
-    """Sample a layer of width n; return the variance of its output given all but O, and the scores of a head.
+    """Sample a layer of width n; return its output variance given all but O, and the scores of a head.
 
     Given X, the rows of X Q are normal with covariance X Xᵀ/n, so that no n × n matrix is needed. Given
     everything but O, the output is normal with variance Σ_h ‖a_h X V_h‖²/(n H).

@@ -27,7 +27,7 @@ def divergence(p: Array, q: Array) -> Array:
 
 @struct.dataclass
 class State:
-    """State of the phase: sums of batch means."""
+    """State of the phase, with sums of batch means."""
 
     params: dict[str, Array]
     step: Array

@@ -66,7 +66,7 @@ def component(params: dict[str, Array], data: Rows) -> dict[str, Array]:
 
 
 def growing(params: dict[str, Array], data: Rows) -> dict[str, Array]:
-    """Compute Σ_h (v_hy + <W_h, I/√D>)²/4, the square of the growing component; 0 for separate matrices."""
+    """Compute Σ_h (v_hy + <W_h, I/√D>)²/4, the squared growing component; 0 for separate matrices."""
     if "W" not in params:
         return {"growing": jnp.zeros(())}
     along = jnp.trace(params["W"][:, :-1, :-1], axis1=1, axis2=2) / data.dim**0.5

@@ -1,4 +1,4 @@
-"""Prompts of in-context linear regression, as cubic features that preserve their mean squared error."""
+"""Prompts for in-context linear regression, as cubic features that preserve the mean squared error."""
 
 import math
 
@@ -34,7 +34,7 @@ def saddles(dim: int, white: bool) -> np.ndarray:
 
 
 def cubic(X: Array) -> Array:
-    """Compute S_ab x_c for a ≤ b from tokens X (n, N + 1, D + 1); S = Σ X Xᵀ, and x is that of the query."""
+    """Compute S_ab x_c for a ≤ b from tokens X (n, N + 1, D + 1), with S = Σ X Xᵀ and the x of the query."""
     S = jnp.einsum("nta,ntb->nab", X, X)
     upper = S[:, *jnp.triu_indices(X.shape[2])]
     return jnp.einsum("np,nc->npc", upper, X[:, -1, :-1]).reshape(len(X), -1)
@@ -49,7 +49,7 @@ def prompts(key: Array, w: Array, white: bool) -> tuple[Array, Array]:
 
 
 def contexts(key: Array, *, sequences: int, dim: int, white: bool = False) -> Rows:
-    """Sample sequences with one task w each, and reduce them to a square root of their second moments."""
+    """Sample sequences, each with its own w, and reduce them to a square root of their second moments."""
     task_key, token_key = jax.random.split(key)
     w = jax.random.normal(task_key, (sequences, dim))
     w = w - w.mean(axis=0)

@@ -1,4 +1,4 @@
-"""A transformer layer with linear attention, whose attention to relevant numbers can be scaled."""
+"""A transformer layer with linear attention, in which the attention to relevant numbers can be scaled."""
 
 from typing import ClassVar
 
@@ -22,7 +22,7 @@ class Transformer(ja.Model[WindowSums]):
     takes: ClassVar[type[WindowSums]] = WindowSums
 
     dim: int
-    attention_scale: float = 1.0  # factor on the attention of outputs 2 to n to their two numbers
+    attention_scale: float = 1.0  # factor on the attention from outputs 2 to n to their two numbers
 
     def init(self, key: Array, like: WindowSums, *, dtype: jnp.dtype) -> dict[str, Array]:
         """Sample normal weights with standard deviation 0.02, or 0.02/√2 for both output matrices."""
@@ -41,7 +41,7 @@ class Transformer(ja.Model[WindowSums]):
         return self.states(params, data)[0] @ params["head"]
 
     def attention(self, params: dict[str, Array], data: WindowSums) -> Array:
-        """Compute the attention of every position, (n, T, T)."""
+        """Compute the attention from every position, (n, T, T)."""
         return self.states(params, data)[1]
 
     def states(self, params: dict[str, Array], data: WindowSums) -> tuple[Array, Array]:

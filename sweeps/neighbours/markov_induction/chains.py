@@ -61,7 +61,7 @@ def divergence(p: Array, log_q: Array) -> Array:
 
 
 class Phases(ja.Probe):
-    """Divergences of the truth and of strategies from the last prediction, and attention of both layers."""
+    """Divergence of the truth and of each strategy from the last prediction, and attention of both layers."""
 
     labels: ClassVar = {
         "kl_truth": "divergence from the truth",

@@ -1,4 +1,4 @@
-"""Mirror descent in ℓ_q: the limit of W is the ℓ_q attention SVM of its selection, for the same q only."""
+"""Mirror descent in ℓ_q: the limit of W is the ℓ_q attention SVM of its selection, only for the same q."""
 
 from typing import Any, ClassVar
 
@@ -55,14 +55,14 @@ class Divergences(ja.PhaseProbe):
         return jnp.append(phase.parameter(state, "W").reshape(-1), phase.options["q"])
 
     def conclude(self, history: np.ndarray, params: Any, model: Any, loaded: Any) -> Any:
-        """Solve the programs of each seed, and compare the paths of W, (S, k, D + 1), with the solutions."""
+        """Solve the programs for each seed, and compare the paths of W, (S, k, D + 1), with the solutions."""
         data = jax.device_get(loaded.splits.train)
         each = [compare(path, *x) for path, *x in zip(history, data.X, data.z, data.targets, strict=True)]
         return tuple(jax.tree.map(lambda *x: np.stack(x), *found) for found in zip(*each, strict=True))
 
 
 def compare(path: np.ndarray, X: np.ndarray, z: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
-    """Return divergences along the path of one seed, and duality gaps of the programs of its selection."""
+    """Return divergences along the path of one seed, and duality gaps of the programs for its selection."""
     path, norm = path[:, :-1], float(path[0, -1])
     scores = from_query(np.asarray(X, float), np.asarray(z, float), y)
     chosen = ja.theory.selection(path[-1], scores)

@@ -1,4 +1,4 @@
-"""A plateau before sparse attention: trainable scores of positions, of which only the last has the answer."""
+"""A plateau before sparse attention: trainable scores of positions; only the last contains the answer."""
 
 from typing import ClassVar, NamedTuple
 
@@ -21,7 +21,7 @@ def sequences(key: Array, *, dim: int, length: int, sequences: int) -> Vectors:
 
 
 class Params(NamedTuple):
-    """Parameters, zero at the start."""
+    """Parameters, initialised to zero."""
 
     W: Array  # (d, d)
     a: Array  # (T,) scores of the positions

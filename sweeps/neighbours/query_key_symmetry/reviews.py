@@ -1,4 +1,4 @@
-"""Windows of film reviews for masked-token and next-token prediction, and the loss of both tasks."""
+"""Windows of film reviews for masked-token and next-token prediction, and the loss for both tasks."""
 
 from typing import Literal
 

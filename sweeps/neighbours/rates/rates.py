@@ -23,7 +23,7 @@ def one_optimal(key: Array, *, dim: int, length: int, sequences: int) -> Vectors
 
 
 class Params(NamedTuple):
-    """W (d, d), zero at the start."""
+    """W (d, d), initialised to zero."""
 
     W: Array
 

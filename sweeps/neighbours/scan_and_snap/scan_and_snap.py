@@ -1,4 +1,4 @@
-"""Scan and snap: next-token prediction by attention of the last token to the tokens before it."""
+"""Scan and snap: next-token prediction by attention from the last token to the tokens before it."""
 
 from typing import ClassVar
 
@@ -61,7 +61,7 @@ class LastToken(ja.Model[Sequences]):
 
 
 def two_rates(step_size: optax.Schedule, *, ratio: float = 1.0) -> optax.GradientTransformation:
-    """Build descent with momentum 0.9 whose step size for Y is `ratio` times that for Z."""
+    """Build descent with momentum 0.9, with a step size for Y that is `ratio` times the step size for Z."""
     faster = optax.stateless(lambda slopes, _: slopes | {"Y": ratio * slopes["Y"]})
     return optax.chain(faster, optax.sgd(step_size, momentum=0.9))
 

@@ -1,4 +1,4 @@
-"""Single-location regression on its population risk: which initial points find the location."""
+"""Single-location regression on the population risk: which initial points find the location."""
 
 from typing import NamedTuple
 
@@ -73,7 +73,7 @@ def risk(outputs: Array, targets: Array) -> Array:
 
 
 def aligned(params: Params, data: ja.Dataset) -> dict[str, Array]:
-    """Compute the sizes of the five overlaps, and the distance √(θ² + η² + ρ²) from θ = η = ρ = 0."""
+    """Compute the magnitudes of the five overlaps, and the distance √(θ² + η² + ρ²) from θ = η = ρ = 0."""
     κ, ν, θ, η, ρ = overlaps(params)
     sizes = {"kappa": κ, "nu": ν, "theta": θ, "eta": η, "rho": ρ}
     return {name: jnp.abs(x) for name, x in sizes.items()} | {"distance": jnp.sqrt(θ**2 + η**2 + ρ**2)}

@@ -45,7 +45,7 @@ def cross_entropy(p: Array, truth: Array) -> Array:
 
 
 def estimate(data: Grams, k: int, alpha: float = 1.0) -> Array:
-    """Estimate next-token probabilities by k-grams, from counts after the last k - 1 tokens, (n, V)."""
+    """Estimate next-token probabilities by k-grams, from the counts after the last k - 1 tokens, (n, V)."""
     T = data.ids.shape[1]
     same = jnp.ones((len(data.ids), T - k + 1), bool)
     for lag in range(1, k):

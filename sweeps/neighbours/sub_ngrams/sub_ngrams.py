@@ -48,7 +48,7 @@ class Simplified(ja.Model[Grams]):
         return {"A": A, "V": V, "Q": Q, "K": K}
 
     def attention(self, params: dict[str, Array], data: Grams) -> tuple[Array, Array]:
-        """Compute the attention of the first layer, (H, T, T), and of the last position, (n, T)."""
+        """Compute the attention in the first layer, (H, T, T), and from the last position, (n, T)."""
         x = jax.nn.one_hot(data.ids, data.vocab_size, dtype=params["A"].dtype)
         n, T, S = x.shape
         first = jax.nn.softmax(jnp.where(jnp.tri(T, dtype=bool), params["A"], -jnp.inf), axis=-1)
@@ -66,5 +66,5 @@ class Simplified(ja.Model[Grams]):
 
 
 def adamw(step_size: optax.Schedule) -> optax.GradientTransformation:
-    """Build AdamW with the settings of the authors: no momentum, weight decay 1e-4."""
+    """Build AdamW with the authors' settings: no momentum, weight decay 1e-4."""
     return optax.adamw(step_size, b1=0.0, weight_decay=1e-4)

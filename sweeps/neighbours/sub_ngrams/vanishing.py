@@ -1,4 +1,4 @@
-"""Analysis of the population gradient: its norm at the constructions of k-gram estimators, and ratios."""
+"""Analysis of the population gradient: norms at the constructions of k-gram estimators, and ratios."""
 
 import numpy as np
 
@@ -6,12 +6,12 @@ from jaxattn.lab.results import judge
 
 
 def norm(squares: np.ndarray) -> float:
-    """Return the norm from unbiased estimates of its square, one per seed, which may be negative."""
+    """Return the norm, given unbiased estimates of its square, one per seed, which may be negative."""
     return float(np.sqrt(np.fmax(np.mean(squares), 0))) if len(squares) else np.nan
 
 
 def left_out(function, *samples: np.ndarray) -> judge.Estimate:
-    """Estimate a function of samples with one entry per seed, with a jackknife interval."""
+    """Estimate a function of samples that have one entry per seed, with a jackknife interval."""
     known = np.isfinite(samples).all(axis=0)
     samples = [np.asarray(x)[known] for x in samples]
     seeds = range(known.sum())

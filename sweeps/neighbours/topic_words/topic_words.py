@@ -1,4 +1,4 @@
-"""Topic words: trained keys and embeddings find the one word of a sentence that determines its topic."""
+"""Topic words: trained keys and embeddings find the one word in a sentence that determines its topic."""
 
 from typing import ClassVar, NamedTuple
 
@@ -56,7 +56,7 @@ class Keys(ja.TokenModel):
 
 
 def law(params: Params, data: Corpus, *, others: int = 20) -> dict[str, Array]:
-    """Compare ‖e‖‖q‖ of topic words with √(2 (s + (eˢ - 1)/m)).
+    """Compare ‖e‖‖q‖ for topic words with √(2 (s + (eˢ - 1)/m)).
 
     Here s is the score of a topic word, and m = `others` is the number of other words per sentence.
     """

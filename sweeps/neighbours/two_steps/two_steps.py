@@ -1,4 +1,4 @@
-"""Two steps suffice: a signal token and a noise token; two steps of gradient descent on p and v from zero."""
+"""Two steps suffice: a signal and a noise token, and two gradient descent steps on p and v from zero."""
 
 from typing import ClassVar, NamedTuple
 

@@ -1,4 +1,4 @@
-"""Value-softmax: one sequence of all tokens with E = I, so that p contains the scores and v the values."""
+"""Value-softmax: one sequence with all tokens and E = I, so that p contains the scores and v the values."""
 
 import jax
 import jax.numpy as jnp

@@ -75,14 +75,14 @@ class Margins(ja.PhaseProbe):
         return phase.parameter(state, "p")
 
     def conclude(self, history: np.ndarray, params: Any, model: Any, loaded: Any) -> Any:
-        """Solve both programs of each seed, ℓ_∞ as a linear program, and compare p (S, k, d) with them."""
+        """Solve both programs for each seed, ℓ_∞ as a linear program, and compare p (S, k, d) with them."""
         data = jax.device_get(loaded.splits.train)
         each = [compare(path, X, y) for path, X, y in zip(history, data.X, data.targets, strict=True)]
         return tuple(jax.tree.map(lambda *x: np.stack(x), *found) for found in zip(*each, strict=True))
 
 
 def compare(path: np.ndarray, X: np.ndarray, y: np.ndarray) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return margin shares along the path (k, d) of one seed, and margins and gaps of both programs."""
+    """Return relative margins along the path (k, d) of one seed, and margins and gaps of both programs."""
     X, scores = np.asarray(X, float), from_vectors(X, y)
     chosen, top = ja.theory.selection(path[-1], scores), (X @ path[-1]).argmax(axis=1)
     best = {norm: lq_max_margin(scores, chosen, q=q) for norm, q in NORMS.items()}
