@@ -49,7 +49,7 @@ class Linear(ja.Model[Population]):
     start: Literal["full", "rank one", "blind"] = "full"
 
     def init(self, key: Array, like: Population, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Sample a balanced start."""
+        """Sample balanced initial parameters."""
         d = like.num_examples
         columns = 1 if self.start == "rank one" else d
         theta = jax.random.normal(key, (d, columns), dtype)
@@ -73,7 +73,7 @@ def risk(params: dict[str, Array], task: ja.dynamics.Task) -> Array:
 
 
 def limit(params: dict[str, Array], data: Population) -> dict[str, Array]:
-    """Return the distances from the limit of the theorem, the risk and the conserved ‖A‖² - b²."""
+    """Return the distances from the limit in the theorem, the risk, and the conserved quantity ‖A‖² - b²."""
     S = data.covariance.astype(params["A"].dtype)
     inverse = jnp.linalg.inv(S)
     b = jnp.trace(inverse @ inverse) ** 0.25

@@ -11,7 +11,7 @@ VOCABULARY, DIM = 128, 32
 
 
 def teacher(key: Array, task_key: Array, *, temperature: float, sequences: int) -> Vectors:
-    """Sample inputs of norm √d, and the teacher's log-probabilities at a temperature."""
+    """Sample inputs of norm √d and compute the teacher's log-probabilities at the given temperature."""
     X = jax.random.normal(key, (sequences, DIM))
     X = X / jnp.sqrt(jnp.mean(X**2, axis=1, keepdims=True))
     W = jax.random.uniform(task_key, (VOCABULARY, DIM), minval=-1, maxval=1) / jnp.sqrt(DIM)
@@ -19,7 +19,7 @@ def teacher(key: Array, task_key: Array, *, temperature: float, sequences: int) 
 
 
 class Head(ja.Model[Vectors]):
-    """Logits W x with W = 0 at the start."""
+    """Logits W x, with W initialised to 0."""
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> dict[str, Array]:
         """Return zeros."""

@@ -1,4 +1,4 @@
-"""Diagonal linear networks with tiny starts, X k(θ): k_i is a form of two entries, or a product."""
+"""Diagonal linear networks X k(θ) with tiny initialisation: k_i is a form in two entries, or a product."""
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ class TwoLayer(ja.Model[System]):
     log_scale: float
 
     def init(self, key: Array, like: System, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Sample the start and the curvatures."""
+        """Sample the initial parameters and the curvatures."""
         n, keys = like.X.shape[1], jax.random.split(key, 4)
         scale = jnp.exp(jnp.asarray(-self.log_scale, dtype))
         return {
@@ -72,7 +72,7 @@ class Deep(ja.Model[System]):
     layers: int = 3
 
     def init(self, key: Array, like: System, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Sample the start."""
+        """Sample the initial parameters."""
         scale = jnp.exp(jnp.asarray(-self.log_scale, dtype))
         return {"a": scale * away_from_zero(key, (like.X.shape[1], self.layers), dtype)}
 
@@ -86,7 +86,7 @@ class Deep(ja.Model[System]):
 
 
 def problem(params: dict[str, Array], data: System) -> dict[str, Array]:
-    """Return X, y, k and the parameters, from which a check computes the predictions."""
+    """Return X, y, k and the parameters, from which the check computes the predictions."""
     model = TwoLayer(log_scale=0.0) if "rise" in params else Deep(log_scale=0.0)
     known = {"X": data.X.ravel(), "y": data.targets, "k": model.coefficients(params)}
     return known | {f"theta_{name}": x.ravel() for name, x in params.items()}
