@@ -13,7 +13,7 @@ scatter-add runs on accelerators.
 A bag of tokens occupies one or more rows of fixed width. Sequences are sorted by their number of rows, so
 that a block contains sequences of similar size. Sizes are rounded up to one of a few values, each with its
 own compiled program. The number of blocks of each size is known only at run time. The cost therefore depends
-on the actual sequence lengths rather than on the longest possible one.
+on the actual sequence lengths rather than on the maximum length.
 """
 
 import math

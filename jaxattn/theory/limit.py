@@ -75,8 +75,8 @@ class Limit(Brief):
 
     Attributes:
         direction: solution of the max-margin problem for the limit. Its status is NO_PAIRS if no force
-            moves p, so that the limit is finite. If the certificate does not hold, the problem is that of the
-            forces at p, and rounding may decide which pairs it requires.
+            moves p, so that the limit is finite. If the certificate does not hold, the forces at p define the
+            problem, and rounding may determine which pairs it requires.
         angle: (); 1 - cos(p, p_*); 0 if no force moves p. It may be large at a point that is converging to
             the limit, because components of p that no force moves do not vanish.
         distance: (); 1 - cos between the score differences at p and at p_*, taken over a_top - a_s for all

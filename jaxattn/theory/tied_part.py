@@ -3,8 +3,8 @@
 The tied part is the loss if only the top tokens of each sequence receive attention. It depends on p only
 through the score differences of tied tokens. These may belong to key differences of very different lengths,
 and to sequences of very different weights. Coordinates are therefore score differences z, one for each of r
-linearly independent edges of a forest that joins every tied token to a near one. Gradient and Hessian along a
-coordinate are measured relative to the forces along the same coordinate.
+linearly independent edges of a forest that joins every tied token to a nearby one. Gradient and Hessian along
+a coordinate are measured relative to the forces along the same coordinate.
 """
 
 from typing import NamedTuple

@@ -15,12 +15,11 @@ steeper as r grows.
 
 This form neglects two things, which `neglected` bounds at every recorded point. Sequences with the same s(X)
 have equal weight only while r (1 - y f_X) is small. This quantity grows if a barrier prevents attention from
-converging to a single token. And v differs from r v_mm by δ = O(1), which exerts the force
+converging to a single token. In addition, v differs from r v_mm by δ = O(1), which exerts the force
 
     (1/r) Σ_X w_X y Σ_i q_i ((E_i - E_s(X))·δ) E_i.
 
-It matters where two tokens have the same value under v_mm, because their force is zero otherwise. See
-docs/notes/joint_flow.md.
+This force matters where two tokens have the same value under v_mm, because there is otherwise no force between them. See docs/notes/joint_flow.md.
 """
 
 from typing import NamedTuple
@@ -164,11 +163,11 @@ def neglected(
 
         max_X max_i r q_i |γ_i - γ_s(X)|,    Σ_X w_X Σ_i q_i ‖E_i - E_s(X)‖² ‖δ‖ / (r ‖dp/dτ‖),
 
-    in the notation of the module docstring, where X is tight in the first one. The first number bounds the
-    errors of the weights, the second one the neglected force of δ = v - r v_mm. The result is infinite if the
-    top token of a tight sequence is not s(X). It is also infinite if another sequence attends to a token on
-    the margin of v_mm, because its barrier then corresponds to a single token, not a mixture, and recedes
-    like log r.
+    in the notation of the module docstring, where X is tight in the first number. The first number bounds the
+    errors of the weights, and the second bounds the neglected force of δ = v - r v_mm. The result is infinite
+    if the top token of a tight sequence is not s(X). It is also infinite if another sequence attends to a
+    token on the margin of v_mm, because its barrier then corresponds to a single token, not a mixture, and
+    recedes like log r.
 
     Args:
         handover: the transition.
