@@ -19,7 +19,8 @@ converging to a single token. In addition, v differs from r v_mm by δ = O(1), w
 
     (1/r) Σ_X w_X y Σ_i q_i ((E_i - E_s(X))·δ) E_i.
 
-This force matters where two tokens have the same value under v_mm, because there is otherwise no force between them. See docs/notes/joint_flow.md.
+This force matters where two tokens have the same value under v_mm, because there is otherwise no force
+between them. See docs/notes/joint_flow.md.
 """
 
 from typing import NamedTuple

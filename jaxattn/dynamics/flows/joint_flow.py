@@ -135,10 +135,10 @@ def joint_flow(
     Returns:
         The path. Its status is NORM if ‖p‖ reached `until_norm`. It is UNSETTLED if ‖v‖ grows, but p does not
         select a single token in every sequence on the margin of v, or if the forces neglected in stage 2 are
-        no longer small. The path is valid up to its end. It is BALANCED if the forces on p cancel at a strict
-        minimum of the loss, so that p converges to a mixture of tokens, while v may grow. It is UNRESOLVED if
-        the forces cancel up to rounding, but not at a strict minimum, so that smaller forces may still move
-        p. If a seed fails, `status` records the failure, and other seeds are not affected.
+        no longer small. The path is valid up to its end. The status is BALANCED if the forces on p cancel at
+        a strict minimum of the loss, so that p converges to a mixture of tokens, while v may grow. It is
+        UNRESOLVED if the forces cancel up to rounding, but not at a strict minimum, so that smaller forces
+        may still move p. If a seed fails, `status` records the failure, and other seeds are not affected.
 
     Raises:
         InputError: there are more than two classes, the shapes do not match, or `until_norm` is infinite.
