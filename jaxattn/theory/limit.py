@@ -65,8 +65,8 @@ class Limit(Brief):
     """Limit p_* of p under gradient flow, with a certificate that the flow converges to it.
 
     All arrays are float64 NumPy arrays. The top tokens of a sequence are those that attention selects in the
-    limit; if there are several, they are tied. 𝒯 is the span of the differences of tied embeddings. The tied
-    part of the loss is the loss if only the top tokens receive attention.
+    limit; if there is more than one, they are tied. 𝒯 is the span of the differences of tied embeddings. The
+    tied part of the loss is the loss if only the top tokens receive attention.
 
     A pair consists of a top token s of a sequence and a token s' below the top. Its rate is p_*·(E_s - E_s'),
     and the force between the two tokens decays like e^(-rate · ‖p‖/‖p_*‖). If these first-order forces cancel

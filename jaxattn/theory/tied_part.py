@@ -115,7 +115,7 @@ class _Forces(NamedTuple):
     """Forces on the k tied tokens in n sequences, on a logarithmic scale.
 
     Attributes:
-        log_share: (n,); log of the weight of the sequence; -inf unless several tokens are tied.
+        log_share: (n,); log of the weight of the sequence; -inf unless multiple tokens are tied.
         pull: (n, k); force of the sequence on the score of the token, in units of e^log_share.
         attention: (n, k).
         steered: list of (n, k); modes of the second derivative of the loss, applied to the deviations.

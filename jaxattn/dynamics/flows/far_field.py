@@ -236,8 +236,8 @@ def _find_attended(
     """Find the attended token in each sequence whose value agrees most with the label.
 
     A token counts as attended if its score is at most `spread` below the top score. In a tight sequence, all
-    tokens but one have negligible attention, about e^(-2 spread). In other sequences, several tokens may form
-    a barrier; the best of them is the token that would be selected without the barrier.
+    tokens but one have negligible attention, about e^(-2 spread). In other sequences, multiple tokens may
+    form a barrier; the best of them is the token that would be selected without the barrier.
 
     Returns:
         A mask of these tokens, (R, W), and their ids, (n,).
