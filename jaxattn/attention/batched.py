@@ -298,7 +298,7 @@ def banded_backward(
     def band(b: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         d_scores, d_values, largest = carry
         ceiling = _ceiling(top, b)
-        # For float32 scores beyond 2^30, several bands may have the same ceiling after rounding.
+        # For float32 scores beyond 2^30, multiple bands may have the same ceiling after rounding.
         own = (own_shift == ceiling) & ((b == 0) | (ceiling < _ceiling(top, b - 1)))
         in_band = jnp.where(own[:, None], by_sequence, 0)
         new = _product(corpus.occurrences, in_band) * _weight(tokens, ceiling)[:, None]

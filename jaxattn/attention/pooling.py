@@ -14,7 +14,7 @@ from jaxattn.data.ragged import MAX_POSITIONS, Ragged, take
 DENSE_FACTOR = 16
 # Maximum number of table entries gathered at a time, so that memory use does not grow with the corpus.
 GATHERED = 1 << 22
-# Maximum number of row sums stored at a time. A segment may consist of several rows.
+# Maximum number of row sums stored at a time. A segment may consist of multiple rows.
 HELD = 1 << 25
 
 

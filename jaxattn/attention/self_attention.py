@@ -13,7 +13,7 @@ scatter-add runs on accelerators.
 A bag of tokens occupies one or more rows of fixed width. Sequences are sorted by their number of rows, so
 that a block contains sequences of similar size. Sizes are rounded up to one of a few values, each with its
 own compiled program. The number of blocks of each size is known only at run time. The cost therefore depends
-on the actual sequence lengths rather than on the longest possible one.
+on the actual sequence lengths rather than on the maximum length.
 """
 
 import math
@@ -153,7 +153,7 @@ def _sizes(bags: Ragged, width: int) -> list[_Size]:
     return found
 
 
-# Maximum number of query-key products that a CPU stores for the backward pass if there are several blocks;
+# Maximum number of query-key products that a CPU stores for the backward pass if there are multiple blocks;
 # accelerators then recompute all of them. The products of a single block are always stored.
 KEPT = 1 << 25
 # Row width of the layout for per-token sums. Most tokens occur in only a few sequences in a block.
@@ -312,8 +312,8 @@ def _cotangents(
 def _max_kept(corpus: Corpus, queries: Array) -> int:
     """Return how many of the products G of queries and keys to store for the backward pass.
 
-    If there is a single block, all are stored. If there are several, accelerators store none; a CPU stores at
-    most 2 · num_pairs, or none if that would exceed KEPT.
+    If there is a single block, all are stored. If there are multiple blocks, accelerators store none; a CPU
+    stores at most 2 · num_pairs, or none if that would exceed KEPT.
     """
     most, width = max_pairs(corpus.bags, queries.shape[1]), queries.shape[1]
     if is_single_block(corpus.bags, width):

@@ -2,8 +2,8 @@
 
     f(X) = Σ_s q_s(X) γ_s,   q_s(X) = count_s(X) exp(a_s) / Σ_r count_r(X) exp(a_r),
 
-with scores a = E p and values γ = E v. No array of shape (n, T, d) is formed, and none of shape (n, V)
-except the counts of a corpus that seeds share on a TPU. The forward and backward passes gather from the
+with scores a = E p and values γ = E v. No array of shape (n, T, d) is formed, and no array of shape (n, V),
+except for the counts of a corpus that seeds share on a TPU. The forward and backward passes gather from the
 corpus, which is stored by sequence and by token. On a large corpus, they use matrix products instead: one
 product for the whole batch in a `jax.vmap`, such as a batch of seeds.
 """

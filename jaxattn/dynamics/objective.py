@@ -1,4 +1,4 @@
-"""What a phase minimises: the mean loss on data, or an objective that the user gives."""
+"""Objectives that phases minimise: the mean loss on data, or a custom objective."""
 
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +42,7 @@ def check_fresh(data: Any) -> None:
 
 
 def value_of(objective: Objective, task: Task) -> Callable[[Params], Array]:
-    """Return the objective as a function of the parameters; it raises InputError unless its value is ()."""
+    """Return the objective as a function of the parameters, which checks that its value is a scalar."""
 
     def value(params: Params) -> Array:
         found = objective(params, task)

@@ -80,7 +80,8 @@ def run(
 
     The call can be part of functions that `jax.jit`, `jax.vmap` and `jax.grad` transform. The computation is
     compiled once for all phases, models and losses with equal settings. A float setting that is a JAX array,
-    also a traced one, is an argument of the compiled program, so a `jax.vmap` over step sizes is possible:
+    possibly a traced one, is an argument of the compiled program, so a `jax.vmap` over step sizes is
+    possible:
 
         def end(step_size):
             sgd = ja.dynamics.Descent(

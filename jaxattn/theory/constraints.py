@@ -100,7 +100,7 @@ def distinct_tokens(
 
     Returns:
         A mask of the N bag entries that contain a token, (R, W) bool; the sequence of each such entry, (N,)
-        int; and its token, (N,) int. The order is that of Boolean indexing with the mask, as in
+        int; and its token, (N,) int. The order is the order of Boolean indexing with the mask, as in
         `corpus.bags.count[present]`.
 
     Example:
@@ -159,10 +159,10 @@ def find_equal_keys(E: np.ndarray, constraints: Constraints) -> int | None:
 def near_ties(
     E: Float[np.ndarray, "V d"], leader: Int[np.ndarray, " V"]
 ) -> tuple[Int[np.ndarray, "t 2"], Float[np.ndarray, "k t"]]:
-    """Join each tied token to a near one by Prim's algorithm, a minimum spanning tree in each group.
+    """Join each tied token to a nearby one by Prim's algorithm, a minimum spanning tree in each group.
 
-    Differences along these edges keep short distances between tied tokens, which rounding removes from
-    differences from a common token that is farther away.
+    Differences along these edges preserve short distances between tied tokens, which rounding would remove
+    from differences to a common token that is farther away.
 
     Args:
         E: (V, d) float64; the keys.

@@ -57,7 +57,7 @@ def certify_exactly(scores: Scores, selection: Selection, solution: MaxMargin) -
         scores: the keys Φ (m, D) and bags of the problem.
         selection: the selection, with one distinct token per sequence.
         solution: the solution, as returned by `max_margin(scores, selection)`. The required margins are 1, so
-            for `Limit.direction` with other required margins, the gap is that of another problem.
+            for `Limit.direction` with other required margins, the gap refers to a different problem.
 
     Raises:
         InputError: `solution` is a batch, has no pairs, or is undecided; an array contains NaN or inf; the

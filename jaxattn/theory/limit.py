@@ -65,8 +65,8 @@ class Limit(Brief):
     """Limit p_* of p under gradient flow, with a certificate that the flow converges to it.
 
     All arrays are float64 NumPy arrays. The top tokens of a sequence are those that attention selects in the
-    limit; if there are several, they are tied. 𝒯 is the span of the differences of tied embeddings. The tied
-    part of the loss is the loss if only the top tokens receive attention.
+    limit; if there is more than one, they are tied. 𝒯 is the span of the differences of tied embeddings. The
+    tied part of the loss is the loss if only the top tokens receive attention.
 
     A pair consists of a top token s of a sequence and a token s' below the top. Its rate is p_*·(E_s - E_s'),
     and the force between the two tokens decays like e^(-rate · ‖p‖/‖p_*‖). If these first-order forces cancel
@@ -75,8 +75,8 @@ class Limit(Brief):
 
     Attributes:
         direction: solution of the max-margin problem for the limit. Its status is NO_PAIRS if no force
-            moves p, so that the limit is finite. If the certificate does not hold, the problem is that of the
-            forces at p, and rounding may decide which pairs it requires.
+            moves p, so that the limit is finite. If the certificate does not hold, the forces at p define the
+            problem, and rounding may determine which pairs it requires.
         angle: (); 1 - cos(p, p_*); 0 if no force moves p. It may be large at a point that is converging to
             the limit, because components of p that no force moves do not vanish.
         distance: (); 1 - cos between the score differences at p and at p_*, taken over a_top - a_s for all

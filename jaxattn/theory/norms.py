@@ -1,4 +1,4 @@
-"""Norms of vectors in NumPy, and the norms dual to them."""
+"""Norms of vectors in NumPy, and their dual norms."""
 
 import numpy as np
 

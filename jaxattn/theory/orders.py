@@ -232,7 +232,7 @@ def _equal(E: np.ndarray, entries: Entries, group: np.ndarray, some: np.ndarray,
 def _groups(E: np.ndarray, entries: Entries, normals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the index of the group of each entry, (N,). In a group, key differences are equal modulo 𝒯.
 
-    Also return whether the group of each entry contains several different differences, (N,) bool.
+    Also return whether the group of each entry contains more than one distinct difference, (N,) bool.
     """
     pairs, number = np.unique(entries.token * len(E) + entries.top, return_inverse=True)
     token, top = np.divmod(pairs, len(E))

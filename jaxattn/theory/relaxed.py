@@ -108,9 +108,9 @@ def relaxed_max_margin(
     where y = ±1 is the label of sequence X, s(X) its selected token, and s' any other token in X. Token s has
     the value γ_s = x_s·v. The points x default to the keys Φ. For embeddings, x = Φ = E.
 
-    p and v converge to these directions along the regularisation path. That gradient flow on both does, if
-    attention in every sequence converges to one token, is a conjecture. The certificates show that p_relax
-    and v_mm are optimal, not that a path converges to them.
+    p and v converge to these directions along the regularisation path. It is a conjecture that they also do
+    so under gradient flow on both if attention in every sequence converges to one token. The certificates
+    show that p_relax and v_mm are optimal, not that a path converges to them.
 
     Only the sequences in the support of v_mm continue to move p. For all other sequences, p_relax need only
     preserve the selection. If no sequence in the support has an unselected token, p_relax = 0. An

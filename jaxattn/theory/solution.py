@@ -77,7 +77,7 @@ class MaxMargin(Brief):
         pairs: (k, 2) int32; support pairs (s, s'), which have a positive multiplier.
         multipliers: (k,); λ of the support pairs; 0 for padding in a batch.
         ties: (t, 2) int32; pairs of tied tokens that join the tokens of each group. In a solution of
-            `max_margin`, each token is paired with a near one.
+            `max_margin`, each token is paired with a nearby one.
         tie_multipliers: (t,); μ, of any sign.
         primal_residual: (); largest violation of a constraint by p; NaN if not feasible.
         dual_residual: (); ‖p - Σ λ (E_s - E_s') - Σ μ (E_s - E_s'')‖ / ‖p‖, with the sum accumulated pair

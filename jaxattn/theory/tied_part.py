@@ -3,8 +3,8 @@
 The tied part is the loss if only the top tokens of each sequence receive attention. It depends on p only
 through the score differences of tied tokens. These may belong to key differences of very different lengths,
 and to sequences of very different weights. Coordinates are therefore score differences z, one for each of r
-linearly independent edges of a forest that joins every tied token to a near one. Gradient and Hessian along a
-coordinate are measured relative to the forces along the same coordinate.
+linearly independent edges of a forest that joins every tied token to a nearby one. Gradient and Hessian along
+a coordinate are measured relative to the forces along the same coordinate.
 """
 
 from typing import NamedTuple
@@ -115,7 +115,7 @@ class _Forces(NamedTuple):
     """Forces on the k tied tokens in n sequences, on a logarithmic scale.
 
     Attributes:
-        log_share: (n,); log of the weight of the sequence; -inf unless several tokens are tied.
+        log_share: (n,); log of the weight of the sequence; -inf unless multiple tokens are tied.
         pull: (n, k); force of the sequence on the score of the token, in units of e^log_share.
         attention: (n, k).
         steered: list of (n, k); modes of the second derivative of the loss, applied to the deviations.

@@ -95,9 +95,9 @@ def hardmax(
 
     The metrics cover all steps up to t: `worst_ratio`, the largest J(x_i(s + 1)) / (2 λ_max(B) diam²/(s + 1))
     with J = ½⟨Bx, x⟩; `worst_inside`, the same over the steps s at which 0 has not yet left the hull;
-    `origin_inside`, whether 0 is still in the hull; `deviation`, the largest distance of a token from v + ∏(1
-    - γ_s) (x_i(0) - v), where v is its first aim; and `lead`, the smallest difference between the best and
-    the second-best aim.
+    `origin_inside`, whether 0 has not yet left the hull; `deviation`, the largest distance of a token from
+    v + ∏(1 - γ_s) (x_i(0) - v), where v is its first aim; and `lead`, the smallest difference between the
+    best and the second-best aim.
 
     Args:
         params: tokens x (n, 2) and B (2, 2).

@@ -28,7 +28,7 @@ _MAX_PROBLEMS = 400
 
 
 def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: float = 1e-10) -> MaxMargin:
-    """Compute the p of smallest ℓ_q norm that scores selected tokens at least 1 above the others.
+    """Compute the p of least ℓ_q norm that scores selected tokens ≥ 1 above the others in their sequence.
 
         p_q = argmin ‖p‖_q  s.t.  p·(Φ_s - Φ_s') ≥ 1  for all X, s ∈ S_X, s' ∈ X \\ S_X,
                                   p·(Φ_s - Φ_s'') = 0  for s, s'' ∈ S_X.

@@ -97,7 +97,7 @@ class Descent(Phase, frozen=True, kw_only=True):
 
     @property
     def rotation_invariant(self) -> bool:
-        """True if steps depend on gradients of the loss only through inner products, unlike those of Adam."""
+        """True if steps depend on gradients of the loss only through inner products, unlike Adam's."""
         built_in = isinstance(self.optimizer, str) and self.optimizer in ROTATION_INVARIANT
         return built_in and self.objective is None and not self.clamps
 

@@ -69,9 +69,9 @@ def optimizer(
 
     Args:
         name: sgd, θ - η g; normalized, θ - η g/‖g‖ (norm over all trained parameters; θ where g = 0); polyak,
-            θ - min(η, (L - loss_floor)/‖g‖²) g; any optimiser of the module optax that takes a learning rate
-            and one gradient per step (adam, nadam, adamw, lion, lbfgs, ...); or a function
-            (step_size, **options) that returns an optax transformation.
+            θ - min(η, (L - loss_floor)/‖g‖²) g; any optax optimiser that takes a learning rate and one
+            gradient per step (adam, nadam, adamw, lion, lbfgs, ...); or a function (step_size, **options)
+            that returns an optax transformation.
         step_size: η, a number or a schedule. For polyak, it must be a number.
         options: further arguments of the optimiser by their optax names, such as momentum and nesterov for
             sgd and normalized, loss_floor for polyak, or weight_decay for adamw. `epsilon` is optax's eps. It

@@ -66,7 +66,7 @@ _REASONS = {
 class FlowPath(Brief):
     """Base class of the paths returned by flows, with one row per recorded point.
 
-    Row 0 is the start, and the last row is the end. For several seeds, all arrays have a leading seed axis.
+    Row 0 is the start, and the last row is the end. For multiple seeds, all arrays have a leading seed axis.
 
     Attributes:
         status: () int32; the `Stop` code that records why the path ended.
@@ -98,13 +98,13 @@ class FlowPath(Brief):
 
     @property
     def stop(self) -> str | np.ndarray:
-        """Name of `status`: a string, or an array of strings for several seeds."""
+        """Name of `status`: a string, or an array of strings for multiple seeds."""
         names = np.array([stop.name.lower() for stop in Stop])[np.asarray(self.status)]
         return str(names) if names.ndim == 0 else names
 
     @property
     def reason(self) -> str | list[str]:
-        """Description of the stopping condition, or a list of descriptions for several seeds."""
+        """Description of the stopping condition, or a list of descriptions for multiple seeds."""
         if np.ndim(self.status) == 0:
             return _REASONS[Stop(int(self.status))]
         return [_REASONS[Stop(int(one))] for one in np.asarray(self.status)]

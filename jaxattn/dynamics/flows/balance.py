@@ -1,4 +1,4 @@
-"""Detection of tied tokens, whose forces balance at a finite point of the directions that separate them.
+"""Detection of tied tokens, whose forces balance at a finite point along the directions that separate them.
 
 `stationary` finds this point for given groups of tokens, and `cancelled` finds the entries that exert no
 force there. This module tries groups, the widest gap between scores first, and decides whether the balance is

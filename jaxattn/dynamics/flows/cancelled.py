@@ -145,7 +145,7 @@ def _entries(corpus: Corpus, values: Array, tied: Tied) -> _Entries:
     below = value - bags.spread(f)
     below = jnp.where(jnp.abs(below) <= _EQUAL * (jnp.abs(value) + bags.spread(size)), 0, below)
     group, first = _groups(take(tied.embeddings, low) - take(tied.embeddings, top), present)
-    # Within a group, score differences stay bounded, because they are those of tied tokens.
+    # Within a group, score differences stay bounded, because they are differences of tied tokens.
     share = jnp.where(present, bags.count * jnp.exp(apart - apart.ravel()[first]), 0)
     return _Entries(
         low=low,

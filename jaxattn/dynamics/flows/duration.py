@@ -1,8 +1,8 @@
-"""Time that the flow takes for a step: an adaptive quadrature of 1/‖∂L/∂p‖ along the step.
+"""Time that the flow takes for a step, by adaptive quadrature of 1/‖∂L/∂p‖ along the step.
 
-The length of a step is limited by the error of the path. On a straight path it grows without such a limit,
-while ‖∂L/∂p‖ may change by many orders of magnitude. The path in between is known by interpolation, however,
-so the time needs further gradients but no further steps.
+The length of a step is limited by the error of the path. On a straight path, the length is not limited, while
+‖∂L/∂p‖ may change by many orders of magnitude within a step. The path within the step is known by
+interpolation, however, so computing the time requires further gradients but no further steps.
 """
 
 from collections.abc import Callable
@@ -53,9 +53,9 @@ def log_integral(
 
     On an interval, the rule is exact if x is linear. The interval is halved until both halves together
     change the integral by at most `tolerance`, relative to the sum of exp(log_before), both halves, and all
-    finished intervals, or a limit on halvings or evaluations is reached. The error of the integral is not
-    bounded. One Richardson extrapolation then raises the order to 4. Intervals are handled from
-    the end where x is larger, so that intervals whose part is negligible are not refined.
+    finished intervals, or until a limit on halvings or evaluations is reached. The error of the integral is
+    not bounded. One Richardson extrapolation then raises the order to 4. Intervals are handled from the end
+    where x is larger, so that intervals whose contribution is negligible are not refined.
 
     Args:
         function: maps θ to x(θ). A value that is not finite is interpolated.

@@ -15,12 +15,12 @@ steeper as r grows.
 
 This form neglects two things, which `neglected` bounds at every recorded point. Sequences with the same s(X)
 have equal weight only while r (1 - y f_X) is small. This quantity grows if a barrier prevents attention from
-converging to a single token. And v differs from r v_mm by δ = O(1), which exerts the force
+converging to a single token. In addition, v differs from r v_mm by δ = O(1), which exerts the force
 
     (1/r) Σ_X w_X y Σ_i q_i ((E_i - E_s(X))·δ) E_i.
 
-It matters where two tokens have the same value under v_mm, because their force is zero otherwise. See
-docs/notes/joint_flow.md.
+This force matters where two tokens have the same value under v_mm, because there is otherwise no force
+between them. See docs/notes/joint_flow.md.
 """
 
 from typing import NamedTuple
@@ -164,12 +164,11 @@ def neglected(
 
         max_X max_i r q_i |γ_i - γ_s(X)|,    Σ_X w_X Σ_i q_i ‖E_i - E_s(X)‖² ‖δ‖ / (r ‖dp/dτ‖),
 
-    in the notation of the module docstring, where X is tight in the first one. The first number times the
-    number of tokens in X bounds the error of its weight, the second one is the relative force of δ = v - r
-    v_mm, which is neglected. The result is infinite if the
-    top token of a tight sequence is not s(X). It is also infinite if another sequence attends to a token on
-    the margin of v_mm, because its barrier then corresponds to a single token, not a mixture, and recedes
-    like log r.
+    in the notation of the module docstring, where X is tight in the first number. The first number, multiplied
+    by the number of tokens in X, bounds the error of its weight. The second is the relative size of the
+    neglected force of δ = v - r v_mm. The result is infinite if the top token of a tight sequence is not s(X).
+    It is also infinite if another sequence attends to a token on the margin of v_mm, because its barrier then
+    corresponds to a single token, not a mixture, and recedes like log r.
 
     Args:
         handover: the transition.
@@ -237,8 +236,8 @@ def _find_attended(
     """Find the attended token in each sequence whose value agrees most with the label.
 
     A token counts as attended if its score is at most `spread` below the top score. In a tight sequence, all
-    tokens but one have negligible attention, about e^(-2 spread). In other sequences, several tokens may form
-    a barrier; the best of them is the token that would be selected without the barrier.
+    tokens but one have negligible attention, about e^(-2 spread). In other sequences, multiple tokens may
+    form a barrier; the best of them is the token that would be selected without the barrier.
 
     Returns:
         A mask of these tokens, (R, W), and their ids, (n,).

@@ -289,7 +289,7 @@ class _LinearFlow(_TheoryFlow, frozen=True, kw_only=True):
 
 
 class _OneLayerFlow(_TheoryFlow, frozen=True, kw_only=True):
-    """Flow on several parameters of a one-layer model."""
+    """Flow on multiple parameters of a one-layer model."""
 
     not_settings: ClassVar[frozenset[str]] = frozenset({"width"})
 

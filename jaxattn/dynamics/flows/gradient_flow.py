@@ -1,6 +1,6 @@
 """Gradient flow dθ/dt = -∂L/∂θ for any model and loss, integrated by diffrax.
 
-L is the mean loss on the training data or on new examples, or an objective that the user gives.
+L is the mean loss on the training data or on new examples, or a custom objective.
 """
 
 import math
@@ -67,9 +67,10 @@ def gradient_flow(
     t_k = (1 + until_time)^(k/(points - 1)) - 1.
 
     With `fresh`, L is the mean loss on new examples, which are sampled again after each row. The loss at row
-    k is that on the next examples, which the flow has not used yet. Parameters that the examples of an
-    interval do not determine follow the average of many intervals, and the others fit these examples. So
-    `fresh` should exceed the number of trained entries. More `points` make the intervals shorter.
+    k is computed on the next examples, which the flow has not used yet. Parameters that the examples of a
+    single interval do not determine follow the average over many intervals, and all other parameters fit the
+    examples of the interval. `fresh` should therefore exceed the number of trained entries. More `points`
+    make the intervals shorter.
 
     Args:
         params: the initial parameters.

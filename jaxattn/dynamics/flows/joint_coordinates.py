@@ -151,7 +151,7 @@ class JointCoordinates:
         return jnp.minimum(self.query.to_end(z_p, u_p, until_norm), self.head.to_end(z_v, u_v, self.far))
 
     def is_far(self, z_v: Float[Array, " r"]) -> Bool[Array, ""]:
-        """Return whether ‖v‖ is so large that v may grow for ever."""
+        """Return whether ‖v‖ is so large that v may grow without bound."""
         return self.head.norm(z_v, 1.0) > RESOLUTION * self.far
 
     def scores_and_values(self, z: Float[Array, " m"]) -> tuple[Float[Array, " V"], Float[Array, " V"]]:

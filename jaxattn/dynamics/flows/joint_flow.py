@@ -70,7 +70,7 @@ class JointPath(FlowPath):
         selection: the selected token in each sequence, which determines the max-margin v; meaningful only
             if the path has reached the second half.
         mismatch: (); error of dp/dt with v slaved: the larger of the sine of the angle between dp/dt
-            before and after the transition, and the largest bound on what is neglected afterwards (see
+            before and after the transition, and the largest bound on the terms neglected afterwards (see
             `far_field.neglected`). NaN before the transition.
         columns: () int; number of columns in the Jacobian, as in `Path`.
     """
@@ -118,9 +118,9 @@ def joint_flow(
     until ‖v‖ max_s ‖E_s‖ = 1e8. In stage 2, v is slaved to p: v/‖v‖ is the max-margin direction for the
     attended tokens, the multipliers of this max-margin problem serve as the weights of the sequences, and
     log ‖v‖ is integrated separately. If dp/dt differs between the two stages at the transition, the path
-    ends there with status UNSETTLED. It also ends with this status if the sequence weights later deviate
-    from the multipliers, if a force that is neglected becomes relevant, or if a sequence attends to another
-    token; in that case, the last row is the last one at which all this is excluded.
+    ends there with status UNSETTLED. It also ends with this status if the sequence weights later deviate from
+    the multipliers, if a neglected force becomes relevant, or if a sequence attends to another token. In that
+    case, the final row is the last one at which all of this is ruled out.
 
     Args:
         params: E (V, d), p (d,), v (d,). Any of them may have a leading axis of B seeds.
@@ -134,12 +134,11 @@ def joint_flow(
 
     Returns:
         The path. Its status is NORM if ‖p‖ reached `until_norm`. It is UNSETTLED if ‖v‖ grows, but p does not
-        select a single token in every sequence on the margin of v, or if the forces that the second stage
-        neglects are no longer small; the path is valid up to its end. It is BALANCED if the forces on p
-        cancel at a strict minimum of the loss, so that p converges to a mixture of tokens, while v may grow.
-        It is UNRESOLVED if the forces cancel up to rounding, but not at a strict minimum, so that smaller
-        forces may still move p. If a seed fails, `status` records the failure, and other seeds are not
-        affected.
+        select a single token in every sequence on the margin of v, or if the forces neglected in stage 2 are
+        no longer small. The path is valid up to its end. The status is BALANCED if the forces on p cancel at
+        a strict minimum of the loss, so that p converges to a mixture of tokens, while v may grow. It is
+        UNRESOLVED if the forces cancel up to rounding, but not at a strict minimum, so that smaller forces
+        may still move p. If a seed fails, `status` records the failure, and other seeds are not affected.
 
     Raises:
         InputError: there are more than two classes, the shapes do not match, or `until_norm` is infinite.

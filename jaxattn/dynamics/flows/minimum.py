@@ -1,9 +1,9 @@
 """Test whether the forces at a point cancel at a strict local minimum of the loss nearby.
 
-Forces that cancel up to rounding prove no balance: the force that remains may point outwards, or a smaller
-one may move the point for ever. Near a minimum, a force F displaces the point by H⁻¹ F, where H is the
+Forces that cancel up to rounding do not prove a balance: the remaining force may point outwards, or a smaller
+force may move the point indefinitely. Near a minimum, a force F displaces the point by H⁻¹ F, where H is the
 Hessian of the loss. The flow converges if even a force as large as the rounding error displaces scores and
-values by little. Directions in which the loss is constant are left out.
+values only slightly. Directions in which the loss is constant are ignored.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,7 @@
 """Second-order force of token pairs whose first-order forces cancel.
 
 If a token `low` is below a token `top` of the top group in its sequences, the loss is a power series
-in x = e^(a_low - a_top). If the first-order terms of several pairs i cancel, the second-order terms
-remain:
+in x = e^(a_low - a_top). If the first-order terms of some pairs i cancel, the second-order terms remain:
 
     L₂ = ½ Σ_ij M_ij x_i x_j,    -∂L₂/∂a_low(i) = ∂L₂/∂a_top(i) = -Σ_j M_ij x_i x_j.
 

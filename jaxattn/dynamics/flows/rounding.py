@@ -21,7 +21,7 @@ _APART = 1e-3
 
 
 class Sensitivity(NamedTuple):
-    """Distances between a path and paths whose starts differ by rounding errors.
+    """Distances between a path and paths whose initial points differ by rounding errors.
 
     Attributes:
         deviation: (directions,); the largest distance from the path, relative to ‖p‖ + 1/max ‖E_s‖.
@@ -45,13 +45,13 @@ def rounding_sensitivity(
     directions: Annotated[int, msgspec.Meta(ge=1)] = 2,
     seed: int = 0,
 ) -> Sensitivity:
-    """Compare the path of `exact_flow` with paths from starts that differ by rounding errors.
+    """Compare the path of `exact_flow` with paths whose initial points differ by rounding errors.
 
-    A flow that keeps a symmetry, such as tokens that can be exchanged, or that approaches a saddle of the
-    loss, can be unstable: a perturbation ε of the start grows like ε exp(∫ λ ds), where λ > 0 is an
-    eigenvalue of the velocity's Jacobian. Rounding errors then decide which token wins, and the status of the
-    path does not show it. Here p is moved by 1e-12 · (‖p‖ + 1/max ‖E_s‖) in random directions, and all paths
-    are computed.
+    A flow that preserves a symmetry, such as interchangeable tokens, or that approaches a saddle of the loss,
+    can be unstable: a perturbation ε of the initial point grows like ε exp(∫ λ ds), where λ > 0 is an
+    eigenvalue of the velocity's Jacobian. Rounding errors then determine which token wins, and the status of
+    the path does not show this. This function moves p by 1e-12 · (‖p‖ + 1/max ‖E_s‖) in random directions,
+    and computes all paths.
 
     Args:
         scores: keys (m, D), values (m,) or (m, K), and bags of n sequences, for one seed.
@@ -61,15 +61,15 @@ def rounding_sensitivity(
         max_steps: maximum number of steps per path.
         rtol: error tolerance per step.
         points: number of recorded points, at which the paths are compared.
-        directions: number of random directions, each of which costs a path.
+        directions: number of random directions, each of which requires a path.
         seed: seed of the random directions.
 
     Returns:
-        The deviations in each direction. If `unstable` is False, this is no proof of stability. On an
-        unstable path, long steps may damp a perturbation, so that all computed paths keep the symmetry.
+        The deviation in each direction. `unstable` = False does not prove stability: on an unstable path,
+        long steps may damp a perturbation, so that all computed paths preserve the symmetry.
 
     Raises:
-        InputError: p is not a vector, or as in `exact_flow`.
+        InputError: p is not a vector; see also `exact_flow`.
 
     Example:
         Tokens 0 and 1 can be exchanged, and the token with the higher score wins.

@@ -1,9 +1,9 @@
-"""Stages of the exact flow on p: each follows the flow with fixed ties, until a tie forms or breaks.
+"""Stages of the exact flow on p: each stage follows the flow with fixed ties until a tie forms or breaks.
 
-In exact arithmetic the flow never stops. In float64, the forces of tied tokens cancel up to rounding long
-before the smaller forces of all other tokens are felt. A stage therefore integrates the flow in coordinates
-in which tied scores are at rest (`tied_coordinates`), and the next one adds the tokens whose forces have
-cancelled in the meantime:
+In exact arithmetic, the flow never stops. In float64, the forces of tied tokens cancel up to rounding long
+before the smaller forces of all other tokens have an effect. A stage therefore integrates the flow in
+coordinates in which tied scores are at rest (`tied_coordinates`), and the next stage adds the tokens whose
+forces have cancelled in the meantime:
 
     stage ends as   the search finds     next
     BALANCED        a stable balance     a stage with these ties

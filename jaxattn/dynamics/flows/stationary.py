@@ -6,8 +6,8 @@ If only the attended tokens receive attention, the loss depends on p only throug
 
 where the rows of N (`normals`) are an orthonormal basis of 𝒯, the span of the differences of tied
 embeddings, and u is the unit in which the longest embedding has length 1. The part A y stays bounded while
-‖p‖ grows, so the forces are not those of rounding errors of E p. The tokens are balanced where the force Aᵀ F
-vanishes, with F = -∂L/∂a. H is the Hessian of the loss in y.
+‖p‖ grows, so the forces are not affected by rounding errors in E p. The tokens are balanced where the force
+Aᵀ F vanishes, with F = -∂L/∂a. H is the Hessian of the loss in y.
 
 Along a free direction, H is zero up to the rounding of the forces that cancel: the points of a curve are
 balanced, or all tokens move together. With the free directions as columns of S and P = 1 - S Sᵀ, Newton's
@@ -15,7 +15,7 @@ method holds y fixed along S:
 
     y ← y + (S Sᵀ + P H P)⁻¹ P Aᵀ F
 
-The result is a balance only if force and derivative along S are zero at the end, too (`pulled`).
+The result is a balance only if the force and its derivative along S are also zero at the end (`pulled`).
 """
 
 from typing import Any, NamedTuple

@@ -1,9 +1,9 @@
 """Integrate stiff flows with a Rosenbrock pair of orders 4 and 3, and solve the linear systems in each step.
 
-A step solves several systems (1 - c J) x = b, where J is the Jacobian of the velocity. With few coordinates,
-it uses LU factors; with many, it does not form J. In coordinates z, let a = a_0 + L z be the scores, F the
-forces on the scores, R F the forces on z, and u = R F / ‖R F‖ the velocity, where ‖R F‖ is the norm in R^d.
-Then
+A step solves multiple systems (1 - c J) x = b, where J is the Jacobian of the velocity. With few coordinates,
+it uses LU factors. With many coordinates, it does not form J. In coordinates z, let a = a_0 + L z be the
+scores, F the forces on the scores, R F the forces on z, and u = R F / ‖R F‖ the velocity, where ‖R F‖ is the
+norm in R^d. Then
 
     J = (1 - u mᵀ) R H L / ‖R F‖,   H = ∂F/∂a,   m = B Bᵀ u,
 
@@ -12,10 +12,10 @@ e^(-gap). Let S be the set of tokens whose rows are not small relative to 1/c. T
 
     P = 1 - c (1 - u mᵀ) R_S H_SS L_S / ‖R F‖,
 
-in which R, H and L are restricted to S. By Woodbury's identity, inverting P requires only the inverse of an
-|S| × |S| matrix, and P⁻¹ (1 - c J) differs from 1 only by the neglected rows. The conjugate residual method,
-preconditioned with P, converges in a few iterations. All systems in a step have the same matrix, so each
-solve starts with the search directions of the previous solves.
+in which R, H and L are restricted to S, is the preconditioner. By Woodbury's identity, inverting P requires
+only the inverse of an |S| × |S| matrix, and P⁻¹ (1 - c J) differs from 1 only by the neglected rows. The
+conjugate residual method, preconditioned with P, converges in a few iterations. All systems in a step have
+the same matrix, so each solve starts with the search directions of the previous solves.
 """
 
 from collections.abc import Callable
@@ -62,7 +62,7 @@ D = (
 
 
 class Solver(NamedTuple):
-    """Solver for systems (1 - c J) x = b with several right-hand sides b.
+    """Solver for systems (1 - c J) x = b with multiple right-hand sides b.
 
     Attributes:
         solve: function (b, known) -> (x, known), with b and x (r,). `known` is a pytree of information that
@@ -100,7 +100,8 @@ class Step(NamedTuple):
 
             y(s + θ h) = (1 - θ) y(s) + θ y(s + h) + θ (1 - θ) Σ_i (D_1i + θ D_2i) u_i.
 
-        Like the step, the interpolation follows the slow path of a stiff equation, although stages do not.
+        Like the step, the interpolation follows the slow path of a stiff equation, although the stages do
+        not.
         """
         bend, skew = jnp.asarray(D, self.end.dtype) @ self.stages
         line = (1 - fraction) * self.start + fraction * self.end
