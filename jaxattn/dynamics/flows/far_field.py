@@ -164,11 +164,11 @@ def neglected(
 
         max_X max_i r q_i |γ_i - γ_s(X)|,    Σ_X w_X Σ_i q_i ‖E_i - E_s(X)‖² ‖δ‖ / (r ‖dp/dτ‖),
 
-    in the notation of the module docstring, where X is tight in the first number. The first number, multiplied
-    by the number of tokens in X, bounds the error of its weight. The second is the relative size of the
-    neglected force of δ = v - r v_mm. The result is infinite if the top token of a tight sequence is not s(X).
-    It is also infinite if another sequence attends to a token on the margin of v_mm, because its barrier then
-    corresponds to a single token, not a mixture, and recedes like log r.
+    in the notation of the module docstring, where X is tight in the first number. The first number,
+    multiplied by the number of tokens in X, bounds the error of its weight. The second is the relative
+    size of the neglected force of δ = v - r v_mm. The result is infinite if the top token of a tight
+    sequence is not s(X). It is also infinite if another sequence attends to a token on the margin of
+    v_mm, because its barrier then corresponds to a single token, not a mixture, and recedes like log r.
 
     Args:
         handover: the transition.
