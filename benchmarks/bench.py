@@ -246,7 +246,7 @@ def _measure(case: Case, seeds: int, repeats: int) -> Measured:
 
 
 def _timed(function: Callable[[], Any]) -> tuple[float, list[str]]:
-    """Return the seconds until the result of a call is ready, and hashes of the bits of its arrays."""
+    """Time a call until its result is ready; return the seconds and a hash of each array's bits."""
     begin = time.perf_counter()
     found = jax.block_until_ready(function())
     took = time.perf_counter() - begin
@@ -300,7 +300,7 @@ def read(path: Path) -> Report:
 
 
 def table(report: Report) -> pd.DataFrame:
-    """Return a display table of the rows of one machine."""
+    """Return the measurements in a report as a display table."""
     return pd.DataFrame(
         {
             "case": row.case,
@@ -316,7 +316,7 @@ def table(report: Report) -> pd.DataFrame:
 
 
 def beside(reports: Sequence[Report]) -> pd.DataFrame:
-    """Return a table of µs per step and seed: rows are cases and numbers of seeds, columns are reports."""
+    """Return a table of µs per step and seed: a row per case and number of seeds, a column per report."""
     keys = dict.fromkeys((row.case, row.seeds) for report in reports for row in report.measured)
     found = [{(row.case, row.seeds): row.step_us for row in report.measured} for report in reports]
     frame = pd.DataFrame([{"case": case, "seeds": seeds} for case, seeds in keys])

@@ -38,7 +38,7 @@ def checked(path):
 
 
 def measure(scores, chosen, solution, path):
-    """Write and check one certificate, and return the gaps and times."""
+    """Write and check one certificate; return its proven gap, the floating-point gap and the times."""
     begin = time.perf_counter()
     gap = ja.theory.write_certificate(path, scores, chosen, solution).gap
     written = time.perf_counter() - begin
@@ -53,7 +53,7 @@ def measure(scores, chosen, solution, path):
 
 
 def measure_seeds(seeds):
-    """Write and check one certificate per seed, and return their extreme gaps and median times."""
+    """Write and check one certificate per seed; return the largest gaps and the median times."""
     E, corpora, chosen = batch_problem(seeds, relevant=20)
     begin = time.perf_counter()
     solutions = ja.theory.max_margin_batch(ja.theory.Scores(E, corpora), chosen)
@@ -83,7 +83,7 @@ def measure_seeds(seeds):
 
 
 def measure_large():
-    """Write and check one certificate per feasible selection of the large problem; return the rows."""
+    """Write and check a certificate for each feasible selection of the large problem; return the rows."""
     E, p, corpus, rng = large_problem()
     rows = []
     for name, chosen in large_selections(E, p, corpus, rng):

@@ -76,19 +76,19 @@ EXPLAINED = {
 
 
 def earlier(revision, path):
-    """Return a file of a git revision, or None if the revision lacks it."""
+    """Return the content of a JSON file in a git revision, or None if the revision lacks the file."""
     command = ["git", "-C", str(ROOT), "show", f"{revision}:{path}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return json.loads(done.stdout) if done.returncode == 0 else None
 
 
 def reaches(x, level):
-    """Return x ≥ level up to float32 rounding, as for the verdicts."""
+    """Return whether x ≥ level, up to the float32 rounding that verdicts allow."""
     return x >= level - 4 * 1.2e-7 * (abs(level) if math.isfinite(level) else 0)
 
 
 def old_verdict(number):
-    """Return the verdict on an earlier number, by the rule of that version."""
+    """Return the verdict on a number from an earlier version, under that version's rule."""
     basis = number.get("basis", "published")
     within, outside, unknown, free = WORDS[basis]
     seeds, criterion = number.get("seeds", 0), number["criterion"]
@@ -115,7 +115,7 @@ def is_close(before, after):
 
 
 def differences(book, item, old, new, is_new):
-    """Yield the reasons why two numbers differ, as keys of `EXPLAINED` or descriptions.
+    """Yield the differences between two records of a number, as keys of `EXPLAINED` or descriptions.
 
     `is_new` is True if the item was run again.
     """
@@ -168,7 +168,7 @@ def listed(revision, folder):
 
 
 def searches(revision):
-    """Yield the file of each search in a revision, and the fields in which the published file differs."""
+    """Yield the file of each search in a revision and the fields that differ in the published file."""
     for name in listed(revision, f"{PUBLISHED}/refute"):
         if name.endswith(("/verdict.json", "/counterexample.json")):
             path = ROOT / name

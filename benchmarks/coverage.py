@@ -22,7 +22,7 @@ BINS, NOISE = np.linspace(-1, 1, 20), 8.0
 
 
 def main() -> None:
-    """Print a Markdown table of the coverage of each interval for each sample size."""
+    """Print a Markdown table of the coverage of each kind of interval at each sample size."""
     rng = np.random.default_rng(0)
     rows: dict[str, Callable[[int], float | None]] = {}
     for name, law in LAWS.items():
@@ -49,14 +49,17 @@ def covered(bounds: tuple[Any, Any], truth: float) -> float:
 
 
 def tied_coverage(n: int, rng: np.random.Generator) -> float:
-    """Return the coverage for the mean of tied values. Samples whose values are all equal are skipped."""
+    """Return the coverage of Student's t interval for the mean of a distribution with ties.
+
+    Samples whose values are all equal are skipped.
+    """
     low, high = student_t(rng.choice(TIED, (20_000, n), p=WEIGHTS))
     made = np.isfinite(low)
     return covered((low[made], high[made]), float(TIED @ WEIGHTS))
 
 
 def curve_coverage(n: int, rng: np.random.Generator) -> float:
-    """Return the coverage for the correlation between bins and the seed mean of a noisy line.
+    """Return the coverage of the jackknife for the correlation between the bins and the mean of noisy lines.
 
     The true value is the expectation of this correlation, which is below 1 because of the noise.
     """
@@ -73,7 +76,7 @@ def correlation(curves: Any) -> Any:
 
 
 def interquartile_coverage(law: Any, n: int, rng: np.random.Generator) -> float | None:
-    """Return the coverage for the interquartile mean, or None if n is too small for an interval."""
+    """Return the coverage of intervals for the interquartile mean, or None if n is too small for one."""
     if n < 4:
         return None
     truth = law.ppf(np.linspace(0.25, 0.75, 20_001)).mean()
@@ -81,13 +84,13 @@ def interquartile_coverage(law: Any, n: int, rng: np.random.Generator) -> float 
 
 
 def fraction_coverage(p: float, n: int) -> float:
-    """Return the coverage for a fraction p, summed exactly over all counts."""
+    """Return the exact coverage of Clopper-Pearson intervals for a fraction p, summed over all counts."""
     low, high = clopper_pearson(np.arange(n + 1), n)
     return float(stats.binom.pmf(np.arange(n + 1), n, p)[(low <= p) & (p <= high)].sum())
 
 
 def formatted(fraction: float | None) -> str:
-    """Format a coverage, or return a dash for None."""
+    """Format a coverage with three decimals; return a dash for None."""
     return "–" if fraction is None else f"{fraction:.3f}"
 
 

@@ -42,7 +42,7 @@ if __name__ == "__main__":
 
 
 def steps(part: str, out: Path, gpus: int) -> dict[str, tuple[int, list[str]]]:
-    """Return the steps of a part, keyed by name: the time limit in seconds and the command of each."""
+    """Return the time limit in seconds and the command of each step of a part, keyed by step name."""
     if part == "first":
         return {
             "doctor": (60, [PYTHON, "-m", "jaxattn", "doctor"]),
@@ -62,7 +62,7 @@ def steps(part: str, out: Path, gpus: int) -> dict[str, tuple[int, list[str]]]:
 
 
 def measure(name: str, limit: int, command: list[str], out: Path) -> dict[str, object]:
-    """Run a step, write its output to a file, and return its status and seconds."""
+    """Run a step with its output in a file; return its exit status, its seconds and its command."""
     began = time.monotonic()
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}

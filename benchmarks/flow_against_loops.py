@@ -34,7 +34,7 @@ def problem():
 
 
 def loop(E, p, v, ids, mask, labels, target):
-    """Run normalised descent until the gradient is exactly zero; return rows of step, ‖p‖ and 1 - cos."""
+    """Run up to `STEPS` steps of normalised descent on p; return rows of step, ‖p‖ and 1 - cos(p, target)."""
 
     def loss(p):
         return ja.losses.logistic(

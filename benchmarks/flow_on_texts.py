@@ -41,7 +41,7 @@ def problem(given):
 
 
 def follow(scores, p, given):
-    """Return one row of measurements per leg, and the path of the last leg."""
+    """Follow the flow in legs of increasing ‖p‖; return a row per leg and the path of the last leg."""
     legs, norm, begin, path = [], given.first_norm, time.perf_counter(), None
     while True:
         norm = min(norm, given.until_norm)
@@ -110,7 +110,7 @@ def one_step(scores, p, h):
 
 
 def left_of_the_forces(scores, path):
-    """Compute ‖∂L/∂p‖ / (max ‖E_s‖ · Σ |∂L_X/∂a_s|), at most 1, summed over reviews and tokens."""
+    """Compute the ratio of ‖∂L/∂p‖ to its upper bound max ‖E_s‖ · Σ |∂L_X/∂a_s| over reviews and tokens."""
     flow = jax.jit(coordinates)(scores.keys, path.p[-1], scores.values, scores.corpus)
     log_sum = jax.jit(lambda flow: flow.log_gross(flow.zero) - jnp.log(flow.unit))(flow)
     return float(jnp.exp(path.log_gradient_norm[-1] - log_sum))

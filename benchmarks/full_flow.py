@@ -60,7 +60,7 @@ def problems(generate, sizes, dim, scale, seeds):
 
 
 def end(E, p, v, corpus, relevant):
-    """Return the number of final top tokens for one seed, and the ratio of E·v to the value in the law."""
+    """Return properties of the final top tokens of one seed and the ratios of E·v to its value in the law."""
     ids, mask = padded_sequences(corpus)
     labels = np.asarray(corpus.targets)
     on_top = ids[np.arange(len(ids)), np.where(mask, (E @ p)[ids], -np.inf).argmax(axis=1)]
@@ -91,7 +91,7 @@ def describe(name, path, corpora, relevant):
 
 
 def over_losses(path, relevant):
-    """Return a table with one row per loss: medians over seeds, and the largest drift."""
+    """Return a table with a row per loss: medians over seeds, and the largest `drift` of any seed."""
     E, p, v = (np.asarray(x) for x in (path.E, path.p, path.v))
     sizes = [np.linalg.norm(x, axis=-1) for x in (E, p, v)]
     along = np.einsum("bksr,bkr->bks", E, v) / sizes[2][..., None]

@@ -80,7 +80,7 @@ KINDS = {
 
 
 def problems(kind, seeds, stepped):
-    """Sample corpora and parameters, for `stepped` after one step on E."""
+    """Sample corpora and parameters; with `stepped`, return the parameters after one step on E."""
     generate, sizes, dim, size = KINDS[kind]
 
     def draw(key):
@@ -107,7 +107,7 @@ def distances(points, path):
 
 
 def joint_distances(params, corpus, path):
-    """Return the distances of the rows of a joint path from the reference, in (p, log ‖v‖)."""
+    """Return the distances in (p, log ‖v‖) of rows of a joint path from the reference, and their number."""
     log_norm = np.asarray(path.log_v_norm)
     rows = np.flatnonzero(np.maximum.accumulate(log_norm) < UNTIL_LOG_NORM)
     until = min(UNTIL_LOG_NORM, log_norm.max() + 1e-3)
@@ -152,7 +152,7 @@ def gradient(theta, shape, ids, mask, labels):
 
 
 def full_distances(params, corpus, path, tolerance=1e-8, evaluations=60_000):
-    """Return the distances of the rows of a full path from the reference, in (E, p, v)."""
+    """Return the distances in (E, p, v) of rows of a full path from the reference, and their number."""
     basis = np.asarray(path.basis)
     ids, mask = map(np.asarray, padded_sequences(corpus))
     labels = np.asarray(corpus.targets)
@@ -175,7 +175,7 @@ def full_distances(params, corpus, path, tolerance=1e-8, evaluations=60_000):
 
 
 def measure(kind, seeds, flow):
-    """Follow all problems of a kind, and return a row of the table."""
+    """Follow the flow on all problems of a kind and return a row of the table of results."""
     params, corpora = problems(kind, seeds, stepped=flow == "joint")
     if flow == "joint":
         paths = ja.dynamics.joint_flow(params, corpora, until_norm=1e3, points=40, max_steps=4000)

@@ -204,7 +204,7 @@ def record(folder: Path, names: list[str], root: Path) -> None:
 
 
 def _study(name: str, root: Path, scratch: Path, *overrides: str):
-    """Read a study of a checkout. A sweep file in `MADE` is first written to a folder."""
+    """Read a study from a checkout. If its sweep file is in `MADE`, write the file to a folder first."""
     import jaxattn as ja
 
     small = STUDIES[name]
@@ -230,7 +230,7 @@ def _write(results, folder: Path, name: str) -> None:
 
 
 def _continued(scratch: Path, root: Path):
-    """Kill a study at its first checkpoint, and resume it."""
+    """Kill the process of a study in its second phase, then resume the study and return its results."""
     # A forked process would inherit locks held by other threads, and these would never be released.
     child = multiprocessing.get_context("spawn").Process(target=_killed, args=(scratch, root))
     child.start()

@@ -104,7 +104,7 @@ def train(folder: Path, data_dir: Path) -> None:
 
 
 def summary(folder: Path) -> None:
-    """Print the means over heads for each step, and their change since step 100 with intervals over seeds."""
+    """Print the means over heads at each step and their change since step 100, with intervals over seeds."""
     rows = []
     for place in sorted(folder.glob("seed_*")):
         margins = pd.read_csv(place / "margins.csv")
@@ -122,7 +122,7 @@ def summary(folder: Path) -> None:
 
 
 def check(folder: Path, texts: Path) -> None:
-    """Print how far the ratio and cosine of three heads differ from those computed by clarabel and NumPy."""
+    """Print how far the margin ratio and cosine of three heads differ from results by clarabel and NumPy."""
     import clarabel
     from scipy import sparse
 

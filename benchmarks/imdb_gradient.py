@@ -45,7 +45,7 @@ def seconds(function, repeats):
 
 
 def load_times(data_dir):
-    """Return the training split, and the times to load both splits, uncached then cached."""
+    """Return the training split and the times to load both splits, first without and then with a cache."""
     source = ja.texts.Tfds(dataset="imdb_reviews", data_dir=data_dir, min_count=45)
     with tempfile.TemporaryDirectory() as cache:
         times = []
@@ -58,7 +58,7 @@ def load_times(data_dir):
 
 
 def joint_rows(params, corpus):
-    """Return two functions by name: `STEPS` joint Adam steps, and only their memory traffic and products."""
+    """Return two functions by name: `STEPS` joint Adam steps, and their memory traffic and products alone."""
     adam = ja.dynamics.Descent(
         name="adam",
         train=("E", "p", "v"),

@@ -22,7 +22,7 @@ from scipy.integrate import quad, solve_ivp
 
 
 def frank_wolfe(left: int, right: int, steps: int) -> int | None:
-    """Return the first step t at which a token of x(t + 1) violates the bound, or None.
+    """Return the first t at which a token of x(t + 1) has ½ x² > 2 diam²/(t + 1), or None.
 
     Position i is N_i / D with D = (t + 1)! and x' = (t x + 2 y)/(t + 2).
     """
@@ -40,7 +40,7 @@ def frank_wolfe(left: int, right: int, steps: int) -> int | None:
 
 
 def gate_derivatives(digits: int = 60) -> tuple[str, str]:
-    """Return dL/dc at c = 0 for gates w + c with a sigmoid and a softmax, w = (0, log 3), L = g_2²/2."""
+    """Return dL/dc at c = 0 for L = g_2²/2, with sigmoid and softmax gates g of w + c, w = (0, log 3)."""
     with mpmath.workdps(digits):
 
         def loss(score, c):
@@ -78,10 +78,7 @@ def linear_limit(rng: np.random.Generator, dim: int = 3) -> float:
 def diagonal_network(
     rng: np.random.Generator, unknowns: int = 4, log_scale: float = 100.0
 ) -> tuple[float, ...]:
-    """Return the distance of the flow's limit from the minimiser k of R(k), its residual, and the gap of R.
-
-    The distance is relative to the norm of k, the residual is ‖Xk - y‖/‖y‖, and the last number is the ratio
-    of the second-smallest R of a basis to the smallest one.
+    """Compare the limit of a two-layer diagonal network with the cheapest basis solution; see `compared`.
 
     k_i = ½ (rise a² - fall b²) with a = s a0 e^(rise T) and b = s b0 e^(-fall T), where T' = Xᵀ(y - Xk)/m.
     """
@@ -102,7 +99,7 @@ def diagonal_network(
 
 
 def deep_network(rng: np.random.Generator, unknowns: int = 4, log_scale: float = 25.0) -> tuple[float, ...]:
-    """Return the same as `diagonal_network` for k_i = a_i b_i c_i.
+    """Compare the limit of a network k_i = a_i b_i c_i with the cheapest basis solution; see `compared`.
 
     The factor of smallest modulus is s sinh(w). The conserved differences of squares determine the others.
     Time is in units of 1/s. An unknown that has left 0 is stiff, with a rate of order 1/s.
@@ -114,7 +111,7 @@ def deep_network(rng: np.random.Generator, unknowns: int = 4, log_scale: float =
     sign = np.sign(start[:, 1:]).prod(axis=1)
 
     def parts(w):
-        """Return k, dk/dw, dw/dt for u = 1, and the derivative of the last one."""
+        """Return k, dk/dw, the rate dw/dt for Xᵀ(y - Xk) = 1, and the derivative of this rate."""
         z, cosh = np.sinh(w), np.cosh(w)
         squares = z[:, None] ** 2 + gaps
         others = sign * np.sqrt(squares.prod(axis=1))
@@ -149,7 +146,14 @@ def escape_times(z: float, gaps: np.ndarray) -> tuple[float, float]:
 def compared(
     X: np.ndarray, y: np.ndarray, above: np.ndarray, below: np.ndarray, end: np.ndarray
 ) -> tuple[float, ...]:
-    """Return the distance of k from the cheapest basis solution, the residual, and the ratio of two costs."""
+    """Compare k at the end of a flow with the cheapest basis solution of X k = y.
+
+    The cost is Σ_i above_i max(k_i, 0) + below_i max(-k_i, 0).
+
+    Returns:
+        The distance from the cheapest solution, relative to its norm; the residual ‖Xk - y‖/‖y‖; and the
+        ratio of the second-smallest cost of a basis solution to the smallest one.
+    """
     found = []
     for basis in map(list, combinations(range(X.shape[1]), 2)):
         k = np.zeros(X.shape[1])

@@ -59,7 +59,7 @@ class JointODE:
 
 @dataclass
 class Followed:
-    """The path as a function of log ‖v‖.
+    """Path of the flow of p and v, which `at` evaluates at a given log ‖v‖.
 
     Attributes:
         solution: the state as a function of time.

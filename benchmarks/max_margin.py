@@ -43,7 +43,7 @@ def batch_problem(seeds, relevant=10, vocab=50, step=200.0):
 
 
 def measure_batch(seeds, compare):
-    """Time two batched solves of all seeds, the first with compilation, and, if `compare`, exact solves."""
+    """Time batched solves of all seeds with and without compilation; if `compare`, also exact solves."""
     E, corpora, chosen = batch_problem(seeds)
     times = []
     for _ in range(2):
@@ -94,7 +94,7 @@ def large_problem(seed=0, sequences=25_000, vocab=7_800, step=5_000.0):
 
 
 def large_selections(E, p, corpus, rng):
-    """Yield the name and the selection of each case."""
+    """Yield the name and the selection of each case of the large problem."""
     identity = np.ones(1)
     count = np.asarray(ja.data.token_counts(corpus))
     difference = np.abs(np.nan_to_num(np.asarray(ja.data.posterior_difference(corpus)))) * (count > 20)

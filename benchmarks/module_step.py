@@ -37,7 +37,7 @@ NAMES = {
 
 
 def page():
-    """Return the functions and classes that the how-to defines before its studies, keyed by name."""
+    """Return the functions and classes that docs/howto/modules.md defines before its studies, by name."""
     code = re.search(r"```python\n(.*?)\n```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]
     found = {"__name__": "how_to"}
     exec(code[: code.index("def study")], found)
@@ -61,7 +61,7 @@ def custom(of_module, kind):
 
 
 def stepping(data, model, sequences, width, steps):
-    """Return functions that time steps of all seeds and count compiled programs, and the accessed bytes."""
+    """Return a function that times steps of all seeds, one that counts programs, and the bytes accessed."""
     phase = {"kind": "descent", "name": "all", "train": ["*"], "optimizer": "adam", "step_size": 1e-3}
     study = ja.Study(
         name="step",

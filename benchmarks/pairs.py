@@ -31,7 +31,7 @@ WITH_DATA = (("imdb_gradient", (), ("seconds",)),)
 
 
 def times(value, keys, path=(), wanted=False):
-    """Yield (name, seconds) of all numbers below one of `keys` in the output of a benchmark."""
+    """Yield (name, seconds) for each number nested under one of `keys` in the output of a benchmark."""
     if isinstance(value, dict):
         for key, one in value.items():
             yield from times(one, keys, (*path, key), wanted or key in keys)
@@ -43,7 +43,7 @@ def times(value, keys, path=(), wanted=False):
 
 
 def measure(tree, name, arguments, keys):
-    """Run a benchmark of one tree, and return its times in seconds by name."""
+    """Run a benchmark in a source tree and return its times in seconds by name."""
     with tempfile.TemporaryDirectory() as out:
         subprocess.run(
             [sys.executable, f"benchmarks/{name}.py", *arguments, "--out", out],
@@ -57,7 +57,7 @@ def measure(tree, name, arguments, keys):
 
 
 def ratios(there, name, arguments, keys, rounds):
-    """Measure both trees in turn; return the ratios of this tree to the revision, one per round, by name."""
+    """Run a benchmark in both trees in turn; return the ratios of their times by name, one per round."""
     found = {}
     for turn in range(rounds):
         trees = [HERE, there] if turn % 2 else [there, HERE]

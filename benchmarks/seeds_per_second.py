@@ -70,7 +70,7 @@ def ours(seeds):
 
 
 def drawn(seeds):
-    """Return the parameters, corpus and padded sequences of each seed, which are not timed."""
+    """Sample the parameters and the corpus of each seed; return them with the padded sequences."""
     data_keys, model_keys, _ = seed_keys(list(range(seeds)))
     programs = Programs(STUDY.base)
     loaded = programs.draw(data_keys, {})
@@ -81,7 +81,7 @@ def drawn(seeds):
 
 
 def token_loop(each, steps, embed, query):
-    """Return a function that runs a Python loop over seeds and steps with the library's step."""
+    """Return a function that runs jaxattn's step in a Python loop over seeds and steps."""
     first = jax.jit(lambda params, corpus: ja.dynamics.one_step(params, corpus, step_size=embed))
     step = jax.jit(lambda params, corpus: ja.dynamics.one_step(params, corpus, step_size=query, train=("p",)))
 
@@ -112,7 +112,7 @@ def textbook_steps(embed, query):
 
 
 def textbook_loop(each, sequences, steps, embed, query):
-    """Return a function that runs a Python loop over seeds and steps with textbook code."""
+    """Return a function that runs a textbook step in a Python loop over seeds and steps."""
     first, step = map(jax.jit, textbook_steps(embed, query))
 
     def whole():
@@ -126,7 +126,7 @@ def textbook_loop(each, sequences, steps, embed, query):
 
 
 def textbook_vmap(each, sequences, steps, embed, query):
-    """Return a function that runs textbook code for all seeds in one program."""
+    """Return a function that runs textbook code for all seeds in one vmapped program."""
     first, step = textbook_steps(embed, query)
 
     def train(params, *data):

@@ -104,7 +104,7 @@ def draw(seeds, spread, vocab_size):
 
 
 def timed(calls, repeats):
-    """Time calls in turn, and return their seconds by name."""
+    """Time calls in turn and return lists of seconds by name."""
     times = {name: [] for name in calls}
     for call in calls.values():
         call()
@@ -117,7 +117,7 @@ def timed(calls, repeats):
 
 
 def measure(corpus, compute, seeds, name, repeats):
-    """Return the times and the error of one row of the table."""
+    """Time each variant on scores of one spread; return a table row with the times and the largest error."""
     scores, values = draw(seeds, SPREADS[name], corpus.vocab_size)
     a, g = jnp.asarray(scores), jnp.asarray(values)
     calls = {

@@ -74,7 +74,7 @@ def imports(package: Path = PACKAGE) -> Graph:
 
 
 def meanings(package: Path = PACKAGE) -> dict[str, list[str]]:
-    """Return the public names that multiple modules define, with these modules."""
+    """Return the public names that more than one module defines, each with these modules."""
     defined: dict[str, list[str]] = {}
     for module, path in modules(package).items():
         for name in _defined(ast.parse(path.read_text())):

@@ -39,7 +39,7 @@ def counts_of(corpus):
 
 
 def products(corpus):
-    """Return a function that times one pair of products, in microseconds."""
+    """Return a function that times products with the count matrix and its transpose, in microseconds."""
     rows, columns = counts_of(corpus)
     rng = np.random.default_rng(0)
     left = rng.random((corpus.vocab_size, 2), np.float32)
@@ -79,7 +79,7 @@ def steps(study, corpora):
 
 
 def measure(sizes, number, repeats):
-    """Return the times of a step and of the two products, and their ratio, for one corpus size."""
+    """Return the times of a step and of the two sparse products, and their ratio, for one corpus size."""
     study = ja.Study(
         name="step",
         data=ja.data.Independent(relevant=20, **sizes),

@@ -28,7 +28,7 @@ DIMS = (2048, 4096)
 
 
 def looped(sizes, dim, train, in_span):
-    """Compile a descent, and return a function that times a number of its steps, in microseconds per step."""
+    """Compile a descent and return a function that times its steps, in microseconds per step."""
     study = ja.Study(
         name="step",
         data=ja.data.Independent(relevant=20, **sizes),

@@ -30,7 +30,7 @@ SMALL = ("seeds=2", "phases.query.steps=20", "data.sequences=200", "data.test_se
 
 
 class Trace:
-    """The functions of the package that were called, and the number of calls between files."""
+    """Record of the package functions that were called, and of the number of calls between files."""
 
     def __init__(self, wanted: str = "") -> None:
         self.wanted, self.chain = wanted, list[str]()

@@ -52,7 +52,7 @@ def seconds(function):
 
 
 def in_turn(calls, repeats):
-    """Return the times of each call by name. The calls run in turn, `repeats` times."""
+    """Run the calls in turn, `repeats` times each, and return their times by name."""
     times = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
@@ -61,7 +61,7 @@ def in_turn(calls, repeats):
 
 
 def fastest(times):
-    """Return the minimum time of every row, in seconds, because other load on a machine only adds time."""
+    """Return the minimum time of each call by name, because other load on a machine only adds time."""
     return {name: min(each) for name, each in times.items()}
 
 
@@ -74,7 +74,7 @@ def textbook_gradient(params, ids, mask, labels, sequences):
 
 
 def relative_errors(mine, expected, names):
-    """Return, by name, the largest difference of two arrays relative to the largest entry of `expected`."""
+    """Return, by name, the largest difference between two arrays, relative to the largest expected entry."""
     pairs = {name: (getattr(mine, name), getattr(expected, name)) for name in names}
     return {name: float(jnp.abs(x - y).max() / jnp.abs(y).max()) for name, (x, y) in pairs.items()}
 
@@ -115,7 +115,7 @@ class Chunks:
 
 
 class Step:
-    """Jitted Adam step with the gradient `gradient(params, *data)`."""
+    """Jitted Adam step whose gradient is computed by `gradient(params, *data)`."""
 
     def __init__(self, params, gradient, *data):
         adam = optax.adam(1e-4)
@@ -135,7 +135,7 @@ class Step:
 
 
 def minibatch(corpus, kind, params, size, repeats):
-    """Return step times on a minibatch, and errors; jaxattn's step extracts the minibatch from the corpus."""
+    """Time steps on a minibatch, which jaxattn extracts from the corpus; return the times and errors."""
     model, names = MODELS[kind], NAMES[kind]
     own = np.sort(np.random.default_rng(0).choice(corpus.num_examples, size, replace=False))
     batch = sub_corpus(corpus, own)

@@ -44,12 +44,12 @@ def by_query(params, data):
 
 
 def by_matrix(params, data):
-    """Compute f of each sequence with W and its query z."""
+    """Compute f of each sequence from W and the query z of the sequence."""
     return (jax.nn.softmax(data.dot(data.z @ params.W.T), axis=1) * data.dot(params.v)).sum(axis=1)
 
 
 class Queries(ja.Model):
-    """Model of vectors with the outputs of a function."""
+    """Model on `Vectors` whose outputs are computed by the function `read`."""
 
     takes = Vectors
     read: Callable
@@ -83,7 +83,7 @@ def looped(once, begin, data, rounds):
 
 
 def batched(u, data):
-    """Compute the two batched products of a step, with u in place of the queries."""
+    """Compute the two batched products of a step, with `u` as the queries."""
     a = jnp.einsum("ntd,nd->nt", data.X, u)
     return jnp.einsum("nt,ntd->nd", a, data.X) / data.dim
 

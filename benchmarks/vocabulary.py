@@ -69,7 +69,7 @@ def tally(texts: list[str], split: Callable[[str], list[str]]) -> tuple[np.ndarr
 
 
 def settings(texts: list[str], positive: np.ndarray, wanted: int) -> Iterator[dict[str, object]]:
-    """Yield one row per setting, with the cut-off whose vocabulary size is closest to `wanted`."""
+    """Yield a row per setting of the tokeniser, with the cut-off whose vocabulary is closest to `wanted`."""
     order = np.random.default_rng(0).permutation(len(texts))
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
@@ -99,7 +99,7 @@ def settings(texts: list[str], positive: np.ndarray, wanted: int) -> Iterator[di
 
 
 def nearest(count: np.ndarray, wanted: int) -> int:
-    """Return the cut-off whose vocabulary size is closest to `wanted`."""
+    """Return the count cut-off that gives a vocabulary size closest to `wanted`."""
     tail = np.cumsum(np.bincount(count)[::-1])[::-1]
     return int(1 + np.abs(tail[1:] - wanted).argmin())
 

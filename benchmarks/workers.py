@@ -34,7 +34,7 @@ def study(batches: int, steps: int) -> ja.Study:
 
 
 def main() -> None:
-    """Run the study in both ways, compare the numbers, and print the times."""
+    """Run the study in one process and in a pool of workers; print the times and whether results agree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batches", type=int, default=64)

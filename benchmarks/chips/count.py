@@ -119,7 +119,7 @@ def types(text: str) -> tuple[Type, ...]:
 
 
 def _bracketed(text: str) -> tuple[str, str]:
-    """Split a text at the parenthesis that closes the one opened before the text."""
+    """Split a text at its first unmatched closing parenthesis."""
     depth = 1
     for place, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
@@ -235,7 +235,7 @@ def count(text: str) -> Counted:
 
 
 class _Walk:
-    """Traversal of a program in execution order; `step` counts loops of unknown length separately."""
+    """Traversal that sums the work of a program; `step` sums loops of unknown length separately."""
 
     def __init__(self, module: Module) -> None:
         self.module, self.step = module, Work()
@@ -288,7 +288,7 @@ def _bytes(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]
 
 
 def _read(inner: Sequence[Instruction], parameter: str, given: Sequence[Type]) -> int:
-    """Count the bytes that a fusion reads from a parameter; only the slices if it is only sliced."""
+    """Count the bytes that a fusion reads from a parameter: all of it, or the slices if it is only sliced."""
     whole = _size(given)
     users = list(_users(inner, parameter))
     taken = 0
@@ -312,7 +312,7 @@ def _users(inner: Sequence[Instruction], name: str) -> Iterator[tuple[str, Instr
 
 
 def _written(inner: Sequence[Instruction], line: Instruction) -> int:
-    """Count the bytes that a fusion writes; only the update for an array that is updated in place."""
+    """Count the bytes that a fusion writes: the whole result, or only the update if it updates in place."""
     by_name = {own.name: own for own in inner}
     (root,) = (own for own in inner if own.is_root)
     while root.op == "bitcast":

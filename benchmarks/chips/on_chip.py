@@ -35,7 +35,14 @@ Found = list[tuple[PhaseProgram, Compiled | None]]
 
 
 class _Fitted(NamedTuple):
-    """Runs in one batch, runs that would fit, device memory per run in bytes, and compiled programs."""
+    """Batch size and memory of a group on a chip, with the compiled programs.
+
+    Attributes:
+        together: number of runs in one batch.
+        fitting: number of runs that would fit in memory.
+        per_lane: device memory per run, in bytes.
+        programs: the compiled programs.
+    """
 
     together: int
     fitting: int
@@ -177,12 +184,12 @@ def _fit(compiler: _Compiler, wanted: int, budget: int) -> _Fitted:
 
 
 def _peak(found: Found) -> tuple[int, str]:
-    """Return the peak device memory over all programs, and which program needs it."""
+    """Return the largest device memory that any program needs, in bytes, and the name of that program."""
     return max(((own.held, made.location) for made, own in found if own), default=(0, ""))
 
 
 def _row(target: Target, group: CompileGroup, made: PhaseProgram, found: Compiled | None) -> dict[str, Any]:
-    """Return a row of the table "programs"."""
+    """Return the row of a program in the table "programs"."""
     phase = made.location.rpartition(".")[0]
     row: dict[str, Any] = {"group": group.number, "phase": phase, "program": made.name}
     if found is None:
@@ -213,7 +220,7 @@ def _row(target: Target, group: CompileGroup, made: PhaseProgram, found: Compile
 def _group_row(
     target: Target, group: CompileGroup, runs: int, fitted: _Fitted, rows: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return a row of the table "groups"."""
+    """Return the row of a group in the table "groups"."""
     batches = math.ceil(runs / fitted.together)
     steps = {phase.name: group.setting.probes.steps_of(phase) for phase in group.setting.phases}
 

@@ -40,7 +40,7 @@ QUICKSTART = 2 * 4 * 200 * 202 + 240_000 + 270_000
 
 
 def _rows():
-    """Yield row name, sweep, overrides, program, and minimum bytes (None if not computed)."""
+    """Yield the name, sweep, overrides, program and minimum bytes (None if unknown) of each table row."""
     quick, flow, layer, one_step = (
         f"sweeps/{name}.toml"
         for name in ("quickstart", "margin_convergence", "imdb_one_layer", "imdb_one_step")
@@ -64,7 +64,7 @@ TARGETS = ("h200", "a100", "v5e")
 
 
 def compiled(case):
-    """Compile the programs of a case, and return rows keyed by program name, one per compile group."""
+    """Compile the programs of a case; return a list of rows per program name, one row per compile group."""
     study = Study.read(ROOT / case["sweep"], case.get("overrides", ()))
     found = {}
     for row in plan(study, case["target"], only=case.get("only", ())).programs:
@@ -73,7 +73,7 @@ def compiled(case):
 
 
 def renew(path):
-    """Recompute the ceilings of all cases in a file, and rewrite the file."""
+    """Recompute the ceilings (upper limits on counts) of all cases in a file and rewrite the file."""
     head = "".join(line for line in path.read_text().splitlines(True) if line.startswith("#"))
     cases = tomllib.loads(path.read_text())["case"]
     for case in cases:

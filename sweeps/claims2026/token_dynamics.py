@@ -19,11 +19,11 @@ SAME = 1e-12
 
 
 class Nothing(ja.Dataset):
-    """n tokens without data. All targets are 0."""
+    """Placeholder data for n tokens, whose targets are 0."""
 
 
 def none(*, tokens: int) -> Nothing:
-    """Return n targets at the origin of the plane, (n, 2)."""
+    """Return placeholder data for n tokens in the plane, with targets 0, (n, 2)."""
     return Nothing(targets=jnp.zeros((tokens, 2)))
 
 
@@ -75,7 +75,7 @@ def aims(x: Array, B: Array, largest: bool) -> tuple[Array, Array]:
 
 
 def contains_origin(x: Array) -> Array:
-    """Return whether 0 is in the hull of points in the plane: no gap between their angles exceeds π."""
+    """Return whether the convex hull of points in the plane contains 0: no gap between angles exceeds π."""
     angles = jnp.sort(jnp.arctan2(x[:, 1], x[:, 0]))
     gaps = jnp.diff(angles, append=angles[:1] + 2 * jnp.pi)
     return gaps.max() <= jnp.pi + 1e-9

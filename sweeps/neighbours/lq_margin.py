@@ -28,7 +28,7 @@ _MAX_PROBLEMS = 400
 
 
 def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: float = 1e-10) -> MaxMargin:
-    """Compute the p of least ℓ_q norm that scores selected tokens ≥ 1 above the others in their sequence.
+    """Compute p of least ℓ_q norm that scores selected tokens at least 1 above the others in a sequence.
 
         p_q = argmin ‖p‖_q  s.t.  p·(Φ_s - Φ_s') ≥ 1  for all X, s ∈ S_X, s' ∈ X \\ S_X,
                                   p·(Φ_s - Φ_s'') = 0  for s, s'' ∈ S_X.
@@ -117,7 +117,7 @@ def _norm(x: np.ndarray, q: float) -> float:
 
 
 def _of_pairs(solution: MaxMargin, found: Constraints, tokens: int) -> np.ndarray:
-    """Return the multipliers of a solution in the order of all pairs of the problem, (m,)."""
+    """Return the multipliers of a solution for all pairs of the problem, in their order, (m,)."""
     key = found.better.astype(np.int64) * tokens + found.worse
     order = np.argsort(key)
     place = order[np.searchsorted(key[order], solution.pairs @ np.array([tokens, 1]))]

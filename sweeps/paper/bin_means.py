@@ -64,7 +64,7 @@ def binned(tokens, quantity, *, edges, x="posterior_difference"):
 
 
 def bins_of(cell, quantity):
-    """Average "Ev" or "Ep" within the bins used in the figure of a cell."""
+    """Average E·v ("Ev") or E·p ("Ep") over the tokens in each bin of a cell's figure."""
     own = axis(cell.run, cell.cell)
     edges = np.linspace(own["low"], own["high"], own["bins"] + 1)
     return binned(tokens_of(cell), quantity, edges=edges)

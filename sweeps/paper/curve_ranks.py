@@ -7,7 +7,7 @@ from jaxattn.lab.books import leave_one_out, spearman
 
 
 def compare(cell, curves, *, ranks, longest, longest_text, where, where_text):
-    """Measure the rank correlations with both curves, the longest rise of E·v, and the minimum of E·p.
+    """Measure rank correlations with the published curves, the longest rise of E·v and the minimum of E·p.
 
     Args:
         cell: the cell.

@@ -10,7 +10,7 @@ CORRELATION = (-1.0, 1.0)
 
 
 def shapes(cell, *, rise=None, u=None, where=None, id="", name="", longest=True):
-    """Measure the shapes of both curves in a cell.
+    """Measure the shapes of E·v and E·p as functions of the posterior difference in a cell.
 
     Args:
         cell: the cell.

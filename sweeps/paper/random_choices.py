@@ -22,7 +22,7 @@ ACCURACY = "test accuracy"
 
 
 def reproduced(results, criteria):
-    """Measure the fraction of draws with each shape in the figure, with all three, and for each optimiser.
+    """Measure the fractions of draws that reproduce each shape in the figure, and all three shapes.
 
     The ids of the shapes are the same as for the figure, whose page shows these fractions next to its
     verdicts.
@@ -38,7 +38,7 @@ def reproduced(results, criteria):
 
 
 def draws(results, criteria):
-    """Return a row for each choice: its settings, scores, and whether it has each shape."""
+    """Return a table with a row for each choice: its settings, its scores, and the shapes it reproduces."""
     rows = []
     failed = results.failures.groupby("cell").size()
     lost = set(failed.index[failed == len(results.manifest["seeds"])])
@@ -57,7 +57,10 @@ def draws(results, criteria):
 
 
 def draw_tables(results, criteria, figure):
-    """Return tables of what the shapes depend on, and of all draws. `figure` is the study of the figure."""
+    """Return two tables: the dependence of the shapes on the settings, and all draws.
+
+    `figure` is the study of the figure.
+    """
     rows = draws(results, criteria)
     listed = rows.rename(columns=_short)
     for text in [*SHAPES.values(), ALL]:
@@ -87,7 +90,7 @@ def _dependence(results, rows, config):
 
 
 def _shown_value(results, config, cell, axis):
-    """Return the value of an axis in the figure, or None if the cell's optimiser is different.
+    """Return the figure's value of an axis, or None if the cell uses a different optimiser.
 
     Adam and AdamW count as the same optimiser.
     """

@@ -66,7 +66,7 @@ class Heads(ja.Model[Vectors]):
 
 
 def laws(params: dict[str, Array], data: Vectors) -> dict[str, Array]:
-    """Return QᵀQ - KᵀK and VᵀV - OᵀO of each head, the traces of the former's 2 × 2 blocks, and a control."""
+    """Return QᵀQ - KᵀK, the traces of its 2 × 2 blocks, VᵀV - OᵀO and, as a control, QᵀQ + KᵀK per head."""
     of = {name: jnp.einsum("hdr,hds->hrs", x, x) for name, x in params.items()}
     difference = of["Q"] - of["K"]
     diagonal = jnp.diagonal(difference, axis1=1, axis2=2)

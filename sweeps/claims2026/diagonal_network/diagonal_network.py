@@ -8,7 +8,7 @@ import jaxattn as ja
 
 
 class System(ja.Dataset):
-    """Equations X k = y.
+    """System of linear equations X k = y.
 
     Attributes:
         X: (m, n); one row per equation.
@@ -18,7 +18,7 @@ class System(ja.Dataset):
 
 
 def systems(key: Array, *, equations: int, unknowns: int) -> System:
-    """Sample normal equations."""
+    """Sample X and y with standard normal entries."""
     first, second = jax.random.split(key)
     X = jax.random.normal(first, (equations, unknowns))
     return System(targets=jax.random.normal(second, (equations,)), X=X)
@@ -32,7 +32,7 @@ def away_from_zero(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Arra
 
 
 class TwoLayer(ja.Model[System]):
-    """k_i = ½ (rise_i a_i² - fall_i b_i²), with thresholds t_i⁺ = 1/rise_i and t_i⁻ = 1/fall_i.
+    """Diagonal network k_i = ½ (rise_i a_i² - fall_i b_i²), with thresholds t_i⁺ = 1/rise_i, t_i⁻ = 1/fall_i.
 
     Attributes:
         log_scale: log(1/s); a and b start at s times numbers of order 1.
@@ -61,7 +61,7 @@ class TwoLayer(ja.Model[System]):
 
 
 class Deep(ja.Model[System]):
-    """k_i = a_i1 ⋯ a_iL.
+    """Diagonal network k_i = a_i1 ⋯ a_iL.
 
     Attributes:
         log_scale: log(1/s); a starts at s times numbers of order 1.

@@ -43,5 +43,5 @@ class Experts(ja.Model[Vectors]):
 
 
 def gates(params: dict[str, Array], data: Vectors) -> dict[str, Array]:
-    """Return Σ_i W_i (d,), and the first row of W as a control."""
+    """Return the sum of the rows of W, (d,), and its first row as a control."""
     return {"sum": params["W"].sum(axis=0), "first": params["W"][0]}

@@ -16,7 +16,7 @@ import jaxattn as ja
 
 
 class Population(ja.Dataset):
-    """Covariance Σ of the queries; its rows are the examples, and the targets (d, d) are Σ^½ᵀ.
+    """Covariance Σ = C Cᵀ of the queries, with Cholesky factor C; the targets are Cᵀ, (d, d).
 
     Attributes:
         covariance: (d, d); Σ.
@@ -73,7 +73,7 @@ def risk(params: dict[str, Array], task: ja.dynamics.Task) -> Array:
 
 
 def limit(params: dict[str, Array], data: Population) -> dict[str, Array]:
-    """Return the distances from the limit in the theorem, the risk, and the conserved quantity ‖A‖² - b²."""
+    """Return the relative distances of A and b from their predicted limits, the risk, and ‖A‖² - b²."""
     S = data.covariance.astype(params["A"].dtype)
     inverse = jnp.linalg.inv(S)
     b = jnp.trace(inverse @ inverse) ** 0.25

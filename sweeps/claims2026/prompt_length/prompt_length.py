@@ -9,7 +9,7 @@ from jaxattn.data import Vectors
 
 
 def prompts(key: Array, *, length: int, sequences: int) -> Vectors:
-    """Sample L tokens and a query from N(0, 1) for each prompt; the target is the limit for KᵀQ = 1."""
+    """Sample L tokens and a query z from N(0, 1) for each prompt; the target is z, the limit for KᵀQ = 1."""
     first, second = jax.random.split(key)
     z = jax.random.normal(second, (sequences, 1))
     return Vectors(targets=z, X=jax.random.normal(first, (sequences, length, 1)), z=z)
@@ -21,7 +21,7 @@ class Attention(ja.Model[Vectors]):
     strength: float
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Return u."""
+        """Return the parameter u = `strength`."""
         return {"u": jnp.asarray(self.strength, dtype)}
 
     def outputs(self, params: dict[str, Array], data: Vectors) -> Array:

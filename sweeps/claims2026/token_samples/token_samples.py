@@ -43,14 +43,14 @@ def prompts(
 
 
 class Nothing(ja.Model[Prompts]):
-    """No trained model: the probes compute attention."""
+    """Model without training; the probes compute attention directly."""
 
     def init(self, key: Array, like: Prompts, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Return a number without effect."""
+        """Return the placeholder parameter u = 0."""
         return {"u": jnp.zeros((), dtype)}
 
     def outputs(self, params: dict[str, Array], data: Prompts) -> Array:
-        """Return u for every prompt."""
+        """Return the placeholder u for every prompt."""
         return params["u"] + jnp.zeros(data.num_examples)
 
 
@@ -66,7 +66,7 @@ def attention(X: Array, tilts: Array) -> Array:
 
 
 def queries(law: str) -> Array:
-    """Return a grid of the largest ball of queries, (k, d)."""
+    """Return a grid of points in the largest ball of queries, (k, d)."""
     if law == "plane":
         angles = jnp.arange(16) * 2 * jnp.pi / 16
         circle = jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1)
@@ -87,7 +87,7 @@ def limit(law: str, z: Array) -> Array:
 
 
 def ball(params: dict[str, Array], data: Prompts) -> dict[str, Array]:
-    """Return E sup |A_n(z) - A(z)| over ‖z‖ ≤ R, also for the wrong limit 1.5 A, and the error of hardmax."""
+    """Return E sup |A_n(z) - A(z)| over ‖z‖ ≤ R, the same for 1.5 A as a control, and the hardmax error."""
     z, X = queries(data.law), data.X.astype(params["u"].dtype)
     found = attention(X, z @ KEY_QUERY.T if data.law == "plane" else z)
     if data.law == "plane":

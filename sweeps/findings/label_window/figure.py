@@ -7,7 +7,7 @@ from jaxattn.lab.figures.style import DISTINCT, DPI, FIGURE_WIDTH, style
 
 
 def draw(folder):
-    """Plot edges.csv and counts.csv of a folder, and return the path of the figure."""
+    """Plot edges.csv and counts.csv from a folder and return the path to the figure."""
     with style():
         figure = Figure(figsize=(FIGURE_WIDTH, 3.2), layout="constrained")
         left, right = figure.subplots(1, 2)
@@ -55,7 +55,7 @@ def _shares(ax, table):
 
 
 def tables(folder):
-    """Write every table of a folder as Markdown, for docs/notes/which_label.md."""
+    """Convert the CSV tables in a folder to Markdown tables for docs/notes/which_label.md."""
     for name, columns in COLUMNS.items():
         if (folder / f"{name}.csv").exists():
             table = pd.read_csv(folder / f"{name}.csv", dtype={"d": str})

@@ -77,7 +77,7 @@ class ReducedFlow(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """End of a reduced flow, and the depth of its excursion.
+    """Final state of a reduced flow, and its path.
 
     Attributes:
         scores: (G + T - 1,).

@@ -87,7 +87,7 @@ def _pull(scores: Array, values: Array, corpus: ja.data.Corpus) -> Array:
 
 
 class Balanced(ja.Loss, frozen=True, kw_only=True):
-    """(1/β) log mean_y exp(β L_y) of the mean logistic losses L_y of both labels.
+    """Loss (1/β) log mean_y exp(β L_y), where L_y is the mean logistic loss of the sequences of label y.
 
     Attributes:
         beta: β; the loss is close to the mean of both for small β, and close to the larger one for large β.

@@ -38,7 +38,7 @@ POINTS, LEARNED_ON = 7, 100
 
 
 def at(axis, x, changes):
-    """Return the sizes and the d of a setting in which the key `axis` has the value x."""
+    """Return the corpus sizes and the dimension d of a setting in which the key `axis` has the value x."""
     if axis == "model.dim":
         return SIZES | changes, float(x)
     return SIZES | changes | {axis.removeprefix("data."): x}, 2048.0
@@ -114,7 +114,7 @@ def counts(given):
 
 
 def _rarest_of_winner(ends, shares):
-    """Count the corpora that lose a label and in which the winning label has the rarest token."""
+    """Count the corpora that lose a label and whose winning label has the rarest token."""
     agree = 0
     for (flow, end), share in zip(ends, shares, strict=True):
         rarest = {y: np.abs(flow.values[: len(flow.labels)][flow.labels == y]).min() for y in (-1, 1)}
@@ -133,7 +133,7 @@ def _measured(results, which):
 
 
 def _drawn_counts(draws, seed=0):
-    """Sample counts as in `assumption1`, negative for label -1, and initial noise, for `draws` corpora."""
+    """Sample token counts as in `assumption1` (negative for label -1) and initial noise for each corpus."""
     rng, own = np.random.default_rng(seed), SIZES["relevant"] // 2
     found = []
     while len(found) < draws:
@@ -151,7 +151,7 @@ def _followed(step_size, dim, own, noise):
 
 
 def label(given):
-    """Write label.csv: select a predictor of the winning label on 100 seeds, and evaluate it on new seeds."""
+    """Write label.csv: select a predictor of the winning label on 100 seeds and evaluate it on new seeds."""
     rows, names = [], ("pull", "ahead", "skewed")
     for kind in ("random", "equal"):
         best = ""

@@ -16,7 +16,7 @@ METRICS = (
 
 
 def check(results):
-    """Measure how often training ends on a cover with the predicted E·v, and how often small starts agree.
+    """Measure how often training ends on a cover with the predicted E·v, and how often scores follow α.
 
     Source:
         docs/notes/which_cover.md.

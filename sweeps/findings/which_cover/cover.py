@@ -102,7 +102,7 @@ def greedy_cover(corpus: Corpus) -> TokenCover | None:
 
 @dataclass(frozen=True)
 class _Problem:
-    """Distinct sequences: their tokens, (n, V) bool, classes, (n,), and multiplicities, (n,)."""
+    """Distinct sequences of a corpus: their tokens, (n, V) bool, classes, (n,), and multiplicities, (n,)."""
 
     holds: np.ndarray
     classes: np.ndarray
@@ -151,7 +151,7 @@ class _Problem:
         return found, left
 
     def pairs(self) -> list[np.ndarray]:
-        """Return sets: each sequence alone, and each with the most similar sequence of another class."""
+        """Return sets of sequences: each alone, and each with the most similar one of another class."""
         sizes, each = self.holds.sum(axis=1), np.eye(len(self.holds), dtype=bool)
         apart = sizes[:, None] + sizes - 2 * (self.holds.astype(int) @ self.holds.T)
         apart = np.where(self.classes == self.classes[:, None], sizes.sum() + 1, apart)

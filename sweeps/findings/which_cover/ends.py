@@ -23,7 +23,7 @@ UNUSED = ("loss", "log_gradient_norm", "train_accuracy", "arc_length", "drift")
 
 
 def runs(results) -> pd.DataFrame:
-    """Return a row for each run: corpus, scale, step, seed, and final metrics."""
+    """Return a table with a row for each run: corpus, scale, step, seed, and final metrics."""
     records = results.records[results.records["phase"] == "all"]
     records = results.with_axes(last_steps(records))
     index = [key for key in ("block", SCALE, STEP, "seed") if key in records]
@@ -31,7 +31,7 @@ def runs(results) -> pd.DataFrame:
 
 
 def powers(results) -> np.ndarray:
-    """Fit the power of log(1/L) in the distance from the law to the last two rows of every run."""
+    """Estimate the exponent of log(1/L) in each run's distance from the law, from the run's last two rows."""
     records = results.records[results.records["phase"] == "all"]
     last = sorted(records["step"].unique())[-2:]
     records = results.with_axes(records[records["step"].isin(last)])
@@ -45,7 +45,7 @@ def powers(results) -> np.ndarray:
 
 
 def cells(found: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each cell: means over the runs that end on a cover."""
+    """Return a table with a row for each cell: means over the runs that end on a cover."""
     found = found[(found["came_to_end"] == 1) & (found["cover_share"] == 1)]
     rows = []
     for (block, step, scale), own in found.groupby(["block", STEP, SCALE], sort=False):
@@ -78,7 +78,7 @@ def exceptions(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def sizes(results) -> Figure:
-    """Plot the excess of top tokens over the shortest cover against the initial scale, with intervals."""
+    """Plot the number of top tokens beyond the shortest cover against the initial scale, with intervals."""
     found = runs(results)
     blocks = list(dict.fromkeys(found["block"]))
     rows = -(-len(blocks) // 3)

@@ -45,7 +45,7 @@ def planted(
 
 
 class Beside(ja.PhaseProbe):
-    """The final top tokens, compared with the shortest cover, the greedy cover, and covers in the order of α.
+    """Comparison of the final top tokens with the shortest cover, the greedy cover, and covers ordered by α.
 
     For small initialisations, E grows along α and p along v, so the scores have the order of α or -α.
     `winner` is the label whose tokens score above all others. `variance_lead` is S = mean_X y_X Var_X(α),
@@ -69,7 +69,7 @@ class Beside(ja.PhaseProbe):
     }
 
     def skip_reason(self, task: Any, phase: ja.Phase) -> str | None:
-        """Return the reason if the phase does not train all parameters, or None."""
+        """Return a reason to skip the phase if it does not train all parameters, else None."""
         return None if {"E", "p", "v"} <= set(phase.train) else "requires a phase that trains E, p and v"
 
     def observe(self, phase: ja.Phase, state: Any) -> Array:
@@ -91,7 +91,7 @@ class Beside(ja.PhaseProbe):
 
 
 def follows(scores: np.ndarray, corpus: ja.data.Corpus) -> dict[str, np.ndarray]:
-    """Return the fraction of sequences whose top token, by scores (k, V), is first in an order by α."""
+    """Return the fractions of sequences whose top token is first by |α| and by ±α, and the winning label."""
     ids, mask = (np.asarray(x) for x in padded_sequences(corpus))
     alpha = np.asarray(ja.data.average_signed_frequency(corpus))
     top = np.take_along_axis(ids[None], np.where(mask, scores[:, ids], -np.inf).argmax(2)[..., None], 2)
@@ -109,7 +109,10 @@ def follows(scores: np.ndarray, corpus: ja.data.Corpus) -> dict[str, np.ndarray]
 
 
 def signs(start: np.ndarray, corpus: ja.data.Corpus) -> dict[str, float]:
-    """Return the size of the cover by |α|, and predictions of the winner from initial a and p·v (V + 1,)."""
+    """Return the size of the cover by |α|, and predictors of the winning label.
+
+    `start` contains the initial scores a and p·v, (V + 1,).
+    """
     ids, mask = (np.asarray(x) for x in padded_sequences(corpus))
     alpha = np.asarray(ja.data.average_signed_frequency(corpus))
     spread = np.nanvar(np.where(mask, alpha[ids], np.nan), axis=1)
@@ -127,7 +130,7 @@ _KNOWN: dict[bytes, dict[str, float]] = {}
 
 
 def _sizes(corpus: ja.data.Corpus) -> dict[str, float]:
-    """Return the sizes of the minimum and greedy covers, NaN if there is none; cached across cells."""
+    """Return the sizes of the minimum and greedy covers, NaN if there is none, from a cache if possible."""
     key = b"".join(np.asarray(x).tobytes() for x in (corpus.bags.index, corpus.bags.count, corpus.targets))
     if key not in _KNOWN:
         shortest, greedy = minimum_cover(corpus), greedy_cover(corpus)

@@ -34,7 +34,7 @@ BEGIN, END, EVALUATIONS = 15.0, 19.6, 20_000
 
 
 def problems(relevant, seeds):
-    """Sample corpora with `relevant` relevant tokens per sequence; return parameters after one step first."""
+    """Return parameters after one step, and corpora with `relevant` relevant tokens per sequence."""
     generate = partial(ja.data.multi_relevant, relevant_per_sequence=relevant, **SIZES)
 
     def draw(key):
@@ -47,7 +47,7 @@ def problems(relevant, seeds):
 
 
 def compare(params, corpus, path):
-    """Integrate the flow of a seed with both methods; return log ‖v‖ and their relative distance, (k, 2)."""
+    """Integrate one seed's flow with both methods; return log ‖v‖ and the relative distance of p, (k, 2)."""
     E, rho = np.asarray(params.E), np.asarray(path.log_v_norm)
     place = int(np.argmin(np.abs(rho - BEGIN)))
     p, v = np.asarray(path.p[place]), np.asarray(path.v[place]) * np.exp(rho[place])

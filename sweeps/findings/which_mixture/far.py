@@ -30,7 +30,7 @@ APART = 1e-7
 
 @dataclass
 class Far:
-    """The flow for one corpus, one E and one v_mm.
+    """Flow of p in log r for one corpus, one E and one v_mm.
 
     Attributes:
         E: (V, m); embeddings in an orthonormal basis of their span.
@@ -57,7 +57,7 @@ class Far:
         self.beta, self.kept = None, 0.0
 
     def begin(self, log_r, p):
-        """Store corrections that preserve the weights of walls in contact with the initial p."""
+        """Store corrections that cancel the effect of `scale` on active weights at the initial p."""
         log_q = self.attention(p[None])
         parts = np.sign(self.excess) * np.exp(log_q + self.log_excess + log_r)
         scale, full = self.scale(log_q, log_r), parts.sum(axis=2)
@@ -70,11 +70,11 @@ class Far:
         return own - np.log(np.exp(own).sum(axis=2, keepdims=True))
 
     def scale(self, log_q, log_r):
-        """Compute the logarithm of the factor that multiplies y f - 1, (B, n)."""
+        """Compute the logarithm of the factor on y f - 1, (B, n): log r, or less for steep sequences."""
         return np.minimum(log_r, np.log(STEEP) - (log_q + self.log_excess).max(axis=2))
 
     def weights(self, log_q, log_r):
-        """Solve for β (B, k) and log w (B, n)."""
+        """Solve the convex program for β by Newton's method; return β (B, k) and log w (B, n)."""
         q = np.exp(log_q)
         scale = self.scale(log_q, log_r)[:, :, None]
         rest = (np.sign(self.excess) * np.exp(log_q + self.log_excess + scale)).sum(axis=2) + self.kept

@@ -24,7 +24,7 @@ _NO_MULTIPLIER = 1e-9
 
 
 class StrictGap(NamedTuple):
-    """A pair whose gap must exceed `least`.
+    """Pair of tokens in which the score of `top` must exceed that of `low` by more than `least`.
 
     A force r^(2 least) w q c attracts `low`, and `log_force` is log(w q c).
     """
@@ -36,7 +36,7 @@ class StrictGap(NamedTuple):
 
 
 class Classes(NamedTuple):
-    """Classes of tied tokens in all sequences: sequence, class, y γ - 1, weight of the point, log q."""
+    """Classes of tied tokens in all sequences: sequence, smallest token, y γ - 1, point's weight, log q."""
 
     sequence: np.ndarray
     leader: np.ndarray
@@ -46,7 +46,10 @@ class Classes(NamedTuple):
 
 
 def merged_classes(E: np.ndarray, p: np.ndarray, head: Head, entries: Entries, leader: np.ndarray) -> Classes:
-    """Merge tied tokens of a sequence; `own` is λ/N of a class that is a point of N sequences, else NaN."""
+    """Merge the tied tokens of each sequence into classes.
+
+    `own` is λ/N for a class that is a point of N sequences, else NaN.
+    """
     key = entries.sequence * len(E) + leader[entries.token]
     distinct, group = np.unique(key, return_inverse=True)
     log_weight = head.scores[entries.token] + np.log(entries.times)
@@ -75,7 +78,7 @@ def merged_classes(E: np.ndarray, p: np.ndarray, head: Head, entries: Entries, l
 
 
 class Program(NamedTuple):
-    """The program of the direction of p.
+    """Program that determines the limit direction p_* of p.
 
     Attributes:
         E: (V, D); keys, projected orthogonally to 𝒯, the span of the differences of tied tokens.
@@ -157,7 +160,7 @@ class Program(NamedTuple):
             yield holders | dict(zip(level, chosen, strict=True))
 
     def _shortens(self, found: TwoSided, scores: np.ndarray, holders: dict[int, int]) -> bool:
-        """Return whether other holders give a shorter p."""
+        """Return whether the program with the given holders has a shorter solution than `found`."""
         try:
             other, _ = self._with(scores, holders)
         except NotCertified:
@@ -166,7 +169,7 @@ class Program(NamedTuple):
 
 
 def _level(scores: np.ndarray, classes: Classes, holders: dict[int, int]) -> dict[int, list[int]]:
-    """Return the classes above the margin that are tied with the holder, for sequences with more than one."""
+    """Return the classes above the margin that are tied with the holder, if there is more than one."""
     level: dict[int, list[int]] = {}
     for X, s, excess in zip(classes.sequence, classes.leader, classes.excess, strict=True):
         if int(X) in holders and excess > 0 and scores[holders[int(X)]] - scores[s] <= _STRICT:
@@ -175,7 +178,7 @@ def _level(scores: np.ndarray, classes: Classes, holders: dict[int, int]) -> dic
 
 
 def _spare(E: np.ndarray, reached: np.ndarray, log_r: float, strict_gaps: list[StrictGap]) -> float:
-    """Compute the minimum of a_top - a_s - κ - ½ (E_s - E_top)·u over the pairs; inf without pairs."""
+    """Compute the smallest slack a_top - a_s - κ - ½ (E_s - E_top)·u of the pairs; inf without pairs."""
     apart = {(pair.top, pair.low): E[pair.low] - E[pair.top] for pair in strict_gaps}
     pull = np.zeros(E.shape[1])
     for pair in strict_gaps:

@@ -30,7 +30,7 @@ class Entries(NamedTuple):
 
 
 class NotCertified(Exception):
-    """Reason why the certificate fails."""
+    """Exception whose message is the reason why there is no certificate."""
 
 
 class Head(NamedTuple):
@@ -118,7 +118,7 @@ def _system(
     v: np.ndarray,
     multipliers: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Return residuals of the conditions of the maximum, their Jacobian in (t, v, λ), and ends of t and v.
+    """Return residuals of the optimality conditions, their Jacobian in (t, v, λ), and the ends of t and v.
 
     Σ λ ∂(v·z)/∂t = 0,   Σ λ z - v = 0,   v·z - 1 = 0,   with coordinates t along 𝒯.
     """

@@ -55,7 +55,7 @@ class Mixture(ja.PhaseProbe):
     follows: bool = True
 
     def skip_reason(self, task: Any, phase: ja.Phase) -> str | None:
-        """Return the reason if the phase does not train exactly p and v, or None."""
+        """Return a reason to skip the phase if it does not train exactly p and v, else None."""
         return None if set(phase.train) == {"p", "v"} else "requires a phase that trains p and v"
 
     def observe(self, phase: ja.Phase, state: Any) -> Array:
@@ -174,7 +174,7 @@ def distances(found: pd.DataFrame) -> Figure:
 
 
 def runs(results: Any) -> pd.DataFrame:
-    """Return a row for each run: corpus, seed, and final metrics."""
+    """Return a table with a row for each run: corpus, seed, and final metrics."""
     records = results.records[results.records["phase"] == "both"]
     wanted = records["metric"].isin([*Mixture.metrics, "mismatch", "came_to_end"])
     records = results.with_axes(records[wanted].dropna(subset="value"))

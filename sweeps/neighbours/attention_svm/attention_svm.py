@@ -22,7 +22,7 @@ def unit_tokens(key: Array, *, dim: int = 10, length: int = 8, sequences: int = 
 
 
 class Params(NamedTuple):
-    """W between keys and queries, and the head."""
+    """Matrix W between keys and queries, and head v."""
 
     W: Array
     v: Array
@@ -55,7 +55,7 @@ class Attention(ja.Model[Vectors]):
         return top[:, 0] + (q * (values - top)).sum(axis=1)
 
     def scores(self, params: Params, data: Vectors) -> Scores:
-        """Return scores in the form Φ vec W: Φ = x ⊗ z, values x·v."""
+        """Return the scores as Φ vec W with Φ = x ⊗ z, and the values x·v."""
         return from_query(data.X, data.z, data.targets, values=data.dot(params.v))
 
 

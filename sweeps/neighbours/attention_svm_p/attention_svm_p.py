@@ -58,7 +58,7 @@ class Attention(ja.Model[Vectors]):
         return top[:, 0] + (q * (values - top)).sum(axis=1)
 
     def scores(self, params: dict[str, Array], data: Vectors) -> Scores:
-        """Return scores in the form Φ p."""
+        """Return the scores as Φ p, where Φ contains the coordinates of the tokens, and the values."""
         return from_vectors(data.X[:, :, :2], data.targets, values=data.X[:, :, 2])
 
 
@@ -68,7 +68,7 @@ def first_attention(params: dict[str, Array], data: Vectors) -> Array:
 
 
 def program(case: str, token: int = 0, coordinates: int = 2) -> ja.theory.MaxMargin:
-    """Solve the max-margin program that selects the same token in every sequence."""
+    """Solve the max-margin problem for the selection of the same token in every sequence."""
     X = tokens(case)[:, :, :coordinates]
     mask = np.arange(X.shape[1]) == np.full((len(X), 1), token)
     return ja.theory.max_margin(from_vectors(X, np.ones(len(X), int)), ja.theory.Selection(mask))

@@ -16,7 +16,7 @@ def attend(scores: Array, mask: Array) -> Array:
 
 
 class Disentangled(ja.Model[Trees]):
-    """Log-probabilities of the next token; each layer appends its attention output to its input."""
+    """Two-layer transformer in which each layer appends its attention output to its input."""
 
     takes: ClassVar[type[Trees]] = Trees
 

@@ -38,7 +38,7 @@ class Gradient(ja.Probe):
     matrices: int = 1024
 
     def skip_reason(self, task: object, phase: ja.Phase) -> str | None:
-        """Return the reason if the gradient cannot be measured, or None."""
+        """Return a reason to skip the phase if it does not train A1, else None."""
         return None if "A1" in phase.train else "requires a phase that trains A1"
 
     def measure(self, context: ja.probes.ProbeContext) -> dict[str, Array]:

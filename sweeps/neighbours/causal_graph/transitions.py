@@ -34,19 +34,19 @@ def permutations(key: Array, *, shape: tuple[int, ...], noise: float = 0.15) -> 
 
 
 def counts(data: Sequences) -> Array:
-    """Count the pairs of a parent's token and its child's token, (n, S, S)."""
+    """Count the pairs of tokens at a parent and at its child, (n, S, S)."""
     own = jax.nn.one_hot(data.ids, data.vocab_size)
     above = jnp.take_along_axis(own, jnp.maximum(data.parents, 0)[:, :, None], axis=1)
     return jnp.einsum("nta,ntb,nt->nab", above, own, data.parents >= 0)
 
 
 def row_of_last(matrices: Array, data: Sequences) -> Array:
-    """Return the row of the last token, (n, S)."""
+    """Return the row of each sequence's matrix that belongs to its last token, (n, S)."""
     return jnp.take_along_axis(matrices, data.ids[:, -1:, None], axis=1)[:, 0]
 
 
 def counted(data: Sequences) -> Array:
-    """Estimate the target, (n, S), from the children of tokens equal to the last one; pseudo-count c."""
+    """Estimate the target, (n, S), from the children of tokens equal to the last one, with pseudo-count c."""
     found = row_of_last(counts(data), data) + data.concentration[:, None]
     return found / found.sum(axis=1, keepdims=True)
 

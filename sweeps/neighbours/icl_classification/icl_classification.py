@@ -73,7 +73,7 @@ def logistic(outputs: Array, targets: Array) -> Array:
 
 
 class GradientStep(ja.Probe):
-    """Compare trained weights and predictions with one step of gradient descent."""
+    """Comparison of trained weights and predictions with one step of gradient descent."""
 
     labels: ClassVar = {
         "identity": "cosine of A for points with the identity",

@@ -53,7 +53,7 @@ class Params(NamedTuple):
 
 
 class LinearAttention(ja.Model[Prompts]):
-    """The negative last entry of the query's token after Z + P Z M (Zᵀ Q Z)/n, where M masks the query."""
+    """Negative last entry of the query's token in Z + P Z M (Zᵀ Q Z)/n, where the mask M omits the query."""
 
     takes: ClassVar[type[Prompts]] = Prompts
 

@@ -36,7 +36,7 @@ class RandomLayer(ja.Model[Vectors]):
         }
 
     def outputs(self, params: dict[str, Array], data: Vectors) -> Array:
-        """Compute the coordinate of each sequence, (N,)."""
+        """Compute the first coordinate of the first token's output for each sequence, (N,)."""
         X, n = data.X, data.dim
         q, k, v = (jnp.einsum("Ntd,hde->hNte", X, params[name]) for name in "QKV")
         attention = jax.nn.softmax(jnp.einsum("hNe,hNse->hNs", q[:, :, 0], k) / n**0.5, axis=-1)

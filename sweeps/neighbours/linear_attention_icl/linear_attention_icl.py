@@ -48,7 +48,7 @@ class LinearAttention(ja.Model[Rows]):
 
 
 def tensor(params: dict[str, Array]) -> Array:
-    """Compute the coefficients of S_ab x_c, (D + 1, D + 1, D)."""
+    """Compute the coefficients of S_ab x_c in the output f, (D + 1, D + 1, D)."""
     W = params["W"] if "W" in params else jnp.einsum("hra,hrb->hab", params["k"], params["q"])
     return jnp.einsum("ha,hbc->abc", params["v"], W[:, :, :-1])
 

@@ -14,7 +14,7 @@ CONTEXT = 31  # pairs (x, y) before the query
 
 
 class Rows(ja.Dataset):
-    """Rows of cubic features whose mean squared error equals that of all sequences, for all parameters."""
+    """Cubic features with the same mean squared error as the sampled sequences, for all parameters."""
 
     features: Array
     dim: int = struct.field(pytree_node=False, kw_only=True)

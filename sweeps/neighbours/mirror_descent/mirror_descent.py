@@ -39,14 +39,14 @@ def divergence(target: np.ndarray, w: np.ndarray, q: float) -> np.ndarray:
 
 
 class Divergences(ja.PhaseProbe):
-    """Divergence of W, in the norm of descent, from the ℓ_q attention SVMs of its selection for three q."""
+    """Bregman divergences, in the norm of descent, of W from the ℓ_q attention SVMs of its selection."""
 
     metrics: ClassVar[tuple[str, ...]] = tuple(
         f"{what}_{q:g}" for what in ("divergence_to", "gap") for q in NORMS
     )
 
     def skip_reason(self, task: Any, phase: ja.Phase) -> str | None:
-        """Return the reason if the phase is not mirror descent, or None."""
+        """Return a reason to skip the phase if it is not mirror descent, else None."""
         options = phase.options if isinstance(phase, ja.dynamics.Descent) else {}
         return None if "q" in options else "requires a descent in ℓ_q"
 
@@ -55,14 +55,14 @@ class Divergences(ja.PhaseProbe):
         return jnp.append(phase.parameter(state, "W").reshape(-1), phase.options["q"])
 
     def conclude(self, history: np.ndarray, params: Any, model: Any, loaded: Any) -> Any:
-        """Solve the programs for each seed, and compare the paths of W, (S, k, D + 1), with the solutions."""
+        """Solve the ℓ_q programs for each seed and compare the paths of W, (S, k, D + 1), with them."""
         data = jax.device_get(loaded.splits.train)
         each = [compare(path, *x) for path, *x in zip(history, data.X, data.z, data.targets, strict=True)]
         return tuple(jax.tree.map(lambda *x: np.stack(x), *found) for found in zip(*each, strict=True))
 
 
 def compare(path: np.ndarray, X: np.ndarray, z: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
-    """Return divergences along the path of one seed, and duality gaps of the programs for its selection."""
+    """Return divergences along the path of one seed, and duality gaps of the ℓ_q programs."""
     path, norm = path[:, :-1], float(path[0, -1])
     scores = from_query(np.asarray(X, float), np.asarray(z, float), y)
     chosen = ja.theory.selection(path[-1], scores)

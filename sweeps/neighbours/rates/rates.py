@@ -43,7 +43,7 @@ class FixedDecoder(ja.Model[Vectors]):
         return (jnp.exp(log_attention(params, data)) * data.X[:, :, 0]).sum(axis=1)
 
     def scores(self, params: Params, data: Vectors) -> Scores:
-        """Return scores in the form Φ vec W: Φ = x ⊗ z, values x·e_1."""
+        """Return the scores as Φ vec W with Φ = x ⊗ z, and the values x·e_1."""
         return from_query(data.X, data.z, data.targets, values=data.X[:, :, 0])
 
 
@@ -71,7 +71,11 @@ def steepest(params: Params, data: Vectors) -> tuple[Array, Array, Array]:
 
 
 class Steps(ja.Phase, kw_only=True):
-    """Steps of length η‖∇L‖, η or η(L - L*)/‖∇L‖; or η, with ‖W‖ = radius · 1.2^k for `hold` steps each."""
+    """Descent on W with gradient, normalised, Polyak or rescaled steps.
+
+    The steps have length η‖∇L‖, η or η(L - L*)/‖∇L‖. Rescaled steps have length η, and after 100 of them, ‖W‖
+    is set to radius · 1.2^k and then bounded by it for `hold` steps, for k = 0, 1, ...
+    """
 
     train: ClassVar[tuple[str, ...]] = ("W",)
 

@@ -27,7 +27,7 @@ class Params(NamedTuple):
 
 
 class Risk(ja.Model[ja.Dataset]):
-    """E(f(X) - X_ℓ·v*)² of f(X) = Σ_j erf(λ X_j·k) X_j·v, λ = sharpness / (1 + decay t), of unit k and v."""
+    """Risk E(f(X) - X_ℓ·v*)² of f(X) = Σ_j erf(λ X_j·k) X_j·v, where λ = sharpness / (1 + decay t)."""
 
     dim: int = 400
     length: int = 10

@@ -6,7 +6,7 @@ from jaxattn.lab.results import judge
 
 
 def norm(squares: np.ndarray) -> float:
-    """Return the norm, given unbiased estimates of its square, one per seed, which may be negative."""
+    """Estimate a norm from unbiased estimates of its square, one per seed, some of which may be negative."""
     return float(np.sqrt(np.fmax(np.mean(squares), 0))) if len(squares) else np.nan
 
 

@@ -25,7 +25,7 @@ def tokens(key: Array, *, dim: int = 10, length: int = 8, sequences: int = 6) ->
 
 
 class Params(NamedTuple):
-    """Query, and a fixed head."""
+    """Query p and fixed head v."""
 
     p: Array  # (d,)
     v: Array  # (d,)
@@ -57,7 +57,7 @@ class Attention(ja.Model[Vectors]):
         return best[:, 0] + (jax.nn.softmax(scores, axis=1) * (values - best)).sum(axis=1)
 
     def scores(self, params: Params, data: Vectors) -> ja.theory.Scores:
-        """Return scores in the form Φ p: Φ = x, values x·v."""
+        """Return the scores as Φ p with Φ = x, and the values x·v."""
         return from_vectors(data.X, data.targets, values=data.dot(params.v))
 
 
@@ -75,7 +75,7 @@ class Margins(ja.PhaseProbe):
         return phase.parameter(state, "p")
 
     def conclude(self, history: np.ndarray, params: Any, model: Any, loaded: Any) -> Any:
-        """Solve both programs for each seed, ℓ_∞ as a linear program, and compare p (S, k, d) with them."""
+        """Solve the ℓ₂ and ℓ_∞ programs for each seed and compare p, (S, k, d), with the solutions."""
         data = jax.device_get(loaded.splits.train)
         each = [compare(path, X, y) for path, X, y in zip(history, data.X, data.targets, strict=True)]
         return tuple(jax.tree.map(lambda *x: np.stack(x), *found) for found in zip(*each, strict=True))
