@@ -273,7 +273,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def write(report: Report, path: Path) -> Path:
-    """Write a report as JSON, and return its path.
+    """Write a report as JSON and return its path.
 
     Raises:
         RunError: the file cannot be written.

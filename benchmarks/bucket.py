@@ -62,7 +62,7 @@ def ask(pipe, word):
 
 
 def timed(study, place, reporter=Reporter):
-    """Run a study, and return the time in seconds."""
+    """Run a study and return the time in seconds."""
     begin = time.perf_counter()
     with reporter(quiet=True) as told, suppress(Interrupted):
         engine.run_study(study, place, command="benchmark", reporter=told)

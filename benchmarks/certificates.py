@@ -31,7 +31,7 @@ CHECKER = Path(check_certificate.__file__)
 
 
 def checked(path):
-    """Run the checker on a certificate, and return its verdict and the time in seconds."""
+    """Run the checker on a certificate and return its verdict and the time in seconds."""
     begin = time.perf_counter()
     done = subprocess.run([sys.executable, "-I", "-S", CHECKER, path], capture_output=True, text=True)
     return done.stdout.partition(":")[0], time.perf_counter() - begin

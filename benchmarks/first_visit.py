@@ -84,7 +84,7 @@ def measure(name: str, limit: int, command: list[str], out: Path) -> dict[str, o
 
 
 def main() -> None:
-    """Run the steps of a part, and write the results."""
+    """Run the steps of a part and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("part", choices=("first", "second"))
     parser.add_argument("--only", nargs="*", help="names of steps")

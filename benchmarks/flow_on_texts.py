@@ -117,7 +117,7 @@ def left_of_the_forces(scores, path):
 
 
 def certificate(scores, path):
-    """Certify the limit from the end of a path, and return the properties of the certificate."""
+    """Certify the limit from the end of a path and return the properties of the certificate."""
     started = time.perf_counter()
     p, selection = jax.device_get((path.p[-1], path.selection))
     found = ja.theory.certify_limit(jax.device_get(scores), p, selection)

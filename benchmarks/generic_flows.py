@@ -38,7 +38,7 @@ POINTS_PER_STEP = 20
 
 
 def flipped(key, **sizes):
-    """Sample data that satisfy Assumption 1, and flip the labels of the first two sequences."""
+    """Sample data that satisfy Assumption 1 and flip the labels of the first two sequences."""
     corpus = ja.data.assumption1(key, **sizes)
     return corpus.replace(targets=corpus.targets.at[:2].multiply(-1))
 

@@ -186,7 +186,7 @@ CONTINUED = "own"
 
 
 def record(folder: Path, names: list[str], root: Path) -> None:
-    """Run the small studies with the imported package, and write the per-seed tables.
+    """Run the small studies with the imported package and write the per-seed tables.
 
     Args:
         folder: output folder.
@@ -248,7 +248,7 @@ def _module(name: str):
 
 
 def _killed(scratch: Path, root: Path) -> None:
-    """Run the study with a checkpoint after every step, and kill the process in the second phase."""
+    """Run the study with a checkpoint after every step and kill the process in the second phase."""
     Reporter = _module("jaxattn.lab.engine.progress").Reporter
 
     class Killing(Reporter):
@@ -265,7 +265,7 @@ def _killed(scratch: Path, root: Path) -> None:
 
 
 def compare(before: Path, after: Path) -> int:
-    """Print the differences between two recordings, and return the number of tables that differ."""
+    """Print the differences between two recordings and return the number of tables that differ."""
     differing = 0
     for name in sorted({x.name for folder in (before, after) for x in folder.glob("*.parquet")}):
         if not ((before / name).exists() and (after / name).exists()):
@@ -322,7 +322,7 @@ def _relative(shared: pd.DataFrame) -> pd.DataFrame:
 
 
 def against(revision: str, names: list[str]) -> int:
-    """Record a revision and the working tree on this machine, and compare them."""
+    """Record a revision and the working tree on this machine and compare them."""
     with tempfile.TemporaryDirectory() as scratch:
         other = Path(scratch) / "other"
         subprocess.run(["git", "worktree", "add", "--detach", str(other), revision], cwd=HERE, check=True)

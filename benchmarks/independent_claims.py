@@ -178,7 +178,7 @@ def summary(rows: list[tuple[float, ...]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the results of all checks, and write them to a file."""
+    """Print the results of all checks and write them to a file."""
     parser = argparse.ArgumentParser(description="Check verdicts of the book claims2026.")
     parser.add_argument("--instances", type=int, default=64)
     parser.add_argument("--out")

@@ -87,7 +87,7 @@ def stepping(data, model, sequences, width, steps):
 
 
 def measure(kind, sequences, width, steps, repeats):
-    """Measure the step time of a module relative to the custom model, and count the module's programs."""
+    """Measure the step time of a module relative to the custom model and count the module's programs."""
     found = page()
     module, programs, moved = stepping(found["xor"], found[kind], sequences, width, steps)
     own, _, moved_by_custom = stepping(found["xor"], custom(found[kind], kind), sequences, width, steps)

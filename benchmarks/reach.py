@@ -33,7 +33,7 @@ def problem():
 
 
 def loop(params, corpus, target):
-    """Run gradient descent on p, and return rows of log t and 1 - cos."""
+    """Run gradient descent on p and return rows of log t and 1 - cos."""
     ids, mask = ja.models.reference.padded_sequences(corpus)
     # The part of p outside span(E) never changes, so 64 coordinates and the norm of that part are enough.
     basis = jnp.linalg.qr(params.E.T)[0]

@@ -39,7 +39,7 @@ class Trace:
         self._thread = threading.local()
 
     def count(self, function: Callable[[], Any]) -> None:
-        """Call a function, and count all calls inside it."""
+        """Call a function and count all calls inside it."""
         threading.setprofile(self._note)
         sys.setprofile(self._note)
         try:

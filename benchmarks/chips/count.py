@@ -107,7 +107,7 @@ def parse(text: str) -> Module:
 
 
 def types(text: str) -> tuple[Type, ...]:
-    """Parse the type of a result, and return its array types (more than one for a tuple)."""
+    """Parse the type of a result and return its array types (more than one for a tuple)."""
     return tuple(
         Type(
             found[1],

@@ -100,7 +100,7 @@ def plan_on(
     only: Collection[str] = (),
     keep: str | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Compile the programs of a study for a chip, and return their memory, traffic and minimum time.
+    """Compile the programs of a study for a chip and return their memory, traffic and minimum time.
 
     Args:
         target: the chip.

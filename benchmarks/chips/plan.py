@@ -252,7 +252,7 @@ def plan(
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print the plan of a sweep file, and return 1 if a program does not compile, else 0."""
+    """Print the plan of a sweep file and return 1 if a program does not compile, else 0."""
     chosen = StudyOptions(tuple(options.overrides), tuple(options.axes), options.seeds)
     study = load_sweep(options.sweep, chosen)
     with Reporter(options.quiet) as reporter:

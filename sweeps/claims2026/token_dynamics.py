@@ -91,7 +91,7 @@ def hardmax(
     aim: Literal["smallest", "largest"] = "smallest",
     size: float = 0.0,
 ) -> ja.dynamics.RecordedPath:
-    """Move the tokens for `horizon` steps, and record them at approximately log-spaced steps.
+    """Move the tokens for `horizon` steps and record them at approximately log-spaced steps.
 
     The metrics cover all steps up to t: `worst_ratio`, the largest J(x_i(s + 1)) / (2 λ_max(B) diam²/(s + 1))
     with J = ½⟨Bx, x⟩; `worst_inside`, the same over the steps s at which 0 has not yet left the hull;

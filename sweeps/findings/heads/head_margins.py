@@ -30,7 +30,7 @@ class SelectingSequences(NamedTuple):
     query: Floats
 
     def group(self, number: int, size: int) -> "SelectingSequences":
-        """Split the sequences into groups of `size`, and return group `number`."""
+        """Split the sequences into groups of `size` and return group `number`."""
         chosen = slice(number * size, (number + 1) * size)
         return SelectingSequences(self.rows[chosen], self.top[chosen], self.query[chosen])
 

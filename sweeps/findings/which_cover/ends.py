@@ -124,7 +124,7 @@ def law(results) -> Figure:
 
 
 def main(run: str, out: str) -> None:
-    """Read the run in folder `run`, and write its tables and figures to folder `out`."""
+    """Read the run in folder `run` and write its tables and figures to folder `out`."""
     results, folder = ja.load(run), Path(out)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     found = runs(results).drop(columns=list(UNUSED))

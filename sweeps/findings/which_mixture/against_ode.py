@@ -68,7 +68,7 @@ def compare(params, corpus, path):
 
 
 def main():
-    """Compare both methods for all seeds, and write ode.csv."""
+    """Compare both methods for all seeds and write ode.csv."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--relevant", type=int, nargs="*", default=[2, 3])

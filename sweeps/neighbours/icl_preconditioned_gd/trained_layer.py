@@ -21,7 +21,7 @@ PRIORS = {False: "w ~ N(0, I)", True: "w ~ N(0, 1/Σ)"}
 
 @ja.declare(labels={f"step_size_{name}": f"step size along λ = {name} (ratio)" for name in GROUPS})
 def preconditioner(params: Params, data: Prompts) -> dict[str, Array]:
-    """Compare A = -P_yy Q_xx with the closed form, and measure the other entries that affect the output.
+    """Compare A = -P_yy Q_xx with the closed form and measure the other entries that affect the output.
 
     `step_size_λ` is the mean of uᵀ A u over the eigenvectors u of Σ with eigenvalue λ, divided by its closed
     form.

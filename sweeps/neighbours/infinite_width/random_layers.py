@@ -53,7 +53,7 @@ class SampledLayers(ja.Phase, kw_only=True):
         return State(params, zero, zero - 1, jax.random.key_data(key), sums)
 
     def step(self, task: Task, state: State) -> State:
-        """Sample new layers, and add their means to the sums."""
+        """Sample new layers and add their means to the sums."""
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         heads, n, keys = task.model.heads, task.data.train.dim, jax.random.split(key, (2, self.layers))
         v, scores = jax.lax.map(lambda key: finite_layer(key, n, heads), keys[0], batch_size=50)
