@@ -52,7 +52,7 @@ class Case:
     """One benchmark case.
 
     Attributes:
-        name: its name.
+        name: name of the case.
         study: a study with one cell, whose first phase is timed.
         seeds: numbers of vmapped seeds.
         steps: divisor of the measured time; 1 for a path that is computed in one call.
@@ -131,7 +131,7 @@ class Measured(msgspec.Struct, frozen=True):
     """Measurements of a case for one number of seeds.
 
     Attributes:
-        case: its name.
+        case: name of the case.
         seeds: number of vmapped seeds.
         first_s: seconds for the first pass, including compilation.
         step_us: microseconds per step and seed, median over passes; per path for exact flows.
@@ -156,7 +156,7 @@ class Machine(msgspec.Struct, frozen=True):
     """Description of the machine on which a report was made.
 
     Attributes:
-        device: kind of its devices.
+        device: kind of the devices.
         platform: "cpu", "gpu" or "tpu".
         devices: number of devices; on a CPU, number of cores.
         copied_gb_s: GB/s that one device reads and writes when it copies a large array.

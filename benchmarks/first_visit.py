@@ -62,7 +62,7 @@ def steps(part: str, out: Path, gpus: int) -> dict[str, tuple[int, list[str]]]:
 
 
 def measure(name: str, limit: int, command: list[str], out: Path) -> dict[str, object]:
-    """Run a step with its output in a file; return its exit status, its seconds and its command."""
+    """Run a step, write its output to a file, and return its exit status, its seconds and its command."""
     began = time.monotonic()
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}

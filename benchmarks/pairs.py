@@ -75,7 +75,7 @@ def interval(values):
 
 
 def tell(measured):
-    """Print the mean and the interval of the ratios of each timing and return them by name."""
+    """Print the mean and the interval of the ratios of each timing; return both by name."""
     rows = {figure: interval(values) for figure, values in measured.items()}
     for figure, (mean, low, high) in sorted(rows.items()):
         print(f"{mean:5.2f} [{low:.2f}, {high:.2f}]  {figure}", flush=True)

@@ -61,7 +61,7 @@ class ChipProgram:
     """A compiled program; the numbers are None if it runs on the host or does not compile.
 
     Attributes:
-        group: index of its compile group.
+        group: index of the compile group.
         phase: the phase; "" for programs before the first phase.
         program: "draw", "start", "begin", "advance", ...
         where: the chip, or "host" for programs that require float64, or "does not compile".
@@ -107,7 +107,7 @@ class ChipGroup:
     """A compile group.
 
     Attributes:
-        group: its index.
+        group: index of the compile group.
         runs: number of runs (cells times seeds).
         together: number of runs in one batch.
         fitting: number of runs that would fit in memory.

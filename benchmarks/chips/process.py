@@ -90,7 +90,7 @@ def _version(name: str) -> str | None:
 
 
 def _fitting(needed: tuple[str, ...]) -> dict[str, str]:
-    """Return the package versions that match the installed jax: libtpu as pinned by jax, CUDA as jaxlib."""
+    """Return the required versions: libtpu as pinned by jax, and CUDA plugins with the version of jaxlib."""
     fitting = {name: metadata.version("jaxlib") for name in needed if name.startswith("jax-")}
     for line in metadata.requires("jax") or ():
         if "libtpu" in needed and (pinned := re.match(r"libtpu==([\d.]+?)(?:\.\*)?;", line)):

@@ -83,7 +83,7 @@ class NextToken(ja.Loss):
     """Cross-entropy of the next token, averaged over positions."""
 
     def skip_reason(self, outputs: Array, data: ja.Dataset) -> str | None:
-        """Return the reason if the targets are not one token for each position of the outputs, or None."""
+        """Return a reason to reject targets that are not one token per position of the outputs, else None."""
         fits = outputs.shape[:-1] == data.targets.shape and jnp.issubdtype(data.targets.dtype, jnp.integer)
         return None if fits else f"it requires targets that are tokens, of shape {outputs.shape[:-1]}"
 

@@ -77,7 +77,7 @@ class ReducedFlow(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """Final state of a reduced flow, and its path.
+    """Final state and path of a reduced flow.
 
     Attributes:
         scores: (G + T - 1,).

@@ -140,7 +140,7 @@ def share(hit: pd.Series, known: pd.Series) -> str:
 
 
 def table(found: pd.DataFrame) -> str:
-    """Return the Markdown table of the finding's page."""
+    """Return the results as a Markdown table for the page of the finding."""
     lines = [
         "| corpus | certified | of these, confirmed | wrong | p_* to p_relax, median | p to p_*, worst |",
         "| :-- | :-- | :-- | :-- | :-- | :-- |",

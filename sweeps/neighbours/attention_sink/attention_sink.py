@@ -33,7 +33,7 @@ def bigrams(key: Array, task_key: Array, *, sequences: int, vocab: int = 32, len
 
 
 class Params(NamedTuple):
-    """Parameters of the sink."""
+    """Trainable logits and value of the attention sink."""
 
     logits: Array  # (V,) attention logit of the sink for each current token
     value: Array  # (V,) value of the sink

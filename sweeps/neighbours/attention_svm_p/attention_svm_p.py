@@ -32,7 +32,7 @@ def tokens(case: str) -> np.ndarray:
 
 
 def inputs(*, case: Literal["global", "local", "three"] = "global") -> Vectors:
-    """Build the inputs of a case, with labels +1."""
+    """Build the token sequences of a case, with labels +1."""
     X = tokens(case)
     return Vectors(targets=jnp.ones(len(X), jnp.int32), X=jnp.asarray(X), classes=2)
 

@@ -55,7 +55,7 @@ def cosine(X: Array, Y: Array) -> Array:
 
 
 class ClosedForm(ja.Probe):
-    """Comparison of trained weights with their leading terms, and of these with one-hot words' terms."""
+    """Comparison of trained weights with leading terms, and of these terms with those of one-hot words."""
 
     labels: ClassVar = {f"cosine_{name}": f"cosine with the closed form: {name} matrix" for name in COMPARED}
     scales: ClassVar = {f"cosine_{name}": ja.probes.Scale(high=1) for name in COMPARED}

@@ -41,7 +41,7 @@ def pairs(key: Array, *, dim: int, load: ja.Static[float]) -> Pairs:
 
 
 class Params(NamedTuple):
-    """Parameters of the model."""
+    """Matrix W that stores the facts."""
 
     W: Array  # (d, d)
 

@@ -31,7 +31,7 @@ def facts(key: Array, *, sequences: int, length: int = 32) -> Sequences:
 
 
 class Params(NamedTuple):
-    """Parameters of the model."""
+    """Token scores and the answers' logits for each token."""
 
     a: Array  # (V,) token scores for the end token as query: its column of A, since tokens are one-hot
     U: Array  # (V, K) logits of the answers

@@ -77,7 +77,7 @@ def squares(outputs: Array, targets: Array) -> Array:
 
 
 def minimum(data: Prompts) -> Params:
-    """Build the closed-form global minimum: P is 1 in the last entry, and Q is -A with zeros around it."""
+    """Build the closed-form global minimum: P is 1 in its last entry and Q is -A in its upper-left block."""
     size, U = data.Z.shape[2], data.U[0]
     A = U * step_sizes(data.Z.shape[1] - 1, data.inverse) @ U.T
     zero = jnp.zeros((size, size), data.Z.dtype)

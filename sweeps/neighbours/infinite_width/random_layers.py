@@ -27,7 +27,7 @@ def divergence(p: Array, q: Array) -> Array:
 
 @struct.dataclass
 class State:
-    """State of the phase, with sums of batch means."""
+    """State of `SampledLayers`, with sums of the batch mean of each statistic."""
 
     params: dict[str, Array]
     step: Array

@@ -54,7 +54,7 @@ def tensor(params: dict[str, Array]) -> Array:
 
 
 def squares(outputs: Array, targets: Array) -> Array:
-    """Compute (f - y)² of every row."""
+    """Compute (f - y)² for each output f and target y."""
     return (outputs - targets) ** 2
 
 

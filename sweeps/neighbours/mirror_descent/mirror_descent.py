@@ -55,7 +55,7 @@ class Divergences(ja.PhaseProbe):
         return jnp.append(phase.parameter(state, "W").reshape(-1), phase.options["q"])
 
     def conclude(self, history: np.ndarray, params: Any, model: Any, loaded: Any) -> Any:
-        """Solve the ℓ_q programs for each seed and compare the paths of W, (S, k, D + 1), with them."""
+        """Solve the ℓ_q programs for each seed and compare paths of W, (S, k, D + 1), with the solutions."""
         data = jax.device_get(loaded.splits.train)
         each = [compare(path, *x) for path, *x in zip(history, data.X, data.z, data.targets, strict=True)]
         return tuple(jax.tree.map(lambda *x: np.stack(x), *found) for found in zip(*each, strict=True))

@@ -21,7 +21,7 @@ def sequences(key: Array, *, dim: int, length: int, sequences: int) -> Vectors:
 
 
 class Params(NamedTuple):
-    """Parameters, initialised to zero."""
+    """Matrix W and scores of the positions, initialised to zero."""
 
     W: Array  # (d, d)
     a: Array  # (T,) scores of the positions
@@ -50,7 +50,7 @@ def risk(params: Params) -> Array:
 
 @struct.dataclass
 class State:
-    """State of the phase."""
+    """State of `Training`; `plateau` is the time during which the risk has stayed on the plateau."""
 
     params: Params
     step: Array

@@ -20,7 +20,7 @@ def signal_and_noise(key: Array, *, dim: int, sequences: int, ratio: float) -> V
 
 
 class Params(NamedTuple):
-    """Query and head."""
+    """Query p and head v."""
 
     p: Array  # (d,)
     v: Array  # (d,)

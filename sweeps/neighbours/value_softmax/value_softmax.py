@@ -14,7 +14,7 @@ def one_sequence(*, length: int = 8) -> ja.data.Corpus:
 
 
 def identity(key: Array, drawn: Array) -> Array:
-    """Return the identity as initial E."""
+    """Return the identity matrix as the initial E."""
     return jnp.eye(*drawn.shape, dtype=drawn.dtype)
 
 
