@@ -167,7 +167,7 @@ class PhaseProbe(Measurement, frozen=True, kw_only=True):
         raise NotImplementedError(f"{type(self).__name__}.metrics")
 
     def observe(self, phase: Phase, state: PyTree) -> Array:
-        """Return an array, of the same shape at all probe steps, computed from the state of one seed."""
+        """Compute an array from the state of one seed. Its shape must be the same at all probe steps."""
         raise NotImplementedError(f"{type(self).__name__}.observe")
 
     def conclude(

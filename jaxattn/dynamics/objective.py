@@ -14,7 +14,7 @@ Objective = Callable[[Params, Task], Array]
 
 
 def check_objective(objective: Any, **samples: int | None) -> None:
-    """Raise InputError unless the objective is a function, and no other setting determines its data.
+    """Raise InputError unless the objective is a function and no other setting determines its data.
 
     Args:
         objective: value of the setting `objective`; None if there is none.

@@ -158,7 +158,7 @@ class Descent(Phase, frozen=True, kw_only=True):
         return advanced
 
     def metrics(self, state: State) -> dict[str, Array]:
-        """Return the number of gradient evaluations, which excludes the steps after an early stop."""
+        """Return the number of gradient evaluations, excluding those after an early stop."""
         return {"evaluations": state.early_stop.evaluations if self.patience else state.step}
 
     def _move(self, task: Task, state: State) -> State:
