@@ -62,7 +62,7 @@ def tokenizer(texts: list[str]):
 
 
 def train(folder: Path, data_dir: Path) -> None:
-    """Train the encoders; save checkpoints below folder/seed_S/step_N."""
+    """Train the encoders and save checkpoints to folder/seed_S/step_N."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 

@@ -50,7 +50,7 @@ def clock(function):
 
 
 def ours(seeds):
-    """Return a function that runs all seeds vmapped, as a study does."""
+    """Return a function that runs all seeds under vmap, as a study does."""
     made = Programs(STUDY.base)
     data_keys, model_keys, _ = seed_keys(list(range(seeds)))
     drawn = made.draw(data_keys, {})

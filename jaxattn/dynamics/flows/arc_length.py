@@ -296,7 +296,8 @@ def integrate(
         max_steps: maximum number of steps, accepted or rejected.
         integration: state of the integration; see `begin`.
         rows: number of rows after which to return with status RUNNING; unlimited by default.
-        log_speed: function of z for the log of the gradient norm, to compute the time; None to leave it out.
+        log_speed: function of z that returns the log of the gradient norm, which the time requires; None to
+            compute no time.
     """
     points = len(integration.rows.steps)
     first = jnp.minimum(flow.unit, reach / 100)

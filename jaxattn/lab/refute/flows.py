@@ -5,10 +5,10 @@ The programs are in floating point and only rank candidates. `exact` decides.
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
-from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxattn.data.corpus import Corpus, from_sequences
 from jaxattn.lab.refute.space import Instance, pad
@@ -103,7 +103,7 @@ def in_parts(score: Callable[[Instance], np.ndarray], batch: Instance, size: int
     return np.concatenate(found)
 
 
-def one_minus_cosine(x: Any, y: Any) -> np.ndarray:
+def one_minus_cosine(x: ArrayLike, y: ArrayLike) -> np.ndarray:
     """Return 1 - cos of the angle between vectors along the last axis, without cancellation; NaN for 0.
 
     Example:
@@ -111,8 +111,8 @@ def one_minus_cosine(x: Any, y: Any) -> np.ndarray:
         >>> round(float(flows.one_minus_cosine([1, 0], [1, 1])), 3)
         0.293
     """
-    x, y = np.asarray(x, float), np.asarray(y, float)
+    a, b = np.asarray(x, float), np.asarray(y, float)
     with np.errstate(invalid="ignore", divide="ignore"):
-        x = x / np.linalg.norm(x, axis=-1, keepdims=True)
-        y = y / np.linalg.norm(y, axis=-1, keepdims=True)
-    return ((x - y) ** 2).sum(axis=-1) / 2
+        a = a / np.linalg.norm(a, axis=-1, keepdims=True)
+        b = b / np.linalg.norm(b, axis=-1, keepdims=True)
+    return ((a - b) ** 2).sum(axis=-1) / 2

@@ -1,7 +1,6 @@
 """Power laws y ≈ exp(intercept) x^slope, fitted to each seed by least squares in log space."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -67,7 +66,7 @@ def power_law(x: ArrayLike, y_by_seed: ArrayLike) -> PowerLaw:
     return PowerLaw(slope, float(mean_y.mean() - slope * mean_x.mean()), float(low), float(high), seeds)
 
 
-def powers(x: Any, y: Any) -> _Floats:
+def powers(x: ArrayLike, y: ArrayLike) -> _Floats:
     """Fit y ~ x^power to the points of each seed.
 
     Args:
@@ -86,7 +85,7 @@ def powers(x: Any, y: Any) -> _Floats:
     return _lines(x, y)[0]
 
 
-def _lines(x: Any, y: Any) -> tuple[_Floats, _Floats, _Floats]:
+def _lines(x: ArrayLike, y: ArrayLike) -> tuple[_Floats, _Floats, _Floats]:
     """Return the slope, mean log x and mean log y for each row, over points with positive x and y."""
     y = np.asarray(y, float)
     x = np.broadcast_to(np.asarray(x, float), y.shape)

@@ -20,7 +20,7 @@ def kinds(sequences: int) -> Array:
 def sentences(
     key: Array, *, sequences: int, rule: Literal["and", "xor"] = "and", length: int = 5, vocab_size: int = 64
 ) -> Sequences:
-    """Sample sentences with word 2, words 0 and 1 depending on their type, and further uniform words."""
+    """Sample sentences of word 2, words 0 and 1 according to the sentence type, and uniform words."""
     kind = kinds(sequences)
     has = jnp.stack([kind <= 1, kind % 2 == 0, kind >= 0], 1)
     ids = jax.random.randint(key, (sequences, length), 3, vocab_size)

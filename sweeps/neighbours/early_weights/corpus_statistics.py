@@ -13,11 +13,11 @@ COMPARED = ("output", "value", "score")
 
 
 def statistics(data: Sequences, E: Array) -> dict[str, Array]:
-    """Compute the leading terms of O, V and W as matrices between words, omitting powers of the step size.
+    """Compute the leading terms of O, V and W as word-by-word matrices, without the powers of the step size.
 
     The terms are M B, M Φᵀ Bᵀ M and M Q M, where M = E Eᵀ, B = mean(x rᵀ) and Φ = mean(r x̄ᵀ) for one-hot
-    words x, their causal averages x̄ and residuals r, the one-hot targets minus 1/words. Q is the mean
-    gradient of the scores, with M Φᵀ Bᵀ M B in place of V O.
+    words x, their causal averages x̄ and residuals r, the one-hot targets minus 1/(number of words). Q is
+    the mean gradient of the scores, with M Φᵀ Bᵀ M B in place of V O.
     """
     n, T = data.ids.shape
     words, M = data.vocab_size, E @ E.T

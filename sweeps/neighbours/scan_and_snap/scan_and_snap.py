@@ -22,7 +22,7 @@ class Scanned(Sequences):
     per_last: int = struct.field(pytree_node=False, kw_only=True)
 
     def chances(self) -> np.ndarray:
-        """Return P(l|n), (N, V), for tokens l before the last one and each of N next tokens n."""
+        """Return P(l|n), (N, V): the distribution of non-final tokens l for each of N next tokens n."""
         N = self.last * self.per_last
         own = np.kron(np.eye(N), np.linspace(0.1, 1, DISTINCT))
         P = np.hstack([np.ones((N, COMMON)), own, np.zeros((N, self.last + N))])
