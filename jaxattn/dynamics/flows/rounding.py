@@ -96,8 +96,8 @@ def rounding_sensitivity(
         rtol=rtol,
         points=points,
     )
-    # Rows have the same arc lengths up to the end of a path, which repeats.
-    same = paths.arc_length[1:] == paths.arc_length[0]
+    # Rows have the same arc lengths up to the end of a path, which repeats. A path that goes on from the end of
+    # another one, such as a saddle, therefore deviates from it.
     distance = np.linalg.norm(paths.p[1:] - paths.p[0], axis=2) / (paths.norm[0] + unit)
-    deviation = np.where(same, distance, 0).max(axis=1)
+    deviation = distance.max(axis=1)
     return Sensitivity(deviation, bool((deviation > _APART).any()))
