@@ -26,6 +26,7 @@ import msgspec
 import pandas as pd
 
 from jaxattn.core.errors import InputError, at, explain, nearest
+from jaxattn.core.spec import choices_of
 from jaxattn.lab.api import Study
 from jaxattn.lab.books.book_tables import BookFile, BookPart, BookTable, DataSet, ItemFile, Paper, StudyEntry
 from jaxattn.lab.books.finding import Finding
@@ -316,4 +317,5 @@ def _read(path: Path, kind: type[_T]) -> _T:
         try:
             return msgspec.convert(tables, kind)
         except msgspec.ValidationError as error:
-            raise InputError(explain(str(error), "", tables, list(kind.__struct_fields__), {})) from None
+            choices = {field.name: choices_of(field.type) for field in msgspec.structs.fields(kind)}
+            raise InputError(explain(str(error), "", tables, list(choices), choices)) from None

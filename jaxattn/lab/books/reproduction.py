@@ -89,9 +89,11 @@ def reproduce(
     request = request or Request()
     if request.data_dir is not None and not request.data_dir.is_dir():
         raise InputError(f"--data-dir {request.data_dir}: the folder does not exist; check the path")
-    least = 2 if any(item.sources for item in request.items(book)) else 1
+    least, what = (
+        (2, "an interval over seeds") if any(x.sources for x in request.items(book)) else (1, "a search")
+    )
     if request.seeds is not None and request.seeds < least:
-        raise InputError(f"seeds: an interval over seeds requires at least {least}, got {request.seeds}")
+        raise InputError(f"seeds: {what} requires at least {least}, got {request.seeds}")
     wanted = _with_data(book, request, reporter)
     earlier = {item.name: records.find_record(item, request.scale, out)[0] for item in book.items}
     failed = _run(wanted, request, out, command=command, reporter=reporter, max_memory=max_memory)

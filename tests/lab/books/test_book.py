@@ -76,7 +76,7 @@ def test_only_other_changes_than_seeds_reduce_an_item(tiny):
     ("file", "old", "new", "message"),
     [
         ("book.toml", "title", "titel", r"book\.toml: unknown key 'titel'; did you mean 'title'\?"),
-        ("step/item.toml", '"own"', '"best"', r"item\.toml: settings: .*'best'"),
+        ("step/item.toml", '"own"', '"best"', r"settings: .*'best'; known: own, chosen, reduced"),
         ("step/item.toml", "laptop =", "studies.main = 'x.toml'\n#", r"main: \S+x\.toml does not exist"),
         ("texts/item.toml", '"texts"', '"text"', r"no data set 'text'; did you mean 'texts'\?"),
         ("book.toml", '"step"', '"steps"', r"steps: no such item \(no item\.toml\)"),
