@@ -89,9 +89,8 @@ def reproduce(
     request = request or Request()
     if request.data_dir is not None and not request.data_dir.is_dir():
         raise InputError(f"--data-dir {request.data_dir}: the folder does not exist; check the path")
-    least, what = (
-        (2, "an interval over seeds") if any(x.sources for x in request.items(book)) else (1, "a search")
-    )
+    has_studies = any(item.sources for item in request.items(book))
+    least, what = (2, "an interval over seeds") if has_studies else (1, "a search")
     if request.seeds is not None and request.seeds < least:
         raise InputError(f"seeds: {what} requires at least {least}, got {request.seeds}")
     wanted = _with_data(book, request, reporter)
