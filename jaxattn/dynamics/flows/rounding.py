@@ -96,8 +96,8 @@ def rounding_sensitivity(
         rtol=rtol,
         points=points,
     )
-    # Rows have the same arc lengths up to the end of a path, and then repeat it. A path that goes on from there,
-    # for example from a saddle, therefore deviates.
+    # Rows have the same arc lengths up to the end of a path, and then repeat it. A path that continues from
+    # there, for example from a saddle, therefore deviates.
     distance = np.linalg.norm(paths.p[1:] - paths.p[0], axis=2) / (paths.norm[0] + unit)
     deviation = distance.max(axis=1)
     return Sensitivity(deviation, bool((deviation > _APART).any()))
