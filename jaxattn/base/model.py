@@ -100,7 +100,8 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
     Attributes:
         takes: type of data that the model accepts; other types are rejected before compilation.
         parameters: names of the parameters, so that wrong names are reported early; () if unknown.
-        token_rows: names of the parameters with one row per token, so that one program can sweep V.
+        token_rows: names of the parameters with one row per token, so that one program can sweep V. The
+            vocabulary may then be padded with tokens that never occur, whose rows are zero.
         cuts_batches: True if a minibatch step builds a new corpus from the sequences in the batch. Set it
             to True if this is cheaper than evaluating the model on the whole corpus.
         dim: embedding dimension d.

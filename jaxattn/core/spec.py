@@ -121,6 +121,16 @@ def without_arrays(annotation: Any) -> Any:
     return typing.Union[kept or parts]  # noqa: UP007  of a tuple
 
 
+def has_custom_code(x: Any) -> bool:
+    """Return True if settings contain functions, or classes that are not from this package."""
+    if isinstance(x, Spec):
+        own = type(x).__module__.startswith("jaxattn.")
+        return not own or any(map(has_custom_code, msgspec.structs.asdict(x).values()))
+    if isinstance(x, Mapping):
+        return any(map(has_custom_code, x.values()))
+    return any(map(has_custom_code, x)) if isinstance(x, tuple | list) else callable(x)
+
+
 def is_array_type(annotation: Any) -> bool:
     """Return True if an annotation is an array type."""
     arrays = jax.Array | np.ndarray | np.generic | AbstractArray

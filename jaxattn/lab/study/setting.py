@@ -18,7 +18,7 @@ from jaxattn.base.model import check_type, linear_in
 from jaxattn.core.errors import InputError, at
 from jaxattn.core.pytrees import selected
 from jaxattn.core.settings import MAX_INT, STATIC, has_mark
-from jaxattn.core.spec import Spec
+from jaxattn.core.spec import Spec, has_custom_code
 from jaxattn.lab.probes.standard import Probes
 from jaxattn.lab.study import concepts, randomness
 from jaxattn.lab.study.concepts import C, Concept
@@ -227,8 +227,12 @@ def hyperparameters(setting: Setting) -> dict[SettingPath, float | int]:
 
 
 def pads_vocabulary(setting: Setting) -> bool:
-    """Return True if cells that differ only in the vocabulary size V may share a program."""
-    return setting.data.pads_vocabulary and bool(setting.model.token_rows)
+    """Return True if cells that differ only in the vocabulary size V may share a program.
+
+    Custom starts, phases and probes may use all rows of a parameter, so they never get rows for padding.
+    """
+    able = setting.data.pads_vocabulary and bool(setting.model.token_rows)
+    return able and not has_custom_code((setting.starts, setting.phases, setting.probes))
 
 
 def padded_size(vocab_size: int) -> int:

@@ -252,3 +252,49 @@ def test_vmapping_over_generator_settings_matches_running_each_cell_alone(
     correlations = last[["correlation_Ev_alpha", "spearman_Ev_tokens", "spearman_Ep_signed_tokens"]]
     assert correlations.isna().all() == (kind != "topics")
     assert np.isnan(last["important_mass"]) == (kind != "topics")
+
+
+def of_all_rows(params, data):
+    """Return the largest attention over the vocabulary, and the vocabulary size that a probe gets."""
+    return {"largest": jax.nn.softmax(params.E @ params.p).max(), "rows": len(params.E) + 0.0}
+
+
+def test_custom_probes_get_no_rows_of_a_padded_vocabulary(tmp_path):
+    """With zero rows, the softmax would have further terms."""
+    wanted = ja.Study(
+        name="rows",
+        seeds=2,
+        data=ja.data.Assumption1(vocab_size=10, relevant=4, length=3, sequences=12),
+        model=ja.models.OneLayer(dim=4),
+        phases=[ja.dynamics.Descent(name="query", train=["p"], optimizer="sgd", step_size=0.5, steps=2)],
+        probes=ja.Probes(tokens=False, own=[of_all_rows]),
+        axes={"data.vocab_size": [10, 13]},
+    )
+    results = wanted.run(tmp_path / "run", quiet=True, report=False)
+    for row in results.table().to_dict("records"):
+        params = results.params(cell=row["cell"], seed=row["seed"])
+        weights = np.exp(params.E @ params.p)
+        assert row["rows"] == len(params.E) == row["data.vocab_size"]
+        np.testing.assert_allclose(row["largest"], weights.max() / weights.sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "pads"),
+    [
+        ({}, True),
+        ({"init": {"p": ja.models.starts.Scaled(scale=0.5)}}, True),
+        ({"probes": ja.Probes(own=[ja.probes.Norms()])}, True),
+        ({"probes": ja.Probes(own=[of_all_rows])}, False),
+        ({"init": {"p": lambda key, value: 2 * value}}, False),
+    ],
+)
+def test_a_vocabulary_is_padded_only_without_custom_code_that_gets_parameters(changes, pads):
+    wanted = ja.Study(
+        name="pads",
+        data=ja.data.Assumption1(vocab_size=10, relevant=4, length=3, sequences=12),
+        model=ja.models.OneLayer(dim=4),
+        phases=[ja.dynamics.Descent(name="query", train=["p"], optimizer="sgd", step_size=0.5, steps=2)],
+        **changes,
+    )
+    (group,) = compile_groups(wanted.cells)
+    assert group.setting.data.vocab_size == (16 if pads else 10)
