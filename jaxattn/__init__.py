@@ -3,8 +3,6 @@
 from typing import TYPE_CHECKING
 
 from jaxattn.core.lazy import lazy
-from jaxattn.core.version import __url__ as __url__
-from jaxattn.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from jaxattn import attention, base, data, dynamics, losses, models, theory
@@ -25,6 +23,8 @@ if TYPE_CHECKING:
     from jaxattn.core.pytrees import replace
     from jaxattn.core.settings import FilePath, Fraction, NotNegative, Positive, PositiveInt, Static
     from jaxattn.core.spec import Spec
+    from jaxattn.core.version import __url__ as __url__
+    from jaxattn.core.version import __version__ as __version__
     from jaxattn.lab import probes, texts
     from jaxattn.lab.api import Study
     from jaxattn.lab.bisection import phase_diagram
@@ -105,6 +105,8 @@ _NAMES = {
     "load": "jaxattn.lab.loaded",
     "phase_diagram": "jaxattn.lab.bisection",
     "TokenModel": "jaxattn.models.token_model",
+    "__url__": "jaxattn.core.version",
+    "__version__": "jaxattn.core.version",
 }
 _MODULES = {
     **{name: f"jaxattn.{name}" for name in __all__ if name not in _NAMES},

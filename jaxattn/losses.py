@@ -24,11 +24,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxattn.base import Dataset, Loss
-from jaxattn.base.from_function import LossFromFunction, declare, settings_class
+from jaxattn.base.from_function import declare, settings_class
+from jaxattn.base.model import LossFromFunction
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.fractions import rounding, share
 from jaxattn.core.settings import Fraction
-from jaxattn.data.sequences import Sequences, Vectors
 
 Weights = Float[Array, "n"] | None
 PerSequence = Callable[[Array, Array], Array]
@@ -44,8 +44,7 @@ def _requires_classes(settings: Loss, outputs: Array, data: Dataset) -> str | No
     """
     n, classes = data.num_examples, data.num_classes
     if classes is None and data.targets.shape == (n,) and jnp.issubdtype(data.targets.dtype, jnp.integer):
-        name = type(data).__name__
-        setting = "classes" if isinstance(data, Sequences | Vectors) else "num_classes"
+        name, setting = type(data).__name__, data.setting_of_classes
         return (
             f"its targets are integers, but {name} has no number of classes; set it in {name}: {setting} = 2"
         )

@@ -22,15 +22,21 @@ become the settings:
 Notation: n examples, V tokens, K classes, embedding dimension d.
 """
 
-from jaxattn.base.data import CommonData, Dataset, DrawnData, SharedData, silent
-from jaxattn.base.data import D as D
-from jaxattn.base.data import Data as Data
-from jaxattn.base.data import Progress as Progress
-from jaxattn.base.model import Loss, Model, Start
-from jaxattn.base.model import Params as Params
-from jaxattn.base.phase import Goal, Phase, State, Task, log_spaced
-from jaxattn.base.probe import Figure, Measurement, PhaseProbe, Probe
-from jaxattn.base.probe import Metrics as Metrics
+from typing import TYPE_CHECKING
+
+from jaxattn.core.lazy import lazy
+
+if TYPE_CHECKING:
+    from jaxattn.base.data import CommonData, Dataset, DrawnData, SharedData, silent
+    from jaxattn.base.data import D as D
+    from jaxattn.base.data import Data as Data
+    from jaxattn.base.data import Progress as Progress
+    from jaxattn.base.model import Loss, Model, Start
+    from jaxattn.base.model import Params as Params
+    from jaxattn.base.phase import Goal, Phase, Task, log_spaced
+    from jaxattn.base.probe import Figure, Measurement, PhaseProbe, Probe
+    from jaxattn.base.probe import Metrics as Metrics
+    from jaxattn.base.state import State
 
 __all__ = [
     "CommonData",
@@ -51,3 +57,29 @@ __all__ = [
     "log_spaced",
     "silent",
 ]
+
+_NAMES = {
+    "CommonData": "jaxattn.base.data",
+    "D": "jaxattn.base.data",
+    "Data": "jaxattn.base.data",
+    "Dataset": "jaxattn.base.data",
+    "DrawnData": "jaxattn.base.data",
+    "Figure": "jaxattn.base.probe",
+    "Goal": "jaxattn.base.phase",
+    "Loss": "jaxattn.base.model",
+    "Measurement": "jaxattn.base.probe",
+    "Metrics": "jaxattn.base.probe",
+    "Model": "jaxattn.base.model",
+    "Params": "jaxattn.base.model",
+    "Phase": "jaxattn.base.phase",
+    "PhaseProbe": "jaxattn.base.probe",
+    "Probe": "jaxattn.base.probe",
+    "Progress": "jaxattn.base.data",
+    "SharedData": "jaxattn.base.data",
+    "Start": "jaxattn.base.model",
+    "State": "jaxattn.base.state",
+    "Task": "jaxattn.base.phase",
+    "log_spaced": "jaxattn.base.phase",
+    "silent": "jaxattn.base.data",
+}
+__getattr__, __dir__ = lazy(__name__, _NAMES, {})

@@ -28,9 +28,11 @@ class Dataset(Brief, struct.PyTreeNode, repr=False):
 
     Attributes:
         targets: (n, ...) targets for the loss: classes, tokens, numbers or vectors.
+        setting_of_classes: name of the setting that declares the number of classes, for error messages.
     """
 
     targets: Array
+    setting_of_classes: ClassVar[str] = "num_classes"
 
     def __init_subclass__(cls, **options: Any) -> None:
         parent: Any = super()  # flax does not annotate this method

@@ -8,16 +8,11 @@ ranges. `settings_class` builds the class from the signature of a built-in or cu
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
-from jax import Array
-from jax.typing import DTypeLike
 
-from jaxattn.base.data import Dataset
-from jaxattn.base.model import Loss, Model, Params, Start
-from jaxattn.base.probe import Figure, Probe, ProbeContext
 from jaxattn.core.errors import InputError, nearest
 from jaxattn.core.spec import Spec, StudyParts, without_arrays
 
@@ -49,89 +44,13 @@ class FromFunction(Spec, frozen=True, kw_only=True):
     def _check(self, **changed: Any) -> None:
         if rule := type(self).check_settings:
             settings = self._settings() | changed
-            rule(**{name: settings[name] for name in _parameters(rule) if name in settings})
+            rule(**{name: settings[name] for name in parameters(rule) if name in settings})
 
     def _settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.arguments}
 
     def _call(self, *given: Any, **changed: Any) -> Any:
         return type(self).function(*given, **self._settings() | changed)
-
-
-class ModelFromFunction(FromFunction, Model[Any], frozen=True, kw_only=True):
-    """Model built from a function `(*, settings) -> model`; the returned model has `init` and `outputs`."""
-
-    def built(self) -> Any:
-        """Return the model that the function returns for these settings."""
-        return self._call()
-
-    def init(self, key: Array, like: Dataset, *, dtype: DTypeLike) -> Params:
-        """Sample the parameters for one seed."""
-        return self._call().init(key, like, dtype=dtype)
-
-    def outputs(self, params: Params, data: Dataset) -> Array:
-        """Compute the model's outputs."""
-        found: Array = self._call().outputs(params, data)
-        return found
-
-
-def model_class(function: Function, **attributes: Any) -> type[Any]:
-    """Return the settings class for a function that returns a model.
-
-    Raises:
-        InputError: the function has an argument that is not a setting.
-    """
-    for name, p in _parameters(function).items():
-        if p.kind is not p.KEYWORD_ONLY:
-            location = attributes.get("kind") or function.__name__
-            raise InputError(
-                f"{location}: argument {name!r} is not keyword-only; "
-                "a model function takes only settings, after *, and "
-                "returns a model"
-            )
-    return settings_class(function, ModelFromFunction, **attributes)
-
-
-class LossFromFunction(FromFunction, Loss, frozen=True, kw_only=True):
-    """Loss built from a function `(outputs, targets, *, settings) -> (n,)`."""
-
-    def __call__(self, outputs: Array, targets: Array) -> Any:
-        """Compute the loss of each example."""
-        return self._call(outputs, targets)
-
-
-class StartFromFunction(FromFunction, Start, frozen=True, kw_only=True):
-    """Start built from a function `(key, drawn, *, [tokens,] settings) -> array like drawn`."""
-
-    not_settings: ClassVar[frozenset[str]] = frozenset({"tokens"})
-
-    def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Any:
-        """Return the initial value of one parameter."""
-        named = {"tokens": tokens} if "tokens" in _parameters(type(self).function) else {}
-        return self._call(key, drawn, **named)
-
-
-class ProbeFromFunction(FromFunction, Probe, frozen=True, kw_only=True):
-    """Probe built from a function `(params, data, *, settings) -> number, (m,) or dictionary of such values`.
-
-    Attributes:
-        name: name of the metric; defaults to the name of the function.
-    """
-
-    name: str = ""
-
-    def measure(self, context: ProbeContext) -> Mapping[str, Any]:
-        """Compute the metric, or several metrics by name, on the training data of one seed."""
-        found = self._call(context.params, context.data.train)
-        return found if isinstance(found, dict) else {self.name or type(self).__name__: found}
-
-
-class FigureFromFunction(FromFunction, Figure, frozen=True, kw_only=True):
-    """Figure built from a function `(results, *, settings) -> matplotlib figure or RenderedFigure`."""
-
-    def __call__(self, results: Any) -> Any:
-        """Draw the figure."""
-        return self._call(results)
 
 
 def declare(*, check: Callable[..., None] | None = None, **attributes: object) -> Callable[[F], F]:
@@ -189,7 +108,7 @@ def settings_class(function: Function, base: type[Any], name: str = "", **attrib
             location = attributes.get("kind") or function.__name__
             raise InputError(f"{location}: {argument!r} is a built-in setting; rename the argument")
     rule = attributes.get("check_settings")
-    for argument, needed in _parameters(rule).items() if rule else ():
+    for argument, needed in parameters(rule).items() if rule else ():
         if argument not in arguments and needed.default is needed.empty:
             raise InputError(
                 f"declare: the check function takes {argument!r}, which is not a setting; remove it"
@@ -211,14 +130,15 @@ def settings_class(function: Function, base: type[Any], name: str = "", **attrib
 
 
 @functools.cache
-def _parameters(function: Function) -> Mapping[str, inspect.Parameter]:
+def parameters(function: Function) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function by name."""
     return inspect.signature(function).parameters
 
 
 def _fields(function: Function, not_settings: frozenset[str]) -> list[Any]:
     hints = hints_of(function)
     fields: list[Any] = []
-    for p in _parameters(function).values():
+    for p in parameters(function).values():
         if p.name in not_settings:
             continue
         if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty:
@@ -238,7 +158,7 @@ def hints_of(function: Function) -> dict[str, Any]:
         InputError: an annotation cannot be evaluated, or the signature cannot be read.
     """
     try:
-        _parameters(function)
+        parameters(function)
         return typing.get_type_hints(function, include_extras=True)
     except NameError as error:
         raise InputError(f"an annotation of {function.__name__} cannot be evaluated: {error}") from None

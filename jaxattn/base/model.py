@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import PyTree
 
 from jaxattn.base.data import D, Dataset
+from jaxattn.base.from_function import FromFunction, Function, parameters, settings_class
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import AnyArray
 from jaxattn.core.spec import Spec
@@ -210,3 +211,57 @@ class Start(Spec, frozen=True, kw_only=True):
             Array with the shape and dtype of `drawn`.
         """
         raise NotImplementedError(f"{type(self).__name__}.__call__")
+
+
+class ModelFromFunction(FromFunction, Model[Any], frozen=True, kw_only=True):
+    """Model built from a function `(*, settings) -> model`; the returned model has `init` and `outputs`."""
+
+    def built(self) -> Any:
+        """Return the model that the function returns for these settings."""
+        return self._call()
+
+    def init(self, key: Array, like: Dataset, *, dtype: DTypeLike) -> Params:
+        """Sample the parameters for one seed."""
+        params: Params = self._call().init(key, like, dtype=dtype)
+        return params
+
+    def outputs(self, params: Params, data: Dataset) -> Array:
+        """Compute the model's outputs."""
+        outputs: Array = self._call().outputs(params, data)
+        return outputs
+
+
+def model_class(function: Function, **attributes: Any) -> type[Any]:
+    """Return the settings class for a function that returns a model.
+
+    Raises:
+        InputError: the function has an argument that is not a setting.
+    """
+    for name, p in parameters(function).items():
+        if p.kind is not p.KEYWORD_ONLY:
+            location = attributes.get("kind") or function.__name__
+            raise InputError(
+                f"{location}: argument {name!r} is not keyword-only; "
+                "a model function takes only settings, after *, and "
+                "returns a model"
+            )
+    return settings_class(function, ModelFromFunction, **attributes)
+
+
+class LossFromFunction(FromFunction, Loss, frozen=True, kw_only=True):
+    """Loss built from a function `(outputs, targets, *, settings) -> (n,)`."""
+
+    def __call__(self, outputs: Array, targets: Array) -> Any:
+        """Compute the loss of each example."""
+        return self._call(outputs, targets)
+
+
+class StartFromFunction(FromFunction, Start, frozen=True, kw_only=True):
+    """Start built from a function `(key, drawn, *, [tokens,] settings) -> array like drawn`."""
+
+    not_settings: ClassVar[frozenset[str]] = frozenset({"tokens"})
+
+    def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Any:
+        """Return the initial value of one parameter."""
+        named = {"tokens": tokens} if "tokens" in parameters(type(self).function) else {}
+        return self._call(key, drawn, **named)

@@ -10,6 +10,7 @@ from jax import Array
 from jaxtyping import PyTree
 
 from jaxattn.base.data import Dataset, Loaded, Splits
+from jaxattn.base.from_function import FromFunction
 from jaxattn.base.model import HasTokenScores, Loss, Model, Params
 from jaxattn.base.phase import Phase, Task
 from jaxattn.core.errors import InputError, shown
@@ -237,3 +238,26 @@ class Figure(Spec, frozen=True, kw_only=True):
             docstring; or a `jaxattn.lab.figures.rendered.RenderedFigure` with a custom name and caption.
         """
         raise NotImplementedError(f"{type(self).__name__}.__call__")
+
+
+class ProbeFromFunction(FromFunction, Probe, frozen=True, kw_only=True):
+    """Probe built from a function `(params, data, *, settings) -> number, (m,) or dictionary of such values`.
+
+    Attributes:
+        name: name of the metric; defaults to the name of the function.
+    """
+
+    name: str = ""
+
+    def measure(self, context: ProbeContext) -> Mapping[str, Any]:
+        """Compute the metric, or several metrics by name, on the training data of one seed."""
+        found = self._call(context.params, context.data.train)
+        return found if isinstance(found, dict) else {self.name or type(self).__name__: found}
+
+
+class FigureFromFunction(FromFunction, Figure, frozen=True, kw_only=True):
+    """Figure built from a function `(results, *, settings) -> matplotlib figure or RenderedFigure`."""
+
+    def __call__(self, results: Any) -> Any:
+        """Draw the figure."""
+        return self._call(results)

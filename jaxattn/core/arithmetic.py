@@ -48,3 +48,21 @@ def power_of_two(x: Any) -> Any:
     field = xp.clip(bits >> digits, 1, infinite - 2)
     field = xp.where((bits > 0) & (bits >> digits < infinite), field, one)
     return (field.astype(integer) << digits).view(x.dtype)
+
+
+def dual_norm(q: float) -> float:
+    """Return the exponent q* of the dual norm, where 1/q + 1/q* = 1."""
+    return np.inf if q == 1 else 1.0 if q == np.inf else q / (q - 1)
+
+
+def norm(x: np.ndarray, q: float) -> float:
+    """Compute ‖x‖_q for a vector x, scaled so that powers do not overflow."""
+    if q in (1, 2, np.inf):
+        return float(np.linalg.norm(x, q))
+    largest = np.abs(x).max(initial=np.finfo(float).tiny)
+    return float(largest * np.linalg.norm(x / largest, q))
+
+
+def lengths(rows: np.ndarray) -> np.ndarray:
+    """Compute the norm of each row, (m,)."""
+    return np.sqrt(np.einsum("ij,ij->i", rows, rows))

@@ -1,5 +1,7 @@
 """Ordered sequences of token ids, and sequences of real vectors with one query each."""
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +33,7 @@ class Sequences(Dataset):
     query: Array | None = None
     vocab_size: int = struct.field(pytree_node=False, kw_only=True)
     classes: int | None = struct.field(pytree_node=False, default=None, kw_only=True)
+    setting_of_classes: ClassVar[str] = "classes"
 
     @property
     def num_classes(self) -> int | None:
@@ -135,6 +138,7 @@ class Vectors(Dataset):
     z: Array | None = None
     mask: Array | None = None
     classes: int | None = struct.field(pytree_node=False, default=None, kw_only=True)
+    setting_of_classes: ClassVar[str] = "classes"
 
     @property
     def num_classes(self) -> int | None:

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxattn.base.from_function import StartFromFunction, declare, settings_class
+from jaxattn.base.from_function import declare, settings_class
+from jaxattn.base.model import StartFromFunction
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import FilePath
 from jaxattn.data.arrays import read_array, read_vocabulary

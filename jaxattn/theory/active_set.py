@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxattn.core.arithmetic import lengths
 from jaxattn.theory.certificate import COINCIDE, INFEASIBLE, Solution, bounds
 from jaxattn.theory.constraints import Constraints
-from jaxattn.theory.norms import lengths
 
 # Maximum number of violated pairs to examine between two scans of all pairs.
 _POOL = 64

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from jaxattn.core.arithmetic import dual_norm, lengths, norm
 from jaxattn.core.errors import InputError
 from jaxattn.theory.constraints import Constraints
 from jaxattn.theory.infeasible import proves_infeasible
-from jaxattn.theory.norms import dual_norm, lengths, norm
 from jaxattn.theory.selection import require_finite
 from jaxattn.theory.solution import MaxMargin, Status, unsolved
 

@@ -7,14 +7,13 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from jaxattn.attention.scores import Scores, require_values
-from jaxattn.core.arithmetic import power_of_two
+from jaxattn.core.arithmetic import lengths, power_of_two
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief
 from jaxattn.data.corpus import Corpus
 from jaxattn.theory.constraints import constraints, distinct_tokens
 from jaxattn.theory.infeasible import exact_rank, residues
 from jaxattn.theory.max_margin import max_margin_from_constraints
-from jaxattn.theory.norms import lengths
 from jaxattn.theory.orders import Entries, LossDerivatives, Orders, orders
 from jaxattn.theory.selection import Selection, one_minus_cosine, require_finite
 from jaxattn.theory.solution import MaxMargin, Status, in_unit

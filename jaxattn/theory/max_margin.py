@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxattn.attention.scores import Scores
-from jaxattn.core.arithmetic import power_of_two
+from jaxattn.core.arithmetic import lengths, power_of_two
 from jaxattn.core.errors import InputError
 from jaxattn.core.loops import map_on_cores
 from jaxattn.theory.active_set import active_set, orthogonal_to, solve_normalised
@@ -21,7 +21,6 @@ from jaxattn.theory.constraints import (
     find_equal_keys,
     near_ties,
 )
-from jaxattn.theory.norms import lengths
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 from jaxattn.theory.solution import MaxMargin, Status, in_unit, unsolved
 

@@ -5,12 +5,12 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from jaxattn.attention.scores import Scores
+from jaxattn.core.arithmetic import lengths
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief
 from jaxattn.data.corpus import Corpus
 from jaxattn.theory.constraints import Constraints, constraints, distinct_tokens
 from jaxattn.theory.max_margin import max_margin_from_constraints
-from jaxattn.theory.norms import lengths
 from jaxattn.theory.selection import Selection, require_finite, require_keys
 from jaxattn.theory.solution import MaxMargin, Status, unsolved
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxattn.core.arithmetic import lengths
 from jaxattn.theory.constraints import near_ties
 from jaxattn.theory.infeasible import exact_rank, residues
-from jaxattn.theory.norms import lengths
 from jaxattn.theory.orders import LARGE, Entries, LossDerivatives, TiedPart
 
 # A curvature, or a gradient, counts as zero below this fraction of the forces that cancel along the same

@@ -7,8 +7,9 @@ import pytest
 import jaxattn as ja
 from jaxattn import losses
 from jaxattn.base import Task
-from jaxattn.base.from_function import LossFromFunction, ProbeFromFunction, StartFromFunction, settings_class
-from jaxattn.base.probe import ProbeContext
+from jaxattn.base.from_function import settings_class
+from jaxattn.base.model import LossFromFunction, StartFromFunction
+from jaxattn.base.probe import ProbeContext, ProbeFromFunction
 from jaxattn.data.splits import Splits
 from jaxattn.dynamics import Descent
 from jaxattn.models import OneLayer

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from jaxattn.base import Dataset, Model
-from jaxattn.base.from_function import ModelFromFunction
+from jaxattn.base.model import ModelFromFunction
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import PositiveInt

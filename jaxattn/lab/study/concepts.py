@@ -23,14 +23,9 @@ from jaxattn.base import (
     SharedData,
     Start,
 )
-from jaxattn.base.from_function import (
-    FigureFromFunction,
-    LossFromFunction,
-    ProbeFromFunction,
-    StartFromFunction,
-    model_class,
-    settings_class,
-)
+from jaxattn.base.from_function import settings_class
+from jaxattn.base.model import LossFromFunction, StartFromFunction, model_class
+from jaxattn.base.probe import FigureFromFunction, ProbeFromFunction
 from jaxattn.core.settings import markdown_table
 from jaxattn.core.spec import Spec
 from jaxattn.data.from_function import data_class

@@ -6,7 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from jaxattn.theory.norms import dual_norm, lengths, norm
+from jaxattn.core.arithmetic import dual_norm, lengths, norm
 
 # For q = 2, squares may overflow, but keys of such lengths are rejected.
 CASES = [(q, size) for q in (1.0, 1.5, 3.0, math.inf) for size in (1e-200, 1.0, 1e200)]
