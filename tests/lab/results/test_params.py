@@ -26,7 +26,10 @@ DIM, PADDED = 4, 6
 SIZES = [3, 6]
 SEEDS = [2, 3]
 CELLS = [{"cell": k, "settings": {"data.vocab_size": V}, "key": str(k) * 32} for k, V in enumerate(SIZES)]
-SHAPES = {"E": (PADDED, DIM), "p": (DIM,), "v": (DIM,)}
+
+
+def shapes(dim=DIM):
+    return {"E": (PADDED, dim), "p": (dim,), "v": (dim,)}
 
 
 def runs(name, shape, phase, first=0):
@@ -36,11 +39,12 @@ def runs(name, shape, phase, first=0):
     return start + 100 * np.arange(5.0, dtype=np.float64)[:, None] + np.arange(size)
 
 
-def state(first=0):
+def state(first=0, dim=DIM):
+    sizes = shapes(dim)
     return {
         # Restored trees are sorted by name; "embed" and "joint" are already in that order.
-        "embed": {name: runs(name, s, 0, first).reshape(5, *s) for name, s in SHAPES.items()},
-        "joint": {name: runs(name, SHAPES[name], 1, first).reshape(5, *SHAPES[name]) for name in "p"},
+        "embed": {name: runs(name, s, 0, first).reshape(5, *s) for name, s in sizes.items()},
+        "joint": {name: runs(name, sizes[name], 1, first).reshape(5, *sizes[name]) for name in "p"},
     }
 
 
@@ -105,6 +109,19 @@ def test_padding_rows_are_removed_from_restored_parameters(folder, cell, seed, l
     np.testing.assert_array_equal(found["p"], p[lane])
     np.testing.assert_array_equal(found["v"], v[lane])
     assert found["E"].dtype == np.float64
+
+
+def test_vectors_as_long_as_the_padded_vocabulary_are_not_cut(folder, writer, tmp_path):
+    """If d is the size of the padded vocabulary, only E is known to have one row per token."""
+    square = tmp_path / "run"
+    shutil.copytree(folder, square)
+    shutil.rmtree(square / "runs")
+    writer(square, pairs(*SEEDS), state(dim=PADDED))
+    found = ja.load(square).params(cell=0, seed=2)
+    E, p = runs("E", (PADDED, PADDED), 0), runs("p", (PADDED,), 1)
+    np.testing.assert_array_equal(found["E"], E[0].reshape(PADDED, PADDED)[: SIZES[0]])
+    np.testing.assert_array_equal(found["p"], p[0])
+    assert found["v"].shape == (PADDED,)
 
 
 def test_parameters_at_the_end_of_an_earlier_phase_can_be_restored(folder):
