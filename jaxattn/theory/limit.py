@@ -11,8 +11,8 @@ from jaxattn.core.arithmetic import lengths, power_of_two
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief
 from jaxattn.data.corpus import Corpus
+from jaxattn.theory.attraction import accuracy, attraction
 from jaxattn.theory.constraints import constraints, distinct_tokens
-from jaxattn.theory.infeasible import exact_rank, residues
 from jaxattn.theory.max_margin import max_margin_from_constraints
 from jaxattn.theory.orders import Entries, LossDerivatives, Orders, orders
 from jaxattn.theory.selection import Selection, one_minus_cosine, require_finite
@@ -96,6 +96,10 @@ class Limit(Brief):
         attracting_component: (); for attracting terms with rate 1, the largest component of the key
             difference outside the span of 𝒯 and of the support pairs of `direction`, relative to its length;
             0 if there are none. 1 if the rate equals 1 only up to rounding.
+        outward: (); for attracting terms with rate 1, the smaller of two numbers: the force of all terms with
+            rate 1 along p_*, and their smallest stiffness across p_*, at the point where their forces across
+            p_* cancel. Both are relative to the sum of magnitudes. -inf if there is no such point near p; inf
+            if no term with rate 1 attracts.
         cancelled_rate: (); smallest rate of the pairs whose first-order forces cancel; inf if there are none.
         cancelled_cosine: (); smallest cosine between p_* and the key differences of these pairs; inf if there
             are none.
@@ -115,6 +119,7 @@ class Limit(Brief):
     loose_force: float
     attracting_rate: float
     attracting_component: float
+    outward: float
     cancelled_rate: float
     cancelled_cosine: float
     unknown_rate: float
@@ -156,7 +161,7 @@ class Limit(Brief):
                 "rounding of scores or keys hides which forces cancel; pass a point with a smaller norm",
             ),
             (
-                self.cancelled_cosine > _accuracy(self.direction),
+                self.cancelled_cosine > accuracy(self.direction),
                 "two tokens whose forces cancel are not known to separate "
                 f"(rate {self.cancelled_rate:.3g}, cosine {self.cancelled_cosine:.3g})",
             ),
@@ -172,6 +177,10 @@ class Limit(Brief):
                 self.attracting_component <= _NO_FORCE,
                 "two attracting tokens at rate 1 are not held apart "
                 f"(component {self.attracting_component:.3g})",
+            ),
+            (
+                self.outward > _ZERO,
+                f"the forces with rate 1 are not known to move p outwards (relative size {self.outward:.3g})",
             ),
             (
                 self.distance <= _ON_COURSE,
@@ -198,7 +207,9 @@ def certify_limit(
     cancels.
 
     - Repelled: a rate of at least 1 is required.
-    - Attracted: the token stays below the top if its rate is at least 1 without this constraint.
+    - Attracted: the token stays below the top if its rate exceeds 1 without this constraint. If its rate is
+      1, its force is as large as that of repelled tokens. All forces with rate 1 must then cancel across p_*,
+      at a stable point, and their sum must move p outwards.
     - Cancelled to first order: the force decays like e^(-2 gap), where gap is the score difference. If it
       repels, a rate of 1/2 is required. If the response of the tied tokens cancels it, there is no force, and
       any positive rate is sufficient.
@@ -257,7 +268,7 @@ def certify_limit(
     required = np.zeros(np.shape(selection.mask))
     required[np.asarray(corpus.bags.count) > 0] = rate
     direction = max_margin_from_constraints(E, constraints(corpus, selection, required), tolerance=tolerance)
-    slowest, component = _attracting(E, entries, order, direction, balance.normals)
+    attracting = attraction(E, entries, order, direction, balance.normals, p)
     idle = order.pair >= 0
     rates, cosines = _rates(E, entries, idle, direction.p)
     unknown = np.append(order.unknown, False)[order.pair][idle]
@@ -270,8 +281,9 @@ def certify_limit(
         curvature=balance.curvature,
         untied=_norm(balance.normals @ direction.p) / _norm(direction.p) if moves else 0.0,
         loose_force=_loose_force(E, direction, balance.loose),
-        attracting_rate=slowest,
-        attracting_component=component,
+        attracting_rate=attracting.rate,
+        attracting_component=attracting.component,
+        outward=attracting.outward,
         cancelled_rate=rates.min(initial=np.inf),
         cancelled_cosine=cosines.min(initial=np.inf),
         unknown_rate=rates[unknown].min(initial=np.inf),
@@ -329,65 +341,6 @@ def _distance(scores: np.ndarray, limit: np.ndarray, entries: Entries) -> float:
 def _required_rates(order: Orders) -> np.ndarray:
     squares = np.append(np.diag(order.second_order) > 0, False)[order.pair]
     return np.where(order.first > 0, 1.0, np.where(squares, 0.5, 0.0))
-
-
-def _attracting(
-    E: np.ndarray, entries: Entries, order: Orders, direction: MaxMargin, normals: np.ndarray
-) -> tuple[float, float]:
-    """Return `attracting_rate` and `attracting_component` of `Limit`."""
-    if not direction.feasible:
-        return np.inf, 0.0
-    number = np.unique(order.pair[order.pair >= 0], return_index=True)[1]
-    place = np.flatnonzero(order.pair >= 0)[number]
-    pairs = np.stack([entries.top, entries.token], axis=1)
-    i, j = np.nonzero(np.triu(order.second_order))
-    # Skip a mixed term that does not attract if the squares of both its pairs repel, because it then needs no
-    # condition of its own.
-    square = np.diag(order.second_order)
-    own = (order.second_order[i, j] < 0) | (square[i] <= 0) | (square[j] <= 0)
-    alone = np.unique(pairs[order.first < 0], axis=0)
-    # A term of second order is the sum of two differences. The second difference of other terms is zero.
-    ends = np.concatenate(
-        [
-            np.pad(alone, [(0, 0), (0, 2)]),
-            np.concatenate([pairs[place[i[own]]], pairs[place[j[own]]]], axis=1),
-        ]
-    )
-    theta = E[ends[:, 0]] - E[ends[:, 1]] + (E[ends[:, 2]] - E[ends[:, 3]])
-    rates = theta @ direction.p
-    near = rates <= 1 + _accuracy(direction) * lengths(theta) * _norm(direction.p)
-    if not near.any():
-        return rates.min(initial=np.inf), 0.0
-    return rates.min(), _component(E, theta[near], ends[near], direction, normals)
-
-
-def _component(
-    E: np.ndarray, theta: np.ndarray, ends: np.ndarray, direction: MaxMargin, normals: np.ndarray
-) -> float:
-    """Return the largest component of θ outside the span of tight differences, relative to its length.
-
-    The result is 1 if only exact arithmetic shows that some θ is not in the span, or that its rate is not 1.
-    """
-    rows = E[direction.pairs[:, 0]] - E[direction.pairs[:, 1]]
-    length = lengths(rows)
-    # The force of a pair on p is its multiplier times the length of its difference.
-    active = direction.multipliers * length > _NO_FORCE * _norm(direction.p)
-    held = np.concatenate([rows[active] / length[active, None], normals], axis=0)
-    _, size, vt = np.linalg.svd(held, full_matrices=False)
-    basis = vt[size > _NO_FORCE * size.max(initial=0)]
-    left = float((lengths(theta - theta @ basis.T @ basis) / lengths(theta)).max())
-    keys = residues(E)
-    tight = np.concatenate([direction.pairs[active], direction.ties])
-    rates = np.concatenate([np.rint(2 * rows[active] @ direction.p), np.zeros(len(direction.ties))])
-    inside = np.column_stack([keys[tight[:, 0]] - keys[tight[:, 1]], rates.astype(int)])
-    terms = keys[ends[:, 0]] - keys[ends[:, 1]] + keys[ends[:, 2]] - keys[ends[:, 3]]
-    every = np.concatenate([inside, np.column_stack([terms, np.full(len(terms), 2)])])
-    return left if left > _NO_FORCE or exact_rank(every) == exact_rank(inside) else 1.0
-
-
-def _accuracy(direction: MaxMargin) -> float:
-    """Bound the error of p_* relative to its norm: ‖p - p_*‖² ≤ gap ‖p‖², for the solution p."""
-    return _ZERO + float(np.sqrt(direction.duality_gap))
 
 
 def _sum_by(index: np.ndarray, columns: np.ndarray, size: int) -> np.ndarray:

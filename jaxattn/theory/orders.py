@@ -130,6 +130,10 @@ class Orders(NamedTuple):
             tied tokens, so that the order of the remaining force is unknown.
         resolved: () bool; False if errors of scores hide whether some first-order force cancels, or if forces
             of both signs form one pair although their key differences agree modulo 𝒯 only up to rounding.
+        reference: (N,) int; the entry with the highest score in the pair. The x of a pair is that of its
+            reference.
+        log_first: (N,); log of |n g|, for n sequences, the same for all entries of a pair.
+        log_unit: (m,); log of the unit u of each cancelling pair: n M_ij = u_i u_j second_order_ij.
     """
 
     first: np.ndarray
@@ -137,6 +141,9 @@ class Orders(NamedTuple):
     second_order: np.ndarray
     unknown: np.ndarray
     resolved: bool
+    reference: np.ndarray
+    log_first: np.ndarray
+    log_unit: np.ndarray
 
 
 def orders(E: np.ndarray, entries: Entries, loss: LossDerivatives, tied: TiedPart, rounding: float) -> Orders:
@@ -155,10 +162,12 @@ def orders(E: np.ndarray, entries: Entries, loss: LossDerivatives, tied: TiedPar
     rest = ~entries.chosen
     apart = np.where(several, entries.apart - _largest(group, entries.apart, rest)[group], 0.0)
     log_share = entries.log_count + apart - entries.log_total[entries.sequence]
-    log_share = np.where(rest, log_share - _largest(group, log_share, rest)[group], -np.inf)
+    unit_of_share = _largest(group, log_share, rest)[group]
+    log_share = np.where(rest, log_share - unit_of_share, -np.inf)
     # Express sequence weights relative to the largest weight in the group.
     log_own = loss.log_size[entries.sequence]
-    log_own = log_own - _largest(group, log_own, rest)[group]
+    unit_of_own = _largest(group, log_own, rest)[group]
+    log_own = log_own - unit_of_own
     weight = np.exp(np.where(rest, log_share + log_own, -np.inf))
     parts = weight[:, None] * loss.direction[entries.sequence] * below
     pull, gross = parts.sum(axis=1), np.abs(parts).sum(axis=1)
@@ -178,13 +187,25 @@ def orders(E: np.ndarray, entries: Entries, loss: LossDerivatives, tied: TiedPar
     pair[idle] = np.unique(group[idle], return_inverse=True)[1]
     terms = log_share, log_own, below, relative
     second, unknown = _second_order(E, entries, loss, tied, pair, terms)
-    return Orders(first, pair, second, unknown, bool(resolved))
+    with np.errstate(divide="ignore"):
+        log_first = np.log(np.abs(net)) + unit_of_share + unit_of_own
+    log_unit = np.zeros(len(second))
+    log_unit[pair[idle]] = (unit_of_share + unit_of_own / 2)[idle]
+    reference = _highest(group, entries.apart, rest)
+    return Orders(first, pair, second, unknown, bool(resolved), reference, log_first, log_unit)
 
 
 def _largest(group: np.ndarray, x: np.ndarray, among: np.ndarray) -> np.ndarray:
     largest = np.full(int(group.max()) + 1, -np.inf)
     np.maximum.at(largest, group[among], x[among])
     return np.where(np.isfinite(largest), largest, 0)
+
+
+def _highest(group: np.ndarray, x: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """Return the index of the largest x among some entries of the group, for each entry, (N,)."""
+    order = np.lexsort((np.where(among, x, -np.inf), group))
+    last = np.append(np.flatnonzero(np.diff(group[order])), len(order) - 1)
+    return order[last][group]
 
 
 def _errors(

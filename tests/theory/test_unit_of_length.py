@@ -35,7 +35,15 @@ SOLUTION = {
 LIMIT = dict.fromkeys(
     (
         *("angle", "distance", "gradient", "curvature", "untied", "loose_force", "attracting_rate"),
-        *("attracting_component", "cancelled_rate", "cancelled_cosine", "unknown_rate", "resolved", "reason"),
+        *(
+            "attracting_component",
+            "outward",
+            "cancelled_rate",
+            "cancelled_cosine",
+            "unknown_rate",
+            "resolved",
+            "reason",
+        ),
     ),
     0,
 )
