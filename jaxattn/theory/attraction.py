@@ -8,7 +8,9 @@ attracts if c < 0. Terms with a rate above 1 vanish next to those with rate 1, a
 where e = p_*/‖p_*‖, over the terms with rate 1. If all of them repel, the right-hand side is the gradient of
 a convex function of w, and s grows. Otherwise, the path converges to the direction p_* if the forces across
 p_* cancel at some w where Σ_k c_k θ_k θ_kᵀ e^(-θ_k·w) is positive definite across p_*, and F·e > 0. The other
-terms are then a perturbation that decays, and w returns to this point, provided that it starts nearby.
+terms are then a perturbation that decays, and w returns to this point, provided that it starts nearby. At the
+given point, the sum of all forces must move p outwards, too: a term with a rate slightly above 1 may still
+outweigh the others there.
 """
 
 from typing import NamedTuple
@@ -65,25 +67,31 @@ def attraction(
     p: np.ndarray,
 ) -> Attraction:
     """Measure the attracting forces near the point p of a path to p_*, the solution of `direction`."""
-    if not direction.feasible:
+    ends, terms = _attracting(entries, order), leading_terms(entries, order)
+    if not direction.feasible or not (len(ends) or (terms.sign < 0).any()):
         return Attraction(np.inf, 0.0, np.inf)
-    ends = _attracting(entries, order)
     theta = _differences(E, ends)
-    rates = theta @ direction.p
+    slowest = (theta @ direction.p).min(initial=np.inf)
     near = _near(theta, direction)
+    every = _differences(E, terms.ends)
+    now = _balance(terms.sign, terms.log_size - every @ p, every @ direction.p)
     if not near.any():
-        return Attraction(rates.min(initial=np.inf), 0.0, np.inf)
+        return Attraction(slowest, 0.0, now)
     span = _span(E, direction, normals)
     component = span.component(theta[near], ends[near])
     if component > _NO_FORCE:
-        return Attraction(rates.min(), component, -np.inf)
-    terms = leading_terms(entries, order)
-    theta = _differences(E, terms.ends)
-    near = np.flatnonzero(_near(theta, direction))
+        return Attraction(slowest, component, now)
     # A repelling term outside the span has a larger rate, or vanishes while p moves out of the span.
-    held = [k for k in near if span.component(theta[[k]], terms.ends[[k]]) <= _NO_FORCE]
-    kept = Terms(*(x[held] for x in terms))
-    return Attraction(rates.min(), component, _outward(theta[held], kept, span, direction.p, p))
+    places = np.flatnonzero(_near(every, direction))
+    held = [k for k in places if span.component(every[[k]], terms.ends[[k]]) <= _NO_FORCE]
+    later = _outward(every[held], Terms(*(x[held] for x in terms)), span, direction.p, p)
+    return Attraction(slowest, component, min(now, later))
+
+
+def _balance(sign: np.ndarray, exponents: np.ndarray, along: np.ndarray) -> float:
+    """Return Σ_k c_k x_k relative to Σ_k |c_k x_k|, for forces with these signs and log sizes."""
+    force = sign * np.exp(exponents - exponents.max())
+    return float(force @ along / (np.abs(force) @ np.abs(along)))
 
 
 def _differences(E: np.ndarray, ends: np.ndarray) -> np.ndarray:
@@ -196,7 +204,7 @@ def _outward(theta: np.ndarray, terms: Terms, span: _Span, limit: np.ndarray, p:
     exponents = terms.log_size - theta @ p
     for _ in range(_ITERATIONS):
         force = terms.sign * np.exp(exponents - exponents.max())
-        outward = force @ along / (np.abs(force) @ np.abs(along))
+        outward = _balance(terms.sign, exponents, along)
         stiffness = side.T @ (force[:, None] * side)
         gross = np.abs(force) @ np.square(side).sum(axis=1)
         smallest = np.linalg.eigvalsh(stiffness).min() / gross if gross else np.inf

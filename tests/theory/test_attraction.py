@@ -64,9 +64,20 @@ def test_repelled_tokens_must_outweigh_attracted_ones(pull, holds):
     assert found.attracting_component == 0
     assert found.holds == holds
     assert (found.outward > 0) == holds
-    assert ("outwards" in found.reason) != holds
+    assert ("attracting forces" in found.reason) != holds
     end = follow(theta, values, np.array([FAR, 0.0]), 10.0)
     assert end[0] == pytest.approx(FAR + 10 if holds else FAR - 10, abs=1e-3)
+
+
+@pytest.mark.parametrize(("norm", "holds"), [(FAR, False), (2 * FAR, True)])
+def test_a_force_that_decays_faster_must_not_outweigh_the_others_yet(norm, holds):
+    """The force along θ_3 has the rate 1.01, and is 100 times as large as the others without its factor."""
+    theta, values = np.array([[1.0, 1], [1, -1], [1.01, 0]]), np.array([1.0, 1, -100 * STRONGEST])
+    found = certificate(theta, values, np.array([norm, 0.0]))
+    assert found.attracting_rate == pytest.approx(1.01, abs=1e-12)
+    assert found.holds == holds
+    end = follow(theta, values, np.array([norm, 0.0]), 10.0)
+    assert end[0] == pytest.approx(norm + 10 if holds else norm - 10, abs=1e-3)
 
 
 def test_forces_across_the_limit_must_be_stable():
