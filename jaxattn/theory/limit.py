@@ -96,10 +96,10 @@ class Limit(Brief):
         attracting_component: (); for attracting terms with rate 1, the largest component of the key
             difference outside the span of 𝒯 and of the support pairs of `direction`, relative to its length;
             0 if there are none. 1 if the rate equals 1 only up to rounding.
-        outward: (); inf if no term attracts. Otherwise, the force of all terms at p along p_*, relative to the
-            sum of magnitudes. If a term with rate 1 attracts, at most the force along p_* of the terms with
-            rate 1 and their smallest stiffness across p_*, in the same units, at the point where their forces
-            across p_* cancel; -inf if there is no such point near p.
+        outward: (); inf if no term attracts. Otherwise, the force of all terms at p along p_*, relative to
+            the sum of magnitudes. If a term with rate 1 attracts, at most the force along p_* of the terms
+            with rate 1 and their smallest stiffness across p_*, in the same units, at the point where their
+            forces across p_* cancel; -inf if there is no such point near p.
         cancelled_rate: (); smallest rate of the pairs whose first-order forces cancel; inf if there are none.
         cancelled_cosine: (); smallest cosine between p_* and the key differences of these pairs; inf if there
             are none.
