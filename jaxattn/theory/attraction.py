@@ -91,7 +91,8 @@ def attraction(
 def _balance(sign: np.ndarray, exponents: np.ndarray, along: np.ndarray) -> float:
     """Return Σ_k c_k x_k relative to Σ_k |c_k x_k|, for forces with these signs and log sizes."""
     force = sign * np.exp(exponents - exponents.max())
-    return float(force @ along / (np.abs(force) @ np.abs(along)))
+    gross = np.abs(force) @ np.abs(along)
+    return float(force @ along / gross) if gross else 0.0
 
 
 def _differences(E: np.ndarray, ends: np.ndarray) -> np.ndarray:
