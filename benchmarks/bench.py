@@ -24,8 +24,9 @@ import pandas as pd
 
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError, RunError, first_line, writing
-from jaxattn.data.corpus import Corpus, from_flat
+from jaxattn.data.corpus import Corpus
 from jaxattn.data.generators import Assumption1, Independent
+from jaxattn.data.token_ids import from_flat
 from jaxattn.dynamics import ExactFlow
 from jaxattn.dynamics.descents.descent_phase import Descent
 from jaxattn.lab import cli
@@ -34,7 +35,8 @@ from jaxattn.lab.cli.commands import check_once
 from jaxattn.lab.cli.console import print_error, print_line, print_table
 from jaxattn.lab.cli.options import require_local_folder
 from jaxattn.lab.engine import devices, memory
-from jaxattn.lab.engine.programs import ProgramCache, seed_keys
+from jaxattn.lab.engine.program_cache import ProgramCache
+from jaxattn.lab.engine.programs import seed_keys
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.storage import files, provenance
 from jaxattn.lab.study.groups import compile_groups
