@@ -72,7 +72,7 @@ class FlowPath(Brief):
         status: () int32; the `Stop` code that records why the path ended.
     """
 
-    status: Any  # a field or a property
+    status: PathArray  # a field or a property
 
     @property
     def rows(self) -> PyTree:
