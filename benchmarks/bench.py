@@ -130,7 +130,7 @@ _COPIED = 2**28
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """Measurements of a case for one number of seeds.
+    """Measurements for a case and a number of seeds.
 
     Attributes:
         case: name of the case.
@@ -155,7 +155,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Description of the machine on which a report was made.
+    """Description of the machine that made a report.
 
     Attributes:
         device: kind of the devices.
@@ -248,7 +248,7 @@ def _measure(case: Case, seeds: int, repeats: int) -> Measured:
 
 
 def _timed(function: Callable[[], Any]) -> tuple[float, list[str]]:
-    """Time a call until its result is ready; return the seconds and a hash of each array's bits."""
+    """Time a call until its result is ready, and return the seconds and a hash of each array's bits."""
     begin = time.perf_counter()
     found = jax.block_until_ready(function())
     took = time.perf_counter() - begin
@@ -318,7 +318,7 @@ def table(report: Report) -> pd.DataFrame:
 
 
 def beside(reports: Sequence[Report]) -> pd.DataFrame:
-    """Return a table of µs per step and seed: a row per case and number of seeds, a column per report."""
+    """Return a table of µs per step and seed with a row per case and number of seeds, a column per report."""
     keys = dict.fromkeys((row.case, row.seeds) for report in reports for row in report.measured)
     found = [{(row.case, row.seeds): row.step_us for row in report.measured} for report in reports]
     frame = pd.DataFrame([{"case": case, "seeds": seeds} for case, seeds in keys])

@@ -59,7 +59,7 @@ def tied_coverage(n: int, rng: np.random.Generator) -> float:
 
 
 def curve_coverage(n: int, rng: np.random.Generator) -> float:
-    """Return the coverage of the jackknife for the correlation between the bins and the mean of noisy lines.
+    """Return the coverage of the jackknife for the correlation between bins and the mean of noisy lines.
 
     The true value is the expectation of this correlation, which is below 1 because of the noise.
     """
@@ -90,7 +90,7 @@ def fraction_coverage(p: float, n: int) -> float:
 
 
 def formatted(fraction: float | None) -> str:
-    """Format a coverage with three decimals; return a dash for None."""
+    """Format a coverage with three decimals, or return a dash for None."""
     return "–" if fraction is None else f"{fraction:.3f}"
 
 

@@ -1,4 +1,4 @@
-"""Plot the distance of the README example from its limit against gradient-flow time, and how far a loop gets.
+"""Plot the README example's distance from its limit against gradient-flow time, with a descent loop.
 
     python benchmarks/reach.py --out results/reach
 

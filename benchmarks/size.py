@@ -74,7 +74,7 @@ def imports(package: Path = PACKAGE) -> Graph:
 
 
 def meanings(package: Path = PACKAGE) -> dict[str, list[str]]:
-    """Return the public names that more than one module defines, each with these modules."""
+    """Return the public names that multiple modules define, with these modules."""
     defined: dict[str, list[str]] = {}
     for module, path in modules(package).items():
         for name in _defined(ast.parse(path.read_text())):
@@ -124,7 +124,7 @@ def levels(graph: Graph) -> dict[str, int]:
 
 
 def longest_chain(graph: Graph) -> list[str]:
-    """Return modules from the highest level down, each importing the next."""
+    """Return a chain of modules from the highest level down, each importing the next."""
     level = levels(graph)
     chain = [max(level, key=lambda name: (level[name], name))]
     while graph[chain[-1]]:

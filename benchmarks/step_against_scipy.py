@@ -29,7 +29,7 @@ SIZES = (
 
 
 def counts_of(corpus):
-    """Return the count matrix and its transpose, both in CSR format."""
+    """Return the count matrix and its transpose in CSR format."""
     bags = corpus.bags
     owner = np.repeat(np.asarray(bags.owner), bags.index.shape[1])
     entries = np.asarray(bags.count, np.float32).ravel(), (owner, np.asarray(bags.index).ravel())

@@ -1,4 +1,4 @@
-"""Compile the programs of a study for a chip that is not installed, to determine memory and minimum time.
+"""Compile a study's programs for a chip that is not installed, to determine memory and minimum time.
 
 This module runs in the process that `process.py` starts for the chip.
 """

@@ -163,7 +163,7 @@ def _talk(
 
 
 def main(name: str, function: str) -> None:
-    """Call a function for a chip; write its progress and result to standard output as lines of JSON.
+    """Call a function for a chip, and write its progress and result to standard output as lines of JSON.
 
     Any other standard output goes to standard error.
     """

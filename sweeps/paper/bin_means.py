@@ -40,8 +40,8 @@ def tokens_of(cell, label=None):
 def binned(tokens, quantity, *, edges, x="posterior_difference"):
     """Average a quantity within bins, over all seeds and with each seed left out in turn.
 
-    `tokens` has columns seed, x and the quantity. `edges`, (m + 1,), contains the bin edges in ascending
-    order; points outside them are dropped.
+    `tokens` has columns seed, x and the quantity. `edges` contains the m + 1 bin edges in ascending
+    order. Points outside them are dropped.
     """
     edges = np.asarray(edges, float)
     bins = len(edges) - 1

@@ -1,4 +1,4 @@
-"""The shapes of Figures 1 to 3: E·v rises with the posterior difference, and E·p is U-shaped about 0."""
+"""Shapes of Figures 1 to 3, where E·v rises with the posterior difference and E·p is U-shaped about 0."""
 
 import numpy as np
 import pandas as pd
@@ -78,7 +78,7 @@ def shape_table(every, names):
 
 
 def longest_rise(rows):
-    """Find the longest run of increasing entries in each row of a (B, m) array; NaN entries are skipped.
+    """Find the longest run of increasing entries in each row of a (B, m) array, skipping NaN entries.
 
     Returns:
         Number of entries, first bin and last bin, (B,) each.

@@ -1,4 +1,4 @@
-"""Runs that avoid the window: other initialisations, schedules, losses, and joint training."""
+"""Runs that avoid the window by other initialisations, schedules or losses, or by joint training."""
 
 import numpy as np
 from mine import Balanced, study

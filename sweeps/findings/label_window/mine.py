@@ -1,4 +1,4 @@
-"""Components of the study: a corpus with equal counts, a probe of selected labels, and a balanced loss."""
+"""A corpus with equal counts, a probe for selected labels, and a balanced loss."""
 
 from typing import ClassVar
 
@@ -59,7 +59,7 @@ class Labels(ja.Probe, frozen=True, kw_only=True):
     }
 
     def measure(self, context) -> dict[str, Array]:
-        """Compute the metrics of one seed."""
+        """Compute the metrics for one seed."""
         corpus, (scores, values) = context.data.train, context.scores_and_values
         alpha = ja.data.average_signed_frequency(corpus)
         chosen = ja.theory.selection_from_scores(scores, corpus)

@@ -1,4 +1,4 @@
-"""Attention as an SVM, p and v jointly: three sequences; the margin of v is tight on all or on two."""
+"""Attention as an SVM in p and v, on three sequences. The margin of v is tight on all three or on two."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ class AllDigits(ja.models.OneLayer):
     """
 
     def outputs(self, params: Any, data: ja.data.Corpus) -> Array:
-        """Compute f of each sequence, (3,)."""
+        """Compute f for each sequence as a (3,) array."""
         a, values = self.scores_and_values(params)
         return values[1:] + jax.nn.sigmoid(a[0] - a[1:]) * (values[0] - values[1:])
 
