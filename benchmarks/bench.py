@@ -51,7 +51,7 @@ REVIEWS = {"sequences": 25_000, "vocab_size": 7_813}
 
 @dataclass(frozen=True)
 class Case:
-    """One benchmark case.
+    """Benchmark case.
 
     Attributes:
         name: name of the case.
@@ -191,7 +191,7 @@ def machine() -> Machine:
 
 
 def bandwidth() -> float:
-    """Measure the copy bandwidth of one device for a large array, in bytes read and written per second."""
+    """Measure a device's copy bandwidth for a large array, in bytes read and written per second."""
     copied = jax.jit(lambda x: x + 1)
     x = jax.block_until_ready(copied(jnp.zeros(_COPIED // 4, jnp.float32)))
     return 2 * _COPIED / min(_timed(lambda: copied(x))[0] for _ in range(5))

@@ -53,7 +53,7 @@ def measure(scores, chosen, solution, path):
 
 
 def measure_seeds(seeds):
-    """Write and check one certificate per seed; return the largest gaps and the median times."""
+    """Write and check one certificate per seed, and return the largest gaps and the median times."""
     E, corpora, chosen = batch_problem(seeds, relevant=20)
     begin = time.perf_counter()
     solutions = ja.theory.max_margin_batch(ja.theory.Scores(E, corpora), chosen)

@@ -115,7 +115,7 @@ def is_close(before, after):
 
 
 def differences(book, item, old, new, is_new):
-    """Yield the differences between two records of a number, as keys of `EXPLAINED` or descriptions.
+    """Yield the differences between two records for a number, as keys of `EXPLAINED` or descriptions.
 
     `is_new` is True if the item was run again.
     """

@@ -49,7 +49,7 @@ def covered(bounds: tuple[Any, Any], truth: float) -> float:
 
 
 def tied_coverage(n: int, rng: np.random.Generator) -> float:
-    """Return the coverage of Student's t interval for the mean of a distribution with ties.
+    """Return the coverage of Student's t interval for the mean when the distribution has ties.
 
     Samples whose values are all equal are skipped.
     """
@@ -70,7 +70,7 @@ def curve_coverage(n: int, rng: np.random.Generator) -> float:
 
 
 def correlation(curves: Any) -> Any:
-    """Return the correlation of each curve with the bins."""
+    """Return each curve's correlation with the bins."""
     curves = curves - curves.mean(axis=-1, keepdims=True)
     return curves @ BINS / np.sqrt(np.square(curves).sum(axis=-1) * (BINS @ BINS))
 

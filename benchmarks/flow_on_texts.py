@@ -79,7 +79,7 @@ def follow(scores, p, given):
 
 
 def one_step(scores, p, h):
-    """Time the linear algebra of a step of length h at p, with and without forming the Jacobian."""
+    """Time the linear algebra for a step of length h at p, with and without forming the Jacobian."""
     flow = jax.jit(coordinates)(scores.keys, p, scores.values, scores.corpus)
     local = jax.jit(lambda flow: flow.at(flow.zero))(flow)
     c = jnp.asarray(h / 4)

@@ -36,7 +36,7 @@ PRECISION, FAR = 3000, 100.0
 
 
 def problem(kind, seed):
-    """Sample keys, values, token sequences, labels, number of classes and initial p of one problem."""
+    """Sample the keys, values, token sequences, labels, number of classes and initial p for one problem."""
     rng, words = np.random.default_rng([seed, KINDS.index(kind)]), kind.split()
     classes, tokens = 3 if "k3" in words else 2, int(rng.integers(4, 8))
     shape = (tokens, classes) if classes > 2 else (tokens,)

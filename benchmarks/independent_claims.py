@@ -56,7 +56,7 @@ def gate_derivatives(digits: int = 60) -> tuple[str, str]:
 
 
 def linear_limit(rng: np.random.Generator, dim: int = 3) -> float:
-    """Return the relative distance between the end of the flow of (A, b) and the limit in the theorem."""
+    """Return the relative distance from the end of the flow of (A, b) to the limit in the theorem."""
     s = rng.uniform(0.2, 1.0, dim)
     theta = rng.normal(size=(dim, dim))
     start = theta @ theta.T
@@ -150,7 +150,7 @@ def escape_times(z: float, gaps: np.ndarray) -> tuple[float, float]:
 def compared(
     X: np.ndarray, y: np.ndarray, above: np.ndarray, below: np.ndarray, end: np.ndarray
 ) -> tuple[float, ...]:
-    """Compare k at the end of a flow with the cheapest basis solution of X k = y.
+    """Compare a flow's final k with the cheapest basis solution of X k = y.
 
     The cost is Σ_i above_i max(k_i, 0) + below_i max(-k_i, 0).
 

@@ -72,7 +72,7 @@ def apart(params, corpus, path, until=UNTIL, tolerance=1e-8):
 
 
 def tied_pairs(params, corpus, selection):
-    """Count the tokens on the margin, y E_s·v_mm = 1, beyond the first of each support sequence of v_mm.
+    """Count the tokens on the margin, y E_s·v_mm = 1, beyond the first in each support sequence of v_mm.
 
     Return None if there is no v_mm.
     """

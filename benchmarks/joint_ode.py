@@ -20,7 +20,7 @@ from scipy.optimize import brentq
 
 @dataclass
 class JointODE:
-    """Velocity of the flow for one corpus of padded sequences.
+    """Velocity of the flow for a corpus with padded sequences.
 
     Attributes:
         E: embeddings in an orthonormal basis of the span of E, p and v, (V, m).

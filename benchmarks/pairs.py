@@ -31,7 +31,7 @@ WITH_DATA = (("imdb_gradient", (), ("seconds",)),)
 
 
 def times(value, keys, path=(), wanted=False):
-    """Yield (name, seconds) for each number nested under one of `keys` in the output of a benchmark."""
+    """Yield (name, seconds) for each number nested under one of `keys` in a benchmark's output."""
     if isinstance(value, dict):
         for key, one in value.items():
             yield from times(one, keys, (*path, key), wanted or key in keys)

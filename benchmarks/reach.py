@@ -58,7 +58,7 @@ def loop(params, corpus, target):
 
 
 def draw(flow, descent):
-    """Plot 1 - cos of the exact flow and of plain descent against log t, on logarithmic axes."""
+    """Plot 1 - cos for the exact flow and plain descent against log t, on logarithmic axes."""
     with style.style():
         figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
         axes = figure.subplots()

@@ -79,7 +79,7 @@ def steps(study, corpora):
 
 
 def measure(sizes, number, repeats):
-    """Return the times of a step and of the two sparse products, and their ratio, for one corpus size."""
+    """Return the times for a step and the two sparse products, and their ratio, for one corpus size."""
     study = ja.Study(
         name="step",
         data=ja.data.Independent(relevant=20, **sizes),

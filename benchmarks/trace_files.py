@@ -30,7 +30,7 @@ SMALL = ("seeds=2", "phases.query.steps=20", "data.sequences=200", "data.test_se
 
 
 class Trace:
-    """Record of the package functions that were called, and of the number of calls between files."""
+    """Record of called package functions, and the number of calls between files."""
 
     def __init__(self, wanted: str = "") -> None:
         self.wanted, self.chain = wanted, list[str]()

@@ -61,7 +61,7 @@ def in_turn(calls, repeats):
 
 
 def fastest(times):
-    """Return the minimum time of each call by name, because other load on a machine only adds time."""
+    """Return each call's minimum time by name, because other load on a machine only adds time."""
     return {name: min(each) for name, each in times.items()}
 
 
@@ -107,7 +107,7 @@ class Chunks:
         self.epoch()
 
     def epoch(self):
-        """Return the sum of the gradients of all chunks."""
+        """Return the sum of all chunks' gradients."""
         total = jax.tree.map(jnp.zeros_like, self.params)
         for data in self.data:
             total = self.add(total, self.params, *data)

@@ -162,7 +162,7 @@ _STILL = _FREE | {
 
 
 class Work(NamedTuple):
-    """Memory traffic, operations and launches of a part of a program.
+    """Memory traffic, operations and launches in a part of a program.
 
     Attributes:
         bytes: traffic between the device and its memory. Every operation reads its operands and writes its

@@ -50,7 +50,7 @@ def check(target: Target) -> None:
 
 
 def describe(target: Target) -> tuple[Any, ...]:
-    """Return descriptions of the devices of a target.
+    """Return descriptions of a target's devices.
 
     The process must have been started with `ENVIRONMENT`.
 

@@ -88,7 +88,7 @@ def renew(path):
 
 
 def measure(folder, data_dir, targets, rows):
-    """Compile the program of every row for every target and update chips.json and chips.md."""
+    """Compile each row's program for every target, and update chips.json and chips.md."""
     path = folder / "chips.json"
     held = json.loads(path.read_text()) if path.exists() else []
     found = {(row["what"], row["target"]): row for row in held}

@@ -1,4 +1,4 @@
-"""One-step law for the change of the values E·v in one gradient step of size η0 on E."""
+"""One-step law for the change in E·v after one gradient step of size η0 on E."""
 
 import numpy as np
 

@@ -32,7 +32,7 @@ class Binned(NamedTuple):
 
 
 def tokens_of(cell, label=None):
-    """Return the tokens of all seeds at the end of a cell's last phase, for one class if `label` is given."""
+    """Return all seeds' tokens at the end of a cell's last phase, for one class if `label` is given."""
     found = final_tokens(cell.run, cell=cell.cell, average=False, phase=cell.last_phase).table
     return found if label is None else found[found["class"] == label]
 

@@ -57,7 +57,7 @@ def rise_length(ev, id, **about):
 
 
 def minimum_of(ep, id, text, expected, published):
-    """Measure the centre of the bin in which E·p is lowest, which is known up to the width of the bin."""
+    """Measure the centre of the bin in which E·p is lowest, which is known up to the bin width."""
     centres = lowest(ep.mean, ep.centres)
     return leave_one_out(id, text, centres, expected=expected, published=published, resolution=ep.width)
 
@@ -88,7 +88,7 @@ def longest_rise(rows):
 
 
 def longest_run(row):
-    """Return the number of entries, the first and the last bin of the longest rise of a row."""
+    """Return the number of entries and the first and last bin in a row's longest rise."""
     used = np.flatnonzero(np.isfinite(row))
     best, start = (0, 0, 0), 0
     for k in range(len(used)):

@@ -97,7 +97,7 @@ def margin_ratio(
 
 
 def _span(z: Floats) -> Floats:
-    """Return an orthonormal basis (in columns) for the span of the rows of z, which must not all be zero."""
+    """Return an orthonormal basis (in columns) for the row span of z, whose rows must not all be zero."""
     _, size, vt = np.linalg.svd(z / np.abs(z).max(), full_matrices=False)
     return vt[size > 1e-13 * size[0]].T
 

@@ -29,7 +29,7 @@ _GRID = np.geomspace(0.1, 40.0, 25)
 class ReducedFlow(NamedTuple):
     """Flow of the scores on a corpus with G kinds of sequences, which share their irrelevant tokens.
 
-    A sequence of kind k contains one of the `tokens[k]` relevant tokens of its group, and one token from each
+    A sequence of kind k contains one of the `tokens[k]` relevant tokens in its group, and one token from each
     of the T - 1 groups of irrelevant tokens. The tokens of a group have the same score and the same value.
 
     Attributes:

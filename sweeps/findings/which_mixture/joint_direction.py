@@ -24,7 +24,7 @@ _NO_MULTIPLIER = 1e-9
 
 
 class StrictGap(NamedTuple):
-    """Pair of tokens in which the score of `top` must exceed that of `low` by more than `least`.
+    """Pair of tokens where the score of `top` must exceed the score of `low` by more than `least`.
 
     A force r^(2 least) w q c attracts `low`, and `log_force` is log(w q c).
     """

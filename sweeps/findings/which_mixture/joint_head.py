@@ -82,7 +82,7 @@ def solve_head(
 
 
 def _points(entries: Entries, heavy: np.ndarray, mixed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a sequence for each of k points, and the point of each of n sequences, which is -1 if light."""
+    """Return a sequence for each point, and each sequence's point, which is -1 if the sequence is light."""
     single = np.bincount(entries.sequence[mixed], minlength=len(heavy)) == 1
     key = np.arange(len(heavy)) + 2 * (entries.token.max() + 1)
     own = mixed & single[entries.sequence]

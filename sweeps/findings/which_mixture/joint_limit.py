@@ -1,4 +1,4 @@
-"""Certify the limit of joint gradient flow on p and v: weights of sequences, and directions."""
+"""Certify the limit of joint gradient flow on p and v, with sequence weights and directions."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -177,7 +177,7 @@ def _certify(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries, tole
 
 
 def _kinds(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries) -> tuple[np.ndarray, np.ndarray]:
-    """Return the masks of heavy sequences and of their entries with finite attention, cut off at √r."""
+    """Return masks of heavy sequences and their entries with finite attention, cut off at √r."""
     log_q, agreement = entries.attention(E @ p), _agreement(E @ p, E @ v, entries)
     if not agreement.min() > np.exp(_LONG):
         raise NotCertified("v is not large yet, or no v separates the labels")

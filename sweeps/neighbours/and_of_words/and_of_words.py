@@ -13,7 +13,7 @@ TYPES = ("both", "first", "second", "neither")
 
 
 def kinds(sequences: int) -> Array:
-    """Return the index in `TYPES` of each sentence, (n,): half are "both", and a sixth of each other type."""
+    """Return each sentence's index in `TYPES`, where half are "both" and a sixth have each other type."""
     return jnp.maximum(jnp.arange(sequences) * 6 // sequences - 2, 0)
 
 

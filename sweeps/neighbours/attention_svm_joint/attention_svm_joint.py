@@ -29,7 +29,7 @@ def at(key: Array, drawn: Array, *, x: float, y: float) -> Array:
 
 
 def each_normalised(step_size: optax.Schedule) -> optax.GradientTransformation:
-    """Build descent along the gradient of each parameter, divided by the norm of that gradient."""
+    """Build descent along each parameter's gradient, divided by the norm of this gradient."""
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         return jax.tree.map(lambda g: g / jnp.maximum(jnp.linalg.norm(g), 1e-300), gradients), state

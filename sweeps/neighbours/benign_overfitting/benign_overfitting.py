@@ -17,7 +17,7 @@ class Tokens(Vectors):
 
 
 def triangle(key: Array, rows: int, dim: int) -> Array:
-    """Sample Gaussian rows of R^dim in coordinates of their own span (Bartlett's decomposition)."""
+    """Sample Gaussian rows in R^dim, in coordinates of their span (Bartlett's decomposition)."""
     off, diagonal = jax.random.split(key)
     squares = 2 * jax.random.gamma(diagonal, (dim - jnp.arange(rows)) / 2)
     return jnp.tril(jax.random.normal(off, (rows, rows)), -1) + jnp.diag(jnp.sqrt(squares))

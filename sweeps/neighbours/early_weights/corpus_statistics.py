@@ -13,7 +13,7 @@ COMPARED = ("output", "value", "score")
 
 
 def statistics(data: Sequences, E: Array) -> dict[str, Array]:
-    """Compute the leading terms of O, V and W as word-by-word matrices, without the powers of the step size.
+    """Compute the leading terms of O, V and W as word-by-word matrices, without powers of the step size.
 
     The terms are M B, M Φᵀ Bᵀ M and M Q M, where M = E Eᵀ, B = mean(x rᵀ) and Φ = mean(r x̄ᵀ) for one-hot
     words x, their causal averages x̄ and residuals r, the one-hot targets minus 1/(number of words). Q is
@@ -49,7 +49,7 @@ def without_frequencies(matrix: Array, data: Sequences) -> Array:
 
 
 def cosine(X: Array, Y: Array) -> Array:
-    """Compute the cosine of two arrays, 0 if one of them is 0."""
+    """Compute the cosine between two arrays, or 0 if one of them is 0."""
     norms = jnp.linalg.norm(X) * jnp.linalg.norm(Y)
     return jnp.vdot(X, Y) / jnp.where(norms == 0, 1, norms)
 

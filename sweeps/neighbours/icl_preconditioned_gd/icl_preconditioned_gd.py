@@ -75,7 +75,7 @@ class LinearAttention(ja.Model[Prompts]):
 
 
 def squares(outputs: Array, targets: Array) -> Array:
-    """Compute (f - y)² of each prompt."""
+    """Compute (f - y)² for each prompt."""
     return (outputs - targets) ** 2
 
 

@@ -62,7 +62,7 @@ def squares(outputs: Array, targets: Array) -> Array:
 
 
 def component(params: dict[str, Array], data: Rows) -> dict[str, Array]:
-    """Compute the coefficient of S_yd x_d for each d, relative to its value at the minimum of the loss."""
+    """Compute the coefficient of S_yd x_d for each d, relative to its value at the minimum loss."""
     values = spectrum(data.dim, data.white)
     found = jnp.diagonal(tensor(params)[-1, :-1]) * values * (CONTEXT + 1 + 1 / values)
     return {f"component_{d + 1}": found[d] for d in range(data.dim)}

@@ -54,7 +54,7 @@ def generate(context: ja.probes.ProbeContext, data: WindowSums) -> Array:
 
 
 class Plateau(ja.Probe):
-    """Accuracy and repetitions of generated outputs, similarity of hidden states, and relevant attention."""
+    """Accuracy and repetitions in generated outputs, similarity of hidden states, and relevant attention."""
 
     labels: ClassVar = {
         "first_output": "accuracy of the first output",

@@ -54,7 +54,7 @@ class Transformer(ja.Model[Chains]):
         return jnp.stack(self.layers(params, data)[1], axis=1)
 
     def layers(self, params: dict[str, Array], data: Chains) -> tuple[Array, list[Array]]:
-        """Compute the final residual stream, (n, T, d), and the attention of every layer."""
+        """Compute the (n, T, d) residual stream at the end, and the attention in every layer."""
         x, found = params["E"][data.ids], []
         for layer in range(LAYERS):
             y = normalised(x, params["scale"][layer], params["shift"][layer])

@@ -22,7 +22,7 @@ class Scanned(Sequences):
     per_last: int = struct.field(pytree_node=False, kw_only=True)
 
     def chances(self) -> np.ndarray:
-        """Return the (N, V) distribution P(l|n) of non-final tokens l for each of N next tokens n."""
+        """Return the (N, V) distribution P(l|n) of non-final tokens l for each next token n."""
         N = self.last * self.per_last
         own = np.kron(np.eye(N), np.linspace(0.1, 1, DISTINCT))
         P = np.hstack([np.ones((N, COMMON)), own, np.zeros((N, self.last + N))])
