@@ -21,7 +21,8 @@ from jaxattn.lab.storage.folder import results_folder
 from jaxattn.lab.storage.objects import is_address
 
 if TYPE_CHECKING:  # these modules import JAX, which tables and figures do not need
-    from jaxattn.base.model import Params
+    from jaxtyping import PyTree
+
     from jaxattn.data.splits import Splits
 
 SHOWN_ROWS = 24
@@ -166,7 +167,7 @@ class Results(Run):
         phase: str | None = None,
         step: Literal[0] | None = None,
         model: object = None,
-    ) -> "Params":
+    ) -> "PyTree":
         """Return the parameters of one seed of one cell, before or after a phase.
 
         Args:
