@@ -24,8 +24,9 @@ import pandas as pd
 
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError, RunError, first_line, writing
-from jaxattn.data.corpus import Corpus, from_flat
+from jaxattn.data.corpus import Corpus
 from jaxattn.data.generators import Assumption1, Independent
+from jaxattn.data.token_ids import from_flat
 from jaxattn.dynamics import ExactFlow
 from jaxattn.dynamics.descents.descent_phase import Descent
 from jaxattn.lab import cli
@@ -34,7 +35,8 @@ from jaxattn.lab.cli.commands import check_once
 from jaxattn.lab.cli.console import print_error, print_line, print_table
 from jaxattn.lab.cli.options import require_local_folder
 from jaxattn.lab.engine import devices, memory
-from jaxattn.lab.engine.programs import ProgramCache, seed_keys
+from jaxattn.lab.engine.program_cache import ProgramCache
+from jaxattn.lab.engine.programs import seed_keys
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.storage import files, provenance
 from jaxattn.lab.study.groups import compile_groups
@@ -49,7 +51,7 @@ REVIEWS = {"sequences": 25_000, "vocab_size": 7_813}
 
 @dataclass(frozen=True)
 class Case:
-    """One benchmark case.
+    """Benchmark case.
 
     Attributes:
         name: name of the case.
@@ -128,7 +130,7 @@ _COPIED = 2**28
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """Measurements of a case for one number of seeds.
+    """Measurements for a case and a number of seeds.
 
     Attributes:
         case: name of the case.
@@ -153,7 +155,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Description of the machine on which a report was made.
+    """Description of the machine that made a report.
 
     Attributes:
         device: kind of the devices.
@@ -189,7 +191,7 @@ def machine() -> Machine:
 
 
 def bandwidth() -> float:
-    """Measure the copy bandwidth of one device for a large array, in bytes read and written per second."""
+    """Measure a device's copy bandwidth for a large array, in bytes read and written per second."""
     copied = jax.jit(lambda x: x + 1)
     x = jax.block_until_ready(copied(jnp.zeros(_COPIED // 4, jnp.float32)))
     return 2 * _COPIED / min(_timed(lambda: copied(x))[0] for _ in range(5))
@@ -246,7 +248,7 @@ def _measure(case: Case, seeds: int, repeats: int) -> Measured:
 
 
 def _timed(function: Callable[[], Any]) -> tuple[float, list[str]]:
-    """Time a call until its result is ready; return the seconds and a hash of each array's bits."""
+    """Time a call until its result is ready, and return the seconds and a hash of each array's bits."""
     begin = time.perf_counter()
     found = jax.block_until_ready(function())
     took = time.perf_counter() - begin
@@ -316,7 +318,7 @@ def table(report: Report) -> pd.DataFrame:
 
 
 def beside(reports: Sequence[Report]) -> pd.DataFrame:
-    """Return a table of µs per step and seed: a row per case and number of seeds, a column per report."""
+    """Return a table of µs per step and seed with a row per case and number of seeds, a column per report."""
     keys = dict.fromkeys((row.case, row.seeds) for report in reports for row in report.measured)
     found = [{(row.case, row.seeds): row.step_us for row in report.measured} for report in reports]
     frame = pd.DataFrame([{"case": case, "seeds": seeds} for case, seeds in keys])

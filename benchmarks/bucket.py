@@ -1,4 +1,4 @@
-"""Measure how much longer a study takes in a bucket than in a folder, and the data read on resume.
+"""Measure how much longer a study takes in a bucket than in a folder, and how much data a resume reads.
 
     python benchmarks/bucket.py --seeds 1000 --out results/benchmarks
 
@@ -40,7 +40,7 @@ class Half(Reporter):
 
 
 def serve(pipe):
-    """Run an S3 server until the pipe receives "stop". Reply to any other word with the request counts."""
+    """Run an S3 server until the pipe receives "stop", and answer other words with the request counts."""
     sys.path.insert(0, str(SERVER))
     from s3_server import Server
 
@@ -56,7 +56,7 @@ def serve(pipe):
 
 
 def ask(pipe, word):
-    """Send a word to the server; return its request counts, bytes sent and, for "size", bytes stored."""
+    """Send a word to the server, and return its request counts, bytes sent and, for "size", bytes stored."""
     pipe.send(word)
     return pipe.recv()
 

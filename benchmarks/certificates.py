@@ -1,11 +1,11 @@
-"""Measure certificates in exact arithmetic: their proven gaps, their cost, and the results of the checker.
+"""Measure the proven gaps and the cost of exact certificates, and check them with the independent checker.
 
     python benchmarks/certificates.py --seeds 1000 --out results/benchmarks
     python benchmarks/certificates.py --seeds 0 --large --out results/benchmarks
 
 Each seed defines one problem in the setting of claim T4.3: Assumption 1 with V = 50, 20 relevant tokens, n =
 200, T = 8 and d = 2,048, after one step of size 200 on E, with all relevant tokens selected. `--large` adds a
-random corpus with 25,000 sequences and 7,800 tokens; see max_margin.py. The checker runs in a separate
+random corpus with 25,000 sequences and 7,800 tokens (see max_margin.py). The checker runs in a separate
 process that imports only the standard library.
 """
 
@@ -38,7 +38,7 @@ def checked(path):
 
 
 def measure(scores, chosen, solution, path):
-    """Write and check one certificate; return its proven gap, the floating-point gap and the times."""
+    """Write and check one certificate, and return its proven gap, the floating-point gap and the times."""
     begin = time.perf_counter()
     gap = ja.theory.write_certificate(path, scores, chosen, solution).gap
     written = time.perf_counter() - begin
@@ -53,7 +53,7 @@ def measure(scores, chosen, solution, path):
 
 
 def measure_seeds(seeds):
-    """Write and check one certificate per seed; return the largest gaps and the median times."""
+    """Write and check one certificate per seed, and return the largest gaps and the median times."""
     E, corpora, chosen = batch_problem(seeds, relevant=20)
     begin = time.perf_counter()
     solutions = ja.theory.max_margin_batch(ja.theory.Scores(E, corpora), chosen)
@@ -83,7 +83,7 @@ def measure_seeds(seeds):
 
 
 def measure_large():
-    """Write and check a certificate for each feasible selection of the large problem; return the rows."""
+    """Write and check a certificate for each feasible selection of the large problem, and return the rows."""
     E, p, corpus, rng = large_problem()
     rows = []
     for name, chosen in large_selections(E, p, corpus, rng):

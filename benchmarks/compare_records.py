@@ -76,19 +76,19 @@ EXPLAINED = {
 
 
 def earlier(revision, path):
-    """Return the content of a JSON file in a git revision, or None if the revision lacks the file."""
+    """Return the contents of a JSON file in a git revision, or None if the revision lacks the file."""
     command = ["git", "-C", str(ROOT), "show", f"{revision}:{path}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return json.loads(done.stdout) if done.returncode == 0 else None
 
 
 def reaches(x, level):
-    """Return whether x ≥ level, up to the float32 rounding that verdicts allow."""
+    """Return True if x ≥ level up to the float32 rounding that verdicts allow."""
     return x >= level - 4 * 1.2e-7 * (abs(level) if math.isfinite(level) else 0)
 
 
 def old_verdict(number):
-    """Return the verdict on a number from an earlier version, under that version's rule."""
+    """Return the verdict of an earlier version on a number, by that version's rule."""
     basis = number.get("basis", "published")
     within, outside, unknown, free = WORDS[basis]
     seeds, criterion = number.get("seeds", 0), number["criterion"]
@@ -109,13 +109,13 @@ def old_verdict(number):
 
 
 def is_close(before, after):
-    """Return whether two sequences of numbers are equal up to float32 rounding."""
+    """Return True if two sequences of numbers are equal up to float32 rounding."""
     pairs = zip(before, after, strict=True)
     return all(x == y or (None not in (x, y) and math.isclose(x, y, rel_tol=1e-5)) for x, y in pairs)
 
 
 def differences(book, item, old, new, is_new):
-    """Yield the differences between two records of a number, as keys of `EXPLAINED` or descriptions.
+    """Yield the differences between two records for a number, as keys of `EXPLAINED` or descriptions.
 
     `is_new` is True if the item was run again.
     """
@@ -168,7 +168,7 @@ def listed(revision, folder):
 
 
 def searches(revision):
-    """Yield the file of each search in a revision and the fields that differ in the published file."""
+    """Yield each search's file in a revision, and the fields that differ in the published file."""
     for name in listed(revision, f"{PUBLISHED}/refute"):
         if name.endswith(("/verdict.json", "/counterexample.json")):
             path = ROOT / name

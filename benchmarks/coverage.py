@@ -49,7 +49,7 @@ def covered(bounds: tuple[Any, Any], truth: float) -> float:
 
 
 def tied_coverage(n: int, rng: np.random.Generator) -> float:
-    """Return the coverage of Student's t interval for the mean of a distribution with ties.
+    """Return the coverage of Student's t interval for the mean when the distribution has ties.
 
     Samples whose values are all equal are skipped.
     """
@@ -59,7 +59,7 @@ def tied_coverage(n: int, rng: np.random.Generator) -> float:
 
 
 def curve_coverage(n: int, rng: np.random.Generator) -> float:
-    """Return the coverage of the jackknife for the correlation between the bins and the mean of noisy lines.
+    """Return the coverage of the jackknife for the correlation between bins and the mean of noisy lines.
 
     The true value is the expectation of this correlation, which is below 1 because of the noise.
     """
@@ -70,7 +70,7 @@ def curve_coverage(n: int, rng: np.random.Generator) -> float:
 
 
 def correlation(curves: Any) -> Any:
-    """Return the correlation of each curve with the bins."""
+    """Return each curve's correlation with the bins."""
     curves = curves - curves.mean(axis=-1, keepdims=True)
     return curves @ BINS / np.sqrt(np.square(curves).sum(axis=-1) * (BINS @ BINS))
 
@@ -90,7 +90,7 @@ def fraction_coverage(p: float, n: int) -> float:
 
 
 def formatted(fraction: float | None) -> str:
-    """Format a coverage with three decimals; return a dash for None."""
+    """Format a coverage with three decimals, or return a dash for None."""
     return "–" if fraction is None else f"{fraction:.3f}"
 
 

@@ -42,7 +42,7 @@ if __name__ == "__main__":
 
 
 def steps(part: str, out: Path, gpus: int) -> dict[str, tuple[int, list[str]]]:
-    """Return the time limit in seconds and the command of each step of a part, keyed by step name."""
+    """Return each step's time limit in seconds and command for a part, keyed by step name."""
     if part == "first":
         return {
             "doctor": (60, [PYTHON, "-m", "jaxattn", "doctor"]),

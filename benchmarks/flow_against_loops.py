@@ -1,4 +1,4 @@
-"""Measure the discretisation error of normalised descent by autodiff, compared with the exact flow.
+"""Measure the discretisation error of normalised descent with autodiff, relative to the exact flow.
 
     python benchmarks/flow_against_loops.py --out results/flow_against_loops
 
@@ -34,7 +34,7 @@ def problem():
 
 
 def loop(E, p, v, ids, mask, labels, target):
-    """Run up to `STEPS` steps of normalised descent on p; return rows of step, ‖p‖ and 1 - cos(p, target)."""
+    """Run up to `STEPS` steps of normalised descent on p, and return rows of step, ‖p‖ and 1 - cos."""
 
     def loss(p):
         return ja.losses.logistic(

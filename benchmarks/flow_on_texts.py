@@ -1,4 +1,4 @@
-"""Measure the exact flow of p on film reviews: run time, final norm, and certificate of the limit.
+"""Measure the run time, final norm and limit certificate of the exact flow of p on film reviews.
 
     python benchmarks/flow_on_texts.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks
     python benchmarks/flow_on_texts.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks \
@@ -41,7 +41,7 @@ def problem(given):
 
 
 def follow(scores, p, given):
-    """Follow the flow in legs of increasing ‖p‖; return a row per leg and the path of the last leg."""
+    """Follow the flow in legs of increasing ‖p‖, and return a row per leg and the last leg's path."""
     legs, norm, begin, path = [], given.first_norm, time.perf_counter(), None
     while True:
         norm = min(norm, given.until_norm)
@@ -79,7 +79,7 @@ def follow(scores, p, given):
 
 
 def one_step(scores, p, h):
-    """Time the linear algebra of a step of length h at p, with and without forming the Jacobian."""
+    """Time the linear algebra for a step of length h at p, with and without forming the Jacobian."""
     flow = jax.jit(coordinates)(scores.keys, p, scores.values, scores.corpus)
     local = jax.jit(lambda flow: flow.at(flow.zero))(flow)
     c = jnp.asarray(h / 4)
@@ -110,14 +110,14 @@ def one_step(scores, p, h):
 
 
 def left_of_the_forces(scores, path):
-    """Compute the ratio of ‖∂L/∂p‖ to its upper bound max ‖E_s‖ · Σ |∂L_X/∂a_s| over reviews and tokens."""
+    """Compute ‖∂L/∂p‖ relative to its upper bound max ‖E_s‖ · Σ |∂L_X/∂a_s| over reviews and tokens."""
     flow = jax.jit(coordinates)(scores.keys, path.p[-1], scores.values, scores.corpus)
     log_sum = jax.jit(lambda flow: flow.log_gross(flow.zero) - jnp.log(flow.unit))(flow)
     return float(jnp.exp(path.log_gradient_norm[-1] - log_sum))
 
 
 def certificate(scores, path):
-    """Certify the limit from the end of a path and return the properties of the certificate."""
+    """Certify the limit from the end of a path, and return the certificate's properties."""
     started = time.perf_counter()
     p, selection = jax.device_get((path.p[-1], path.selection))
     found = ja.theory.certify_limit(jax.device_get(scores), p, selection)

@@ -36,7 +36,7 @@ PRECISION, FAR = 3000, 100.0
 
 
 def problem(kind, seed):
-    """Sample keys, values, token sequences, labels, number of classes and initial p of one problem."""
+    """Sample the keys, values, token sequences, labels, number of classes and initial p for one problem."""
     rng, words = np.random.default_rng([seed, KINDS.index(kind)]), kind.split()
     classes, tokens = 3 if "k3" in words else 2, int(rng.integers(4, 8))
     shape = (tokens, classes) if classes > 2 else (tokens,)
@@ -149,7 +149,7 @@ class Reference:
         return None
 
     def until(self, norm, p, unit, rtol=1e-3, seconds=120.0):
-        """Return p where the flow reaches a given ‖p‖, or None if time runs out or steps become too small."""
+        """Return the p at which ‖p‖ has a given value, or None if time runs out or steps become too small."""
         p, log_time, h = mpmath.matrix(p.tolist()), mpmath.mpf(-20), 0.1
         began = time.perf_counter()
         while mpmath.norm(p) < norm:
@@ -168,7 +168,7 @@ class Reference:
 
 
 def compare(kind, seed):
-    """Compare the exact flow with the reference on one problem; return the outcomes as texts."""
+    """Compare the exact flow with the reference on one problem, and return the outcomes as text."""
     *made, start = problem(kind, seed)
     scores, unit = scores_of(*made), 1 / max(np.abs(made[0]).max(), 1e-9)
     far = ja.dynamics.exact_flow(scores, start, until_norm=1e6 * unit)

@@ -1,4 +1,4 @@
-"""Compute the joint limit of E, p and v near zero loss, and the cost of the flow.
+"""Compute the joint limit of E, p and v near zero loss, and how long the flow takes.
 
     python benchmarks/full_flow.py [--until -1e4] > results/benchmarks/full_flow.md
 
@@ -60,7 +60,7 @@ def problems(generate, sizes, dim, scale, seeds):
 
 
 def end(E, p, v, corpus, relevant):
-    """Return properties of the final top tokens of one seed and the ratios of E·v to its value in the law."""
+    """Return properties of one seed's final top tokens, and the ratios of E·v to the law."""
     ids, mask = padded_sequences(corpus)
     labels = np.asarray(corpus.targets)
     on_top = ids[np.arange(len(ids)), np.where(mask, (E @ p)[ids], -np.inf).argmax(axis=1)]
@@ -91,7 +91,7 @@ def describe(name, path, corpora, relevant):
 
 
 def over_losses(path, relevant):
-    """Return a table with a row per loss: medians over seeds, and the largest `drift` of any seed."""
+    """Return a table of medians over seeds and the largest `drift` of any seed, with a row per loss."""
     E, p, v = (np.asarray(x) for x in (path.E, path.p, path.v))
     sizes = [np.linalg.norm(x, axis=-1) for x in (E, p, v)]
     along = np.einsum("bksr,bkr->bks", E, v) / sizes[2][..., None]

@@ -5,7 +5,7 @@
 
 The kinds differ in the data (one or more relevant tokens, independent labels, flipped labels) and in d, which
 is smaller or larger than V. The reference integrates the same equations with respect to arc length, using a
-plain softmax (`joint_ode.py`; for E, p and v, the gradient below). Every row of a path that is within the
+plain softmax (`joint_ode.py`, and the gradient below for E, p and v). Every row of a path that is within the
 range of the reference must lie on the reference path, whatever the status of the path. The table lists the
 final statuses of the paths and the largest distance for each kind. The command fails if a distance exceeds
 the limit.
@@ -80,7 +80,7 @@ KINDS = {
 
 
 def problems(kind, seeds, stepped):
-    """Sample corpora and parameters; with `stepped`, return the parameters after one step on E."""
+    """Sample corpora and parameters. With `stepped`, the parameters have taken one step on E."""
     generate, sizes, dim, size = KINDS[kind]
 
     def draw(key):
@@ -95,7 +95,7 @@ def problems(kind, seeds, stepped):
 
 
 def distances(points, path):
-    """Return the distance of each of m points from a polyline, (m,), relative to 1 + ‖point‖."""
+    """Return the distances of m points from a polyline as an (m,) array, relative to 1 + ‖point‖."""
     start, along = path[:-1], np.diff(path, axis=0)
     squared = np.maximum((along**2).sum(1), 1e-300)
     found = []
@@ -107,7 +107,7 @@ def distances(points, path):
 
 
 def joint_distances(params, corpus, path):
-    """Return the distances in (p, log ‖v‖) of rows of a joint path from the reference, and their number."""
+    """Return the distances of a joint path's rows from the reference in (p, log ‖v‖), and their number."""
     log_norm = np.asarray(path.log_v_norm)
     rows = np.flatnonzero(np.maximum.accumulate(log_norm) < UNTIL_LOG_NORM)
     until = min(UNTIL_LOG_NORM, log_norm.max() + 1e-3)
@@ -152,7 +152,7 @@ def gradient(theta, shape, ids, mask, labels):
 
 
 def full_distances(params, corpus, path, tolerance=1e-8, evaluations=60_000):
-    """Return the distances in (E, p, v) of rows of a full path from the reference, and their number."""
+    """Return the distances of a full path's rows from the reference in (E, p, v), and their number."""
     basis = np.asarray(path.basis)
     ids, mask = map(np.asarray, padded_sequences(corpus))
     labels = np.asarray(corpus.targets)
@@ -175,7 +175,7 @@ def full_distances(params, corpus, path, tolerance=1e-8, evaluations=60_000):
 
 
 def measure(kind, seeds, flow):
-    """Follow the flow on all problems of a kind and return a row of the table of results."""
+    """Follow the flow on all problems of a kind, and return a row for the results table."""
     params, corpora = problems(kind, seeds, stepped=flow == "joint")
     if flow == "joint":
         paths = ja.dynamics.joint_flow(params, corpora, until_norm=1e3, points=40, max_steps=4000)

@@ -1,4 +1,4 @@
-r"""Prepare texts and train small transformers for sweeps/findings/heads/run.py; see docs/findings/heads.md.
+r"""Prepare texts and train small transformers for sweeps/findings/heads/run.py (docs/findings/heads.md).
 
     python benchmarks/heads.py texts imdb.txt --data-dir DIR      # 200 texts of the training split of IMDB
     python benchmarks/heads.py train checkpoints --data-dir DIR   # five seeds of a one-layer encoder
@@ -11,7 +11,7 @@ r"""Prepare texts and train small transformers for sweeps/findings/heads/run.py;
 
     python benchmarks/heads.py check MODEL --texts imdb.txt       # heads of layer 1 against clarabel
 
-Requires the extra `transformers`.
+The script requires the extra `transformers`.
 """
 
 import argparse

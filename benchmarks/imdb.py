@@ -8,7 +8,7 @@ from jaxattn.core.errors import InputError
 
 
 def folder_of_imdb(path: str) -> str:
-    """Return the absolute path of a folder; raise ArgumentTypeError if a file of the dataset is missing."""
+    """Return the absolute path of a folder, or raise ArgumentTypeError if a dataset file is missing."""
     path = os.path.abspath(os.path.expanduser(path))
     try:
         ja.texts.Tfds(dataset="imdb_reviews", data_dir=path).files()

@@ -1,4 +1,4 @@
-"""Compare the time of one full-batch gradient of p on IMDB with a lower bound.
+"""Compare the run time of a full-batch gradient of p on IMDB with a lower bound.
 
     python benchmarks/imdb_gradient.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks
 
@@ -58,7 +58,7 @@ def load_times(data_dir):
 
 
 def joint_rows(params, corpus):
-    """Return two functions by name: `STEPS` joint Adam steps, and their memory traffic and products alone."""
+    """Return functions by name: `STEPS` joint Adam steps, and only their memory traffic and products."""
     adam = ja.dynamics.Descent(
         name="adam",
         train=("E", "p", "v"),

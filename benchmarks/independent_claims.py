@@ -56,7 +56,7 @@ def gate_derivatives(digits: int = 60) -> tuple[str, str]:
 
 
 def linear_limit(rng: np.random.Generator, dim: int = 3) -> float:
-    """Return the relative distance between the end of the flow of (A, b) and the limit in the theorem."""
+    """Return the relative distance from the end of the flow of (A, b) to the limit in the theorem."""
     s = rng.uniform(0.2, 1.0, dim)
     theta = rng.normal(size=(dim, dim))
     start = theta @ theta.T
@@ -78,7 +78,9 @@ def linear_limit(rng: np.random.Generator, dim: int = 3) -> float:
 def diagonal_network(
     rng: np.random.Generator, unknowns: int = 4, log_scale: float = 100.0
 ) -> tuple[float, ...]:
-    """Compare the limit of a two-layer diagonal network with the cheapest basis solution; see `compared`.
+    """Compare the limit of a two-layer diagonal network with the cheapest basis solution.
+
+    See `compared` for the returned values.
 
     k_i = ½ (rise a² - fall b²) with a = s a0 e^(rise T) and b = s b0 e^(-fall T), where T' = Xᵀ(y - Xk)/m.
     """
@@ -99,9 +101,11 @@ def diagonal_network(
 
 
 def deep_network(rng: np.random.Generator, unknowns: int = 4, log_scale: float = 25.0) -> tuple[float, ...]:
-    """Compare the limit of a network k_i = a_i b_i c_i with the cheapest basis solution; see `compared`.
+    """Compare the limit of a network k_i = a_i b_i c_i with the cheapest basis solution.
 
-    The factor of smallest modulus is s sinh(w). The conserved differences of squares determine the others.
+    See `compared` for the returned values.
+
+    The factor of smallest modulus is s sinh(w). The conserved differences of squares determine the rest.
     Time is in units of 1/s. An unknown that has left 0 is stiff, with a rate of order 1/s.
     """
     X, y = rng.normal(size=(2, unknowns)), rng.normal(size=2)
@@ -146,7 +150,7 @@ def escape_times(z: float, gaps: np.ndarray) -> tuple[float, float]:
 def compared(
     X: np.ndarray, y: np.ndarray, above: np.ndarray, below: np.ndarray, end: np.ndarray
 ) -> tuple[float, ...]:
-    """Compare k at the end of a flow with the cheapest basis solution of X k = y.
+    """Compare a flow's final k with the cheapest basis solution of X k = y.
 
     The cost is Σ_i above_i max(k_i, 0) + below_i max(-k_i, 0).
 
@@ -165,7 +169,7 @@ def compared(
 
 
 def summary(rows: list[tuple[float, ...]]) -> dict[str, float]:
-    """Count the flows that end at the minimiser: among all, and among converged flows without near ties."""
+    """Count the flows that end at the minimiser, among all and among converged flows without near ties."""
     distance, residual, ratio = np.array(rows).T
     clear = (residual < 1e-3) & (ratio > 1.02)
     return {

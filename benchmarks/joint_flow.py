@@ -51,7 +51,7 @@ def problems(generate, seeds):
 
 
 def apart(params, corpus, path, until=UNTIL, tolerance=1e-8):
-    """Return log ‖v‖ and ‖p - p_ODE‖/‖p_ODE‖ at the rows of one seed's path, (rows, 2)."""
+    """Return log ‖v‖ and ‖p - p_ODE‖/‖p_ODE‖ for each row of one seed's path, as a (rows, 2) array."""
     log_norm = np.asarray(path.log_v_norm)
     # Use only rows at which ‖v‖ is smaller than at all later rows, and stop slightly below its maximum, which
     # the path may approach without reaching.
@@ -72,7 +72,7 @@ def apart(params, corpus, path, until=UNTIL, tolerance=1e-8):
 
 
 def tied_pairs(params, corpus, selection):
-    """Count the tokens on the margin, y E_s·v_mm = 1, beyond the first of each support sequence of v_mm.
+    """Count the tokens on the margin, y E_s·v_mm = 1, beyond the first in each support sequence of v_mm.
 
     Return None if there is no v_mm.
     """
@@ -86,7 +86,7 @@ def tied_pairs(params, corpus, selection):
 
 
 def measure(name, generate, seeds):
-    """Integrate all seeds with `joint_flow` and the ODE solver; return the fractions of seeds that agree."""
+    """Integrate all seeds with `joint_flow` and the ODE solver, and return the fractions that agree."""
     params, corpora = problems(generate, seeds)
     found = []
     for first in range(0, seeds, CHUNK):
@@ -111,7 +111,7 @@ def measure(name, generate, seeds):
 
 
 def compare(params, corpus, path):
-    """Compare one seed's path with the solution of the ODE solver and return the outcome."""
+    """Compare one seed's path with the ODE solution, and return the outcome."""
     rows = apart(params, corpus, path)
     return {
         "end": path.stop,

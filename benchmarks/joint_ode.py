@@ -1,4 +1,4 @@
-"""Gradient flow on p and v with fixed E, integrated with NumPy and SciPy only: a reference for `joint_flow`.
+"""Reference for `joint_flow`, gradient flow on p and v with fixed E, integrated with NumPy and SciPy only.
 
 The state is p, u = v/‖v‖ and ρ = log ‖v‖. With γ = E u, attention q and weights w = sigmoid(-y e^ρ q·γ) of
 the sequences, stored as logarithms,
@@ -20,7 +20,7 @@ from scipy.optimize import brentq
 
 @dataclass
 class JointODE:
-    """Velocity of the flow for one corpus of padded sequences.
+    """Velocity of the flow for a corpus with padded sequences.
 
     Attributes:
         E: embeddings in an orthonormal basis of the span of E, p and v, (V, m).
@@ -35,7 +35,7 @@ class JointODE:
     labels: np.ndarray
 
     def __call__(self, _, state):
-        """Compute the velocity at one state, (2 m + 1,), or at k states, (2 m + 1, k)."""
+        """Compute the velocity at one state of shape (2 m + 1,), or at k states of shape (2 m + 1, k)."""
         several = state.reshape(len(state), -1).T
         p, u, rho = np.split(several, [self.E.shape[1], -1], axis=1)
         u = u / np.linalg.norm(u, axis=1, keepdims=True)
@@ -77,7 +77,7 @@ class Followed:
         return self.rho[-1]
 
     def at(self, log_norm):
-        """Return p and v/‖v‖ at the last point of the path with this log ‖v‖, (2, d)."""
+        """Return p and v/‖v‖ at the last point with this log ‖v‖ as a (2, d) array."""
         last = np.flatnonzero(self.rho[:-1] <= log_norm)[-1]
         ends = self.solution.ts[last : last + 2]
         found = brentq(lambda t: self.solution(t)[-1] - log_norm, *ends, xtol=1e-14)

@@ -1,4 +1,4 @@
-"""Check Theorem 4.3 for many seeds: compare the exact flow of p with the certified max-margin direction.
+"""Check Theorem 4.3 for many seeds by comparing the exact flow of p with certified max-margin directions.
 
     python benchmarks/margin_convergence.py --seeds 10000 --out results/benchmarks
 

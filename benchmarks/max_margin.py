@@ -1,4 +1,4 @@
-"""Solve max-margin problems of two sizes: many small problems at once, and one of the size of IMDB.
+"""Time max-margin solvers on many small problems at once, and on one problem as large as IMDB.
 
     python benchmarks/max_margin.py --out results/benchmarks
 
@@ -43,7 +43,7 @@ def batch_problem(seeds, relevant=10, vocab=50, step=200.0):
 
 
 def measure_batch(seeds, compare):
-    """Time batched solves of all seeds with and without compilation; if `compare`, also exact solves."""
+    """Time batched solves for all seeds with and without compilation and, with `compare`, exact solves."""
     E, corpora, chosen = batch_problem(seeds)
     times = []
     for _ in range(2):
@@ -94,7 +94,7 @@ def large_problem(seed=0, sequences=25_000, vocab=7_800, step=5_000.0):
 
 
 def large_selections(E, p, corpus, rng):
-    """Yield the name and the selection of each case of the large problem."""
+    """Yield each case's name and selection for the large problem."""
     identity = np.ones(1)
     count = np.asarray(ja.data.token_counts(corpus))
     difference = np.abs(np.nan_to_num(np.asarray(ja.data.posterior_difference(corpus)))) * (count > 20)
@@ -114,7 +114,7 @@ def large_selections(E, p, corpus, rng):
 
 
 def measure_large(tolerance):
-    """Time the solution of each selection of the large problem by constraint generation."""
+    """Time constraint generation for each selection of the large problem."""
     E, p, corpus, rng = large_problem()
     results = []
     for name, chosen in large_selections(E, p, corpus, rng):

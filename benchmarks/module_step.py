@@ -1,4 +1,4 @@
-"""Time a step on a Flax or Equinox module, compared with a step on the same function as a custom model.
+"""Time steps on Flax and Equinox modules, compared with steps on the same functions as custom models.
 
     python benchmarks/module_step.py --out results/benchmarks
 
@@ -61,7 +61,7 @@ def custom(of_module, kind):
 
 
 def stepping(data, model, sequences, width, steps):
-    """Return a function that times steps of all seeds, one that counts programs, and the bytes accessed."""
+    """Return functions that time steps for all seeds and count programs, and the bytes accessed."""
     phase = {"kind": "descent", "name": "all", "train": ["*"], "optimizer": "adam", "step_size": 1e-3}
     study = ja.Study(
         name="step",

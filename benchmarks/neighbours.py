@@ -20,7 +20,7 @@ from jaxattn.lab.books import book
 
 
 def run(name, seeds):
-    """Run the study of an item; return its run time in seconds and its numbers of cells and seeds."""
+    """Run an item's study, and return its run time in seconds and its numbers of cells and seeds."""
     study = book.read_book("neighbours").item(name).study("laptop", overrides=[f"seeds={seeds}"])
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Measure how much time a study of many seeds spends outside its programs, and how long a resume takes.
+"""Measure the time that a study with many seeds spends outside its programs, and the time to resume it.
 
     python benchmarks/orchestration.py --seeds 1000 --out results/benchmarks
 
@@ -27,7 +27,7 @@ from jaxattn.lab.engine.progress import Reporter
 
 
 def timed(function, spent):
-    """Wrap a function to append the time of every call, until its results are ready, to a list."""
+    """Wrap a function so that the time of each call, until its results are ready, is appended to a list."""
 
     def call(*arguments, **options):
         if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((arguments, options))):
@@ -41,7 +41,7 @@ def timed(function, spent):
 
 
 def watch(spent):
-    """Patch jaxattn to append the time of every program call and every compilation to a list."""
+    """Patch jaxattn so that the time of each program call and each compilation is appended to a list."""
     programs.BatchedFunction.__call__ = timed(programs.BatchedFunction.__call__, spent)
     programs.Programs.compile = timed(programs.Programs.compile, spent)
     batch_run.seed_keys = timed(batch_run.seed_keys, spent)

@@ -1,4 +1,4 @@
-"""Measure the effect of a code change on run time: benchmark this tree and a revision in turn.
+"""Measure the effect of a code change on run time by benchmarking this tree and a revision in turn.
 
     python benchmarks/pairs.py REV [--rounds 6] [--data-dir DIRECTORY_OF_TFDS] --out results/benchmarks
 
@@ -31,7 +31,7 @@ WITH_DATA = (("imdb_gradient", (), ("seconds",)),)
 
 
 def times(value, keys, path=(), wanted=False):
-    """Yield (name, seconds) for each number nested under one of `keys` in the output of a benchmark."""
+    """Yield (name, seconds) for each number nested under one of `keys` in a benchmark's output."""
     if isinstance(value, dict):
         for key, one in value.items():
             yield from times(one, keys, (*path, key), wanted or key in keys)
@@ -57,7 +57,7 @@ def measure(tree, name, arguments, keys):
 
 
 def ratios(there, name, arguments, keys, rounds):
-    """Run a benchmark in both trees in turn; return the ratios of their times by name, one per round."""
+    """Run a benchmark in both trees in turn, and return the ratios of their times by name, one per round."""
     found = {}
     for turn in range(rounds):
         trees = [HERE, there] if turn % 2 else [there, HERE]
@@ -68,14 +68,14 @@ def ratios(there, name, arguments, keys, rounds):
 
 
 def interval(values):
-    """Return [mean, low, high]: the geometric mean of ratios and its 95 % interval."""
+    """Return [mean, low, high], the geometric mean of ratios and its 95 % interval."""
     logs = np.log(values)
     half = stats.t.ppf(0.975, len(logs) - 1) * stats.sem(logs)
     return [float(np.exp(logs.mean() + x)) for x in (0, -half, half)]
 
 
 def tell(measured):
-    """Print the mean and the interval of the ratios of each timing; return both by name."""
+    """Print the mean ratio and its interval for each timing, and return both by name."""
     rows = {figure: interval(values) for figure, values in measured.items()}
     for figure, (mean, low, high) in sorted(rows.items()):
         print(f"{mean:5.2f} [{low:.2f}, {high:.2f}]  {figure}", flush=True)

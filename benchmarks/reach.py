@@ -1,4 +1,4 @@
-"""Plot the distance of the README example from its limit against gradient-flow time, and how far a loop gets.
+"""Plot the README example's distance from its limit against gradient-flow time, with a descent loop.
 
     python benchmarks/reach.py --out results/reach
 
@@ -58,7 +58,7 @@ def loop(params, corpus, target):
 
 
 def draw(flow, descent):
-    """Plot 1 - cos of the exact flow and of plain descent against log t, on logarithmic axes."""
+    """Plot 1 - cos for the exact flow and plain descent against log t, on logarithmic axes."""
     with style.style():
         figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
         axes = figure.subplots()

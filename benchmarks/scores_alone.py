@@ -1,4 +1,4 @@
-"""Time a step on p in coordinates of the span, compared with a step on the scores a = E p alone.
+"""Time a step on p in span coordinates, compared with a step on the scores a = E p alone.
 
     python benchmarks/scores_alone.py
 

@@ -1,4 +1,4 @@
-"""Time many seeds of a synthetic study, compared with seed loops, vmapped textbook code and PyTorch.
+"""Time a synthetic study with many seeds, compared with seed loops, vmapped textbook code and PyTorch.
 
     python benchmarks/seeds_per_second.py --out results/benchmarks
 
@@ -11,7 +11,7 @@ compiled beforehand and measured in turn in one process, so that a drift in spee
 - vmap, textbook: that code under jit(vmap(fori_loop)), in batches of 1, 4 and 16 seeds;
 - PyTorch: an nn.Embedding model, seed after seed (with the `torch` extra installed).
 
-Slow rows run a few seeds and `--slow-steps` steps of the second phase; their times are extrapolated.
+Slow rows run a few seeds and `--slow-steps` steps of the second phase, and their times are extrapolated.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def ours(seeds):
 
 
 def drawn(seeds):
-    """Sample the parameters and the corpus of each seed; return them with the padded sequences."""
+    """Sample parameters and a corpus for each seed, and return them with the padded sequences."""
     data_keys, model_keys, _ = seed_keys(list(range(seeds)))
     programs = Programs(STUDY.base)
     loaded = programs.draw(data_keys, {})

@@ -1,4 +1,4 @@
-"""Time the token-space part of ∂L/∂p for many seeds on one large corpus, in milliseconds per seed.
+"""Time the token-space part of ∂L/∂p for many seeds on a large corpus, in milliseconds per seed.
 
     python benchmarks/shared_corpus.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks
 
@@ -47,7 +47,7 @@ def zipf_corpus():
 
 
 def entries(corpus):
-    """Return the sequence, token and count of every bag entry, as NumPy arrays."""
+    """Return the sequence, token and count of each bag entry as NumPy arrays."""
     count = np.asarray(corpus.bags.count)
     owner = np.broadcast_to(np.asarray(corpus.bags.owner)[:, None], count.shape)
     there = count > 0
@@ -55,7 +55,7 @@ def entries(corpus):
 
 
 def gradient(scores, values, corpus):
-    """Compute ∂L/∂a of one seed."""
+    """Compute ∂L/∂a for one seed."""
     return jax.grad(
         lambda a: ja.losses.logistic(ja.attention.attend(corpus, a, values), corpus.targets).mean()
     )(scores)
@@ -66,7 +66,7 @@ sequential = jax.jit(lambda a, g, corpus: jax.lax.map(lambda seed: gradient(*see
 
 
 def scipy_gradient(matrix, transposed, labels):
-    """Compute ∂L/∂a of all seeds by scipy.sparse, with seeds along the last axis."""
+    """Compute ∂L/∂a for all seeds with scipy.sparse, with seeds along the last axis."""
 
     def compute(scores, values):
         weight = np.exp(scores - scores.max(axis=0))
@@ -81,7 +81,7 @@ def scipy_gradient(matrix, transposed, labels):
 
 
 def exact_gradient(corpus, scores, values):
-    """Compute ∂L/∂a of one seed in float64, with every sequence shifted by its own top score."""
+    """Compute ∂L/∂a for one seed in float64, with each sequence shifted by its top score."""
     sequence, token, count = entries(corpus)
     order = np.argsort(sequence, kind="stable")
     sequence, token, count = sequence[order], token[order], count[order]
@@ -96,7 +96,7 @@ def exact_gradient(corpus, scores, values):
 
 
 def draw(seeds, spread, vocab_size):
-    """Sample scores with a given range, and values, both (seeds, V)."""
+    """Sample (seeds, V) scores with a given range, and (seeds, V) values."""
     rng = np.random.default_rng(seeds)
     scores, values = rng.normal(size=(2, seeds, vocab_size))
     scores *= spread / (scores.max(axis=1) - scores.min(axis=1))[:, None]
@@ -117,7 +117,7 @@ def timed(calls, repeats):
 
 
 def measure(corpus, compute, seeds, name, repeats):
-    """Time each variant on scores of one spread; return a table row with the times and the largest error."""
+    """Time each variant on scores with a given spread, and return a row of times and the largest error."""
     scores, values = draw(seeds, SPREADS[name], corpus.vocab_size)
     a, g = jnp.asarray(scores), jnp.asarray(values)
     calls = {

@@ -56,7 +56,7 @@ def code_lines(source: str) -> int:
 
 
 def modules(package: Path = PACKAGE) -> dict[str, Path]:
-    """Return the file of each module of the package, by the module's full name."""
+    """Return the package's module files, keyed by full module name."""
     named = {}
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package.parent).with_suffix("").parts
@@ -65,7 +65,7 @@ def modules(package: Path = PACKAGE) -> dict[str, Path]:
 
 
 def imports(package: Path = PACKAGE) -> Graph:
-    """Return, for each module of the package, the modules of the package that it imports."""
+    """Return the package modules that each module imports."""
     files = modules(package)
     return {
         name: _imported(path.read_text(), files.keys(), lazy=not _is_module(path)) - {name}
@@ -74,7 +74,7 @@ def imports(package: Path = PACKAGE) -> Graph:
 
 
 def meanings(package: Path = PACKAGE) -> dict[str, list[str]]:
-    """Return the public names that more than one module defines, each with these modules."""
+    """Return the public names that multiple modules define, with these modules."""
     defined: dict[str, list[str]] = {}
     for module, path in modules(package).items():
         for name in _defined(ast.parse(path.read_text())):
@@ -94,7 +94,7 @@ def _defined(tree: ast.Module) -> set[str]:
 
 
 def room(module: str) -> str:
-    """Return the room of a module: the directory or module of the package or its lab that contains it."""
+    """Return a module's room, that is, the directory or module of the package or its lab that contains it."""
     return ".".join(module.split(".")[: 3 if f"{module}.".startswith(f"{LAB}.") else 2])
 
 
@@ -116,7 +116,7 @@ def circle(graph: Graph) -> list[str]:
 
 
 def levels(graph: Graph) -> dict[str, int]:
-    """Return the level of each module: 1 without imports, else one above the highest imported level."""
+    """Return each module's level, which is 1 without imports, else one above the highest imported level."""
     level: dict[str, int] = {}
     for name in TopologicalSorter(graph).static_order():
         level[name] = 1 + max((level[other] for other in graph[name]), default=0)
@@ -124,7 +124,7 @@ def levels(graph: Graph) -> dict[str, int]:
 
 
 def longest_chain(graph: Graph) -> list[str]:
-    """Return modules from the highest level down, each importing the next."""
+    """Return a chain of modules from the highest level down, each importing the next."""
     level = levels(graph)
     chain = [max(level, key=lambda name: (level[name], name))]
     while graph[chain[-1]]:

@@ -29,7 +29,7 @@ SIZES = (
 
 
 def counts_of(corpus):
-    """Return the count matrix and its transpose, both in CSR format."""
+    """Return the count matrix and its transpose in CSR format."""
     bags = corpus.bags
     owner = np.repeat(np.asarray(bags.owner), bags.index.shape[1])
     entries = np.asarray(bags.count, np.float32).ravel(), (owner, np.asarray(bags.index).ravel())
@@ -79,7 +79,7 @@ def steps(study, corpora):
 
 
 def measure(sizes, number, repeats):
-    """Return the times of a step and of the two sparse products, and their ratio, for one corpus size."""
+    """Return the times for a step and the two sparse products, and their ratio, for one corpus size."""
     study = ja.Study(
         name="step",
         data=ja.data.Independent(relevant=20, **sizes),

@@ -1,10 +1,10 @@
-"""Time a descent step for multiple d in one process: in span coordinates it does not depend on d.
+"""Time a descent step for multiple d in one process. In span coordinates it does not depend on d.
 
     python benchmarks/step_by_dim.py --out results/benchmarks
 
-Prints microseconds per step (median over alternating repeats) and the ratio to d = V + 2, for p alone and for
-E, p and v together. `axes` is the same loop over (V, d) arrays, which is required for Adam and other methods
-that depend on the axes of R^d.
+The script prints microseconds per step (median over alternating repeats) and the ratio to d = V + 2, for p
+alone and for E, p and v together. `axes` is the same loop over (V, d) arrays, which is required for Adam and
+other methods that depend on the axes of R^d.
 """
 
 import argparse

@@ -5,7 +5,7 @@
 
 The synthetic corpora have V = 50, 20 relevant tokens, n = 200 and T = 8, with d = 2048, one step of size 200
 on E, and the seeds of a study. The reviews are the first 500 IMDB reviews, with words that occur at least 20
-times in them and one step of size 5,000 on E; only the parameters depend on the seed. All flows run in
+times in them and one step of size 5,000 on E. Only the parameters depend on the seed. All flows run in
 coordinates of the span, up to ‖p‖ = 1e6.
 """
 
@@ -63,7 +63,7 @@ def reviews(data_dir, count, min_count, step_size, seeds):
 
 
 def measure(name, params, corpus, shared, max_steps=10_000):
-    """Compute the flow of every seed, certify its limit, and return a summary."""
+    """Compute the flow for each seed, certify its limit, and return a summary."""
     begin = time.perf_counter()
     path = jax.block_until_ready(
         ja.dynamics.exact_flow(

@@ -1,4 +1,4 @@
-"""Count the package files that are executed by one seed, and by a whole command.
+"""Count the package files that one seed and a whole command execute.
 
     python benchmarks/trace_files.py             # counts
     python benchmarks/trace_files.py --list      # and the files
@@ -30,7 +30,7 @@ SMALL = ("seeds=2", "phases.query.steps=20", "data.sequences=200", "data.test_se
 
 
 class Trace:
-    """Record of the package functions that were called, and of the number of calls between files."""
+    """Record of called package functions, and the number of calls between files."""
 
     def __init__(self, wanted: str = "") -> None:
         self.wanted, self.chain = wanted, list[str]()
@@ -89,7 +89,7 @@ def _chain(frame: Any) -> list[str]:
 
 
 def one_seed() -> Trace:
-    """Return a trace of one seed, run from start to end."""
+    """Run one seed from start to end, and return its trace."""
     study, trace = jaxattn.Study.read(SWEEP, SMALL), Trace()
     setting = study.cells[0].setting
     trace.count(lambda: list(seed.run_seed(setting, 0)))
@@ -97,7 +97,7 @@ def one_seed() -> Trace:
 
 
 def command(wanted: str = "") -> Trace:
-    """Return a trace of the command that reads a sweep file, runs it and writes its page."""
+    """Run a sweep file by its command, and return the trace."""
     from jaxattn.lab.cli import main
 
     trace = Trace(wanted)

@@ -45,7 +45,7 @@ def zipf_reviews(sequences, vocab_size):
 
 
 def seconds(function):
-    """Return the seconds that one call takes until its result is ready."""
+    """Return the time in seconds until a call's result is ready."""
     begin = time.perf_counter()
     jax.block_until_ready(function())
     return time.perf_counter() - begin
@@ -61,7 +61,7 @@ def in_turn(calls, repeats):
 
 
 def fastest(times):
-    """Return the minimum time of each call by name, because other load on a machine only adds time."""
+    """Return each call's minimum time by name, because other load on a machine only adds time."""
     return {name: min(each) for name, each in times.items()}
 
 
@@ -107,7 +107,7 @@ class Chunks:
         self.epoch()
 
     def epoch(self):
-        """Return the sum of the gradients of all chunks."""
+        """Return the sum of all chunks' gradients."""
         total = jax.tree.map(jnp.zeros_like, self.params)
         for data in self.data:
             total = self.add(total, self.params, *data)
@@ -135,7 +135,7 @@ class Step:
 
 
 def minibatch(corpus, kind, params, size, repeats):
-    """Time steps on a minibatch, which jaxattn extracts from the corpus; return the times and errors."""
+    """Time steps on a minibatch that jaxattn extracts from the corpus, and return the times and errors."""
     model, names = MODELS[kind], NAMES[kind]
     own = np.sort(np.random.default_rng(0).choice(corpus.num_examples, size, replace=False))
     batch = sub_corpus(corpus, own)

@@ -1,4 +1,4 @@
-"""Time a gradient step on real-valued tokens, compared with two batched XLA products over the same array.
+"""Time a gradient step on real-valued tokens, compared with two batched XLA products on the same array.
 
     python benchmarks/vectors_step.py --out results/benchmarks
 
@@ -39,12 +39,12 @@ class Params(NamedTuple):
 
 
 def by_query(params, data):
-    """Compute f of each sequence with one query p."""
+    """Compute f for each sequence with one query p."""
     return (jax.nn.softmax(data.dot(params.p), axis=1) * data.dot(params.v)).sum(axis=1)
 
 
 def by_matrix(params, data):
-    """Compute f of each sequence from W and the query z of the sequence."""
+    """Compute f for each sequence from W and the sequence's query z."""
     return (jax.nn.softmax(data.dot(data.z @ params.W.T), axis=1) * data.dot(params.v)).sum(axis=1)
 
 
@@ -55,7 +55,7 @@ class Queries(ja.Model):
     read: Callable
 
     def outputs(self, params, data):
-        """Compute f of each sequence."""
+        """Compute f for each sequence."""
         return self.read(params, data)
 
 
@@ -94,7 +94,7 @@ def dense(W, data):
 
 
 def timed(run):
-    """Return the seconds of one call."""
+    """Return the time of one call in seconds."""
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin

@@ -1,4 +1,4 @@
-"""Search plausible tokenisers and count cut-offs for those that give the paper's vocabulary sizes.
+"""Find the tokenisers and count cut-offs that give the paper's vocabulary sizes.
 
     python benchmarks/vocabulary.py --data-dir DIRECTORY_OF_TFDS --yelp FILE.parquet --out results/vocabulary
 
@@ -60,7 +60,7 @@ SHARES = (1.0, 0.8, 0.5, 0.4, 0.2)
 
 
 def tally(texts: list[str], split: Callable[[str], list[str]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the token number, text number and position in the text of every token occurrence."""
+    """Return the token, the text and the position in the text for each token occurrence."""
     index: dict[str, int] = {}
     rows = [np.array([index.setdefault(word, len(index)) for word in split(text)], int) for text in texts]
     lengths = [len(row) for row in rows]
@@ -69,7 +69,7 @@ def tally(texts: list[str], split: Callable[[str], list[str]]) -> tuple[np.ndarr
 
 
 def settings(texts: list[str], positive: np.ndarray, wanted: int) -> Iterator[dict[str, object]]:
-    """Yield a row per setting of the tokeniser, with the cut-off whose vocabulary is closest to `wanted`."""
+    """Yield a row per tokeniser setting, with the cut-off whose vocabulary is closest to `wanted`."""
     order = np.random.default_rng(0).permutation(len(texts))
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))

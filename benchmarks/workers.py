@@ -21,7 +21,7 @@ import jaxattn as ja
 
 
 def study(batches: int, steps: int) -> ja.Study:
-    """Return a study of one cell in which computation takes most of the time."""
+    """Return a study with one cell, in which computation takes most of the time."""
     return ja.Study(
         name="workers",
         seeds=batches,
@@ -34,7 +34,7 @@ def study(batches: int, steps: int) -> ja.Study:
 
 
 def main() -> None:
-    """Run the study in one process and in a pool of workers; print the times and whether results agree."""
+    """Run the study in one process and in a worker pool, and print the times and whether results agree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batches", type=int, default=64)

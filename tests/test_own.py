@@ -22,7 +22,8 @@ SHIPPED = Path(__file__).parents[1] / "sweeps" / "own"
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from jaxattn.lab.api import Study, run
+from jaxattn.lab.api import Study
+from jaxattn.lab.engine.reported_run import run_with_report
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.engine.monitor import Intervals
 from jaxattn.lab.storage.workplace import Workplace
@@ -35,7 +36,7 @@ def save_and_die(*arguments, **named):
 Workplace.save = save_and_die
 with Reporter(quiet=True) as reporter:
     saving = Intervals(block_s=0.0, checkpoint_s=0.0)
-    run(Study.read(sys.argv[1]), Path(sys.argv[2]), reporter=reporter, intervals=saving)
+    run_with_report(Study.read(sys.argv[1]), Path(sys.argv[2]), reporter=reporter, intervals=saving)
 """
 
 

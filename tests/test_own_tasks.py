@@ -12,9 +12,9 @@ import pytest
 from scipy.optimize import minimize
 
 import jaxattn as ja
-from jaxattn.lab import api
 from jaxattn.lab.engine.monitor import Intervals
 from jaxattn.lab.engine.progress import Reporter
+from jaxattn.lab.engine.reported_run import run_with_report
 from jaxattn.lab.storage.workplace import Workplace
 from jaxattn.lab.study import seed as of_seed
 
@@ -69,7 +69,7 @@ def test_a_killed_run_resumes_bitwise_identically_and_accepts_more_seeds(ran, tm
 
     monkeypatch.setattr(Workplace, "save", save_and_die)
     with pytest.raises(KilledError), Reporter(quiet=True) as reporter:
-        api.run(study, killed, reporter=reporter, intervals=Intervals(block_s=0.0, checkpoint_s=0.0))
+        run_with_report(study, killed, reporter=reporter, intervals=Intervals(block_s=0.0, checkpoint_s=0.0))
     monkeypatch.undo()
     assert not ja.load(killed).finished
     more = ja.Study.from_tables(study.tree | {"seeds": 3}, study.names).run(killed, quiet=True)

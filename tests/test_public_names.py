@@ -224,7 +224,6 @@ _NEED_FILES = {
     "refute",
     "reproduce",
     "summary_table",
-    "write_certificate",
 }
 
 

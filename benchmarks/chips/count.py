@@ -24,7 +24,7 @@ _ON_CHIP = re.compile(r"S\([1-9]\d*\)")
 
 
 class Type(NamedTuple):
-    """An array type: element type, shape, and whether it is in the main memory of the device."""
+    """Array type with its element type, its shape, and whether it is in the device's main memory."""
 
     element: str
     shape: tuple[int, ...]
@@ -162,7 +162,7 @@ _STILL = _FREE | {
 
 
 class Work(NamedTuple):
-    """Memory traffic, operations and launches of a part of a program.
+    """Memory traffic, operations and launches in a part of a program.
 
     Attributes:
         bytes: traffic between the device and its memory. Every operation reads its operands and writes its
@@ -235,7 +235,7 @@ def count(text: str) -> Counted:
 
 
 class _Walk:
-    """Traversal that sums the work of a program; `step` sums loops of unknown length separately."""
+    """Traversal that sums the work of a program, with loops of unknown length separately in `step`."""
 
     def __init__(self, module: Module) -> None:
         self.module, self.step = module, Work()

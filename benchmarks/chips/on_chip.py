@@ -1,4 +1,4 @@
-"""Compile the programs of a study for a chip that is not installed, to determine memory and minimum time.
+"""Compile a study's programs for a chip that is not installed, to determine memory and minimum time.
 
 This module runs in the process that `process.py` starts for the chip.
 """
@@ -13,7 +13,8 @@ from chips.targets import Compiled, Target, compile_lowered, seconds_at_least
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.lab.engine import devices, memory
-from jaxattn.lab.engine.programs import PhaseProgram, ProgramCache, Programs
+from jaxattn.lab.engine.program_cache import ProgramCache
+from jaxattn.lab.engine.programs import PhaseProgram, Programs
 from jaxattn.lab.study import toml
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.groups import CompileGroup, compile_groups

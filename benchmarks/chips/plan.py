@@ -58,7 +58,7 @@ def seconds(x: int | float) -> str:
 
 @dataclass(frozen=True)
 class ChipProgram:
-    """A compiled program; the numbers are None if it runs on the host or does not compile.
+    """Compiled program, whose numbers are None if it runs on the host or does not compile.
 
     Attributes:
         group: index of the compile group.
@@ -104,7 +104,7 @@ class ChipProgram:
 
 @dataclass(frozen=True)
 class ChipGroup:
-    """A compile group.
+    """Compile group.
 
     Attributes:
         group: index of the compile group.
@@ -131,7 +131,7 @@ class ChipGroup:
 
 @dataclass(frozen=True, repr=False)
 class ChipPlan:
-    """Memory, traffic and operations of the programs of a study on a chip; `print` shows tables.
+    """Memory, traffic and operations of a study's programs on a chip, printed as tables.
 
     Attributes:
         target: the chip, "h200" or "v5e:2x2".

@@ -50,7 +50,7 @@ def check(target: Target) -> None:
 
 
 def describe(target: Target) -> tuple[Any, ...]:
-    """Return descriptions of the devices of a target.
+    """Return descriptions of a target's devices.
 
     The process must have been started with `ENVIRONMENT`.
 
@@ -163,7 +163,7 @@ def _talk(
 
 
 def main(name: str, function: str) -> None:
-    """Call a function for a chip; write its progress and result to standard output as lines of JSON.
+    """Call a function for a chip, and write its progress and result to standard output as lines of JSON.
 
     Any other standard output goes to standard error.
     """

@@ -64,7 +64,7 @@ TARGETS = ("h200", "a100", "v5e")
 
 
 def compiled(case):
-    """Compile the programs of a case; return a list of rows per program name, one row per compile group."""
+    """Compile the programs of a case, and return a row per compile group for each program name."""
     study = Study.read(ROOT / case["sweep"], case.get("overrides", ()))
     found = {}
     for row in plan(study, case["target"], only=case.get("only", ())).programs:
@@ -88,7 +88,7 @@ def renew(path):
 
 
 def measure(folder, data_dir, targets, rows):
-    """Compile the program of every row for every target and update chips.json and chips.md."""
+    """Compile each row's program for every target, and update chips.json and chips.md."""
     path = folder / "chips.json"
     held = json.loads(path.read_text()) if path.exists() else []
     found = {(row["what"], row["target"]): row for row in held}

@@ -164,7 +164,7 @@ def compile_lowered(lowered: Any, target: Target, keep: Path | None = None) -> C
         keep: file that the text of the compiled program is written to.
 
     Returns:
-        The compilation result; a program that the compiler rejects is a valid result too.
+        The compilation result. A program that the compiler rejects is a valid result too.
     """
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

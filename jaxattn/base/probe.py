@@ -227,7 +227,7 @@ def check_conclusions(probe: PhaseProbe, found: object, seeds: int, points: int)
 class Figure(Spec, frozen=True, kw_only=True):
     """Base class for figures, which are drawn on the host from the results of a finished run."""
 
-    def __call__(self, results: Any) -> Any:
+    def __call__(self, results: Any) -> object:
         """Draw the figure.
 
         Args:
@@ -258,6 +258,6 @@ class ProbeFromFunction(FromFunction, Probe, frozen=True, kw_only=True):
 class FigureFromFunction(FromFunction, Figure, frozen=True, kw_only=True):
     """Figure built from a function `(results, *, settings) -> matplotlib figure or RenderedFigure`."""
 
-    def __call__(self, results: Any) -> Any:
+    def __call__(self, results: Any) -> object:
         """Draw the figure."""
         return self._call(results)

@@ -133,7 +133,7 @@ def gradients_by_name(
     return jax.value_and_grad(of_trained)(selected(params, train))
 
 
-def replace(params: _P, **changes: Any) -> _P:
+def replace(params: _P, **changes: object) -> _P:
     """Return a copy of the parameters with some arrays replaced.
 
     This is the same for parameters of any kind: NamedTuples, dataclasses, dicts, and the pytrees of Flax or

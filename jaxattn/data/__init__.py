@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jaxattn.core.lazy import lazy
 
 if TYPE_CHECKING:
-    from jaxattn.data.corpus import Corpus, from_draws, from_flat, from_sequences
+    from jaxattn.data.corpus import Corpus, from_draws
     from jaxattn.data.generators import (
         Assumption1,
         Independent,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jaxattn.data.sequences import Sequences, Vectors
     from jaxattn.data.splits import Loaded, Splits, TokenStatistics, flip_labels, token_statistics
     from jaxattn.data.synthetic import assumption1, independent, multi_relevant, topics
+    from jaxattn.data.token_ids import from_flat, from_sequences
 
 __all__ = [
     "Assumption1",
@@ -81,8 +82,8 @@ _NAMES = {
     "completely_relevant": "jaxattn.data.importance",
     "flip_labels": "jaxattn.data.splits",
     "from_draws": "jaxattn.data.corpus",
-    "from_flat": "jaxattn.data.corpus",
-    "from_sequences": "jaxattn.data.corpus",
+    "from_flat": "jaxattn.data.token_ids",
+    "from_sequences": "jaxattn.data.token_ids",
     "independent": "jaxattn.data.synthetic",
     "irrelevant": "jaxattn.data.importance",
     "multi_relevant": "jaxattn.data.synthetic",

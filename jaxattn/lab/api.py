@@ -1,12 +1,10 @@
 """Studies as Python objects: create them or read sweep files, plan and run them, and load their results."""
 
-import shlex
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,20 +16,18 @@ from jaxattn.data.splits import Loaded, Splits
 from jaxattn.lab.loaded import Results, load
 from jaxattn.lab.probes.standard import Probes
 from jaxattn.lab.storage.copies import naming
-from jaxattn.lab.storage.folder import results_folder
 from jaxattn.lab.study import concepts, toml
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.effective import settings_table
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.randomness import Part
-from jaxattn.lab.study.registry import Component, components_of, describe, make
+from jaxattn.lab.study.registry import Component, component_list, components_of, describe, make, probe_tables
 from jaxattn.lab.study.setting import Setting
-from jaxattn.lab.study.tree import open_table
 
 if TYPE_CHECKING:
     from jaxattn.lab.engine.executor import Executor
 
-__all__ = ["Finished", "Plan", "Results", "Study", "load", "run"]
+__all__ = ["Plan", "Results", "Study", "load"]
 
 OnFailure = Literal["stop", "continue", "retry"]
 Dashboard = Literal["tensorboard", "wandb"]
@@ -136,11 +132,9 @@ class Study(Definition):
             "data": components_of(data, names),
             "model": components_of(model, names),
             "loss": components_of(loss, names),
-            "phases": [components_of(phase, names) for phase in _listed(phases, "phases")],
-            "probes": _probes(probes, names),
-            "figures": [
-                describe(components_of(figure, names), names) for figure in _listed(figures, "figures")
-            ],
+            "phases": component_list(phases, "phases", names),
+            "probes": probe_tables(probes, names),
+            "figures": describe(component_list(figures, "figures", names), names),
             **components_of({key: x for key, x in given.items() if x is not None}, names),
         }
         if init:
@@ -194,11 +188,11 @@ class Study(Definition):
         Raises:
             InputError: a cell does not fit in memory, or the folder contains other files.
         """
-        from jaxattn.lab.engine.plan import plan_study, recorded_lines
+        from jaxattn.lab.engine.plan import check_figure_metrics, plan_study, recorded_lines
 
         folder = self.folder(directory)
         if not quick:
-            self._check_metrics()
+            check_figure_metrics(self)
         with naming():
             (cells, groups), sentence = plan_study(self, folder, max_memory, quick=quick, progress=progress)
         return Plan(cells, groups, sentence, () if quick else tuple(recorded_lines(self)))
@@ -251,9 +245,10 @@ class Study(Definition):
         """
         from jaxattn.lab.engine.monitor import ending_as_asked
         from jaxattn.lab.engine.progress import Reporter
+        from jaxattn.lab.engine.reported_run import run_with_report
 
         with ending_as_asked(), Reporter(quiet) as reporter:
-            finished = run(
+            finished = run_with_report(
                 self,
                 self.folder(directory),
                 reporter=reporter,
@@ -367,25 +362,12 @@ class Study(Definition):
         cells = pd.DataFrame([{"cell": cell.number, **cell.settings} for cell in self.cells])
         return f"<p><b>{self.name}</b>: {plan}</p>{cells.head(20).to_html(index=False, escape=True)}"
 
-    @property
-    def custom_figures(self) -> dict[str, Callable[..., object]]:
-        """Return the custom figure functions, keyed by import path."""
-        kinds = [figure["kind"] for figure in self.figures]
-        return {kind: self.names.load(kind) for kind in kinds if ":" in kind}
-
     def _check_names(self, reader: str) -> None:
         for name in self.custom_kinds:
             if name.startswith("__main__:") or "<locals>" in name:
                 raise InputError(
                     f"{name}: cannot be imported by {reader}; move it to a file, such as mine.py"
                 )
-
-    def _check_metrics(self) -> None:
-        from jaxattn.lab.engine.plan import check_metrics
-        from jaxattn.lab.figures.draw import metrics_of
-
-        built_in = {k: figure for k, figure in enumerate(self.figures) if ":" not in str(figure.get("kind"))}
-        check_metrics(self, metrics_of(built_in))
 
     def _check_figures(self) -> None:
         if not self.figures:
@@ -405,65 +387,3 @@ class Study(Definition):
         for number, figure in enumerate(self.figures):
             if number not in built_in:
                 make(concepts.FIGURE, figure, f"figures[{number}]", self.names)
-
-
-class Finished(NamedTuple):
-    """Outcome and report of a run.
-
-    Attributes:
-        outcome: result of the run; see `engine.run_study.Outcome`.
-        report: files of the report; None if no batch could be run, nothing has changed, or no report was
-            requested.
-    """
-
-    outcome: Any
-    report: Any
-
-
-def run(
-    study: Study,
-    directory: Path,
-    *,
-    reporter: Any,
-    command: str | None = None,
-    write_report: bool = True,
-    **options: Any,
-) -> Finished:
-    """Run a study in a folder and write its report; the options are those of `engine.run_study.run_study`.
-
-    Raises:
-        InputError, RunError, Interrupted: as in `engine.run_study.run_study`.
-    """
-    from jaxattn.lab.engine import devices
-    from jaxattn.lab.engine.run_study import run_study as execute
-    from jaxattn.lab.pages import report
-
-    devices.use_all_cores()
-    words = command or shlex.join(["python", *sys.argv]) if sys.argv[0] else "python"
-    with naming():
-        outcome = execute(
-            study, directory, command=words, reporter=reporter, check=study._check_metrics, **options
-        )
-        page = outcome.directory / "report.html"
-        nothing_new = outcome.already_finished and not outcome.renewed and page.exists()
-        nothing = outcome.batches > 0 and len(outcome.errors) == outcome.batches
-        if not write_report or nothing_new or nothing:
-            return Finished(outcome, None)
-        written = report.write_report(outcome.directory, study.custom_figures, reporter.update)
-        results_folder(directory).send_report(written.paths, outcome.directory)
-    return Finished(outcome, written)
-
-
-def _probes(probes: Any, names: ImportPaths) -> Any:
-    given = {"own": probes} if isinstance(probes, list | tuple) else probes or {}
-    if not isinstance(given, dict | Probes):
-        raise InputError(f"probes: expected a Probes object or a list, got {probes!r:.60}")
-    values = dict(given) if isinstance(given, dict) else open_table(given)
-    own = _listed(values.get("own", ()), "probes.own")
-    return values | {"own": [components_of(probe, names) for probe in own]}
-
-
-def _listed(items: Any, location: str) -> Sequence[Any]:
-    if not isinstance(items, list | tuple):
-        raise InputError(f"{location}: expected a list, got {items!r:.60}; enclose it in brackets")
-    return items

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from glob import glob
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import pandas as pd
 
@@ -20,6 +20,11 @@ from jaxattn.lab.storage.copies import naming
 from jaxattn.lab.storage.folder import results_folder
 from jaxattn.lab.storage.objects import is_address
 
+if TYPE_CHECKING:  # these modules import JAX, which tables and figures do not need
+    from jaxtyping import PyTree
+
+    from jaxattn.data.splits import Splits
+
 SHOWN_ROWS = 24
 
 
@@ -33,7 +38,7 @@ class Results(Run):
     def choose(
         self,
         *,
-        where: Mapping[str, Any] | None = None,
+        where: Mapping[str, object] | None = None,
         metrics: Sequence[str] = (),
         phases: Sequence[str] = (),
     ) -> "Results":
@@ -45,7 +50,7 @@ class Results(Run):
         *,
         metrics: Sequence[str] = (),
         phases: Sequence[str] = (),
-        where: Mapping[str, Any] | None = None,
+        where: Mapping[str, object] | None = None,
         by: Sequence[str] = (),
         confidence: float = 0.95,
     ) -> pd.DataFrame:
@@ -109,12 +114,12 @@ class Results(Run):
     def pair(
         self,
         key: str,
-        first: Any,
-        second: Any,
+        first: object,
+        second: object,
         *,
         metrics: Sequence[str] = (),
         phases: Sequence[str] = (),
-        where: Mapping[str, Any] | None = None,
+        where: Mapping[str, object] | None = None,
         confidence: float = 0.95,
     ) -> pd.DataFrame:
         """Compare two values of a swept key: summarise the differences second - first, seed by seed.
@@ -139,7 +144,7 @@ class Results(Run):
         ends = tokens.final_tokens(self, phase=phase, cell=cell)
         return tokens.with_classes(tokens.top(ends, count=number, min_count=min_count), ends.names)
 
-    def figure(self, kind: str | Callable[..., Any], **options: Any) -> RenderedFigure:
+    def figure(self, kind: str | Callable[..., object], **options: object) -> RenderedFigure:
         """Draw a figure with its caption, for display in a notebook.
 
         Args:
@@ -161,8 +166,8 @@ class Results(Run):
         seed: int | None = None,
         phase: str | None = None,
         step: Literal[0] | None = None,
-        model: Any = None,
-    ) -> Any:
+        model: object = None,
+    ) -> "PyTree":
         """Return the parameters of one seed of one cell, before or after a phase.
 
         Args:
@@ -193,11 +198,11 @@ class Results(Run):
 
         return params_of(self, cell=cell, seed=seed, phase=phase, step=step, model=model)
 
-    def dataset(self, seed: int = 0, cell: int = 0) -> Any:
+    def dataset(self, seed: int = 0, cell: int = 0) -> "Splits":
         """Return the data for one seed of one cell, exactly as used in the run.
 
         Returns:
-            A `jaxattn.data.Splits`: training, test and validation data, and statistics of the training
+            Training, test and validation data, and statistics of the training
             tokens.
 
         Raises:

@@ -15,7 +15,7 @@ from jaxattn.core.pytrees import leaves
 from jaxattn.data.corpus import Corpus
 from jaxattn.data.sequences import Sequences, Vectors
 
-_Inputs = Callable[[Any], Any]
+_Inputs = Callable[[Any], object]
 
 
 class Adapted(NamedTuple):
@@ -103,7 +103,7 @@ def from_linen(module: Any, *, inputs: _Inputs = first_array, per_example: bool 
 
 
 def from_nnx(
-    make: Callable[[Any], Any], *, inputs: _Inputs = first_array, per_example: bool = False
+    make: Callable[[Any], object], *, inputs: _Inputs = first_array, per_example: bool = False
 ) -> Adapted:
     """Convert a Flax NNX module to a model.
 
@@ -181,7 +181,7 @@ def from_nnx(
 
 
 def from_equinox(
-    make: Callable[[Array], Any], *, inputs: _Inputs = first_array, per_example: bool = True
+    make: Callable[[Array], object], *, inputs: _Inputs = first_array, per_example: bool = True
 ) -> Adapted:
     """Convert an Equinox module to a model.
 

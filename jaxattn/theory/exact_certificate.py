@@ -127,6 +127,17 @@ def write_certificate(
     Raises:
         InputError: see `certify_exactly`.
         RunError: a file cannot be written.
+
+    Example:
+        >>> import os, tempfile
+        >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
+        >>> scores = ja.theory.Scores(np.eye(3), corpus)
+        >>> chosen = ja.theory.selection_from_tokens(np.array([True, True, False]), corpus)
+        >>> mm = ja.theory.max_margin(scores, chosen)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     found = ja.theory.write_certificate(f"{folder}/proof.json", scores, chosen, mm)
+        ...     sorted(os.listdir(folder))
+        ['proof.bin', 'proof.json']
     """
     found = certify_exactly(scores, selection, solution)
     save_certificate(path, found)

@@ -14,40 +14,10 @@ from jaxattn.data.corpus import Corpus
 from jaxattn.theory.attraction import accuracy, attraction
 from jaxattn.theory.constraints import constraints, distinct_tokens
 from jaxattn.theory.max_margin import max_margin_from_constraints
-from jaxattn.theory.orders import Entries, LossDerivatives, Orders, orders
+from jaxattn.theory.orders import Entries, Orders, orders, residual
 from jaxattn.theory.selection import Selection, one_minus_cosine, require_finite
 from jaxattn.theory.solution import MaxMargin, Status, in_unit
 from jaxattn.theory.tied_part import tied_part
-
-
-def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> LossDerivatives:
-    """Compute the first and second derivatives of the loss with respect to the outputs.
-
-        Logistic:       -∂ℓ/∂f = y σ(-y f),     ∂²ℓ/∂f² = σ(y f) σ(-y f).
-        Cross-entropy:  -∂ℓ/∂f = e_y - π = (1 - π_y) (e_y - π'),   ∂²ℓ/∂f² = Σ_k π_k (e_k - π)(e_k - π)ᵀ,
-
-    where e_k is a unit vector, π = softmax(f), and π' is the softmax over the classes other than y.
-
-    Args:
-        f: (n, C) float64; outputs, with C = 1 for two classes and C = K for K > 2.
-        labels: (n,) int; y, -1 and +1 for two classes, 0 to K-1 for K > 2.
-        num_classes: K.
-    """
-    if num_classes == 2:
-        agreement = labels * f[:, 0]
-        log_size = -np.logaddexp(0, agreement)
-        log_weight = log_size - np.logaddexp(0, -agreement)
-        return LossDerivatives(1.0 * labels[:, None], log_size, np.ones((len(f), 1, 1)), log_weight[:, None])
-    own = np.eye(num_classes)[labels]
-    log_pi = f - np.logaddexp.reduce(f, axis=1, keepdims=True)
-    log_size = np.logaddexp.reduce(np.where(own > 0, -np.inf, log_pi), axis=1)
-    others = np.where(own > 0, 0, np.exp(log_pi - log_size[:, None]))
-    # Compute e_k - π. For the true class, sum the other probabilities to avoid cancellation in 1 - π_y.
-    missing = np.where(own > 0, np.exp(log_size)[:, None], 1 - np.exp(log_pi))
-    identity = np.eye(num_classes)
-    modes = np.where(identity > 0, missing[:, :, None], -np.exp(log_pi)[:, None, :])
-    return LossDerivatives(own - others, log_size, modes, log_pi)
-
 
 # Relative size below which a force counts as zero. At ‖p‖ = 1e6, scores and forces are accurate to 1e-10.
 _ZERO = 1e-8

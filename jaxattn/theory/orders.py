@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxattn.theory.infeasible import exact_rank, residues
+from jaxattn.theory.key_differences import exactly_equal, key_groups
 
 # A sum of forces of both signs is resolved if its error is at most this fraction of the forces.
 _RESOLVED = 1e-7
@@ -29,9 +29,6 @@ _ROUNDING = 16 * 2.0**-52
 _SAFETY = 4.0
 # Cap exponents at this value to prevent overflow in exp; the factor in front of exp vanishes faster.
 LARGE = 300.0
-# Two key differences count as equal modulo 𝒯 if the part of their difference orthogonal to 𝒯 is less than
-# this fraction of it. Without ties, they are equal only if their difference is exactly zero.
-_SAME = 1e-11
 
 
 class LossDerivatives(NamedTuple):
@@ -52,6 +49,35 @@ class LossDerivatives(NamedTuple):
     log_size: np.ndarray
     modes: np.ndarray
     log_weight: np.ndarray
+
+
+def residual(f: np.ndarray, labels: np.ndarray, num_classes: int) -> LossDerivatives:
+    """Compute the first and second derivatives of the loss with respect to the outputs.
+
+        Logistic:       -∂ℓ/∂f = y σ(-y f),     ∂²ℓ/∂f² = σ(y f) σ(-y f).
+        Cross-entropy:  -∂ℓ/∂f = e_y - π = (1 - π_y) (e_y - π'),   ∂²ℓ/∂f² = Σ_k π_k (e_k - π)(e_k - π)ᵀ,
+
+    where e_k is a unit vector, π = softmax(f), and π' is the softmax over the classes other than y.
+
+    Args:
+        f: (n, C) float64; outputs, with C = 1 for two classes and C = K for K > 2.
+        labels: (n,) int; y, -1 and +1 for two classes, 0 to K-1 for K > 2.
+        num_classes: K.
+    """
+    if num_classes == 2:
+        agreement = labels * f[:, 0]
+        log_size = -np.logaddexp(0, agreement)
+        log_weight = log_size - np.logaddexp(0, -agreement)
+        return LossDerivatives(1.0 * labels[:, None], log_size, np.ones((len(f), 1, 1)), log_weight[:, None])
+    own = np.eye(num_classes)[labels]
+    log_pi = f - np.logaddexp.reduce(f, axis=1, keepdims=True)
+    log_size = np.logaddexp.reduce(np.where(own > 0, -np.inf, log_pi), axis=1)
+    others = np.where(own > 0, 0, np.exp(log_pi - log_size[:, None]))
+    # Compute e_k - π. For the true class, sum the other probabilities to avoid cancellation in 1 - π_y.
+    missing = np.where(own > 0, np.exp(log_size)[:, None], 1 - np.exp(log_pi))
+    identity = np.eye(num_classes)
+    modes = np.where(identity > 0, missing[:, :, None], -np.exp(log_pi)[:, None, :])
+    return LossDerivatives(own - others, log_size, modes, log_pi)
 
 
 class Entries(NamedTuple):
@@ -155,7 +181,7 @@ def orders(E: np.ndarray, entries: Entries, loss: LossDerivatives, tied: TiedPar
     moved, relative = _errors(E, entries, loss, tied, below)
     uncertain = _uncertainty(entries, moved)
     below = np.where(np.abs(below) <= uncertain, 0, below)
-    group, several = _groups(E, entries, tied.normals)
+    group, several = key_groups(E, entries.token, entries.top, tied.normals)
     relative = relative + np.where(several, rounding, 0.0)
     # Within a group, score differences stay bounded, because they are those of tied tokens. Scale x such that
     # the largest U is 1.
@@ -181,7 +207,9 @@ def orders(E: np.ndarray, entries: Entries, loss: LossDerivatives, tied: TiedPar
     mixed = rest & (np.bincount(group, pull > 0) > 0)[group] & (np.bincount(group, pull < 0) > 0)[group]
     first = np.where(rest & ((np.abs(net) > error) | ~mixed), -np.sign(net), 0).astype(int)
     hidden = mixed & (first == 0) & (error > _RESOLVED * size)
-    resolved = not hidden.any() and _equal(E, entries, group, mixed & several, tied.edges)
+    resolved = not hidden.any() and exactly_equal(
+        E, entries.token, entries.top, group, mixed & several, tied.edges
+    )
     idle = rest & (first == 0)
     pair = np.full(len(group), -1)
     pair[idle] = np.unique(group[idle], return_inverse=True)[1]
@@ -236,90 +264,6 @@ def _uncertainty(entries: Entries, moved: np.ndarray) -> np.ndarray:
     # With more than one output, the values are differences, which are rounded.
     inexact = several[entries.sequence, None] | (entries.f.shape[1] > 1)
     return np.where(inexact, moved[entries.sequence] + rounding, 0.0)
-
-
-def _equal(E: np.ndarray, entries: Entries, group: np.ndarray, some: np.ndarray, edges: np.ndarray) -> bool:
-    """Return whether the key differences of some entries are exactly equal modulo 𝒯 within their groups."""
-    if not some.any():
-        return True
-    members = np.unique(np.stack([group, entries.top, entries.token])[:, some], axis=1)
-    first = np.unique(members[0], return_index=True, return_inverse=True)
-    keys = residues(E)
-    rows = keys[members[1]] - keys[members[2]]
-    ties = keys[edges[:, 1]] - keys[edges[:, 0]]
-    return exact_rank(np.concatenate([ties, rows - rows[first[1]][first[2]]])) == exact_rank(ties)
-
-
-def _groups(E: np.ndarray, entries: Entries, normals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the index of the group of each entry, (N,). In a group, key differences are equal modulo 𝒯.
-
-    Also return whether the group of each entry contains more than one distinct difference, (N,) bool.
-    """
-    pairs, number = np.unique(entries.token * len(E) + entries.top, return_inverse=True)
-    token, top = np.divmod(pairs, len(E))
-    flat = E - E @ normals.T @ normals
-    x = flat @ _directions(E.shape[1])
-    found = _label_groups(x[token] - x[top], _SAME * E.shape[1] * float(np.abs(flat).max()))
-    rows = E[top] - E[token]
-    back = E[top] - rows  # the rounding error of the subtraction, after Knuth
-    rest = (E[top] - (rows + back)) + (back - E[token])
-    for members in _members(found):
-        _relabel(found, members, _classes(rows[members], rest[members], normals))
-    several = np.zeros(len(found), bool)
-    for members in _members(found):
-        differs = (rows[members] != rows[members[0]]) | (rest[members] != rest[members[0]])
-        several[members] = differs.any()
-    return np.unique(found, return_inverse=True)[1][number], several[number]
-
-
-def _classes(rows: np.ndarray, rest: np.ndarray, normals: np.ndarray) -> np.ndarray:
-    """Return a label for each row + rest, (m,), the same for rows that are equal modulo 𝒯.
-
-    Rows that a random projection does not distinguish are compared through their differences from the first
-    of them. These are exact up to their own rounding, however short they are.
-    """
-    apart = rows
-    for _ in range(2):  # two passes make the result orthogonal up to rounding
-        apart = apart - apart @ normals.T @ normals
-    size = np.abs(rows).max(axis=1)
-    apart = np.where((np.abs(apart).max(axis=1) <= _SAME * size)[:, None], 0.0, apart)
-    scale, dim = float(np.abs(apart).max()), rows.shape[1]
-    if scale == 0:
-        return np.zeros(len(rows), int)
-    rounding = _SAME * scale + _ROUNDING * float(size.max())
-    found = _label_groups(apart @ _directions(dim), dim * min(rounding, 1e-3 * scale))
-    if not found.any():  # every row is near another one: separate at least those that are zero
-        found = apart.any(axis=1).astype(int)
-    for members in _members(found):
-        high, low = rows[members] - rows[members[0]], rest[members] - rest[members[0]]
-        total = high + low
-        _relabel(found, members, _classes(total, low - (total - high), normals))
-    return found
-
-
-def _directions(dim: int) -> np.ndarray:
-    return np.random.default_rng(0).normal(size=(dim, 2))
-
-
-def _label_groups(points: np.ndarray, tolerance: float) -> np.ndarray:
-    """Return a label for each point, (m,). Gaps larger than the tolerance in a coordinate separate labels."""
-    found = np.zeros(len(points), int)
-    for x in points.T:
-        order = np.lexsort((x, found))
-        new = (np.diff(found[order]) > 0) | (np.diff(x[order]) > tolerance)
-        found[order] = np.concatenate([[0], np.cumsum(new)])
-    return found
-
-
-def _members(found: np.ndarray) -> list[np.ndarray]:
-    """Return the indices of the members of each label that has more than one."""
-    order = np.argsort(found, kind="stable")
-    parts = np.split(order, np.flatnonzero(np.diff(found[order])) + 1)
-    return [members for members in parts if len(members) > 1]
-
-
-def _relabel(found: np.ndarray, members: np.ndarray, labels: np.ndarray) -> None:
-    found[members] = np.where(labels > 0, found.max() + labels, found[members])
 
 
 def _second_order(

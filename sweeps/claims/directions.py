@@ -1,4 +1,4 @@
-"""The limit direction of p: distance from the certified max-margin direction of the tokens that p selects."""
+"""Distance of p from the certified max-margin direction for the tokens that p selects."""
 
 import numpy as np
 
@@ -27,5 +27,5 @@ def is_close(cell, id, close, claim, **about):
 
 
 def place(cell):
-    """Return the part of an id that gives the dimension and step size of a cell."""
+    """Return the part of an id that identifies a cell's dimension and step size."""
     return f"d={cell['model.dim']}.eta0={cell['phases.step.step_size']:g}"

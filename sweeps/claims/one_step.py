@@ -1,4 +1,4 @@
-"""The one-step law: how one gradient step of size η0 on E changes the values E·v."""
+"""One-step law for the change in E·v after one gradient step of size η0 on E."""
 
 import numpy as np
 
@@ -6,10 +6,10 @@ from jaxattn.lab.books import cells, mean, powers
 
 
 def one_step_law(results, id, *, expected):
-    """Fit the exponent of d in the error of the one-step law, seed by seed.
+    """Fit the exponent of d in the error of the one-step law for each seed.
 
     For token s, let E_s⁰ and E_s¹ be the embeddings before and after the step, and α_s the average signed
-    frequency. The error in the values is max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0; for K classes, the maximum
+    frequency. The error in the values is max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0. For K classes, the maximum
     over classes is taken. The error in the embeddings is max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0. The step is
     linear in η0, so neither error depends on η0. For text data, the most frequent of thousands of tokens
     determines the maximum. The error of each seed then behaves like a single normal variable, so the interval
@@ -22,7 +22,7 @@ def one_step_law(results, id, *, expected):
         expected: criterion for the exponents.
 
     Source:
-        Lemma 4.1 of arXiv 2505.17282; for K classes, its public review thread.
+        Lemma 4.1 of arXiv 2505.17282, and its public review thread for K classes.
     """
     every = cells(results)
     dims = [cell["model.dim"] for cell in every]

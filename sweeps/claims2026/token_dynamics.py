@@ -23,7 +23,7 @@ class Nothing(ja.Dataset):
 
 
 def none(*, tokens: int) -> Nothing:
-    """Return placeholder data for n tokens in the plane, with targets 0, (n, 2)."""
+    """Return placeholder data for n tokens in the plane, with an (n, 2) array of zeros as targets."""
     return Nothing(targets=jnp.zeros((tokens, 2)))
 
 
@@ -66,7 +66,7 @@ class Tokens(ja.Model[Nothing]):
 
 
 def aims(x: Array, B: Array, largest: bool) -> tuple[Array, Array]:
-    """Return each token's target token, (n,) int, and the target's smallest lead over other points, (n,)."""
+    """Return each token's target token and the target's smallest lead over other points, both (n,)."""
     values = (x @ B) @ x.T * (1 if largest else -1)
     aim = values.argmax(axis=1)
     away = jnp.abs(x[None] - x[aim][:, None]).max(axis=2)
@@ -75,7 +75,7 @@ def aims(x: Array, B: Array, largest: bool) -> tuple[Array, Array]:
 
 
 def contains_origin(x: Array) -> Array:
-    """Return whether the convex hull of points in the plane contains 0: no gap between angles exceeds π."""
+    """Return True if the convex hull of planar points contains 0, so that no gap between angles exceeds π."""
     angles = jnp.sort(jnp.arctan2(x[:, 1], x[:, 0]))
     gaps = jnp.diff(angles, append=angles[:1] + 2 * jnp.pi)
     return gaps.max() <= jnp.pi + 1e-9

@@ -1,4 +1,4 @@
-"""Max-margin direction for a selection in the ℓ_q norm.
+"""Max-margin direction for a selection, in the ℓ_q norm.
 
 Mirror descent with the potential ‖p‖_q^q / q converges to the direction of the largest ℓ_q margin, and sign
 descent to the direction of the largest ℓ_∞ margin, whereas gradient descent converges to the direction of the
@@ -28,7 +28,7 @@ _MAX_PROBLEMS = 400
 
 
 def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: float = 1e-10) -> MaxMargin:
-    """Compute p of least ℓ_q norm that scores selected tokens at least 1 above the others in a sequence.
+    """Compute the p with smallest ℓ_q norm that scores selected tokens at least 1 above all others.
 
         p_q = argmin ‖p‖_q  s.t.  p·(Φ_s - Φ_s') ≥ 1  for all X, s ∈ S_X, s' ∈ X \\ S_X,
                                   p·(Φ_s - Φ_s'') = 0  for s, s'' ∈ S_X.
@@ -55,7 +55,7 @@ def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: 
             match.
 
     Source:
-        Julistiono, Tarzanagh and Azizan 2024 (arXiv 2410.14581), the ℓ_p attention SVM; Lawson's reweighting
+        Julistiono, Tarzanagh and Azizan 2024 (arXiv 2410.14581) on ℓ_p attention SVMs; Lawson's reweighting
         with a line search.
     """
     if not q >= 1:
@@ -72,7 +72,7 @@ def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: 
 def _reweighted(
     E: np.ndarray, found: Constraints, q: float, euclidean: MaxMargin, *, tolerance: float
 ) -> MaxMargin:
-    """Minimise ‖p‖_q by line searches from p towards the feasible u of least Σ_j |p_j|^(q-2) u_j².
+    """Minimise ‖p‖_q by line searches from p towards the feasible u with smallest Σ_j |p_j|^(q-2) u_j².
 
     u - p is a descent direction, and if p = u, the multipliers of u are multipliers for ‖p‖_q. For q ≤ 2, a
     full step reduces the norm and multiplies the error by 2 - q. For q > 2, a step of about 1/(q - 1) is a
@@ -111,13 +111,13 @@ def _reweighted(
 
 
 def _norm(x: np.ndarray, q: float) -> float:
-    """Compute ‖x‖_q of x (D,), with x scaled by its largest entry so that no power overflows."""
+    """Compute ‖x‖_q, with x scaled by its largest entry so that no power overflows."""
     largest = np.abs(x).max(initial=np.finfo(float).tiny)
     return float(largest * np.linalg.norm(x / largest, q))
 
 
 def _of_pairs(solution: MaxMargin, found: Constraints, tokens: int) -> np.ndarray:
-    """Return the multipliers of a solution for all pairs of the problem, in their order, (m,)."""
+    """Return the multipliers of a solution for all m pairs of the problem, in their order."""
     key = found.better.astype(np.int64) * tokens + found.worse
     order = np.argsort(key)
     place = order[np.searchsorted(key[order], solution.pairs @ np.array([tokens, 1]))]

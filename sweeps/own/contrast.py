@@ -1,4 +1,4 @@
-"""A contrastive loss over minibatches: the only match of a view is the other view of the same sequence."""
+"""A contrastive loss over minibatches, where a view matches only the other view of the same sequence."""
 
 from typing import ClassVar
 
@@ -10,14 +10,14 @@ import jaxattn as ja
 
 
 class Pairs(ja.Dataset):
-    """n pairs of views, each T tokens in R^d; targets are the signal that both views share."""
+    """n pairs of views with T tokens in R^d each, and the signal that both views share as target."""
 
     left: Array  # (n, T, d)
     right: Array  # (n, T, d)
 
 
 def views(key: Array, *, dim: int, length: int, sequences: int, noise: float = 0.5) -> Pairs:
-    """Sample pairs whose first tokens share a signal u ~ N(0, I); all other tokens are noise."""
+    """Sample pairs whose first tokens share a signal u ~ N(0, I), while all other tokens are noise."""
     signal_key, *keys = jax.random.split(key, 3)
     u = jax.random.normal(signal_key, (sequences, dim))
     left, right = (noise * jax.random.normal(k, (sequences, length, dim)) for k in keys)
@@ -25,20 +25,20 @@ def views(key: Array, *, dim: int, length: int, sequences: int, noise: float = 0
 
 
 class Encoder(ja.Model[Pairs]):
-    """g(X) = A Σ_t q_t x_t with q = softmax over t of |x_t|²·s: attention depends on token lengths."""
+    """Encoder g(X) = A Σ_t q_t x_t with scores |x_t|²·s, so that attention depends on token lengths."""
 
     takes: ClassVar[type[Pairs]] = Pairs
 
     features: int
 
     def init(self, key: Array, like: Pairs, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Sample the initial parameters of one seed."""
+        """Sample the initial parameters for one seed."""
         dim = like.left.shape[-1]
         A = jax.random.normal(key, (dim, self.features), dtype) / dim**0.5
         return {"A": A, "s": jnp.zeros((), dtype)}
 
     def outputs(self, params: dict[str, Array], data: Pairs) -> Array:
-        """Compute features of unit length for both views, (n, 2, features)."""
+        """Compute unit-length features for both views as an (n, 2, features) array."""
         x = jnp.stack([data.left, data.right], axis=1)
         attention = jax.nn.softmax(params["s"] * (x**2).sum(-1), axis=-1)
         g = jnp.einsum("nvt,nvtd,df->nvf", attention, x, params["A"])
@@ -46,14 +46,14 @@ class Encoder(ja.Model[Pairs]):
 
 
 class InfoNCE(ja.Loss):
-    """-log softmax_j(g_i·g'_j / τ) at j = i, over the pairs of a batch."""
+    """InfoNCE loss -log softmax_j(g_i·g'_j / τ) at j = i, over the pairs in a batch."""
 
     coupled: ClassVar[bool] = True
 
     temperature: float = 0.2
 
     def __call__(self, outputs: Array, targets: Array) -> Array:
-        """Compute the loss of a whole batch, ()."""
+        """Compute the loss of a whole batch as a scalar."""
         similar = outputs[:, 0] @ outputs[:, 1].T / self.temperature
         return (jax.nn.logsumexp(similar, axis=1) - jnp.diagonal(similar)).mean()
 

@@ -21,7 +21,7 @@ import jaxattn as ja
 
 
 def needle(key: Array, *, vocab_size: int, length: int, sequences: int, shown: float = 1.0) -> ja.data.Corpus:
-    """Sample a corpus; a fraction `shown` of sequences starts with token 0 (label -1) or 1 (label +1)."""
+    """Sample a corpus in which a fraction `shown` of sequences starts with token 0 (label -1) or 1 (+1)."""
     label_key, token_key, shown_key = jax.random.split(key, 3)
     label = jax.random.bernoulli(label_key, 0.5, (sequences,)).astype(jnp.int32)  # 0 or 1
     noise = jax.random.randint(token_key, (sequences, length), 2, vocab_size)
@@ -40,24 +40,24 @@ class Params(NamedTuple):
 
 
 class Temperature(ja.TokenModel):
-    """f(X) = Σ_i q_i E_{x_i}·v with q = softmax(E_X p / τ): attention with a trainable temperature τ."""
+    """Attention f(X) = Σ_i q_i E_{x_i}·v, q = softmax(E_X p / τ), with a trainable temperature τ."""
 
     dim: int
     temperature: float = 1.0
 
     def init(self, key: Array, like: ja.data.Corpus, *, dtype: jnp.dtype) -> Params:
-        """Sample the initial parameters of one seed."""
+        """Sample the initial parameters for one seed."""
         plain = ja.models.OneLayer(dim=self.dim)
         E, p, v = jax.tree.leaves(plain.init(key, like, dtype=dtype))
         return Params(E, p, v, jnp.log(jnp.asarray(self.temperature, dtype)))
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
-        """Compute scores and values, (V,) each; f is the mean of the values under a softmax of the scores."""
+        """Compute (V,) scores and values. f is the mean of the values under a softmax of the scores."""
         return params.E @ params.p / jnp.exp(params.log_temperature), params.E @ params.v
 
 
 def polynomial(logits: Array, labels: Array, *, power: float = 1.0) -> Array:
-    """Compute (1 + m)^-power for margins m = y f ≥ 0, else 1 - power m; convex, with a polynomial tail."""
+    """Compute the convex loss (1 + m)^-power for margins m = y f ≥ 0, and 1 - power m for m < 0."""
     m = labels * logits
     return jnp.where(m < 0, 1 - power * m, (1 + jax.nn.relu(m)) ** -power)
 
@@ -75,7 +75,7 @@ class SignDescent(ja.Phase, frozen=True, kw_only=True):
     steps: int
 
     def step(self, task: ja.dynamics.Task, state: ja.dynamics.State) -> ja.dynamics.State:
-        """Take one step; `task` contains the model, the loss and the corpora of the seed."""
+        """Take one step. `task` contains the model, the loss and the seed's corpora."""
         of = {"outputs": task.model.outputs, "per_sequence": task.loss}
         _, slopes = ja.dynamics.loss_and_gradients(state.params, task.data.train, self.train, **of)
         size = self.step_size / jnp.sqrt(state.step + 1.0)

@@ -20,7 +20,7 @@ def chain(
     sharpness: float = 2.0,
     lag: int = 1,
 ) -> Sequences:
-    """Sample sequences in which each token depends on the token `lag` earlier; targets are next tokens."""
+    """Sample sequences in which each token depends on the token `lag` earlier. Targets are next tokens."""
     # For each seed, training data, test data and all fresh batches come from the same chain.
     table = sharpness * jax.random.normal(task_key, (vocab_size, vocab_size))
 
@@ -48,14 +48,14 @@ class Params(NamedTuple):
 
 
 class Causal(ja.Model[Sequences]):
-    """One causal attention layer over x_t = E_{s_t} + P_t; logits of the next token at every position."""
+    """Causal attention layer over x_t = E_{s_t} + P_t, with next-token logits at each position."""
 
     takes: ClassVar[type[Sequences]] = Sequences
 
     dim: int
 
     def init(self, key: Array, like: Sequences, *, dtype: jnp.dtype) -> Params:
-        """Sample the initial parameters of one seed."""
+        """Sample the initial parameters for one seed."""
         shapes = (like.vocab_size, self.dim), (like.ids.shape[1], self.dim), (self.dim, like.vocab_size)
         E, P, U = (
             jax.random.normal(k, shape, dtype) / self.dim**0.5
@@ -64,17 +64,17 @@ class Causal(ja.Model[Sequences]):
         return Params(E, P, jnp.zeros((self.dim, self.dim), dtype), U)
 
     def tokens(self, params: Params, data: Sequences) -> Array:
-        """Compute the tokens x, (n, T, d)."""
+        """Compute the tokens x as an (n, T, d) array."""
         return params.E[data.ids] + params.P
 
     def attention(self, params: Params, data: Sequences) -> Array:
-        """Compute the attention from every position to itself and all earlier positions, (n, T, T)."""
+        """Compute the (n, T, T) attention from each position to itself and all earlier positions."""
         x = self.tokens(params, data)
         scores = jnp.einsum("nsd,de,nte->nts", x, params.W, x)
         return jax.nn.softmax(jnp.where(data.causal, scores, -jnp.inf), axis=-1)
 
     def outputs(self, params: Params, data: Sequences) -> Array:
-        """Compute the logits of the next token, (n, T, V)."""
+        """Compute the logits of the next token as an (n, T, V) array."""
         x = self.tokens(params, data)
         return (x + self.attention(params, data) @ x) @ params.U
 
@@ -88,7 +88,7 @@ class NextToken(ja.Loss):
         return None if fits else f"it requires targets that are tokens, of shape {outputs.shape[:-1]}"
 
     def __call__(self, outputs: Array, targets: Array) -> Array:
-        """Compute the loss of every sequence, (n,)."""
+        """Compute the loss for each sequence as an (n,) array."""
         own = jnp.take_along_axis(outputs, targets[..., None], axis=-1)[..., 0]
         return (jax.nn.logsumexp(outputs, axis=-1) - own).mean(axis=-1)
 

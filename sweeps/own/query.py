@@ -1,4 +1,4 @@
-"""Gaussian tokens, one query per sequence and a trained W: scores x_t·W z, with a max-margin certificate."""
+"""Gaussian tokens with one query per sequence, scores x_t·W z, and a max-margin certificate for W."""
 
 from typing import ClassVar, NamedTuple
 
@@ -13,7 +13,7 @@ from jaxattn.theory import Scores
 
 
 def signal(key: Array, *, dim: int, length: int, sequences: int, strength: float = 3.0) -> Vectors:
-    """Sample x_t ~ N(0, I/d); the first token also contains y e_1, and the query is z = x_1 + noise."""
+    """Sample x_t ~ N(0, I/d), add y e_1 to the first token, and set the query to z = x_1 + noise."""
     label_key, token_key, query_key = jax.random.split(key, 3)
     y = jax.random.rademacher(label_key, (sequences,), jnp.int32)
     X = jax.random.normal(token_key, (sequences, length, dim)) / jnp.sqrt(dim)
@@ -30,7 +30,7 @@ class Params(NamedTuple):
 
 
 class Bilinear(ja.Model[Vectors]):
-    """f(X, z) = Σ_t q_t x_t·v with q = softmax over t of x_t·W z; v = e_1, and W starts small."""
+    """Attention f(X, z) = Σ_t q_t x_t·v with scores x_t·W z and v = e_1, where W starts small."""
 
     takes: ClassVar[type[Vectors]] = Vectors
     linear_in: ClassVar[str] = "W"
@@ -38,21 +38,21 @@ class Bilinear(ja.Model[Vectors]):
     scale: float = 0.01
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
-        """Sample the initial parameters of one seed."""
+        """Sample the initial parameters for one seed."""
         W = self.scale * jax.random.normal(key, (like.dim, like.dim), dtype)
         return Params(W, jnp.zeros(like.dim, dtype).at[0].set(1))
 
     def attention(self, params: Params, data: Vectors) -> Array:
-        """Compute the attention of every query, (n, T)."""
+        """Compute the attention for each query as an (n, T) array."""
         scores = jnp.einsum("ntd,de,ne->nt", data.X, params.W, data.z)
         return jax.nn.softmax(data.masked(scores), axis=1)
 
     def outputs(self, params: Params, data: Vectors) -> Array:
-        """Compute f of every sequence, (n,)."""
+        """Compute f for each sequence as an (n,) array."""
         return jnp.einsum("nt,ntd,d->n", self.attention(params, data), data.X, params.v)
 
     def scores(self, params: Params, data: Vectors) -> Scores:
-        """Return scores in the form Φ vec W, for the exact flow and certificates: Φ = x ⊗ z, values x·v."""
+        """Return scores Φ vec W with Φ = x ⊗ z, and values x·v, for the exact flow and certificates."""
         return from_query(data.X, data.z, data.targets, values=data.X @ params.v, mask=data.mask)
 
 

@@ -32,7 +32,7 @@ class Binned(NamedTuple):
 
 
 def tokens_of(cell, label=None):
-    """Return the tokens of all seeds at the end of a cell's last phase, for one class if `label` is given."""
+    """Return all seeds' tokens at the end of a cell's last phase, for one class if `label` is given."""
     found = final_tokens(cell.run, cell=cell.cell, average=False, phase=cell.last_phase).table
     return found if label is None else found[found["class"] == label]
 
@@ -40,8 +40,8 @@ def tokens_of(cell, label=None):
 def binned(tokens, quantity, *, edges, x="posterior_difference"):
     """Average a quantity within bins, over all seeds and with each seed left out in turn.
 
-    `tokens` has columns seed, x and the quantity. `edges`, (m + 1,), contains the bin edges in ascending
-    order; points outside them are dropped.
+    `tokens` has columns seed, x and the quantity. `edges` contains the m + 1 bin edges in ascending
+    order. Points outside them are dropped.
     """
     edges = np.asarray(edges, float)
     bins = len(edges) - 1

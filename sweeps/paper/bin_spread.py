@@ -39,7 +39,7 @@ def ratios(results, *, expected, published):
 
 
 def spread_table(results):
-    """Return a table of the spread in each cell, and of its ratio to the range of the bin means."""
+    """Return a table of each cell's spread, and its ratio to the range of the bin means."""
     rows = []
     for quantity, letters in LETTERS.items():
         for cell in cells(results):

@@ -1,4 +1,4 @@
-"""The shapes of Figures 1 to 3: E·v rises with the posterior difference, and E·p is U-shaped about 0."""
+"""Shapes of Figures 1 to 3, where E·v rises with the posterior difference and E·p is U-shaped about 0."""
 
 import numpy as np
 import pandas as pd
@@ -57,7 +57,7 @@ def rise_length(ev, id, **about):
 
 
 def minimum_of(ep, id, text, expected, published):
-    """Measure the centre of the bin in which E·p is lowest, which is known up to the width of the bin."""
+    """Measure the centre of the bin in which E·p is lowest, which is known up to the bin width."""
     centres = lowest(ep.mean, ep.centres)
     return leave_one_out(id, text, centres, expected=expected, published=published, resolution=ep.width)
 
@@ -78,7 +78,7 @@ def shape_table(every, names):
 
 
 def longest_rise(rows):
-    """Find the longest run of increasing entries in each row of a (B, m) array; NaN entries are skipped.
+    """Find the longest run of increasing entries in each row of a (B, m) array, skipping NaN entries.
 
     Returns:
         Number of entries, first bin and last bin, (B,) each.
@@ -88,7 +88,7 @@ def longest_rise(rows):
 
 
 def longest_run(row):
-    """Return the number of entries, the first and the last bin of the longest rise of a row."""
+    """Return the number of entries and the first and last bin in a row's longest rise."""
     used = np.flatnonzero(np.isfinite(row))
     best, start = (0, 0, 0), 0
     for k in range(len(used)):

@@ -1,4 +1,4 @@
-"""Curves that the public review thread of arXiv 2505.17282 prints as numbers."""
+"""Curves printed as numbers in the public review thread of arXiv 2505.17282."""
 
 from typing import NamedTuple
 

@@ -22,7 +22,7 @@ ACCURACY = "test accuracy"
 
 
 def reproduced(results, criteria):
-    """Measure the fractions of draws that reproduce each shape in the figure, and all three shapes.
+    """Measure the fraction of draws that reproduce each shape in the figure, and all three shapes.
 
     The ids of the shapes are the same as for the figure, whose page shows these fractions next to its
     verdicts.

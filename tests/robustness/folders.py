@@ -18,7 +18,7 @@ from jaxattn.core import pytrees
 from jaxattn.lab.engine import missing
 from jaxattn.lab.engine import run_study as engine
 from jaxattn.lab.engine.monitor import Interrupted, Intervals
-from jaxattn.lab.engine.programs import ProgramCache
+from jaxattn.lab.engine.program_cache import ProgramCache
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.storage import files, memo
 from jaxattn.lab.study.groups import compile_groups

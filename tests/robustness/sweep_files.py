@@ -21,7 +21,7 @@ from jaxattn import Study
 from jaxattn.core.errors import UserCodeError
 from jaxattn.lab.engine import memory
 from jaxattn.lab.engine.missing import plan_run
-from jaxattn.lab.engine.programs import ProgramCache
+from jaxattn.lab.engine.program_cache import ProgramCache
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.storage.memo import Memo
 from jaxattn.lab.study.groups import compile_groups

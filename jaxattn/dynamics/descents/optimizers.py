@@ -63,7 +63,7 @@ def schedule(name: ScheduleName, step_size: float | Array, steps: int, warmup: i
 
 
 def optimizer(
-    name: str | Factory, step_size: optax.ScalarOrSchedule | Array, **options: Any
+    name: str | Factory, step_size: optax.ScalarOrSchedule | Array, **options: object
 ) -> optax.GradientTransformation:
     """Build an optax optimiser from its name.
 

@@ -72,7 +72,7 @@ class FlowPath(Brief):
         status: () int32; the `Stop` code that records why the path ended.
     """
 
-    status: Any  # a field or a property
+    status: PathArray  # a field or a property
 
     @property
     def rows(self) -> PyTree:
@@ -342,7 +342,14 @@ def _step(
     ok = (error <= 1) & ~turns
     log_time = here.log_time
     if log_speed is not None:
-        log_time = _log_time(log_speed, ends, state, step, h, arrived, ok)
+        log_time = duration.log_time(
+            lambda fraction: log_speed(step.at(fraction)),
+            (local.log_gradient_norm, arrived.log_gradient_norm),
+            log_before=here.log_time,
+            log_h=jnp.log(h),
+            tolerance=_CLOCK * ends.gradient_rtol,
+            wanted=ok & (h > 0),
+        )
     there = Row(
         z=step.end,
         arc_length=jnp.where(h == to_mark, mark, here.arc_length + h),
@@ -390,35 +397,3 @@ def _status(
     for stop, holds in reversed(stops.items()):
         status = jnp.where(holds, jnp.int32(stop), status)
     return status
-
-
-def _log_time(
-    log_speed: Callable[[Array], Array],
-    ends: Ends,
-    state: Integration,
-    step: stiff.Step,
-    h: Array,
-    arrived: Local,
-    ok: Array,
-) -> Array:
-    """Compute log ∫ ds / ‖∂L/∂p‖ up to the end of a step, or before it if the step is not accepted.
-
-    The slope of the log gradient norm is not used. It is accurate at every point, but at the end of a long
-    stiff step it is not the slope along the path: a deviation from the slow path that turns the velocity by
-    the angle α decays at a rate λ, and changes the slope by λ α², and the log gradient norm only by α²/2.
-    """
-    before, log_h = state.here.log_time, jnp.log(h)
-
-    def log_slowness(log_gradient_norm: Array) -> Array:
-        # If the gradient is exactly zero, time is infinite; a finite exponent avoids NaN.
-        return -jnp.maximum(log_gradient_norm, -1e300)
-
-    log_mean = duration.log_integral(
-        lambda fraction: -log_speed(step.at(fraction)),
-        log_slowness(state.local.log_gradient_norm),
-        log_slowness(arrived.log_gradient_norm),
-        log_before=before - log_h,
-        tolerance=_CLOCK * ends.gradient_rtol,
-        wanted=ok & (h > 0),
-    )
-    return jnp.logaddexp(before, log_h + log_mean)

@@ -41,6 +41,40 @@ class _State(NamedTuple):
     evaluations: Int[Array, ""]
 
 
+def log_time(
+    log_speed: Callable[[Array], Array],
+    log_gradient_norms: tuple[Float[Array, ""], Float[Array, ""]],
+    log_before: Float[Array, ""],
+    log_h: Float[Array, ""],
+    tolerance: float | Float[Array, ""],
+    wanted: Bool[Array, ""],
+) -> Float[Array, ""]:
+    """Compute log ∫ ds / ‖∂L/∂p‖ up to the end of a step, or before it if the step is not accepted.
+
+    The slope of the log gradient norm is not used. It is accurate at every point, but at the end of a long
+    stiff step it is not the slope along the path: a deviation from the slow path that turns the velocity by
+    the angle α decays at a rate λ, and changes the slope by λ α², and the log gradient norm only by α²/2.
+
+    Args:
+        log_speed: maps θ, the fraction of the step, to the log of the gradient norm.
+        log_gradient_norms: log of the gradient norm at the start and at the end of the step.
+        log_before: log of the time before the step; -inf if it is zero.
+        log_h: log of the length of the step.
+        tolerance: tolerance of the quadrature; see `log_integral`.
+        wanted: False if the step is not accepted.
+    """
+
+    def log_slowness(log_gradient_norm: Array) -> Array:
+        # If the gradient is exactly zero, time is infinite; a finite exponent avoids NaN.
+        return -jnp.maximum(log_gradient_norm, -1e300)
+
+    start, end = map(log_slowness, log_gradient_norms)
+    log_mean = log_integral(
+        lambda fraction: -log_speed(fraction), start, end, log_before - log_h, tolerance, wanted
+    )
+    return jnp.logaddexp(log_before, log_h + log_mean)
+
+
 def log_integral(
     function: Callable[[Array], Array],
     start: Float[Array, ""],

@@ -21,6 +21,7 @@ from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import floats_to_float64, gradients_by_name, numpy_if_concrete, replace, selected
 from jaxattn.core.scales import NOT_NEGATIVE, Scale
 from jaxattn.core.settings import ImportPath, ImportPaths, Names, Positive, PositiveInt, Static
+from jaxattn.core.spec import StudyParts
 from jaxattn.dynamics.flows.arc_length import Stop
 from jaxattn.dynamics.flows.flow_phase import FlowPhase, RecordedPath
 from jaxattn.dynamics.objective import check_fresh, check_objective, value_of
@@ -272,7 +273,7 @@ class _GradientFlow(FlowPhase, frozen=True, kw_only=True):
         settings = self._settings()
         return settings["objective"] is None and not settings["clamps"]
 
-    def check(self, *context: Any) -> None:
+    def check(self, *context: StudyParts) -> None:
         """Raise InputError if `objective` is not a function, or if the data cannot be sampled again."""
         settings = self._settings()
         check_objective(settings["objective"], fresh=settings["fresh"])

@@ -108,7 +108,7 @@ class PathSoFar(LinearPath):
         )
 
     @property
-    def status(self) -> Array:
+    def status(self) -> Array:  # type: ignore[override]
         """Status of the path: a `Stop`, as an int32 scalar. It is RUNNING until the path ends."""
         return self.integration.status
 

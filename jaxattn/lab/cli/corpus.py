@@ -13,7 +13,7 @@ from jaxattn.core.errors import from_user_code
 from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.splits import Splits
 from jaxattn.lab.api import Study
-from jaxattn.lab.diagnosis.measure import suggested_count
+from jaxattn.lab.diagnosis.model_statistics import suggested_count
 from jaxattn.lab.study import toml
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.seed import seed_dataset

@@ -63,8 +63,8 @@ def run(
 
     Example: jaxattn run sweeps/quickstart.toml --seeds 4 --set model.dim=512
     """
-    from jaxattn.lab.api import run as run_study
     from jaxattn.lab.engine.progress import Reporter
+    from jaxattn.lab.engine.reported_run import run_with_report
 
     study = load_sweep(sweep, study_options)
     keep_compiled()
@@ -72,7 +72,7 @@ def run(
     directory = study.folder(machine.out)
     command = shlex.join(["jaxattn", *sys.argv[1:]])
     with Reporter(output.quiet) as reporter, stoppable(command):
-        outcome, report = run_study(
+        outcome, report = run_with_report(
             study,
             directory,
             reporter=reporter,
@@ -199,8 +199,8 @@ def launch(
     """
     import jax
 
-    from jaxattn.lab.api import run as run_study
     from jaxattn.lab.engine.progress import Reporter
+    from jaxattn.lab.engine.reported_run import run_with_report
     from jaxattn.lab.study.tree import parse
 
     # Jobs on this machine need its GPUs.
@@ -215,7 +215,7 @@ def launch(
     queue = _queue(scripts.with_name(f"{scripts.name}-jobs"), cluster, minutes, given)
     command = shlex.join(["jaxattn", *sys.argv[1:]])
     with Reporter(quiet) as reporter, stoppable(command):
-        outcome, report = run_study(
+        outcome, report = run_with_report(
             study,
             directory,
             reporter=reporter,

@@ -16,12 +16,14 @@ from numpy.typing import ArrayLike
 
 from jaxattn.core.errors import InputError
 from jaxattn.data.corpus import Corpus
-from jaxattn.lab.diagnosis.measure import BINS, Measurements, Settings, measure_model
+from jaxattn.lab.diagnosis.measure import Measurements, measure_model
 from jaxattn.lab.diagnosis.read_inputs import read_weights
+from jaxattn.lab.diagnosis.references import Settings
 from jaxattn.lab.figures.rendered import RenderedFigure
 from jaxattn.lab.figures.token_figures import importance
 from jaxattn.lab.pages import layout
 from jaxattn.lab.pages.layout import framed, summary_page, write_contents
+from jaxattn.lab.results.correlations import BINS
 from jaxattn.lab.results.labels import format_number, interval
 from jaxattn.lab.results.read import TOKEN_COLUMNS
 from jaxattn.lab.results.run import Run

@@ -8,7 +8,7 @@ from jaxattn.core.errors import in_user_code
 from jaxattn.lab.engine.batch_run import run_batch
 from jaxattn.lab.engine.batches import Batch
 from jaxattn.lab.engine.monitor import RunMonitor
-from jaxattn.lab.engine.programs import ProgramCache
+from jaxattn.lab.engine.program_cache import ProgramCache
 from jaxattn.lab.storage.workplace import Workplace
 from jaxattn.lab.study.definition import Definition
 

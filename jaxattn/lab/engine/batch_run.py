@@ -17,7 +17,8 @@ from jaxattn.lab.engine.batches import Batch
 from jaxattn.lab.engine.conclusions import conclude
 from jaxattn.lab.engine.continuation import reopen
 from jaxattn.lab.engine.monitor import RunMonitor, peak_mib
-from jaxattn.lab.engine.programs import Program, ProgramCache, seed_keys
+from jaxattn.lab.engine.program_cache import ProgramCache
+from jaxattn.lab.engine.programs import Program, seed_keys
 from jaxattn.lab.engine.records import Records, log_entry, seed_series
 from jaxattn.lab.storage.batch_record import BatchRecord, Failure
 from jaxattn.lab.storage.workplace import Workplace

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from jaxattn.core.errors import InputError, counted
 from jaxattn.lab.engine import memory
-from jaxattn.lab.engine.programs import ProgramCache
+from jaxattn.lab.engine.program_cache import ProgramCache
 from jaxattn.lab.storage.batch_record import BatchCell, BatchRecord
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.groups import CompileGroup

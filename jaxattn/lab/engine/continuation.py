@@ -11,7 +11,8 @@ import pandas as pd
 
 from jaxattn.base import Phase
 from jaxattn.lab.engine.batches import Batch, Source
-from jaxattn.lab.engine.programs import ProgramCache, Programs
+from jaxattn.lab.engine.program_cache import ProgramCache
+from jaxattn.lab.engine.programs import Programs
 from jaxattn.lab.probes.standard import BEST
 from jaxattn.lab.storage.batch_record import BatchRecord
 from jaxattn.lab.storage.tables import renumbered

@@ -7,7 +7,7 @@ from jaxattn.core.errors import counted
 from jaxattn.lab.engine import batches, description
 from jaxattn.lab.engine.batches import Batch
 from jaxattn.lab.engine.continuation import ShorterRuns
-from jaxattn.lab.engine.programs import ProgramCache
+from jaxattn.lab.engine.program_cache import ProgramCache
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.storage import memo, study_file
 from jaxattn.lab.storage.batch_record import BatchRecord

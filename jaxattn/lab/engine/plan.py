@@ -18,7 +18,8 @@ from jaxattn.core.errors import InputError, counted, nearest
 from jaxattn.data.splits import Splits
 from jaxattn.lab.engine import batches, devices, memory
 from jaxattn.lab.engine.missing import Plan, plan_run
-from jaxattn.lab.engine.programs import ProgramCache, Programs, seed_keys
+from jaxattn.lab.engine.program_cache import ProgramCache
+from jaxattn.lab.engine.programs import Programs, seed_keys
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.probes.standard import BEST
 from jaxattn.lab.results.labels import duration
@@ -139,6 +140,14 @@ def check_metrics(study: Definition, asked: Mapping[str, str]) -> None:
         if metric not in known and not raising:
             near = nearest(metric, sorted(known))
             raise InputError(f"{location}: {metric!r} is not measured by the study{near}")
+
+
+def check_figure_metrics(study: Definition) -> None:
+    """Raise InputError unless each metric that a built-in figure shows is recorded by the study."""
+    from jaxattn.lab.figures.draw import metrics_of  # imports matplotlib
+
+    built_in = {k: figure for k, figure in enumerate(study.figures) if ":" not in str(figure.get("kind"))}
+    check_metrics(study, metrics_of(built_in))
 
 
 _Measured = tuple[dict[int, dict[str, Any]], dict[str, Any]]

@@ -10,7 +10,7 @@ from jaxattn.lab.engine.attempt import RETRIES, Attempt, OnFailure, attempt
 from jaxattn.lab.engine.batches import Batch, halve
 from jaxattn.lab.engine.missing import Plan
 from jaxattn.lab.engine.monitor import Interrupted, RunMonitor
-from jaxattn.lab.engine.programs import ProgramCache
+from jaxattn.lab.engine.program_cache import ProgramCache
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.storage.batch_record import BatchRecord
 from jaxattn.lab.storage.memo import Memo

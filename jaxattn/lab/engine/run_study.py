@@ -14,7 +14,7 @@ from jaxattn.lab.engine.attempt import OnFailure
 from jaxattn.lab.engine.executor import Executor, Workers, check_executor
 from jaxattn.lab.engine.missing import Plan, plan_run
 from jaxattn.lab.engine.monitor import Intervals, RunMonitor, forget_peak
-from jaxattn.lab.engine.programs import ProgramCache
+from jaxattn.lab.engine.program_cache import ProgramCache
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.engine.queue import Queue, Rules
 from jaxattn.lab.storage import checkpoints, memo, study_file

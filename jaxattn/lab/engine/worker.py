@@ -22,7 +22,7 @@ from jaxattn.lab.engine import batches, description, devices, machine
 from jaxattn.lab.engine.attempt import Attempt, attempt
 from jaxattn.lab.engine.batches import Batch, Source
 from jaxattn.lab.engine.monitor import Intervals, RunMonitor
-from jaxattn.lab.engine.programs import ProgramCache
+from jaxattn.lab.engine.program_cache import ProgramCache
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.storage.batch_record import BatchCell, BatchRecord
 from jaxattn.lab.storage.copies import naming

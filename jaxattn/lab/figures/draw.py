@@ -108,7 +108,7 @@ def draw_figure(results: Run, spec: Mapping[str, Any]) -> RenderedFigure:
 
 
 def draw_custom_figure(
-    results: Run, drawing: Callable[..., Any], options: Mapping[str, Any]
+    results: Run, drawing: Callable[..., Any], options: Mapping[str, object]
 ) -> RenderedFigure:
     """Draw a figure with a user-defined function or class, in the common style.
 
@@ -145,7 +145,7 @@ def draw_custom_figure(
 
 def draw_all(
     results: Run,
-    own: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    own: Mapping[str, Callable[..., object]] = MappingProxyType({}),
     progress: FigureProgress = lambda what, share: None,
 ) -> tuple[list[RenderedFigure | Picture], list[Problem]]:
     """Draw the figures listed in the sweep file; by default, draw curves and token importance.

@@ -194,13 +194,13 @@ def collect(results: Run, *, axis: str, metric: str, phase: str | None = None) -
     lines = [members for members in groups.values() if len(members) > 1] or list(groups.values())
     found = []
     for members in lines:
-        x, cells = zip(*sorted(members), strict=True)
+        sizes, cells = zip(*sorted(members), strict=True)
         settings = {key: value for key, value in results.settings(cells[0]).items() if key != axis}
         y = wide.loc[list(cells)].to_numpy(float)
-        law = power_law(x, y)
+        law = power_law(sizes, y)
         rows = table.set_index("cell").loc[list(cells)].reset_index()
         reason = "" if np.isfinite(law.slope) else _INCOMPLETE
-        found.append(Series(settings, np.array(x), y, law, reason, rows))
+        found.append(Series(settings, np.array(sizes), y, law, reason, rows))
     return phase, found
 
 

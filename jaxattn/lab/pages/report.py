@@ -60,7 +60,7 @@ class Report:
 
 def write_report(
     directory: str | Path,
-    own: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    own: Mapping[str, Callable[..., object]] = MappingProxyType({}),
     progress: FigureProgress = lambda what, share: None,
     formats: Sequence[Format] = (),
     elements: Sequence[str] = (),

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxattn.data.corpus import Corpus, from_sequences
+from jaxattn.data.corpus import Corpus
+from jaxattn.data.token_ids import from_sequences
 from jaxattn.lab.refute.space import Instance, pad
 
 # A set of active constraints counts as dependent below this determinant, relative to a power of the trace. A

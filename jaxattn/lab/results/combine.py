@@ -118,7 +118,7 @@ def _distinguished(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def choose(
     results: AnyRun,
     *,
-    where: Mapping[str, Any] | None = None,
+    where: Mapping[str, object] | None = None,
     metrics: Sequence[str] = (),
     phases: Sequence[str] = (),
 ) -> AnyRun:
@@ -145,10 +145,10 @@ def choose(
         if wanted:
             records = records[records[name].isin(list(wanted))]
     kept = list(results.manifest["cells"])
-    for key, wanted in (where or {}).items():
+    for key, value in (where or {}).items():
         values = [results.lookup(cell["cell"], key) for cell in kept]
-        matching = _matching(key, values, wanted)
-        kept = [cell for cell, value in zip(kept, values, strict=True) if value in matching]
+        matching = _matching(key, values, value)
+        kept = [cell for cell, own in zip(kept, values, strict=True) if own in matching]
     numbers = [cell["cell"] for cell in kept]
     records = records[records["cell"].isin(numbers)]
     if records.empty:
@@ -212,7 +212,7 @@ def _require_common_seeds(results: Run, values: Mapping[int, dict[str, Any]]) ->
             )
 
 
-def paired(results: AnyRun, key: str, first: Any, second: Any) -> AnyRun:
+def paired(results: AnyRun, key: str, first: object, second: object) -> AnyRun:
     """Subtract the results for one value of a key from those for another value, seed by seed.
 
     The paired cells have the same settings, except for this key and keys zipped with it. They also use the
@@ -349,7 +349,7 @@ def _common(first: Any, other: Any) -> Any:
     return first if first == other else None
 
 
-def _matching(key: str, values: Sequence[Any], wanted: Any) -> list[Any]:
+def _matching(key: str, values: Sequence[Any], wanted: object) -> list[Any]:
     if exact := [value for value in values if _equal(value, wanted)]:
         return exact
     printed = dict.fromkeys(x for x in values if isinstance(x, float) and setting(x) == str(wanted))

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from jaxattn.base import Dataset, Model
-from jaxattn.base.model import ModelFromFunction
+from jaxattn.base.model import ModelFromFunction, Params
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import PositiveInt
@@ -44,8 +44,8 @@ def params_of(
     seed: int | None,
     phase: str | None,
     step: int | None = None,
-    model: Any = None,
-) -> Any:
+    model: object = None,
+) -> Params:
     """Return the parameters of one seed of one cell, before or after a phase; see `load.Results.params`.
 
     Parameters in span coordinates are converted to vectors in R^d, with a basis that is regenerated from the

@@ -22,10 +22,11 @@ from jaxattn.lab.study.concepts import MODEL
 from jaxattn.lab.study.groups import compile_groups
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.randomness import keys
+from jaxattn.lab.study.reader import Reader
 from jaxattn.lab.study.registry import make
 from jaxattn.lab.study.seed import draw_data, initial_params
 from jaxattn.lab.study.seed import seed_dataset as of_seed
-from jaxattn.lab.study.setting import Cell, Hyperparameters, Reader, Setting, with_hyperparameters
+from jaxattn.lab.study.setting import Cell, Hyperparameters, Setting, with_hyperparameters
 
 Arrays = dict[str, np.ndarray]
 AGAIN = "load another folder, or run the sweep again"

@@ -93,7 +93,7 @@ class Run:
         """Return a table with one row per failed seed: cell, seed, phase, step and reason."""
         return pd.DataFrame(self.manifest.get("failures", []), columns=list(_FAILURES))
 
-    def settings(self, cell: int) -> dict[str, Any]:
+    def settings(self, cell: int) -> dict[str, int | float | str | bool]:
         """Return the axis values of a cell."""
         return dict(self.entry(cell)["settings"])
 
@@ -147,9 +147,10 @@ class Run:
         found: Mapping[str, str] = self.entry(cell).get("labels", self.manifest.get("labels", NONE))
         return found
 
-    def scales(self, cell: int) -> Mapping[str, Sequence[Any]]:
+    def scales(self, cell: int) -> Mapping[str, Sequence[str | float | None]]:
         """Return the scales (kind, low, high) that the study of a cell declares, keyed by metric."""
-        found: Mapping[str, Sequence[Any]] = self.entry(cell).get("scales", self.manifest.get("scales", NONE))
+        shared = self.manifest.get("scales", NONE)
+        found: Mapping[str, Sequence[str | float | None]] = self.entry(cell).get("scales", shared)
         return found
 
     def label(self, metric: str) -> str:

@@ -1,6 +1,6 @@
 """Definition of a study: tables for data, model, phases and probes, a grid over their keys, and the seeds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -14,8 +14,9 @@ from jaxattn.core.spec import Spec, plain_values
 from jaxattn.lab.study import grid, randomness
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.lab.study.randomness import PARTS, Part
+from jaxattn.lab.study.reader import Reader
 from jaxattn.lab.study.registry import describe
-from jaxattn.lab.study.setting import Cell, Reader, Setting
+from jaxattn.lab.study.setting import Cell, Setting
 from jaxattn.lab.study.tree import check_keys, check_values
 
 MAX_SEEDS = 1_000_000
@@ -119,6 +120,12 @@ class Definition:
     def figures(self) -> tuple[dict[str, Any], ...]:
         """Figures of the study, each as a table with its kind."""
         return tuple({"kind": f} if isinstance(f, str) else f for f in self._tables.figures)
+
+    @property
+    def custom_figures(self) -> dict[str, Callable[..., object]]:
+        """Return the custom figure functions, keyed by import path."""
+        kinds = [figure["kind"] for figure in self.figures]
+        return {kind: self.names.load(kind) for kind in kinds if ":" in kind}
 
     @cached_property
     def cells(self) -> list[Cell]:

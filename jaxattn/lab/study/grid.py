@@ -12,7 +12,8 @@ from jaxattn.core.errors import InputError, at
 from jaxattn.core.settings import Count, PositiveInt
 from jaxattn.core.spec import Spec
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.lab.study.setting import Cell, merged_tables
+from jaxattn.lab.study.reader import merged_tables
+from jaxattn.lab.study.setting import Cell
 from jaxattn.lab.study.tree import assign, flatten, location_of_entry, number_entries, parents_first
 
 # Tables that define the grid. A block may contain them; a cell may not.

@@ -26,11 +26,20 @@ _LAB = (
     "study/seed.py",
     "study/randomness.py",
     "study/setting.py",
+    "study/reader.py",
     "study/groups.py",
 )
 _ENGINE = tuple(
     f"engine/{name}.py"
-    for name in ("programs", "devices", "records", "batch_run", "conclusions", "continuation")
+    for name in (
+        "programs",
+        "program_cache",
+        "devices",
+        "records",
+        "batch_run",
+        "conclusions",
+        "continuation",
+    )
 )
 # Code that cannot be hashed gets a number that no other process has, so that its runs are not found again.
 _UNKNOWN = secrets.token_hex(8)

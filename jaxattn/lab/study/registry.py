@@ -20,9 +20,10 @@ from jaxattn.base.from_function import (
 from jaxattn.core.errors import InputError, UserCodeError, at, explain, nearest
 from jaxattn.core.settings import FILE, IMPORT_PATH, Named, has_mark
 from jaxattn.core.spec import Spec, choices_of, plain_values, without_arrays
+from jaxattn.lab.probes.standard import Probes
 from jaxattn.lab.study.concepts import CONCEPTS, C, Concept
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.lab.study.tree import check_values
+from jaxattn.lab.study.tree import check_values, open_table
 
 Table = dict[str, Any]
 # A component as a user gives it: an object, a class or function, a table with a `kind`, or the kind alone.
@@ -106,6 +107,26 @@ def components_of(given: Any, names: ImportPaths) -> Any:
     if isinstance(given, list | tuple):
         return [components_of(x, names) for x in given]
     return _plain(given, names)
+
+
+def component_list(items: object, location: str, names: ImportPaths) -> list[Any]:
+    """Return what a study holds for each entry of a list; see `components_of`.
+
+    Raises:
+        InputError: `items` is not a list.
+    """
+    if not isinstance(items, list | tuple):
+        raise InputError(f"{location}: expected a list, got {items!r:.60}; enclose it in brackets")
+    return [components_of(item, names) for item in items]
+
+
+def probe_tables(probes: object, names: ImportPaths) -> Table:
+    """Return the table of a `Probes` object, a table, or a list of probes to add to the standard probes."""
+    given = {"own": probes} if isinstance(probes, list | tuple) else probes or {}
+    if not isinstance(given, dict | Probes):
+        raise InputError(f"probes: expected a Probes object or a list, got {probes!r:.60}")
+    values = dict(given) if isinstance(given, dict) else open_table(given)
+    return values | {"own": component_list(values.get("own", ()), "probes.own", names)}
 
 
 def describe(tree: Any, names: ImportPaths) -> Any:

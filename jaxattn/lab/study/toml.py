@@ -14,7 +14,7 @@ from jaxattn.core.errors import InputError, RunError, UserCodeError, at, similar
 from jaxattn.lab.study.definition import Definition
 from jaxattn.lab.study.grid import GRID
 from jaxattn.lab.study.import_paths import ImportPaths
-from jaxattn.lab.study.setting import merged_tables
+from jaxattn.lab.study.reader import merged_tables
 from jaxattn.lab.study.tree import assign, check_values, flatten, number_entries, parse
 
 # Maximum file size in bytes, and maximum number of files in a chain of `extends`.

@@ -15,8 +15,9 @@ from jaxattn.base import Progress, silent
 from jaxattn.core.errors import InputError
 from jaxattn.core.settings import class_name
 from jaxattn.data import sequences
-from jaxattn.data.corpus import Corpus, class_labels, count_tokens, from_counted
+from jaxattn.data.corpus import Corpus, class_labels
 from jaxattn.data.sequences import Sequences
+from jaxattn.data.token_ids import count_tokens, from_counted
 from jaxattn.lab.storage.files import cache_folder
 from jaxattn.lab.texts import cache
 from jaxattn.lab.texts.escapes import has_escaped_breaks, readings, tokenise_escaped

@@ -1,4 +1,4 @@
-"""Multi-head attention with separate matrices, with or without rotary positions, and conserved matrices."""
+"""Multi-head attention with separate Q, K, V and O, and the matrices that its gradient flow conserves."""
 
 from typing import ClassVar
 
@@ -21,7 +21,7 @@ def regression(key: Array, *, dim: int, length: int, sequences: int) -> Vectors:
 
 
 def rotate(x: Array, positions: Array) -> Array:
-    """Rotate the pairs of coordinates (0, 1), (2, 3), ... of x (..., t, r) by angles t/2^k for pair k."""
+    """Rotate the coordinate pairs (0, 1), (2, 3), ... of a (..., t, r) array by angles t/2^k for pair k."""
     pairs = x.reshape(*x.shape[:-1], -1, 2)
     angles = positions[:, None] / 2.0 ** jnp.arange(pairs.shape[-2])
     cos, sin = jnp.cos(angles), jnp.sin(angles)
@@ -53,7 +53,7 @@ class Heads(ja.Model[Vectors]):
         }
 
     def outputs(self, params: dict[str, Array], data: Vectors) -> Array:
-        """Compute f of every sequence, (n, dim)."""
+        """Compute f for each sequence as an (n, dim) array."""
         keys = jnp.einsum("ntd,hdr->nhtr", data.X, params["K"])
         queries = jnp.einsum("nd,hdr->nhr", data.z, params["Q"])[:, :, None]
         if self.rotary:
@@ -66,7 +66,7 @@ class Heads(ja.Model[Vectors]):
 
 
 def laws(params: dict[str, Array], data: Vectors) -> dict[str, Array]:
-    """Return QᵀQ - KᵀK, the traces of its 2 × 2 blocks, VᵀV - OᵀO and, as a control, QᵀQ + KᵀK per head."""
+    """Compute QᵀQ - KᵀK, its 2 × 2 blocks' traces and VᵀV - OᵀO per head, and QᵀQ + KᵀK as a control."""
     of = {name: jnp.einsum("hdr,hds->hrs", x, x) for name, x in params.items()}
     difference = of["Q"] - of["K"]
     diagonal = jnp.diagonal(difference, axis1=1, axis2=2)

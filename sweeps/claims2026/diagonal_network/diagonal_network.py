@@ -1,4 +1,4 @@
-"""Diagonal linear networks X k(θ) with tiny initialisation: k_i is a form in two entries, or a product."""
+"""Diagonal linear networks X k(θ) with tiny initialisation, where k_i is a quadratic form or a product."""
 
 import jax
 import jax.numpy as jnp
@@ -52,11 +52,11 @@ class TwoLayer(ja.Model[System]):
         }
 
     def coefficients(self, params: dict[str, Array]) -> Array:
-        """Compute k, (n,)."""
+        """Compute k as an (n,) array."""
         return (params["rise"] * params["a"] ** 2 - params["fall"] * params["b"] ** 2) / 2
 
     def outputs(self, params: dict[str, Array], data: System) -> Array:
-        """Compute X k, (m,)."""
+        """Compute X k as an (m,) array."""
         return data.X @ self.coefficients(params)
 
 
@@ -77,11 +77,11 @@ class Deep(ja.Model[System]):
         return {"a": scale * away_from_zero(key, (like.X.shape[1], self.layers), dtype)}
 
     def coefficients(self, params: dict[str, Array]) -> Array:
-        """Compute k, (n,)."""
+        """Compute k as an (n,) array."""
         return params["a"].prod(axis=1)
 
     def outputs(self, params: dict[str, Array], data: System) -> Array:
-        """Compute X k, (m,)."""
+        """Compute X k as an (m,) array."""
         return data.X @ self.coefficients(params)
 
 

@@ -18,7 +18,10 @@ def regression(key: Array, *, dim: int, sequences: int) -> Vectors:
 
 
 class Experts(ja.Model[Vectors]):
-    """f(x) = Σ_i g_i(x) A_i x with gates g = s(Wx)/Σ s(Wx), s = exp or the sigmoid; W (k, d), A (k, d, d)."""
+    """Mixture f(x) = Σ_i g_i(x) A_i x with gates g = s(Wx)/Σ s(Wx), where s is exp or the sigmoid.
+
+    The gates have weights W (k, d), and the experts have weights A (k, d, d).
+    """
 
     takes: ClassVar[type[Vectors]] = Vectors
 
@@ -35,7 +38,7 @@ class Experts(ja.Model[Vectors]):
         }
 
     def outputs(self, params: dict[str, Array], data: Vectors) -> Array:
-        """Compute f of every input, (n, d)."""
+        """Compute f for each input as an (n, d) array."""
         x = data.X[:, 0]
         logits = x @ params["W"].T
         logs = logits if self.gate == "softmax" else jax.nn.log_sigmoid(logits)
@@ -43,5 +46,5 @@ class Experts(ja.Model[Vectors]):
 
 
 def gates(params: dict[str, Array], data: Vectors) -> dict[str, Array]:
-    """Return the sum of the rows of W, (d,), and its first row as a control."""
+    """Return the sum of the rows of W as a (d,) array, and the first row as a control."""
     return {"sum": params["W"].sum(axis=0), "first": params["W"][0]}

@@ -16,7 +16,7 @@ import jaxattn as ja
 
 
 class Population(ja.Dataset):
-    """Covariance Σ = C Cᵀ of the queries, with Cholesky factor C; the targets are Cᵀ, (d, d).
+    """Query covariance Σ = C Cᵀ with its Cholesky factor C, whose transpose is the target.
 
     Attributes:
         covariance: (d, d); Σ.
@@ -61,7 +61,7 @@ class Linear(ja.Model[Population]):
         return {"A": A, "b": jnp.linalg.norm(A)}
 
     def outputs(self, params: dict[str, Array], data: Population) -> Array:
-        """Return rows whose mean squared distance from the targets is 2R/d, (d, d)."""
+        """Return a (d, d) array whose rows have a mean squared distance of 2R/d from the targets."""
         return data.targets @ (params["b"] * data.covariance @ params["A"]).T
 
 

@@ -9,7 +9,7 @@ from jaxattn.data import Vectors
 
 
 def prompts(key: Array, *, length: int, sequences: int) -> Vectors:
-    """Sample L tokens and a query z from N(0, 1) for each prompt; the target is z, the limit for KᵀQ = 1."""
+    """Sample L tokens and a query z from N(0, 1) for each prompt. The target is z, the limit for KᵀQ = 1."""
     first, second = jax.random.split(key)
     z = jax.random.normal(second, (sequences, 1))
     return Vectors(targets=z, X=jax.random.normal(first, (sequences, length, 1)), z=z)
@@ -25,7 +25,7 @@ class Attention(ja.Model[Vectors]):
         return {"u": jnp.asarray(self.strength, dtype)}
 
     def outputs(self, params: dict[str, Array], data: Vectors) -> Array:
-        """Compute f of every prompt, (n, 1)."""
+        """Compute f for each prompt as an (n, 1) array."""
         weights = jax.nn.softmax(params["u"] * data.X[:, :, 0] * data.z, axis=1)
         return jnp.einsum("nt,ntd->nd", weights, data.X)
 

@@ -26,7 +26,7 @@ class Head(ja.Model[Vectors]):
         return {"W": jnp.zeros((VOCABULARY, DIM), dtype)}
 
     def outputs(self, params: dict[str, Array], data: Vectors) -> Array:
-        """Compute the logits, (n, 128)."""
+        """Compute the logits as an (n, 128) array."""
         return data.X[:, 0] @ params["W"].T
 
 

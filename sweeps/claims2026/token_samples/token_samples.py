@@ -43,7 +43,7 @@ def prompts(
 
 
 class Nothing(ja.Model[Prompts]):
-    """Model without training; the probes compute attention directly."""
+    """Model that is not trained, because the probes compute attention directly."""
 
     def init(self, key: Array, like: Prompts, *, dtype: jnp.dtype) -> dict[str, Array]:
         """Return the placeholder parameter u = 0."""
@@ -55,7 +55,7 @@ class Nothing(ja.Model[Prompts]):
 
 
 def attention(X: Array, tilts: Array) -> Array:
-    """Return Σ_t q_t x_t with q = softmax(x_t·s) for each tilt s: (tilts, prompts, d)."""
+    """Return Σ_t q_t x_t with q = softmax(x_t·s) for each tilt s as a (tilts, prompts, d) array."""
 
     def one(s: Array) -> Array:
         scores = X @ s
@@ -66,7 +66,7 @@ def attention(X: Array, tilts: Array) -> Array:
 
 
 def queries(law: str) -> Array:
-    """Return a grid of points in the largest ball of queries, (k, d)."""
+    """Return a grid of points in the largest query ball as a (k, d) array."""
     if law == "plane":
         angles = jnp.arange(16) * 2 * jnp.pi / 16
         circle = jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1)
@@ -77,7 +77,7 @@ def queries(law: str) -> Array:
 
 
 def limit(law: str, z: Array) -> Array:
-    """Return the limit of attention for infinitely many tokens, (k, d)."""
+    """Return attention in the limit of infinitely many tokens as a (k, d) array."""
     if law == "normal":
         return z
     if law == "plane":

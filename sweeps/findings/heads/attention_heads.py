@@ -1,4 +1,4 @@
-"""Measurements of attention heads in transformers, with a results page; resumable after each layer."""
+"""Measure attention heads in transformers layer by layer, and write a page with the results."""
 
 import hashlib
 import json
@@ -57,7 +57,7 @@ class Heads:
     facts: dict[str, Any]
 
     def summary(self) -> list[str]:
-        """Return sentences on each model: its selected tokens, and its comparison with null baselines.
+        """Return sentences that describe each model's selected tokens and its comparison with null baselines.
 
         Attention sinks and other heads are reported separately.
         """
@@ -141,7 +141,7 @@ class Heads:
         return summary_page("Attention heads", heading, self.summary(), drawn, tables, _note(self))
 
     def write(self, directory: str | Path) -> list[Path]:
-        """Write heads.html, the three tables as CSV files, and the figures; return their paths.
+        """Write heads.html, the three tables as CSV files and the figures, and return their paths.
 
         Raises:
             RunError: the folder cannot be written.

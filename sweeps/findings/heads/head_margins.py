@@ -97,7 +97,7 @@ def margin_ratio(
 
 
 def _span(z: Floats) -> Floats:
-    """Return an orthonormal basis (in columns) for the span of the rows of z, which must not all be zero."""
+    """Return an orthonormal basis (in columns) for the row span of z, whose rows must not all be zero."""
     _, size, vt = np.linalg.svd(z / np.abs(z).max(), full_matrices=False)
     return vt[size > 1e-13 * size[0]].T
 
@@ -105,7 +105,7 @@ def _span(z: Floats) -> Floats:
 def _differences(
     tokens: Floats, visible: NDArray[np.bool_], chosen: SelectingSequences
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the vectors of the selected token minus each other token, with indices into `chosen.rows`."""
+    """Return the selected token's vector minus that of each other token, with indices into `chosen.rows`."""
     best = tokens[chosen.rows, chosen.top]
     u = best[:, None] - tokens[chosen.rows]
     others = visible[chosen.rows] & (
@@ -127,7 +127,7 @@ def attention(scores: Floats) -> Floats:
 
 
 def gaps(scores: Floats) -> Floats:
-    """Return the gap between the two largest scores, (n,); inf for a single token."""
+    """Return the gap between the two largest scores as an (n,) array. It is inf for a single token."""
     top = np.sort(scores, axis=1)[:, -2:]
     return top[:, 1] - top[:, 0] if top.shape[1] == 2 else np.full(len(top), np.inf)
 
@@ -143,7 +143,7 @@ def null_selections(
         shuffled     the z of another sequence, by a random cyclic permutation
         covariance   z ~ N(mean, covariance of the inputs over all positions), for each sequence
         matched      a single sample as in covariance, plus each query's deviation from the mean query
-        none         the unchanged z; for an untrained model
+        none         the unchanged z, for an untrained model
 
     Args:
         layer: the layer.

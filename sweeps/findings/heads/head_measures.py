@@ -203,11 +203,10 @@ def verdicts(heads: pd.DataFrame, margins: pd.DataFrame, confidence: float = 0.9
     bound, so its margins are smaller by construction.
 
     Returns:
-        One row for each null baseline and each head that selects a token: `difference`, `low`, `high`,
-        `groups`, `p`, `corrected`, `verdict` ("closer", "farther", "inconclusive", or "not defined" if a null
-        baseline has no spread), `margins` (the
-        geometric mean of the head's margin ratio divided by that of the null baseline) and the `kind` of
-        token that the head selects.
+        One row for each null baseline and each head that selects a token, with the columns `difference`,
+        `low`, `high`, `groups`, `p`, `corrected`, `verdict` ("closer", "farther", "inconclusive", or "not
+        defined" if a null baseline has no spread), `margins` (the geometric mean of the head's margin ratio
+        relative to the null baseline's) and `kind` (the kind of token that the head selects).
     """
     own = margins[(margins["space"] == "query") & (margins["group"] >= 0)]
     own = own.assign(log_ratio=np.log(own["ratio"].where(own["ratio"] > 0)))

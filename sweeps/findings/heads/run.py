@@ -4,9 +4,9 @@
     python sweeps/findings/heads/run.py models/my-decoder --texts reviews.txt --position 20 --layers 0 1
     python sweeps/findings/heads/run.py training/step_* --texts reviews.txt     # curves over checkpoints
 
-writes a page, three tables and figures to --out. Requires the extra `transformers`. The models are folders in
-Hugging Face format, with weights and tokenizer. Nothing is downloaded, and no code from a folder is run. An
-interrupted run resumes after the last finished layer.
+The script writes a page, three tables and figures to --out. It requires the extra `transformers`. The models
+are folders in Hugging Face format, with weights and tokenizer. Nothing is downloaded, and no code from a
+folder is run. An interrupted run resumes after the last finished layer.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Attention layers of transformers in Hugging Face format: inputs, projections and attention weights.
+"""Inputs, projections and attention weights of transformer layers in Hugging Face format.
 
 PyTorch and transformers are imported on first use. Nothing is downloaded, and no code from a model's folder
 is run: weights are read only from safetensors files.
@@ -82,7 +82,7 @@ class Layer(NamedTuple):
         return len(self.W_Q)
 
     def query_features(self) -> Floats:
-        """Return z, (n, d); if the query projection has a bias, (z, 1), (n, d + 1)."""
+        """Return z, (n, d) or, if the query projection has a bias, (z, 1) as an (n, d + 1) array."""
         return self.with_bias(self.query)
 
     def with_bias(self, z: Floats) -> Floats:
@@ -90,13 +90,13 @@ class Layer(NamedTuple):
         return z if self.b_Q is None else np.concatenate([z, np.ones((*z.shape[:-1], 1))], axis=-1)
 
     def query_matrix(self, head: int) -> Floats:
-        """Return W_Q / √c of a head, (c, d); if there is a bias, (W_Q, b_Q) / √c, (c, d + 1)."""
+        """Return a head's (c, d) matrix W_Q / √c or, with a bias, the (c, d + 1) matrix (W_Q, b_Q) / √c."""
         W = self.W_Q[head]
         W = W if self.b_Q is None else np.concatenate([W, self.b_Q[head][:, None]], axis=1)
         return W / np.sqrt(len(W))
 
     def keys(self, head: int) -> Floats:
-        """Return the keys of a head, (n, T, c), rotated to the frame of the query position.
+        """Return a head's keys as an (n, T, c) array, rotated to the frame of the query position.
 
         Without rotary embeddings, the key bias is omitted, because it shifts all scores by the same amount.
         """
@@ -108,7 +108,7 @@ class Layer(NamedTuple):
         return _rotate(turned, cos[self.position][:, None], -sin[self.position][:, None])
 
     def scores(self, head: int, keys: Floats | None = None, query: Floats | None = None) -> Floats:
-        """Return the scores, (n, T); -inf for tokens that are not visible.
+        """Return the scores as an (n, T) array, with -inf for tokens that are not visible.
 
         Args:
             head: index of the head.
@@ -213,7 +213,7 @@ class Transformer:
     ) -> tuple[Floats, Floats, tuple[Floats, Floats] | None]:
         """Return inputs (n, T, d), attention weights (n, H, T) at the query position, and cos and sin.
 
-        cos and sin, (T, r) each, belong to the rotary embeddings; None if the model has none.
+        cos and sin are (T, r) arrays for the rotary embeddings, or None if the model has none.
         """
         import torch
 
@@ -333,7 +333,7 @@ def _is_causal(model: Any, attention: Any) -> bool:
 
 
 def _weights(output: Any) -> Any:
-    """Return the attention weights (batch, H, T, T) among a module's outputs, or None if there are none."""
+    """Return the (batch, H, T, T) attention weights among a module's outputs, or None if there are none."""
     parts = output if isinstance(output, tuple) else (output,)
     return next((x for x in parts if getattr(x, "ndim", 0) == 4 and x.shape[2] == x.shape[3]), None)
 
@@ -371,7 +371,7 @@ _Projection = tuple[Floats, Floats | None]
 
 
 def _projections(attention: Any, names: tuple[str, ...], heads: int) -> tuple[_Projection, _Projection]:
-    """Return the weight matrix (H c, d) and the bias of the query projection and of the key projection."""
+    """Return the (H c, d) weights and the biases of the query and key projections."""
 
     def numbers(module: Any) -> _Projection:
         bias = getattr(module, "bias", None)
@@ -398,7 +398,7 @@ def _projections(attention: Any, names: tuple[str, ...], heads: int) -> tuple[_P
 
 
 def _check(layer: Layer, weights: Floats, location: str) -> None:
-    """Raise ja.InputError unless the recomputed attention weights match the model's, (n, H, T)."""
+    """Raise ja.InputError unless the recomputed (n, H, T) attention weights match the model's."""
     remedy = "its scores are not bilinear in its inputs, so margins are not defined"
     if weights.shape[1] != layer.num_heads:
         raise ja.InputError(f"{location}: the layer returns no attention weights; {remedy}")

@@ -1,4 +1,4 @@
-"""Runs that avoid the window: other initialisations, schedules, losses, and joint training."""
+"""Runs that avoid the window by other initialisations, schedules or losses, or by joint training."""
 
 import numpy as np
 from mine import Balanced, study
@@ -12,7 +12,7 @@ BETAS = [2.0, 4.0, 6.0]
 
 
 def walk(name, steps):
-    """Return a phase of normalised descent on p with steps of length 0.02."""
+    """Return a phase for normalised descent on p with step length 0.02."""
     return ja.dynamics.Descent(name=name, train=["p"], optimizer="normalized", step_size=0.02, steps=steps)
 
 
@@ -22,7 +22,7 @@ def walked(steps):
 
 
 def variants():
-    """Yield the name, the phases and the other changed settings of each variant."""
+    """Yield each variant's name, phases and other changed settings."""
     one_step, descent = ja.dynamics.OneStep, ja.dynamics.Descent
     several = descent(name="embed", train=["E"], optimizer="sgd", step_size=STEP_SIZE / 100, steps=100)
     small = one_step(name="small", step_size=200.0)

@@ -1,4 +1,4 @@
-"""The window of η0 in which the flow of p ignores the tokens of one label, computed from a reduced flow.
+"""Window of η0 in which the flow of p ignores one label's tokens, computed from a reduced flow.
 
 Under Assumption 1 one step of size η0 on E leaves E·v = γ ≈ η0 α/2 and E Eᵀ ≈ I + γ γᵀ, and the scores
 a = E p follow
@@ -27,9 +27,9 @@ _GRID = np.geomspace(0.1, 40.0, 25)
 
 
 class ReducedFlow(NamedTuple):
-    """The flow of scores on a corpus of G kinds of sequences, which share their irrelevant tokens.
+    """Flow of the scores on a corpus with G kinds of sequences, which share their irrelevant tokens.
 
-    A sequence of kind k contains one of the `tokens[k]` relevant tokens of its group, and one token from each
+    A sequence of kind k contains one of the `tokens[k]` relevant tokens in its group, and one token from each
     of the T - 1 groups of irrelevant tokens. The tokens of a group have the same score and the same value.
 
     Attributes:
@@ -47,7 +47,7 @@ class ReducedFlow(NamedTuple):
     start: np.ndarray
 
     def pulls(self, scores: np.ndarray) -> np.ndarray:
-        """Compute -∂L/∂a summed over each group, (G + T - 1,), by sums of differences γ_i - γ_j."""
+        """Compute -∂L/∂a summed over each group as a (G + T - 1,) array, from differences γ_i - γ_j."""
         groups = len(self.labels)
         shared = np.broadcast_to(scores[groups:], (groups, len(scores) - groups))
         q = np.concatenate([scores[:groups, None], shared], axis=1)
@@ -62,7 +62,7 @@ class ReducedFlow(NamedTuple):
         return np.concatenate([force[:, 0], force[:, 1:].sum(axis=0)])
 
     def velocity(self, scores: np.ndarray) -> np.ndarray:
-        """Compute a' = -∂L/∂a - γ (γ·∂L/∂a) at scores a, (G + T - 1,)."""
+        """Compute a' = -∂L/∂a - γ (γ·∂L/∂a) at scores a, as a (G + T - 1,) array."""
         pulls = self.pulls(scores)
         return pulls / self.tokens + self.values * (self.values @ pulls)
 
@@ -98,7 +98,7 @@ class Followed(NamedTuple):
 
 
 class LabelWindow(NamedTuple):
-    """The window of η0 in which one label is lost, that is, its relevant tokens are not selected.
+    """Window of η0 in which one label is lost, that is, its relevant tokens are not selected.
 
     Attributes:
         lower: smallest η0 at which a label is lost; NaN if there is none.
@@ -296,7 +296,7 @@ def label_window(
 
 
 def _longest_run(found: list[bool]) -> tuple[int, int]:
-    """Return the start and end of the longest run of True; they are equal if there is none."""
+    """Return the start and end of the longest run of True, which are equal if there is none."""
     best, start = (0, 0), 0
     for place, value in enumerate([*found, False]):
         if not value:

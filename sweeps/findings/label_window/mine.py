@@ -1,4 +1,4 @@
-"""Components of the study: a corpus with equal counts, a probe of selected labels, and a balanced loss."""
+"""A corpus with equal counts, a probe for selected labels, and a balanced loss."""
 
 from typing import ClassVar
 
@@ -40,7 +40,7 @@ def equal_counts(
 
 
 class Labels(ja.Probe, frozen=True, kw_only=True):
-    """Fraction of the sequences of each label that select a relevant token (α ≠ 0), and three predictors.
+    """Fraction of each label's sequences that select a relevant token (α ≠ 0), and three predictors.
 
     `kept` is the smaller of the two fractions, and 0 if no sequence of a label selects its relevant token.
     `rarest` is the count of the rarest token of label 1 minus the count of the rarest token of label -1. A
@@ -59,7 +59,7 @@ class Labels(ja.Probe, frozen=True, kw_only=True):
     }
 
     def measure(self, context) -> dict[str, Array]:
-        """Compute the metrics of one seed."""
+        """Compute the metrics for one seed."""
         corpus, (scores, values) = context.data.train, context.scores_and_values
         alpha = ja.data.average_signed_frequency(corpus)
         chosen = ja.theory.selection_from_scores(scores, corpus)
@@ -87,7 +87,7 @@ def _pull(scores: Array, values: Array, corpus: ja.data.Corpus) -> Array:
 
 
 class Balanced(ja.Loss, frozen=True, kw_only=True):
-    """Loss (1/β) log mean_y exp(β L_y), where L_y is the mean logistic loss of the sequences of label y.
+    """Loss (1/β) log mean_y exp(β L_y), where L_y is the mean logistic loss over label y.
 
     Attributes:
         beta: β; the loss is close to the mean of both for small β, and close to the larger one for large β.
@@ -115,7 +115,7 @@ def study(
     name: str = "label_window",
     **rest,
 ) -> ja.Study:
-    """Build a study of one step of size η0 on E followed by the exact flow of p, or of the given phases."""
+    """Build a study with one step of size η0 on E, then the exact flow of p or the given phases."""
     after = ja.dynamics.ExactFlow(name="query", until_norm=30.0, points=3)
     return ja.Study(
         name=name,

@@ -1,4 +1,4 @@
-"""Which label: the predicted window of η0, compared with the flow of p.
+"""Compare the predicted window of η0, in which a label is lost, with the flow of p.
 
     python sweeps/findings/label_window/run.py edges        # both edges by bisection, equal counts
     python sweeps/findings/label_window/run.py counts       # random counts, compared with published runs

@@ -1,4 +1,4 @@
-"""The claim that training E, p and v ends on a cover, and that small initialisations determine which one."""
+"""Check that training E, p and v ends on a cover, and that small initialisations determine which one."""
 
 import numpy as np
 

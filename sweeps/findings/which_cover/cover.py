@@ -1,4 +1,4 @@
-"""Covers: lists of labelled tokens that decide every sequence, and the shortest such list.
+"""Covers, that is, lists of labelled tokens that decide every sequence, and the shortest such list.
 
 If attention selects one token in every sequence, the tokens sorted by score form such a list: the first token
 of the list that a sequence contains is its top token, and must have its label. Learning theory calls it a
@@ -35,7 +35,7 @@ class TokenCover:
 
     @property
     def size(self) -> int:
-        """The number r of tokens."""
+        """Number of tokens r."""
         return len(self.tokens)
 
 
@@ -54,7 +54,7 @@ def minimum_cover(corpus: Corpus, *, time_limit: float = 60.0) -> TokenCover | N
         time_limit: maximum seconds per program; after that, the shortest list found so far is returned.
 
     Returns:
-        The cover, with `bound` equal to its size if it is proven to be shortest; None if no cover exists.
+        The cover, or None if no cover exists. `bound` equals its size if it is proven to be shortest.
 
     Raises:
         InputError: the time limit is not positive.
@@ -92,7 +92,7 @@ def greedy_cover(corpus: Corpus) -> TokenCover | None:
         corpus: n sequences over V tokens, K classes.
 
     Returns:
-        The cover; None if no cover exists. If multiple tokens decide equally many sequences, the first one is
+        The cover, or None if no cover exists. If multiple tokens decide equally many sequences, the first is
         added.
     """
     problem = _Problem.of(corpus)
@@ -102,7 +102,7 @@ def greedy_cover(corpus: Corpus) -> TokenCover | None:
 
 @dataclass(frozen=True)
 class _Problem:
-    """Distinct sequences of a corpus: their tokens, (n, V) bool, classes, (n,), and multiplicities, (n,)."""
+    """Distinct sequences of a corpus, with their (n, V) token mask, classes and multiplicities."""
 
     holds: np.ndarray
     classes: np.ndarray
@@ -121,25 +121,25 @@ class _Problem:
 
     @cached_property
     def all(self) -> np.ndarray:
-        """Every token with every label, (K, V)."""
+        """All pairs of a label and a token, as a (K, V) mask."""
         return np.ones((self.num_classes, self.holds.shape[1]), bool)
 
     @cached_property
     def members(self) -> np.ndarray:
-        """Membership of sequences in classes, (K, n)."""
+        """Membership of sequences in classes, as a (K, n) mask."""
         return self.classes == np.arange(self.num_classes)[:, None]
 
     def decides(self, U: np.ndarray) -> np.ndarray:
-        """Count the sequences of U (n,) that each labelled token decides, (K, V); 0 if it is not pure."""
+        """Count the sequences in U that each labelled token decides, with 0 for tokens that are not pure."""
         counts = (self.members * (U * self.times)) @ self.holds
         return np.where(counts == counts.sum(axis=0), counts, 0)
 
     def pure(self, U: np.ndarray) -> np.ndarray:
-        """Return a mask of the labelled tokens that are pure in U (n,), (K, V) bool."""
+        """Return the (K, V) mask of labelled tokens that are pure in U."""
         return self.decides(U) > 0
 
     def decide(self, chosen: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray]:
-        """Order chosen tokens (K, V) greedily; return (class, token) pairs, and undecided sequences (n,)."""
+        """Order chosen tokens greedily, and return (class, token) pairs and a mask of undecided sequences."""
         left, found = np.ones(len(self.holds), bool), []
         while left.any():
             counts = np.where(chosen, self.decides(left), 0)
@@ -151,14 +151,14 @@ class _Problem:
         return found, left
 
     def pairs(self) -> list[np.ndarray]:
-        """Return sets of sequences: each alone, and each with the most similar one of another class."""
+        """Return sets of sequences: each alone, and each with the most similar sequence of another class."""
         sizes, each = self.holds.sum(axis=1), np.eye(len(self.holds), dtype=bool)
         apart = sizes[:, None] + sizes - 2 * (self.holds.astype(int) @ self.holds.T)
         apart = np.where(self.classes == self.classes[:, None], sizes.sum() + 1, apart)
         return [*each, *(each | each[apart.argmin(axis=1)])]
 
     def undecided(self, chosen: np.ndarray, left: np.ndarray) -> list[np.ndarray]:
-        """Return two minimal subsets of `left` (n,) without a pure chosen token, shrunk from either end."""
+        """Return two minimal subsets of `left` that have no pure chosen token, shrunk from either end."""
         places = np.flatnonzero(left)
         return [self._shrunk(chosen, left, order) for order in (places, places[::-1])]
 
@@ -176,7 +176,7 @@ class _Problem:
 
 
 def _hitting_set(rows: np.ndarray, time_limit: float) -> tuple[np.ndarray | None, int]:
-    """Find a smallest set of columns that hits every row (m, N) bool; return (N,) bool and a lower bound."""
+    """Return a smallest set of columns that hits each row of a mask, and a lower bound on its size."""
     from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import
     from scipy.sparse import csr_array
 

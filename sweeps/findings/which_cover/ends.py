@@ -1,4 +1,4 @@
-"""Tables and figures for the results of `which_cover`.
+"""Write tables and figures for a run of `which_cover`.
 
 python ends.py RUN OUT reads the folder of a run, and writes runs.csv, cells.csv and both figures to OUT.
 """

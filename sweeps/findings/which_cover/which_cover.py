@@ -1,4 +1,4 @@
-"""Which cover: corpora with planted covers, and a probe that compares the final top tokens with covers."""
+"""Corpora with planted covers, and a probe that compares the final top tokens with covers."""
 
 from typing import Any, ClassVar
 
@@ -26,7 +26,7 @@ def planted(
     length: int = 4,
     sequences: int,
 ) -> ja.data.Corpus:
-    """Sample sequences with a broad and a narrow token of their class; pairs of them share irrelevant tokens.
+    """Sample sequences with a broad and a narrow token of their class, in pairs that share irrelevant tokens.
 
     The broad tokens of a class divide its sequences into equal parts, and form a cover. The narrow tokens
     divide them differently, and also form a cover. With `halving`, the first narrow token occurs in more
@@ -49,7 +49,7 @@ class Beside(ja.PhaseProbe):
 
     For small initialisations, E grows along α and p along v, so the scores have the order of α or -α.
     `winner` is the label whose tokens score above all others. `variance_lead` is S = mean_X y_X Var_X(α),
-    which moves p along v, divided by the mean of Var_X(α); `variance_sign` is its sign. `start_sign` is the
+    which moves p along v, divided by the mean of Var_X(α). `variance_sign` is its sign. `start_sign` is the
     sign of the component of p_0 along the direction in which v and Eᵀα grow.
     """
 
@@ -73,12 +73,12 @@ class Beside(ja.PhaseProbe):
         return None if {"E", "p", "v"} <= set(phase.train) else "requires a phase that trains E, p and v"
 
     def observe(self, phase: ja.Phase, state: Any) -> Array:
-        """Return a = E p and p·v of one seed, (V + 1,)."""
+        """Return a = E p and p·v for one seed as a (V + 1,) array."""
         E, p, v = (phase.parameter(state, name) for name in ("E", "p", "v"))
         return jnp.append(E @ p, p @ v)
 
     def conclude(self, history: np.ndarray, params: Any, model: Any, loaded: Any) -> Any:
-        """Compare the path of every seed, (S, k, V + 1), with the covers of its corpus."""
+        """Compare each seed's path in an (S, k, V + 1) history with the covers of its corpus."""
         corpora = jax.device_get(loaded.splits.train)
         each = [
             (follows(path[:, :-1], own), _sizes(own) | signs(path[0], own))
@@ -111,7 +111,7 @@ def follows(scores: np.ndarray, corpus: ja.data.Corpus) -> dict[str, np.ndarray]
 def signs(start: np.ndarray, corpus: ja.data.Corpus) -> dict[str, float]:
     """Return the size of the cover by |α|, and predictors of the winning label.
 
-    `start` contains the initial scores a and p·v, (V + 1,).
+    `start` is a (V + 1,) array with the initial scores a and p·v.
     """
     ids, mask = (np.asarray(x) for x in padded_sequences(corpus))
     alpha = np.asarray(ja.data.average_signed_frequency(corpus))

@@ -1,4 +1,4 @@
-"""The flow in log r (far.py), compared with an ODE without v_mm or weights, for log ‖v‖ = 15 to 19.6.
+"""Compare the flow in log r (far.py) with an ODE without v_mm or weights, for log ‖v‖ = 15 to 19.6.
 
     python against_ode.py --out FOLDER [--seeds 6] [--relevant 2 3]    # ode.csv
 
@@ -47,7 +47,7 @@ def problems(relevant, seeds):
 
 
 def compare(params, corpus, path):
-    """Integrate one seed's flow with both methods; return log ‖v‖ and the relative distance of p, (k, 2)."""
+    """Integrate one seed's flow with both methods. Return rows of log ‖v‖ and the relative distance of p."""
     E, rho = np.asarray(params.E), np.asarray(path.log_v_norm)
     place = int(np.argmin(np.abs(rho - BEGIN)))
     p, v = np.asarray(path.p[place]), np.asarray(path.v[place]) * np.exp(rho[place])

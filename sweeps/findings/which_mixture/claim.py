@@ -1,4 +1,4 @@
-"""The claim that the limit of p and v can be certified, and that the flow in log r converges to it."""
+"""Check that the limit of p and v can be certified, and that the flow in log r converges to it."""
 
 import numpy as np
 

@@ -70,11 +70,11 @@ class Far:
         return own - np.log(np.exp(own).sum(axis=2, keepdims=True))
 
     def scale(self, log_q, log_r):
-        """Compute the logarithm of the factor on y f - 1, (B, n): log r, or less for steep sequences."""
+        """Compute the (B, n) log factor on y f - 1, which is log r, or less for steep sequences."""
         return np.minimum(log_r, np.log(STEEP) - (log_q + self.log_excess).max(axis=2))
 
     def weights(self, log_q, log_r):
-        """Solve the convex program for β by Newton's method; return β (B, k) and log w (B, n)."""
+        """Solve the convex program for β by Newton's method, and return β (B, k) and log w (B, n)."""
         q = np.exp(log_q)
         scale = self.scale(log_q, log_r)[:, :, None]
         rest = (np.sign(self.excess) * np.exp(log_q + self.log_excess + scale)).sum(axis=2) + self.kept
@@ -128,7 +128,7 @@ class Far:
 
 
 def follow(far, p, log_r, until, tolerance=1e-6, steps=20_000):
-    """Integrate the flow from p at log r; return log r (k,), p (k, m), and whether it finished."""
+    """Integrate the flow from p at log r, and return log r (k,), p (k, m) and whether it finished."""
     far.begin(log_r, p)
     speed = float(np.linalg.norm(far(log_r, p)))
     if not np.isfinite(speed):  # there is no solution for the weights, or p is far from feasible

@@ -1,4 +1,4 @@
-"""Limit direction of p in the joint flow of p and v: which tokens must separate, and by how much."""
+"""Limit direction of p in the joint flow of p and v, from tokens that must separate."""
 
 import itertools
 import math
@@ -24,7 +24,7 @@ _NO_MULTIPLIER = 1e-9
 
 
 class StrictGap(NamedTuple):
-    """Pair of tokens in which the score of `top` must exceed that of `low` by more than `least`.
+    """Pair of tokens where the score of `top` must exceed the score of `low` by more than `least`.
 
     A force r^(2 least) w q c attracts `low`, and `log_force` is log(w q c).
     """
@@ -36,7 +36,7 @@ class StrictGap(NamedTuple):
 
 
 class Classes(NamedTuple):
-    """Classes of tied tokens in all sequences: sequence, smallest token, y γ - 1, point's weight, log q."""
+    """Classes of tied tokens, with sequence, smallest token, y γ - 1, point's weight and log q."""
 
     sequence: np.ndarray
     leader: np.ndarray
@@ -97,7 +97,7 @@ class Program(NamedTuple):
     tolerance: float
 
     def solve(self, scores: np.ndarray) -> tuple[TwoSided, float]:
-        """Solve for p_* with the highest tokens as holders of light sequences; also return the slack.
+        """Return p_* and its slack, with the highest tokens as holders of light sequences.
 
         The holder of a light sequence is its highest token h with y γ_h > 1. A light sequence requires
         a_h ≥ a_s + least for its holder. If multiple tokens are tied at p_*, the vector p_* must be the
@@ -129,7 +129,7 @@ class Program(NamedTuple):
         raise NotCertified("the holder of a light sequence is undecided")
 
     def _with(self, scores: np.ndarray, holders: dict[int, int]) -> tuple[TwoSided, float]:
-        """Solve for p_* with given holders; also return the slack."""
+        """Return p_* and its slack for given holders."""
         pairs, strict_gaps = _requirements(scores, self.classes, holders, self.heavy, self.weight)
         keys = sorted(pairs)
         better, worse = np.array(keys, int).reshape(-1, 2).T
@@ -178,7 +178,7 @@ def _level(scores: np.ndarray, classes: Classes, holders: dict[int, int]) -> dic
 
 
 def _spare(E: np.ndarray, reached: np.ndarray, log_r: float, strict_gaps: list[StrictGap]) -> float:
-    """Compute the smallest slack a_top - a_s - κ - ½ (E_s - E_top)·u of the pairs; inf without pairs."""
+    """Compute the pairs' smallest slack a_top - a_s - κ - ½ (E_s - E_top)·u, or inf without pairs."""
     apart = {(pair.top, pair.low): E[pair.low] - E[pair.top] for pair in strict_gaps}
     pull = np.zeros(E.shape[1])
     for pair in strict_gaps:

@@ -1,4 +1,4 @@
-"""Head in the joint flow of p and v: the max-margin head at the attended points, with finite scores."""
+"""Max-margin head at the attended points in the joint flow of p and v, with finite scores."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ _NEWTON_STEPS = 50
 
 
 class Entries(NamedTuple):
-    """The distinct tokens of all sequences as flat arrays, (N,), and labels (n,)."""
+    """Distinct tokens of all sequences as flat (N,) arrays, and (n,) labels."""
 
     sequence: np.ndarray
     token: np.ndarray
@@ -30,7 +30,7 @@ class Entries(NamedTuple):
 
 
 class NotCertified(Exception):
-    """Exception whose message is the reason why there is no certificate."""
+    """Raised when there is no certificate. The message states the reason."""
 
 
 class Head(NamedTuple):
@@ -82,7 +82,7 @@ def solve_head(
 
 
 def _points(entries: Entries, heavy: np.ndarray, mixed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return one sequence (k,) for each distinct point, and the point of every sequence (n,), -1 if light."""
+    """Return a sequence for each point, and each sequence's point, which is -1 if the sequence is light."""
     single = np.bincount(entries.sequence[mixed], minlength=len(heavy)) == 1
     key = np.arange(len(heavy)) + 2 * (entries.token.max() + 1)
     own = mixed & single[entries.sequence]
@@ -96,7 +96,7 @@ def _points(entries: Entries, heavy: np.ndarray, mixed: np.ndarray) -> tuple[np.
 def _at(
     E: np.ndarray, p: np.ndarray, entries: Entries, chosen: np.ndarray, place: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the point index and y q of each chosen entry, and the points z = y Σ q E, (k, D)."""
+    """Return the point index and y q for each chosen entry, and the (k, D) points z = y Σ q E."""
     log_q = entries.attention(E @ p, chosen)[chosen]
     sequence = entries.sequence[chosen]
     order = np.argsort(place)
@@ -118,7 +118,7 @@ def _system(
     v: np.ndarray,
     multipliers: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Return residuals of the optimality conditions, their Jacobian in (t, v, λ), and the ends of t and v.
+    """Return the residuals of the optimality conditions, their Jacobian, and the ends of t and v.
 
     Σ λ ∂(v·z)/∂t = 0,   Σ λ z - v = 0,   v·z - 1 = 0,   with coordinates t along 𝒯.
     """
@@ -157,7 +157,7 @@ def _least_curvature(system: np.ndarray, unknown: list[int]) -> float:
 
 
 def weights_of_sequences(entries: Entries, heavy: np.ndarray, head: Head) -> np.ndarray:
-    """Distribute the multiplier of each point equally among its sequences, (n,)."""
+    """Distribute each point's multiplier equally among its sequences, and return an (n,) array."""
     shared = np.bincount(head.point[heavy], minlength=len(head.multipliers))
     weight = np.zeros(len(heavy))
     weight[heavy] = (head.multipliers / shared)[head.point[heavy]]

@@ -1,4 +1,4 @@
-"""Certify the limit of joint gradient flow on p and v: weights of sequences, and directions."""
+"""Certify the limit of joint gradient flow on p and v, with sequence weights and directions."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,7 +32,7 @@ class JointLimit:
         finite: () int; number of dimensions in which scores remain finite.
         gradient: (); magnitude of the force in these dimensions relative to its terms; 0 if there are none.
         curvature: (); smallest curvature of max min_X y x_X·v in directions that the margins do not fix,
-            relative to the largest; inf if no score remains finite.
+            relative to the largest, or inf if no score remains finite.
         head_gap: (); relative duality gap of v at the points x_X.
         direction: the solved program of p_*, None without a limit.
         spare: (); smallest slack of the strict conditions, inf if there are none.
@@ -105,7 +105,7 @@ def certify_joint_limit(
         tolerance: largest relative duality gap of either program.
 
     Returns:
-        The limit; `reason` gives the condition that fails, if any.
+        The limit, whose `reason` states the condition that fails, if any.
 
     Raises:
         InputError: there are more than two classes, an array contains NaN or inf, or shapes do not match.
@@ -177,7 +177,7 @@ def _certify(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries, tole
 
 
 def _kinds(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries) -> tuple[np.ndarray, np.ndarray]:
-    """Return masks of heavy sequences (n,) and of their entries with finite attention (N,), cut off at √r."""
+    """Return masks of heavy sequences and their entries with finite attention, cut off at √r."""
     log_q, agreement = entries.attention(E @ p), _agreement(E @ p, E @ v, entries)
     if not agreement.min() > np.exp(_LONG):
         raise NotCertified("v is not large yet, or no v separates the labels")
@@ -190,7 +190,7 @@ def _kinds(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries) -> tup
 
 
 def _agreement(scores: np.ndarray, values: np.ndarray, entries: Entries) -> np.ndarray:
-    """Compute y x_X·v of every sequence, (n,)."""
+    """Compute y x_X·v for each sequence as an (n,) array."""
     parts = np.exp(entries.attention(scores)) * values[entries.token]
     return entries.labels * np.bincount(entries.sequence, parts, len(entries.labels))
 
@@ -198,7 +198,7 @@ def _agreement(scores: np.ndarray, values: np.ndarray, entries: Entries) -> np.n
 def _ties(
     E: np.ndarray, entries: Entries, heavy: np.ndarray, mixed: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest token tied with each token by finite attention, (V,), and a basis of 𝒯, (k, D)."""
+    """Return the smallest token tied with each token by finite attention, and a (k, D) basis of 𝒯."""
     first = np.full(len(heavy), len(E))
     np.minimum.at(first, entries.sequence[mixed], entries.token[mixed])
     one, other = first[entries.sequence[mixed]], entries.token[mixed]

@@ -80,7 +80,7 @@ def two_sided(rows: np.ndarray, required: np.ndarray) -> TwoSided:
 def _with_equalities(
     rows: np.ndarray, required: np.ndarray, multipliers: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Solve A p = b on the rows with positive multipliers; return p and the new multipliers.
+    """Solve A p = b on the rows with positive multipliers, and return p and the new multipliers.
 
     If a new multiplier is negative, the given multipliers are kept.
     """

@@ -1,4 +1,4 @@
-"""Which mixture: a probe that certifies the limit of p and v, and integrates the flow in log r; tables.
+"""Probe that certifies the limit of p and v and integrates the flow in log r, and tables of its results.
 
 python which_mixture.py RUN [RUN ...] OUT reads folders of runs, and writes runs.csv, table.md and the figure.
 """
@@ -29,7 +29,7 @@ AGREES = 1e-5
 
 
 class Mixture(ja.PhaseProbe):
-    """The certified limit of p and v after `joint_flow`, and the flow in log r towards it.
+    """Certified limit of p and v after `joint_flow`, and the flow in log r towards it.
 
     Settings:
         follows: whether to integrate the flow in log r.
@@ -59,11 +59,11 @@ class Mixture(ja.PhaseProbe):
         return None if set(phase.train) == {"p", "v"} else "requires a phase that trains p and v"
 
     def observe(self, phase: ja.Phase, state: Any) -> Array:
-        """Return p and v of one seed, (2, d)."""
+        """Return p and v for one seed as a (2, d) array."""
         return jax.numpy.stack([phase.parameter(state, name) for name in ("p", "v")])
 
     def conclude(self, history: np.ndarray, params: Any, model: Any, loaded: Any) -> Any:
-        """Certify every seed (S, k, 2, d), and integrate its flow in log r."""
+        """Certify the limit for each seed, and integrate its flow in log r."""
         corpora = jax.device_get(loaded.splits.train)
         found = [
             measure(np.asarray(params.E[seed], np.float64), path, corpus, self.follows)
@@ -99,7 +99,7 @@ def measure(E: np.ndarray, path: np.ndarray, corpus: ja.data.Corpus, follows: bo
 
 
 def apart(x: np.ndarray, y: np.ndarray) -> float:
-    """Compute 1 - cos of the angle between vectors x and y."""
+    """Compute 1 - cos(x, y) for vectors x and y."""
     return float(ja.theory.one_minus_cosine(x, y))
 
 

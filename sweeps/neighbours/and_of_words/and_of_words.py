@@ -13,14 +13,14 @@ TYPES = ("both", "first", "second", "neither")
 
 
 def kinds(sequences: int) -> Array:
-    """Return the index in `TYPES` of each sentence, (n,): half are "both", and a sixth of each other type."""
+    """Return each sentence's index in `TYPES`, where half are "both" and a sixth have each other type."""
     return jnp.maximum(jnp.arange(sequences) * 6 // sequences - 2, 0)
 
 
 def sentences(
     key: Array, *, sequences: int, rule: Literal["and", "xor"] = "and", length: int = 5, vocab_size: int = 64
 ) -> Sequences:
-    """Sample sentences of word 2, words 0 and 1 according to the sentence type, and uniform words."""
+    """Sample sentences with word 2, words 0 and 1 according to the sentence type, and uniform words."""
     kind = kinds(sequences)
     has = jnp.stack([kind <= 1, kind % 2 == 0, kind >= 0], 1)
     ids = jax.random.randint(key, (sequences, length), 3, vocab_size)
@@ -31,7 +31,7 @@ def sentences(
 
 
 class Params(NamedTuple):
-    """Parameters of the model; tokens are one-hot."""
+    """Parameters of the model, whose tokens are one-hot."""
 
     K: Array  # (m, V)
     Q: Array  # (m, V)
@@ -41,7 +41,7 @@ class Params(NamedTuple):
 
 
 class Transformer(ja.Model[Sequences]):
-    """f(X) = Σ_l a·W V X softmax(XᵀKᵀQ x_l/√m): self-attention, then a linear layer with fixed signs."""
+    """Self-attention and a linear layer with fixed signs, f(X) = Σ_l a·W V X softmax(XᵀKᵀQ x_l/√m)."""
 
     takes: ClassVar[type[Sequences]] = Sequences
 
@@ -58,14 +58,14 @@ class Transformer(ja.Model[Sequences]):
         return Params(*drawn, jax.random.rademacher(keys[4], (self.neurons,), dtype))
 
     def outputs(self, params: Params, data: Sequences) -> Array:
-        """Compute f of each sentence, (n,)."""
+        """Compute f for each sentence as an (n,) array."""
         value, score = tables(params)
         q = jax.nn.softmax(score[data.ids[:, :, None], data.ids[:, None, :]], axis=1)
         return jnp.einsum("ntl,nt->n", q, value[data.ids])
 
 
 def tables(params: Params) -> tuple[Array, Array]:
-    """Compute the value of each word, (V,), and its score as a key under each word as a query, (V, V)."""
+    """Compute each word's value, (V,), and its score as a key for each query word, (V, V)."""
     score = params.K.T @ params.Q / len(params.K) ** 0.5
     return params.a @ params.W @ params.V, score
 
@@ -78,7 +78,7 @@ class Words(ja.Probe):
         return tables(params)[1]
 
     def measure(self, seen: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Compute the metrics of one seed."""
+        """Compute the metrics for one seed."""
         value, score = tables(seen.params)
         moved = score - seen.memory
         found = {f"value_{word + 1}": value[word] for word in range(3)}

@@ -1,4 +1,4 @@
-"""Attention sink for tokens that need no attention: its logits and its value for known bigrams."""
+"""Logits and value of an attention sink, for tokens that need no attention because bigrams are known."""
 
 from typing import ClassVar, NamedTuple
 
@@ -10,7 +10,7 @@ import jaxattn as ja
 
 
 class Contexts(ja.Dataset):
-    """Current tokens and the token counts of their contexts; targets are next-token probabilities."""
+    """Current tokens and the token counts of their contexts, with next-token probabilities as targets."""
 
     current: Array  # (n,)
     counts: Array  # (n, V)
@@ -59,7 +59,7 @@ class Sink(ja.Model[Contexts]):
         return Params(jnp.zeros(vocab, dtype), self.start * jax.random.normal(key, (vocab,), dtype))
 
     def outputs(self, params: Params, data: Contexts) -> Array:
-        """Compute the output of the head, (n, V)."""
+        """Compute the output of the head as an (n, V) array."""
         sink = jnp.exp(params.logits[data.current])[:, None]
         counts = data.counts.astype(sink.dtype)
         return (sink * params.value + self.size * counts) / (sink + counts.sum(axis=1, keepdims=True))
@@ -77,7 +77,7 @@ def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
 
 
 def divergence(outputs: Array, targets: Array) -> Array:
-    """Compute KL(P‖softmax(log P + outputs)) for targets P, (n,).
+    """Compute KL(P‖softmax(log P + outputs)) for targets P, as an (n,) array.
 
     With x = outputs - E_P[outputs], it equals log(1 + E_P[exp(x) - 1 - x]), a form whose gradient has no
     cancellation.

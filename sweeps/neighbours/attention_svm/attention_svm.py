@@ -1,4 +1,4 @@
-"""Attention as an SVM: W in x_t·W z under normalised descent converges to a hard-margin direction."""
+"""Attention as an SVM, where W in x_t·W z converges to a hard-margin direction by normalised descent."""
 
 from typing import ClassVar, NamedTuple
 
@@ -29,7 +29,7 @@ class Params(NamedTuple):
 
 
 class Attention(ja.Model[Vectors]):
-    """f(X, z) = Σ_t q_t γ_t, γ_t = x_t·v, with q = softmax over t of x_t·W z; v is a fixed unit vector.
+    """Attention f(X, z) = Σ_t q_t γ_t with values γ_t = x_t·v and scores x_t·W z, for a fixed unit vector v.
 
     With `all_digits`, f is computed as γ_top + Σ_t q_t (γ_t - γ_top), so gradients keep their precision. In
     the plain form, gradients are rounding errors once the attention on other tokens is below 1e-16.
@@ -49,7 +49,7 @@ class Attention(ja.Model[Vectors]):
         return Params(W, v / jnp.linalg.norm(v))
 
     def outputs(self, params: Params, data: Vectors) -> Array:
-        """Compute f of each sequence, (n,)."""
+        """Compute f for each sequence as an (n,) array."""
         q, values = attention(params, data), data.dot(params.v)
         top = jnp.take_along_axis(values, q.argmax(axis=1)[:, None], axis=1) * self.all_digits
         return top[:, 0] + (q * (values - top)).sum(axis=1)
@@ -60,7 +60,7 @@ class Attention(ja.Model[Vectors]):
 
 
 def attention(params: Params, data: Vectors) -> Array:
-    """Compute the attention of each sequence, (n, T)."""
+    """Compute the attention for each sequence as an (n, T) array."""
     return jax.nn.softmax(data.dot(data.z @ params.W.T), axis=1)
 
 

@@ -1,4 +1,4 @@
-"""Attention as an SVM, p and v jointly: three sequences; the margin of v is tight on all or on two."""
+"""Attention as an SVM in p and v, on three sequences. The margin of v is tight on all three or on two."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def at(key: Array, drawn: Array, *, x: float, y: float) -> Array:
 
 
 def each_normalised(step_size: optax.Schedule) -> optax.GradientTransformation:
-    """Build descent along the gradient of each parameter, divided by the norm of that gradient."""
+    """Build descent along each parameter's gradient, divided by the norm of this gradient."""
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         return jax.tree.map(lambda g: g / jnp.maximum(jnp.linalg.norm(g), 1e-300), gradients), state
@@ -46,7 +46,7 @@ class AllDigits(ja.models.OneLayer):
     """
 
     def outputs(self, params: Any, data: ja.data.Corpus) -> Array:
-        """Compute f of each sequence, (3,)."""
+        """Compute f for each sequence as a (3,) array."""
         a, values = self.scores_and_values(params)
         return values[1:] + jax.nn.sigmoid(a[0] - a[1:]) * (values[0] - values[1:])
 

@@ -1,4 +1,4 @@
-"""Attention as an SVM in p: one input with a global or local optimum, or three inputs; fixed starts."""
+"""Attention as an SVM in p from fixed initial points, on one or three inputs."""
 
 from typing import ClassVar, Literal
 
@@ -23,7 +23,7 @@ THREE = """
 
 
 def tokens(case: str) -> np.ndarray:
-    """Return tokens of two coordinates and a value, (n, T, 3); the first token has the largest value."""
+    """Return (n, T, 3) tokens with two coordinates and a value, which is largest for the first token."""
     if case != "three":
         return np.array([[(-0.1, 1, 1), (1, 0, 0.9), (0, 0, 0.9 if case == "global" else 0)]])
     X = np.full((3, 7, 3), 0.5)
@@ -38,7 +38,7 @@ def inputs(*, case: Literal["global", "local", "three"] = "global") -> Vectors:
 
 
 class Attention(ja.Model[Vectors]):
-    """f(X) = Σ_t q_t γ_t, q = softmax of x_t·p; `all_digits` uses the form γ_top + Σ_t q_t (γ_t - γ_top)."""
+    """Attention f(X) = Σ_t q_t γ_t with scores x_t·p, or γ_top + Σ_t q_t (γ_t - γ_top) with `all_digits`."""
 
     takes: ClassVar[type[Vectors]] = Vectors
     linear_in: ClassVar[str] = "p"
@@ -52,7 +52,7 @@ class Attention(ja.Model[Vectors]):
         return {"p": jnp.stack([self.x, self.y]).astype(dtype)}
 
     def outputs(self, params: dict[str, Array], data: Vectors) -> Array:
-        """Compute f of each sequence, (n,)."""
+        """Compute f for each sequence as an (n,) array."""
         q, values = jax.nn.softmax(data.X[:, :, :2] @ params["p"], axis=1), data.X[:, :, 2]
         top = jnp.take_along_axis(values, q.argmax(axis=1)[:, None], axis=1) * self.all_digits
         return top[:, 0] + (q * (values - top)).sum(axis=1)

@@ -1,4 +1,4 @@
-"""Benign overfitting of the selected token: W and p are trained on noisy labels."""
+"""Benign overfitting of the selected token, where W and p are trained on noisy labels."""
 
 from typing import NamedTuple
 
@@ -11,13 +11,13 @@ from jaxattn.data import Splits, Vectors
 
 
 class Tokens(Vectors):
-    """Tokens in m + 2 coordinates of R^d: the two signal axes, and the axes of the training noise."""
+    """Tokens in m + 2 coordinates of R^d, the two signal axes and the axes of the training noise."""
 
     h: Array | None = None  # (n, T, m + 2) initial W applied to the part of each token outside these axes
 
 
 def triangle(key: Array, rows: int, dim: int) -> Array:
-    """Sample Gaussian rows of R^dim in coordinates of their own span (Bartlett's decomposition)."""
+    """Sample Gaussian rows in R^dim, in coordinates of their span (Bartlett's decomposition)."""
     off, diagonal = jax.random.split(key)
     squares = 2 * jax.random.gamma(diagonal, (dim - jnp.arange(rows)) / 2)
     return jnp.tril(jax.random.normal(off, (rows, rows)), -1) + jnp.diag(jnp.sqrt(squares))
@@ -35,7 +35,7 @@ class Signals(ja.DrawnData, kw_only=True):
     flipped: ja.Static[float] = 0.2
 
     def draw(self, key: Array, used: Array | None = None) -> Splits:
-        """Sample the data of one seed; the part of a test token outside the training axes has length √χ²."""
+        """Sample the data for one seed. A test token's part outside the training axes has length √χ²."""
         keys, m = jax.random.split(key, 4), self.sequences * self.length
         on_signals, own = jax.random.normal(keys[0], (m, 2)), triangle(keys[1], m, self.dim - 2)
         train = self.clean(jnp.hstack([on_signals, own]), jnp.zeros((m, m + 2)))
@@ -47,7 +47,7 @@ class Signals(ja.DrawnData, kw_only=True):
         return Splits(train=train, tokens=None, test=test, validation=None)
 
     def clean(self, noise: Array, h: Array) -> Tokens:
-        """Add the signals to the noise; return the tokens with correct labels."""
+        """Add the signals to the noise, and return the tokens with correct labels."""
         X, h = (x.reshape(-1, self.length, x.shape[1]) for x in (noise, h))
         y = classes(len(X))
         own, other = self.signal * jnp.eye(2, X.shape[2])[jnp.stack([(1 - y) // 2, (1 + y) // 2])]
@@ -69,29 +69,29 @@ class Params(NamedTuple):
 
 
 class FixedHead(ja.Model[Tokens]):
-    """f(X) = Σ_t q_t x_t·v with q = softmax over t of x_t·W p; v = (μ_+ - μ_-) / (‖μ_+ - μ_-‖ signal)."""
+    """Attention f(X) = Σ_t q_t x_t·v with scores x_t·W p and v = (μ_+ - μ_-) / (‖μ_+ - μ_-‖ signal)."""
 
     dim: int = 2000
     signal: float = 20.0
 
     def init(self, key: Array, like: Tokens, *, dtype: jnp.dtype) -> Params:
-        """Sample W from N(0, 1/(3d)), which has the variance of U(-1/√d, 1/√d); p starts at 0."""
+        """Sample W from N(0, 1/(3d)), which has the variance of U(-1/√d, 1/√d), and set p to 0."""
         W = triangle(key, like.dim, self.dim).astype(dtype) / (3 * self.dim) ** 0.5
         v = jnp.zeros(like.dim, dtype).at[:2].set([1, -1]) / (2**0.5 * self.signal)
         return Params(W, jnp.zeros_like(v), v)
 
     def outputs(self, params: Params, data: Tokens) -> Array:
-        """Compute f of each sequence, (n,)."""
+        """Compute f for each sequence as an (n,) array."""
         return (attention(params, data) * data.dot(params.v)).sum(axis=1)
 
 
 def attention(params: Params, data: Tokens) -> Array:
-    """Compute the attention of each sequence, (n, T)."""
+    """Compute the attention for each sequence as an (n, T) array."""
     return jax.nn.softmax(data.dot(params.W @ params.p) + data.h @ params.p, axis=1)
 
 
 def relevant(params: Params, data: Tokens) -> dict[str, Array]:
-    """Compute attention on the relevant token for correct and flipped labels, and accuracy by true class."""
+    """Compute the relevant token's attention for correct and flipped labels, and accuracy by true class."""
     mass, y = attention(params, data), classes(data.num_examples)
     parts = {"clean": data.targets == y, "flipped": data.targets != y}
     found = {f"attention_{name}": (x * mass[:, 0]).sum() / x.sum() for name, x in parts.items()}

@@ -30,7 +30,7 @@ class Disentangled(ja.Model[Trees]):
         }
 
     def outputs(self, params: dict[str, Array], data: Trees) -> Array:
-        """Compute log-probabilities, (n, S)."""
+        """Compute log-probabilities as an (n, S) array."""
         S, T = data.vocab_size, data.ids.shape[1]
         tokens = jax.nn.one_hot(data.ids, S, dtype=params["W"].dtype)
         u = tokens @ params["A1"][:S] + params["A1"][S:]
@@ -42,15 +42,15 @@ class Disentangled(ja.Model[Trees]):
         return jax.nn.log_softmax(x @ params["W"], axis=-1)
 
     def by_position(self, params: dict[str, Array]) -> Array:
-        """Compute the attention of the first layer from the scores of pairs of positions alone, (T, T)."""
+        """Compute the first layer's attention as a (T, T) array, from the scores of position pairs alone."""
         S = params["W"].shape[1]
         return attend(params["A1"][S:, S:], jnp.tri(len(params["A1"]) - S, dtype=bool))
 
 
 class TwoMatrices(ja.Model[Trees]):
-    """Log-probabilities log((f_s + ε) / (1 + S ε)), where f_s is the last position's attention to token s.
+    """Transformer with outputs log((f_s + ε) / (1 + S ε)) for the last position's attention f_s to token s.
 
-    A1 contains the scores of pairs of positions, initially 0, and A2 the scores of pairs of tokens, initially
+    A1 contains the scores of position pairs, initially 0, and A2 the scores of token pairs, initially
     β I.
     """
 
@@ -65,7 +65,7 @@ class TwoMatrices(ja.Model[Trees]):
         return {"A1": jnp.zeros((T, T), dtype), "A2": self.start * jnp.eye(S, dtype=dtype)}
 
     def outputs(self, params: dict[str, Array], data: Trees) -> Array:
-        """Compute log((f + ε) / (1 + S ε)), (n, S)."""
+        """Compute log((f + ε) / (1 + S ε)) as an (n, S) array."""
         tokens = jax.nn.one_hot(data.ids, data.vocab_size, dtype=params["A1"].dtype)
         read = jnp.einsum("tl,nls->nts", self.by_position(params), tokens)
         second = attend(jnp.einsum("nts,ns->nt", read, tokens[:, -1] @ params["A2"]), data.mask)
@@ -73,10 +73,10 @@ class TwoMatrices(ja.Model[Trees]):
         return jnp.log(f / (1 + data.vocab_size * self.epsilon))
 
     def by_position(self, params: dict[str, Array]) -> Array:
-        """Compute the attention of the first layer, (T, T)."""
+        """Compute the attention of the first layer as a (T, T) array."""
         return attend(params["A1"], jnp.tri(len(params["A1"]), dtype=bool))
 
 
 def cross_entropy(outputs: Array, targets: Array) -> Array:
-    """Compute the cross-entropy of the target distributions, (n,)."""
+    """Compute the cross-entropy of the target distributions as an (n,) array."""
     return -(targets * outputs).sum(axis=-1)

@@ -1,4 +1,4 @@
-"""Probe of the first layer's attention and of losses."""
+"""Probe for the first layer's attention and for losses."""
 
 from typing import ClassVar
 
@@ -24,7 +24,7 @@ class Edges(ja.Probe):
     }
 
     def measure(self, context: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Compute the metrics of one seed on its test data, and on noisy permutation matrices."""
+        """Compute the metrics for one seed on its test data, and on noisy permutation matrices."""
         data, params = context.data.test, context.params
         parents, first = data.parents[0], context.model.by_position(params)
         has_parent = parents >= 0

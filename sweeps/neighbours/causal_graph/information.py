@@ -1,4 +1,4 @@
-"""The gradient of the first layer's scores, and its closed form: a mutual information between positions."""
+"""Gradient of the first layer's scores, and its closed form as a mutual information between positions."""
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,9 @@ import jaxattn as ja
 
 
 def information(data: Trees, floor: float = 0.0) -> Array:
-    """Compute g_ij = E[Σ_ss' π(s'|s)/μ(s') P(s_i = s', s_j = s)] - 1 for j ≤ i < T - 1, (T - 1, T - 1).
+    """Compute the matrix g_ij = E[Σ_ss' π(s'|s)/μ(s') P(s_i = s', s_j = s)] - 1 for j ≤ i < T - 1.
 
-    For j = p(i) this is the χ² mutual information of token and parent, E[Σ_ss' μ(s) π(s'|s)²/μ(s')] - 1.
+    For j = p(i), g_ij is the χ² mutual information of token and parent, E[Σ_ss' μ(s) π(s'|s)²/μ(s')] - 1.
     A `floor` replaces smaller values of μ(s') in the denominator.
     """
     P, parents = data.P, data.parents[0, :-1]
@@ -42,7 +42,7 @@ class Gradient(ja.Probe):
         return None if "A1" in phase.train else "requires a phase that trains A1"
 
     def measure(self, context: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Compute the metrics of one seed on its training data."""
+        """Compute the metrics for one seed on its training data."""
         data = context.data.train
         T, parents = data.ids.shape[1], data.parents[0, :-1]
         order, strict = jnp.arange(T - 1), jnp.tri(T - 1, k=-1, dtype=bool)

@@ -8,7 +8,7 @@ from jaxattn.data import Sequences
 
 
 def stationary(P: Array) -> Array:
-    """Compute the stationary distributions of matrices (n, S, S) by elimination without subtraction."""
+    """Compute the stationary distributions of (n, S, S) matrices by elimination without subtraction."""
     S = P.shape[-1]
     rows = P
     for k in range(S - 1, 0, -1):
@@ -34,27 +34,27 @@ def permutations(key: Array, *, shape: tuple[int, ...], noise: float = 0.15) -> 
 
 
 def counts(data: Sequences) -> Array:
-    """Count the pairs of tokens at a parent and at its child, (n, S, S)."""
+    """Count the token pairs at a parent and its child, as an (n, S, S) array."""
     own = jax.nn.one_hot(data.ids, data.vocab_size)
     above = jnp.take_along_axis(own, jnp.maximum(data.parents, 0)[:, :, None], axis=1)
     return jnp.einsum("nta,ntb,nt->nab", above, own, data.parents >= 0)
 
 
 def row_of_last(matrices: Array, data: Sequences) -> Array:
-    """Return the row of each sequence's matrix that belongs to its last token, (n, S)."""
+    """Return the row of each sequence's matrix that belongs to its last token, as an (n, S) array."""
     return jnp.take_along_axis(matrices, data.ids[:, -1:, None], axis=1)[:, 0]
 
 
 def counted(data: Sequences) -> Array:
-    """Estimate the target, (n, S), from the children of tokens equal to the last one, with pseudo-count c."""
+    """Estimate the (n, S) target from the children of tokens equal to the last one, with pseudo-count c."""
     found = row_of_last(counts(data), data) + data.concentration[:, None]
     return found / found.sum(axis=1, keepdims=True)
 
 
 def posterior_mean(key: Array, data: Sequences, *, draws: int) -> Array:
-    """Estimate the posterior mean of the target distribution by importance sampling, (n, S).
+    """Estimate the posterior mean of the target distribution by importance sampling, as an (n, S) array.
 
-    Matrices are sampled given the counts of transitions; their weights are the probabilities of the roots.
+    Matrices are sampled given the transition counts. Their weights are the probabilities of the roots.
     """
     is_root = (data.parents < 0)[:, :-1, None]
     roots = (jax.nn.one_hot(data.ids[:, :-1], data.vocab_size) * is_root).sum(axis=1)

@@ -13,7 +13,7 @@ Graph = Literal["random", "chain", "pairs"]
 
 
 class Trees(Sequences):
-    """Sequences whose target is the distribution (n, S) of the token after the last one."""
+    """Sequences whose target is the (n, S) distribution of the token after the last one."""
 
     P: Array = None  # (n, S, S); transition matrices
     parents: Array = None  # (n, T); position of the parent, -1 for roots and for the last position
@@ -22,7 +22,7 @@ class Trees(Sequences):
 
 
 def parent_positions(key: Array, *, length: int, graph: Graph) -> Array:
-    """Return the parent of every position, -1 for roots and for the last position, (T,)."""
+    """Return the parent of each position as a (T,) array, with -1 for roots and the last position."""
     order = jnp.arange(length)
     if graph == "chain":
         parents = order - 1
@@ -73,7 +73,7 @@ def trees(
     concentration: float,
     draws: int = 0,
 ) -> Trees:
-    """Sample sequences on one graph per seed; `draws` is the number of matrices for the posterior mean."""
+    """Sample sequences on one graph per seed. `draws` is the number of matrices for the posterior mean."""
     parents = parent_positions(task_key, length=length, graph=graph)
     table_key, token_key, mean_key = jax.random.split(key, 3)
     P = dirichlet(table_key, concentration=concentration, shape=(sequences, states, states))

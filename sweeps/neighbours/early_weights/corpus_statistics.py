@@ -1,4 +1,4 @@
-"""Leading terms of early weights as matrices of corpus statistics, compared with trained weights."""
+"""Compare trained weights with their leading terms, which are matrices of corpus statistics."""
 
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ COMPARED = ("output", "value", "score")
 
 
 def statistics(data: Sequences, E: Array) -> dict[str, Array]:
-    """Compute the leading terms of O, V and W as word-by-word matrices, without the powers of the step size.
+    """Compute the leading terms of O, V and W as word-by-word matrices, without powers of the step size.
 
     The terms are M B, M Φᵀ Bᵀ M and M Q M, where M = E Eᵀ, B = mean(x rᵀ) and Φ = mean(r x̄ᵀ) for one-hot
     words x, their causal averages x̄ and residuals r, the one-hot targets minus 1/(number of words). Q is
@@ -35,7 +35,7 @@ def statistics(data: Sequences, E: Array) -> dict[str, Array]:
 
 
 def between_words(params: dict[str, Array]) -> dict[str, Array]:
-    """Return O, and V and W of all layers, as matrices between words, (1 or L, words, words)."""
+    """Return O, and V and W for all layers, as (1 or L, words, words) arrays."""
     E = params["E"]
     return {"output": (E @ params["O"])[None], "value": E @ params["V"] @ E.T, "score": E @ params["W"] @ E.T}
 
@@ -49,19 +49,19 @@ def without_frequencies(matrix: Array, data: Sequences) -> Array:
 
 
 def cosine(X: Array, Y: Array) -> Array:
-    """Compute the cosine of two arrays, 0 if one of them is 0."""
+    """Compute the cosine between two arrays, or 0 if one of them is 0."""
     norms = jnp.linalg.norm(X) * jnp.linalg.norm(Y)
     return jnp.vdot(X, Y) / jnp.where(norms == 0, 1, norms)
 
 
 class ClosedForm(ja.Probe):
-    """Comparison of trained weights with leading terms, and of these terms with those of one-hot words."""
+    """Comparison of trained weights with leading terms, and of leading terms with those for one-hot words."""
 
     labels: ClassVar = {f"cosine_{name}": f"cosine with the closed form: {name} matrix" for name in COMPARED}
     scales: ClassVar = {f"cosine_{name}": ja.probes.Scale(high=1) for name in COMPARED}
 
     def measure(self, context: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Compute the metrics of one seed on its training data."""
+        """Compute the metrics for one seed on its training data."""
         data, E = context.data.train, context.params["E"]
         terms, infinite = statistics(data, E), statistics(data, jnp.eye(len(E), dtype=E.dtype))
         found = {}

@@ -11,7 +11,7 @@ from jaxattn.data import Sequences
 
 
 class AttentionOnly(ja.Model[Sequences]):
-    """Logits of the next word by attention layers with a residual stream; all trained weights start at zero.
+    """Next-word logits from attention layers with a residual stream, with all trained weights initially zero.
 
         h ← h + softmax(h W hᵀ + P) h V   in each layer,   logits = h O
 
@@ -24,7 +24,7 @@ class AttentionOnly(ja.Model[Sequences]):
     dim: int = 0
 
     def init(self, key: Array, like: Sequences, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Sample the vectors of the words; set everything else to zero."""
+        """Sample the word vectors, and set everything else to zero."""
         words, L, d = like.vocab_size, self.layers, self.dim or like.vocab_size
         vectors = (
             jax.random.normal(key, (words, d), dtype) / d**0.5 if self.dim else jnp.eye(words, dtype=dtype)
@@ -33,7 +33,7 @@ class AttentionOnly(ja.Model[Sequences]):
         return {"E": vectors} | {name: jnp.zeros(shape, dtype) for name, shape in shapes.items()}
 
     def outputs(self, params: dict[str, Array], data: Sequences) -> Array:
-        """Compute the logits of the next word at every position, (n, T, words)."""
+        """Compute the logits of the next word at each position as an (n, T, words) array."""
         h, order = params["E"][data.ids], jnp.arange(data.ids.shape[1])
         distance = jnp.maximum(order[:, None] - order, 0)
         for W, V, P in zip(params["W"], params["V"], params["P"], strict=True):

@@ -29,7 +29,7 @@ def frequent_words(data_dir: str, length: int) -> tuple[np.ndarray, int]:
 
 @ja.declare(inert=frozenset({"data_dir"}))
 def windows(key: Array, *, data_dir: ja.FilePath, number: int, words: int | None = None) -> Sequences:
-    """Sample `number` windows of 32 words; the target of every position is the next word.
+    """Sample `number` windows of 32 words. The target at each position is the next word.
 
     If `words` is given, all but the `words` most frequent words are replaced by a single further token.
     """
@@ -44,6 +44,6 @@ def windows(key: Array, *, data_dir: ja.FilePath, number: int, words: int | None
 
 
 def next_word(outputs: Array, targets: Array) -> Array:
-    """Compute the cross-entropy of the next word, averaged over positions, (n,)."""
+    """Compute the cross-entropy of the next word, averaged over positions, as an (n,) array."""
     own = jnp.take_along_axis(outputs, targets[..., None], axis=-1)[..., 0]
     return (jax.nn.logsumexp(outputs, axis=-1) - own).mean(axis=-1)

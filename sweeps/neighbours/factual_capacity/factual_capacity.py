@@ -1,4 +1,4 @@
-"""Number of facts stored in a matrix W: a pair (e_i, u_i) is recalled if j = i maximises u_j·W e_i."""
+"""Number of facts that a matrix W stores. A pair (e_i, u_i) is recalled if j = i maximises u_j·W e_i."""
 
 from math import log
 from typing import NamedTuple
@@ -13,7 +13,7 @@ RECALLED = 0.99
 
 
 class Pairs(ja.Dataset):
-    """N pairs of unit vectors; the class of pair i is i."""
+    """N pairs of unit vectors, where pair i has class i."""
 
     e: Array  # (N, d) subjects
     u: Array  # (N, d) answers
@@ -33,7 +33,7 @@ def number(load: float, dim: int) -> int:
 
 
 def pairs(key: Array, *, dim: int, load: ja.Static[float]) -> Pairs:
-    """Sample pairs uniformly on the unit sphere; `load` determines their number."""
+    """Sample pairs uniformly on the unit sphere. `load` determines their number."""
     facts = number(load, dim)
     drawn = jax.random.normal(key, (2, facts, dim))
     e, u = drawn / jnp.linalg.norm(drawn, axis=2, keepdims=True)
@@ -47,7 +47,7 @@ class Params(NamedTuple):
 
 
 class Memory(ja.Model[Pairs]):
-    """Logits u_j·W e_i of the answers j to subject i; the entries of W are initially N(0, 1/d)."""
+    """Logits u_j·W e_i for answer j to subject i, with entries of W sampled from N(0, 1/d)."""
 
     def init(self, key: Array, like: Pairs, *, dtype: jnp.dtype) -> Params:
         """Sample the initial W."""
@@ -55,5 +55,5 @@ class Memory(ja.Model[Pairs]):
         return Params(jax.random.normal(key, (d, d), dtype) / d**0.5)
 
     def outputs(self, params: Params, data: Pairs) -> Array:
-        """Compute the logits, (N, N)."""
+        """Compute the logits as an (N, N) array."""
         return data.e @ params.W.T @ data.u.T

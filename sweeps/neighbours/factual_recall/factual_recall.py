@@ -1,4 +1,4 @@
-"""Factual recall: predict the answer to a subject and a relation, from sequences that also contain noise."""
+"""Factual recall of the answer to a subject and a relation, from sequences that also contain noise."""
 
 from typing import ClassVar, NamedTuple
 
@@ -38,7 +38,7 @@ class Params(NamedTuple):
 
 
 class LinearAttention(ja.Model[Sequences]):
-    """f(X) = Σ_t a_{s_t} U_{s_t}, with a softmax over a_{s_t} if `softmax`; initial entries are equal."""
+    """Attention f(X) = Σ_t a_{s_t} U_{s_t} with equal initial entries, and a softmax over a if `softmax`."""
 
     takes: ClassVar[type[Sequences]] = Sequences
 
@@ -51,7 +51,7 @@ class LinearAttention(ja.Model[Sequences]):
         return Params(*(jnp.full(shape, self.start, dtype) for shape in shapes))
 
     def outputs(self, params: Params, data: Sequences) -> Array:
-        """Compute the logits of the answers, (n, K), from token counts."""
+        """Compute the answers' logits from token counts as an (n, K) array."""
         counts = (data.ids[:, :, None] == jnp.arange(data.vocab_size)).sum(axis=1, dtype=params.a.dtype)
         if not self.softmax:
             return (counts * params.a) @ params.U
@@ -63,7 +63,7 @@ class Known(ja.Probe):
     """Fractions of sequences whose most likely answer agrees with the relation, and with the subject."""
 
     def measure(self, seen: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Compute the metrics of one seed on its test data."""
+        """Compute the metrics for one seed on its test data."""
         data = seen.data.test
         answer = seen.outputs(data).argmax(axis=1)
         right = {"relation": answer // ANSWERS == data.targets // ANSWERS}

@@ -10,7 +10,7 @@ import jaxattn as ja
 
 
 class Prompts(ja.Dataset):
-    """Labelled points and a query, on the unit sphere; targets are the labels of the query."""
+    """Labelled points and a query on the unit sphere, with the query's label as target."""
 
     X: Array  # (n, N, d)
     y: Array  # (n, N)
@@ -38,7 +38,7 @@ def prompts(key: Array, *, sequences: int, dim: int, length: int, spread: float 
 class InContext(ja.Model[Prompts]):
     """Logit Σ_i a_i u·(x_i, y_i) of the query (x, 0), where the attention a depends on (x, 0)ᵀ A (x_i, y_i).
 
-    The attention to N points is linear, s/N; exponential, exp(s)/N; or softmax.
+    The attention to N points is linear (s/N), exponential (exp(s)/N) or softmax.
     """
 
     takes: ClassVar[type[Prompts]] = Prompts
@@ -54,21 +54,21 @@ class InContext(ja.Model[Prompts]):
         return {"A": self.start * A, "u": self.start * jax.random.normal(u_key, (D,), dtype)}
 
     def outputs(self, params: dict[str, Array], data: Prompts) -> Array:
-        """Compute the logit of each query, (n,)."""
+        """Compute the logit for each query as an (n,) array."""
         tokens = jnp.concatenate([data.X, data.y[..., None]], axis=-1)
         scores = jnp.einsum("nd,de,nte->nt", data.query, params["A"][:-1], tokens)
         return (attend(self.weighting, scores) * (tokens @ params["u"])).sum(axis=1)
 
 
 def attend(kind: str, scores: Array) -> Array:
-    """Compute the attention to each point from its score, (n, N)."""
+    """Compute the attention to each point from its score, as an (n, N) array."""
     if kind == "softmax":
         return jax.nn.softmax(scores, axis=1)
     return (scores if kind == "linear" else jnp.exp(scores)) / scores.shape[1]
 
 
 def logistic(outputs: Array, targets: Array) -> Array:
-    """Compute log(1 + exp(-y f)) of each prompt, (n,)."""
+    """Compute log(1 + exp(-y f)) for each prompt as an (n,) array."""
     return jax.nn.softplus(-targets * outputs)
 
 
@@ -83,7 +83,7 @@ class GradientStep(ja.Probe):
     }
 
     def measure(self, context: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Compute the metrics of one seed on its test data."""
+        """Compute the metrics for one seed on its test data."""
         data, A, u = context.data.test, context.params["A"], context.params["u"]
         points, dim = A[:-1, :-1], data.query.shape[1]
         scale = jnp.trace(points) / dim

@@ -14,7 +14,7 @@ SPECTRUM = np.array([1, 1, 1 / 4, 1 / 16, 1])  # eigenvalues λ of the covarianc
 
 
 class Prompts(ja.Dataset):
-    """Prompts of n pairs (x, w·x) and a query (x, 0); the targets are w·x of the query."""
+    """Prompts of n pairs (x, w·x) and a query (x, 0), whose w·x is the target."""
 
     Z: Array  # (m, n + 1, d + 1)
     U: Array  # (m, d, d) eigenvectors of Σ in columns, the same for all prompts
@@ -22,7 +22,7 @@ class Prompts(ja.Dataset):
 
 
 def prompts(key: Array, task_key: Array, *, sequences: int, length: int, inverse: bool = False) -> Prompts:
-    """Sample x ~ N(0, Σ) and one w ~ N(0, I) or N(0, Σ^-1) per prompt; Σ = U diag(λ) Uᵀ with a random U."""
+    """Sample x ~ N(0, Σ) and one w per prompt from N(0, I) or N(0, Σ^-1), where Σ has random eigenvectors."""
     d, std = len(SPECTRUM), jnp.sqrt(SPECTRUM)
     U = jax.random.orthogonal(task_key, d)
     x_key, w_key = jax.random.split(key)
@@ -34,7 +34,7 @@ def prompts(key: Array, task_key: Array, *, sequences: int, length: int, inverse
 
 
 def step_sizes(length: int, inverse: bool) -> np.ndarray:
-    """Compute the eigenvalues ω/((1 + 1/n) λω + Σλω/n) of the best A; w has covariance eigenvalues ω."""
+    """Compute the eigenvalues ω/((1 + 1/n) λω + Σλω/n) of the best A, for covariance eigenvalues ω of w."""
     omega = 1 / SPECTRUM if inverse else np.ones_like(SPECTRUM)
     return omega / ((1 + 1 / length) * SPECTRUM * omega + (SPECTRUM * omega).sum() / length)
 
@@ -53,7 +53,10 @@ class Params(NamedTuple):
 
 
 class LinearAttention(ja.Model[Prompts]):
-    """Negative last entry of the query's token in Z + P Z M (Zᵀ Q Z)/n, where the mask M omits the query."""
+    """Layer that returns minus the last entry of the query's token in Z + P Z M (Zᵀ Q Z)/n, with mask M.
+
+    The mask M omits the query.
+    """
 
     takes: ClassVar[type[Prompts]] = Prompts
 
@@ -65,19 +68,19 @@ class LinearAttention(ja.Model[Prompts]):
         return Params(*(self.start * jax.random.normal(key, (2, size, size), dtype)))
 
     def outputs(self, params: Params, data: Prompts) -> Array:
-        """Compute the prediction of w·x of the query, (m,); only the last row of P has an effect."""
+        """Predict w·x for each query as an (m,) array. Only the last row of P has an effect."""
         context, query = data.Z[:, :-1], data.Z[:, -1]
         scores = jnp.einsum("mta,ma->mt", context, query @ params.Q.T)
         return -(context @ params.P[-1] * scores).mean(axis=1)
 
 
 def squares(outputs: Array, targets: Array) -> Array:
-    """Compute (f - y)² of each prompt."""
+    """Compute (f - y)² for each prompt."""
     return (outputs - targets) ** 2
 
 
 def minimum(data: Prompts) -> Params:
-    """Build the closed-form global minimum: P is 1 in its last entry and Q is -A in its upper-left block."""
+    """Build the closed-form global minimum, where P has last entry 1 and Q has upper-left block -A."""
     size, U = data.Z.shape[2], data.U[0]
     A = U * step_sizes(data.Z.shape[1] - 1, data.inverse) @ U.T
     zero = jnp.zeros((size, size), data.Z.dtype)

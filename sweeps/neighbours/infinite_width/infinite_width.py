@@ -21,7 +21,7 @@ def tokens(key: Array, *, sequences: int, dim: int) -> Vectors:
 
 
 class RandomLayer(ja.Model[Vectors]):
-    """First coordinate of the first token's output, H^(-1/2) Σ_h softmax(x Q_h K_hᵀ Xᵀ/√n) X V_h O_h."""
+    """Random layer that returns the first coordinate of H^(-1/2) Σ_h softmax(x Q_h K_hᵀ Xᵀ/√n) X V_h O_h."""
 
     takes: ClassVar[type[Vectors]] = Vectors
 
@@ -36,7 +36,7 @@ class RandomLayer(ja.Model[Vectors]):
         }
 
     def outputs(self, params: dict[str, Array], data: Vectors) -> Array:
-        """Compute the first coordinate of the first token's output for each sequence, (N,)."""
+        """Compute the first output coordinate of each sequence's first token as an (N,) array."""
         X, n = data.X, data.dim
         q, k, v = (jnp.einsum("Ntd,hde->hNte", X, params[name]) for name in "QKV")
         attention = jax.nn.softmax(jnp.einsum("hNe,hNse->hNs", q[:, :, 0], k) / n**0.5, axis=-1)
@@ -44,7 +44,7 @@ class RandomLayer(ja.Model[Vectors]):
 
 
 def finite_layer(key: Array, n: int, heads: int) -> tuple[Array, Array]:
-    """Sample a layer of width n; return its output variance given all but O, and the scores of a head.
+    """Sample a layer of width n, and return its output variance given all but O, and a head's scores.
 
     Given X, the rows of X Q are normal with covariance X Xᵀ/n, so that no n × n matrix is needed. Given
     everything but O, the output is normal with variance Σ_h ‖a_h X V_h‖²/(n H).
@@ -65,6 +65,6 @@ def finite_layer(key: Array, n: int, heads: int) -> tuple[Array, Array]:
 
 
 def limit_layer(key: Array, heads: int) -> Array:
-    """Sample scores from N(0, 1); return the variance Σ_h ‖a_h‖²/H of the output given the scores."""
+    """Sample scores from N(0, 1), and return the output's variance Σ_h ‖a_h‖²/H given these scores."""
     attention = jax.nn.softmax(jax.random.normal(key, (heads, TOKENS)), axis=1)
     return (attention**2).sum(axis=1).mean()

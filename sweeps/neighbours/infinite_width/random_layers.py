@@ -15,19 +15,19 @@ GRID = jnp.linspace(-6.0, 6.0, 241)
 
 
 def normal_density(variance: Array) -> Array:
-    """Compute the density of N(0, variance) on the grid, (..., grid)."""
+    """Compute the density of N(0, variance) on the grid as a (..., grid) array."""
     variance = jnp.asarray(variance)[..., None]
     return jnp.exp(-(GRID**2) / (2 * variance)) / jnp.sqrt(2 * jnp.pi * variance)
 
 
 def divergence(p: Array, q: Array) -> Array:
-    """Compute KL(p‖q) of two densities on the grid."""
+    """Compute KL(p‖q) for two densities on the grid."""
     return jax.scipy.special.xlogy(p, p / q).sum() * (GRID[1] - GRID[0])
 
 
 @struct.dataclass
 class State:
-    """State of `SampledLayers`, with sums of the batch mean of each statistic."""
+    """State of `SampledLayers`, with the sum of each statistic's batch means."""
 
     params: dict[str, Array]
     step: Array

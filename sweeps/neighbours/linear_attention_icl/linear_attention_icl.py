@@ -12,7 +12,10 @@ import jaxattn as ja
 
 
 class LinearAttention(ja.Model[Rows]):
-    """f = Σ_h v_hᵀ S W_h x_query, S = Σ x xᵀ, W_h merged (rank 0) or k_hᵀ q_h; `mlp` keeps v_y and W_xx."""
+    """Linear attention f = Σ_h v_hᵀ S W_h x_query with S = Σ x xᵀ, and W_h merged (rank 0) or k_hᵀ q_h.
+
+    With `mlp`, the heads keep only v_y and W_xx.
+    """
 
     takes: ClassVar[type[Rows]] = Rows
 
@@ -23,7 +26,7 @@ class LinearAttention(ja.Model[Rows]):
     mlp: bool = False
 
     def init(self, key: Array, like: Rows, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Sample normal weights; the weights that mix x with y start at zero."""
+        """Sample normal weights, and set the weights that mix x with y to zero."""
         H, E, R = self.heads, like.dim + 1, self.rank
         shapes = {"k": (H, R, E), "q": (H, R, E), "v": (H, E)} if R else {"W": (H, E, E), "v": (H, E)}
         std = dict.fromkeys(shapes, self.start)
@@ -39,7 +42,7 @@ class LinearAttention(ja.Model[Rows]):
         return drawn | mixing | {"v": drawn["v"].at[:, :-1].set(0)}
 
     def outputs(self, params: dict[str, Array], data: Rows) -> Array:
-        """Predict the answer to each query, (n,)."""
+        """Predict the answer to each query as an (n,) array."""
         C, (a, b) = tensor(params), np.triu_indices(data.dim + 1)
         if self.mlp:
             C = jnp.zeros_like(C).at[-1, :-1].set(C[-1, :-1])
@@ -48,7 +51,7 @@ class LinearAttention(ja.Model[Rows]):
 
 
 def tensor(params: dict[str, Array]) -> Array:
-    """Compute the coefficients of S_ab x_c in the output f, (D + 1, D + 1, D)."""
+    """Compute the coefficients of S_ab x_c in the output f as a (D + 1, D + 1, D) array."""
     W = params["W"] if "W" in params else jnp.einsum("hra,hrb->hab", params["k"], params["q"])
     return jnp.einsum("ha,hbc->abc", params["v"], W[:, :, :-1])
 
@@ -59,14 +62,14 @@ def squares(outputs: Array, targets: Array) -> Array:
 
 
 def component(params: dict[str, Array], data: Rows) -> dict[str, Array]:
-    """Compute the coefficient of S_yd x_d for each d, relative to its value at the minimum of the loss."""
+    """Compute the coefficient of S_yd x_d for each d, relative to its value at the minimum loss."""
     values = spectrum(data.dim, data.white)
     found = jnp.diagonal(tensor(params)[-1, :-1]) * values * (CONTEXT + 1 + 1 / values)
     return {f"component_{d + 1}": found[d] for d in range(data.dim)}
 
 
 def growing(params: dict[str, Array], data: Rows) -> dict[str, Array]:
-    """Compute Σ_h (v_hy + <W_h, I/√D>)²/4, the squared growing component; 0 for separate matrices."""
+    """Compute the squared growing component Σ_h (v_hy + <W_h, I/√D>)²/4, or 0 for separate matrices."""
     if "W" not in params:
         return {"growing": jnp.zeros(())}
     along = jnp.trace(params["W"][:, :-1, :-1], axis1=1, axis2=2) / data.dim**0.5

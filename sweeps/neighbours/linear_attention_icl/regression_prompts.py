@@ -41,7 +41,7 @@ def cubic(X: Array) -> Array:
 
 
 def prompts(key: Array, w: Array, white: bool) -> tuple[Array, Array]:
-    """Sample tokens (x, y) with y = w·x, and y = 0 for the query; return them and the answers w·x."""
+    """Sample tokens (x, y) with y = w·x, and y = 0 for the query, and return them with the answers w·x."""
     scale = jnp.sqrt(spectrum(w.shape[1], white))
     x = scale * jax.random.normal(key, (len(w), CONTEXT + 1, w.shape[1]))
     y = jnp.einsum("ntd,nd->nt", x, w)

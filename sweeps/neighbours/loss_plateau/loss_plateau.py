@@ -37,11 +37,11 @@ class Transformer(ja.Model[WindowSums]):
         return weights | biases | norms
 
     def outputs(self, params: dict[str, Array], data: WindowSums) -> Array:
-        """Compute the logits, (n, T, V)."""
+        """Compute the logits as an (n, T, V) array."""
         return self.states(params, data)[0] @ params["head"]
 
     def attention(self, params: dict[str, Array], data: WindowSums) -> Array:
-        """Compute the attention from every position, (n, T, T)."""
+        """Compute the attention from each position as an (n, T, T) array."""
         return self.states(params, data)[1]
 
     def states(self, params: dict[str, Array], data: WindowSums) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""Numbers followed by the sums of adjacent numbers, and a probe of outputs, hidden states and attention."""
+"""Numbers followed by sums of adjacent numbers, and a probe for outputs, hidden states and attention."""
 
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from jaxattn.data import Sequences
 
 
 class WindowSums(Sequences):
-    """Numbers x_1 to x_n, a separator, and outputs y_1 to y_(n-1); targets are the tokens x_2 to y_n."""
+    """Numbers x_1 to x_n, a separator, and outputs y_1 to y_(n-1), with the tokens x_2 to y_n as targets."""
 
     @property
     def numbers(self) -> int:
@@ -20,14 +20,14 @@ class WindowSums(Sequences):
 
     @property
     def relevant(self) -> Array:
-        """True where the output of a query depends on the attended number, (2n, 2n) bool."""
+        """(2n, 2n) mask that is True where a query's output depends on the attended number."""
         n = self.numbers
         query, key = jnp.arange(2 * n)[:, None] - n, jnp.arange(2 * n)
         return (query >= 0) & (key <= query) & (key >= query - 1)
 
 
 def window_sums(key: Array, *, sequences: int, numbers: int = 16, modulus: int = 17) -> WindowSums:
-    """Sample uniform x_i from 1 to `modulus` - 1; y_1 = x_1, and y_i = x_(i-1) + x_i modulo `modulus`."""
+    """Sample uniform x_i from 1 to `modulus` - 1, with y_1 = x_1 and y_i = x_(i-1) + x_i modulo `modulus`."""
     x = jax.random.randint(key, (sequences, numbers), 1, modulus, jnp.int32)
     y = x.at[:, 1:].add(x[:, :-1]) % modulus
     tokens = jnp.concatenate([x, jnp.full((sequences, 1), modulus, jnp.int32), y], axis=1)
@@ -36,13 +36,13 @@ def window_sums(key: Array, *, sequences: int, numbers: int = 16, modulus: int =
 
 
 def next_token(outputs: Array, targets: Array) -> Array:
-    """Compute the cross-entropy of the next token, averaged over all positions, (n,)."""
+    """Compute the cross-entropy of the next token, averaged over all positions, as an (n,) array."""
     own = jnp.take_along_axis(outputs, targets[..., None], axis=-1)[..., 0]
     return (jax.nn.logsumexp(outputs, axis=-1) - own).mean(axis=-1)
 
 
 def generate(context: ja.probes.ProbeContext, data: WindowSums) -> Array:
-    """Generate the outputs y_1 to y_n token by token, each with the largest logit, (N, n)."""
+    """Generate the outputs y_1 to y_n greedily, token by token, as an (N, n) array."""
     n = data.numbers
 
     def append(i: Array, tokens: Array) -> Array:
@@ -54,7 +54,7 @@ def generate(context: ja.probes.ProbeContext, data: WindowSums) -> Array:
 
 
 class Plateau(ja.Probe):
-    """Accuracy and repetitions of generated outputs, similarity of hidden states, and relevant attention."""
+    """Accuracy and repetitions in generated outputs, similarity of hidden states, and relevant attention."""
 
     labels: ClassVar = {
         "first_output": "accuracy of the first output",
@@ -68,7 +68,7 @@ class Plateau(ja.Probe):
     }
 
     def measure(self, context: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Compute the metrics of one seed on its test data."""
+        """Compute the metrics for one seed on its test data."""
         data = context.data.test
         n = data.numbers
         made = generate(context, data)

@@ -1,4 +1,4 @@
-"""In-context Markov chains, one transition matrix per sequence, and strategies that predict their tokens."""
+"""In-context Markov chains with one transition matrix per sequence, and strategies to predict tokens."""
 
 from typing import ClassVar
 
@@ -40,13 +40,13 @@ def markov(key: Array, *, sequences: int, states: int, doubly: bool = False) -> 
 
 
 def next_token(outputs: Array, targets: Array) -> Array:
-    """Compute the cross-entropy of the next token, averaged over positions, (n,)."""
+    """Compute the cross-entropy of the next token, averaged over positions, as an (n,) array."""
     own = jnp.take_along_axis(outputs, targets[..., None], axis=-1)[..., 0]
     return (jax.nn.logsumexp(outputs, axis=-1) - own).mean(axis=-1)
 
 
 def predictions(data: Chains) -> dict[str, Array]:
-    """Return each strategy's distribution of the token after the last one, from add-one counts, (n, k)."""
+    """Return each strategy's (n, k) distribution of the token after the last one, from add-one counts."""
     states = jnp.arange(data.vocab_size)
     is_state = data.ids[:, :, None] == states
     last = data.ids[:, -1:]
@@ -61,7 +61,7 @@ def divergence(p: Array, log_q: Array) -> Array:
 
 
 class Phases(ja.Probe):
-    """Divergence of the truth and of each strategy from the last prediction, and attention of both layers."""
+    """Divergence of the truth and each strategy from the last prediction, and attention in both layers."""
 
     labels: ClassVar = {
         "kl_truth": "divergence from the truth",
@@ -73,7 +73,7 @@ class Phases(ja.Probe):
     }
 
     def measure(self, context: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Compute the metrics of one seed on its test data."""
+        """Compute the metrics for one seed on its test data."""
         data = context.data.test
         log_q = jax.nn.log_softmax(context.outputs(data)[:, -1])
         truth, strategies = data.truth[:, -1], predictions(data)

@@ -21,7 +21,7 @@ def normalised(x: Array, scale: Array, shift: Array) -> Array:
 
 
 def by_distance(products: Array) -> Array:
-    """Return an array with products[n, t, t - s] at [n, t, s]; its entries with s > t are arbitrary."""
+    """Return an array with products[n, t, t - s] at [n, t, s]. Entries with s > t are arbitrary."""
     n, T, _ = products.shape
     padded = jnp.pad(products[:, :, ::-1], ((0, 0), (0, 0), (1, 0)))
     return padded.reshape(n, T + 1, T)[:, 1:]
@@ -45,16 +45,16 @@ class Transformer(ja.Model[Chains]):
         return params | {"scale": ones, "shift": zeros}
 
     def outputs(self, params: dict[str, Array], data: Chains) -> Array:
-        """Compute the logits, (n, T, k)."""
+        """Compute the logits as an (n, T, k) array."""
         x, _ = self.layers(params, data)
         return normalised(x, params["scale"][-1], params["shift"][-1]) @ params["head"]
 
     def attention(self, params: dict[str, Array], data: Chains) -> Array:
-        """Compute the attention of each layer and position, (n, 2, T, T)."""
+        """Compute the attention for each layer and position as an (n, 2, T, T) array."""
         return jnp.stack(self.layers(params, data)[1], axis=1)
 
     def layers(self, params: dict[str, Array], data: Chains) -> tuple[Array, list[Array]]:
-        """Compute the final residual stream, (n, T, d), and the attention of every layer."""
+        """Compute the (n, T, d) residual stream at the end, and the attention in every layer."""
         x, found = params["E"][data.ids], []
         for layer in range(LAYERS):
             y = normalised(x, params["scale"][layer], params["shift"][layer])

@@ -1,4 +1,4 @@
-"""Mirror descent in ℓ_q: the limit of W is the ℓ_q attention SVM of its selection, only for the same q."""
+"""Mirror descent in ℓ_q, whose limit W is the attention SVM of its selection in the same ℓ_q only."""
 
 from typing import Any, ClassVar
 
@@ -39,7 +39,7 @@ def divergence(target: np.ndarray, w: np.ndarray, q: float) -> np.ndarray:
 
 
 class Divergences(ja.PhaseProbe):
-    """Bregman divergences, in the norm of descent, of W from the ℓ_q attention SVMs of its selection."""
+    """Bregman divergences of W from the ℓ_q attention SVMs of its selection, in the norm of descent."""
 
     metrics: ClassVar[tuple[str, ...]] = tuple(
         f"{what}_{q:g}" for what in ("divergence_to", "gap") for q in NORMS
@@ -51,18 +51,18 @@ class Divergences(ja.PhaseProbe):
         return None if "q" in options else "requires a descent in ℓ_q"
 
     def observe(self, phase: Any, state: Any) -> Array:
-        """Return the entries of W of one seed, followed by q, (D + 1,)."""
+        """Return one seed's entries of W, followed by q, as a (D + 1,) array."""
         return jnp.append(phase.parameter(state, "W").reshape(-1), phase.options["q"])
 
     def conclude(self, history: np.ndarray, params: Any, model: Any, loaded: Any) -> Any:
-        """Solve the ℓ_q programs for each seed and compare paths of W, (S, k, D + 1), with the solutions."""
+        """Solve the ℓ_q programs for each seed, and compare the paths of W with the solutions."""
         data = jax.device_get(loaded.splits.train)
         each = [compare(path, *x) for path, *x in zip(history, data.X, data.z, data.targets, strict=True)]
         return tuple(jax.tree.map(lambda *x: np.stack(x), *found) for found in zip(*each, strict=True))
 
 
 def compare(path: np.ndarray, X: np.ndarray, z: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
-    """Return divergences along the path of one seed, and duality gaps of the ℓ_q programs."""
+    """Return the divergences along one seed's path, and the duality gaps of the ℓ_q programs."""
     path, norm = path[:, :-1], float(path[0, -1])
     scores = from_query(np.asarray(X, float), np.asarray(z, float), y)
     chosen = ja.theory.selection(path[-1], scores)

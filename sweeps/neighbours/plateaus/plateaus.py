@@ -1,4 +1,4 @@
-"""A plateau before sparse attention: trainable scores of positions; only the last contains the answer."""
+"""A plateau before sparse attention, with trainable position scores. Only the last token has the answer."""
 
 from typing import ClassVar, NamedTuple
 
@@ -15,7 +15,7 @@ PLATEAU = 0.8  # fraction of the initial loss
 
 
 def sequences(key: Array, *, dim: int, length: int, sequences: int) -> Vectors:
-    """Sample x_t ~ N(0, I/d) and y = W* x_T; W* = I without loss of generality, by rotation of y."""
+    """Sample x_t ~ N(0, I/d) and y = W* x_T, with W* = I without loss of generality."""
     X = jax.random.normal(key, (sequences, length, dim)) / dim**0.5
     return Vectors(targets=X[:, -1], X=X)
 
@@ -28,7 +28,7 @@ class Params(NamedTuple):
 
 
 class ByPosition(ja.Model[Vectors]):
-    """f(X) = W Σ_t q_t x_t, q = softmax(a)."""
+    """Attention by position, f(X) = W Σ_t q_t x_t with q = softmax(a)."""
 
     takes: ClassVar[type[Vectors]] = Vectors
 
@@ -37,7 +37,7 @@ class ByPosition(ja.Model[Vectors]):
         return Params(jnp.zeros((like.dim, like.dim), dtype), jnp.zeros(like.X.shape[1], dtype))
 
     def outputs(self, params: Params, data: Vectors) -> Array:
-        """Compute f of each sequence, (n, d)."""
+        """Compute f for each sequence as an (n, d) array."""
         return jnp.einsum("t,ntd->nd", jax.nn.softmax(params.a), data.X) @ params.W.T
 
 
@@ -50,7 +50,7 @@ def risk(params: Params) -> Array:
 
 @struct.dataclass
 class State:
-    """State of `Training`; `plateau` is the time during which the risk has stayed on the plateau."""
+    """State of `Training`, where `plateau` is the time that the risk has stayed on the plateau."""
 
     params: Params
     step: Array
@@ -91,7 +91,7 @@ class Training(ja.Phase, kw_only=True):
         return state.replace(params=params, step=state.step + 1, plateau=plateau)
 
     def metrics(self, state: State) -> dict[str, Array]:
-        """Return the risk, and the length of the plateau, NaN until it ends."""
+        """Return the risk, and the length of the plateau, which is NaN until it ends."""
         now = risk(state.params)
         ended = jnp.where(now < PLATEAU / 2, state.plateau, jnp.nan)
         return {"plateau": ended, "risk": now, "evaluations": state.step}

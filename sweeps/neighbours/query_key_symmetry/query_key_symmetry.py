@@ -11,12 +11,12 @@ from jaxattn.data import Sequences
 
 
 def symmetry(M: Array) -> Array:
-    """Compute tr(M M)/‖M‖², 1 for symmetric and -1 for antisymmetric matrices, (...)."""
+    """Compute tr(M M)/‖M‖² over the last two axes, 1 for symmetric and -1 for antisymmetric matrices."""
     return jnp.einsum("...ij,...ji->...", M, M) / (M**2).sum(axis=(-2, -1))
 
 
 def directionality(M: Array) -> Array:
-    """Compute (c - r)/(c + r), where c and r sum the excess of column and row norms over mean + 2 std."""
+    """Compute (c - r)/(c + r), where c and r sum the excess of the column and row norms over mean + 2 std."""
 
     def excess(norms: Array) -> Array:
         limit = norms.mean(axis=-1) + 2 * norms.std(axis=-1, ddof=1)
@@ -35,7 +35,7 @@ def normalised(x: Array, scale: Array, shift: Array) -> Array:
 
 
 class SmallBert(ja.Model[Sequences]):
-    """Layers of one-head attention and an MLP with layer normalisation after each; tied word embeddings."""
+    """BERT with tied word embeddings, one-head attention, and layer normalisation after each sublayer."""
 
     takes: ClassVar[type[Sequences]] = Sequences
 
@@ -54,7 +54,7 @@ class SmallBert(ja.Model[Sequences]):
         return params | norms | {"bias": jnp.zeros(V, dtype)}
 
     def outputs(self, params: dict[str, Array], data: Sequences) -> Array:
-        """Compute the logits of the words at every position, (n, T, V)."""
+        """Compute the logits of the words at each position as an (n, T, V) array."""
         norms = list(zip(params["scale"], params["shift"], strict=True))
         x = normalised(params["E"][data.ids] + params["P"], *norms[-1])
         seen = data.causal if self.causal else jnp.ones((1, 1, 1), bool)

@@ -44,7 +44,7 @@ def windows(*, data_dir: ja.FilePath, mode: Mode, length: int = 32, number: int 
 
 
 def predicted_words(outputs: Array, targets: Array) -> Array:
-    """Sum the cross-entropy over the predicted words of a window, divided by their mean number, (n,)."""
+    """Sum the cross-entropy over each window's predicted words, divided by their mean number."""
     own = jnp.take_along_axis(outputs, jnp.maximum(targets, 0)[..., None], axis=-1)[..., 0]
     each = jnp.where(targets >= 0, jax.nn.logsumexp(outputs, axis=-1) - own, 0).sum(axis=1)
     return each / ((targets >= 0).sum(axis=1).mean())

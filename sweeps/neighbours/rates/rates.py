@@ -14,7 +14,7 @@ from jaxattn.theory import Scores
 
 
 def one_optimal(key: Array, *, dim: int, length: int, sequences: int) -> Vectors:
-    """Sample tokens from N(0, I/d); set their first entry to y in the first token, and to 0 in all others."""
+    """Sample tokens from N(0, I/d), with first entry y in the first token and 0 in all others."""
     label_key, token_key = jax.random.split(key)
     y = jax.random.rademacher(label_key, (sequences,), jnp.int32)
     X = jax.random.normal(token_key, (sequences, length, dim)).at[:, :, 0].set(0) / dim**0.5
@@ -29,7 +29,7 @@ class Params(NamedTuple):
 
 
 class FixedDecoder(ja.Model[Vectors]):
-    """f(X) = Σ_t q_t x_t·e_1, q = softmax over t of x_t·W x_1: y times the attention on the first token."""
+    """Attention f(X) = Σ_t q_t x_t·e_1 with scores x_t·W x_1, that is y times the first token's attention."""
 
     takes: ClassVar[type[Vectors]] = Vectors
     linear_in: ClassVar[str] = "W"
@@ -39,7 +39,7 @@ class FixedDecoder(ja.Model[Vectors]):
         return Params(jnp.zeros((like.dim, like.dim), dtype))
 
     def outputs(self, params: Params, data: Vectors) -> Array:
-        """Compute f of each sequence, (n,)."""
+        """Compute f for each sequence as an (n,) array."""
         return (jnp.exp(log_attention(params, data)) * data.X[:, :, 0]).sum(axis=1)
 
     def scores(self, params: Params, data: Vectors) -> Scores:
@@ -48,7 +48,7 @@ class FixedDecoder(ja.Model[Vectors]):
 
 
 def log_attention(params: Params, data: Vectors) -> Array:
-    """Compute log q, (n, T)."""
+    """Compute log q as an (n, T) array."""
     return jax.nn.log_softmax(data.dot(data.z @ params.W.T), axis=1)
 
 
@@ -100,5 +100,5 @@ class Steps(ja.Phase, kw_only=True):
 
 
 def log_off(params: Params, data: Vectors) -> Array:
-    """Compute the logarithm of the mean attention off the first token."""
+    """Compute the logarithm of the mean attention on tokens other than the first."""
     return jax.nn.logsumexp(log_attention(params, data)[:, 1:]) - jnp.log(data.num_examples)

@@ -1,4 +1,4 @@
-"""Scan and snap: next-token prediction by attention from the last token to the tokens before it."""
+"""Scan and snap, next-token prediction by attention from the last token to the tokens before it."""
 
 from typing import ClassVar
 
@@ -16,13 +16,13 @@ COMMON, DISTINCT, LENGTH = 10, 10, 128  # common tokens, distinct tokens per nex
 
 
 class Scanned(Sequences):
-    """Sequences whose last token is the query; targets are next tokens, from the same vocabulary."""
+    """Sequences whose last token is the query, with next tokens from the same vocabulary as targets."""
 
     last: int = struct.field(pytree_node=False, kw_only=True)
     per_last: int = struct.field(pytree_node=False, kw_only=True)
 
     def chances(self) -> np.ndarray:
-        """Return P(l|n), (N, V): the distribution of non-final tokens l for each of N next tokens n."""
+        """Return the (N, V) distribution P(l|n) of non-final tokens l for each next token n."""
         N = self.last * self.per_last
         own = np.kron(np.eye(N), np.linspace(0.1, 1, DISTINCT))
         P = np.hstack([np.ones((N, COMMON)), own, np.zeros((N, self.last + N))])
@@ -30,7 +30,7 @@ class Scanned(Sequences):
 
 
 def next_tokens(key: Array, *, sequences: int, last: int, per_last: int = 2) -> Scanned:
-    """Sample a next token n; the last token is n // per_last, and the tokens before it follow P(l|n)."""
+    """Sample a next token n, the last token n // per_last, and the tokens before it from P(l|n)."""
     asks = COMMON + last * per_last * DISTINCT  # ids are ordered: common, distinct, last, next
     V, mask = asks + last + last * per_last, jnp.ones((sequences, LENGTH), bool)
     made = Scanned(targets=None, ids=None, mask=mask, vocab_size=V, classes=V, last=last, per_last=per_last)
@@ -43,31 +43,34 @@ def next_tokens(key: Array, *, sequences: int, last: int, per_last: int = 2) -> 
 
 
 class LastToken(ja.Model[Sequences]):
-    """f(X) = Yᵀ u/‖u‖, u = Σ_{t<T} q_t x_t, q = softmax(z_{x_T}) over the one-hot tokens before the last."""
+    """Attention from the last token, f(X) = Yᵀ u/‖u‖ with u = Σ_{t<T} q_t x_t and q = softmax(z_{x_T}).
+
+    The softmax is over the one-hot tokens before the last one.
+    """
 
     takes: ClassVar[type[Sequences]] = Sequences
     spread: float = 1.0
 
     def init(self, key: Array, like: Sequences, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Sample Y and Z, (V, V) each, from U(-1, 1)/√V times `spread`; z_m is row m of Z."""
+        """Sample (V, V) matrices Y and Z, with rows z_m, from U(-1, 1)/√V times `spread`."""
         drawn = jax.random.uniform(key, (2, V := like.vocab_size, V), dtype, -1, 1) * self.spread / V**0.5
         return {"Y": drawn[0], "Z": drawn[1]}
 
     def outputs(self, params: dict[str, Array], data: Sequences) -> Array:
-        """Compute the logits of the next token, (n, V)."""
+        """Compute the logits of the next token as an (n, V) array."""
         counts = (data.ids[:, :-1, None] == jnp.arange(data.vocab_size)).sum(axis=1)
         u = jax.nn.softmax(params["Z"][data.ids[:, -1]], where=counts > 0) * counts
         return u / jnp.linalg.norm(u, axis=1, keepdims=True) @ params["Y"]
 
 
 def two_rates(step_size: optax.Schedule, *, ratio: float = 1.0) -> optax.GradientTransformation:
-    """Build descent with momentum 0.9, with a step size for Y that is `ratio` times the step size for Z."""
+    """Build descent with momentum 0.9, whose step size for Y is `ratio` times the step size for Z."""
     faster = optax.stateless(lambda slopes, _: slopes | {"Y": ratio * slopes["Y"]})
     return optax.chain(faster, optax.sgd(step_size, momentum=0.9))
 
 
 def composition(params: dict[str, Array], data: Scanned) -> dict[str, Array]:
-    """Compute means over n: entropy of c_n ∝ P(l|n) exp z_l, of its distinct part, and its common share."""
+    """Compute means over n: entropies of c_n ∝ P(l|n) exp z_l and of its distinct part, and common share."""
     asks = data.vocab_size - data.last * (data.per_last + 1) + np.arange(data.last).repeat(data.per_last)
     c = jnp.exp(params["Z"][asks]) * data.chances()
     c = c / c.sum(axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Single-location regression: the target is linear in one token, which a second direction distinguishes."""
+"""Single-location regression, whose target is linear in one token, marked by a second direction."""
 
 from typing import ClassVar, NamedTuple
 
@@ -33,7 +33,7 @@ class Params(NamedTuple):
 
 
 class Pointwise(ja.Model[Vectors]):
-    """f(X) = Σ_ℓ erf(λ X_ℓ·k) X_ℓ·v with λ = sharpness / (1 + decay t): attention without normalisation."""
+    """Unnormalised attention f(X) = Σ_ℓ erf(λ X_ℓ·k) X_ℓ·v with λ = sharpness / (1 + decay t)."""
 
     takes: ClassVar[type[Vectors]] = Vectors
 
@@ -46,7 +46,7 @@ class Pointwise(ja.Model[Vectors]):
         return Params(*(drawn / jnp.linalg.norm(drawn, axis=1, keepdims=True)), jnp.zeros((), dtype))
 
     def outputs(self, params: Params, data: Vectors) -> Array:
-        """Compute f of each sequence, (n,)."""
+        """Compute f for each sequence as an (n,) array."""
         sharpness = self.sharpness / (1 + self.decay * params.t)
         return (jax.scipy.special.erf(sharpness * data.dot(params.k)) * data.dot(params.v)).sum(axis=1)
 

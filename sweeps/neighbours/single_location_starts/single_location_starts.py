@@ -1,4 +1,4 @@
-"""Single-location regression on the population risk: which initial points find the location."""
+"""Single-location regression on the population risk, from initial points that may find the location."""
 
 from typing import NamedTuple
 
@@ -46,7 +46,7 @@ class Risk(ja.Model[ja.Dataset]):
         return Params(k / jnp.linalg.norm(k), v / jnp.linalg.norm(v), jnp.zeros((), dtype))
 
     def outputs(self, params: Params, data: ja.Dataset) -> Array:
-        """Compute the risk, (1,), by integrals over a = X_j·k; given a, X_j·v and X_j·v* are Gaussian."""
+        """Compute the risk as a (1,) array, by integrals over a = X_j·k, given which X_j·v is Gaussian."""
         κ, ν, θ, η, ρ = overlaps(params)
         mean, γ = jnp.sqrt(self.dim / 2), jnp.sqrt(self.variance)
         weights, λ = WEIGHTS / WEIGHTS.sum(), self.sharpness / (1 + self.decay * params.t)

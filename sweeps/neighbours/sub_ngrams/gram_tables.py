@@ -1,4 +1,4 @@
-"""In-context n-grams, one table of next-token probabilities per sequence, and their k-gram estimators."""
+"""In-context n-grams with one table of next-token probabilities per sequence, and k-gram estimators."""
 
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ EPSILON = 1e-8
 
 
 class Grams(Sequences):
-    """Sequences whose targets are the true probabilities of the token after the last position, (n, V)."""
+    """Sequences whose targets are the true (n, V) probabilities of the token after the last position."""
 
 
 def grams(
@@ -40,12 +40,12 @@ def grams(
 
 
 def cross_entropy(p: Array, truth: Array) -> Array:
-    """Compute -Σ_v y_v log(p_v + ε) for the true probabilities y of the next token, (n,)."""
+    """Compute -Σ_v y_v log(p_v + ε) for the true next-token probabilities y as an (n,) array."""
     return -(truth * jnp.log(p + EPSILON)).sum(axis=-1)
 
 
 def estimate(data: Grams, k: int, alpha: float = 1.0) -> Array:
-    """Estimate next-token probabilities by k-grams, from the counts after the last k - 1 tokens, (n, V)."""
+    """Estimate (n, V) next-token probabilities by k-grams, from the counts after the last k - 1 tokens."""
     T = data.ids.shape[1]
     same = jnp.ones((len(data.ids), T - k + 1), bool)
     for lag in range(1, k):
@@ -70,7 +70,7 @@ class Stages(ja.Probe):
     alpha: float = 0.5
 
     def measure(self, context: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Compute the metrics of one seed; `squared_gradient` estimates ‖∇L‖² of the population loss L."""
+        """Compute the metrics for one seed. `squared_gradient` estimates ‖∇L‖² for the population loss L."""
         data, params = context.data.test, context.params
         p = context.outputs(data)
         found = {}

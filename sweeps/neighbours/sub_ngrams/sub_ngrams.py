@@ -29,7 +29,7 @@ class Simplified(ja.Model[Grams]):
     scale: float = 1.0
 
     def init(self, key: Array, like: Grams, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Sample V, Q and K, with A = 0; or return the construction of a k-gram estimator."""
+        """Sample V, Q and K with A = 0, or return the construction for a k-gram estimator."""
         S, H, T = like.vocab_size, self.heads, like.ids.shape[1]
         d = S * (H + 1)
         keys = jax.random.split(key, 3)
@@ -48,7 +48,7 @@ class Simplified(ja.Model[Grams]):
         return {"A": A, "V": V, "Q": Q, "K": K}
 
     def attention(self, params: dict[str, Array], data: Grams) -> tuple[Array, Array]:
-        """Compute the attention in the first layer, (H, T, T), and from the last position, (n, T)."""
+        """Compute the first layer's (H, T, T) attention, and the (n, T) attention from the last position."""
         x = jax.nn.one_hot(data.ids, data.vocab_size, dtype=params["A"].dtype)
         n, T, S = x.shape
         first = jax.nn.softmax(jnp.where(jnp.tri(T, dtype=bool), params["A"], -jnp.inf), axis=-1)
@@ -60,7 +60,7 @@ class Simplified(ja.Model[Grams]):
         return first, jax.nn.softmax((y @ query[:, :, None])[:, :, 0], axis=-1)
 
     def outputs(self, params: dict[str, Array], data: Grams) -> Array:
-        """Compute the probabilities of the next token after the last position, (n, V)."""
+        """Compute the probabilities of the next token after the last position as an (n, V) array."""
         _, second = self.attention(params, data)
         return (second[:, None] @ jax.nn.one_hot(data.ids, data.vocab_size, dtype=second.dtype))[:, 0]
 

@@ -1,4 +1,4 @@
-"""Analysis of the population gradient: norms at the constructions of k-gram estimators, and ratios."""
+"""Norms of the population gradient at the constructions for k-gram estimators, and their ratios."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ def left_out(function, *samples: np.ndarray) -> judge.Estimate:
 
 
 def ratio(squares: np.ndarray, others: np.ndarray) -> judge.Estimate:
-    """Estimate the ratio of two norms from unbiased estimates of their squares, (S,) each."""
+    """Estimate the ratio of two norms from unbiased estimates of their squares, one per seed."""
     return left_out(lambda x, y: norm(x) / max(norm(y), 1e-4), squares, others)
 
 

@@ -1,4 +1,4 @@
-"""Topic words: trained keys and embeddings find the one word in a sentence that determines its topic."""
+"""Trained keys and embeddings that find the one word in a sentence that determines its topic."""
 
 from typing import ClassVar, NamedTuple
 
@@ -33,7 +33,7 @@ class Params(NamedTuple):
 
 
 class Keys(ja.TokenModel):
-    """Logits Wᵀ Σ_s a_s e_s with a = softmax of k_s·q; keys start at 0, embeddings near 0."""
+    """Logits Wᵀ Σ_s a_s e_s with scores k_s·q, where keys start at 0 and embeddings near 0."""
 
     token_rows: ClassVar[tuple[str, ...]] = ("K", "E")
 
@@ -42,7 +42,7 @@ class Keys(ja.TokenModel):
     query: float = 0.3
 
     def init(self, key: Array, like: Corpus, *, dtype: jnp.dtype) -> Params:
-        """Sample the parameters of one seed; the head has ones on its diagonal."""
+        """Sample the parameters for one seed, with a head that has ones on its diagonal."""
         e_key, q_key, w_key = jax.random.split(key, 3)
         E = self.start * jax.random.normal(e_key, (like.vocab_size, self.dim), dtype)
         q = self.query * jax.random.normal(q_key, (self.dim,), dtype)
@@ -51,7 +51,7 @@ class Keys(ja.TokenModel):
         return Params(jnp.zeros_like(E), E, q, W.at[places, places].set(1))
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
-        """Compute scores (V,) and the logits of single words, (V, C)."""
+        """Compute the (V,) scores and the (V, C) logits of single words."""
         return params.K @ params.q, params.E @ params.W
 
 

@@ -1,4 +1,4 @@
-"""Two steps suffice: a signal and a noise token, and two gradient descent steps on p and v from zero."""
+"""Two gradient descent steps on p and v from zero, on sequences of a signal token and a noise token."""
 
 from typing import ClassVar, NamedTuple
 
@@ -27,7 +27,7 @@ class Params(NamedTuple):
 
 
 class Attention(ja.Model[Vectors]):
-    """f(X) = Σ_t q_t x_t·v with q = softmax over t of x_t·p; both start at 0."""
+    """Attention f(X) = Σ_t q_t x_t·v with scores x_t·p, where p and v start at 0."""
 
     takes: ClassVar[type[Vectors]] = Vectors
 
@@ -36,5 +36,5 @@ class Attention(ja.Model[Vectors]):
         return Params(jnp.zeros(like.dim, dtype), jnp.zeros(like.dim, dtype))
 
     def outputs(self, params: Params, data: Vectors) -> Array:
-        """Compute f of each sequence, (n,)."""
+        """Compute f for each sequence as an (n,) array."""
         return (jax.nn.softmax(data.dot(params.p), axis=1) * data.dot(params.v)).sum(axis=1)

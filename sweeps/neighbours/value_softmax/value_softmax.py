@@ -1,4 +1,4 @@
-"""Value-softmax: one sequence with all tokens and E = I, so that p contains the scores and v the values."""
+"""Value-softmax on one sequence with all tokens and E = I, so that p contains scores and v values."""
 
 import jax
 import jax.numpy as jnp
@@ -31,10 +31,10 @@ def normal(key: Array, drawn: Array, *, scale: float = 0.1) -> Array:
 
 
 class Polarisation(ja.Probe):
-    """The largest attention, the attention on all other tokens, the entropy, and the direction of p."""
+    """Largest attention, attention on all other tokens, entropy, and direction of p."""
 
     def measure(self, seen: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Compute the metrics of one seed; in closed form, p_mm = e_k - 1/T for the top token k."""
+        """Compute the metrics for one seed, with p_mm = e_k - 1/T in closed form for the top token k."""
         scores, values = seen.scores_and_values
         log_q, top = jax.nn.log_softmax(scores), scores.argmax()
         limit = jax.nn.one_hot(top, len(scores), dtype=scores.dtype) - 1 / len(scores)

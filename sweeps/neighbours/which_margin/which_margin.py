@@ -1,4 +1,4 @@
-"""Which margin, ℓ₂ or ℓ_∞: p of one layer under sign descent, Signum, Adam and normalised descent."""
+"""Margins of p in ℓ₂ and ℓ_∞ under sign descent, Signum, Adam and normalised descent."""
 
 import math
 from typing import Any, ClassVar, NamedTuple
@@ -32,7 +32,7 @@ class Params(NamedTuple):
 
 
 class Attention(ja.Model[Vectors]):
-    """f(X) = Σ_t q_t x_t·v with q = softmax over t of x_t·p; v is a fixed unit vector.
+    """Attention f(X) = Σ_t q_t x_t·v with scores x_t·p, for a fixed unit vector v.
 
     f is computed relative to the top token, as γ_top + Σ_t q_t (γ_t - γ_top), so that gradients keep their
     precision when the attention on other tokens is below rounding error.
@@ -44,13 +44,13 @@ class Attention(ja.Model[Vectors]):
     scale: float = 0.1
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
-        """Sample p and the head of one seed."""
+        """Sample p and the head for one seed."""
         query, head = jax.random.split(key)
         v = jax.random.normal(head, (like.dim,), dtype)
         return Params(self.scale * jax.random.normal(query, (like.dim,), dtype), v / jnp.linalg.norm(v))
 
     def outputs(self, params: Params, data: Vectors) -> Array:
-        """Compute f of each sequence, (n,)."""
+        """Compute f for each sequence as an (n,) array."""
         scores, values = data.dot(params.p), data.dot(params.v)
         top = scores.argmax(axis=1, keepdims=True)
         best = jnp.take_along_axis(values, top, axis=1)
@@ -62,7 +62,7 @@ class Attention(ja.Model[Vectors]):
 
 
 class Margins(ja.PhaseProbe):
-    """The ℓ₂ and ℓ_∞ margins of p, relative to the maximum margins for the final selection."""
+    """ℓ₂ and ℓ_∞ margins of p, relative to the maximum margins for the final selection."""
 
     metrics: ClassVar[tuple[str, ...]] = (
         *(f"{norm}_{what}" for norm in NORMS for what in ("margin_share", "gap", "largest_margin")),
@@ -71,18 +71,18 @@ class Margins(ja.PhaseProbe):
     )
 
     def observe(self, phase: ja.Phase, state: Any) -> Array:
-        """Return p of one seed, (d,)."""
+        """Return p for one seed as a (d,) array."""
         return phase.parameter(state, "p")
 
     def conclude(self, history: np.ndarray, params: Any, model: Any, loaded: Any) -> Any:
-        """Solve the ℓ₂ and ℓ_∞ programs for each seed and compare p, (S, k, d), with the solutions."""
+        """Solve the ℓ₂ and ℓ_∞ programs for each seed, and compare p with the solutions."""
         data = jax.device_get(loaded.splits.train)
         each = [compare(path, X, y) for path, X, y in zip(history, data.X, data.targets, strict=True)]
         return tuple(jax.tree.map(lambda *x: np.stack(x), *found) for found in zip(*each, strict=True))
 
 
 def compare(path: np.ndarray, X: np.ndarray, y: np.ndarray) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return relative margins along the path (k, d) of one seed, and margins and gaps of both programs."""
+    """Return the relative margins along one seed's path, and the margins and gaps of both programs."""
     X, scores = np.asarray(X, float), from_vectors(X, y)
     chosen, top = ja.theory.selection(path[-1], scores), (X @ path[-1]).argmax(axis=1)
     best = {norm: lq_max_margin(scores, chosen, q=q) for norm, q in NORMS.items()}

@@ -11,7 +11,7 @@ import jaxattn as ja
 from jaxattn.lab.engine import batches
 from jaxattn.lab.engine.batches import Batch, Source
 from jaxattn.lab.engine.plan import plan_study
-from jaxattn.lab.engine.programs import ProgramCache
+from jaxattn.lab.engine.program_cache import ProgramCache
 from jaxattn.lab.storage import batch_record
 from jaxattn.lab.storage.batch_record import BatchCell, BatchRecord, runs_key
 from jaxattn.lab.study.groups import compile_groups

@@ -175,7 +175,7 @@ import sys
 from pathlib import Path
 import jax
 from jaxattn import Study
-from jaxattn.lab.engine import programs
+from jaxattn.lab.engine.program_cache import programs
 from jaxattn.lab.engine.progress import Reporter
 from jaxattn.lab.engine.run_study import run_study
 from jaxattn.lab.study import groups
@@ -187,7 +187,7 @@ for number in range(1, len(sys.argv), 2):
         run_study(study, Path(sys.argv[number + 1]), command="test", reporter=reporter)
     (group,) = groups.compile_groups(study.cells)
     with jax.enable_x64(True):
-        for made in programs.programs(group.setting).phase_programs(group, 8):
+        for made in programs(group.setting).phase_programs(group, 8):
             text = made.function.lower(*made.arguments).compile().as_text()
             assert "num_partitions=4" in text
             for word in COLLECTIVES:

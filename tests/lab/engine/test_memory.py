@@ -8,7 +8,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.lab.engine import memory
-from jaxattn.lab.engine.programs import programs
+from jaxattn.lab.engine.program_cache import programs
 from jaxattn.lab.study.groups import compile_groups
 
 

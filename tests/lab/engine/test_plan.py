@@ -9,7 +9,7 @@ from jaxattn.lab.engine import memory
 from jaxattn.lab.engine import plan as planning
 from jaxattn.lab.engine.batches import Batch
 from jaxattn.lab.engine.plan import check_metrics, plan_study, recorded_lines
-from jaxattn.lab.engine.programs import ProgramCache, programs
+from jaxattn.lab.engine.program_cache import ProgramCache, programs
 from jaxattn.lab.study.groups import compile_groups
 
 

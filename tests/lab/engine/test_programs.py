@@ -1,8 +1,6 @@
 """Functions of one seed, vmapped over runs and compiled before they are called."""
 
-import gc
 import threading
-import weakref
 from contextlib import contextmanager
 
 import jax
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxattn.core import backend
-from jaxattn.lab.engine import programs
+from jaxattn.lab.engine import program_cache, programs
 from jaxattn.lab.engine.programs import Programs, seed_keys
 from jaxattn.lab.study.groups import compile_groups
 
@@ -45,31 +43,6 @@ def test_large_corpus_code_path_matches_the_regular_one(monkeypatch, study):
     jax.clear_caches()
     for one, other in zip(*results, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
-def test_programs_are_cached_except_for_custom_code(study):
-    def made(name="small", **changes):
-        return programs.programs(study(name, **changes).base)
-
-    first = made()
-    assert made() is first
-    assert made(name="small", seeds=7) is first
-    others = [made(dtype="float64"), made(probes={"min_count": 2}), made("flow")]
-    assert all(other is not first for other in others)
-    model = {"kind": "one_layer", "dim": 16}
-    scaled = [made(model=model | {"init": {"p": {"kind": "scaled", "scale": x}}}) for x in (0.5, 2.0, 0.5)]
-    assert scaled[0] is scaled[1] is scaled[2]
-    assert made(model=model | {"init": {"p": {"kind": "scaled", "scale": 0.0}}}) is not scaled[0]
-    assert made("own") is not made("own")
-
-
-def test_programs_have_the_settings_of_the_standard_probes(study):
-    """These are constants of a program, and no arguments, so each value has a program of its own."""
-    values = {"important": 0.2, "low": -0.5, "high": 0.5, "min_count": 3, "bins": 4, "tokens": False}
-    made = [
-        programs.programs(study(probes=probes).base) for probes in ({}, *({k: x} for k, x in values.items()))
-    ]
-    assert len({id(each) for each in made}) == len(made)
 
 
 def test_swept_thresholds_apply_to_each_cell(tmp_path, study):
@@ -111,10 +84,10 @@ def compiling():
 def test_programs_are_compiled_before_they_are_called(tmp_path, go, study, monkeypatch, assert_same):
     wanted = study(model={"kind": "one_layer", "dim": 13}, seeds=3)
     jax.clear_caches()
-    programs._KNOWN.clear()
+    program_cache._KNOWN.clear()
     with compiling() as before:
         assert not go(tmp_path / "before", wanted)[0].failures
-    programs._KNOWN.clear()
+    program_cache._KNOWN.clear()
     jax.clear_caches()
     monkeypatch.setattr(Programs, "compile", lambda *_, **__: None)
     with compiling() as as_called:
@@ -130,7 +103,7 @@ def test_programs_are_compiled_before_they_are_called(tmp_path, go, study, monke
 @pytest.mark.more
 def test_resumed_batch_compiles_only_remaining_programs(tmp_path, go, stop, study, small_run, assert_same):
     stop(tmp_path / "small", study(), 4)
-    programs._KNOWN.clear()
+    program_cache._KNOWN.clear()
     jax.clear_caches()
     with compiling() as threads:
         go(tmp_path / "small", study())
@@ -149,71 +122,6 @@ def test_compilation_error_is_raised(study, monkeypatch):
     monkeypatch.setattr(programs, "_compile", fail)
     with backend.precision("float32"), pytest.raises(ZeroDivisionError, match="in a thread"):
         made.compile(group, 2)
-
-
-def arguments(programs):
-    return jax.random.split(jax.random.key(0), 1), {}
-
-
-def test_programs_that_were_only_traced_are_discarded_without_collecting_garbage(monkeypatch, study):
-    """Plans trace the programs of many groups, and a collection takes longer than tracing."""
-    monkeypatch.setattr(programs, "_KNOWN", {})
-    monkeypatch.setattr(programs, "MAX_KNOWN", 1)
-    monkeypatch.setattr(programs.gc, "collect", None)
-    cache, groups = programs.ProgramCache(), compile_groups(study(axes={"model.dim": [2, 3, 4]}).cells)
-    for group in groups:
-        cache.of(group).params(group, 2)
-
-
-@pytest.mark.more
-def test_programs_discarded_from_the_cache_are_freed(monkeypatch, study):
-    """Every program maps memory, and a process may have a limited number of mappings."""
-    monkeypatch.setattr(programs, "_KNOWN", {})
-    monkeypatch.setattr(programs, "MAX_KNOWN", 2)
-    gc.disable()
-    try:
-        settings = [study(model={"kind": "one_layer", "dim": dim}).base for dim in (2, 3, 4)]
-        first = programs.programs(settings[0])
-        first.start(first.draw(*arguments(first)), *arguments(first))
-        forgotten = weakref.ref(first)
-        del first
-        programs.programs(settings[1])
-        assert forgotten() is programs.programs(settings[0])
-        programs.programs(settings[2])
-        assert forgotten() is None
-    finally:
-        gc.enable()
-
-
-def test_programs_are_those_of_the_contents_of_files(monkeypatch, study, tmp_path):
-    """A program contains the array of a file that a setting names."""
-    monkeypatch.setattr(programs, "_KNOWN", {})
-    path = tmp_path / "p.npy"
-    model = {"kind": "one_layer", "dim": 3, "init": {"p": {"file": str(path)}}}
-    made = []
-    for value in (1.0, 2.0, 1.0):
-        np.save(path, np.full(3, value, np.float32))
-        made.append(programs.programs(study(model=model).base))
-        params = made[-1].start(made[-1].draw(*arguments(made[-1])), *arguments(made[-1]))
-        np.testing.assert_array_equal(params.p[0], np.full(3, value))
-    assert made[0] is made[2]
-    assert made[0] is not made[1]
-
-
-def test_programs_of_a_group_are_freed_when_the_next_group_starts(monkeypatch, study):
-    """Programs with custom code are not in the cache of known programs."""
-    monkeypatch.setattr(programs, "programs", Programs)
-    gc.disable()
-    try:
-        cache, groups = programs.ProgramCache(), compile_groups(study(axes={"model.dim": [2, 3]}).cells)
-        first = cache.of(groups[0])
-        first.start(first.draw(*arguments(first)), *arguments(first))
-        forgotten = weakref.ref(first)
-        del first
-        cache.of(groups[1])
-        assert forgotten() is None
-    finally:
-        gc.enable()
 
 
 @pytest.mark.more

@@ -17,7 +17,7 @@ from jaxattn.core.errors import UserCodeError
 from jaxattn.lab.cli.status import run_status
 from jaxattn.lab.engine import attempt, description, missing, programs, run_study
 from jaxattn.lab.engine.monitor import Interrupted
-from jaxattn.lab.engine.programs import ProgramCache
+from jaxattn.lab.engine.program_cache import ProgramCache
 from jaxattn.lab.storage import study_file
 from jaxattn.lab.study import identity
 from jaxattn.lab.study.import_paths import ImportPaths

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import qmc
 
 import jaxattn as ja
-from jaxattn.lab.study import registry, setting
+from jaxattn.lab.study import reader, registry
 from jaxattn.lab.study.definition import Definition
 
 
@@ -60,7 +60,7 @@ def test_exclusions_drop_matching_cells(settings, tables):
 def test_cells_with_equal_tables_share_objects(tables, monkeypatch):
     made = []
     monkeypatch.setattr(
-        setting, "make", lambda *arguments: made.append(arguments[1]) or registry.make(*arguments)
+        reader, "make", lambda *arguments: made.append(arguments[1]) or registry.make(*arguments)
     )
     axes = {"phases.embed.step_size": [1.0, 2.0, 3.0], "phases.query.step_size": [0.1, 0.2, 0.3]}
     cells = Definition(tables(axes=axes)).cells

@@ -100,7 +100,7 @@ def go_one():
 
 
 def test_tables_include_defaults_and_recreate_the_setting(study):
-    from jaxattn.lab.study.setting import Reader
+    from jaxattn.lab.study.reader import Reader
 
     for name in ("small", "flow", "own"):
         wanted = study(name)

@@ -11,8 +11,8 @@ import pytest
 from sklearn.feature_extraction.text import CountVectorizer
 
 import jaxattn as ja
-from jaxattn.data.corpus import from_flat
 from jaxattn.data.sequences import Sequences
+from jaxattn.data.token_ids import from_flat
 from jaxattn.lab.texts import text as module
 from jaxattn.lab.texts.table_files import Csv, Jsonl
 from jaxattn.lab.texts.text import TextCorpora, Vocabulary, build_vocabulary, encode, load_text, tokenise
