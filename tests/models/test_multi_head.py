@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from models.params import generic
 
 import jaxattn as ja
 from jaxattn.data import ragged as layout
@@ -12,8 +13,7 @@ from jaxattn.models.sampling import sizes
 
 
 def draw(corpus, heads=3, dim=7):
-    key, dtype = jax.random.key(1), jnp.float64
-    params = multi_head.init(key, **sizes(corpus), dim=dim, heads=heads, dtype=dtype)
+    params = generic(multi_head.init, **sizes(corpus), dim=dim, heads=heads, dtype=jnp.float64)
     return params.replace(p=8 * params.p)
 
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from models.params import generic
 
 import jaxattn as ja
 from jaxattn.dynamics.flows.coordinates import coordinates, leap
@@ -24,7 +25,7 @@ def plain_basis(flow, E):
 @pytest.fixture(params=["V < d", "V > d", "V < d, equal embeddings"])
 def flow_and_params(request, corpus):
     dim = 6 if request.param == "V > d" else 48
-    params = ja.models.one_layer.init(jax.random.key(0), vocab_size=44, dim=dim, dtype=jnp.float64)
+    params = generic(ja.models.one_layer.init, vocab_size=44, dim=dim, dtype=jnp.float64)
     if "equal" in request.param:
         params = params.replace(E=params.E.at[1].set(params.E[0]))
     return coordinates(params.E, params.p, params.E @ params.v, corpus), params
