@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dynamics.shapes import DIM, VOCAB, corpus_of, padded
+from dynamics.shapes import corpus_of as corpus_of_size
+from dynamics.shapes import padded
+from invariances.problems import DIM, LENGTH, VOCAB
 from scipy.integrate import solve_ivp
 
 import jaxattn as ja
@@ -14,6 +16,8 @@ from jaxattn.dynamics.flows.arc_length import Stop
 from jaxattn.theory import Scores, one_minus_cosine, relaxed_max_margin, selection_from_tokens
 
 pytestmark = pytest.mark.usefixtures("x64")
+# Tests of single problems share a program with tests/invariances.
+corpus_of = functools.partial(corpus_of_size, vocab_size=VOCAB, longest=LENGTH)
 
 
 @functools.cache
@@ -51,7 +55,7 @@ def generic():
     rng = np.random.default_rng(0)
     E, p, v = rng.normal(size=(VOCAB, DIM)), rng.normal(size=DIM) / 4, rng.normal(size=DIM) / 4
     params = ja.models.one_layer.Params(E=jnp.asarray(E), p=jnp.asarray(p), v=jnp.asarray(v))
-    sequences = [[0, 2, 3], [1, 2, 4], [0, 3, 4, 5], [1, 3, 5], [0, 5], [1, 2, 4, 5]]
+    sequences = [[0, 2, 3], [1, 2, 4], [0, 3, 5], [1, 3, 5], [0, 5], [1, 4, 6]]
     return params, corpus_of(sequences, [1, -1] * 3)
 
 

@@ -8,6 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 from dynamics import shapes
+from dynamics.shapes import DIM, VOCAB, padded
 
 import jaxattn as ja
 from jaxattn.attention.tops import below_top
@@ -275,10 +276,10 @@ def test_force_of_second_order_is_no_balance(order):
     their values are equal. So the force is along E_0 - E_1 at all times, of size e^(-2 gap), and p follows it
     for ever. Forces within {2, 3} are of order one, but do nothing.
     """
-    corpus = ja.data.from_sequences([[0, 1, 2], [0, 1, 2], [2, 3], [1, 3]], [1, -1, 1, -1], vocab_size=4)
-    keys = np.array([[1, 0], [-3, -1], [-1, 1], [-1, 1]], float)[:, order]
-    scores = ja.theory.Scores(keys, corpus, np.array([0.0, -1, 0, -1]))
-    path = ja.dynamics.exact_flow(scores, np.zeros(2), until_norm=1e4, points=16)
+    corpus = corpus_of([[0, 1, 2], [0, 1, 2], [2, 3], [1, 3]], [1, -1, 1, -1])
+    keys = padded(np.array([[1, 0], [-3, -1], [-1, 1], [-1, 1]])[:, order], VOCAB, DIM)
+    scores = ja.theory.Scores(keys, corpus, np.array([0.0, -1, 0, -1, 0, 0]))
+    path = ja.dynamics.exact_flow(scores, np.zeros(DIM), until_norm=1e4, points=shapes.POINTS)
     assert path.stop == "norm"
     assert distance(path.p[-1], keys[0] - keys[1]) < 1e-7
 
