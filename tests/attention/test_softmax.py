@@ -17,11 +17,11 @@ def corpus(request, rng, monkeypatch):
     large, platform = request.param
     monkeypatch.setattr("jaxattn.data.ragged.LARGE", large)
     monkeypatch.setattr(backend, "platform", lambda: platform)
-    jax.clear_caches()
+    attend.clear_cache()
     lengths = [1, 1, 2, 3, 70, 150, *rng.integers(1, 60, 40)]
     sequences = [rng.integers(0, 80, length).tolist() for length in lengths]
     yield ja.data.from_sequences(sequences, rng.choice([-1, 1], len(lengths)).tolist(), vocab_size=90)
-    jax.clear_caches()
+    attend.clear_cache()
 
 
 def reference(corpus, scores, values):

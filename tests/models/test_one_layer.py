@@ -10,16 +10,16 @@ from jaxattn.models.one_layer import project
 
 
 def corpora(rng, classes):
-    """Random corpora: ragged, repeated tokens, a padded vocabulary, very short and very long sequences."""
+    """Random corpora: ragged or of equal lengths, with repeated tokens, unused ones, and one to 90 tokens."""
     sequences = [rng.integers(0, 25, length).tolist() for length in [1, 2, 2, 90, *rng.integers(1, 40, 30)]]
     drawn = rng.integers(0, classes, len(sequences))
     labels = (2 * drawn - 1 if classes == 2 else drawn).tolist()
     for vocab_size in (25, 61):
         yield ja.data.from_sequences(sequences, labels, vocab_size=vocab_size, num_classes=classes)
-    key = jax.random.key(3)
-    sizes = {"vocab_size": 30, "relevant": 2 * classes, "length": 9, "sequences": 12 * classes}
-    yield ja.data.assumption1(key, **sizes, num_classes=classes)
-    yield ja.data.independent(key, **sizes, num_classes=classes)
+    labels = np.arange(12 * classes) % classes
+    labels = 2 * labels - 1 if classes == 2 else labels
+    drawn = jnp.asarray(rng.integers(0, 30, (12 * classes, 9))), jnp.asarray(labels)
+    yield ja.data.from_draws(*drawn, vocab_size=30, num_classes=classes)
 
 
 @pytest.mark.parametrize("classes", [2, *(pytest.param(n, marks=pytest.mark.more) for n in (3, 5))])
