@@ -64,7 +64,7 @@ def test_full_path_does_not_depend_on_names_signs_and_rotations(examples):
     check(holds, changed_problems(), examples=examples)
 
 
-@examples(6, 100)
+@examples(6, 100, pytest.mark.more)
 def test_gradient_flow_of_repeated_sequences_is_that_of_the_mean_loss(examples, x64):
     """Until t = 1, rounding errors of 1e-16 grow at most by e^‖∂²L‖; steps of the solver have rtol = 1e-8."""
     run = jax.jit(
