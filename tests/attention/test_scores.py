@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.attention.scores import Scores, from_query, from_vectors, linear, one_layer, require_values
-from jaxattn.theory import max_margin, relaxed_max_margin, selection
+from jaxattn.attention.scores import from_query, from_vectors, linear, one_layer, require_values
+from jaxattn.theory import Scores, max_margin, relaxed_max_margin, selection
 
 N, T, D, Q = 6, 4, 5, 3
 

@@ -5,7 +5,8 @@ import pytest
 from jax.test_util import check_grads
 
 import jaxattn as ja
-from jaxattn.attention.softmax import attend, require_rows
+from jaxattn.attention import attend
+from jaxattn.attention.softmax import require_rows
 from jaxattn.core import backend
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.data.corpus import Corpus, from_counted, from_draws
+from jaxattn.data import Corpus, from_draws
+from jaxattn.data.corpus import from_counted
 
 # The function without the type checks that the tests add.
 from_sequences = inspect.unwrap(ja.data.from_sequences)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.data.corpus import from_draws
+from jaxattn.data import from_draws
 
 # Tests import `models.params`.
 sys.path.append(str(Path(__file__).parents[1]))

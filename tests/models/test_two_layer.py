@@ -10,7 +10,7 @@ from models.params import generic
 
 import jaxattn as ja
 from jaxattn.attention import self_attention
-from jaxattn.data.corpus import Corpus, from_draws
+from jaxattn.data import Corpus, from_draws
 from jaxattn.models import reference, two_layer, two_layer_weights
 from jaxattn.models.sampling import sizes
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.data.splits import token_statistics
+from jaxattn.data import token_statistics
 from jaxattn.theory.one_step_law import advise
 
 SIZES = {"vocab_size": 50, "relevant": 12, "length": 10, "sequences": 120}

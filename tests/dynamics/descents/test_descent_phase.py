@@ -9,8 +9,7 @@ import optax.contrib
 import pytest
 
 import jaxattn as ja
-from jaxattn.dynamics import Task, optimizer, run, schedule
-from jaxattn.dynamics.descents.descent_phase import Descent
+from jaxattn.dynamics import Descent, Task, optimizer, run, schedule
 from jaxattn.dynamics.descents.optimizers import check_options
 
 

@@ -14,7 +14,8 @@ from scipy.optimize import brentq
 from scipy.special import expit, softmax
 
 import jaxattn as ja
-from jaxattn.dynamics.flows.arc_length import _REASONS, Stop
+from jaxattn.dynamics import Stop
+from jaxattn.dynamics.flows.arc_length import _REASONS
 from jaxattn.dynamics.flows.force import direction
 from jaxattn.dynamics.flows.seeds import _over_chunks
 

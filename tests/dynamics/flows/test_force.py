@@ -9,9 +9,9 @@ from models.params import generic
 from scipy.integrate import solve_ivp
 
 import jaxattn as ja
-from jaxattn.attention.scores import Scores
 from jaxattn.data.corpus import from_bags
 from jaxattn.dynamics.flows.force import direction, score_force, token_curvature
+from jaxattn.theory import Scores
 
 pytestmark = pytest.mark.usefixtures("x64")
 

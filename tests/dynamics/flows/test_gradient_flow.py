@@ -13,9 +13,8 @@ from scipy.integrate import solve_ivp
 import jaxattn as ja
 from jaxattn.base import Task
 from jaxattn.core import pytrees
-from jaxattn.data.splits import Splits
-from jaxattn.dynamics import Stop
-from jaxattn.dynamics.flows.gradient_flow import GradientFlow, gradient_flow
+from jaxattn.data import Splits
+from jaxattn.dynamics import GradientFlow, Stop, gradient_flow
 
 pytestmark = pytest.mark.usefixtures("x64")
 

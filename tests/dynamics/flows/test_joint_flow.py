@@ -12,7 +12,7 @@ from invariances.problems import DIM, LENGTH, VOCAB
 from scipy.integrate import solve_ivp
 
 import jaxattn as ja
-from jaxattn.dynamics.flows.arc_length import Stop
+from jaxattn.dynamics import Stop
 from jaxattn.theory import Scores, one_minus_cosine, relaxed_max_margin, selection_from_tokens
 
 pytestmark = pytest.mark.usefixtures("x64")
