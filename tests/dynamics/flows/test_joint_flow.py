@@ -42,12 +42,12 @@ def flow(params, corpus, **settings):
     return ja.dynamics.joint_flow(params, corpus, **{"until_norm": 1e4, "points": 16} | settings)
 
 
-def mirrored(c=1.0):
+def mirrored(c=1.0, vocab_size=VOCAB, dim=DIM):
     """Build two pairs of mirrored tokens, ±c along p; p stays in the mirror plane, v is normal to it."""
-    E = padded([[1.0, c], [0, -c], [-1, c], [0, -c]], VOCAB, DIM)
-    p, v = padded([0.0, 0.3], DIM), padded([0.5], DIM)
+    E = padded([[1.0, c], [0, -c], [-1, c], [0, -c]], vocab_size, dim)
+    p, v = padded([0.0, 0.3], dim), padded([0.5], dim)
     params = ja.models.one_layer.Params(E=jnp.asarray(E), p=jnp.asarray(p), v=jnp.asarray(v))
-    return params, corpus_of([[0, 1], [2, 3]] * 3, [1, -1] * 3)
+    return params, corpus_of([[0, 1], [2, 3]] * 3, [1, -1] * 3, vocab_size=vocab_size)
 
 
 def generic():
@@ -67,13 +67,15 @@ def test_flow_with_two_pairs_matches_the_closed_form(c):
     2 w dw = (1 + e^(2cs)) ds/c, so w² - s/c - e^(2cs)/(2c²) is constant, here up to e^20000. For small c the
     pairs separate late: the neglected term of a slaved v, 1/(2c²w), is 3e-3 at w = 1e7 and 3e-4 at 1e8.
     """
-    params, corpus = mirrored(c)
+    dim = 6
+    # With V = d, coordinates are those of the span of the keys.
+    params, corpus = mirrored(c, dim, dim)
     path = flow(params, corpus)
     assert path.stop == "norm"
     np.testing.assert_allclose(path.norm[-1], 1e4, rtol=1e-5)
     s = np.asarray(path.p[:, 1])
-    np.testing.assert_allclose(path.p, s[:, None] * np.eye(DIM)[1], atol=1e-9)
-    np.testing.assert_allclose(path.v, np.broadcast_to(np.eye(DIM)[0], (16, DIM)), atol=1e-9)
+    np.testing.assert_allclose(path.p, s[:, None] * np.eye(dim)[1], atol=1e-9)
+    np.testing.assert_allclose(path.v, np.broadcast_to(np.eye(dim)[0], (16, dim)), atol=1e-9)
     constant = 0.5**2 - 0.3 / c - np.exp(0.6 * c) / (2 * c**2)
     with np.errstate(divide="ignore", invalid="ignore"):
         linear = np.log(np.maximum(s / c + constant, 0))
