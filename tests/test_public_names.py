@@ -247,11 +247,19 @@ def test_every_public_function_has_an_example():
     assert [name for name, x in _functions().items() if not _example(name, x).examples] == []
 
 
-# Flows take a quarter of a minute to compile, and a diagnosis takes seconds.
-_SLOW = ("jaxattn.dynamics", "jaxattn.lab.diagnosis")
+# A diagnosis takes seconds, and the programs of flows take seconds to compile. The example of `certify_limit`
+# has a flow.
+_SLOW = ("jaxattn.dynamics", "jaxattn.lab.diagnosis", "jaxattn.theory.certify_limit")
+
+
+def _package(name: str) -> str:
+    """Return the name of the package of a function, or its own name if its example runs alone."""
+    return name if name in _SLOW else name.rpartition(".")[0]
+
+
 _PACKAGES = [
     pytest.param(name, marks=pytest.mark.more if name in _SLOW else ())
-    for name in sorted({name.rpartition(".")[0] for name in _functions()})
+    for name in sorted({_package(name) for name in _functions()})
 ]
 
 
@@ -260,7 +268,7 @@ def test_examples_in_docstrings_run(package):
     runner = doctest.DocTestRunner(verbose=False)
     said: list[str] = []
     for name, x in _functions().items():
-        if name.rpartition(".")[0] == package:
+        if _package(name) == package:
             runner.run(_example(name, x), out=said.append)
     assert said == []
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.attention import batched
-from jaxattn.attention.softmax import attend
+from jaxattn.attention import attend, batched
 from jaxattn.data.ragged import Ragged
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.attention.scores import Scores, from_query, from_vectors, linear, one_layer, require_values
-from jaxattn.theory import max_margin, relaxed_max_margin, selection
+from jaxattn.attention.scores import from_query, from_vectors, linear, one_layer, require_values
+from jaxattn.theory import Scores, max_margin, relaxed_max_margin, selection
 
 N, T, D, Q = 6, 4, 5, 3
 
@@ -110,14 +110,13 @@ def test_nonlinear_functions_are_rejected(function, why):
 
 def test_values_are_computed_in_float64(rng):
     corpus = ja.data.from_sequences([[0, 1], [2]], [1, -1], vocab_size=3)
-    params = ja.models.one_layer.init(jax.random.key(0), vocab_size=3, dim=500)
+    E, v = (rng.normal(size=size).astype(np.float32) / 500**0.5 for size in ((2, 3, 500), (2, 500)))
+    params = ja.models.one_layer.Params(E=jax.device_put(E[0]), p=v[0], v=jax.device_put(v[0]))
     scores = one_layer(params, corpus)
     assert scores.keys is params.E
     expected = np.asarray(params.E, float) @ np.asarray(params.v, float)
     np.testing.assert_allclose(scores.values, expected, rtol=1e-13)
-    seeds = jax.vmap(lambda key: ja.models.one_layer.init(key, vocab_size=3, dim=5))(
-        jax.random.split(jax.random.key(1), 2)
-    )
+    seeds = ja.models.one_layer.Params(E=jax.device_put(E), p=v, v=jax.device_put(v))
     expected = np.einsum("svd,sd->sv", np.asarray(seeds.E, float), np.asarray(seeds.v, float))
     np.testing.assert_allclose(one_layer(seeds, corpus).values, expected, rtol=1e-13)
 

@@ -5,22 +5,30 @@ import pytest
 from jax.test_util import check_grads
 
 import jaxattn as ja
-from jaxattn.attention.softmax import attend, require_rows
+from jaxattn.attention import attend
+from jaxattn.attention.softmax import require_rows
 from jaxattn.core import backend
 
 
 @pytest.fixture(
-    params=[(0, "cpu"), (1 << 60, "cpu"), (1 << 60, "gpu")], ids=["large", "small", "small on a GPU"]
+    scope="module",
+    params=[(0, "cpu"), (1 << 60, "cpu"), (1 << 60, "gpu")],
+    ids=["large", "small", "small on a GPU"],
 )
-def corpus(request, rng, monkeypatch):
-    """A ragged corpus with repeated and unused tokens and long and short sequences, in each layout."""
+def corpus(request):
+    """A ragged corpus with repeated and unused tokens and long and short sequences, in each layout.
+
+    All traces are cleared before and after the tests of a layout: those of `attend` do not depend on it.
+    """
     large, platform = request.param
-    monkeypatch.setattr("jaxattn.data.ragged.LARGE", large)
-    monkeypatch.setattr(backend, "platform", lambda: platform)
-    jax.clear_caches()
+    rng = np.random.default_rng(1)
     lengths = [1, 1, 2, 3, 70, 150, *rng.integers(1, 60, 40)]
     sequences = [rng.integers(0, 80, length).tolist() for length in lengths]
-    yield ja.data.from_sequences(sequences, rng.choice([-1, 1], len(lengths)).tolist(), vocab_size=90)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxattn.data.ragged.LARGE", large)
+        patch.setattr(backend, "platform", lambda: platform)
+        jax.clear_caches()
+        yield ja.data.from_sequences(sequences, rng.choice([-1, 1], len(lengths)).tolist(), vocab_size=90)
     jax.clear_caches()
 
 

@@ -10,7 +10,7 @@ from jaxattn.base import Task
 from jaxattn.base.from_function import settings_class
 from jaxattn.base.model import LossFromFunction, StartFromFunction
 from jaxattn.base.probe import ProbeContext, ProbeFromFunction
-from jaxattn.data.splits import Splits
+from jaxattn.data import Splits
 from jaxattn.dynamics import Descent
 from jaxattn.models import OneLayer
 

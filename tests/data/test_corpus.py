@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.data.corpus import Corpus, from_draws
+from jaxattn.data import Corpus, from_draws
 
 
 def counts(corpus):
@@ -75,11 +75,12 @@ def test_counts_from_sampled_tokens_match_a_loop_under_vmap(rng):
 def test_from_draws_and_from_sequences_build_equal_corpora(rng):
     tokens = rng.integers(0, 40, (30, 50))
     labels = rng.choice([-1, 1], 30)
-    params = ja.models.one_layer.init(jax.random.key(0), vocab_size=40, dim=8)
+    E, p, v = (rng.normal(size=size) for size in ((40, 8), 8, 8))
+    params = ja.models.one_layer.Params(E=jnp.asarray(E), p=jnp.asarray(p), v=jnp.asarray(v))
     draw = jax.jit(lambda tokens, labels: from_draws(tokens, labels, vocab_size=40, num_classes=2))
     one = draw(tokens, labels)
     other = ja.data.from_sequences(tokens.tolist(), labels.tolist(), vocab_size=40)
-    logits = [ja.models.one_layer.outputs(params, corpus) for corpus in (one, other)]
+    logits = [jax.jit(ja.models.one_layer.outputs)(params, corpus) for corpus in (one, other)]
     np.testing.assert_allclose(*logits, rtol=1e-5, atol=1e-6)
 
 

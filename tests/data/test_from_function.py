@@ -7,9 +7,8 @@ import pytest
 import jaxattn as ja
 from jaxattn import base
 from jaxattn.base import DrawnData
-from jaxattn.data import Vectors
+from jaxattn.data import Splits, Vectors, token_statistics
 from jaxattn.data.from_function import data_class
-from jaxattn.data.splits import Splits, token_statistics
 from jaxattn.lab.study import seed as of_seed
 
 

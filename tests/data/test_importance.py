@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.data.splits import token_statistics
+from jaxattn.data import token_statistics
 
 
 def draw(rng, classes):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.data.sequences import Sequences, Vectors, from_flat
-from jaxattn.data.token_ids import from_sequences
+from jaxattn.data import Sequences, Vectors, from_sequences
+from jaxattn.data.sequences import from_flat
 
 LISTS = [[3, 1, 3, 0], [2], [1, 1, 1], [0, 4, 2, 4, 4]]
 CLASSES = [1, -1, -1, 1]

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.data.corpus import Corpus
-from jaxattn.data.splits import token_statistics
+from jaxattn.data import Corpus, token_statistics
 from jaxattn.lab.study import seed
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.base import Task
-from jaxattn.data.splits import Splits, token_statistics
+from jaxattn.data import Splits, token_statistics
 
 # Tests import `dynamics.shapes`.
 sys.path.append(str(Path(__file__).parents[1]))

@@ -1,6 +1,6 @@
 """Corpora and arrays of equal shapes, so that tests of flows share compiled programs."""
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 import jaxattn as ja
@@ -9,20 +9,20 @@ import jaxattn as ja
 VOCAB, DIM, SEQUENCES, LONGEST, POINTS = 6, 6, 6, 4, 30
 
 
-def corpus_of(sequences, labels, fill=VOCAB - 1, num_classes=2):
+def corpus_of(sequences, labels, fill=VOCAB - 1, num_classes=2, vocab_size=VOCAB, longest=LONGEST):
     """Build a corpus of six sequences; those that are missing have one token, and exert no force on p."""
     missing = SEQUENCES - len(sequences)
     sequences, labels = [*sequences, *[[fill]] * missing], [*labels, *[1] * missing]
-    tokens, mask = np.zeros((SEQUENCES, LONGEST), np.int32), np.zeros((SEQUENCES, LONGEST), bool)
+    tokens, mask = np.zeros((SEQUENCES, longest), np.int32), np.zeros((SEQUENCES, longest), bool)
     for row, sequence in enumerate(sequences):
         tokens[row, : len(sequence)] = sequence
         mask[row, : len(sequence)] = True
     return ja.data.from_draws(
-        jnp.asarray(tokens),
-        jnp.asarray(labels, jnp.int32),
-        vocab_size=VOCAB,
+        jax.device_put(tokens),
+        jax.device_put(np.array(labels, np.int32)),
+        vocab_size=vocab_size,
         num_classes=num_classes,
-        mask=jnp.asarray(mask),
+        mask=jax.device_put(mask),
     )
 
 

@@ -8,8 +8,7 @@ from scipy.integrate import solve_ivp
 from scipy.linalg import expm
 
 import jaxattn as ja
-from jaxattn.dynamics import Descent, GradientFlow, Task
-from jaxattn.dynamics.flows.gradient_flow import gradient_flow
+from jaxattn.dynamics import Descent, GradientFlow, Task, gradient_flow
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -57,7 +57,7 @@ def test_settings_can_be_traced(corpus, params):
 
     ends = plain(params, corpus, (0.5 - 1e-4, 0.5 + 1e-4))
     below, above = (float(logistic_loss(p, params, corpus)) for p in ends)
-    np.testing.assert_allclose(jax.grad(loss)(0.5), (above - below) / 2e-4, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(0.5), (above - below) / 2e-4, rtol=1e-5)
 
 
 def test_options_of_an_optimizer_can_be_traced(corpus, params):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.base.data import Loaded, Splits
+from jaxattn.data import Loaded, Splits
 from jaxattn.lab import books
 from jaxattn.lab.study.import_paths import ImportPaths
 from jaxattn.theory import Scores

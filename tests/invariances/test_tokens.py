@@ -98,15 +98,14 @@ def test_standard_metrics_do_not_depend_on_names_signs_and_rotations(classes, ex
 @examples(10, 300)
 def test_repeated_sequences_and_unused_tokens_change_no_metric(examples, x64):
     def holds(problem):
-        expected, counts = measure(problem), importance(corpus(problem))
-        doubled, wide = importance(corpus(twice(problem))), importance(corpus(with_unused_token(problem)))
-        np.testing.assert_array_equal(doubled["token_counts"], 2 * counts["token_counts"])
-        np.testing.assert_array_equal(doubled["posterior_difference"], counts["posterior_difference"])
-        for name, x in counts.items():
-            np.testing.assert_array_equal(wide[name][1:], x)
-        for changed in (twice(problem), with_unused_token(problem)):
-            found = measure(changed)
-            for name in ("loss", "train_accuracy", "gradient_norm", "one_step_error", "selected_tokens"):
-                np.testing.assert_allclose(found[name], expected[name], rtol=METRIC, atol=METRIC)
+        # One problem with both changes, so that the metrics compile once.
+        changed = with_unused_token(twice(problem))
+        counts, found = importance(corpus(problem)), importance(corpus(changed))
+        np.testing.assert_array_equal(found["token_counts"][1:], 2 * counts["token_counts"])
+        for name in set(counts) - {"token_counts"}:
+            np.testing.assert_array_equal(found[name][1:], counts[name])
+        expected, found = measure(problem), measure(changed)
+        for name in ("loss", "train_accuracy", "gradient_norm", "one_step_error", "selected_tokens"):
+            np.testing.assert_allclose(found[name], expected[name], rtol=METRIC, atol=METRIC)
 
     check(holds, problems(), examples=examples)

@@ -1,12 +1,18 @@
 """Fixtures of the tests of models."""
 
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.data.corpus import from_draws
+from jaxattn.data import from_draws
+
+# Tests import `models.params`.
+sys.path.append(str(Path(__file__).parents[1]))
 
 draw = jax.jit(from_draws, static_argnames=("vocab_size", "num_classes"))
 

@@ -74,10 +74,12 @@ def test_a_clamped_phase_trains_like_a_model_with_the_replacement_in_its_code(ki
     given, start = task()
     found = end(kind, given, start, clamps=CLAMPS[name])
     wanted = end(kind, task(name)[0], start)
-    free = end(kind, given, start)
     for parameter in start:
         np.testing.assert_allclose(found[parameter], wanted[parameter], rtol=1e-12)
-    assert max(np.abs(found[x] - free[x]).max() for x in start) > 1e-3
+    # The flow has the same clamps, so that this program need not be compiled for it.
+    if kind is Descent:
+        free = end(kind, given, start)
+        assert max(np.abs(found[x] - free[x]).max() for x in start) > 1e-3
 
 
 def test_a_replaced_head_is_not_trained():

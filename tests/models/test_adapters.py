@@ -9,7 +9,8 @@ from flax import linen, nnx
 
 import jaxattn as ja
 from jaxattn.core import pytrees
-from jaxattn.models.adapters import first_array, from_equinox
+from jaxattn.models import from_equinox
+from jaxattn.models.adapters import first_array
 
 
 class Points(ja.Dataset):

@@ -4,15 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from models.params import generic
 
 from jaxattn.models import key_query, one_layer, reference
 from jaxattn.models.sampling import sizes
 
 
 def draw(corpus, weights="normal", dim=7):
-    key, dtype = jax.random.key(1), jnp.float64
-    params = key_query.init(key, **sizes(corpus), dim=dim, dtype=dtype, weights=weights)
-    return params.replace(p=8 * params.p)
+    params = generic(key_query.init, **sizes(corpus), dim=dim, dtype=jnp.float64, weights=weights)
+    W = params.W if weights == "normal" else jax.device_put(np.eye(dim))
+    return params.replace(p=8 * params.p, W=W)
 
 
 def reference_outputs(params, ids, mask):
@@ -66,14 +67,17 @@ def test_vmap_matches_a_loop(x64, assert_vmap_matches_loop):
 
 def test_identity_weights_recover_the_one_layer_model(x64, ragged):
     corpus = ragged(3)
-    params = draw(corpus, "identity")
+    params = key_query.init(jax.random.key(1), **sizes(corpus), dim=7, dtype=jnp.float64, weights="identity")
     plain = one_layer.Params(E=params.E, p=params.p, v=params.v)
-    np.testing.assert_allclose(
-        key_query.outputs(params, corpus), one_layer.outputs(plain, corpus), rtol=1e-13
+
+    def outputs_scores_and_values(module):
+        return jax.jit(lambda params: (module.outputs(params, corpus), *module.scores_and_values(params)))
+
+    found, expected = (
+        outputs_scores_and_values(key_query)(params),
+        outputs_scores_and_values(one_layer)(plain),
     )
-    for mine, theirs in zip(
-        key_query.scores_and_values(params), one_layer.scores_and_values(plain), strict=True
-    ):
+    for mine, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-13)
 
 

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
+from models.params import generic
 
 import jaxattn as ja
 from jaxattn.attention import pooling
@@ -11,7 +12,7 @@ from jaxattn.models.sampling import sizes
 
 
 def draw(corpus, dim=7, dtype=jnp.float64):
-    params = mlp.init(jax.random.key(1), **sizes(corpus), dim=dim, dtype=dtype)
+    params = generic(mlp.init, **sizes(corpus), dim=dim, dtype=dtype)
     return params.replace(p=8 * params.p, b=params.b + 0.1)
 
 

@@ -3,30 +3,30 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
+from models.params import generic
 
 import jaxattn as ja
 from jaxattn.models.one_layer import project
 
 
 def corpora(rng, classes):
-    """Random corpora: ragged, repeated tokens, a padded vocabulary, very short and very long sequences."""
+    """Random corpora: ragged or of equal lengths, with repeated tokens, unused ones, and one to 90 tokens."""
     sequences = [rng.integers(0, 25, length).tolist() for length in [1, 2, 2, 90, *rng.integers(1, 40, 30)]]
     drawn = rng.integers(0, classes, len(sequences))
     labels = (2 * drawn - 1 if classes == 2 else drawn).tolist()
     for vocab_size in (25, 61):
         yield ja.data.from_sequences(sequences, labels, vocab_size=vocab_size, num_classes=classes)
-    key = jax.random.key(3)
-    sizes = {"vocab_size": 30, "relevant": 2 * classes, "length": 9, "sequences": 12 * classes}
-    yield ja.data.assumption1(key, **sizes, num_classes=classes)
-    yield ja.data.independent(key, **sizes, num_classes=classes)
+    labels = np.arange(12 * classes) % classes
+    labels = 2 * labels - 1 if classes == 2 else labels
+    drawn = jnp.asarray(rng.integers(0, 30, (12 * classes, 9))), jnp.asarray(labels)
+    yield ja.data.from_draws(*drawn, vocab_size=30, num_classes=classes)
 
 
 @pytest.mark.parametrize("classes", [2, *(pytest.param(n, marks=pytest.mark.more) for n in (3, 5))])
 def test_logits_and_gradients_match_the_reference(rng, x64, classes):
     for corpus in corpora(rng, classes):
-        params = ja.models.one_layer.init(
-            jax.random.key(1), vocab_size=corpus.vocab_size, dim=12, num_classes=classes, dtype=jnp.float64
-        )
+        sizes = {"vocab_size": corpus.vocab_size, "dim": 12, "num_classes": classes}
+        params = generic(ja.models.one_layer.init, **sizes, dtype=jnp.float64)
         params = params.replace(p=8 * params.p)
         ids, mask = ja.models.reference.padded_sequences(corpus)
 
@@ -49,7 +49,7 @@ def test_gradients_match_the_closed_form(rng, x64):
     sequences = [rng.integers(0, 6, rng.integers(1, 8)).tolist() for _ in range(20)]
     labels = rng.choice([-1, 1], 20)
     corpus = ja.data.from_sequences(sequences, labels.tolist(), vocab_size=6)
-    params = ja.models.one_layer.init(jax.random.key(0), vocab_size=6, dim=5, dtype=jnp.float64)
+    params = generic(ja.models.one_layer.init, vocab_size=6, dim=5, dtype=jnp.float64)
     E, p, v = (np.asarray(x) for x in (params.E, params.p, params.v))
     dE, dp, dv = np.zeros_like(E), np.zeros_like(p), np.zeros_like(v)
     for tokens, y in zip(sequences, labels, strict=True):

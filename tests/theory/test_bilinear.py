@@ -6,8 +6,8 @@ import pytest
 from scipy import sparse
 
 import jaxattn as ja
-from jaxattn.theory.bilinear import bilinear_max_margin, matrix_norm
-from jaxattn.theory.solution import Status
+from jaxattn.theory import Status, bilinear_max_margin
+from jaxattn.theory.bilinear import matrix_norm
 
 
 def problem(seed, n=8, tokens=6, a=5, b=4):

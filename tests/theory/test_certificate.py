@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.theory.certificate import bounds, certify_max_margin
-from jaxattn.theory.constraints import Constraints, constraints
-from jaxattn.theory.solution import MaxMargin, Status, unsolved
+from jaxattn.theory import Constraints, MaxMargin, Status, certify_max_margin, constraints
+from jaxattn.theory.certificate import bounds
+from jaxattn.theory.solution import unsolved
 
 
 class Solved(NamedTuple):

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.theory import Selection, selection_from_tokens
-from jaxattn.theory.constraints import constraints, find_cycle
+from jaxattn.theory import Selection, constraints, selection_from_tokens
+from jaxattn.theory.constraints import find_cycle
 
 
 @pytest.fixture

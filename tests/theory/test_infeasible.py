@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
+from jaxattn.theory import Status
 from jaxattn.theory.infeasible import _solve_integers, proves_infeasible
-from jaxattn.theory.solution import Status
 
 NO_TIES = np.zeros((0, 2), int), np.zeros(0)
 

@@ -61,9 +61,11 @@ def hessian_of_tied_loss(params, corpus, chosen, bags_of):
     """Return the Hessian at p of the loss of the tokens on top alone, by automatic differentiation."""
     values, tops = params.E @ params.v, bags_of[1](corpus, chosen)
 
+    on_top = np.array([np.isin(np.arange(len(values)), top) for top in tops])
+
     def loss(p):
-        f = [jax.nn.softmax(params.E[top] @ p) @ values[top] for top in tops]
-        return sum(jax.nn.softplus(-y * x) for x, y in zip(f, np.asarray(corpus.targets), strict=True))
+        f = jax.nn.softmax(jnp.where(on_top, params.E @ p, -jnp.inf), axis=1) @ values
+        return jax.nn.softplus(-np.asarray(corpus.targets) * f).sum()
 
     with jax.enable_x64(True):
         return np.asarray(jax.jit(jax.hessian(loss))(jnp.asarray(params.p)))

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.theory import Scores, Selection, max_margin, max_margin_batch, selection, selection_from_tokens
-from jaxattn.theory.solution import Status
+from jaxattn.theory import (
+    Scores,
+    Selection,
+    Status,
+    max_margin,
+    max_margin_batch,
+    selection,
+    selection_from_tokens,
+)
 
 # Duality gap up to which a problem counts as solved. The solver may stop with a gap just below it.
 TOLERANCE = 1e-12

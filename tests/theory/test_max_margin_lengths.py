@@ -12,14 +12,14 @@ import jaxattn as ja
 from jaxattn.theory import (
     Scores,
     Selection,
+    Status,
+    constraints,
     differentiable_direction,
     max_margin,
     max_margin_batch,
     max_margin_from_constraints,
     selection_from_tokens,
 )
-from jaxattn.theory.constraints import constraints
-from jaxattn.theory.solution import Status
 
 WAYS = ("alone", "batch", "required")
 

@@ -1,12 +1,14 @@
 """Advice on the size of one step, compared with manual calculations and training in NumPy."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.data.splits import token_statistics
+from jaxattn.data import token_statistics
 from jaxattn.theory.one_step_law import advise
 
 SIZES = {"vocab_size": 50, "relevant": 12, "length": 10, "sequences": 120}
@@ -38,6 +40,11 @@ def test_one_step_error_is_the_largest_deviation_divided_by_step_size():
     np.testing.assert_allclose(ja.theory.one_step_error(change, corpus, 8.0), 0.05, rtol=1e-5)
 
 
+@functools.cache
+def under_assumption1():
+    return ja.data.assumption1(jax.random.key(0), vocab_size=50, relevant=20, length=8, sequences=20_000)
+
+
 def advised(corpus, dim, min_count=1):
     tokens = token_statistics(corpus)
     return advise(corpus, tokens.alpha[:, 0], tokens.important(0.5, min_count), tokens.count > 0, dim)
@@ -46,8 +53,7 @@ def advised(corpus, dim, min_count=1):
 @pytest.mark.parametrize(("dim", "expected"), [(256.0, 200.0), (1024.0, 100.0), (4096.0, 50.0)])
 def test_recommended_step_size_under_assumption_1_matches_the_phase_diagram(dim, expected):
     """α = 1 / (T · relevant) of relevant tokens and 0 of all others: η0 = 10 · 2 · 160 / √d."""
-    corpus = ja.data.assumption1(jax.random.key(0), vocab_size=50, relevant=20, length=8, sequences=20_000)
-    found = advised(corpus, dim)
+    found = advised(under_assumption1(), dim)
     assert found.step_size == pytest.approx(expected, rel=0.02)
     assert found.is_enough
     assert found.ratio(found.step_size) == pytest.approx(10)
@@ -55,8 +61,7 @@ def test_recommended_step_size_under_assumption_1_matches_the_phase_diagram(dim,
 
 
 def test_recommended_step_size_is_limited_by_the_logits_at_infinite_d():
-    corpus = ja.data.assumption1(jax.random.key(0), vocab_size=50, relevant=20, length=8, sequences=200)
-    found = advised(corpus, np.inf)
+    found = advised(under_assumption1(), np.inf)
     assert found.step_size * found.logits == pytest.approx(0.1)
 
 

@@ -3,8 +3,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn.theory import Scores, Selection, max_margin, relaxed_max_margin, selection_from_tokens
-from jaxattn.theory.solution import Status
+from jaxattn.theory import Scores, Selection, Status, max_margin, relaxed_max_margin, selection_from_tokens
 
 
 def by_loop(shortest, E, lists, labels, tied=1.0):

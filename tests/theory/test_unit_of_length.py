@@ -10,6 +10,7 @@ import jaxattn as ja
 from jaxattn.theory import (
     Scores,
     Selection,
+    bilinear_max_margin,
     certify_limit,
     certify_max_margin,
     constraints,
@@ -19,7 +20,6 @@ from jaxattn.theory import (
     one_minus_cosine,
     relaxed_max_margin,
 )
-from jaxattn.theory.bilinear import bilinear_max_margin
 
 # Powers of the unit of length with which the fields of a solution scale.
 SOLUTION = {

@@ -9,8 +9,7 @@ import optax.contrib
 import pytest
 
 import jaxattn as ja
-from jaxattn.dynamics import Task, optimizer, run, schedule
-from jaxattn.dynamics.descents.descent_phase import Descent
+from jaxattn.dynamics import Descent, Task, optimizer, run, schedule
 from jaxattn.dynamics.descents.optimizers import check_options
 
 
@@ -104,9 +103,8 @@ def test_optax_optimizers_are_available_by_name(name, options, theirs):
 def test_step_size_and_options_can_be_traced():
     def together(name, **options):
         keys, values = zip(*options.items(), strict=True)
-        return jax.vmap(lambda x, *y: last_of(optimizer(name, x, **dict(zip(keys, y, strict=True)))))(
-            jnp.array([0.1, 0.2]), *map(jnp.array, values)
-        )
+        each = jax.vmap(lambda x, *y: last_of(optimizer(name, x, **dict(zip(keys, y, strict=True)))))
+        return jax.jit(each)(jnp.array([0.1, 0.2]), *map(jnp.array, values))
 
     for name, options in (
         ("adamw", {"weight_decay": [0.0, 0.3], "epsilon": [1e-8, 1e-3], "b1": [0.9, 0.5]}),

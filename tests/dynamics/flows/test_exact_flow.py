@@ -6,12 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dynamics.shapes import DIM, POINTS, VOCAB, corpus_of, padded
+from invariances.problems import DIM as FEW
+from invariances.problems import LENGTH, SEQUENCES, Problem, stacked
+from invariances.problems import VOCAB as TOKENS
 from scipy.integrate import cumulative_trapezoid, quad, solve_ivp
 from scipy.optimize import brentq
 from scipy.special import expit, softmax
 
 import jaxattn as ja
-from jaxattn.dynamics.flows.arc_length import _REASONS, Stop
+from jaxattn.dynamics import Stop
+from jaxattn.dynamics.flows.arc_length import _REASONS
 from jaxattn.dynamics.flows.force import direction
 from jaxattn.dynamics.flows.seeds import _over_chunks
 
@@ -29,6 +33,26 @@ def problems(seeds=3):
         return ja.dynamics.one_step(params, corpus, step_size=100.0), corpus
 
     return jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(5), seeds))
+
+
+# Number of seeds and of rows of the paths in tests/invariances, whose program the tests of seeds share.
+SEEDS, ROWS = 6, 8
+
+
+@functools.cache
+def several():
+    """Sample six small problems in which token 0 or 1 has the class, with a leading axis of seeds."""
+    rng = np.random.default_rng(0)
+    classes, ids = np.arange(SEQUENCES) % 2, rng.integers(2, TOKENS, (SEEDS, SEQUENCES, LENGTH))
+    ids[:, :, 0] = classes
+    E, p, v = (rng.normal(size=(SEEDS, *shape)) for shape in ((TOKENS, FEW), (FEW,), (FEW,)))
+    corpora = stacked([Problem(E[k], p[k], v[k], E[k] @ v[k], ids[k], classes) for k in range(SEEDS)])
+    return ja.models.one_layer.Params(*map(jax.device_put, (E, p, v))), corpora
+
+
+def flows(params, corpora, **settings):
+    """Compute the flows of six seeds."""
+    return flow(params, corpora, points=ROWS, **settings)
 
 
 def problem(seed):
@@ -211,15 +235,17 @@ def test_component_outside_the_span_is_constant():
 
 
 def test_path_from_zero_starts_along_the_gradient():
-    params, corpora = problems()
-    params = params.replace(p=jnp.zeros((3, 64)))
-    paths = flow(params, corpora)
+    params, corpora = several()
+    params = params.replace(p=jnp.zeros((SEEDS, FEW)))
+    paths = flows(params, corpora)
     assert (paths.stop == "norm").all()
     assert np.isfinite(paths.p).all()
     assert (paths.norm[:, 0] == 0).all()
-    own, corpus = problem(0)
-    gradient = jax.grad(lambda p: ja.dynamics.loss(own.replace(p=p), corpus))(jnp.zeros(64))
-    np.testing.assert_allclose(unit(paths.p[0, 1]), -unit(gradient), atol=0.03)
+    ends = flows(params, corpora, until_arc_length=1e-3).p[:, -1]
+    gradient = jax.jit(jax.vmap(jax.grad(lambda p, own, corpus: ja.dynamics.loss(own.replace(p=p), corpus))))
+    start = np.array(gradient(params.p, params, corpora))
+    start /= np.linalg.norm(start, axis=1, keepdims=True)
+    np.testing.assert_allclose(ends / 1e-3, -start, atol=0.01)
 
 
 def test_repeated_and_single_token_sequences_do_not_change_the_path():
@@ -254,11 +280,11 @@ def test_token_that_meets_no_other_token_does_not_change_the_path(sequences, len
 
 
 def test_float32_session_computes_the_float64_path():
-    params, corpus = problems()
+    params, corpus = several()
     single = jax.tree.map(lambda x: x.astype(jnp.float32), params)
-    expected = flow(jax.tree.map(lambda x: x.astype(jnp.float64), single), corpus)
+    expected = flows(jax.tree.map(lambda x: x.astype(jnp.float64), single), corpus)
     with jax.enable_x64(False):
-        path = flow(single, corpus)
+        path = flows(single, corpus)
         # Arrays of JAX would be rounded here, with a warning.
         length = np.linalg.norm(path.p[0, -1])
     assert length == np.linalg.norm(expected.p[0, -1])
@@ -269,12 +295,12 @@ def test_float32_session_computes_the_float64_path():
 
 
 def test_rows_are_at_log_spaced_arc_lengths():
-    params, corpora = problems()
-    paths, shorter = flow(params, corpora), flow(params, corpora, max_steps=20)
-    assert paths.p.shape == (3, POINTS, 64)
+    params, corpora = several()
+    paths, shorter = flows(params, corpora), flows(params, corpora, max_steps=20)
+    assert paths.p.shape == (SEEDS, ROWS, FEW)
     np.testing.assert_array_equal(paths.p[:, 0], params.p)
     np.testing.assert_allclose(paths.norm, jnp.linalg.norm(paths.p, axis=2), rtol=1e-12)
-    for seed in range(3):
+    for seed in range(SEEDS):
         path, short = take(paths, seed), take(shorter, seed)
         between = np.log(path.arc_length[1:-1])
         np.testing.assert_allclose(np.diff(between), np.diff(between).mean(), rtol=1e-9)
@@ -284,27 +310,28 @@ def test_rows_are_at_log_spaced_arc_lengths():
         assert short.stop == "step_budget"
         assert short.accepted + short.rejected == 20
         rows = int((np.diff(short.arc_length) > 0).sum())
-        np.testing.assert_array_equal(short.p[rows:], jnp.broadcast_to(short.p[-1], (POINTS - rows, 64)))
+        np.testing.assert_array_equal(short.p[rows:], jnp.broadcast_to(short.p[-1], (ROWS - rows, FEW)))
 
 
 def test_path_ends_at_its_stopping_condition():
-    params, corpora = problems()
-    assert (flow(params, corpora, max_steps=1).stop == "step_budget").all()
-    assert (flow(params, corpora, until_arc_length=1e-12).stop == "arc_length").all()
-    at_once = flow(params, corpora, until_norm=0.5)
+    params, corpora = several()
+    assert (flows(params, corpora, max_steps=1).stop == "step_budget").all()
+    assert (flows(params, corpora, until_arc_length=1e-12).stop == "arc_length").all()
+    at_once = flows(params, corpora, until_norm=0.5)
     assert (at_once.stop == "norm").all()
-    np.testing.assert_array_equal(at_once.p, jnp.broadcast_to(params.p[:, None], (3, POINTS, 64)))
-    settled = flow(params, corpora, until_norm=1e6, until_direction=1e-4)
-    assert settled.stop[0] == "direction"
-    limit = flow(params, corpora, until_norm=1e6).p[0, -1]
-    assert 1e-10 < ja.theory.one_minus_cosine(settled.p[0, -1], limit) < 1e-7
+    np.testing.assert_array_equal(at_once.p, jnp.broadcast_to(params.p[:, None], (SEEDS, ROWS, FEW)))
+    settled = flows(params, corpora, until_norm=1e6, until_direction=1e-4)
+    assert (settled.stop == "direction").all()
+    limit = flows(params, corpora, until_norm=1e6)
+    away = np.asarray(ja.theory.one_minus_cosine(settled.p[:, -1], limit.p[:, -1]))
+    assert ((away > 1e-10) & (away < 1e-7)).all()
 
 
 def test_changing_stopping_conditions_or_tolerances_does_not_recompile():
-    params, corpus = problems()
-    flow(params, corpus)
+    params, corpus = several()
+    flows(params, corpus)
     programs = _over_chunks._cache_size()
-    flow(params, corpus, until_norm=10.0, until_arc_length=3.0, until_direction=1e-3, rtol=1e-3, max_steps=9)
+    flows(params, corpus, until_norm=10.0, until_arc_length=3.0, until_direction=1e-3, rtol=1e-3, max_steps=9)
     assert _over_chunks._cache_size() == programs
 
 
@@ -396,15 +423,13 @@ def test_contradictory_labels_lead_to_a_stationary_point():
 @pytest.mark.parametrize("name", ["E", "p", "v"])
 @pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
 def test_nonfinite_seed_fails_without_affecting_others(name, value):
-    params, corpora = problems()
-    healthy = flow(params, corpora)
+    params, corpora = several()
+    healthy = flows(params, corpora)
     array = getattr(params, name)
-    path = flow(params.replace(**{name: array.at[(1,) + (0,) * (array.ndim - 1)].set(value)}), corpora)
-    assert path.status.tolist() == [Stop.NORM, Stop.FAILED, Stop.NORM]
+    path = flows(params.replace(**{name: array.at[(1,) + (0,) * (array.ndim - 1)].set(value)}), corpora)
+    assert path.status.tolist() == [Stop.NORM, Stop.FAILED, *[Stop.NORM] * 4]
     assert [reason.partition(":")[0] for reason in path.reason] == path.stop.tolist()
-
-    np.testing.assert_array_equal(path.p[0], healthy.p[0])
-    np.testing.assert_array_equal(path.p[2], healthy.p[2])
+    np.testing.assert_array_equal(np.delete(path.p, 1, axis=0), np.delete(healthy.p, 1, axis=0))
 
 
 def test_every_status_has_a_reason():
@@ -412,18 +437,18 @@ def test_every_status_has_a_reason():
 
 
 def test_path_with_zero_gradient_stays_at_its_start():
-    params, corpus = problems()
+    params, corpus = several()
     nothing, same = jnp.zeros_like(params.E), jnp.broadcast_to(params.E[:, :1], params.E.shape)
     # Equal embeddings may still differ in their values E·v by rounding.
     for E, stops in ((nothing, ["stationary"]), (same, ["stationary", "balanced"])):
-        paths = flow(params.replace(E=E), corpus)
+        paths = flows(params.replace(E=E), corpus)
         assert np.isin(paths.stop, stops).all()
-        np.testing.assert_array_equal(paths.p, jnp.broadcast_to(params.p[:, None], (3, POINTS, 64)))
+        np.testing.assert_array_equal(paths.p, jnp.broadcast_to(params.p[:, None], (SEEDS, ROWS, FEW)))
 
 
 def test_invalid_input_is_rejected():
-    params, corpus = problem(0)
-    three = ja.data.from_sequences([[0, 1]], [2], vocab_size=12, num_classes=3)
+    params, corpus = take(several(), 0)
+    three = ja.data.from_sequences([[0, 1]], [2], vocab_size=TOKENS, num_classes=3)
     with pytest.raises(ja.InputError, match="3 classes"):
         flow(params, three)
     with pytest.raises(ja.InputError, match="do not match"):
@@ -448,7 +473,7 @@ def test_invalid_input_is_rejected():
     ):
         with pytest.raises(ja.InputError, match=f"{name}: {message}"):
             flow(params, corpus, **{name: 0})
-    params, corpora = problems()
+    params, corpora = several()
     with pytest.raises(ja.InputError, match="the numbers of seeds"):
         flow(jax.tree.map(lambda x: x[:2], params), corpora)
     with pytest.raises(ja.InputError, match="has length 0"):

@@ -11,10 +11,9 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.base import Task
-from jaxattn.data.splits import Splits, token_statistics
-from jaxattn.dynamics import ExactFlow, FullFlow, JointFlow, exact_flow, full_flow, joint_flow
+from jaxattn.data import Splits, token_statistics
+from jaxattn.dynamics import ExactFlow, FullFlow, JointFlow, Stop, exact_flow, full_flow, joint_flow
 from jaxattn.dynamics.flows import stiff, ties
-from jaxattn.dynamics.flows.arc_length import Stop
 
 
 @pytest.mark.parametrize(

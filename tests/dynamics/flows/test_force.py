@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
+from models.params import generic
 from scipy.integrate import solve_ivp
 
 import jaxattn as ja
-from jaxattn.attention.scores import Scores
 from jaxattn.data.corpus import from_bags
 from jaxattn.dynamics.flows.force import direction, score_force, token_curvature
+from jaxattn.theory import Scores
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -61,7 +62,7 @@ def exact_direction(params, corpus):
 
 def far_away(corpus, norm):
     """Return parameters with p along a max-margin direction, so that all margins and forces are equal."""
-    params = ja.models.one_layer.init(jax.random.key(0), vocab_size=44, dim=48, dtype=jnp.float64)
+    params = generic(ja.models.one_layer.init, vocab_size=44, dim=48, dtype=jnp.float64)
     params = params.replace(E=4 * params.E)
     chosen = ja.theory.selection(params.p, ja.theory.Scores(params.E, corpus))
     p = ja.theory.max_margin(ja.theory.Scores(params.E, corpus), chosen).p
@@ -138,7 +139,7 @@ def test_force_and_curvature_match_derivatives_of_the_reference_loss(corpus, tex
 
 
 def test_direction_matches_the_gradient_with_respect_to_p(corpus, textbook):
-    params = ja.models.one_layer.init(jax.random.key(4), vocab_size=44, dim=48, dtype=jnp.float64)
+    params = generic(ja.models.one_layer.init, vocab_size=44, dim=48, dtype=jnp.float64)
     got, log_norm = jax.jit(direction)(params, corpus)
     plain = jax.jit(jax.grad(lambda p: textbook(corpus, params.E @ p, params.E @ params.v)))(params.p)
     np.testing.assert_allclose(got, -plain / jnp.linalg.norm(plain), atol=1e-13)

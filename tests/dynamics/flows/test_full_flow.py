@@ -7,7 +7,7 @@ import pytest
 from scipy.integrate import solve_ivp
 
 import jaxattn as ja
-from jaxattn.dynamics.flows.arc_length import Stop
+from jaxattn.dynamics import Stop
 
 pytestmark = pytest.mark.usefixtures("x64")
 SIZES = {"vocab_size": 12, "relevant": 4, "length": 4, "sequences": 20}

@@ -13,9 +13,8 @@ from scipy.integrate import solve_ivp
 import jaxattn as ja
 from jaxattn.base import Task
 from jaxattn.core import pytrees
-from jaxattn.data.splits import Splits
-from jaxattn.dynamics import Stop
-from jaxattn.dynamics.flows.gradient_flow import GradientFlow, gradient_flow
+from jaxattn.data import Splits
+from jaxattn.dynamics import GradientFlow, Stop, gradient_flow
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -31,9 +30,10 @@ class Mlp(linen.Module):
 
 
 def one_layer(classes):
-    corpus = ja.data.independent(
-        jax.random.key(0), vocab_size=12, relevant=6, length=5, sequences=30, num_classes=classes
-    )
+    rng = np.random.default_rng(0)
+    tokens, drawn = rng.integers(0, 12, (30, 5)), np.arange(30) % classes
+    labels = 2 * drawn - 1 if classes == 2 else drawn
+    corpus = ja.data.from_sequences(tokens.tolist(), labels.tolist(), vocab_size=12, num_classes=classes)
     model = ja.models.OneLayer(dim=6)
     return corpus, model, ja.losses.classification, ("p", "v")
 

@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from models.params import generic
 
 import jaxattn as ja
 from jaxattn.dynamics.flows.joint_coordinates import joint_coordinates, joint_curvature, joint_force
@@ -42,7 +43,7 @@ def test_forces_are_accurate_where_the_loss_underflows(corpus):
 @pytest.fixture(params=["V < d", "V > d"])
 def flow_and_params(request, corpus):
     dim = 6 if request.param == "V > d" else 48
-    params = ja.models.one_layer.init(jax.random.key(0), vocab_size=44, dim=dim, dtype=jnp.float64)
+    params = generic(ja.models.one_layer.init, vocab_size=44, dim=dim, dtype=jnp.float64)
     return joint_coordinates(params.E, params.p, params.v, corpus, 1e3), params
 
 

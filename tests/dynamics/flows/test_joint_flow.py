@@ -6,14 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dynamics.shapes import DIM, VOCAB, corpus_of, padded
+from dynamics.shapes import corpus_of as corpus_of_size
+from dynamics.shapes import padded
+from invariances.problems import DIM, LENGTH, VOCAB
 from scipy.integrate import solve_ivp
 
 import jaxattn as ja
-from jaxattn.dynamics.flows.arc_length import Stop
+from jaxattn.dynamics import Stop
 from jaxattn.theory import Scores, one_minus_cosine, relaxed_max_margin, selection_from_tokens
 
 pytestmark = pytest.mark.usefixtures("x64")
+# Tests of single problems share a program with tests/invariances.
+corpus_of = functools.partial(corpus_of_size, vocab_size=VOCAB, longest=LENGTH)
 
 
 @functools.cache
@@ -38,12 +42,12 @@ def flow(params, corpus, **settings):
     return ja.dynamics.joint_flow(params, corpus, **{"until_norm": 1e4, "points": 16} | settings)
 
 
-def mirrored(c=1.0):
+def mirrored(c=1.0, vocab_size=VOCAB, dim=DIM):
     """Build two pairs of mirrored tokens, ±c along p; p stays in the mirror plane, v is normal to it."""
-    E = padded([[1.0, c], [0, -c], [-1, c], [0, -c]], VOCAB, DIM)
-    p, v = padded([0.0, 0.3], DIM), padded([0.5], DIM)
+    E = padded([[1.0, c], [0, -c], [-1, c], [0, -c]], vocab_size, dim)
+    p, v = padded([0.0, 0.3], dim), padded([0.5], dim)
     params = ja.models.one_layer.Params(E=jnp.asarray(E), p=jnp.asarray(p), v=jnp.asarray(v))
-    return params, corpus_of([[0, 1], [2, 3]] * 3, [1, -1] * 3)
+    return params, corpus_of([[0, 1], [2, 3]] * 3, [1, -1] * 3, vocab_size=vocab_size)
 
 
 def generic():
@@ -51,7 +55,7 @@ def generic():
     rng = np.random.default_rng(0)
     E, p, v = rng.normal(size=(VOCAB, DIM)), rng.normal(size=DIM) / 4, rng.normal(size=DIM) / 4
     params = ja.models.one_layer.Params(E=jnp.asarray(E), p=jnp.asarray(p), v=jnp.asarray(v))
-    sequences = [[0, 2, 3], [1, 2, 4], [0, 3, 4, 5], [1, 3, 5], [0, 5], [1, 2, 4, 5]]
+    sequences = [[0, 2, 3], [1, 2, 4], [0, 3, 5], [1, 3, 5], [0, 5], [1, 4, 6]]
     return params, corpus_of(sequences, [1, -1] * 3)
 
 
@@ -63,13 +67,15 @@ def test_flow_with_two_pairs_matches_the_closed_form(c):
     2 w dw = (1 + e^(2cs)) ds/c, so w² - s/c - e^(2cs)/(2c²) is constant, here up to e^20000. For small c the
     pairs separate late: the neglected term of a slaved v, 1/(2c²w), is 3e-3 at w = 1e7 and 3e-4 at 1e8.
     """
-    params, corpus = mirrored(c)
+    dim = 6
+    # With V = d, coordinates are those of the span of the keys.
+    params, corpus = mirrored(c, dim, dim)
     path = flow(params, corpus)
     assert path.stop == "norm"
     np.testing.assert_allclose(path.norm[-1], 1e4, rtol=1e-5)
     s = np.asarray(path.p[:, 1])
-    np.testing.assert_allclose(path.p, s[:, None] * np.eye(DIM)[1], atol=1e-9)
-    np.testing.assert_allclose(path.v, np.broadcast_to(np.eye(DIM)[0], (16, DIM)), atol=1e-9)
+    np.testing.assert_allclose(path.p, s[:, None] * np.eye(dim)[1], atol=1e-9)
+    np.testing.assert_allclose(path.v, np.broadcast_to(np.eye(dim)[0], (16, dim)), atol=1e-9)
     constant = 0.5**2 - 0.3 / c - np.exp(0.6 * c) / (2 * c**2)
     with np.errstate(divide="ignore", invalid="ignore"):
         linear = np.log(np.maximum(s / c + constant, 0))

@@ -8,6 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 from dynamics import shapes
+from dynamics.shapes import DIM, VOCAB, padded
 
 import jaxattn as ja
 from jaxattn.attention.tops import below_top
@@ -71,13 +72,13 @@ def test_tie_matches_the_closed_form():
 @pytest.mark.parametrize("most", [2, 4])
 def test_values_of_tied_tokens_are_averaged_within_each_sequence(rng, most):
     corpus = ja.data.from_sequences([[0, 1, 1, 2], [1, 2, 3], [0, 3]], [1, -1, 1], vocab_size=4)
-    leader, values = jnp.array([0, 0, 2, 0], jnp.int32), rng.normal(size=(4, 2))
+    leader, values = np.array([0, 0, 2, 0], np.int32), rng.normal(size=(4, 2))
     bags = corpus.bags
     index, owner = np.asarray(bags.index), np.asarray(bags.owner)
     weight = np.where(np.asarray(bags.count) > 0, rng.uniform(0.1, 1, index.shape), 0.0)
-    found = class_values(corpus, leader, jnp.asarray(weight), jnp.asarray(values), most)
+    found = np.asarray(jax.jit(class_values, static_argnums=4)(corpus, leader, weight, values, most))
     for row, column in zip(*np.nonzero(weight), strict=True):
-        same = (owner[:, None] == owner[row]) & (np.asarray(leader)[index] == leader[index[row, column]])
+        same = (owner[:, None] == owner[row]) & (leader[index] == leader[index[row, column]])
         expected = np.einsum("rw,rwk->k", weight * same, values[index]) / (weight * same).sum()
         np.testing.assert_allclose(found[row, column], expected, rtol=1e-12)
 
@@ -86,7 +87,7 @@ def test_distances_to_the_top_match_a_loop(rng):
     sequences = [[0, 3], [4, 1, 2, 2, 5], [1], [5, 0, 3]]
     corpus = ja.data.from_sequences(sequences, [1, -1, 1, -1], vocab_size=6)
     scores = rng.normal(size=6)
-    below = np.asarray(below_top(corpus, jnp.asarray(scores)))
+    below = np.asarray(jax.jit(below_top)(corpus, scores))
     bags = corpus.bags
     owner, index, count = (np.asarray(x) for x in (bags.owner, bags.index, bags.count))
     entries = {
@@ -275,10 +276,10 @@ def test_force_of_second_order_is_no_balance(order):
     their values are equal. So the force is along E_0 - E_1 at all times, of size e^(-2 gap), and p follows it
     for ever. Forces within {2, 3} are of order one, but do nothing.
     """
-    corpus = ja.data.from_sequences([[0, 1, 2], [0, 1, 2], [2, 3], [1, 3]], [1, -1, 1, -1], vocab_size=4)
-    keys = np.array([[1, 0], [-3, -1], [-1, 1], [-1, 1]], float)[:, order]
-    scores = ja.theory.Scores(keys, corpus, np.array([0.0, -1, 0, -1]))
-    path = ja.dynamics.exact_flow(scores, np.zeros(2), until_norm=1e4, points=16)
+    corpus = corpus_of([[0, 1, 2], [0, 1, 2], [2, 3], [1, 3]], [1, -1, 1, -1])
+    keys = padded(np.array([[1, 0], [-3, -1], [-1, 1], [-1, 1]])[:, order], VOCAB, DIM)
+    scores = ja.theory.Scores(keys, corpus, np.array([0.0, -1, 0, -1, 0, 0]))
+    path = ja.dynamics.exact_flow(scores, np.zeros(DIM), until_norm=1e4, points=shapes.POINTS)
     assert path.stop == "norm"
     assert distance(path.p[-1], keys[0] - keys[1]) < 1e-7
 
