@@ -196,7 +196,7 @@ class Instance(NamedTuple):
 
 def bags(corpus):
     """Every sequence as the sorted list of its distinct tokens, by way of the sequences written out."""
-    ids, mask = ja.models.reference.padded_sequences(corpus)
+    ids, mask = map(np.asarray, ja.models.reference.padded_sequences(corpus))
     return [np.unique(row[real]).tolist() for row, real in zip(ids, mask, strict=True)]
 
 

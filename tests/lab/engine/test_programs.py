@@ -75,7 +75,10 @@ def test_programs_have_the_settings_of_the_standard_probes(study):
 def test_swept_thresholds_apply_to_each_cell(tmp_path, study):
     """The attention on important tokens against a loop over tokens and sequences."""
     thresholds = [0.1, 2.0 / 3.0]
-    swept = study(axes={"probes.important": thresholds}, probes={"min_count": 1}, seeds=2)
+    # One phase is enough: the thresholds are constants, so each cell compiles its own programs.
+    phases = study().tree["phases"][1:]
+    probes = {"min_count": 1, "bins": 0}
+    swept = study(axes={"probes.important": thresholds}, phases=phases, probes=probes, seeds=1)
     results = swept.run(tmp_path / "swept", quiet=True)
     known = results.table()
     assert known["important_mass"].nunique(dropna=False) > 1
@@ -193,8 +196,10 @@ def test_programs_are_those_of_the_contents_of_files(monkeypatch, study, tmp_pat
     made = []
     for value in (1.0, 2.0, 1.0):
         np.save(path, np.full(3, value, np.float32))
-        made.append(programs.programs(study(model=model).base))
-        params = made[-1].start(made[-1].draw(*arguments(made[-1])), *arguments(made[-1]))
+        (group,) = compile_groups(study(model=model).cells)
+        made.append(programs.programs(group.setting))
+        # The shapes of the data are enough to start.
+        params = made[-1].start(made[-1].corpora(group, 1), *arguments(made[-1]))
         np.testing.assert_array_equal(params.p[0], np.full(3, value))
     assert made[0] is made[2]
     assert made[0] is not made[1]
@@ -205,7 +210,9 @@ def test_programs_of_a_group_are_freed_when_the_next_group_starts(monkeypatch, s
     monkeypatch.setattr(programs, "programs", Programs)
     gc.disable()
     try:
-        cache, groups = programs.ProgramCache(), compile_groups(study(axes={"model.dim": [2, 3]}).cells)
+        data = {"kind": "mine.py:pairs", "vocab_size": 10, "sequences": 12}
+        cells = study(data=data, axes={"model.dim": [2, 3]}).cells
+        cache, groups = programs.ProgramCache(), compile_groups(cells)
         first = cache.of(groups[0])
         first.start(first.draw(*arguments(first)), *arguments(first))
         forgotten = weakref.ref(first)

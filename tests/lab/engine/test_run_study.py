@@ -133,7 +133,7 @@ def test_more_cells_compute_only_the_cells_that_are_missing(
 
 def test_cells_with_equal_settings_are_computed_once(tmp_path, go, study, read, counted):
     blocks = {"one": {}, "same": {}, "other": {"phases": {"query": {"step_size": 0.2}}}}
-    wanted = study(blocks=blocks)
+    wanted = study(blocks=blocks, chunk=1)
     assert not go(tmp_path, wanted)[0].errors
     assert sorted(run for runs, _ in counted for run in runs) == [(0, 0), (0, 1), (2, 0), (2, 1)]
     records = read(tmp_path)[0]
