@@ -36,6 +36,11 @@ def pytest_configure(config):
         os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *fast_compilation()])
 
 
+def pytest_collection_finish():
+    """Leave modules and tests, which live as long as the process, out of garbage collections."""
+    gc.freeze()
+
+
 def fast_compilation():
     """List the flags that make compilation fast, of those that XLA knows: it aborts at an unknown one."""
     flags = ["--xla_cpu_parallel_codegen_split_count=1"]
