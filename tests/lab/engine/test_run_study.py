@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 import jaxattn as ja
-from jaxattn import Study
 from jaxattn.core.errors import UserCodeError
 from jaxattn.lab.cli.status import run_status
 from jaxattn.lab.engine import attempt, description, missing, programs, run_study
@@ -397,7 +396,7 @@ def own(tmp_path, tables):
         (folder / "mine.py").write_text(MODEL.format(first=first or "'''The logistic loss.'''"))
         tree = tables(seeds=1) | changes | further
         tree["phases"][1]["steps"] = 2
-        return Study.from_tables(tree, ImportPaths(folder))
+        return ja.Study.from_tables(tree, ImportPaths(folder))
 
     return write
 
@@ -521,7 +520,7 @@ def notebook(tables):
         tree = tables(
             loss="__main__:Softened", **{"seeds": 1, "probes": {"bins": 0, "min_count": 1}} | changes
         )
-        return Study.from_tables(tree, ImportPaths(given={"__main__:Softened": cell["Softened"]}))
+        return ja.Study.from_tables(tree, ImportPaths(given={"__main__:Softened": cell["Softened"]}))
 
     return make
 
