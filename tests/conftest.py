@@ -36,6 +36,11 @@ def pytest_configure(config):
         os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *fast_compilation()])
 
 
+def pytest_collection_finish():
+    """Leave modules and tests, which live as long as the process, out of garbage collections."""
+    gc.freeze()
+
+
 def fast_compilation():
     """List the flags that make compilation fast, of those that XLA knows: it aborts at an unknown one."""
     flags = ["--xla_cpu_parallel_codegen_split_count=1"]
@@ -196,7 +201,7 @@ class Instance(NamedTuple):
 
 def bags(corpus):
     """Every sequence as the sorted list of its distinct tokens, by way of the sequences written out."""
-    ids, mask = ja.models.reference.padded_sequences(corpus)
+    ids, mask = map(np.asarray, ja.models.reference.padded_sequences(corpus))
     return [np.unique(row[real]).tolist() for row, real in zip(ids, mask, strict=True)]
 
 

@@ -13,7 +13,6 @@ from fontTools.ttLib import TTFont
 from PIL import Image
 
 import jaxattn as ja
-from jaxattn.data import Assumption1
 
 EXTENSIONS = Path(__file__).parents[1] / "docs" / "_extensions"
 
@@ -90,7 +89,7 @@ def test_signatures_show_the_values_of_constants():
 
 
 def test_settings_class_docstrings_list_all_settings_with_ranges():
-    class Own(Assumption1, frozen=True, kw_only=True):
+    class Own(ja.data.Assumption1, frozen=True, kw_only=True):
         """Data.
 
         Attributes:
@@ -104,10 +103,10 @@ def test_settings_class_docstrings_list_all_settings_with_ranges():
     assert "        in two lines (at least 0 and at most 1)." in made
     assert "    sequences: n, number of sequences (at least 1)." in made
     assert made.count("Attributes:") == 1
-    without = docstrings.with_settings(["Data."], Assumption1)
+    without = docstrings.with_settings(["Data."], ja.data.Assumption1)
     assert without[1:3] == ["", "Attributes:"]
     assert {line.split(":")[0].strip() for line in without[3:]} == {
-        field.name for field in msgspec.structs.fields(Assumption1)
+        field.name for field in msgspec.structs.fields(ja.data.Assumption1)
     }
 
 

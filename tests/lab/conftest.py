@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 
 import jaxattn as ja
-from jaxattn.lab.probes import Accuracy, Fit, Importance, MaxMarginDirection, OneStepError, Selected
 from jaxattn.lab.storage import batch_record, memo, study_file
 from jaxattn.lab.storage.batch_record import BatchCell, BatchRecord, Checkpoint, Device, Failure, Origin
 from jaxattn.lab.storage.files import digest
@@ -44,7 +43,14 @@ METRICS = (
     "log_gradient_norm",
     "important_mass",
 )
-STANDARD = (Fit, Accuracy, Importance, Selected, OneStepError, MaxMarginDirection)
+STANDARD = (
+    ja.probes.Fit,
+    ja.probes.Accuracy,
+    ja.probes.Importance,
+    ja.probes.Selected,
+    ja.probes.OneStepError,
+    ja.probes.MaxMarginDirection,
+)
 BINS = 20
 DIMS = [64, 128, 256, 512]
 SLOPE = -0.5

@@ -11,8 +11,6 @@ import pandas as pd
 import pytest
 
 import jaxattn as ja
-from jaxattn.data.generators import Independent
-from jaxattn.dynamics import Descent, OneStep
 from jaxattn.lab.study import seed
 
 SWEEPS = Path(__file__).parents[1] / "sweeps"
@@ -32,11 +30,11 @@ def small(**changes):
     settings = {
         "name": "small",
         "seeds": 2,
-        "data": Independent(vocab_size=20, relevant=8, length=6, sequences=30, test_sequences=20),
+        "data": ja.data.Independent(vocab_size=20, relevant=8, length=6, sequences=30, test_sequences=20),
         "model": ja.models.OneLayer(dim=16),
         "phases": [
-            OneStep(name="embed", step_size=50.0),
-            Descent(name="query", train=("p",), optimizer="sgd", step_size=0.1, steps=20),
+            ja.dynamics.OneStep(name="embed", step_size=50.0),
+            ja.dynamics.Descent(name="query", train=("p",), optimizer="sgd", step_size=0.1, steps=20),
         ],
         "probes": ja.Probes(min_count=1),
     }
@@ -79,7 +77,7 @@ def own(mine, **changes):
         "init": {"v": {"kind": f"{SWEEPS / 'mine.py'}:constant", "value": 0.25}},
         "loss": {"kind": f"{SWEEPS / 'mine.py'}:softened", "softness": 0.5},
         "phases": [
-            Descent(
+            ja.dynamics.Descent(
                 name="clip",
                 train=("E", "p"),
                 optimizer=mine.clipped,

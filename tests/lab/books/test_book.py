@@ -31,7 +31,8 @@ def test_items_are_in_the_order_of_the_parts():
     assert [item.name for item in book.items] == ["step", "own", "texts", "elsewhere"]
     step = book.item("step")
     assert step.title == "Error of the one-step law"
-    assert step.words.reports == "The error of the one-step law falls like d^(-1/2) (a note of nobody's)."
+    reports = "1/error of the one-step law falls like s^(-1), with the scale s of E (a note of nobody's)."
+    assert step.words.reports == reports
     assert [paper.title for paper in step.papers] == ["A note"]
     assert book.item("own").title == "Own"
 

@@ -43,7 +43,6 @@ def items(out, name="step"):
     return json.loads((out / "items" / f"{name}.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.more
 def test_records_hold_the_numbers_of_the_check(made):
     page, _, out = made
     assert (set(page.records), page.failed, page.status) == ({"step", "own"}, {}, 0)
@@ -51,7 +50,7 @@ def test_records_hold_the_numbers_of_the_check(made):
     records = ja.load(out / "runs" / "laptop" / "step").records
     records = records[records["metric"] == "one_step_error"]
     wide = records.groupby(["seed", "cell"])["value"].last().unstack().to_numpy()
-    slopes = np.polyfit(np.log([16, 256]), np.log(wide).T, 1)[0]
+    slopes = np.polyfit(np.log([0.25, 1.0]), -np.log(wide).T, 1)[0]
     np.testing.assert_allclose(finding.value, slopes.mean(), rtol=1e-9)
     record = items(out)
     assert record["findings"][0]["verdict"] == "agrees"
@@ -61,7 +60,6 @@ def test_records_hold_the_numbers_of_the_check(made):
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", record["criteria"]["date"])
 
 
-@pytest.mark.more
 def test_pages_show_scorecard_claims_and_the_way_to_other_items(made):
     page, _, out = made
     index, step = ((out / f"{name}.html").read_text(encoding="utf-8") for name in ("index", "step"))
@@ -74,14 +72,13 @@ def test_pages_show_scorecard_claims_and_the_way_to_other_items(made):
     assert '<a href="../claims/index.md">Elsewhere</a>' in index
     assert 'rel="next" href="own.html"' in step
     assert 'href="https://arxiv.org/abs/0000.00000"' in step
-    assert "falls like d^(−1/2) (a note of nobody&#39;s)." in plain
+    assert "falls like s^(−1), with the scale s of E (a note of nobody&#39;s)." in plain
     assert '<td class="yes">agrees</td>' in plain
     assert "Numbers that do not agree" not in plain
-    assert "−0.5 ± 0.3" in plain
+    assert "−1 ± 0.3" in plain
     assert str(out) not in index + step
 
 
-@pytest.mark.more
 def test_shares_of_random_choices_are_beside_the_verdict(made):
     """The item "own" has the draws of "step": findings with the same id."""
     page, _, out = made
@@ -144,7 +141,7 @@ def test_changed_criteria_are_recorded_as_changed(copy, tmp_path):
     written = (out / "step.html").read_text(encoding="utf-8")
     assert "changed after results had been recorded" in written
     assert re.search(
-        r"Numbers that do not agree:.*\n<ul>\n<li>exponent of d in the error: .* compared with", written
+        r"Numbers that do not agree:.*\n<ul>\n<li>exponent of s in 1/error: .* compared with", written
     )
     assert page.records["step"].findings[0].verdict != "agrees"
 
@@ -178,7 +175,7 @@ def test_falsified_theory_gives_exit_status_1(made, tmp_path):
         path = folder / "tiny" / "step" / "check.py"
         path.write_text(
             path.read_text()
-            .replace("around(-0.5, 0.3)", "around(5.0, 0.3)")
+            .replace("around(-1.0, 0.3)", "around(5.0, 0.3)")
             .replace("expected=expected", f'expected=expected, basis="{basis}"')
         )
         item = folder / "tiny" / "step" / "item.toml"
@@ -245,7 +242,6 @@ def test_invalid_requests_are_rejected_before_the_run(tmp_path, only, options, m
         (lambda x: x.update(scale="huge"), "huge"),
     ],
 )
-@pytest.mark.more
 def test_records_of_others_are_validated(copy, change, message):
     book, out = copy
     record = items(out)
@@ -271,7 +267,6 @@ def test_record_of_another_scale_or_of_other_settings_is_not_shown(copy, tmp_pat
     assert "its settings have changed" in (out / "index.html").read_text()
 
 
-@pytest.mark.more
 def test_exported_logbook_lists_its_files_with_hashes(copy, tmp_path):
     book, out = copy
     shutil.rmtree(out / "runs")
@@ -293,7 +288,7 @@ def test_exported_logbook_lists_its_files_with_hashes(copy, tmp_path):
     assert "[Error of the one-step law](step.md)" in readme
     assert "| verified | 1 of 1 number agrees | 6 seeds |" in readme
     assert "**verified** (6 seeds)" in step
-    assert re.search(r"\| exponent of d in the error \| −1/2 \| −0.5\s±\s0.3 \| .* \| agrees \|", step)
+    assert re.search(r"\| exponent of s in 1/error \| −1 \| −1\s±\s0.3 \| .* \| agrees \|", step)
     numbers = pd.read_csv(target / "findings.csv").set_index("item")
     assert math.isclose(numbers["value"]["step"], items(out)["findings"][0]["value"])
     with pytest.raises(ja.InputError, match="--only: nosuch: no such item"):
@@ -310,8 +305,8 @@ def test_command_prints_numbers_and_files(call, tmp_path, made):
     out = Path(shutil.copytree(made[2], tmp_path / "out"))
     status, printed, _ = call("reproduce", made[1].folder, "--only", "step", "--out", out, "--quiet")
     assert status == 0
-    (row,) = [line for line in printed.splitlines() if "exponent of d in the error" in line]
-    assert "-0.5 ± 0.3" in row
+    (row,) = [line for line in printed.splitlines() if "exponent of s in 1/error" in line]
+    assert "-1 ± 0.3" in row
     assert "verified" in printed
     status, said, _ = call("reproduce", made[1].folder, "--only", "step", "--out", out, "--check")
     assert (status, said) == (0, "step: nothing is missing\n")

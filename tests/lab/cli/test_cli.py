@@ -171,9 +171,10 @@ def test_data_command_requires_no_model_or_phases(call, tmp_path):
 
 
 def test_data_command_shows_the_corpus(call):
-    status, out, _ = call("data", SWEEPS / "quickstart.toml", "--quiet")
+    status, out, _ = call("data", STUDY, "--quiet")
     assert status == 0
-    assert "2,000" in out
+    # 30 sequences of 6 tokens, and a vocabulary of 20.
+    assert re.search(r"^train +30 +180 +\d+ +20 ", out, re.MULTILINE)
     assert "average signed frequency" in out
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn import Study
 from jaxattn.base import silent
 from jaxattn.core.errors import UserCodeError
 from jaxattn.lab.cli.corpus import describe_data
@@ -22,7 +21,7 @@ def texts(tmp_path, tables):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def make(**settings):
-        return Study.from_tables(
+        return ja.Study.from_tables(
             tables(data={"kind": "jsonl", "path": str(path)} | settings, figures=["importance"])
         )
 
@@ -59,7 +58,7 @@ def test_class_names_are_used_and_may_change_on_resume(texts, tmp_path):
 
 def test_error_in_custom_data_shows_its_line(tables, tmp_path):
     (tmp_path / "own.py").write_text("def data():\n    raise KeyError('none')\n", encoding="utf-8")
-    wanted = Study.from_tables(tables(data={"kind": "own.py:data"}), ImportPaths(tmp_path))
+    wanted = ja.Study.from_tables(tables(data={"kind": "own.py:data"}), ImportPaths(tmp_path))
     with pytest.raises(UserCodeError, match=r"^data: KeyError in data, line 2 of "):
         describe_data(wanted, 1, silent)
 
@@ -80,7 +79,7 @@ def test_recommended_step_sizes_produce_the_stated_values(tables, classes):
     """From E = 0 the one-step law is exact for any d."""
     data = {"kind": "independent", "vocab_size": 20, "relevant": 6, "length": 5, "sequences": 60}
     loss = "logistic" if classes == 2 else "cross_entropy"
-    wanted = Study.from_tables(tables(data=data | {"num_classes": classes}, loss=loss, figures=[]))
+    wanted = ja.Study.from_tables(tables(data=data | {"num_classes": classes}, loss=loss, figures=[]))
     ((title, table),) = [
         x for x in describe_data(wanted, 1, silent) if x[0].startswith("One step on E, d = ")
     ]
@@ -115,7 +114,7 @@ def test_recommended_step_sizes_produce_the_stated_values(tables, classes):
 
 @pytest.mark.more
 def test_no_step_size_is_recommended_if_no_token_is_important(tables):
-    wanted = Study.from_tables(tables(probes={"min_count": 10**6}, figures=[]))
+    wanted = ja.Study.from_tables(tables(probes={"min_count": 10**6}, figures=[]))
     titles = [title for title, _ in describe_data(wanted, 1, silent)]
     assert "One step on E: no advice, because no important token (|posterior difference| ≥ 0.5, " in titles[2]
 
@@ -124,6 +123,6 @@ def test_missing_step_size_advice_suggests_a_min_count(texts):
     """Each of the words "good" and "bad" occurs twenty times."""
     study = texts()
     table = study.tree | {"probes": {"min_count": 21}}
-    titles = [title for title, _ in describe_data(Study.from_tables(table), 1, silent)]
+    titles = [title for title, _ in describe_data(ja.Study.from_tables(table), 1, silent)]
     (title,) = [title for title in titles if title.startswith("One step on E: no advice")]
     assert title.endswith("; set probes.min_count = 20")

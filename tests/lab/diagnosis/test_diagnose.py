@@ -117,7 +117,7 @@ def test_one_gradient_step_writes_alpha_into_the_values(corpus, alpha):
 def test_selected_tokens_match_a_loop(corpus, alpha, rng):
     scores = rng.normal(size=V)
     found = diagnose(*planted(scores, alpha), corpus, **(FAST | {"min_count": 1, "important": 0.4}))
-    ids, mask = ja.models.reference.padded_sequences(corpus)
+    ids, mask = map(np.asarray, ja.models.reference.padded_sequences(corpus))
     best = [int(x[m][np.argmax(scores[x[m]])]) for x, m in zip(ids, mask, strict=True)]
     by_id = found.tokens.set_index("id")
     assert by_id["selected"].to_dict() == {s: best.count(s) for s in by_id.index}
@@ -163,7 +163,7 @@ def test_study_and_diagnosis_agree_on_the_share_of_important_tokens_selected(tmp
 
 def test_uniform_attention_selects_no_tokens(corpus, alpha):
     found = diagnose(*planted(np.zeros(V), alpha), corpus, **FAST)
-    ids, mask = ja.models.reference.padded_sequences(corpus)
+    ids, mask = map(np.asarray, ja.models.reference.padded_sequences(corpus))
     important = np.abs(np.asarray(ja.data.posterior_difference(corpus))) >= 0.5
     holds = np.mean([important[x[m]].any() for x, m in zip(ids, mask, strict=True)])
     assert row(found, "sequences that select an important token", "share")["value"] == 0

@@ -132,21 +132,33 @@ def test_some_runs_of_a_batch_continue_with_their_own_values(tmp_path, go, count
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-3, atol=1e-4), *params)
 
 
-def test_the_longest_of_the_shorter_runs_is_continued(tmp_path, go, counted):
+@pytest.fixture
+def small(tables):
+    """Return a function that makes the small study, whose programs for one seed other tests compile too."""
+
+    def make(steps, seeds=1):
+        first, last = tables()["phases"]
+        phases, probes = [first, last | {"steps": steps}], tables()["probes"] | {"per_decade": 2}
+        return ja.Study.from_tables(tables(phases=phases, probes=probes, seeds=seeds, chunk=1))
+
+    return make
+
+
+def test_the_longest_of_the_shorter_runs_is_continued(tmp_path, go, counted, small):
     for steps in (10, 3):
-        go(tmp_path, study(steps, seeds=1))
+        go(tmp_path, small(steps))
     assert [steps for _, steps in counted] == [11, 4]
     counted.clear()
-    go(tmp_path, study(31, seeds=1))
+    go(tmp_path, small(31))
     assert [steps for _, steps in counted] == [21]
 
 
-def test_shorter_phase_is_computed_from_the_start(tmp_path, go, counted, assert_same):
-    go(tmp_path / "both", study(31, seeds=1))
+def test_shorter_phase_is_computed_from_the_start(tmp_path, go, counted, assert_same, small):
+    go(tmp_path / "both", small(31))
     counted.clear()
-    go(tmp_path / "both", study(10, seeds=1))
+    go(tmp_path / "both", small(10))
     assert [steps for _, steps in counted] == [11]
-    go(tmp_path / "alone", study(10, seeds=1))
+    go(tmp_path / "alone", small(10))
     assert_same(tmp_path / "both", tmp_path / "alone")
 
 
@@ -370,10 +382,10 @@ def test_longer_flows_are_computed_from_the_start(assert_continues, go, tmp_path
     assert_same(tmp_path / "both", tmp_path / "alone")
 
 
-def test_plan_counts_the_batches_that_continue(tmp_path, go):
-    go(tmp_path, study(10, seeds=2, chunk=1))
+def test_plan_counts_the_batches_that_continue(tmp_path, go, small):
+    go(tmp_path, small(10, seeds=2))
     for steps, done, batches in ((10, "2 of 2", 0), (100, "0 of 2", 2)):
-        planned = study(steps, seeds=2, chunk=1).plan(tmp_path, quick=True)
+        planned = small(steps, seeds=2).plan(tmp_path, quick=True)
         assert planned.cells["done"].tolist() == [done]
         assert planned.groups["batches"].tolist() == [batches]
 

@@ -7,8 +7,6 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.base import Task
-from jaxattn.data.splits import Splits, token_statistics
-from jaxattn.dynamics import RecordedPath, Stop
 from jaxattn.lab.storage import memo
 
 
@@ -28,7 +26,7 @@ def euler(params, task, *, points: ja.PositiveInt = 9, until_time: float = 1e3, 
     times = jnp.append(0, jnp.geomspace(0.1, until_time, points - 1))
     _, rows = jax.lax.scan(interval, params.p, (times[:-1], times[1:]))
     p = jnp.concatenate([params.p[None], rows])
-    return RecordedPath(params={"p": p}, metrics={"time": times}, status=Stop.TIME)
+    return ja.dynamics.RecordedPath(params={"p": p}, metrics={"time": times}, status=ja.dynamics.Stop.TIME)
 
 
 DATA = {"kind": "assumption1", "vocab_size": 12, "relevant": 4, "length": 4, "sequences": 20}
@@ -74,7 +72,7 @@ def test_custom_flow_matches_the_exact_flow(x64):
         ja.data.Assumption1(**{k: x for k, x in DATA.items() if k != "kind"}).draw(jax.random.key(2)).train
     )
     model, loss = ja.models.OneLayer(dim=16), ja.losses.Classification()
-    task = Task(model, loss, Splits(train, token_statistics(train)))
+    task = Task(model, loss, ja.data.Splits(train, ja.data.token_statistics(train)))
     params = ja.dynamics.one_step(
         model.init(jax.random.key(1), train, dtype=jnp.float64), train, step_size=20.0
     )
@@ -99,7 +97,9 @@ def test_custom_flow_is_called_with_float64_arrays_in_every_study(dtype, tmp_pat
         seen.update(p=params.p.dtype, counts=task.data.train.occurrences.dot(jnp.ones(20))[0].dtype)
         p = jnp.stack([params.p * (1 + k * jnp.asarray(1e-12, params.p.dtype)) for k in range(points)])
         growth = jnp.linalg.norm(p, axis=1) / jnp.linalg.norm(params.p) - 1
-        return RecordedPath(params={"p": p}, metrics={"size": growth}, status=Stop.TIME)
+        return ja.dynamics.RecordedPath(
+            params={"p": p}, metrics={"size": growth}, status=ja.dynamics.Stop.TIME
+        )
 
     both = ja.Study(
         name="own",
@@ -125,7 +125,7 @@ def test_custom_flow_can_take_its_trained_parameters_as_a_setting(tmp_path):
             for name in train
             if (x := getattr(params, name)) is not None
         }
-        return RecordedPath(params=rows, status=Stop.STEP_BUDGET, last=1)
+        return ja.dynamics.RecordedPath(params=rows, status=ja.dynamics.Stop.STEP_BUDGET, last=1)
 
     made = study(still, train=["E", "v"])
     assert list(made.cells[0].setting.phases[1].train) == ["E", "v"]
@@ -138,7 +138,7 @@ def test_failure_of_a_custom_flow_is_recorded_as_a_failed_seed(tmp_path):
     @ja.declare(train=["p"])
     def broken(params, task, *, points: int = 4):
         p = jnp.broadcast_to(params.p, (points, *params.p.shape))
-        return RecordedPath(params={"p": p}, status=Stop.FAILED, last=2)
+        return ja.dynamics.RecordedPath(params={"p": p}, status=ja.dynamics.Stop.FAILED, last=2)
 
     failures = study(broken, seeds=1).run(tmp_path / "out", quiet=True).failures
     assert failures["step"].tolist() == [2]
@@ -164,7 +164,7 @@ def rows(x, count=3):
 
 def of_wrong_type(params):
     """Build a path with parameters of any type, which is possible only without runtime type checks."""
-    path = RecordedPath(params={}, status=1)
+    path = ja.dynamics.RecordedPath(params={}, status=1)
     object.__setattr__(path, "params", params)
     return path
 
@@ -203,11 +203,11 @@ def misspelt(params, task, *, points: int = 3):
         (returning(None, train=["q"]), r"phases\[1\].train: q: not a parameter of the model; known: E, p, v"),
         (returning(lambda params: params.p), r"phases\[1\]: the function returned float64\[16\]; return"),
         (
-            returning(lambda x: RecordedPath(params={"v": rows(x.v)}, status=1)),
+            returning(lambda x: ja.dynamics.RecordedPath(params={"v": rows(x.v)}, status=1)),
             r"phases\[1\]: the path contains v, but train is p",
         ),
         (
-            returning(lambda x: RecordedPath(params={"p": rows(x.p, 4)}, status=1)),
+            returning(lambda x: ja.dynamics.RecordedPath(params={"p": rows(x.p, 4)}, status=1)),
             r"phases\[1\]: p in the path has shape \(4, 16\); expected \(3, 16\), one row per point",
         ),
         (
@@ -215,15 +215,15 @@ def misspelt(params, task, *, points: int = 3):
             r"phases\[1\]: the path contains float64\[3, 16\] as params; return a dictionary of arrays",
         ),
         (
-            returning(lambda x: RecordedPath(params={"p": rows(x.p)}, status="time")),
+            returning(lambda x: ja.dynamics.RecordedPath(params={"p": rows(x.p)}, status="time")),
             r"phases\[1\]: the path has status 'time'; return a member of ja.dynamics.Stop",
         ),
         (
-            returning(lambda x: RecordedPath({"p": rows(x.p)}, 1, {"loss": jnp.zeros(3)})),
+            returning(lambda x: ja.dynamics.RecordedPath({"p": rows(x.p)}, 1, {"loss": jnp.zeros(3)})),
             r"probes: 'loss' is also a metric of phase flow; choose another name for it, or declare",
         ),
         (
-            returning(lambda x: RecordedPath({"p": rows(x.p)}, 1, {"time": jnp.zeros(())})),
+            returning(lambda x: ja.dynamics.RecordedPath({"p": rows(x.p)}, 1, {"time": jnp.zeros(())})),
             r"phases\[1\]: time in the path has shape \(\); expected \(3,\), one row per point",
         ),
     ],

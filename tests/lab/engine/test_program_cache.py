@@ -80,8 +80,10 @@ def test_programs_are_those_of_the_contents_of_files(monkeypatch, study, tmp_pat
     made = []
     for value in (1.0, 2.0, 1.0):
         np.save(path, np.full(3, value, np.float32))
-        made.append(program_cache.programs(study(model=model).base))
-        params = made[-1].start(made[-1].draw(*arguments(made[-1])), *arguments(made[-1]))
+        (group,) = compile_groups(study(model=model).cells)
+        made.append(program_cache.programs(group.setting))
+        # The shapes of the data are enough to start.
+        params = made[-1].start(made[-1].corpora(group, 1), *arguments(made[-1]))
         np.testing.assert_array_equal(params.p[0], np.full(3, value))
     assert made[0] is made[2]
     assert made[0] is not made[1]
@@ -92,7 +94,9 @@ def test_programs_of_a_group_are_freed_when_the_next_group_starts(monkeypatch, s
     monkeypatch.setattr(program_cache, "programs", Programs)
     gc.disable()
     try:
-        cache, groups = program_cache.ProgramCache(), compile_groups(study(axes={"model.dim": [2, 3]}).cells)
+        data = {"kind": "mine.py:pairs", "vocab_size": 10, "sequences": 12}
+        cells = study(data=data, axes={"model.dim": [2, 3]}).cells
+        cache, groups = program_cache.ProgramCache(), compile_groups(cells)
         first = cache.of(groups[0])
         first.start(first.draw(*arguments(first)), *arguments(first))
         forgotten = weakref.ref(first)

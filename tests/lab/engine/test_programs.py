@@ -48,7 +48,10 @@ def test_large_corpus_code_path_matches_the_regular_one(monkeypatch, study):
 def test_swept_thresholds_apply_to_each_cell(tmp_path, study):
     """The attention on important tokens against a loop over tokens and sequences."""
     thresholds = [0.1, 2.0 / 3.0]
-    swept = study(axes={"probes.important": thresholds}, probes={"min_count": 1}, seeds=2)
+    # One phase is enough: the thresholds are constants, so each cell compiles its own programs.
+    phases = study().tree["phases"][1:]
+    probes = {"min_count": 1, "bins": 0}
+    swept = study(axes={"probes.important": thresholds}, phases=phases, probes=probes, seeds=1)
     results = swept.run(tmp_path / "swept", quiet=True)
     known = results.table()
     assert known["important_mass"].nunique(dropna=False) > 1

@@ -7,13 +7,11 @@ import pandas as pd
 import pytest
 
 import jaxattn as ja
-from jaxattn import losses
 from jaxattn.core import pytrees
 from jaxattn.dynamics.flows import stiff, ties
 from jaxattn.lab import kinds
 from jaxattn.lab.engine import batch_run, programs, run_study
 from jaxattn.lab.engine.programs import seed_keys
-from jaxattn.lab.probes import MaxMarginDirection
 from jaxattn.lab.probes.standard import BEST
 from jaxattn.lab.storage import checkpoints, memo, run_log
 from jaxattn.lab.study import seed as of_seed
@@ -304,7 +302,7 @@ def test_flow_records_match_the_path_and_the_limit(flow_run, x64, study, read):
 
 @pytest.mark.more
 def test_limit_metrics_are_recorded_only_for_phases_that_train_only_p(flow_run, read):
-    assert set(MaxMarginDirection.metrics) == {*AT_PROBES, *AT_END}
+    assert set(ja.probes.MaxMarginDirection.metrics) == {*AT_PROBES, *AT_END}
     embed, query = wide(read, flow_run, "embed"), wide(read, flow_run)
     assert not {*AT_PROBES, *AT_END} & set(embed.columns)
     assert {*AT_PROBES, *AT_END} <= set(query.columns)
@@ -352,7 +350,9 @@ def test_study_matches_explicit_adam(kind, tmp_path, x64, go, read, study):
     train = wanted.base.data.draw(train_key).train
     params = model.init(of_seed.keys(1)[1], train, dtype=jnp.float64)
     moments = dict.fromkeys(trained, (0.0, 0.0))
-    gradient_of = jax.jit(jax.grad(lambda x: losses.logistic(model.outputs(x, train), train.targets).mean()))
+    gradient_of = jax.jit(
+        jax.grad(lambda x: ja.losses.logistic(model.outputs(x, train), train.targets).mean())
+    )
     for step in range(1, 7):
         gradient = gradient_of(params)
         moved = {}
@@ -363,7 +363,7 @@ def test_study_matches_explicit_adam(kind, tmp_path, x64, go, read, study):
             root = jnp.sqrt(second / (1 - 0.999**step)) + 1e-8
             moved[name] = getattr(params, name) - 0.01 * first / (1 - 0.9**step) / root
         params = params.replace(**moved)
-    expected = losses.logistic(model.outputs(params, train), train.targets).mean()
+    expected = ja.losses.logistic(model.outputs(params, train), train.targets).mean()
     np.testing.assert_allclose(found.loc[(1, "all", 6), "loss"], expected, rtol=1e-8)
     assert found.loc[(1, "all", 6), "loss"] < found.loc[(1, "all", 0), "loss"]
     assert ("important_selected" in found) == isinstance(model, ja.TokenModel)

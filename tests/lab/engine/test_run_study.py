@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 import jaxattn as ja
-from jaxattn import Study
 from jaxattn.core.errors import UserCodeError
 from jaxattn.lab.cli.status import run_status
 from jaxattn.lab.engine import attempt, description, missing, programs, run_study
@@ -133,7 +132,7 @@ def test_more_cells_compute_only_the_cells_that_are_missing(
 
 def test_cells_with_equal_settings_are_computed_once(tmp_path, go, study, read, counted):
     blocks = {"one": {}, "same": {}, "other": {"phases": {"query": {"step_size": 0.2}}}}
-    wanted = study(blocks=blocks)
+    wanted = study(blocks=blocks, chunk=1)
     assert not go(tmp_path, wanted)[0].errors
     assert sorted(run for runs, _ in counted for run in runs) == [(0, 0), (0, 1), (2, 0), (2, 1)]
     records = read(tmp_path)[0]
@@ -397,7 +396,7 @@ def own(tmp_path, tables):
         (folder / "mine.py").write_text(MODEL.format(first=first or "'''The logistic loss.'''"))
         tree = tables(seeds=1) | changes | further
         tree["phases"][1]["steps"] = 2
-        return Study.from_tables(tree, ImportPaths(folder))
+        return ja.Study.from_tables(tree, ImportPaths(folder))
 
     return write
 
@@ -521,7 +520,7 @@ def notebook(tables):
         tree = tables(
             loss="__main__:Softened", **{"seeds": 1, "probes": {"bins": 0, "min_count": 1}} | changes
         )
-        return Study.from_tables(tree, ImportPaths(given={"__main__:Softened": cell["Softened"]}))
+        return ja.Study.from_tables(tree, ImportPaths(given={"__main__:Softened": cell["Softened"]}))
 
     return make
 

@@ -17,7 +17,7 @@ from jaxattn.lab.storage import files, memo, run_log, study_file
 
 
 def sweep(study, **changes):
-    return study(chunk=1, axes={"phases.query.step_size": [0.1, 0.2], "model.dim": [8]}, **changes)
+    return study(chunk=1, axes={"phases.query.step_size": [0.1, 0.2]}, **changes)
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,6 @@ import pytest
 
 import jaxattn as ja
 
-pytestmark = pytest.mark.more
-
 
 def test_attention_matches_a_loop_over_tokens(solved, page):
     scores, path, _ = solved

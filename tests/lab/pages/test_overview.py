@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import jaxattn as ja
 from jaxattn.lab import kinds
 from jaxattn.lab.pages import overview
 from jaxattn.lab.pages.overview import caveats
-from jaxattn.lab.probes import Accuracy, Fit, Importance, OneStepError, Selected
 from jaxattn.lab.results.run import Run
 
 
@@ -64,7 +64,17 @@ def test_custom_metrics_in_figures_come_first():
 
 
 def test_standard_contains_all_default_metrics():
-    unasked = {name for probe in (Fit, Accuracy, Importance, Selected, OneStepError) for name in probe.labels}
+    unasked = {
+        name
+        for probe in (
+            ja.probes.Fit,
+            ja.probes.Accuracy,
+            ja.probes.Importance,
+            ja.probes.Selected,
+            ja.probes.OneStepError,
+        )
+        for name in probe.labels
+    }
     assert unasked <= set(overview.STANDARD)
     known = {name for probe in kinds.classes(kinds.PROBES).values() for name in probe.labels}
     assert not known & set(overview.STANDARD)

@@ -8,8 +8,6 @@ import pytest
 import jaxattn as ja
 from jaxattn.base import Task
 from jaxattn.data.corpus import shapes
-from jaxattn.data.splits import Splits
-from jaxattn.lab.probes import ProbeContext
 
 
 def moving(train):
@@ -35,7 +33,9 @@ def show():
     """Return a function that builds a probe context."""
 
     def make(model, params, corpus, train=("E", "p", "v"), per_sequence=ja.losses.DEFAULT, memory=None):
-        return ProbeContext(params, Task(model, per_sequence, Splits(corpus)), moving(train), memory)
+        return ja.probes.ProbeContext(
+            params, Task(model, per_sequence, ja.data.Splits(corpus)), moving(train), memory
+        )
 
     return make
 
@@ -47,7 +47,7 @@ def measure():
     def call(probe, shown):
         def compute(params, data, memory):
             task = Task(shown.model, shown.loss, data)
-            return probe.measure(ProbeContext(params, task, shown.phase, memory))
+            return probe.measure(ja.probes.ProbeContext(params, task, shown.phase, memory))
 
         return jax.jit(compute)(shown.params, shown.data, shown.memory)
 
@@ -73,6 +73,6 @@ def applies():
     def tell(probe, model, loss, phase, data=None):
         data = shapes(vocab_size=3) if data is None else data
         phase = moving(phase) if isinstance(phase, tuple) else phase
-        return probe.skip_reason(Task(model, loss, Splits(data)), phase) is None
+        return probe.skip_reason(Task(model, loss, ja.data.Splits(data)), phase) is None
 
     return tell

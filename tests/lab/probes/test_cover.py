@@ -5,10 +5,7 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn import losses
 from jaxattn.data.corpus import shapes
-from jaxattn.lab.probes import Cover
-from jaxattn.models import MultiHead, OneLayer
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -21,7 +18,10 @@ def measured(show, measure):
         corpus = ja.data.from_sequences(sequences, labels, vocab_size=len(scores))
         E = np.stack([np.asarray(scores), np.asarray(values) / 2], axis=1)
         params = ja.models.one_layer.Params(*map(jnp.asarray, (E, [1.0, 0.0], [0.0, 2.0])))
-        return {k: float(x) for k, x in measure(Cover(), show(OneLayer(dim=2), params, corpus)).items()}
+        return {
+            k: float(x)
+            for k, x in measure(ja.probes.Cover(), show(ja.models.OneLayer(dim=2), params, corpus)).items()
+        }
 
     return make
 
@@ -63,11 +63,11 @@ def test_first_tied_token_is_the_top_token(measured):
 
 
 def test_cover_metrics_match_a_loop_over_sequences(show, corpus, draw, measure):
-    bags, model = corpus(), OneLayer(dim=5)
+    bags, model = corpus(), ja.models.OneLayer(dim=5)
     ids, mask = (np.asarray(x) for x in ja.models.reference.padded_sequences(bags))
     for seed in range(8):
         params = draw(model, bags, seed)
-        found = measure(Cover(), show(model, params, bags))
+        found = measure(ja.probes.Cover(), show(model, params, bags))
         E, p, v = (np.asarray(x) for x in (params.E, params.p, params.v))
         labels_of, least = {}, 1.0
         for row, real, y in zip(ids, mask, np.asarray(bags.targets), strict=True):
@@ -86,13 +86,13 @@ def test_cover_metrics_match_a_loop_over_sequences(show, corpus, draw, measure):
             "cover_cost": 2 * np.sqrt(r),
             "cover_attention": least,
         }
-        assert found.keys() == expected.keys() == Cover.labels.keys()
+        assert found.keys() == expected.keys() == ja.probes.Cover.labels.keys()
         for name, x in expected.items():
             np.testing.assert_allclose(found[name], x, rtol=1e-12, err_msg=name)
 
 
 def test_cover_requires_one_layer_and_two_classes(applies):
     three = shapes(vocab_size=3, num_classes=3)
-    assert applies(Cover(), OneLayer(dim=2), losses.DEFAULT, ("p",))
-    assert not applies(Cover(), OneLayer(dim=2), losses.DEFAULT, ("p",), three)
-    assert not applies(Cover(), MultiHead(dim=2, heads=2), losses.DEFAULT, ("p",))
+    assert applies(ja.probes.Cover(), ja.models.OneLayer(dim=2), ja.losses.DEFAULT, ("p",))
+    assert not applies(ja.probes.Cover(), ja.models.OneLayer(dim=2), ja.losses.DEFAULT, ("p",), three)
+    assert not applies(ja.probes.Cover(), ja.models.MultiHead(dim=2, heads=2), ja.losses.DEFAULT, ("p",))

@@ -7,14 +7,9 @@ import pytest
 from scipy.optimize import minimize
 
 import jaxattn as ja
-from jaxattn.data.splits import Loaded, Splits
-from jaxattn.dynamics import Descent, ExactFlow, JointFlow
-from jaxattn.lab.probes import FlowLimit, RelaxedDirection
 from jaxattn.lab.probes.directions import _facts, certified_distance
 from jaxattn.losses import Logistic
-from jaxattn.models import Mlp, OneLayer
-from jaxattn.theory import one_minus_cosine
-from jaxattn.theory.solution import Status, unsolved
+from jaxattn.theory.solution import unsolved
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -29,7 +24,10 @@ def test_certified_distance_is_an_upper_bound():
 
 
 def test_undecided_separability_is_recorded_as_nan():
-    answers = [unsolved(status, 3) for status in (Status.NO_PAIRS, Status.INFEASIBLE, Status.UNDECIDED)]
+    answers = [
+        unsolved(status, 3)
+        for status in (ja.theory.Status.NO_PAIRS, ja.theory.Status.INFEASIBLE, ja.theory.Status.UNDECIDED)
+    ]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
     _, feasible, *_ = _facts(stacked, np.zeros(3))
     np.testing.assert_array_equal(feasible, [1, 0, np.nan])
@@ -45,9 +43,11 @@ E[5, 1] = 2.5
 
 def conclude_relaxed(history):
     corpus = ja.data.from_sequences(SEQUENCES, LABELS, vocab_size=7)
-    loaded = Loaded(Splits(jax.tree.map(lambda x: x[None], corpus), None), False, list("0123456"))
+    loaded = ja.data.Loaded(
+        ja.data.Splits(jax.tree.map(lambda x: x[None], corpus), None), False, list("0123456")
+    )
     params = ja.models.one_layer.Params(jnp.asarray(E)[None], jnp.zeros((1, 7)), jnp.zeros((1, 7)))
-    return RelaxedDirection().conclude(history[None], params, OneLayer(dim=7), loaded)
+    return ja.probes.RelaxedDirection().conclude(history[None], params, ja.models.OneLayer(dim=7), loaded)
 
 
 def shortest(rows, required):
@@ -92,24 +92,26 @@ def test_direction_metrics_of_a_nonfinite_seed_are_nan():
 
 
 def test_relaxed_direction_requires_phases_that_train_p_and_v(applies):
-    model, probe = OneLayer(dim=3), RelaxedDirection()
+    model, probe = ja.models.OneLayer(dim=3), ja.probes.RelaxedDirection()
     logistic = Logistic()
-    both = Descent(name="a", optimizer="sgd", step_size=1.0, steps=1, train=("v", "p"))
+    both = ja.dynamics.Descent(name="a", optimizer="sgd", step_size=1.0, steps=1, train=("v", "p"))
     assert applies(probe, model, logistic, both)
-    assert applies(probe, model, logistic, JointFlow(name="b"))
-    assert not applies(probe, model, logistic, ExactFlow(name="b"))
+    assert applies(probe, model, logistic, ja.dynamics.JointFlow(name="b"))
+    assert not applies(probe, model, logistic, ja.dynamics.ExactFlow(name="b"))
     assert not applies(probe, model, Logistic(smoothing=0.1), both)
-    assert not applies(probe, Mlp(dim=3), logistic, both)
+    assert not applies(probe, ja.models.Mlp(dim=3), logistic, both)
 
 
 def test_direction_metrics_are_nan_for_nan_embeddings_or_three_classes():
     corpus = jax.tree.map(lambda x: x[None], ja.data.from_sequences(SEQUENCES, LABELS, vocab_size=7))
     for rows, classes in ((np.nan * E, 2), (E, 3)):
         params = ja.models.one_layer.Params(jnp.asarray(rows)[None], jnp.zeros((1, 7)), jnp.zeros((1, 7)))
-        splits = Splits(corpus.replace(num_classes=classes), None)
+        splits = ja.data.Splits(corpus.replace(num_classes=classes), None)
         history = np.ones((1, 3, 2, 7))
-        loaded = Loaded(splits, False, list("0123456"))
-        for found in RelaxedDirection().conclude(history, params, OneLayer(dim=7), loaded):
+        loaded = ja.data.Loaded(splits, False, list("0123456"))
+        for found in ja.probes.RelaxedDirection().conclude(
+            history, params, ja.models.OneLayer(dim=7), loaded
+        ):
             assert all(np.isnan(x).all() for x in found.values())
 
 
@@ -124,8 +126,8 @@ def two_seeds():
 
 
 def conclude_limit(history, params, corpora):
-    loaded = Loaded(Splits(corpora), False, list("abcdefghijkl"))
-    return FlowLimit().conclude(history, params, OneLayer(dim=3), loaded)
+    loaded = ja.data.Loaded(ja.data.Splits(corpora), False, list("abcdefghijkl"))
+    return ja.probes.FlowLimit().conclude(history, params, ja.models.OneLayer(dim=3), loaded)
 
 
 @pytest.mark.more
@@ -137,7 +139,7 @@ def test_flow_limit_matches_the_certificate_of_the_path():
     for seed in range(2):
         own, corpus, chosen = jax.tree.map(lambda x, seed=seed: x[seed], (params, corpora, path.selection))
         expected = ja.theory.certify_limit(ja.theory.scores.one_layer(own, corpus), history[seed, -1], chosen)
-        away = one_minus_cosine(history[seed], expected.direction.p)
+        away = ja.theory.one_minus_cosine(history[seed], expected.direction.p)
         np.testing.assert_allclose(on_the_way["limit_one_minus_cosine"][seed], away, atol=1e-12)
         assert end["limit_feasible"][seed] == expected.holds
         assert end["limit_certified_distance"][seed] >= away[-1]
@@ -150,11 +152,11 @@ def test_flow_limit_matches_the_certificate_of_the_path():
 
 
 def test_flow_limit_requires_the_logistic_loss_and_training_only_p(applies):
-    model, loss, probe = OneLayer(dim=3), ja.losses.Classification(), FlowLimit()
-    assert applies(probe, model, loss, ExactFlow(name="a"))
-    assert not applies(probe, model, loss, JointFlow(name="b"))
-    assert not applies(probe, model, ja.losses.Classification(smoothing=0.1), ExactFlow(name="a"))
-    assert not applies(probe, ja.models.Mlp(dim=3), loss, ExactFlow(name="a"))
+    model, loss, probe = ja.models.OneLayer(dim=3), ja.losses.Classification(), ja.probes.FlowLimit()
+    assert applies(probe, model, loss, ja.dynamics.ExactFlow(name="a"))
+    assert not applies(probe, model, loss, ja.dynamics.JointFlow(name="b"))
+    assert not applies(probe, model, ja.losses.Classification(smoothing=0.1), ja.dynamics.ExactFlow(name="a"))
+    assert not applies(probe, ja.models.Mlp(dim=3), loss, ja.dynamics.ExactFlow(name="a"))
 
 
 @pytest.mark.more

@@ -9,10 +9,9 @@ import pytest
 from scipy import stats
 
 import jaxattn as ja
-from jaxattn import dynamics, models
 from jaxattn.base import Task
 from jaxattn.data.splits import splits_of
-from jaxattn.lab.probes import OneStepEmbeddings, ProbeContext, Probes, importance
+from jaxattn.lab.probes import importance
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -35,7 +34,7 @@ def test_pearson_equals_numpy_and_is_nan_for_a_constant(rng, x64):
 
 
 def test_bin_means_match_numpy_and_published_values(rng, x64):
-    settings = Probes(high=14 / 15)
+    settings = ja.Probes(high=14 / 15)
     edges = np.linspace(settings.low, settings.high, settings.bins + 1)
     centres = (edges[1:] + edges[:-1]) / 2
     np.testing.assert_allclose(centres[[0, -1]], [-0.95, 0.89], atol=0.006)
@@ -55,14 +54,14 @@ def test_bin_means_match_numpy_and_published_values(rng, x64):
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_one_step_embeddings_match_the_definition(x64, corpus, show, draw, measure, classes):
-    corpus, model = corpus(classes), models.OneLayer(dim=20)
-    before, probe = draw(model, corpus), OneStepEmbeddings()
-    after = jax.jit(lambda x: dynamics.one_step(x, corpus, step_size=3.0))(before)
+    corpus, model = corpus(classes), ja.models.OneLayer(dim=20)
+    before, probe = draw(model, corpus), ja.probes.OneStepEmbeddings()
+    after = jax.jit(lambda x: ja.dynamics.one_step(x, corpus, step_size=3.0))(before)
     seen = show(model, after, corpus, train=("E",), memory=probe.remember(before))
-    seen.phase = dynamics.OneStep(name="step", step_size=3.0)
+    seen.phase = ja.dynamics.OneStep(name="step", step_size=3.0)
     found = measure(probe, seen)["embedding_error"]
     # α_s by its definition: signed frequency per sequence, averaged.
-    ids, real = map(np.asarray, models.reference.padded_sequences(corpus))
+    ids, real = map(np.asarray, ja.models.reference.padded_sequences(corpus))
     n, v = len(corpus.targets), np.asarray(before.v)
     alpha = np.zeros((12, 1 if classes == 2 else classes))
     for row, mask, label in zip(ids, real, np.asarray(corpus.targets), strict=True):
@@ -79,11 +78,11 @@ def test_spearman_over_tokens_ties_equal_posterior_differences(rng, measure):
     sequences = rng.integers(0, 40, (60, 9)).tolist()
     labels = rng.choice([-1, 1], 60)
     corpus = ja.data.from_sequences(sequences, labels.tolist(), vocab_size=40)
-    model = models.OneLayer(dim=16)
+    model = ja.models.OneLayer(dim=16)
     like = jax.eval_shape(lambda: model.init(jax.random.key(0), corpus, dtype=jnp.float32))
     params = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), like)
     task = Task(model, ja.losses.DEFAULT, splits_of(corpus))
-    seen = ProbeContext(params, task, dynamics.OneStep(name="step", step_size=3.0), None)
+    seen = ja.probes.ProbeContext(params, task, ja.dynamics.OneStep(name="step", step_size=3.0), None)
     found = measure(importance.Importance(min_count=1), seen)
     counts = [
         [sum(s.count(t) for s, y in zip(sequences, labels, strict=True) if y == k) for k in (-1, 1)]

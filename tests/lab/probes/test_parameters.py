@@ -7,19 +7,15 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import jaxattn as ja
-from jaxattn import losses, models
 from jaxattn.core import pytrees
 from jaxattn.data import ragged as layout
-from jaxattn.dynamics import Descent, Task, run
-from jaxattn.lab.probes import Alignments, Conservation, Norms, Sharpness
 from jaxattn.lab.probes.parameters import cosine_array, largest_eigenvalue
-from jaxattn.models import reference
 
 
 def test_norms_include_untrained_parameters(x64, corpus, show, draw, measure):
-    corpus, model = corpus(3), models.Mlp(dim=5)
+    corpus, model = corpus(3), ja.models.Mlp(dim=5)
     params = draw(model, corpus)
-    found = measure(Norms(), show(model, params, corpus, train=("p",)))
+    found = measure(ja.probes.Norms(), show(model, params, corpus, train=("p",)))
     assert set(found) == {"norm_E", "norm_p", "norm_v", "norm_W", "norm_b"}
     for name, value in vars(params).items():
         np.testing.assert_allclose(found[f"norm_{name}"], np.sqrt(np.sum(np.asarray(value) ** 2)), rtol=1e-13)
@@ -31,9 +27,9 @@ def angle(x, y):
 
 
 def test_cosines_match_explicit_formulas(x64, corpus, show, draw, measure):
-    corpus, model = corpus(), models.OneLayer(dim=12)  # Here E has the size of a (d, d) matrix.
+    corpus, model = corpus(), ja.models.OneLayer(dim=12)  # Here E has the size of a (d, d) matrix.
     params = draw(model, corpus)
-    found = measure(Alignments(), show(model, params, corpus, train=("E", "p")))
+    found = measure(ja.probes.Alignments(), show(model, params, corpus, train=("E", "p")))
     assert set(found) == {"cos_p_v", "cos_E_descent", "cos_p_descent"}
     np.testing.assert_allclose(found["cos_p_v"], angle(params.p, params.v), rtol=1e-12)
     gradient = jax.jit(jax.grad(ja.dynamics.loss))(params, corpus)
@@ -42,10 +38,10 @@ def test_cosines_match_explicit_formulas(x64, corpus, show, draw, measure):
 
 
 def test_cosine_of_matrices_uses_all_entries(x64, corpus, show, draw, measure):
-    corpus, model = corpus(3), models.TwoLayerWeights(dim=5)
+    corpus, model = corpus(3), ja.models.TwoLayerWeights(dim=5)
     params = draw(model, corpus)
     params = params.replace(W2=2 * params.W1 + params.W2)
-    found = measure(Alignments(), show(model, params, corpus, train=("v",)))
+    found = measure(ja.probes.Alignments(), show(model, params, corpus, train=("v",)))
     assert set(found) == {"cos_W1_W2", "cos_v_descent"}
     np.testing.assert_allclose(found["cos_W1_W2"], angle(params.W1, params.W2), rtol=1e-12)
 
@@ -76,8 +72,10 @@ def quantity(params):
 def drift(model, params, moved, corpus, show):
     @jax.jit
     def measure(params, moved):
-        memory = Conservation().remember(params)
-        return Conservation().measure(show(model, moved, corpus, memory=memory))["conservation_drift"]
+        memory = ja.probes.Conservation().remember(params)
+        return ja.probes.Conservation().measure(show(model, moved, corpus, memory=memory))[
+            "conservation_drift"
+        ]
 
     return measure(params, moved)
 
@@ -95,7 +93,7 @@ ONCE = [(3, 2, None), (20, 3, 2), (60, 2, 2), (60, 3, None)]
 )
 def test_drift_matches_the_explicit_matrix(x64, rng, corpus, show, draw, dim, classes, heads):
     corpus = corpus(classes)
-    model = models.MultiHead(dim=dim, heads=heads) if heads else models.OneLayer(dim=dim)
+    model = ja.models.MultiHead(dim=dim, heads=heads) if heads else ja.models.OneLayer(dim=dim)
     params = draw(model, corpus)
     for size in (1e-6, 1.0):
         moved = jax.tree.map(lambda x, size=size: x + size * jnp.asarray(rng.normal(size=x.shape)), params)
@@ -104,15 +102,17 @@ def test_drift_matches_the_explicit_matrix(x64, rng, corpus, show, draw, dim, cl
         np.testing.assert_allclose(drift(model, params, moved, corpus, show), expected, rtol=1e-8)
 
 
-@pytest.mark.parametrize("model", [models.OneLayer(dim=40), models.MultiHead(dim=6, heads=2)])
+@pytest.mark.parametrize("model", [ja.models.OneLayer(dim=40), ja.models.MultiHead(dim=6, heads=2)])
 @pytest.mark.more
 def test_drift_is_proportional_to_the_step_size(x64, corpus, show, draw, model):
     corpus = corpus()
     params = draw(model, corpus)
     found = []
     for size, steps in ((0.1, 200), (0.05, 400)):
-        sgd = Descent(name="sgd", train=TRAIN, optimizer="sgd", step_size=jnp.float64(size), steps=400)
-        moved = run(sgd, Task(model, data=corpus), params, steps=steps).params
+        sgd = ja.dynamics.Descent(
+            name="sgd", train=TRAIN, optimizer="sgd", step_size=jnp.float64(size), steps=400
+        )
+        moved = ja.dynamics.run(sgd, ja.dynamics.Task(model, data=corpus), params, steps=steps).params
         assert jnp.abs(moved.p - params.p).max() > 0.1
         found.append(float(drift(model, params, moved, corpus, show)))
     assert 1.7 < found[0] / found[1] < 2.3
@@ -120,7 +120,7 @@ def test_drift_is_proportional_to_the_step_size(x64, corpus, show, draw, model):
 
 
 def test_small_drift_is_accurate_in_float32(corpus, show, draw):
-    corpus, model = corpus(), models.OneLayer(dim=64)
+    corpus, model = corpus(), ja.models.OneLayer(dim=64)
     params = model.init(jax.random.key(0), corpus, dtype=jnp.float32)
     moved = params.replace(p=params.p * 1.001, v=params.v * 0.999, E=params.E * 1.0005)
     before, after = (quantity(jax.tree.map(lambda x: np.asarray(x, np.float64), x)) for x in (params, moved))
@@ -129,18 +129,20 @@ def test_small_drift_is_accurate_in_float32(corpus, show, draw):
 
 
 def test_conservation_requires_training_all_parameters(x64, corpus, show, draw, applies):
-    corpus, model = corpus(), models.OneLayer(dim=4)
+    corpus, model = corpus(), ja.models.OneLayer(dim=4)
     params = draw(model, corpus)
-    memory = Conservation().remember(params)
-    assert not applies(Conservation(), model, None, ("p",))
-    assert applies(Conservation(), model, None, ("v", "E", "p"))
-    assert Conservation().measure(show(model, params, corpus, memory=memory)) == {"conservation_drift": 0}
+    memory = ja.probes.Conservation().remember(params)
+    assert not applies(ja.probes.Conservation(), model, None, ("p",))
+    assert applies(ja.probes.Conservation(), model, None, ("v", "E", "p"))
+    assert ja.probes.Conservation().measure(show(model, params, corpus, memory=memory)) == {
+        "conservation_drift": 0
+    }
     with pytest.raises(ja.InputError, match="E: not a parameter of the model; known: W"):
-        Conservation().remember({"W": params.E})
+        ja.probes.Conservation().remember({"W": params.E})
 
 
 def test_conservation_works_under_vmap(x64, corpus, show, draw):
-    corpus, model = corpus(), models.OneLayer(dim=40)
+    corpus, model = corpus(), ja.models.OneLayer(dim=40)
     start = [draw(model, corpus, seed) for seed in (0, 1)]
     step = jax.jit(lambda x: ja.dynamics.one_step(x, corpus, step_size=1.0, train=TRAIN))
     moved = [step(x) for x in start]
@@ -152,16 +154,19 @@ def test_conservation_works_under_vmap(x64, corpus, show, draw):
 
 def multi_head_outputs(params, ids, mask):
     heads = zip(params.p, params.v, strict=True)
-    each = [reference.outputs(models.one_layer.Params(E=params.E, p=p, v=v), ids, mask) for p, v in heads]
+    each = [
+        ja.models.reference.outputs(ja.models.one_layer.Params(E=params.E, p=p, v=v), ids, mask)
+        for p, v in heads
+    ]
     return sum(each) / len(each)
 
 
-REFERENCE = {models.OneLayer: reference.outputs, models.MultiHead: multi_head_outputs}
+REFERENCE = {ja.models.OneLayer: ja.models.reference.outputs, ja.models.MultiHead: multi_head_outputs}
 
 
-def dense(model, seeds, corpus, train, per_sequence=losses.DEFAULT):
+def dense(model, seeds, corpus, train, per_sequence=ja.losses.DEFAULT):
     """Compute the largest eigenvalues of the explicit Hessians of several seeds, from the reference loss."""
-    ids, mask = reference.padded_sequences(corpus)
+    ids, mask = ja.models.reference.padded_sequences(corpus)
 
     def hessian(params):
         flat, unravel = ravel_pytree({name: pytrees.get(params, name) for name in train})
@@ -180,10 +185,10 @@ def stacked(*params):
 
 
 ALL = ("E", "p", "v")
-TWO_CLASSES = (models.OneLayer(dim=5), 2, losses.DEFAULT)
-THREE_CLASSES = (models.OneLayer(dim=5), 3, losses.CrossEntropy(smoothing=0.2))
-EXPONENTIAL = (models.OneLayer(dim=5), 2, losses.Exponential())
-HEADS = (models.MultiHead(dim=4, heads=2), 2, losses.Squared())
+TWO_CLASSES = (ja.models.OneLayer(dim=5), 2, ja.losses.DEFAULT)
+THREE_CLASSES = (ja.models.OneLayer(dim=5), 3, ja.losses.CrossEntropy(smoothing=0.2))
+EXPONENTIAL = (ja.models.OneLayer(dim=5), 2, ja.losses.Exponential())
+HEADS = (ja.models.MultiHead(dim=4, heads=2), 2, ja.losses.Squared())
 
 
 @pytest.mark.parametrize(
@@ -213,7 +218,7 @@ def test_sharpness_matches_the_dense_hessian(
     seen = show(model, params, corpus, train, per_sequence)
     (expected,) = dense(model, stacked(params), corpus, train, per_sequence)
     assert abs(expected) > 1e-3
-    found = measure(Sharpness(iterations=90), seen)["sharpness"]
+    found = measure(ja.probes.Sharpness(iterations=90), seen)["sharpness"]
     np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
@@ -222,10 +227,10 @@ def test_sharpness_matches_the_dense_hessian(
 def test_sharpness_works_under_vmap(x64, corpus, show, draw, monkeypatch, large):
     if large:
         monkeypatch.setattr(layout, "LARGE", 1)
-    corpus, model = corpus(), models.OneLayer(dim=5)
+    corpus, model = corpus(), ja.models.OneLayer(dim=5)
     assert corpus.bags.is_large == large
     seeds = stacked(*(draw(model, corpus, seed) for seed in (0, 1, 2)))
-    measure = jax.jit(jax.vmap(lambda x: Sharpness().measure(show(model, x, corpus))["sharpness"]))
+    measure = jax.jit(jax.vmap(lambda x: ja.probes.Sharpness().measure(show(model, x, corpus))["sharpness"]))
     expected = dense(model, seeds, corpus, ("E", "p", "v"))
     np.testing.assert_allclose(measure(seeds), expected, rtol=1e-3)
     jax.clear_caches()

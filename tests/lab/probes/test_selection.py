@@ -6,22 +6,10 @@ import numpy as np
 import pytest
 
 import jaxattn as ja
-from jaxattn import losses, models
 from jaxattn.base import Task
 from jaxattn.base.model import HasAttention
-from jaxattn.data import Vectors, token_statistics
 from jaxattn.data import ragged as layout
-from jaxattn.data.splits import Splits
-from jaxattn.lab.probes import (
-    Attended,
-    AttentionEntropy,
-    HeadsSelected,
-    ProbeContext,
-    RelevantTokens,
-    Selected,
-)
 from jaxattn.lab.probes.selection import attended, attended_on_host, attention_entropy
-from jaxattn.models import OneLayer
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -56,14 +44,14 @@ def test_attended_ignores_tokens_outside_the_sequence(rng, nats, unused):
 @pytest.fixture
 def seen(show, corpus, draw):
     """Return the context of a model with three heads, with posterior differences of the tokens."""
-    bags, model = corpus(), models.MultiHead(dim=5, heads=3)
+    bags, model = corpus(), ja.models.MultiHead(dim=5, heads=3)
     shown = show(model, draw(model, bags), bags)
-    shown.data = Splits(bags, token_statistics(bags))
+    shown.data = ja.data.Splits(bags, ja.data.token_statistics(bags))
     return shown
 
 
 def test_heads_selected_matches_loops(x64, seen, measure):
-    probe = HeadsSelected(important=0.3, min_count=2)
+    probe = ja.probes.HeadsSelected(important=0.3, min_count=2)
     first, _, last = seen.params.p
     # Opposite queries select different tokens.
     seen.params = seen.params.replace(p=jnp.stack([first, -first, last]))
@@ -94,23 +82,23 @@ def test_identical_heads_match_a_single_query(x64, seen, measure):
     p, v = seen.params.p[0], seen.params.v[0]
     seen.params = seen.params.replace(p=jnp.stack([p] * 3), v=jnp.stack([v] * 3))
     settings = {"important": 0.3, "min_count": 2}
-    of_heads = measure(HeadsSelected(**settings), seen)
-    task = Task(models.OneLayer(dim=5), seen.loss, seen.data)
-    one = ProbeContext(ja.models.one_layer.Params(E=seen.params.E, p=p, v=v), task, seen.phase)
-    alone = measure(Selected(**settings), one)
+    of_heads = measure(ja.probes.HeadsSelected(**settings), seen)
+    task = Task(ja.models.OneLayer(dim=5), seen.loss, seen.data)
+    one = ja.probes.ProbeContext(ja.models.one_layer.Params(E=seen.params.E, p=p, v=v), task, seen.phase)
+    alone = measure(ja.probes.Selected(**settings), one)
     np.testing.assert_allclose(of_heads["head_mass"], [alone["important_mass"]] * 3, rtol=1e-12)
     for name in ("any_head_selected", "all_heads_selected"):
         np.testing.assert_array_equal(of_heads[name], alone["important_selected"])
 
 
 def test_metrics_are_nan_if_no_token_is_important(x64, seen, measure):
-    found = measure(HeadsSelected(important=1.0, min_count=1_000), seen)
+    found = measure(ja.probes.HeadsSelected(important=1.0, min_count=1_000), seen)
     assert all(np.isnan(x).all() for x in found.values())
 
 
 def test_heads_selected_requires_heads(applies):
-    assert applies(HeadsSelected(), models.MultiHead(dim=5, heads=2), losses.DEFAULT, ("p",))
-    assert not applies(HeadsSelected(), models.OneLayer(dim=5), losses.DEFAULT, ("p",))
+    assert applies(ja.probes.HeadsSelected(), ja.models.MultiHead(dim=5, heads=2), ja.losses.DEFAULT, ("p",))
+    assert not applies(ja.probes.HeadsSelected(), ja.models.OneLayer(dim=5), ja.losses.DEFAULT, ("p",))
 
 
 @pytest.fixture
@@ -122,8 +110,8 @@ def measured(show, measure):
         params = ja.models.one_layer.Params(
             *map(jnp.asarray, (np.eye(len(scores)), scores, np.ones(len(scores))))
         )
-        probe = RelevantTokens(relevant=relevant, **settings)
-        return measure(probe, show(OneLayer(dim=len(scores)), params, corpus))
+        probe = ja.probes.RelevantTokens(relevant=relevant, **settings)
+        return measure(probe, show(ja.models.OneLayer(dim=len(scores)), params, corpus))
 
     return make
 
@@ -204,26 +192,26 @@ def test_seeds_of_a_large_corpus_are_measured_sequentially(rng, x64, corpus, mon
 
 
 def test_entropy_metrics_match_their_definition(x64, corpus, show, draw, measure):
-    corpus, model = corpus(3), models.KeyQuery(dim=5, weights="normal")
+    corpus, model = corpus(3), ja.models.KeyQuery(dim=5, weights="normal")
     params = draw(model, corpus)
-    found = measure(AttentionEntropy(), show(model, params, corpus))
-    assert found.keys() == AttentionEntropy.labels.keys()
+    found = measure(ja.probes.AttentionEntropy(), show(model, params, corpus))
+    assert found.keys() == ja.probes.AttentionEntropy.labels.keys()
     expected = np.mean(list(by_token(corpus, np.asarray(params.E @ params.W @ params.p))))
     np.testing.assert_allclose(found["attention_entropy"], expected, rtol=1e-12)
     np.testing.assert_allclose(found["attended_tokens"], np.exp(expected), rtol=1e-12)
 
 
 def test_entropy_requires_attention_over_bags(applies):
-    loss, vectors = losses.DEFAULT, Vectors(targets=np.ones(2), X=np.ones((2, 3, 4)), classes=2)
-    assert applies(AttentionEntropy(), models.OneLayer(dim=5), loss, ("p",))
-    assert not applies(AttentionEntropy(), models.TwoLayer(dim=5), loss, ("p",))
-    assert not applies(AttentionEntropy(), models.OneLayer(dim=5), loss, ("p",), vectors)
+    loss, vectors = ja.losses.DEFAULT, ja.data.Vectors(targets=np.ones(2), X=np.ones((2, 3, 4)), classes=2)
+    assert applies(ja.probes.AttentionEntropy(), ja.models.OneLayer(dim=5), loss, ("p",))
+    assert not applies(ja.probes.AttentionEntropy(), ja.models.TwoLayer(dim=5), loss, ("p",))
+    assert not applies(ja.probes.AttentionEntropy(), ja.models.OneLayer(dim=5), loss, ("p",), vectors)
 
 
-class Queries(ja.Model[Vectors]):
+class Queries(ja.Model[ja.data.Vectors]):
     """Three queries q (3, d) over the tokens; the third has no attention in the first example."""
 
-    takes = Vectors
+    takes = ja.data.Vectors
 
     def attention(self, params, data):
         scores = jnp.einsum("ntd,qd->nqt", data.X, params["q"])
@@ -236,10 +224,10 @@ class Queries(ja.Model[Vectors]):
 @pytest.mark.parametrize("spread", [0.0, 3.0, 1e3])
 def test_attended_probe_matches_a_loop_over_queries(rng, x64, measure, spread):
     X, q = rng.normal(size=(7, 5, 4)), spread * rng.normal(size=(3, 4))
-    data = Vectors(targets=jnp.ones(7, jnp.int32), X=jnp.asarray(X), classes=2)
-    task = Task(Queries(), losses.DEFAULT, Splits(data))
+    data = ja.data.Vectors(targets=jnp.ones(7, jnp.int32), X=jnp.asarray(X), classes=2)
+    task = Task(Queries(), ja.losses.DEFAULT, ja.data.Splits(data))
     phase = ja.dynamics.Descent(name="all", train=["q"], optimizer="sgd", step_size=0.1, steps=1)
-    found = measure(Attended(above=0.7), ProbeContext({"q": jnp.asarray(q)}, task, phase))
+    found = measure(ja.probes.Attended(above=0.7), ja.probes.ProbeContext({"q": jnp.asarray(q)}, task, phase))
     for query in range(3):
         largest, positions, one = [], [], []
         for example in range(int(query == 2), 7):

@@ -8,16 +8,6 @@ from scipy import stats
 
 import jaxattn as ja
 from jaxattn.base import Task
-from jaxattn.data.splits import Splits, TokenStatistics, token_statistics
-from jaxattn.lab.probes import (
-    Accuracy,
-    Fit,
-    Importance,
-    MaxMarginDirection,
-    OneStepError,
-    ProbeContext,
-    Selected,
-)
 from jaxattn.lab.probes.importance import token_columns
 
 ONE_STEP = ja.dynamics.OneStep(name="embed", step_size=20.0)
@@ -36,8 +26,8 @@ def seen(corpus, draw, x64):
         train = corpus(classes)
         held_out = corpus(classes) if test else None
         params = draw(model := model or ja.models.OneLayer(dim=5), train)
-        splits = Splits(train, token_statistics(train), held_out)
-        return ProbeContext(params, Task(model, LOSS, splits), phase, memory)
+        splits = ja.data.Splits(train, ja.data.token_statistics(train), held_out)
+        return ja.probes.ProbeContext(params, Task(model, LOSS, splits), phase, memory)
 
     return look
 
@@ -50,7 +40,7 @@ def attention(scores, corpus):
 @pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.more)])
 def test_fit_and_accuracy_match_explicit_formulas(seen, measure, classes):
     shown = seen(classes=classes)
-    found = measure(Fit(), shown)
+    found = measure(ja.probes.Fit(), shown)
     params, train, test = shown.params, shown.data.train, shown.data.test
     outputs = jax.jit(ja.models.one_layer.outputs)
     logits = outputs(params, train)
@@ -65,20 +55,23 @@ def test_fit_and_accuracy_match_explicit_formulas(seen, measure, classes):
     np.testing.assert_allclose(found["log_gradient_norm"], np.log(np.linalg.norm(gradient)), rtol=1e-10)
     np.testing.assert_allclose(found["p_norm"], np.linalg.norm(params.p), rtol=1e-12)
     chosen = np.where(logits > 0, 1, -1) if classes == 2 else np.argmax(logits, axis=1)
-    found |= measure(Accuracy(), shown)
+    found |= measure(ja.probes.Accuracy(), shown)
     assert found["train_accuracy"] == np.mean(chosen == np.asarray(train.targets))
     of_test = jax.jit(ja.losses.classification)(outputs(params, test), test.targets).mean()
     np.testing.assert_allclose(found["test_loss"], of_test, rtol=1e-12)
     assert "validation_loss" not in found
     without = seen(classes=classes, test=False)
-    assert not {"test_loss", "test_accuracy"} & {*measure(Fit(), without), *measure(Accuracy(), without)}
+    assert not {"test_loss", "test_accuracy"} & {
+        *measure(ja.probes.Fit(), without),
+        *measure(ja.probes.Accuracy(), without),
+    }
 
 
 @pytest.mark.parametrize("least", [1, 6])
 @pytest.mark.more
 def test_selected_matches_attention_on_important_tokens(seen, measure, least):
     shown = seen()
-    found = measure(Selected(important=0.3, min_count=least), shown)
+    found = measure(ja.probes.Selected(important=0.3, min_count=least), shown)
     train, scores = shown.data.train, shown.scores_and_values[0]
     tokens = shown.data.tokens
     large, count = np.abs(np.asarray(tokens.posterior_difference[:, 0])) >= 0.3, np.asarray(tokens.count)
@@ -104,7 +97,7 @@ def test_selected_matches_attention_on_important_tokens(seen, measure, least):
 def test_selected_uses_the_model_scores(seen, measure, model):
     """With a key-query matrix the scores are not E·p, and the selection follows the scores."""
     shown = seen(model)
-    found = measure(Selected(important=0.3, min_count=1), shown)
+    found = measure(ja.probes.Selected(important=0.3, min_count=1), shown)
     train, scores = shown.data.train, model.scores_and_values(shown.params)[0]
     chosen = ja.theory.selection_from_scores(scores, train)
     by_query = ja.theory.selection_from_scores(shown.params.E @ shown.params.p, train)
@@ -121,25 +114,36 @@ def test_uniform_attention_selects_no_token(x64, measure):
     corpus = ja.data.from_sequences(
         [[0, 2, 3], [1, 2, 3], [0, 2], [1, 3], [2, 3], [2, 3]], [1, -1] * 3, vocab_size=4
     )
-    model, splits, found = ja.models.OneLayer(dim=4), Splits(corpus, token_statistics(corpus)), []
+    model, splits, found = (
+        ja.models.OneLayer(dim=4),
+        ja.data.Splits(corpus, ja.data.token_statistics(corpus)),
+        [],
+    )
     for scores in ([0.0, 0, 0, 0], [1.0, 1, 0, 0], [1.0, 1, 1, 0], [0.0, 0, 1, 1]):
         params = ja.models.one_layer.Params(jnp.eye(4), jnp.asarray(scores), jnp.ones(4))
-        found.append(measure(Selected(min_count=1), ProbeContext(params, Task(model, LOSS, splits), QUERY)))
+        found.append(
+            measure(
+                ja.probes.Selected(min_count=1),
+                ja.probes.ProbeContext(params, Task(model, LOSS, splits), QUERY),
+            )
+        )
     np.testing.assert_allclose([x["important_selected"] for x in found], [0, 4 / 6, 1 / 6, 0], atol=1e-6)
     np.testing.assert_allclose([x["important_tied"] for x in found], [4 / 6, 0, 3 / 6, 0], atol=1e-6)
     # 14/6 has more digits in float64 than in float32.
     np.testing.assert_allclose(found[0]["selected_tokens"], 14 / 6, rtol=1e-15)
-    without = measure(Selected(min_count=3), ProbeContext(params, Task(model, LOSS, splits), QUERY))
+    without = measure(
+        ja.probes.Selected(min_count=3), ja.probes.ProbeContext(params, Task(model, LOSS, splits), QUERY)
+    )
     assert all(np.isnan(without[f"important_{x}"]) for x in ("mass", "selected", "tied"))
 
 
 def test_selected_requires_attention_over_tokens(applies):
-    assert not applies(Selected(), ja.models.TwoLayer(dim=5), LOSS, QUERY)
-    assert not applies(Importance(), Bare(), LOSS, QUERY)
-    assert applies(Selected(), ja.models.OneLayer(dim=5), LOSS, QUERY)
+    assert not applies(ja.probes.Selected(), ja.models.TwoLayer(dim=5), LOSS, QUERY)
+    assert not applies(ja.probes.Importance(), Bare(), LOSS, QUERY)
+    assert applies(ja.probes.Selected(), ja.models.OneLayer(dim=5), LOSS, QUERY)
     vectors = ja.data.Vectors(targets=np.ones(2), X=np.ones((2, 3, 4)))
-    assert not applies(Importance(), ja.models.OneLayer(dim=5), LOSS, QUERY, vectors)
-    assert not applies(Accuracy(), ja.models.OneLayer(dim=5), LOSS, QUERY, vectors)
+    assert not applies(ja.probes.Importance(), ja.models.OneLayer(dim=5), LOSS, QUERY, vectors)
+    assert not applies(ja.probes.Accuracy(), ja.models.OneLayer(dim=5), LOSS, QUERY, vectors)
 
 
 class Bare(ja.Model):
@@ -155,7 +159,7 @@ class Bare(ja.Model):
 @pytest.mark.parametrize("classes", [pytest.param(2, marks=pytest.mark.more), 3])
 def test_importance_matches_scipy(seen, measure, classes):
     shown = seen(classes=classes)
-    probe = Importance(bins=4, min_count=2)
+    probe = ja.probes.Importance(bins=4, min_count=2)
     found = measure(probe, shown)
     tokens, (scores, values) = shown.data.tokens, shown.scores_and_values
     columns = tokens.posterior_difference.shape[1]
@@ -206,7 +210,7 @@ def test_importance_matches_scipy(seen, measure, classes):
     full = numbers > 0
     expected = stats.spearmanr(np.arange(4)[full], sums[full] / numbers[full]).statistic
     np.testing.assert_allclose(found["spearman_Ep_absolute_bins"], expected, rtol=1e-10)
-    assert "Ev_bin" not in measure(Importance(bins=0), shown)
+    assert "Ev_bin" not in measure(ja.probes.Importance(bins=0), shown)
 
 
 class Given(Bare):
@@ -221,11 +225,11 @@ class Given(Bare):
 def test_u_shaped_scores_correlate_only_with_the_absolute_difference(x64, measure):
     vocab_size = 40
     difference = (jnp.arange(vocab_size)[:, None] - 19.5) / 20
-    statistics = TokenStatistics(jnp.full(vocab_size, 60.0), difference, difference)
-    shown = ProbeContext(
-        None, Task(Given(scores=difference[:, 0] ** 2), LOSS, Splits(None, statistics)), QUERY
+    statistics = ja.data.TokenStatistics(jnp.full(vocab_size, 60.0), difference, difference)
+    shown = ja.probes.ProbeContext(
+        None, Task(Given(scores=difference[:, 0] ** 2), LOSS, ja.data.Splits(None, statistics)), QUERY
     )
-    found = measure(Importance(low=-1.0, high=1.0), shown)
+    found = measure(ja.probes.Importance(low=-1.0, high=1.0), shown)
     for over in ("bins", "tokens"):
         np.testing.assert_allclose(found[f"spearman_Ep_absolute_{over}"], 1, rtol=1e-12)
         np.testing.assert_allclose(found[f"spearman_Ep_signed_{over}"], 0, atol=1e-12)
@@ -234,7 +238,7 @@ def test_u_shaped_scores_correlate_only_with_the_absolute_difference(x64, measur
 def test_unseen_tokens_are_excluded_from_correlations(seen, measure):
     """Token 11 is not in the corpus, and its posterior difference is NaN."""
     shown = seen()
-    none, one = (measure(Importance(bins=0, min_count=least), shown) for least in (0, 1))
+    none, one = (measure(ja.probes.Importance(bins=0, min_count=least), shown) for least in (0, 1))
     assert np.isfinite(none["spearman_Ep_absolute_tokens"])
     assert none["spearman_Ev_tokens"] == one["spearman_Ev_tokens"]
 
@@ -249,11 +253,13 @@ def test_token_columns_match_explicit_formulas(seen):
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_one_step_error_applies_only_to_one_step_phases(seen, applies, measure, classes):
-    shown, probe = seen(phase=ONE_STEP, classes=classes), OneStepError()
+    shown, probe = seen(phase=ONE_STEP, classes=classes), ja.probes.OneStepError()
     corpus = shown.data.train
     before = probe.remember(shown.params)
     moved = jax.jit(lambda x: ja.dynamics.one_step(x, corpus, step_size=20.0))(shown.params)
-    found = measure(probe, ProbeContext(moved, Task(shown.model, LOSS, shown.data), ONE_STEP, before))
+    found = measure(
+        probe, ja.probes.ProbeContext(moved, Task(shown.model, LOSS, shown.data), ONE_STEP, before)
+    )
     alpha = np.asarray(ja.data.average_signed_frequency(corpus))
     predicted = 20.0 * alpha / 2 if classes == 2 else 20.0 * alpha
     expected = np.abs(np.asarray((moved.E - shown.params.E) @ moved.v) - predicted).max() / 20.0
@@ -278,7 +284,7 @@ def test_shared_quantities_are_computed_once(seen):
 
 
 def test_max_margin_direction_requires_phases_that_train_only_p(applies):
-    probe, model = MaxMarginDirection(), ja.models.OneLayer(dim=5)
+    probe, model = ja.probes.MaxMarginDirection(), ja.models.OneLayer(dim=5)
     assert applies(probe, model, LOSS, QUERY)
     assert not applies(probe, model, LOSS, ONE_STEP)
     assert not applies(probe, ja.models.KeyQuery(dim=5), LOSS, QUERY)

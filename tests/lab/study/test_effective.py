@@ -46,17 +46,12 @@ def test_a_key_of_another_kind_is_none():
     assert table["model.heads"].tolist() == [None, 2]
 
 
-def test_results_have_the_table_of_their_study(tmp_path):
-    query = {
-        "kind": "descent",
-        "name": "query",
-        "train": ["p"],
-        "optimizer": "sgd",
-        "steps": 2,
-        "step_size": 0.5,
-    }
-    own = study(
-        axes={"phases.query.step_size": [0.5, 0.25]}, phases=[query | {"momentum": 0.5, "nesterov": True}]
+def test_results_have_the_table_of_their_study(tmp_path, tables):
+    embed, query = tables()["phases"]
+    # All but the steps of `query` is compiled for other tests of the small study, too.
+    phases = [embed, query | {"steps": 2, "momentum": 0.5, "nesterov": True}]
+    own = ja.Study.from_tables(
+        tables(phases=phases, axes={"phases.query.step_size": [0.5, 0.25]}, seeds=1, chunk=1)
     )
     results = own.run(tmp_path / "results", quiet=True, report=False)
     assert not (tmp_path / "results" / "report.html").exists()

@@ -4,7 +4,6 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.lab.study.setting import hyperparameters
-from jaxattn.models import starts
 
 PARTS = ("data", "model", "loss", "phases", "probes", "dtype")
 
@@ -43,7 +42,7 @@ GRIDS = [
     {"axes": {"loss": ["logistic", "squared"]}},
     {"axes": {"loss.kind": ["squared"], "loss.smoothing": [0.0, 0.2]}},
     {"zip": {"model.dim": [4, 8], "model.heads": [1, 2]}},
-    {"init": {"p": starts.Scaled(scale=2.0)}, "axes": {"model.init.p.scale": [1.0, 3.0]}},
+    {"init": {"p": ja.models.starts.Scaled(scale=2.0)}, "axes": {"model.init.p.scale": [1.0, 3.0]}},
     {"blocks": {"a": {"model": {"heads": 1}}, "b": {"model": {"kind": "one_layer"}, "loss": "logistic"}}},
     {"blocks": {"a": {"phases": {"query": {"optimizer": "adam"}}}, "b": {"axes": {"model.dim": [2, 6]}}}},
 ]

@@ -256,9 +256,8 @@ def test_invalid_cell_or_seed_raises_a_one_line_error(ran):
             ask()
 
 
-def test_minibatches_and_trajectory_reproduce_a_run_by_hand(tmp_path):
-    """A loop over the minibatches gives the parameters that a run has at every step, and its last ones."""
-    own = ja.Study(
+def minibatch_study():
+    return ja.Study(
         name="batches",
         data=ja.data.Assumption1(vocab_size=12, relevant=4, length=3, sequences=10),
         model=ja.models.OneLayer(dim=5),
@@ -272,6 +271,11 @@ def test_minibatches_and_trajectory_reproduce_a_run_by_hand(tmp_path):
         dtype="float64",
         seeds=2,
     )
+
+
+def test_minibatches_and_trajectory_reproduce_a_run_by_hand():
+    """A loop over the minibatches gives the parameters at every step; the next test has those of a run."""
+    own = minibatch_study()
     batches, trajectory = own.minibatches(1), list(own.trajectory(1))
     assert batches.shape == (7, 3)
     assert [place[:2] for place in trajectory] == [
@@ -297,8 +301,6 @@ def test_minibatches_and_trajectory_reproduce_a_run_by_hand(tmp_path):
             gradient -= labels[k] / (1 + np.exp(labels[k] * f)) * (q * (E @ v - f)) @ E / len(batch)
         p = p - 0.5 * gradient
     np.testing.assert_allclose(at["query", 7].p, p, rtol=1e-12, atol=1e-15)
-    results = own.run(tmp_path / "results", quiet=True, report=False)
-    np.testing.assert_allclose(results.params(seed=1).p, p, rtol=1e-12, atol=1e-15)
     for wrong, message in (
         ({"phase": "embed"}, "set batch_size"),
         ({"phase": "none"}, "no such phase"),
@@ -306,3 +308,11 @@ def test_minibatches_and_trajectory_reproduce_a_run_by_hand(tmp_path):
     ):
         with pytest.raises(ja.InputError, match=message):
             own.minibatches(**wrong)
+
+
+@pytest.mark.more
+def test_a_run_ends_where_its_trajectory_ends(tmp_path):
+    own = minibatch_study()
+    *_, (_, _, params) = own.trajectory(1)
+    found = own.run(tmp_path / "results", quiet=True, report=False).params(seed=1)
+    np.testing.assert_allclose(found.p, params.p, rtol=1e-12, atol=1e-15)

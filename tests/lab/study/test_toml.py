@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxattn as ja
-from jaxattn import Study
 from jaxattn.core.errors import UserCodeError
 from jaxattn.lab.study import toml
 
@@ -33,7 +32,7 @@ def file(tmp_path):
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_sweeps_are_valid(path):
-    assert Study.read(path).name == path.stem
+    assert ja.Study.read(path).name == path.stem
 
 
 def test_cells_are_the_product_of_the_axes(file):
@@ -264,7 +263,7 @@ def test_import_error_includes_the_location_in_the_file(file):
 def test_figure_requires_a_kind(file):
     for kind in ("[1]", "{x = 1}", "3"):
         with pytest.raises(ja.InputError, match=r"figures\[0\].kind: expected a name, got"):
-            Study.read(file, [f"figures=[{{kind = {kind}}}]"])
+            ja.Study.read(file, [f"figures=[{{kind = {kind}}}]"])
 
 
 def test_long_chain_of_extends_raises(tmp_path):
@@ -314,13 +313,13 @@ def test_reading_a_sweep_file_does_not_import_unreferenced_code(tmp_path):
     (tmp_path / "bomb.py").write_text("raise SystemExit('imported')\n")
     text = SMALL.replace('name = "small"', 'name = "small"\ndescription = "bomb.py:Bomb and bomb:Bomb"')
     (tmp_path / "small.toml").write_text(text)
-    assert Study.read(tmp_path / "small.toml").custom_kinds == []
+    assert ja.Study.read(tmp_path / "small.toml").custom_kinds == []
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_written_sweep_file_has_the_hashes_of_its_study(path, tmp_path):
-    before = Study.read(path)
-    after = Study.read(before.write(tmp_path / "again.toml"))
+    before = ja.Study.read(path)
+    after = ja.Study.read(before.write(tmp_path / "again.toml"))
     assert after.config_hash == before.config_hash
     assert after.config == before.config
     hashes = [cell.config_hash for cell in before.cells]
@@ -344,9 +343,9 @@ def test_studies_with_random_values_survive_writing_and_reading(data):
     values = data.draw(st.lists(st.floats(1e-300, 1e300), min_size=1, unique=True))
     tree["axes"] = {"phases.query.step_size": values}
     tree["phases"][0]["step_size"] = data.draw(st.floats(1e-300, 1e300))
-    before = Study.from_tables(tree)
+    before = ja.Study.from_tables(tree)
     with tempfile.TemporaryDirectory() as folder:
-        after = Study.read(before.write(os.path.join(folder, "x.toml")))
+        after = ja.Study.read(before.write(os.path.join(folder, "x.toml")))
     for name in ("config", "config_hash", "seeds", "description"):
         assert getattr(after, name) == getattr(before, name)
     assert [cell.config_hash for cell in after.cells] == [cell.config_hash for cell in before.cells]

@@ -12,8 +12,6 @@ import jaxattn as ja
 from jaxattn.lab import kinds
 from jaxattn.lab.texts import text as text_module
 from jaxattn.lab.texts.labelled import plain_text
-from jaxattn.lab.texts.readers import Folder, Lines, Tfds
-from jaxattn.lab.texts.table_files import Csv, Jsonl, Parquet
 
 TRAIN = [
     ("Good, “very” good\nfilm<br /><br />", 1),
@@ -103,7 +101,7 @@ def message(action):
     return str(caught.value)
 
 
-WRITERS = {Parquet: write_parquet, Csv: write_csv, Jsonl: write_jsonl}
+WRITERS = {ja.texts.Parquet: write_parquet, ja.texts.Csv: write_csv, ja.texts.Jsonl: write_jsonl}
 tables = pytest.mark.parametrize("kind", WRITERS)
 
 
@@ -113,24 +111,28 @@ def prepared(tmp_path_factory):
 
 
 def make(kind, path, prepared):
-    if kind is Tfds:
-        return Tfds(dataset="tiny_reviews", data_dir=prepared)
-    if kind is Folder:
+    if kind is ja.texts.Tfds:
+        return ja.texts.Tfds(dataset="tiny_reviews", data_dir=prepared)
+    if kind is ja.texts.Folder:
         # Files are listed by class, so the rows are written in that order.
         named = {
             split: sorted(((text, ("neg", "pos")[y]) for text, y in data), key=lambda row: row[1])
             for split, data in (("train", TRAIN), ("test", TEST))
         }
-        return Folder(path=write_folder(path / "reviews", **named))
-    if kind is Lines:
+        return ja.texts.Folder(path=write_folder(path / "reviews", **named))
+    if kind is ja.texts.Lines:
         # One line holds one text.
         split = [[(" ".join(text.splitlines()), y) for text, y in data] for data in (TRAIN, TEST)]
-        return Lines(path=write_lines(path / "train", split[0]), test_path=write_lines(path / "b", split[1]))
+        return ja.texts.Lines(
+            path=write_lines(path / "train", split[0]), test_path=write_lines(path / "b", split[1])
+        )
     write = WRITERS[kind]
     return kind(path=write(path / "train", TRAIN), test_path=write(path / "test", TEST))
 
 
-@pytest.mark.parametrize("kind", [Tfds, Parquet, Csv, Jsonl, Lines, Folder])
+@pytest.mark.parametrize(
+    "kind", [ja.texts.Tfds, ja.texts.Parquet, ja.texts.Csv, ja.texts.Jsonl, ja.texts.Lines, ja.texts.Folder]
+)
 class TestEveryKind:
     @pytest.fixture
     def source(self, kind, tmp_path, prepared):
@@ -140,9 +142,9 @@ class TestEveryKind:
     def test_rows_are_read_as_written(self, source, split, written):
         number = {0: 0, 1: 1, "neg": 0, "pos": 1}
         read = [(text, number[label]) for text, label in rows(source, split)]
-        if isinstance(source, Folder):
+        if isinstance(source, ja.texts.Folder):
             written = sorted(written, key=lambda row: row[1])
-        if isinstance(source, Lines):
+        if isinstance(source, ja.texts.Lines):
             written = [(" ".join(text.splitlines()), y) for text, y in written]
         assert read == written
         assert source.read(split).total in (len(written), None)
@@ -199,43 +201,45 @@ class TestEveryKind:
 
 class TestTfds:
     def test_tensorflow_is_not_required(self, prepared):
-        assert rows(Tfds(dataset="tiny_reviews", data_dir=prepared)) == TRAIN
+        assert rows(ja.texts.Tfds(dataset="tiny_reviews", data_dir=prepared)) == TRAIN
         assert "tensorflow" not in sys.modules
 
     def test_configurations_versions_and_slices_can_be_selected(self, prepared):
-        source = Tfds(dataset="tiny_reviews:1.0.0", data_dir=prepared, train="train[1:3]", test="train[:1]")
+        source = ja.texts.Tfds(
+            dataset="tiny_reviews:1.0.0", data_dir=prepared, train="train[1:3]", test="train[:1]"
+        )
         assert rows(source) == TRAIN[1:3]
         assert rows(source, "test") == TRAIN[:1]
 
     def test_rows_are_read_in_chunks(self, tmp_path):
         many = [(f"text {i}", i % 2) for i in range(1100)]
-        source = Tfds(dataset="many", data_dir=write_tfds(tmp_path, "many", train=many))
+        source = ja.texts.Tfds(dataset="many", data_dir=write_tfds(tmp_path, "many", train=many))
         read = source.read("train")
         assert read.total == 1100
         assert list(read.rows) == [(f"row {i}", text, label) for i, (text, label) in enumerate(many)]
 
     def test_data_folder_has_a_default(self, prepared, monkeypatch, tmp_path):
         monkeypatch.setenv("TFDS_DATA_DIR", prepared)
-        assert rows(Tfds(dataset="tiny_reviews")) == TRAIN
+        assert rows(ja.texts.Tfds(dataset="tiny_reviews")) == TRAIN
         monkeypatch.delenv("TFDS_DATA_DIR")
         monkeypatch.setenv("HOME", str(tmp_path))
-        assert f"{tmp_path}/tensorflow_datasets" in message(Tfds(dataset="tiny_reviews").files)
+        assert f"{tmp_path}/tensorflow_datasets" in message(ja.texts.Tfds(dataset="tiny_reviews").files)
 
     def test_second_load_does_not_import_tensorflow_datasets(self, prepared, tmp_path, monkeypatch):
-        source = Tfds(dataset="tiny_reviews", data_dir=prepared)
+        source = ja.texts.Tfds(dataset="tiny_reviews", data_dir=prepared)
         first = text_module.load_text(source, cache_dir=tmp_path)
         monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
         assert text_module.load_text(source, cache_dir=tmp_path).vocabulary == first.vocabulary
 
     def test_data_that_are_not_prepared_are_rejected(self, tmp_path):
-        said = message(Tfds(dataset="imdb_reviews", data_dir=str(tmp_path)).files)
+        said = message(ja.texts.Tfds(dataset="imdb_reviews", data_dir=str(tmp_path)).files)
         assert f"no dataset imdb_reviews in {tmp_path}" in said
         assert "data.data_dir" in said
         assert 'download_and_prepare(file_format="array_record")' in said
 
     @pytest.mark.parametrize("fields", [{"train": "dev"}, {"dataset": "tiny_reviews:2.0.0"}])
     def test_missing_split_or_version_is_rejected(self, prepared, fields):
-        source = Tfds(**{"dataset": "tiny_reviews", "data_dir": prepared} | fields)
+        source = ja.texts.Tfds(**{"dataset": "tiny_reviews", "data_dir": prepared} | fields)
         said = message(lambda: source.read("train"))
         assert said.startswith("data.train: cannot open split")
         if "train" in fields:
@@ -249,27 +253,29 @@ class TestTfds:
 
         monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", refuse)
         (tmp_path / "imdb_reviews" / "plain_text" / "0.0.1").mkdir(parents=True)
-        said = message(lambda: Tfds(dataset="imdb_reviews", data_dir=str(tmp_path)).read("train"))
+        said = message(lambda: ja.texts.Tfds(dataset="imdb_reviews", data_dir=str(tmp_path)).read("train"))
         assert "it would download" not in said
 
     def test_a_different_file_format_is_rejected(self, prepared, tmp_path):
         shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
         info = tmp_path / "tiny_reviews" / "1.0.0" / "dataset_info.json"
         info.write_text(info.read_text().replace("array_record", "tfrecord"))
-        said = message(lambda: Tfds(dataset="tiny_reviews", data_dir=str(tmp_path)).read("train"))
+        said = message(lambda: ja.texts.Tfds(dataset="tiny_reviews", data_dir=str(tmp_path)).read("train"))
         assert 'file_format="array_record"' in said
 
     def test_missing_field_is_rejected(self, prepared):
-        said = message(lambda: Tfds(dataset="tiny_reviews", data_dir=prepared, text="review").read("train"))
+        said = message(
+            lambda: ja.texts.Tfds(dataset="tiny_reviews", data_dir=prepared, text="review").read("train")
+        )
         assert said.startswith("data.text: tiny_reviews has no field 'review'; choose from ")
         assert "label" in said.split("choose from")[1]
         assert "text" in said.split("choose from")[1]
-        said = message(lambda: rows(Tfds(dataset="tiny_reviews", data_dir=prepared, text="label")))
+        said = message(lambda: rows(ja.texts.Tfds(dataset="tiny_reviews", data_dir=prepared, text="label")))
         assert said.startswith("data.text: row 0 of split 'train' of tiny_reviews")
 
     def test_invalid_utf8_is_rejected(self, tmp_path):
         write_tfds(tmp_path, "broken", train=[(b"fine", 0), (b"not \xff fine", 1)])
-        said = message(lambda: rows(Tfds(dataset="broken", data_dir=str(tmp_path))))
+        said = message(lambda: rows(ja.texts.Tfds(dataset="broken", data_dir=str(tmp_path))))
         assert "row 1 of split 'train' of broken" in said
         assert "UTF-8" in said
 
@@ -277,7 +283,7 @@ class TestTfds:
         shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
         (file,) = (tmp_path / "tiny_reviews" / "1.0.0").glob("*-train.array_record*")
         file.write_bytes(file.read_bytes()[:-40])
-        said = message(lambda: rows(Tfds(dataset="tiny_reviews", data_dir=str(tmp_path))))
+        said = message(lambda: rows(ja.texts.Tfds(dataset="tiny_reviews", data_dir=str(tmp_path))))
         assert "tiny_reviews" in said
 
 
@@ -346,14 +352,14 @@ class TestTables:
         path = tmp_path / "x"
         path.write_bytes(b"")
         said = message(lambda: text_module.load_text(kind(path=str(path)), cache_dir=tmp_path))
-        assert "no row" in said if kind is Jsonl else str(path) in said
+        assert "no row" in said if kind is ja.texts.Jsonl else str(path) in said
 
     @tables
     def test_file_without_rows_is_rejected(self, kind, tmp_path):
         path = WRITERS[kind](tmp_path / "x", [])
         assert "no row" in message(lambda: text_module.load_text(kind(path=path), cache_dir=tmp_path))
 
-    @pytest.mark.parametrize("kind", [Csv, Jsonl])
+    @pytest.mark.parametrize("kind", [ja.texts.Csv, ja.texts.Jsonl])
     def test_byte_order_mark_is_ignored_and_invalid_utf8_rejected(self, kind, tmp_path):
         path = WRITERS[kind](tmp_path / "x", TRAIN, encoding="utf-8-sig")
         assert rows(kind(path=path)) == TRAIN
@@ -362,14 +368,13 @@ class TestTables:
         assert path in said
         assert "UTF-8" in said
 
-    @pytest.mark.parametrize("kind", [Parquet, Jsonl])
+    @pytest.mark.parametrize("kind", [ja.texts.Parquet, ja.texts.Jsonl])
     def test_null_text_is_read_as_an_empty_string(self, kind, tmp_path):
         path = WRITERS[kind](tmp_path / "x", [("a", 0), (None, 1)])
         assert rows(kind(path=path)) == [("a", 0), ("", 1)]
         said = message(lambda: text_module.load_text(kind(path=path), cache_dir=tmp_path))
-        assert (
-            f"{'row 1' if kind is Parquet else 'line 2'}: this row contains no word of the vocabulary" in said
-        )
+        place = "row 1" if kind is ja.texts.Parquet else "line 2"
+        assert f"{place}: this row contains no word of the vocabulary" in said
         assert 'data.empty = "drop"' in said
 
     @tables
@@ -377,9 +382,9 @@ class TestTables:
         path = str(tmp_path / "x")
         for name in ("text", "label"):
             names = ["text", "label", name]
-            if kind is Parquet:
+            if kind is ja.texts.Parquet:
                 pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 3, names=names), path)
-            elif kind is Csv:
+            elif kind is ja.texts.Csv:
                 (tmp_path / "x").write_text(",".join(names) + "\na,1,b\n")
             else:
                 (tmp_path / "x").write_text("{" + ", ".join(f'"{name}": "a"' for name in names) + "}\n")
@@ -402,39 +407,41 @@ class TestTables:
 class TestParquet:
     def test_row_locations_are_correct_beyond_one_chunk(self, tmp_path):
         written = [(f"text {i}", i % 2) for i in range(1100)]
-        read = Parquet(path=write_parquet(tmp_path / "x", written)).read("train")
+        read = ja.texts.Parquet(path=write_parquet(tmp_path / "x", written)).read("train")
         assert read.total == 1100
         assert list(read.rows) == [(f"row {i}", text, label) for i, (text, label) in enumerate(written)]
 
     @pytest.mark.parametrize("label", [pa.int8(), pa.float64(), pa.uint64()])
     @pytest.mark.parametrize("text", [pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())])
     def test_column_types_are_converted(self, text, label, tmp_path):
-        assert rows(Parquet(path=write_parquet(tmp_path / "x", TRAIN, text=text, label=label))) == TRAIN
+        assert (
+            rows(ja.texts.Parquet(path=write_parquet(tmp_path / "x", TRAIN, text=text, label=label))) == TRAIN
+        )
 
     def test_column_without_text_is_rejected(self, tmp_path):
         path = write_parquet(tmp_path / "x", [(7, 0)])
-        assert "row 0" in message(lambda: rows(Parquet(path=path)))
+        assert "row 0" in message(lambda: rows(ja.texts.Parquet(path=path)))
 
     def test_invalid_utf8_is_rejected(self, tmp_path):
         path = write_parquet(tmp_path / "x", [(b"\xff", 0)])
-        assert f"row 0 of {path} is not UTF-8" in message(lambda: rows(Parquet(path=path)))
+        assert f"row 0 of {path} is not UTF-8" in message(lambda: rows(ja.texts.Parquet(path=path)))
 
     def test_truncated_file_is_rejected(self, tmp_path):
         path = tmp_path / "x"
         write_parquet(path, TRAIN)
         path.write_bytes(path.read_bytes()[:-20])
-        assert f"cannot read {path}" in message(lambda: rows(Parquet(path=str(path))))
+        assert f"cannot read {path}" in message(lambda: rows(ja.texts.Parquet(path=str(path))))
 
 
 class TestCsv:
     def test_delimiter_can_be_set(self, tmp_path):
         path = write_csv(tmp_path / "x", TRAIN, delimiter="\t")
-        assert rows(Csv(path=path, delimiter="\t")) == TRAIN
+        assert rows(ja.texts.Csv(path=path, delimiter="\t")) == TRAIN
 
     def test_blank_lines_are_skipped_and_unquoted_fields_are_unchanged(self, tmp_path):
         path = tmp_path / "x"
         path.write_bytes(b"id,text,label\r\n\r\n7,it's 5\" wide,1\r\n8,,0\r\n\r\n")
-        assert records(Csv(path=str(path))) == [
+        assert records(ja.texts.Csv(path=str(path))) == [
             ("line 3", "it's 5\" wide", 1),
             ("line 4", "", 0),
         ]
@@ -444,17 +451,17 @@ class TestCsv:
         path = tmp_path / "x"
         path.write_text('"3","Wall St.","Short-sellers, again"\n"4","New chip","It is ""fast"""\n')
         columns = ("label", "title", "description")
-        source = Csv(path=str(path), columns=columns, text=("title", "description"), labels=(3, 4))
+        source = ja.texts.Csv(path=str(path), columns=columns, text=("title", "description"), labels=(3, 4))
         assert records(source) == [
             ("line 1", "Wall St.\nShort-sellers, again", 3),
             ("line 2", 'New chip\nIt is "fast"', 4),
         ]
-        said = message(lambda: rows(Csv(path=str(path))))
+        said = message(lambda: rows(ja.texts.Csv(path=str(path))))
         assert said == (
             f"data.text: {path} has no field 'text'; choose from 3, Wall St., Short-sellers, again; if "
             'that is a row, set the field names, such as data.columns = ["label", "text"]'
         )
-        said = message(lambda: rows(Csv(path=str(path), columns=("label", "text"))))
+        said = message(lambda: rows(ja.texts.Csv(path=str(path), columns=("label", "text"))))
         assert said == (
             f"data: line 1 of {path} has 3 fields, but there are 2 field names; list all of them in "
             "data.columns, or fix the quotes"
@@ -462,11 +469,13 @@ class TestCsv:
 
     def test_lines_with_a_different_format_are_rejected(self, tmp_path):
         path = write_lines(tmp_path / "x", [("good film", 1)])
-        assert 'set data.kind = "lines", else data.delimiter' in message(lambda: rows(Csv(path=path)))
+        assert 'set data.kind = "lines", else data.delimiter' in message(
+            lambda: rows(ja.texts.Csv(path=path))
+        )
 
     def test_very_long_text_is_read(self, tmp_path):
         long = [("word " * 100_000, 1)]
-        assert rows(Csv(path=write_csv(tmp_path / "x", long))) == long
+        assert rows(ja.texts.Csv(path=write_csv(tmp_path / "x", long))) == long
 
     @pytest.mark.parametrize(
         ("content", "line"),
@@ -480,14 +489,17 @@ class TestCsv:
     def test_malformed_lines_are_rejected(self, content, line, tmp_path):
         path = tmp_path / "x"
         path.write_text(content)
-        assert f"{line} of {path}" in message(lambda: rows(Csv(path=str(path))))
+        assert f"{line} of {path}" in message(lambda: rows(ja.texts.Csv(path=str(path))))
 
 
 class TestJsonl:
     def test_row_locations_count_blank_lines(self, tmp_path):
         path = tmp_path / "x"
         path.write_text('{"text": "a", "label": 0}\n\n  \n{"label": 1, "text": "b"}')
-        assert list(Jsonl(path=str(path)).read("train").rows) == [("line 1", "a", 0), ("line 4", "b", 1)]
+        assert list(ja.texts.Jsonl(path=str(path)).read("train").rows) == [
+            ("line 1", "a", 0),
+            ("line 4", "b", 1),
+        ]
 
     @pytest.mark.parametrize(
         "line", ['{"text": "a", ', "[1, 2]", '"text"', '{"text": "\\ud800", "label": 1}', "\0"]
@@ -495,12 +507,14 @@ class TestJsonl:
     def test_line_that_is_not_an_object_is_rejected(self, line, tmp_path):
         path = tmp_path / "x"
         path.write_text('{"text": "a", "label": 0}\n' + line + "\n")
-        assert f"line 2 of {path} is not a JSON object" in message(lambda: rows(Jsonl(path=str(path))))
+        assert f"line 2 of {path} is not a JSON object" in message(
+            lambda: rows(ja.texts.Jsonl(path=str(path)))
+        )
 
     def test_line_with_a_missing_field_is_rejected(self, tmp_path):
         path = tmp_path / "x"
         path.write_text('{"text": "a", "label": 0}\n{"body": "a", "label": 0}\n')
-        said = message(lambda: rows(Jsonl(path=str(path))))
+        said = message(lambda: rows(ja.texts.Jsonl(path=str(path))))
         assert said == f"data.text: line 2 of {path} has no field 'text'; choose from body, label"
 
 
@@ -508,36 +522,36 @@ class TestLines:
     def test_separator_can_be_set_and_blank_lines_are_skipped(self, tmp_path):
         path = tmp_path / "x"
         path.write_text("__label__2  Stuning even\t so\n\n__label__1 x\u2028y\n")
-        source = Lines(path=str(path), labels=("__label__1", "__label__2"))
+        source = ja.texts.Lines(path=str(path), labels=("__label__1", "__label__2"))
         assert list(source.read("train").rows) == [
             ("line 1", "Stuning even\t so", "__label__2"),
             ("line 3", "x\u2028y", "__label__1"),
         ]
         path.write_text("0\t a b\n1\tc\td\n")
-        assert rows(Lines(path=str(path), separator="\t")) == [(" a b", 0), ("c\td", 1)]
+        assert rows(ja.texts.Lines(path=str(path), separator="\t")) == [(" a b", 0), ("c\td", 1)]
 
     def test_line_without_label_and_text_is_rejected(self, tmp_path):
         path = tmp_path / "x"
         path.write_text("1\ta\n0 b\n")
-        said = message(lambda: rows(Lines(path=str(path), separator="\t")))
+        said = message(lambda: rows(ja.texts.Lines(path=str(path), separator="\t")))
         assert said.startswith(f"data: line 2 of {path} has no separator ('0 b'); set data.separator")
 
     def test_train_and_test_names_require_a_split_column(self, tmp_path):
         with pytest.raises(ja.InputError, match="train, test"):
-            Lines(path="x", train="dev").check()
+            ja.texts.Lines(path="x", train="dev").check()
 
 
 class TestEncoding:
     ROWS = (("été", 1), ("naïf", 0))
 
     def write(self, kind, folder):
-        if kind is Folder:
+        if kind is ja.texts.Folder:
             named = [(text.encode("latin-1"), ("neg", "pos")[y]) for text, y in self.ROWS]
-            return Folder(path=write_folder(folder, train=named), test="")
-        write = {Lines: write_lines, **WRITERS}[kind]
+            return ja.texts.Folder(path=write_folder(folder, train=named), test="")
+        write = {ja.texts.Lines: write_lines, **WRITERS}[kind]
         return kind(path=write(folder / "x", self.ROWS, encoding="latin-1"))
 
-    @pytest.mark.parametrize("kind", [Csv, Jsonl, Lines, Folder])
+    @pytest.mark.parametrize("kind", [ja.texts.Csv, ja.texts.Jsonl, ja.texts.Lines, ja.texts.Folder])
     def test_the_encoding_can_be_set(self, kind, tmp_path):
         source = self.write(kind, tmp_path)
         said = message(lambda: rows(source))
@@ -548,14 +562,14 @@ class TestEncoding:
         ascii = msgspec.structs.replace(source, encoding="ascii")
         assert "is not ASCII text" in message(lambda: rows(ascii))
 
-    @pytest.mark.parametrize("kind", [Csv, Jsonl, Lines])
+    @pytest.mark.parametrize("kind", [ja.texts.Csv, ja.texts.Jsonl, ja.texts.Lines])
     def test_invalid_lines_are_counted(self, kind, tmp_path):
         """Latin-1 is suggested only if most lines with characters beyond ASCII are in Latin-1."""
-        header = 1 if kind is Csv else 0
+        header = 1 if kind is ja.texts.Csv else 0
         utf8, latin, plain = ("été", 1), ("naïf", 0), ("film", 1)
         for good, bad, mixed in ((3, 1, True), (2, 2, False), (0, 2, False)):
             path = tmp_path / f"{good}{bad}"
-            write = {Lines: write_lines, **WRITERS}[kind]
+            write = {ja.texts.Lines: write_lines, **WRITERS}[kind]
             lines = Path(write(path, [plain] * 5 + [utf8] * good)).read_bytes()
             rest = Path(write(path, [latin] * bad, encoding="latin-1")).read_bytes()
             path.write_bytes(lines + rest.partition(b"\n")[2] if header else lines + rest)
@@ -568,12 +582,12 @@ class TestEncoding:
     def test_invalid_utf_16_raises_an_encoding_error(self, tmp_path):
         path = tmp_path / "x"
         path.write_bytes("1 film\n".encode("utf-16-le") + b"\x00\xd8\x00")
-        said = message(lambda: rows(Lines(path=str(path), encoding="utf-16-le")))
+        said = message(lambda: rows(ja.texts.Lines(path=str(path), encoding="utf-16-le")))
         assert said.startswith(f"data: {path} is not UTF-16-LE text (")
 
     @pytest.mark.parametrize("encoding", ["klingon", "base64", "\0", ""])
     def test_unknown_encoding_is_rejected(self, encoding):
-        source = Csv(path="x", encoding=encoding)
+        source = ja.texts.Csv(path="x", encoding=encoding)
         if encoding:
             assert "encoding:" in message(source.check)
         else:
@@ -585,7 +599,7 @@ class TestFolder:
         path = write_folder(tmp_path, train=[("a", "pos"), ("b", "neg"), (b"\xff", "unsup")])
         (tmp_path / "train" / "labeledBow.feat").write_bytes(b"\xff")
         (tmp_path / "train" / "pos" / "urls.csv").write_bytes(b"\xff")
-        source = Folder(path=path, test="")
+        source = ja.texts.Folder(path=path, test="")
         assert list(source.read("train").rows) == [
             ("train/neg/1_7.txt", "b", "neg"),
             ("train/pos/0_7.txt", "a", "pos"),
@@ -594,17 +608,17 @@ class TestFolder:
 
     def test_splits_and_classes_can_be_renamed(self, tmp_path):
         path = write_folder(tmp_path, fit=[("a", 1), ("b", 2), ("c", 5)])
-        source = Folder(path=path, train="fit", test=None, labels=(5, 1), ignore_labels=(2,))
+        source = ja.texts.Folder(path=path, train="fit", test=None, labels=(5, 1), ignore_labels=(2,))
         assert rows(source) == [("c", 5), ("a", 1)]
 
     def test_missing_split_is_rejected(self, tmp_path):
-        source = Folder(path=write_folder(tmp_path, train=[("a", "pos"), ("b", "neg")]))
+        source = ja.texts.Folder(path=write_folder(tmp_path, train=[("a", "pos"), ("b", "neg")]))
         said = message(source.files)
         assert said.startswith(f"data.path: no folder {tmp_path / 'test'}")
         assert "data.test" in said
 
     def test_missing_or_unknown_class_is_rejected(self, tmp_path):
-        source = Folder(path=write_folder(tmp_path, train=[("a", "pos")]), test="")
+        source = ja.texts.Folder(path=write_folder(tmp_path, train=[("a", "pos")]), test="")
         assert f"no files {tmp_path / 'train' / 'neg'}/*.txt" in message(source.files)
         write_folder(tmp_path, train=[("a", "neg"), ("a", "mixed")])
         said = message(source.files)
@@ -612,18 +626,18 @@ class TestFolder:
         assert "data.ignore_labels" in said
 
     def test_class_without_texts_is_rejected(self, tmp_path):
-        source = Folder(path=write_folder(tmp_path, train=[("a", "pos")]), test="")
+        source = ja.texts.Folder(path=write_folder(tmp_path, train=[("a", "pos")]), test="")
         (tmp_path / "train" / "neg").mkdir()
         assert f"no files {tmp_path / 'train' / 'neg'}/*.txt" in message(source.files)
 
     @pytest.mark.parametrize("content", [b"\xff\xfe", b"\x89PNG\r\n\x1a\n\0", "text".encode("utf-16-le")])
     def test_file_that_is_not_text_is_rejected(self, content, tmp_path):
-        source = Folder(path=write_folder(tmp_path, train=[("a", "pos"), (content, "neg")]), test="")
+        source = ja.texts.Folder(path=write_folder(tmp_path, train=[("a", "pos"), (content, "neg")]), test="")
         said = message(lambda: rows(source))
         assert str(tmp_path / "train" / "neg" / "1_7.txt") in said
         assert "UTF-8" in said
 
     def test_empty_file_is_rejected(self, tmp_path):
-        source = Folder(path=write_folder(tmp_path, train=[("a", "pos"), ("", "neg")]), test="")
+        source = ja.texts.Folder(path=write_folder(tmp_path, train=[("a", "pos"), ("", "neg")]), test="")
         said = message(lambda: text_module.load_text(source, cache_dir=tmp_path / "cache"))
         assert "train/neg/1_7.txt: this row contains no word of the vocabulary" in said

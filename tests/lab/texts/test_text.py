@@ -11,11 +11,8 @@ import pytest
 from sklearn.feature_extraction.text import CountVectorizer
 
 import jaxattn as ja
-from jaxattn.data.sequences import Sequences
-from jaxattn.data.token_ids import from_flat
 from jaxattn.lab.texts import text as module
-from jaxattn.lab.texts.table_files import Csv, Jsonl
-from jaxattn.lab.texts.text import TextCorpora, Vocabulary, build_vocabulary, encode, load_text, tokenise
+from jaxattn.lab.texts.text import tokenise
 
 ROWS = [
     ("A good film, a GOOD film<br /><br />indeed", 1),
@@ -33,7 +30,7 @@ def write(path, rows):
 
 @pytest.fixture
 def source(tmp_path):
-    return Jsonl(path=write(tmp_path / "a.jsonl", ROWS), test_path=write(tmp_path / "b.jsonl", TEST))
+    return ja.texts.Jsonl(path=write(tmp_path / "a.jsonl", ROWS), test_path=write(tmp_path / "b.jsonl", TEST))
 
 
 @pytest.fixture
@@ -47,7 +44,7 @@ def changed(source, **fields):
 
 def message(source, **settings):
     with pytest.raises(ja.InputError) as caught:
-        load_text(source, **settings)
+        ja.texts.load_text(source, **settings)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -158,7 +155,7 @@ def test_ascii_words_match_regular_expression():
 @pytest.mark.parametrize("min_count", [1, 3, 10])
 def test_vocabulary_matches_scikit_learn(min_count):
     texts = random_texts(0, 60)
-    vocabulary = build_vocabulary(texts, min_count=min_count)
+    vocabulary = ja.texts.build_vocabulary(texts, min_count=min_count)
     vectors = oracle()
     totals = np.asarray(vectors.fit_transform(texts).sum(axis=0)).ravel()
     expected = {
@@ -173,14 +170,14 @@ def test_vocabulary_matches_scikit_learn(min_count):
 
 def test_max_vocab_keeps_most_frequent_words():
     texts = ["b a d c", "d c", "d"]
-    assert build_vocabulary(texts, max_vocab=3) == Vocabulary(("d", "c", "a"), (3, 2, 1))
-    assert build_vocabulary(texts, max_vocab=9).tokens == ("d", "c", "a", "b")
+    assert ja.texts.build_vocabulary(texts, max_vocab=3) == ja.texts.Vocabulary(("d", "c", "a"), (3, 2, 1))
+    assert ja.texts.build_vocabulary(texts, max_vocab=9).tokens == ("d", "c", "a", "b")
 
 
 def test_token_ids_match_scikit_learn():
     texts, others = random_texts(1, 50), random_texts(2, 40)
-    vocabulary = build_vocabulary(texts, min_count=5)
-    ids, lengths = encode(others, vocabulary)
+    vocabulary = ja.texts.build_vocabulary(texts, min_count=5)
+    ids, lengths = ja.texts.encode(others, vocabulary)
     rows = np.repeat(np.arange(40), lengths)
     counted = np.zeros((40, len(vocabulary)), int)
     np.add.at(counted, (rows, ids), 1)
@@ -190,21 +187,21 @@ def test_token_ids_match_scikit_learn():
 
 @pytest.mark.parametrize("max_length", [None, 1, 4, 100])
 def test_max_length_keeps_first_known_words(max_length):
-    vocabulary = Vocabulary(("a", "b", "c"), (3, 2, 1))
+    vocabulary = ja.texts.Vocabulary(("a", "b", "c"), (3, 2, 1))
     texts = ["x", "c x x b a x a a b", "", "b b", "x a x"]
-    ids, lengths = encode(texts, vocabulary, max_length=max_length)
+    ids, lengths = ja.texts.encode(texts, vocabulary, max_length=max_length)
     expected = [["abc".index(w) for w in t.split() if w in "abc"][:max_length] for t in texts]
     assert lengths.tolist() == [len(row) for row in expected]
     assert ids.tolist() == [i for row in expected for i in row]
 
 
 def test_encoding_an_empty_list_yields_empty_arrays():
-    ids, lengths = encode([], Vocabulary(("a",), (1,)))
+    ids, lengths = ja.texts.encode([], ja.texts.Vocabulary(("a",), (1,)))
     assert ids.shape == lengths.shape == (0,)
 
 
 def test_load_text_returns_corpora_and_vocabulary(source, settings):
-    train, test, vocabulary, validation = load_text(source, **settings)
+    train, test, vocabulary, validation = ja.texts.load_text(source, **settings)
     assert validation is None
     expected = Counter(w for t, _ in ROWS for w in tokenise(t))
     assert dict(zip(vocabulary.tokens, vocabulary.counts, strict=True)) == expected
@@ -221,7 +218,7 @@ def test_load_text_returns_corpora_and_vocabulary(source, settings):
 def test_load_text_matches_scikit_learn(tmp_path, settings):
     texts = random_texts(3, 300)
     path = write(tmp_path / "c.jsonl", [(t, i % 2) for i, t in enumerate(texts)])
-    train, test, vocabulary, _ = load_text(Jsonl(path=path, min_count=2), **settings)
+    train, test, vocabulary, _ = ja.texts.load_text(ja.texts.Jsonl(path=path, min_count=2), **settings)
     assert test is None
     expected = oracle(vocabulary=vocabulary.index).transform(texts).toarray()
     np.testing.assert_array_equal(counts(train), expected)
@@ -235,18 +232,20 @@ def test_corpora_match_token_ids(tmp_path, settings, vocab):
     texts = [" ".join(words)] + [" ".join(rng.choice(words[:20], rng.integers(1, 90))) for _ in range(299)]
     labels = rng.choice([-1, 1], 300)
     rows = [(text, int(label)) for text, label in zip(texts, labels, strict=True)]
-    source = Jsonl(path=write(tmp_path / "a.jsonl", rows), labels=(-1, 1), max_length=300)
-    train, _, vocabulary, _ = load_text(source, **settings)
-    expected = from_flat(*encode(texts, vocabulary), labels, vocab_size=vocab)
+    source = ja.texts.Jsonl(path=write(tmp_path / "a.jsonl", rows), labels=(-1, 1), max_length=300)
+    train, _, vocabulary, _ = ja.texts.load_text(source, **settings)
+    expected = ja.data.from_flat(*ja.texts.encode(texts, vocabulary), labels, vocab_size=vocab)
     expected = expected.replace(class_names=("-1", "1"))
-    assert same(TextCorpora(train, None, vocabulary), TextCorpora(expected, None, vocabulary))
+    assert same(
+        ja.texts.TextCorpora(train, None, vocabulary), ja.texts.TextCorpora(expected, None, vocabulary)
+    )
     assert [x.dtype for x in jax.tree.leaves(train)] == [x.dtype for x in jax.tree.leaves(expected)]
 
 
 def test_labels_are_numbered_in_the_order_in_which_they_are_listed(tmp_path, settings):
     rows = [("one", 1), ("three only", 3), ("five", 5), ("two one", 2), ("four", 4.0)]
-    source = Jsonl(path=write(tmp_path / "s.jsonl", rows), labels=(5, 4, 2, 1), ignore_labels=(3,))
-    train, _, vocabulary, _ = load_text(source, **settings)
+    source = ja.texts.Jsonl(path=write(tmp_path / "s.jsonl", rows), labels=(5, 4, 2, 1), ignore_labels=(3,))
+    train, _, vocabulary, _ = ja.texts.load_text(source, **settings)
     assert train.targets.tolist() == [3, 0, 2, 1]
     assert train.num_classes == 4
     assert set(vocabulary.tokens) == {"one", "two", "four", "five"}
@@ -254,20 +253,20 @@ def test_labels_are_numbered_in_the_order_in_which_they_are_listed(tmp_path, set
 
 def test_two_classes_are_encoded_as_minus_one_and_one_in_listed_order(tmp_path, settings):
     rows = [("a", "good"), ("a", "bad"), ("a", "good")]
-    source = Jsonl(path=write(tmp_path / "s.jsonl", rows), labels=("good", "bad"))
-    assert load_text(source, **settings).train.targets.tolist() == [-1, 1, -1]
+    source = ja.texts.Jsonl(path=write(tmp_path / "s.jsonl", rows), labels=("good", "bad"))
+    assert ja.texts.load_text(source, **settings).train.targets.tolist() == [-1, 1, -1]
 
 
 def test_min_count_max_vocab_and_max_length_are_applied(source, settings):
     source = changed(source, min_count=2, max_vocab=4, max_length=1, test_path=None)
-    train, _, vocabulary, _ = load_text(source, **settings)
-    assert vocabulary == Vocabulary(("film", "good", "a", "don't"), (3, 3, 2, 2))
+    train, _, vocabulary, _ = ja.texts.load_text(source, **settings)
+    assert vocabulary == ja.texts.Vocabulary(("film", "good", "a", "don't"), (3, 3, 2, 2))
     assert train.lengths.tolist() == [1, 1, 1, 1]
     assert [vocabulary.tokens[row.argmax()] for row in counts(train)] == ["a", "film", "don't", "good"]
 
 
 def test_text_without_vocabulary_words_is_rejected(tmp_path, settings):
-    source = Jsonl(
+    source = ja.texts.Jsonl(
         path=write(tmp_path / "a.jsonl", [("", 1), ("good", 1), ("good", 0), ("rare", 0)]),
         test_path=write(tmp_path / "b.jsonl", [("good", 1), ("unseen", 0)]),
     )
@@ -276,7 +275,7 @@ def test_text_without_vocabulary_words_is_rejected(tmp_path, settings):
     assert 'data.empty = "drop"' in said
     write(tmp_path / "a.jsonl", ROWS)
     assert "test split, line 2" in message(source, **settings)
-    train, test, *_ = load_text(changed(source, empty="drop"), **settings)
+    train, test, *_ = ja.texts.load_text(changed(source, empty="drop"), **settings)
     assert train.num_examples == 4
     assert test.targets.tolist() == [1]
     write(tmp_path / "b.jsonl", [("unseen", 0)])
@@ -287,8 +286,8 @@ def test_text_without_vocabulary_words_is_rejected(tmp_path, settings):
 
 def test_dropping_rows_keeps_labels_aligned(tmp_path, settings):
     rows = [("rare", 0), ("good", 1), ("odd", 1), ("good good", 0), ("", 0)]
-    source = Jsonl(path=write(tmp_path / "a.jsonl", rows), min_count=2, empty="drop")
-    train = load_text(source, **settings).train
+    source = ja.texts.Jsonl(path=write(tmp_path / "a.jsonl", rows), min_count=2, empty="drop")
+    train = ja.texts.load_text(source, **settings).train
     assert train.targets.tolist() == [1, -1]
     assert train.lengths.tolist() == [1, 2]
 
@@ -301,7 +300,7 @@ def test_unreachable_min_count_is_rejected(source, settings):
 
 @pytest.mark.parametrize("label", [2, -1, "one", "01", 0.5, [1], {"a": 1}])
 def test_unknown_label_is_rejected(tmp_path, settings, label):
-    source = Jsonl(path=write(tmp_path / "a.jsonl", [*ROWS, ("good", label)]))
+    source = ja.texts.Jsonl(path=write(tmp_path / "a.jsonl", [*ROWS, ("good", label)]))
     said = message(source, **settings)
     assert f"train split, line 5: label {label!r} is not one of [0, 1]" in said
     assert "data.ignore_labels" in said
@@ -309,12 +308,12 @@ def test_unknown_label_is_rejected(tmp_path, settings, label):
 
 @pytest.mark.parametrize("label", [None, ""])
 def test_row_without_a_label_is_rejected(tmp_path, settings, label):
-    source = Jsonl(path=write(tmp_path / "a.jsonl", [("lone", label), *ROWS]))
+    source = ja.texts.Jsonl(path=write(tmp_path / "a.jsonl", [("lone", label), *ROWS]))
     said = message(source, **settings)
     assert said.endswith('is not one of [0, 1]; set data.empty = "drop" to drop such rows')
     told = []
     source = changed(source, empty="drop")
-    loaded = load_text(source, progress=lambda *report: told.append(report), **settings)
+    loaded = ja.texts.load_text(source, progress=lambda *report: told.append(report), **settings)
     assert loaded.train.targets.tolist() == [1, -1, -1, 1]
     assert "lone" not in loaded.vocabulary.index
     assert ("data.empty: 1 rows of the train split have no label and are dropped", 0, 0) in told
@@ -322,26 +321,26 @@ def test_row_without_a_label_is_rejected(tmp_path, settings, label):
 
 def test_raw_labels_can_be_merged(tmp_path, settings):
     rows = [("awful", "1"), ("poor", 2.0), ("so so", 3), ("fine", 4), ("great", "5.0")]
-    source = Jsonl(
+    source = ja.texts.Jsonl(
         path=write(tmp_path / "a.jsonl", rows), labels=((1, 2), (4, 5)), ignore_labels=(3,), balance=True
     )
-    train = load_text(source, **settings).train
+    train = ja.texts.load_text(source, **settings).train
     assert train.targets.tolist() == [-1, -1, 1, 1]
     assert train.class_names == ("1+2", "4+5")
     said = message(changed(source, labels=((1, 2), 4)), **settings)
     assert "label '5.0' is not one of [(1, 2), 4]" in said
 
 
-@pytest.mark.parametrize("kind", [Jsonl, Csv])
+@pytest.mark.parametrize("kind", [ja.texts.Jsonl, ja.texts.Csv])
 def test_escaped_line_breaks_do_not_become_letters(tmp_path, settings, kind):
     texts = [r"Nice room.\n\nNever noisy", r"see C:\Users\new folder", r"nothing\t\n\nnow"]
-    if kind is Jsonl:
+    if kind is ja.texts.Jsonl:
         path = write(tmp_path / "a", [(text, i % 2) for i, text in enumerate(texts)])
     else:
         path = str(tmp_path / "a")
         (tmp_path / "a").write_text("text,label\n" + "".join(f'"{t}",{i % 2}\n' for i, t in enumerate(texts)))
     told = []
-    found = load_text(
+    found = ja.texts.load_text(
         kind(path=path), progress=lambda *report: told.append(report), **settings
     ).vocabulary.tokens
     assert set(found) == {*tokenise("nice room never noisy see c users new folder nothing t now")}
@@ -350,7 +349,7 @@ def test_escaped_line_breaks_do_not_become_letters(tmp_path, settings, kind):
         'data.escapes: in 2 texts of the train split \\n is read as a line break; set data.escapes = "kept" '
         "to keep it as two characters"
     ]
-    kept = load_text(kind(path=path, escapes="kept"), **settings).vocabulary.tokens
+    kept = ja.texts.load_text(kind(path=path, escapes="kept"), **settings).vocabulary.tokens
     assert {"nnever", "nnow"} <= set(kept)
 
 
@@ -362,7 +361,9 @@ def words_of(path, texts, settings, notes=None, **fields):
             notes.append(text)
 
     return set(
-        load_text(Jsonl(path=write(path, rows), **fields), progress=note, **settings).vocabulary.tokens
+        ja.texts.load_text(
+            ja.texts.Jsonl(path=write(path, rows), **fields), progress=note, **settings
+        ).vocabulary.tokens
     )
 
 
@@ -411,32 +412,36 @@ def test_texts_without_spaces_between_words_are_reported(tmp_path, settings, tex
 @pytest.mark.parametrize("delimiter", [",", "\t"])
 def test_class_may_have_the_name_of_a_missing_value(tmp_path, settings, name, delimiter):
     (tmp_path / "a").write_text(f"label{delimiter}text\n{name}{delimiter}dull\nok{delimiter}fine\n")
-    source = Csv(path=str(tmp_path / "a"), delimiter=delimiter, labels=("ok", name))
-    assert load_text(source, **settings).train.targets.tolist() == [1, -1]
-    source = Csv(path=str(tmp_path / "a"), delimiter=delimiter, labels=("ok", "x"), empty="drop")
+    source = ja.texts.Csv(path=str(tmp_path / "a"), delimiter=delimiter, labels=("ok", name))
+    assert ja.texts.load_text(source, **settings).train.targets.tolist() == [1, -1]
+    source = ja.texts.Csv(path=str(tmp_path / "a"), delimiter=delimiter, labels=("ok", "x"), empty="drop")
     assert f"label '{name}' is not one of" in message(source, **settings)
 
 
 def test_numpy_scalars_and_arrays_are_accepted_as_settings(tmp_path, settings):
     path = write(tmp_path / "a", [("good film", 7), ("bad film", 3), ("fine", 5)])
-    expected = load_text(Jsonl(path=path, labels=(3, 7), ignore_labels=(5,), min_count=1), **settings)
+    expected = ja.texts.load_text(
+        ja.texts.Jsonl(path=path, labels=(3, 7), ignore_labels=(5,), min_count=1), **settings
+    )
     for labels in (np.array([3, 7]), list(np.array([3, 7])), (np.float32(3), np.str_("7"))):
-        source = Jsonl(path=path, labels=labels, ignore_labels=(np.int8(5),), min_count=np.int64(1))
-        found = load_text(source, **settings)
+        source = ja.texts.Jsonl(path=path, labels=labels, ignore_labels=(np.int8(5),), min_count=np.int64(1))
+        found = ja.texts.load_text(source, **settings)
         assert found.vocabulary == expected.vocabulary
         assert found.train.targets.tolist() == expected.train.targets.tolist() == [1, -1]
 
 
 def test_texts_in_the_label_field_yield_a_short_message(tmp_path, settings):
-    source = Jsonl(path=write(tmp_path / "a.jsonl", [("good", "film\n" * 500)]))
+    source = ja.texts.Jsonl(path=write(tmp_path / "a.jsonl", [("good", "film\n" * 500)]))
     assert len(message(source, **settings)) < 300
 
 
 def test_ignoring_all_rows_is_rejected(tmp_path, settings):
-    source = Jsonl(path=write(tmp_path / "a.jsonl", [("a", 3)]), ignore_labels=(3,))
+    source = ja.texts.Jsonl(path=write(tmp_path / "a.jsonl", [("a", 3)]), ignore_labels=(3,))
     assert "no row in the train split" in message(source, **settings)
     (tmp_path / "empty.jsonl").write_text("")
-    assert "no row in the train split" in message(Jsonl(path=str(tmp_path / "empty.jsonl")), **settings)
+    assert "no row in the train split" in message(
+        ja.texts.Jsonl(path=str(tmp_path / "empty.jsonl")), **settings
+    )
 
 
 @pytest.mark.parametrize(
@@ -466,7 +471,7 @@ STARS = [
 def stars(tmp_path):
     path = write(tmp_path / "stars.jsonl", STARS)
     few = write(tmp_path / "few.jsonl", STARS[:32] + STARS[45:70])
-    return Jsonl(
+    return ja.texts.Jsonl(
         path=path, test_path=few, labels=(1, 2, 4, 5), ignore_labels=(3,), empty="drop", balance=True
     )
 
@@ -479,7 +484,7 @@ def held(corpus, vocabulary):
 
 
 def test_balanced_splits_are_deterministic(stars, settings):
-    train, test, vocabulary, _ = load_text(stars, **settings)
+    train, test, vocabulary, _ = ja.texts.load_text(stars, **settings)
     assert np.bincount(train.targets).tolist() == [10, 10, 10, 10]
     assert np.bincount(test.targets).tolist() == [4, 4, 4, 4]
     rows = held(train, vocabulary)
@@ -488,7 +493,7 @@ def test_balanced_splits_are_deterministic(stars, settings):
     assert [len(rows & own) for own in by_class] == [10, 10, 10, 10]
     # The rows are sampled, not the first ones.
     assert rows & by_class[3] != {f"w{i}" for i in range(10)}
-    again = load_text(stars, cache_dir=settings["cache_dir"] / "other")
+    again = ja.texts.load_text(stars, cache_dir=settings["cache_dir"] / "other")
     assert held(again.train, again.vocabulary) == rows
 
 
@@ -503,8 +508,8 @@ def test_class_without_rows_cannot_be_balanced(stars, settings):
     [(0.29, 2), *(pytest.param(*each, marks=pytest.mark.more) for each in ((0.3, 3), (0.99, 9)))],
 )
 def test_validation_rows_are_taken_from_every_class(stars, settings, share, number):
-    whole = load_text(stars, **settings)
-    train, test, vocabulary, validation = load_text(changed(stars, validation=share), **settings)
+    whole = ja.texts.load_text(stars, **settings)
+    train, test, vocabulary, validation = ja.texts.load_text(changed(stars, validation=share), **settings)
     assert np.bincount(validation.targets).tolist() == [number] * 4
     assert np.bincount(train.targets).tolist() == [10 - number] * 4
     assert test.num_examples == 16
@@ -516,13 +521,13 @@ def test_validation_rows_are_taken_from_every_class(stars, settings, share, numb
 
 def test_validation_rows_keep_their_labels(settings, tmp_path):
     rows = [(f"{'good' if i % 2 else 'bad'} film", i % 2) for i in range(50)]
-    source = Jsonl(path=write(tmp_path / "v.jsonl", rows), validation=0.2)
-    loaded = load_text(source, **settings)
+    source = ja.texts.Jsonl(path=write(tmp_path / "v.jsonl", rows), validation=0.2)
+    loaded = ja.texts.load_text(source, **settings)
     good = loaded.vocabulary.index["good"]
     for corpus, number in ((loaded.train, 40), (loaded.validation, 10)):
         np.testing.assert_array_equal(corpus.targets, np.where(counts(corpus)[:, good] > 0, 1, -1))
         assert corpus.num_examples == number
-    assert same(load_text(source, **settings), loaded)
+    assert same(ja.texts.load_text(source, **settings), loaded)
 
 
 def test_validation_fraction_below_one_row_is_rejected(source, settings):
@@ -532,7 +537,7 @@ def test_validation_fraction_below_one_row_is_rejected(source, settings):
 
 def test_label_without_rows_is_reported(tmp_path, settings):
     path, test = write(tmp_path / "c.jsonl", ROWS), write(tmp_path / "d.jsonl", TEST[:1])
-    three, told = Jsonl(path=path, labels=(0, 1, "neutral")), set()
+    three, told = ja.texts.Jsonl(path=path, labels=(0, 1, "neutral")), set()
     for _ in range(2):
         said = message(three, **settings)
         assert (
@@ -540,16 +545,18 @@ def test_label_without_rows_is_reported(tmp_path, settings):
             == "data.labels: no row in the train split has the label 'neutral'; remove it from data.labels"
         )
         told.clear()
-        load_text(Jsonl(path=path, test_path=test), progress=lambda *report: told.add(report), **settings)
+        ja.texts.load_text(
+            ja.texts.Jsonl(path=path, test_path=test), progress=lambda *report: told.add(report), **settings
+        )
         assert ("data.labels: no row in the test split has the label 0", 0, 0) in told
 
 
 def test_class_names_are_stored_in_the_corpus(tmp_path, settings):
     path = write(tmp_path / "c.jsonl", [("good", "pos"), ("bad", "neg"), ("so so", 3)])
     for labels, ignored in ((("neg", "pos", 3), ()), (("pos", "neg"), (3,))):
-        source = Jsonl(path=path, labels=labels, ignore_labels=ignored)
+        source = ja.texts.Jsonl(path=path, labels=labels, ignore_labels=ignored)
         for _ in range(2):
-            train = load_text(source, **settings).train
+            train = ja.texts.load_text(source, **settings).train
             assert train.class_names == tuple(map(str, labels))
             assert train.targets.tolist()[:2] == ([1, 0] if len(labels) == 3 else [-1, 1])
 
@@ -557,7 +564,7 @@ def test_class_names_are_stored_in_the_corpus(tmp_path, settings):
 def test_reported_progress_reaches_the_end(tmp_path, settings):
     path = write(tmp_path / "a.jsonl", [("good film", i % 2) for i in range(1500)])
     told = []
-    load_text(Jsonl(path=path), progress=lambda *report: told.append(report), **settings)
+    ja.texts.load_text(ja.texts.Jsonl(path=path), progress=lambda *report: told.append(report), **settings)
     assert [done for what, done, _ in told if what == "reading train"] == [0, 512, 1024, 1500]
     assert told[-1] == ("laying out", 1, 1)
 
@@ -565,7 +572,7 @@ def test_reported_progress_reaches_the_end(tmp_path, settings):
 class TestCache:
     @pytest.fixture
     def first(self, source, settings):
-        return load_text(source, **settings)
+        return ja.texts.load_text(source, **settings)
 
     @pytest.fixture
     def no_reading(self, first, monkeypatch):
@@ -573,10 +580,10 @@ class TestCache:
             raise AssertionError("read again")
 
         monkeypatch.setattr(module, "tokenise", refuse)
-        monkeypatch.setattr(Jsonl, "read", refuse)
+        monkeypatch.setattr(ja.texts.Jsonl, "read", refuse)
 
     def test_second_load_does_not_read_the_texts(self, source, settings, first, no_reading):
-        assert same(load_text(source, **settings), first)
+        assert same(ja.texts.load_text(source, **settings), first)
 
     def test_cache_is_used_after_the_files_are_moved(self, source, settings, first, no_reading, tmp_path):
         (tmp_path / "new").mkdir()
@@ -584,11 +591,11 @@ class TestCache:
             name: str((tmp_path / name).rename(tmp_path / "new" / name)) for name in ("a.jsonl", "b.jsonl")
         }
         source = changed(source, path=moved["a.jsonl"], test_path=moved["b.jsonl"])
-        assert same(load_text(source, **settings), first)
+        assert same(ja.texts.load_text(source, **settings), first)
 
     def test_cache_is_used_after_class_names_change(self, source, settings, first, no_reading):
         assert first.train.class_names == ("0", "1")
-        named = load_text(changed(source, class_names=("bad", "fine")), **settings)
+        named = ja.texts.load_text(changed(source, class_names=("bad", "fine")), **settings)
         assert [named.train.class_names, named.test.class_names] == [("bad", "fine")] * 2
         plain = {split: getattr(named, split).replace(class_names=("0", "1")) for split in ("train", "test")}
         assert same(named._replace(**plain), first)
@@ -609,25 +616,25 @@ class TestCache:
     )
     def test_cache_is_not_used_after_settings_change(self, source, settings, no_reading, fields):
         with pytest.raises(AssertionError, match="read again"):
-            load_text(changed(source, **fields), **settings)
+            ja.texts.load_text(changed(source, **fields), **settings)
 
     @pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl"])
     def test_cache_is_not_used_after_file_contents_change(self, source, settings, first, tmp_path, name):
         path = tmp_path / name
         path.write_text(path.read_text().replace("good", "film"))
-        again = load_text(source, **settings)
+        again = ja.texts.load_text(source, **settings)
         assert not same(again, first)
 
     def test_cache_is_not_used_after_the_tokeniser_changes(self, source, settings, no_reading, monkeypatch):
         monkeypatch.setattr(module, "_FORMAT", b"words 2")
         with pytest.raises(AssertionError, match="read again"):
-            load_text(source, **settings)
+            ja.texts.load_text(source, **settings)
 
     def test_damaged_cache_file_is_replaced(self, source, settings, first):
         (path,) = settings["cache_dir"].iterdir()
         path.write_bytes(path.read_bytes()[:-100])
         told = []
-        again = load_text(source, progress=lambda *report: told.append(report), **settings)
+        again = ja.texts.load_text(source, progress=lambda *report: told.append(report), **settings)
         assert same(again, first)
         assert any("damaged" in what and (done, total) == (0, 0) for what, done, total in told)
         assert sorted(p.suffix for p in settings["cache_dir"].iterdir()) == [".damaged", ".npz"]
@@ -635,7 +642,7 @@ class TestCache:
     def test_unwritable_cache_folder_does_not_fail_the_load(self, source, first, tmp_path):
         (tmp_path / "file").write_text("")
         told = []
-        again = load_text(
+        again = ja.texts.load_text(
             source, cache_dir=tmp_path / "file" / "x", progress=lambda *report: told.append(report)
         )
         assert same(again, first)
@@ -643,14 +650,14 @@ class TestCache:
 
 
 def test_custom_vocabulary_is_part_of_the_cache_key(source, settings):
-    own = load_text(source, tokens=["bad", "never", "good", "watch"], **settings)
+    own = ja.texts.load_text(source, tokens=["bad", "never", "good", "watch"], **settings)
     assert own.vocabulary.tokens == ("bad", "never", "good", "watch")
-    learnt = load_text(source, **settings)
+    learnt = ja.texts.load_text(source, **settings)
     place = [learnt.vocabulary.index[word] for word in ("bad", "good", "watch")]
     np.testing.assert_array_equal(counts(own.train)[:, [0, 2, 3]], counts(learnt.train)[:, place])
     assert (counts(own.train)[:, 1] == 0).all()
     assert own.vocabulary.counts == (*(counts(own.train).sum(axis=0).astype(int).tolist()),)
-    again = load_text(source, tokens=["good", "bad", "watch"], **settings)
+    again = ja.texts.load_text(source, tokens=["good", "bad", "watch"], **settings)
     np.testing.assert_array_equal(counts(again.train), counts(own.train)[:, [2, 0, 3]])
 
 
@@ -659,8 +666,8 @@ def test_vocabulary_with_a_repeated_token_is_rejected(source, settings):
 
 
 def test_texts_can_be_read_as_ordered_sequences(source, settings):
-    bags, ordered = load_text(source, **settings), changed(source, order="kept")
-    first, again = load_text(ordered, **settings), load_text(ordered, **settings)
+    bags, ordered = ja.texts.load_text(source, **settings), changed(source, order="kept")
+    first, again = ja.texts.load_text(ordered, **settings), ja.texts.load_text(ordered, **settings)
     for split, rows in (("train", ROWS), ("test", TEST)):
         data, known = getattr(first, split), set(first.vocabulary.tokens)
         for number, (words, label) in enumerate(rows):
@@ -668,6 +675,8 @@ def test_texts_can_be_read_as_ordered_sequences(source, settings):
             found = [first.vocabulary.tokens[token] for token in ids]
             assert found == [word for word in tokenise(words) if word in known]
             assert data.targets[number] == 2 * label - 1
-        np.testing.assert_array_equal(counts(jax.jit(Sequences.bags)(data)), counts(getattr(bags, split)))
+        np.testing.assert_array_equal(
+            counts(jax.jit(ja.data.Sequences.bags)(data)), counts(getattr(bags, split))
+        )
     for one, other in zip(jax.tree.leaves(first.train), jax.tree.leaves(again.train), strict=True):
         np.testing.assert_array_equal(one, other)

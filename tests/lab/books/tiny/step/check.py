@@ -1,4 +1,4 @@
-"""The exponent of d in the error of the one-step law."""
+"""The exponent of the scale of E in the inverse error of the one-step law."""
 
 import numpy as np
 
@@ -6,12 +6,12 @@ from jaxattn.lab.books import around, cells, mean, powers
 
 
 def check(results):
-    """Fit the exponent of d for each seed."""
+    """Fit the exponent of the scale s for each seed."""
     every = cells(results["study"])
     errors = np.stack([cell.last("one_step_error") for cell in every], axis=1)
-    exponent = powers([cell["model.dim"] for cell in every], errors)
-    expected = around(-0.5, 0.3)
-    return [mean("exponent", "exponent of d in the error", exponent, expected=expected, published="-1/2")]
+    exponent = powers([cell["model.init.E.scale"] for cell in every], 1 / errors)
+    expected = around(-1.0, 0.3)
+    return [mean("exponent", "exponent of s in 1/error", exponent, expected=expected, published="-1")]
 
 
 def tables(results):
