@@ -15,6 +15,8 @@ _MODEL = {
 _LOSS = ("classification", "logistic", "cross_entropy", "exponential", "squared", "hinge")
 KEYS = {kind: ("dim", "init", *own) for kind, own in _MODEL.items()}
 KEYS |= dict.fromkeys(_LOSS, ("smoothing",)) | {"one_step": ("name", "step_size", "train")}
+_SIZES = ("vocab_size", "relevant", "length", "sequences", "test_sequences", "num_classes")
+KEYS |= {"topics": (*_SIZES, "topic_words"), "multi_relevant": (*_SIZES, "relevant_per_sequence")}
 
 
 def cells(tables):

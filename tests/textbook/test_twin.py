@@ -16,7 +16,7 @@ from jaxattn.lab.results import statistics
 
 METRICS = ("loss", "train_accuracy", "spearman_Ev_tokens", "important_mass", "one_step_error")
 STUDIES = Path(__file__).parent / "studies"
-DEFAULT = ("blocks", "three_classes")
+DEFAULT = ("blocks",)
 # Defaults of swept keys, for the cells that do not set them.
 DEFAULTS = {"loss.smoothing": 0.0}
 
