@@ -33,7 +33,7 @@ from jaxattn.theory.selection import (
 if TYPE_CHECKING:
     from jaxattn.theory.bilinear import BilinearMargin, bilinear_max_margin
     from jaxattn.theory.certificate import certify_max_margin
-    from jaxattn.theory.exact_certificate import certify_exactly, write_certificate
+    from jaxattn.theory.exact_certificate import ExactCertificate, certify_exactly, write_certificate
     from jaxattn.theory.limit import Limit, certify_limit
     from jaxattn.theory.one_step_law import one_step_error, predicted_values
     from jaxattn.theory.relaxed import RelaxedMaxMargin, relaxed_max_margin
@@ -43,6 +43,7 @@ __all__ = [
     "TIE",
     "BilinearMargin",
     "Constraints",
+    "ExactCertificate",
     "Limit",
     "MaxMargin",
     "RelaxedMaxMargin",
@@ -76,6 +77,7 @@ __all__ = [
 
 _NAMES = {
     "BilinearMargin": "jaxattn.theory.bilinear",
+    "ExactCertificate": "jaxattn.theory.exact_certificate",
     "Limit": "jaxattn.theory.limit",
     "MaxMargin": "jaxattn.theory.solution",
     "RelaxedMaxMargin": "jaxattn.theory.relaxed",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxattn.attention.scores import Scores
+from jaxattn.core.arguments import checked
 from jaxattn.core.errors import InputError, writing
 from jaxattn.theory.constraints import distinct_tokens
 from jaxattn.theory.infeasible import exact_multipliers
@@ -36,7 +37,12 @@ class ExactCertificate(NamedTuple):
     data: bytes
     gap: float
 
+    def __repr__(self) -> str:
+        """Return the proven gap, without the digits of the claim."""
+        return f"ExactCertificate(gap <= {self.gap:.3g}, data {self.claim['sha256'][:12]})"
 
+
+@checked
 def certify_exactly(scores: Scores, selection: Selection, solution: MaxMargin) -> ExactCertificate:
     """Certify, in exact arithmetic, a max-margin direction or the absence of any separating direction.
 
@@ -46,7 +52,9 @@ def certify_exactly(scores: Scores, selection: Selection, solution: MaxMargin) -
         ‖q‖² ≥ (1 - gap) ‖p‖²  for every q that satisfies these constraints;
 
     or, if no q satisfies them, that Σ λ (Φ_s - Φ_t) = 0 for some λ ≥ 0, not all zero. The arrays of
-    `solution` are not rounded, so the proven gap is its gap in exact arithmetic.
+    `solution` are not rounded, so the proven gap is its gap in exact arithmetic. The certificate does not
+    prove that a path of gradient flow converges to this direction: compare it with the direction of
+    `certify_limit`, which differs if forces cancel or tokens tie.
 
     For an infeasible selection, the multipliers are computed in rational arithmetic. Their number of digits
     is proportional to the number k of pairs, and increases with the range of exponents of the keys. The time
@@ -114,7 +122,7 @@ def write_certificate(
 ) -> ExactCertificate:
     """Write the certificate from `certify_exactly` to a JSON file, and its data to a `.bin` file next to it.
 
-    `python jaxattn/theory/check_certificate.py PATH` verifies both files using only Python's standard
+    `python -m jaxattn.theory.check_certificate PATH` verifies both files using only Python's standard
     library. The gap in the returned certificate is computed exactly and then rounded, whereas
     `solution.duality_gap` is computed in floating point.
 

@@ -7,6 +7,7 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from jaxattn.attention.scores import Scores, require_values
+from jaxattn.core.arguments import checked
 from jaxattn.core.arithmetic import lengths, power_of_two
 from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import Brief
@@ -159,6 +160,7 @@ class Limit(Brief):
         ]
 
 
+@checked
 def certify_limit(
     scores: Scores,
     p: Float[Array | np.ndarray, " D"],

@@ -45,6 +45,18 @@ def params():
             lambda c, p: ja.dynamics.exact_flow(ja.theory.scores.one_layer(p, c), p.p, until_norm="far"),
             "exact_flow.until_norm: expected 'float', got 'str'",
         ),
+        (
+            lambda c, p: ja.dynamics.exact_flow(ja.theory.scores.one_layer(p, c), [0.0] * 16),
+            "exact_flow.p: expected an array, got a list",
+        ),
+        (
+            lambda c, p: ja.dynamics.exact_flow(p, p.p),
+            "exact_flow.scores: expected 'Scores', got 'Params'",
+        ),
+        (
+            lambda c, p: ja.theory.certify_exactly(ja.theory.scores.one_layer(p, c), c, None),
+            "certify_exactly.selection: expected 'Selection', got 'Corpus'",
+        ),
     ],
 )
 def test_invalid_arguments_raise_one_line_with_the_place(call, message, corpus, params):

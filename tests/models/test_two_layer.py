@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
-from models.params import generic
 
 import jaxattn as ja
 from jaxattn.attention import self_attention
@@ -34,7 +33,7 @@ SUMS = [("with weights", "gpu", "ragged")]
 
 
 def draw(init, corpus, dim=7, query=8, dtype=jnp.float64):
-    params = generic(init, **sizes(corpus), dim=dim, dtype=dtype)
+    params = init(jax.random.key(1), **sizes(corpus), dim=dim, dtype=dtype)
     return params.replace(E=2 * params.E, p=query * params.p)
 
 

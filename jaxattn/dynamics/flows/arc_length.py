@@ -25,7 +25,7 @@ _CLOCK = 0.1
 
 
 class Stop(enum.IntEnum):
-    """Status of a path: RUNNING, or why it ended. `FlowPath.reason` describes the status in words."""
+    """Status of a path: RUNNING, or why it ended. `path.reason` describes the status of a path in words."""
 
     RUNNING = 0
     NORM = 1

@@ -45,7 +45,8 @@ class Path(LinearPath):
     """Points on a path of gradient flow on p, in float64. For B seeds, all arrays have a leading axis B.
 
     Row 0 is the start, the last row is the end, and the rows in between are at log-spaced arc lengths.
-    Rows that were not reached repeat the last state.
+    Rows that were not reached repeat the last state. The property `stop` is the name of `status`, and
+    `reason` describes it in words.
 
     Attributes:
         p: (k, d); the points.
@@ -96,8 +97,10 @@ def exact_flow(
 
         L = (1/n) Σ_X ℓ(f(X), y_X),   f(X) = Σ_s q_s γ_s,   q = softmax of a = Φ p over X.
 
-    All computations are in float64. The sine of the angle between p and dp/dt is the change in p/‖p‖ per
-    e-fold of ‖p‖, and approximately the distance of p/‖p‖ from its limit.
+    All computations are in float64. Rounding breaks exact symmetries, for example if two tokens with equal
+    values are exchangeable and p = 0; `rounding_sensitivity` detects such paths. The sine of the angle
+    between p and dp/dt is the change in p/‖p‖ per e-fold of ‖p‖, and approximately the distance of p/‖p‖
+    from its limit.
 
     Args:
         scores: keys (m, D), values (m,) for two classes or (m, K) for K > 2, and bags of n sequences. Any

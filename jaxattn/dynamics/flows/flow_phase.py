@@ -265,9 +265,10 @@ class _LinearFlow(_TheoryFlow, frozen=True, kw_only=True):
     def _require(self, model: Model[Any], loss: Loss) -> None:
         if (found := linear_in(model)) != self.train[0]:
             actual = f"those of this model are linear in {found!r}" if found else "this model has none"
+            remedy = f"set linear_in = {found!r} in the phase" if found else "use kind = 'descent'"
             raise InputError(
                 f"this phase requires scores that are linear in {self.train[0]!r} (linear_in), but "
-                f"{actual}; use kind = 'descent'"
+                f"{actual}; {remedy}"
             )
         _require_logistic(loss)
 

@@ -161,7 +161,7 @@ class _Rehearsal:
                     f"{name} returns {shown(each)}; return floats of shape ({n},), one per example, or "
                     "subclass jaxattn.Loss and set coupled = True"
                 )
-            check_floats(name, each, {() if coupled else (n,)}, why)
+            check_floats(name, each, [() if coupled else (n,)], why)
 
     def minibatches(self, data: Dataset) -> None:
         """Raise InputError if the loss couples sequences but a minibatch phase would evaluate it on all data.

@@ -1,5 +1,6 @@
 """Validation of the values that custom code returns; failed checks raise an InputError with a remedy."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import jax
@@ -57,14 +58,17 @@ def check_scores(model: Model[Any], params: Any, corpus: Corpus) -> None:
     found: Any = cast(HasTokenScores, model).scores_and_values(params)
     if not (isinstance(found, tuple) and len(found) == 2):
         raise InputError(f"{name} returns {shown(found)}; return a tuple (scores, values)")
-    check_floats(name, found[0], {(vocab,)}, "the score of every token")
-    check_floats(name, found[1], {(vocab, *columns), (vocab, 1)}, "the values of every token")
+    check_floats(name, found[0], [(vocab,)], "the score of every token")
+    check_floats(name, found[1], [(vocab, *columns), (vocab, 1)], "the values of every token")
 
 
-def check_floats(name: str, value: Any, shapes: set[tuple[int, ...]], why: str) -> None:
-    """Raise InputError unless `value` is a float array with one of `shapes`; `why` explains the shape."""
+def check_floats(name: str, value: Any, shapes: Sequence[tuple[int, ...]], why: str) -> None:
+    """Raise InputError unless `value` is a float array with one of `shapes`; the message asks for the first.
+
+    `why` explains the shape.
+    """
     if not is_floats(value) or value.shape not in shapes:
-        raise InputError(f"{name} returns {shown(value)}; return {min(shapes, key=len)} floats, {why}")
+        raise InputError(f"{name} returns {shown(value)}; return {shapes[0]} floats, {why}")
 
 
 def is_floats(value: Any) -> bool:

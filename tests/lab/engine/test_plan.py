@@ -107,10 +107,11 @@ def test_quick_plan_does_not_compile(tmp_path, monkeypatch, study):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.more
 def test_plan_shows_the_number_of_span_coordinates(tmp_path, study, dtype):
+    """The vocabulary of 20 tokens is padded to 32, so E, p and v span 34 dimensions."""
     axes = {"model.dim": [16, 64, "inf"], "phases.query.optimizer": ["sgd", "adam"]}
     exclude = [{"model.dim": "inf", "phases.query.optimizer": "adam"}]
     _, groups = plan_study(study(axes=axes, exclude=exclude, dtype=dtype), tmp_path, quick=True)[0]
-    assert groups["coordinates"].tolist() == ["16", "16", "22 for d = 64", "64", "22 for d = inf"]
+    assert groups["coordinates"].tolist() == ["16", "16", "34 for d = 64", "64", "34 for d = inf"]
 
 
 @pytest.mark.parametrize("name", ["small", pytest.param("flow", marks=pytest.mark.more)])
@@ -204,6 +205,10 @@ SHIPPED = sorted(
 @pytest.mark.more
 def test_every_shipped_sweep_has_a_quick_plan(path, tmp_path):
     made = ja.Study.read(path)
+    if "yelp" in path.parent.name:
+        with pytest.raises(ja.InputError, match=r"no file .*yelp_stars\.parquet"):  # not part of the project
+            plan_study(made, tmp_path / "none", quick=True)
+        return
     (cells, groups), whole = plan_study(made, tmp_path / "none", quick=True)
     assert len(cells) == len(made.cells)
     assert whole.startswith(f"{made.name}: ")

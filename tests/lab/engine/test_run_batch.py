@@ -554,7 +554,8 @@ def test_stored_parameters_match_the_pure_functions(run, request, study, x64):
             for name in pytrees.names(params):
                 expected = pytrees.get(params, name)
                 tolerance = 1e-10 if run == "own_run" else 1e-4
-                np.testing.assert_allclose(getattr(found, name), expected, rtol=tolerance, atol=tolerance)
+                stored = found[name] if run == "own_run" else getattr(found, name)
+                np.testing.assert_allclose(stored, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.more
