@@ -57,7 +57,7 @@ class Heads:
     facts: dict[str, Any]
 
     def summary(self) -> list[str]:
-        """Return sentences that describe each model's selected tokens and its comparison with null baselines.
+        """Return sentences on the selected tokens of each model and on the comparison with null baselines.
 
         Attention sinks and other heads are reported separately.
         """
@@ -121,9 +121,9 @@ class Heads:
         return [*laid, ("Selections", shown)]
 
     def figures(self) -> list[RenderedFigure]:
-        """Draw heat maps for each model and, for multiple models, curves over checkpoints.
+        """Draw a figure with heat maps for each model and, for multiple models, curves over checkpoints.
 
-        The heat maps cover the layers and heads of a model.
+        The heat maps show the layers and heads of a model.
         """
         models = list(self.heads["model"].unique())
         drawn = [head_figures.heat_maps(self.heads, self.margins, model) for model in models]
@@ -200,8 +200,8 @@ def heads(
         models: a folder in Hugging Face format, or a list of folders, such as the checkpoints of one training
             run.
         texts: n texts.
-        position: the query position: "first", "last" or an index; defaults to the first token for an
-            encoder and the last token for a decoder.
+        position: the query position, which is "first", "last" or an index; defaults to the first token for
+            an encoder and the last token for a decoder.
         length: number of tokens to which texts are truncated.
         layers: indices of the layers; defaults to all layers.
         settings: thresholds, group sizes, and numbers of draws.

@@ -50,7 +50,7 @@ def heat_maps(heads: pd.DataFrame, margins: pd.DataFrame, model: str) -> Rendere
 
 
 def checkpoint_curves(heads: pd.DataFrame, margins: pd.DataFrame) -> RenderedFigure:
-    """Draw means over the heads that select a token, as curves over checkpoints.
+    """Draw the mean cosine and margin ratio of the heads that select a token, as curves over checkpoints.
 
     Attention sinks and other heads are drawn as separate curves.
     """

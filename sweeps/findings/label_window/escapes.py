@@ -1,4 +1,4 @@
-"""Runs that avoid the window by other initialisations, schedules or losses, or by joint training."""
+"""Variants of training that may avoid the window: initialisation, schedule, loss, and joint training."""
 
 import numpy as np
 from mine import Balanced, study
@@ -22,7 +22,7 @@ def walked(steps):
 
 
 def variants():
-    """Yield each variant's name, phases and other changed settings."""
+    """Yield the name, the phases and other changed settings of each variant."""
     one_step, descent = ja.dynamics.OneStep, ja.dynamics.Descent
     several = descent(name="embed", train=["E"], optimizer="sgd", step_size=STEP_SIZE / 100, steps=100)
     small = one_step(name="small", step_size=200.0)
@@ -52,7 +52,10 @@ def least_beta(step_size, *, relevant, length, **_):
 
 
 def escapes(seeds, runs):
-    """Yield a row for each variant: the number of seeds that lose a label, its interval, and final values."""
+    """Yield a row for each variant: how many seeds lose a label, their fraction with interval, and medians.
+
+    The medians are those of the final loss and of the final ‖p‖.
+    """
     for place, (name, phases, more) in enumerate(variants()):
         folder = runs / f"escape_{place}"
         results = study("equal", seeds, phases=phases, name=f"escape_{place}", **more).run(folder, quiet=True)

@@ -1,6 +1,6 @@
-"""Window of η0 in which the flow of p ignores one label's tokens, computed from a reduced flow.
+"""Window of η0 in which the flow of p ignores the tokens of one label, computed from a reduced flow.
 
-Under Assumption 1 one step of size η0 on E leaves E·v = γ ≈ η0 α/2 and E Eᵀ ≈ I + γ γᵀ, and the scores
+Under Assumption 1, one step of size η0 on E leaves E·v = γ ≈ η0 α/2 and E Eᵀ ≈ I + γ γᵀ, and the scores
 a = E p follow
 
     a' = -∂L/∂a - γ (γ·∂L/∂a).
@@ -33,7 +33,7 @@ class ReducedFlow(NamedTuple):
     of the T - 1 groups of irrelevant tokens. The tokens of a group have the same score and the same value.
 
     Attributes:
-        values: (G + T - 1,); γ, relevant groups first.
+        values: (G + T - 1,); γ of each group, with relevant groups first.
         tokens: (G + T - 1,); number of tokens per group.
         labels: (G,); -1 or 1.
         shares: (G,); fraction of the sequences that are of each kind.
@@ -47,7 +47,10 @@ class ReducedFlow(NamedTuple):
     start: np.ndarray
 
     def pulls(self, scores: np.ndarray) -> np.ndarray:
-        """Compute -∂L/∂a summed over each group as a (G + T - 1,) array, from differences γ_i - γ_j."""
+        """Compute -∂L/∂a, summed over the tokens of each group, as a (G + T - 1,) array.
+
+        It is computed from differences γ_i - γ_j.
+        """
         groups = len(self.labels)
         shared = np.broadcast_to(scores[groups:], (groups, len(scores) - groups))
         q = np.concatenate([scores[:groups, None], shared], axis=1)
@@ -80,9 +83,9 @@ class Followed(NamedTuple):
     """Final state and path of a reduced flow.
 
     Attributes:
-        scores: (G + T - 1,).
-        selected: (G,) bool; True if the relevant token is on top in the sequences of each kind.
-        depth: largest distance of a relevant token's score below the highest irrelevant score along the path.
+        scores: (G + T - 1,); final scores.
+        selected: (G,) bool; True if the relevant token has the largest final score in sequences of a kind.
+        depth: largest distance of a relevant score below the highest irrelevant score along the path.
         path: (k, G + T - 1); scores along the path.
     """
 
@@ -296,7 +299,7 @@ def label_window(
 
 
 def _longest_run(found: list[bool]) -> tuple[int, int]:
-    """Return the start and end of the longest run of True, which are equal if there is none."""
+    """Return the start and end of the longest run of True. They are equal if there is no True."""
     best, start = (0, 0), 0
     for place, value in enumerate([*found, False]):
         if not value:

@@ -1,4 +1,4 @@
-"""Check that training E, p and v ends on a cover, and that small initialisations determine which one."""
+"""Check that training E, p and v ends on a cover, and that α determines the cover from a small start."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ METRICS = (
 
 
 def check(results):
-    """Measure how often training ends on a cover with the predicted E·v, and how often scores follow α.
+    """Measure how often training ends on a cover with the predicted E·v, and on scores in the order of ±α.
 
     Source:
         docs/notes/which_cover.md.
