@@ -162,7 +162,7 @@ class Machine(msgspec.Struct, frozen=True):
         device: kind of the devices.
         platform: "cpu", "gpu" or "tpu".
         devices: number of devices; on a CPU, number of cores.
-        copied_gb_s: bandwidth in GB/s with which one device copies a large array, for reads and writes.
+        copied_gb_s: copy bandwidth of one device for a large array in GB/s, counting reads and writes.
         python: version of Python.
         jax: version of JAX.
         made_by: version, commit and code hash of jaxattn.
@@ -192,7 +192,7 @@ def machine() -> Machine:
 
 
 def bandwidth() -> float:
-    """Measure the bandwidth of copying a large array on one device, in bytes read and written per second."""
+    """Measure the copy bandwidth of one device for a large array, in bytes read and written per second."""
     copied = jax.jit(lambda x: x + 1)
     x = jax.block_until_ready(copied(jnp.zeros(_COPIED // 4, jnp.float32)))
     return 2 * _COPIED / min(_timed(lambda: copied(x))[0] for _ in range(5))
@@ -319,7 +319,7 @@ def table(report: Report) -> pd.DataFrame:
 
 
 def beside(reports: Sequence[Report]) -> pd.DataFrame:
-    """Return a table that compares the times per step and seed in reports, in microseconds.
+    """Return a table that compares the times per step and seed in several reports, in microseconds.
 
     The table has a row for each case and number of seeds, and a column for each report.
     """

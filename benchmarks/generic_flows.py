@@ -38,7 +38,7 @@ POINTS_PER_STEP = 20
 
 
 def flipped(key, **sizes):
-    """Sample data that satisfy Assumption 1 and flip the labels of the first two sequences."""
+    """Sample data that satisfy Assumption 1, and flip the labels of the first two sequences."""
     corpus = ja.data.assumption1(key, **sizes)
     return corpus.replace(targets=corpus.targets.at[:2].multiply(-1))
 
@@ -80,7 +80,7 @@ KINDS = {
 
 
 def problems(kind, seeds, stepped):
-    """Sample corpora and parameters. With `stepped`, the parameters have taken one step on E."""
+    """Sample corpora and parameters. If `stepped` is True, take one step on E."""
     generate, sizes, dim, size = KINDS[kind]
 
     def draw(key):

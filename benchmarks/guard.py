@@ -230,7 +230,7 @@ def _write(results, folder: Path, name: str) -> None:
 
 
 def _continued(scratch: Path, root: Path):
-    """Kill the process of a study in its second phase, then resume the study and return its results."""
+    """Run a study in a process that is killed in the second phase, resume it, and return its results."""
     # A forked process would inherit locks held by other threads, and these would never be released.
     child = multiprocessing.get_context("spawn").Process(target=_killed, args=(scratch, root))
     child.start()
@@ -248,7 +248,7 @@ def _module(name: str):
 
 
 def _killed(scratch: Path, root: Path) -> None:
-    """Run the study with a checkpoint after every step and kill the process in the second phase."""
+    """Run the study with a checkpoint after every step, and kill this process in the second phase."""
     Reporter = _module("jaxattn.lab.engine.progress").Reporter
 
     class Killing(Reporter):

@@ -43,7 +43,7 @@ def frank_wolfe(left: int, right: int, steps: int) -> int | None:
 def gate_derivatives(digits: int = 60) -> tuple[str, str]:
     """Return dL/dc at c = 0 for L = ½ g_2², with normalised sigmoid gates and with softmax gates.
 
-    The gates are g = g(w + c) with w = (0, log 3). The derivatives are decimal strings.
+    The gates are computed from the scores w + c with w = (0, log 3). The derivatives are decimal strings.
     """
     with mpmath.workdps(digits):
 
@@ -177,7 +177,7 @@ def compared(
 def summary(rows: list[tuple[float, ...]]) -> dict[str, float]:
     """Count the flows that end at the cheapest solution, among all flows and among clear cases.
 
-    In a clear case, the flow has converged, and the second-smallest cost exceeds the smallest by 2 %.
+    In a clear case, the flow has converged, and the second-smallest cost exceeds the smallest by over 2 %.
     """
     distance, residual, ratio = np.array(rows).T
     clear = (residual < 1e-3) & (ratio > 1.02)
@@ -191,7 +191,7 @@ def summary(rows: list[tuple[float, ...]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the results of all checks and write them to a file."""
+    """Run all checks, print the results, and write them to the file --out."""
     parser = argparse.ArgumentParser(description="Check verdicts of the book claims2026.")
     parser.add_argument("--instances", type=int, default=64)
     parser.add_argument("--out")

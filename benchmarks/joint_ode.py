@@ -1,4 +1,4 @@
-"""Reference for `joint_flow`, gradient flow on p and v with fixed E, integrated with NumPy and SciPy only.
+"""Reference implementation of `joint_flow` (gradient flow on p and v with fixed E) in NumPy and SciPy.
 
 The state is p, u = v/‖v‖ and ρ = log ‖v‖. With γ = E u, attention q and weights w = sigmoid(-y e^ρ q·γ) of
 the sequences, stored as logarithms,

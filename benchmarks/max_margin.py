@@ -29,7 +29,7 @@ DIM = 2048
 
 
 def batch_problem(seeds, relevant=10, vocab=50, step=200.0):
-    """Return embeddings, corpora and selections for many seeds."""
+    """Return embeddings after one step, corpora, and selections of all relevant tokens, for many seeds."""
     keys = jax.random.split(jax.random.key(0), seeds)
     corpora = jax.vmap(
         lambda key: ja.data.assumption1(key, vocab_size=vocab, relevant=relevant, length=8, sequences=200)

@@ -68,7 +68,7 @@ def ratios(there, name, arguments, keys, rounds):
 
 
 def interval(values):
-    """Return [mean, low, high], the geometric mean of ratios and its 95 % interval."""
+    """Return the geometric mean of ratios and its 95 % interval as a list [mean, low, high]."""
     logs = np.log(values)
     half = stats.t.ppf(0.975, len(logs) - 1) * stats.sem(logs)
     return [float(np.exp(logs.mean() + x)) for x in (0, -half, half)]

@@ -2,8 +2,9 @@
 
     python benchmarks/seeds_per_second.py --out results/benchmarks
 
-Every seed samples a corpus and parameters, takes one gradient step on E, and then descends on p. Rows are
-compiled beforehand and measured in turn in one process, so that a drift in speed does not affect the ratios:
+For every seed, a corpus and parameters are sampled, and training takes one gradient step on E and then many
+steps on p. Rows are compiled beforehand and measured in turn in one process, so that a drift in speed does
+not affect the ratios:
 
 - jaxattn: all seeds vmapped in the programs of `jaxattn run`, with a probe after each phase;
 - loop, token space: a Python loop over seeds and steps with the jitted step of jaxattn;

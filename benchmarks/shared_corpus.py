@@ -2,7 +2,8 @@
 
     python benchmarks/shared_corpus.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks
 
-This part is ∂L/∂a for given scores a and values γ: the logistic loss of `attend`, forward and backward.
+This part is ∂L/∂a for given scores a and values γ: the forward and backward pass of the logistic loss after
+`attend`.
 Without --data-dir, the corpus is synthetic, with Zipf-distributed tokens and the number of documents and
 vocabulary size of IMDB. The variants are timed in float32, interleaved in one process, so that a drift in
 speed does not affect their ratios:

@@ -40,7 +40,7 @@ _NOT_CODE = {
 
 
 def code_lines(source: str) -> int:
-    """Count lines of code: lines that are not blank, a comment or a string statement (a docstring)."""
+    """Count the lines of code, that is, all lines except blank lines, comments and docstrings."""
     documented = {
         line
         for node in ast.walk(ast.parse(source))

@@ -1,4 +1,4 @@
-"""Compare the time of a minibatch step of two-layer models with textbook code.
+"""Compare the time of a minibatch step of two-layer models in token space and in textbook code.
 
     python benchmarks/two_layer_gradient.py --out results/benchmarks   # synthetic reviews
     python benchmarks/two_layer_gradient.py --out results/benchmarks --data-dir DIRECTORY_OF_TFDS   # IMDB

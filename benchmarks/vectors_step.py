@@ -94,7 +94,7 @@ def dense(W, data):
 
 
 def timed(run):
-    """Return the time of one call in seconds."""
+    """Call a function and return the time in seconds."""
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin

@@ -1,4 +1,4 @@
-"""Compile the programs of a study for a chip that is not installed, and return memory and minimum time.
+"""Compile the programs of a study for a chip that is not installed, and compute memory and minimum time.
 
 This module runs in the process that `process.py` starts for the chip.
 """

@@ -65,7 +65,7 @@ class ChipProgram:
     Attributes:
         group: index of the compile group.
         phase: the phase; "" for programs before the first phase.
-        program: "draw", "start", "begin", "advance", ...
+        program: name of the program: "draw", "start", "begin", "advance", ...
         where: the chip, or "host" for programs that require float64, or "does not compile".
         error: reason why the program does not compile, or "".
         per: "step" or "call", to which the bytes, operations, launches and lower bound refer.
@@ -153,7 +153,7 @@ class ChipPlan:
 
     @property
     def tables(self) -> tuple[tuple[str, pd.DataFrame], ...]:
-        """Titles and display tables, for the programs and for the compile groups."""
+        """(title, table) pairs for display, one for the programs and one for the compile groups."""
         programs, groups = pd.DataFrame(map(_program, self.programs)), pd.DataFrame(map(_group, self.groups))
         return (
             (f"Programs on {self.target}: cost per step or call", programs),

@@ -192,9 +192,9 @@ def heads(
     """Measure which tokens attention heads select, and how far the heads are from max-margin directions.
 
     The scores of a head at one query position are linear in W_Q and, without rotary embeddings, in
-    W = W_Kᵀ W_Q. Over the sequences in which a head selects one token, the head's margin is divided by the
-    certified maximum margin for the same selected tokens. The head's cosine with the max-margin matrix is
-    compared with the cosines of null baselines; see `HeadSettings`.
+    W = W_Kᵀ W_Q. Over the sequences in which a head selects one token, the margin of the head is divided by
+    the certified maximum margin for the same selected tokens. The cosine between the matrix of the head and
+    the max-margin matrix is compared with the cosines of null baselines; see `HeadSettings`.
 
     Args:
         models: a folder in Hugging Face format, or a list of folders, such as the checkpoints of one training

@@ -146,7 +146,7 @@ def null_selections(
 
         shuffled     the z of another sequence, by a random cyclic permutation
         covariance   z ~ N(mean, covariance of the inputs over all positions), for each sequence
-        matched      a single sample as in covariance, plus each query's deviation from the mean query
+        matched      one sample as in covariance, plus the deviation of each query from the mean query
         none         the unchanged z, for an untrained model
 
     Args:

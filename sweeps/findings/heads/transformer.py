@@ -219,8 +219,8 @@ class Transformer:
     ) -> tuple[Floats, Floats, tuple[Floats, Floats] | None]:
         """Return the inputs, the attention weights at the query position, and cos and sin.
 
-        The inputs have shape (n, T, d), and the weights have shape (n, H, T). cos and sin are (T, r) arrays
-        for the rotary embeddings. Instead of both, None is returned if the model has no rotary embeddings.
+        The inputs have shape (n, T, d), and the weights have shape (n, H, T). The last value is the pair of
+        (T, r) arrays cos and sin of the rotary embeddings, or None if the model has no rotary embeddings.
         """
         import torch
 

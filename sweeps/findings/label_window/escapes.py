@@ -1,4 +1,4 @@
-"""Variants of training that may avoid the window: initialisation, schedule, loss, and joint training."""
+"""Variants of training that may avoid the window, such as other initialisations, losses or schedules."""
 
 import numpy as np
 from mine import Balanced, study
@@ -52,9 +52,9 @@ def least_beta(step_size, *, relevant, length, **_):
 
 
 def escapes(seeds, runs):
-    """Yield a row for each variant: how many seeds lose a label, their fraction with interval, and medians.
+    """Yield a row for each variant, with the number and the fraction of seeds that lose a label.
 
-    The medians are those of the final loss and of the final ‖p‖.
+    A row also contains the interval of the fraction, the median final loss and the median final ‖p‖.
     """
     for place, (name, phases, more) in enumerate(variants()):
         folder = runs / f"escape_{place}"

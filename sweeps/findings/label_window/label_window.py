@@ -106,8 +106,8 @@ class LabelWindow(NamedTuple):
     Attributes:
         lower: smallest η0 at which a label is lost; NaN if there is none.
         upper: largest η0 at which a label is lost; inf if it is lost at the largest η0 that was tried.
-        ceiling: 2 R T log(2 (T - 1)² - 1), above which a large asymmetry no longer reinforces itself if
-            counts are equal. `upper` is near `ceiling`, and below it for large d.
+        ceiling: 2 R T · log(2 (T - 1)² - 1). If counts are equal, a large asymmetry no longer reinforces
+            itself above this η0. `upper` is near `ceiling`, and below it for large d.
         claimed: True if the edges are claimed for the exact flow: equal counts, R ≥ 10, T ≥ 6, d ≥ 256, and
             an upper edge at least twice the lower one. Otherwise the window is nearly closed or was not
             compared, and the reduced flow may lose a label in more or fewer seeds than the exact flow.
@@ -160,6 +160,8 @@ def reduced_flow(
     noise: Number = MEDIAN_NOISE,
 ) -> ReducedFlow:
     """Build the flow of p after one step on E, reduced to groups of tokens with equal count.
+
+    Relevant token s has the value γ_s and the initial score a_s:
 
         γ_s = η0 α_s / 2 = ± η0 n_s / (2 n T),    a_s = γ_s ξ at the start,
         ξ = noise √((1 + (1 - 1/T)² (1/R + 1/(V - R)) + 1/(R g²)) / d),    g = η0 / (2 R T).

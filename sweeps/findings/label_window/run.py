@@ -6,7 +6,7 @@
     python sweeps/findings/label_window/run.py escapes      # variants that may select both labels
     python sweeps/findings/label_window/run.py figure       # the figure, and the tables as text
 
-Tables and the figure are written to --out. Runs are written to --runs, and resume from that folder.
+Tables and the figure are written to --out. Runs are stored in --runs, from which they can be resumed.
 """
 
 import argparse

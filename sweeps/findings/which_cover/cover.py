@@ -21,7 +21,7 @@ _MAX_PROGRAMS = 1_000
 
 @dataclass(frozen=True)
 class TokenCover:
-    """List of labelled tokens, of which the first one in a sequence has the label of the sequence.
+    """Labelled tokens such that the first one that a sequence contains has the label of the sequence.
 
     Attributes:
         tokens: (r,) int32; the highest score first.

@@ -11,9 +11,9 @@ The condition on b is a convex program, which is solved at every p by Newton's m
 
 The sum over pairs avoids forces that are differences of larger forces. All forces are stored as logarithms.
 In a sequence with r q |y γ - 1| > 1e6, the exponent is scaled down to 1e6. A wall is a light sequence that
-stops p. As a result of the scaling, the force of a wall of weight r^(-2) has components that cancel up to
-(2 log r)/1e6, instead of up to (2 log r)/r. The position of the wall is shifted towards other tokens of its
-sequence by the same relative amount, 2 % at log r = 1e4.
+stops p. The scaling changes the force of a wall of weight r^(-2): its components cancel up to a fraction of
+(2 log r)/1e6, instead of (2 log r)/r. The position of the wall is shifted towards other tokens of its
+sequence by the same fraction, 2 % at log r = 1e4.
 """
 
 from dataclasses import dataclass

@@ -32,7 +32,7 @@ class Mixture(ja.PhaseProbe):
     """Certified limit of p and v after `joint_flow`, and the flow in log r towards this limit.
 
     Settings:
-        follows: True to integrate the flow in log r.
+        follows: if True, integrate the flow in log r.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -160,7 +160,7 @@ def table(found: pd.DataFrame) -> str:
 
 
 def distances(found: pd.DataFrame) -> Figure:
-    """For each corpus, plot sorted values of 1 - cos of p_relax and p_*, and of p at log r = 1e4 and p_*."""
+    """Plot sorted values of 1 - cos(p_relax, p_*), and of 1 - cos(p, p_*) at log r = 1e4, for each corpus."""
     figure = Figure(figsize=(7.2, 3.0), layout="constrained")
     for axes, name, words in zip(
         figure.subplots(1, 2, sharey=True),
