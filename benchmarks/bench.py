@@ -57,7 +57,8 @@ class Case:
         name: name of the case.
         study: a study with one cell, whose first phase is timed.
         seeds: numbers of vmapped seeds.
-        steps: divisor of the measured time; 1 for a path that is computed in one call.
+        steps: number of steps by which the measured time is divided; 1 for a path that is computed in one
+            call.
     """
 
     name: str
@@ -135,13 +136,13 @@ class Measured(msgspec.Struct, frozen=True):
     Attributes:
         case: name of the case.
         seeds: number of vmapped seeds.
-        first_s: seconds for the first pass, including compilation.
-        step_us: microseconds per step and seed, median over passes; per path for exact flows.
+        first_s: time of the first pass in seconds, including compilation.
+        step_us: time per step and seed in microseconds, median over passes. For exact flows, time per path.
         passes: number of passes in the median.
         same_bits: True if the results of all passes are bitwise identical.
-        planned_mib: memory that `plan` predicts for a device.
-        peak_mib: peak memory of a device so far, including earlier cases; None if the device does not report
-            it.
+        planned_mib: predicted peak memory of a device.
+        peak_mib: measured peak memory of a device so far, including earlier cases; None if the device does
+            not report it.
     """
 
     case: str
@@ -161,7 +162,7 @@ class Machine(msgspec.Struct, frozen=True):
         device: kind of the devices.
         platform: "cpu", "gpu" or "tpu".
         devices: number of devices; on a CPU, number of cores.
-        copied_gb_s: GB/s that one device reads and writes when it copies a large array.
+        copied_gb_s: copy bandwidth of one device for a large array in GB/s, counting reads and writes.
         python: version of Python.
         jax: version of JAX.
         made_by: version, commit and code hash of jaxattn.
@@ -177,7 +178,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 def machine() -> Machine:
-    """Return a description of the local devices."""
+    """Return a description of this machine and its devices."""
     local = jax.local_devices()
     return Machine(
         device=local[0].device_kind if local[0].platform != "cpu" else platform.machine(),
@@ -191,7 +192,7 @@ def machine() -> Machine:
 
 
 def bandwidth() -> float:
-    """Measure a device's copy bandwidth for a large array, in bytes read and written per second."""
+    """Measure the copy bandwidth of one device for a large array, in bytes read and written per second."""
     copied = jax.jit(lambda x: x + 1)
     x = jax.block_until_ready(copied(jnp.zeros(_COPIED // 4, jnp.float32)))
     return 2 * _COPIED / min(_timed(lambda: copied(x))[0] for _ in range(5))
@@ -248,7 +249,7 @@ def _measure(case: Case, seeds: int, repeats: int) -> Measured:
 
 
 def _timed(function: Callable[[], Any]) -> tuple[float, list[str]]:
-    """Time a call until its result is ready, and return the seconds and a hash of each array's bits."""
+    """Return the time in seconds until the result of a call is ready, and a hash of each result array."""
     begin = time.perf_counter()
     found = jax.block_until_ready(function())
     took = time.perf_counter() - begin
@@ -318,7 +319,10 @@ def table(report: Report) -> pd.DataFrame:
 
 
 def beside(reports: Sequence[Report]) -> pd.DataFrame:
-    """Return a table of µs per step and seed with a row per case and number of seeds, a column per report."""
+    """Return a table that compares the times per step and seed in several reports, in microseconds.
+
+    The table has a row for each case and number of seeds, and a column for each report.
+    """
     keys = dict.fromkeys((row.case, row.seeds) for report in reports for row in report.measured)
     found = [{(row.case, row.seeds): row.step_us for row in report.measured} for report in reports]
     frame = pd.DataFrame([{"case": case, "seeds": seeds} for case, seeds in keys])
@@ -329,7 +333,7 @@ def beside(reports: Sequence[Report]) -> pd.DataFrame:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure the selected cases, or compare files."""
+    """Measure the selected cases, or compare report files, and print a table."""
     if options.files:
         if options.only or options.out or options.seeds is not None:
             raise InputError("--only, --seeds and --out do not apply to files; remove them")

@@ -1,8 +1,8 @@
-"""Measure how much longer a study takes in a bucket than in a folder, and how much data a resume reads.
+"""Measure how much longer a study takes in an S3 bucket than in a folder, and how many bytes a resume reads.
 
     python benchmarks/bucket.py --seeds 1000 --out results/benchmarks
 
-The S3 server is moto, in a separate process on the same cores. The study is the same as in
+The S3 server is moto, which runs in a separate process on the same cores. The study is the same as in
 benchmarks/seeds_per_second.py. Programs are compiled before the timing starts.
 """
 
@@ -40,7 +40,11 @@ class Half(Reporter):
 
 
 def serve(pipe):
-    """Run an S3 server until the pipe receives "stop", and answer other words with the request counts."""
+    """Run an S3 server until the pipe receives "stop", and answer every other word.
+
+    The answer contains the request counts, the bytes sent and, for "size", the bytes stored. The word
+    "forget" resets the counts.
+    """
     sys.path.insert(0, str(SERVER))
     from s3_server import Server
 
@@ -56,7 +60,7 @@ def serve(pipe):
 
 
 def ask(pipe, word):
-    """Send a word to the server, and return its request counts, bytes sent and, for "size", bytes stored."""
+    """Send a word to the server, and return the request counts, bytes sent and, for "size", bytes stored."""
     pipe.send(word)
     return pipe.recv()
 

@@ -1,4 +1,4 @@
-"""Measure the proven gaps and the cost of exact certificates, and check them with the independent checker.
+"""Measure the proven gaps and run times of exact certificates, and run the independent checker on them.
 
     python benchmarks/certificates.py --seeds 1000 --out results/benchmarks
     python benchmarks/certificates.py --seeds 0 --large --out results/benchmarks
@@ -38,7 +38,7 @@ def checked(path):
 
 
 def measure(scores, chosen, solution, path):
-    """Write and check one certificate, and return its proven gap, the floating-point gap and the times."""
+    """Write and check one certificate, and return the proven gap, the floating-point gap and the times."""
     begin = time.perf_counter()
     gap = ja.theory.write_certificate(path, scores, chosen, solution).gap
     written = time.perf_counter() - begin

@@ -5,10 +5,11 @@
 
 The earlier records have one entry per number, in the same order. A number is unchanged if all its fields are
 equal: value, interval, counts, criterion, basis and verdict. The records of c0845d37 have a different format.
-For them, a number is unchanged if its value, interval, seeds and criterion are equal, and its verdict is the
-translation of the earlier verdict. Other differences must be in `EXPLAINED`. A search is unchanged if its
-verdict, numbers of instances and counterexample are equal. The script prints how many numbers are unchanged
-and how many differ for each reason. It fails if a number is lost or added, or differs for an unknown reason.
+In these records, a number is unchanged if its value, interval, seeds and criterion are equal, and if its
+verdict is the translation of the earlier verdict. Other differences must be in `EXPLAINED`. A search is
+unchanged if its verdict, numbers of instances and counterexample are equal. The script prints how many
+numbers are unchanged, and how many differ for each reason. It fails if a number is lost or added, or differs
+for an unknown reason.
 """
 
 import argparse
@@ -88,7 +89,7 @@ def reaches(x, level):
 
 
 def old_verdict(number):
-    """Return the verdict of an earlier version on a number, by that version's rule."""
+    """Return the verdict on a number under the rule of the earlier version."""
     basis = number.get("basis", "published")
     within, outside, unknown, free = WORDS[basis]
     seeds, criterion = number.get("seeds", 0), number["criterion"]
@@ -115,7 +116,7 @@ def is_close(before, after):
 
 
 def differences(book, item, old, new, is_new):
-    """Yield the differences between two records for a number, as keys of `EXPLAINED` or descriptions.
+    """Yield the differences between two records of a number, as keys of `EXPLAINED` or as descriptions.
 
     `is_new` is True if the item was run again.
     """
@@ -168,7 +169,10 @@ def listed(revision, folder):
 
 
 def searches(revision):
-    """Yield each search's file in a revision, and the fields that differ in the published file."""
+    """For each search, yield its file in a revision, and the fields that differ from the published file.
+
+    If the claim changed and both searches found no counterexample, "searched again" replaces the fields.
+    """
     for name in listed(revision, f"{PUBLISHED}/refute"):
         if name.endswith(("/verdict.json", "/counterexample.json")):
             path = ROOT / name

@@ -59,9 +59,10 @@ def tied_coverage(n: int, rng: np.random.Generator) -> float:
 
 
 def curve_coverage(n: int, rng: np.random.Generator) -> float:
-    """Return the coverage of the jackknife for the correlation between bins and the mean of noisy lines.
+    """Return the coverage of jackknife intervals for the correlation of a mean curve with the bins.
 
-    The true value is the expectation of this correlation, which is below 1 because of the noise.
+    The curves are lines with noise. The true value is the expectation of the correlation, which is below 1
+    because of the noise.
     """
     curves = BINS + NOISE * rng.normal(size=(4000, n, len(BINS)))
     total = curves.sum(axis=1, keepdims=True)
@@ -70,7 +71,7 @@ def curve_coverage(n: int, rng: np.random.Generator) -> float:
 
 
 def correlation(curves: Any) -> Any:
-    """Return each curve's correlation with the bins."""
+    """Return the correlation of each curve with the bins."""
     curves = curves - curves.mean(axis=-1, keepdims=True)
     return curves @ BINS / np.sqrt(np.square(curves).sum(axis=-1) * (BINS @ BINS))
 
@@ -84,7 +85,7 @@ def interquartile_coverage(law: Any, n: int, rng: np.random.Generator) -> float 
 
 
 def fraction_coverage(p: float, n: int) -> float:
-    """Return the exact coverage of Clopper-Pearson intervals for a fraction p, summed over all counts."""
+    """Return the exact coverage of Clopper-Pearson intervals for a fraction p, as a sum over all counts."""
     low, high = clopper_pearson(np.arange(n + 1), n)
     return float(stats.binom.pmf(np.arange(n + 1), n, p)[(low <= p) & (p <= high)].sum())
 

@@ -1,15 +1,15 @@
-"""Measure what a new accelerator can do, in two parts of about five minutes.
+"""Measure what a new accelerator can do, in two parts of about five minutes each.
 
     JAX_PLATFORMS=cuda,cpu python benchmarks/first_visit.py first --out first_visit
     JAX_PLATFORMS=cuda,cpu python benchmarks/first_visit.py second --out first_visit
 
-The first part shows whether jaxattn runs there, and how fast. Read its output before you start the second
-part. The second part runs the tests that require a chip, PyTorch on the same card, Theorem 4.3 for 1,000
-seeds, and one worker for each GPU. Each step has a time limit and runs in its own process. Its output is
-written to OUT/STEP.txt. OUT/visit_PART.json lists the card, the JAX version, and the status and seconds of
-each step. Copy the output to results/published/bench.
+The first part shows whether and how fast jaxattn runs on the accelerator. Read its output before you start
+the second part. The second part runs the tests that require a chip, a comparison with PyTorch on the same
+card, Theorem 4.3 for 1,000 seeds, and one worker for each GPU. Each step runs in its own process with a time
+limit, and its output is written to OUT/STEP.txt. OUT/visit_PART.json lists the card, the JAX version, and the
+status and run time of each step. Copy the output to results/published/bench.
 
-Without an accelerator, the script is a rehearsal, which shows that the commands start.
+Without an accelerator, the script is a rehearsal that shows that the commands start.
 """
 
 import argparse
@@ -42,7 +42,7 @@ if __name__ == "__main__":
 
 
 def steps(part: str, out: Path, gpus: int) -> dict[str, tuple[int, list[str]]]:
-    """Return each step's time limit in seconds and command for a part, keyed by step name."""
+    """Return the time limit in seconds and the command of each step in a part, keyed by step name."""
     if part == "first":
         return {
             "doctor": (60, [PYTHON, "-m", "jaxattn", "doctor"]),
@@ -62,7 +62,7 @@ def steps(part: str, out: Path, gpus: int) -> dict[str, tuple[int, list[str]]]:
 
 
 def measure(name: str, limit: int, command: list[str], out: Path) -> dict[str, object]:
-    """Run a step, write its output to a file, and return its exit status, its seconds and its command."""
+    """Run a step, write its output to a file, and return its exit status, run time and command."""
     began = time.monotonic()
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}

@@ -3,10 +3,10 @@
     python benchmarks/flow_against_loops.py --out results/flow_against_loops
 
 The problem satisfies Assumption 1 (V = 50, n = 200, T = 8, d = 2048, one step of size 200 on E). The descent
-loops follow common practice: the textbook E[x] model, autodiff, steps of length 0.1 along the normalised
-gradient, in float32 and in float64. The loops run in the 50 coordinates of span(E). The part of p outside
-this span never changes, so the restriction affects only the speed of the loops and the initial norm. The
-distance is 1 - cos to the certified max-margin direction for the selection of the exact flow.
+loops follow common practice: the textbook E[x] model, autodiff, and normalised gradient steps of length 0.1,
+in float32 and in float64. The loops run in the 50 coordinates of span(E). The part of p outside this span
+never changes, so the restriction affects only the speed of the loops and the initial norm. The distance is
+1 - cos between p and the certified max-margin direction for the tokens that the exact flow selects.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def problem():
 
 
 def loop(E, p, v, ids, mask, labels, target):
-    """Run up to `STEPS` steps of normalised descent on p, and return rows of step, ‖p‖ and 1 - cos."""
+    """Run at most `STEPS` steps of normalised descent on p, and return rows of step, ‖p‖ and 1 - cos."""
 
     def loss(p):
         return ja.losses.logistic(

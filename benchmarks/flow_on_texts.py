@@ -6,7 +6,7 @@
     python benchmarks/flow_on_texts.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks \
         --reviews 25000 --min-count 40 --dim 1024 --until-norm 1000
 
-The data are the first IMDB reviews, with the words that occur at least `min-count` times in them. The flow
+The data are the first IMDB reviews, with the words that occur at least --min-count times in them. The flow
 starts after one step on E. The path is computed in legs, each of which starts at the end of the previous leg,
 to show the cost of each decade of ‖p‖.
 """
@@ -41,7 +41,7 @@ def problem(given):
 
 
 def follow(scores, p, given):
-    """Follow the flow in legs of increasing ‖p‖, and return a row per leg and the last leg's path."""
+    """Integrate the flow in legs of increasing ‖p‖, and return a row per leg and the path of the last leg."""
     legs, norm, begin, path = [], given.first_norm, time.perf_counter(), None
     while True:
         norm = min(norm, given.until_norm)
@@ -110,14 +110,17 @@ def one_step(scores, p, h):
 
 
 def left_of_the_forces(scores, path):
-    """Compute ‖∂L/∂p‖ relative to its upper bound max ‖E_s‖ · Σ |∂L_X/∂a_s| over reviews and tokens."""
+    """Compute ‖∂L/∂p‖ at the end of a path, relative to an upper bound.
+
+    The bound is (max_s ‖E_s‖) · Σ_{X,s} |∂L_X/∂a_s|, with a sum over reviews X and tokens s.
+    """
     flow = jax.jit(coordinates)(scores.keys, path.p[-1], scores.values, scores.corpus)
     log_sum = jax.jit(lambda flow: flow.log_gross(flow.zero) - jnp.log(flow.unit))(flow)
     return float(jnp.exp(path.log_gradient_norm[-1] - log_sum))
 
 
 def certificate(scores, path):
-    """Certify the limit from the end of a path, and return the certificate's properties."""
+    """Certify the limit from the end of a path, and return properties of the certificate."""
     started = time.perf_counter()
     p, selection = jax.device_get((path.p[-1], path.selection))
     found = ja.theory.certify_limit(jax.device_get(scores), p, selection)

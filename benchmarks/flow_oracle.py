@@ -149,7 +149,10 @@ class Reference:
         return None
 
     def until(self, norm, p, unit, rtol=1e-3, seconds=120.0):
-        """Return the p at which ‖p‖ has a given value, or None if time runs out or steps become too small."""
+        """Return the first p along the flow with ‖p‖ ≥ `norm`.
+
+        Returns None if the time limit is reached first, or if steps become too small.
+        """
         p, log_time, h = mpmath.matrix(p.tolist()), mpmath.mpf(-20), 0.1
         began = time.perf_counter()
         while mpmath.norm(p) < norm:
@@ -168,7 +171,7 @@ class Reference:
 
 
 def compare(kind, seed):
-    """Compare the exact flow with the reference on one problem, and return the outcomes as text."""
+    """Compare the exact flow with the reference on one problem, and return a list of outcomes as strings."""
     *made, start = problem(kind, seed)
     scores, unit = scores_of(*made), 1 / max(np.abs(made[0]).max(), 1e-9)
     far = ja.dynamics.exact_flow(scores, start, until_norm=1e6 * unit)

@@ -1,11 +1,11 @@
-"""Compute the joint limit of E, p and v near zero loss, and how long the flow takes.
+"""Compute the joint limit of E, p and v near zero loss, and time the flow.
 
     python benchmarks/full_flow.py [--until -1e4] > results/benchmarks/full_flow.md
 
-Let s(X) be the token of X with the largest score at the end, and r_eff the number of distinct s(X). The law
-under test is y E_s·v = ‖v‖²/√r_eff for these tokens, and E_s·v = 0 for all others. The first case has the
-corpus sizes of the base setting in the claims. In the other cases, irrelevant tokens have the largest final
-score, or there are multiple relevant tokens per sequence.
+Let s(X) be the token of sequence X with the largest final score, and r_eff the number of distinct tokens
+s(X). The law under test is y E_s·v = ‖v‖²/√r_eff for these tokens, and E_s·v = 0 for all others. The first
+case has the corpus sizes of the base setting in the claims. In the other cases, irrelevant tokens have the
+largest final score, or there are multiple relevant tokens per sequence.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def problems(generate, sizes, dim, scale, seeds):
 
 
 def end(E, p, v, corpus, relevant):
-    """Return properties of one seed's final top tokens, and the ratios of E·v to the law."""
+    """Return properties of the final top tokens of one seed, and ratios of E·v to the values in the law."""
     ids, mask = padded_sequences(corpus)
     labels = np.asarray(corpus.targets)
     on_top = ids[np.arange(len(ids)), np.where(mask, (E @ p)[ids], -np.inf).argmax(axis=1)]
@@ -91,7 +91,7 @@ def describe(name, path, corpora, relevant):
 
 
 def over_losses(path, relevant):
-    """Return a table of medians over seeds and the largest `drift` of any seed, with a row per loss."""
+    """Return a table with a row per loss: medians over seeds, and the maximum of `drift` over seeds."""
     E, p, v = (np.asarray(x) for x in (path.E, path.p, path.v))
     sizes = [np.linalg.norm(x, axis=-1) for x in (E, p, v)]
     along = np.einsum("bksr,bkr->bks", E, v) / sizes[2][..., None]

@@ -1,14 +1,14 @@
-"""Compare joint and full flows on generic small problems with plain integrations in NumPy and SciPy.
+"""Compare joint and full flows on generic small problems with reference integrations by NumPy and SciPy.
 
     python benchmarks/generic_flows.py --seeds 50        # 50 problems of each of 6 kinds, both flows
     python benchmarks/generic_flows.py --seeds 5 --kinds flipped --flows full
 
-The kinds differ in the data (one or more relevant tokens, independent labels, flipped labels) and in d, which
-is smaller or larger than V. The reference integrates the same equations with respect to arc length, using a
-plain softmax (`joint_ode.py`, and the gradient below for E, p and v). Every row of a path that is within the
-range of the reference must lie on the reference path, whatever the status of the path. The table lists the
-final statuses of the paths and the largest distance for each kind. The command fails if a distance exceeds
-the limit.
+The kinds of problems differ in the data (one or more relevant tokens, independent labels, flipped labels) and
+in d, which is smaller or larger than V. The reference integrates the same equations with respect to arc
+length, using a plain softmax (`joint_ode.py`, and the gradient below for E, p and v). Every row of a path
+that is within the range of the reference must lie on the reference path, whatever the status of the path. The
+table lists the final statuses of the paths and the largest distance for each kind. The command fails if a
+distance exceeds `LIMIT`.
 """
 
 import argparse
@@ -38,7 +38,7 @@ POINTS_PER_STEP = 20
 
 
 def flipped(key, **sizes):
-    """Sample data that satisfy Assumption 1 and flip the labels of the first two sequences."""
+    """Sample data that satisfy Assumption 1, and flip the labels of the first two sequences."""
     corpus = ja.data.assumption1(key, **sizes)
     return corpus.replace(targets=corpus.targets.at[:2].multiply(-1))
 
@@ -80,7 +80,7 @@ KINDS = {
 
 
 def problems(kind, seeds, stepped):
-    """Sample corpora and parameters. With `stepped`, the parameters have taken one step on E."""
+    """Sample corpora and parameters. If `stepped` is True, take one step on E."""
     generate, sizes, dim, size = KINDS[kind]
 
     def draw(key):
@@ -107,7 +107,10 @@ def distances(points, path):
 
 
 def joint_distances(params, corpus, path):
-    """Return the distances of a joint path's rows from the reference in (p, log ‖v‖), and their number."""
+    """Return the distances of the rows of a joint path from the reference, and the number of rows.
+
+    Distances are measured in (p, log ‖v‖). Rows beyond the end of the reference are omitted.
+    """
     log_norm = np.asarray(path.log_v_norm)
     rows = np.flatnonzero(np.maximum.accumulate(log_norm) < UNTIL_LOG_NORM)
     until = min(UNTIL_LOG_NORM, log_norm.max() + 1e-3)
@@ -152,7 +155,10 @@ def gradient(theta, shape, ids, mask, labels):
 
 
 def full_distances(params, corpus, path, tolerance=1e-8, evaluations=60_000):
-    """Return the distances of a full path's rows from the reference in (E, p, v), and their number."""
+    """Return the distances of the rows of a full path from the reference, and the number of rows.
+
+    Distances are measured in (E, p, v). Rows beyond the end of the reference are omitted.
+    """
     basis = np.asarray(path.basis)
     ids, mask = map(np.asarray, padded_sequences(corpus))
     labels = np.asarray(corpus.targets)
@@ -175,7 +181,7 @@ def full_distances(params, corpus, path, tolerance=1e-8, evaluations=60_000):
 
 
 def measure(kind, seeds, flow):
-    """Follow the flow on all problems of a kind, and return a row for the results table."""
+    """Integrate the flow on all problems of a kind, and return a row of the results table."""
     params, corpora = problems(kind, seeds, stepped=flow == "joint")
     if flow == "joint":
         paths = ja.dynamics.joint_flow(params, corpora, until_norm=1e3, points=40, max_steps=4000)

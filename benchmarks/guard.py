@@ -6,9 +6,9 @@
     python benchmarks/guard.py compare DIR DIR
 
 The script runs all synthetic studies at a small size, one study on made-up texts, and one study on vectors.
-The copy of the script in the working tree runs both trees, and `MOVED` lists files that have a different path
-in an older revision. Results depend on the processor, so only tables from the same machine can be compared.
-The script detects changes in the numbers. It does not show that the numbers are correct.
+Both trees are run with the copy of the script in the working tree. `MOVED` lists files that have a different
+path in an older revision. Results depend on the processor, so only tables from the same machine can be
+compared. The script detects changes in the numbers. It does not show that the numbers are correct.
 """
 
 import argparse
@@ -47,11 +47,11 @@ KEYS = ["cell", "seed", "phase", "step", "metric"]
 
 
 class Small(NamedTuple):
-    """A sweep file, and overrides that make it small.
+    """Sweep file, with overrides that make its study small.
 
     Attributes:
         path: path of the sweep file, or its name in `MADE`.
-        overrides: `key=value`.
+        overrides: overrides of the form `key=value`.
     """
 
     path: str
@@ -204,7 +204,7 @@ def record(folder: Path, names: list[str], root: Path) -> None:
 
 
 def _study(name: str, root: Path, scratch: Path, *overrides: str):
-    """Read a study from a checkout. If its sweep file is in `MADE`, write the file to a folder first."""
+    """Read a study from a checkout. If its sweep file is in `MADE`, write it to `scratch` first."""
     import jaxattn as ja
 
     small = STUDIES[name]
@@ -219,7 +219,7 @@ def _study(name: str, root: Path, scratch: Path, *overrides: str):
 
 
 def _places(place: str) -> list[str]:
-    """Return the current and, if it moved, the former location of a file or module."""
+    """Return the current location of a file or module and, if it has moved, its former location."""
     former = [old + place.removeprefix(new) for new, old in MOVED.items() if place.startswith(new)]
     return [place, *former]
 
@@ -230,7 +230,7 @@ def _write(results, folder: Path, name: str) -> None:
 
 
 def _continued(scratch: Path, root: Path):
-    """Kill the process of a study in its second phase, then resume the study and return its results."""
+    """Run a study in a process that is killed in the second phase, resume it, and return its results."""
     # A forked process would inherit locks held by other threads, and these would never be released.
     child = multiprocessing.get_context("spawn").Process(target=_killed, args=(scratch, root))
     child.start()
@@ -248,7 +248,7 @@ def _module(name: str):
 
 
 def _killed(scratch: Path, root: Path) -> None:
-    """Run the study with a checkpoint after every step and kill the process in the second phase."""
+    """Run the study with a checkpoint after every step, and kill this process in the second phase."""
     Reporter = _module("jaxattn.lab.engine.progress").Reporter
 
     class Killing(Reporter):
@@ -307,11 +307,11 @@ def _difference(a: pd.DataFrame, b: pd.DataFrame) -> str:
 
 
 def _relative(shared: pd.DataFrame) -> pd.DataFrame:
-    """Add the column "relative": the difference relative to the largest value of the column.
+    """Add a column "relative" with the difference relative to the largest value of the same metric.
 
-    A column contains one metric of a phase and cell, over seeds and steps. A value that is zero up to
-    rounding is thus compared with the size of the quantity, not with its own rounding error. The relative
-    difference is infinite where only one of the two values is finite.
+    The largest value of a metric is taken over the seeds and steps of a phase and cell. A value that is zero
+    up to rounding is thus compared with the size of the quantity, not with its own rounding error. The
+    relative difference is infinite where only one of the two values is finite.
     """
     u, v = (pd.to_numeric(shared[f"value_{side}"], errors="coerce").astype(float) for side in "ab")
     size = u.abs().where(np.isfinite(u))
@@ -322,7 +322,7 @@ def _relative(shared: pd.DataFrame) -> pd.DataFrame:
 
 
 def against(revision: str, names: list[str]) -> int:
-    """Record a revision and the working tree on this machine and compare them."""
+    """Record a revision and the working tree on this machine, and return the number of tables that differ."""
     with tempfile.TemporaryDirectory() as scratch:
         other = Path(scratch) / "other"
         subprocess.run(["git", "worktree", "add", "--detach", str(other), revision], cwd=HERE, check=True)

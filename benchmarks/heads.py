@@ -44,7 +44,7 @@ def write_texts(path: Path, data_dir: Path, split: str = "train") -> None:
 
 
 def tokenizer(texts: list[str]):
-    """Return a tokenizer whose vocabulary is the most frequent lower-case words."""
+    """Return a tokenizer whose vocabulary consists of the most frequent lower-case words."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -62,7 +62,7 @@ def tokenizer(texts: list[str]):
 
 
 def train(folder: Path, data_dir: Path) -> None:
-    """Train the encoders and save checkpoints to folder/seed_S/step_N."""
+    """Train the encoders, and save checkpoints to folder/seed_S/step_N."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -104,7 +104,10 @@ def train(folder: Path, data_dir: Path) -> None:
 
 
 def summary(folder: Path) -> None:
-    """Print the means over heads at each step and their change since step 100, with intervals over seeds."""
+    """Print means over heads at each step and their change from step 100 to the last step.
+
+    The intervals are over seeds.
+    """
     rows = []
     for place in sorted(folder.glob("seed_*")):
         margins = pd.read_csv(place / "margins.csv")
@@ -122,7 +125,7 @@ def summary(folder: Path) -> None:
 
 
 def check(folder: Path, texts: Path) -> None:
-    """Print how far the margin ratio and cosine of three heads differ from results by clarabel and NumPy."""
+    """Print how far margin ratios and cosines of three heads differ from those of clarabel and NumPy."""
     import clarabel
     from scipy import sparse
 

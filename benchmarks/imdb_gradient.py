@@ -1,11 +1,11 @@
-"""Compare the run time of a full-batch gradient of p on IMDB with a lower bound.
+"""Compare the run time of a full-batch gradient with respect to p on IMDB with a lower bound.
 
     python benchmarks/imdb_gradient.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks
 
 All rows of the table are measured in turn in one process, so that a drift in speed does not affect ratios:
 
 - the lower bound: the three products with E that any method requires, E p, E v and (∂L/∂a)ᵀ E;
-- jaxattn: ∂L/∂p, and the gradient of E, p and v together;
+- jaxattn: ∂L/∂p, and the gradient with respect to E, p and v together;
 - a joint step: E, p and v by Adam, compared with the required memory traffic: E and its two moments read and
   written, and E read for two products forwards and two backwards.
 """
@@ -35,7 +35,7 @@ JOINT, STEPS = "Adam step on E, p and v", 4
 
 
 def seconds(function, repeats):
-    """Time `repeats` calls to a function that blocks until its results are ready."""
+    """Call a blocking function `repeats` times, and return the times in seconds."""
     times = []
     for _ in range(repeats):
         begin = time.perf_counter()
@@ -58,7 +58,10 @@ def load_times(data_dir):
 
 
 def joint_rows(params, corpus):
-    """Return functions by name: `STEPS` joint Adam steps, and only their memory traffic and products."""
+    """Return two functions by name: one takes `STEPS` joint Adam steps, the other is their lower bound.
+
+    The lower bound consists of the required memory traffic and products with E.
+    """
     adam = ja.dynamics.Descent(
         name="adam",
         train=("E", "p", "v"),

@@ -2,14 +2,14 @@
 
     python benchmarks/independent_claims.py [--instances 64] [--out FILE.json]
 
-- frank_wolfe: two tokens on a line, in integers over a common denominator; the first step that breaks the
-  bound.
-- expert_gates: derivative of the loss when one number is added to all gates, in 60 digits.
-- linear_limit: the flow of (A, b) by SciPy's LSODA in the basis of Σ, for starts that are not diagonal.
-- diagonal_network: the flow in the variables ∫ u dt by SciPy's LSODA from starts of e^-100, and the least
-  R(k) among all bases of Xk = y.
-- deep_network: the same for three layers and starts of e^-25, by SciPy's Radau. Below e^-28, double precision
-  does not resolve the time at which an unknown leaves 0.
+- frank_wolfe: the first step that breaks the bound, for two tokens on a line, in integers over a common
+  denominator.
+- expert_gates: the derivative of the loss when one number is added to all gates, in 60 digits.
+- linear_limit: the flow of (A, b) by SciPy's LSODA in the basis of Σ, for initial A that are not diagonal.
+- diagonal_network: the flow in the variables ∫ u dt by SciPy's LSODA, from initial weights of order e^-100,
+  and the minimum of R(k) over all basis solutions of X k = y.
+- deep_network: the same for three layers and initial weights of order e^-25, by SciPy's Radau. Below e^-28,
+  double precision does not resolve the time at which an unknown leaves 0.
 """
 
 import argparse
@@ -22,9 +22,10 @@ from scipy.integrate import quad, solve_ivp
 
 
 def frank_wolfe(left: int, right: int, steps: int) -> int | None:
-    """Return the first t at which a token of x(t + 1) has ½ x² > 2 diam²/(t + 1), or None.
+    """Return the first t at which a token of x(t + 1) has ½ x² > 2 diam²/(t + 1), or None if there is none.
 
-    Position i is N_i / D with D = (t + 1)! and x' = (t x + 2 y)/(t + 2).
+    Positions are stored as integers over a common denominator. A step is x(t + 1) = (t x(t) + 2 y)/(t + 2),
+    where y is the smallest position if x(t) > 0, else the largest.
     """
     numbers, denominator, diameter = [left, right], 1, abs(left - right)
     for t in range(steps):
@@ -40,7 +41,10 @@ def frank_wolfe(left: int, right: int, steps: int) -> int | None:
 
 
 def gate_derivatives(digits: int = 60) -> tuple[str, str]:
-    """Return dL/dc at c = 0 for L = g_2²/2, with sigmoid and softmax gates g of w + c, w = (0, log 3)."""
+    """Return dL/dc at c = 0 for L = ½ g_2², with normalised sigmoid gates and with softmax gates.
+
+    The gates are computed from the scores w + c with w = (0, log 3). The derivatives are decimal strings.
+    """
     with mpmath.workdps(digits):
 
         def loss(score, c):
@@ -82,7 +86,8 @@ def diagonal_network(
 
     See `compared` for the returned values.
 
-    k_i = ½ (rise a² - fall b²) with a = s a0 e^(rise T) and b = s b0 e^(-fall T), where T' = Xᵀ(y - Xk)/m.
+    In each component, k = ½ (rise a² - fall b²) with a = s a_0 e^(rise T), b = s b_0 e^(-fall T) and
+    s = e^(-log_scale). The variables T satisfy dT/dt = Xᵀ(y - X k)/m.
     """
     X, y = rng.normal(size=(2, unknowns)), rng.normal(size=2)
     rise, fall = rng.uniform(0.5, 2, (2, unknowns))
@@ -105,8 +110,9 @@ def deep_network(rng: np.random.Generator, unknowns: int = 4, log_scale: float =
 
     See `compared` for the returned values.
 
-    The factor of smallest modulus is s sinh(w). The conserved differences of squares determine the rest.
-    Time is in units of 1/s. An unknown that has left 0 is stiff, with a rate of order 1/s.
+    The factor of smallest modulus is s sinh(w), with s = e^(-log_scale). The conserved differences of squares
+    determine the other two factors. Time is in units of 1/s. An unknown that has left 0 is stiff, with a rate
+    of order 1/s.
     """
     X, y = rng.normal(size=(2, unknowns)), rng.normal(size=2)
     start = rng.uniform(0.5, 1.5, (unknowns, 3)) * rng.choice([-1, 1], (unknowns, 3))
@@ -139,7 +145,7 @@ def deep_network(rng: np.random.Generator, unknowns: int = 4, log_scale: float =
 
 
 def escape_times(z: float, gaps: np.ndarray) -> tuple[float, float]:
-    """Return the integrals of 1/∏√(x² + gap) from z to ∞ and from -∞ to z."""
+    """Return the integrals of 1/√(∏(x² + gap)) from z to ∞ and from -∞ to z."""
 
     def slowness(x):
         return 1 / np.sqrt((x * x + gaps).prod())
@@ -150,13 +156,13 @@ def escape_times(z: float, gaps: np.ndarray) -> tuple[float, float]:
 def compared(
     X: np.ndarray, y: np.ndarray, above: np.ndarray, below: np.ndarray, end: np.ndarray
 ) -> tuple[float, ...]:
-    """Compare a flow's final k with the cheapest basis solution of X k = y.
+    """Compare the final k of a flow with the cheapest basis solution of X k = y.
 
-    The cost is Σ_i above_i max(k_i, 0) + below_i max(-k_i, 0).
+    The cost is Σ_i (above_i max(k_i, 0) + below_i max(-k_i, 0)).
 
     Returns:
-        The distance from the cheapest solution, relative to its norm; the residual ‖Xk - y‖/‖y‖; and the
-        ratio of the second-smallest cost of a basis solution to the smallest one.
+        The distance of k from the cheapest solution, relative to the norm of this solution; the residual
+        ‖X k - y‖/‖y‖; and the ratio of the second-smallest cost of a basis solution to the smallest cost.
     """
     found = []
     for basis in map(list, combinations(range(X.shape[1]), 2)):
@@ -169,7 +175,10 @@ def compared(
 
 
 def summary(rows: list[tuple[float, ...]]) -> dict[str, float]:
-    """Count the flows that end at the minimiser, among all and among converged flows without near ties."""
+    """Count the flows that end at the cheapest solution, among all flows and among clear cases.
+
+    In a clear case, the flow has converged, and the second-smallest cost exceeds the smallest by over 2 %.
+    """
     distance, residual, ratio = np.array(rows).T
     clear = (residual < 1e-3) & (ratio > 1.02)
     return {
@@ -182,7 +191,7 @@ def summary(rows: list[tuple[float, ...]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the results of all checks and write them to a file."""
+    """Run all checks, print the results, and write them to the file --out."""
     parser = argparse.ArgumentParser(description="Check verdicts of the book claims2026.")
     parser.add_argument("--instances", type=int, default=64)
     parser.add_argument("--out")

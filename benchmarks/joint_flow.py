@@ -37,7 +37,7 @@ DATA = {
 
 
 def problems(generate, seeds):
-    """Sample corpora, and compute the parameters after one step."""
+    """Sample corpora and initial parameters, and take one step on E."""
 
     def draw(key):
         data_key, model_key = jax.random.split(key)
@@ -51,7 +51,7 @@ def problems(generate, seeds):
 
 
 def apart(params, corpus, path, until=UNTIL, tolerance=1e-8):
-    """Return log ‖v‖ and ‖p - p_ODE‖/‖p_ODE‖ for each row of one seed's path, as a (rows, 2) array."""
+    """Return log ‖v‖ and ‖p - p_ODE‖/‖p_ODE‖ at points of the path of one seed, as a (rows, 2) array."""
     log_norm = np.asarray(path.log_v_norm)
     # Use only rows at which ‖v‖ is smaller than at all later rows, and stop slightly below its maximum, which
     # the path may approach without reaching.
@@ -72,9 +72,9 @@ def apart(params, corpus, path, until=UNTIL, tolerance=1e-8):
 
 
 def tied_pairs(params, corpus, selection):
-    """Count the tokens on the margin, y E_s·v_mm = 1, beyond the first in each support sequence of v_mm.
+    """Count the tied tokens on the margin of v_mm, or return None if v_mm does not exist.
 
-    Return None if there is no v_mm.
+    A support sequence of v_mm with k distinct tokens on the margin, y E_s·v_mm = 1, counts k - 1 times.
     """
     found = ja.theory.relaxed_max_margin(ja.theory.Scores(params.E, corpus), selection)
     if not found.head.feasible:
@@ -86,7 +86,7 @@ def tied_pairs(params, corpus, selection):
 
 
 def measure(name, generate, seeds):
-    """Integrate all seeds with `joint_flow` and the ODE solver, and return the fractions that agree."""
+    """Integrate all seeds with `joint_flow` and the ODE solver, and return a row with the results."""
     params, corpora = problems(generate, seeds)
     found = []
     for first in range(0, seeds, CHUNK):
@@ -111,7 +111,7 @@ def measure(name, generate, seeds):
 
 
 def compare(params, corpus, path):
-    """Compare one seed's path with the ODE solution, and return the outcome."""
+    """Compare the path of one seed with the ODE solution, and return the outcome."""
     rows = apart(params, corpus, path)
     return {
         "end": path.stop,

@@ -1,4 +1,4 @@
-"""Reference for `joint_flow`, gradient flow on p and v with fixed E, integrated with NumPy and SciPy only.
+"""Reference implementation of `joint_flow` (gradient flow on p and v with fixed E) in NumPy and SciPy.
 
 The state is p, u = v/‖v‖ and ρ = log ‖v‖. With γ = E u, attention q and weights w = sigmoid(-y e^ρ q·γ) of
 the sequences, stored as logarithms,
@@ -8,7 +8,7 @@ the sequences, stored as logarithms,
 
 The sums over pairs of tokens avoid cancellation between large forces. Time is rescaled such that
 ‖dp/dt‖ + |dρ/dt| = 1. Weights lose digits as e^ρ grows: at ρ = 23, a rounding error of 1e-16 in u changes
-them by 1e-6.
+the weights by 1e-6.
 """
 
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ class JointODE:
     """Velocity of the flow for a corpus with padded sequences.
 
     Attributes:
-        E: embeddings in an orthonormal basis of the span of E, p and v, (V, m).
-        ids: tokens, (n, T).
-        mask: True for tokens, False for padding, (n, T).
-        labels: -1 or 1, (n,).
+        E: (V, m); embeddings in an orthonormal basis of the span of E, p and v.
+        ids: (n, T); tokens.
+        mask: (n, T); True for tokens, False for padding.
+        labels: (n,); -1 or 1.
     """
 
     E: np.ndarray
@@ -35,7 +35,7 @@ class JointODE:
     labels: np.ndarray
 
     def __call__(self, _, state):
-        """Compute the velocity at one state of shape (2 m + 1,), or at k states of shape (2 m + 1, k)."""
+        """Compute the velocity at one state with shape (2m + 1,), or at k states with shape (2m + 1, k)."""
         several = state.reshape(len(state), -1).T
         p, u, rho = np.split(several, [self.E.shape[1], -1], axis=1)
         u = u / np.linalg.norm(u, axis=1, keepdims=True)
@@ -64,7 +64,7 @@ class Followed:
     Attributes:
         solution: the state as a function of time.
         rho: log ‖v‖ at the ends of steps.
-        basis: orthonormal basis of the span of E, p and v, (m, d).
+        basis: (m, d); orthonormal basis of the span of E, p and v.
     """
 
     solution: OdeSolution
@@ -77,7 +77,7 @@ class Followed:
         return self.rho[-1]
 
     def at(self, log_norm):
-        """Return p and v/‖v‖ at the last point with this log ‖v‖ as a (2, d) array."""
+        """Return p and v/‖v‖ at the last point with the given log ‖v‖, as a (2, d) array."""
         last = np.flatnonzero(self.rho[:-1] <= log_norm)[-1]
         ends = self.solution.ts[last : last + 2]
         found = brentq(lambda t: self.solution(t)[-1] - log_norm, *ends, xtol=1e-14)
@@ -86,7 +86,10 @@ class Followed:
 
 
 def follow(E, p, v, ids, mask, labels, until, tolerance=1e-8, evaluations=100_000):
-    """Integrate the flow from p and v up to log ‖v‖ = `until`, or for at most `evaluations` evaluations."""
+    """Integrate the flow from p and v until log ‖v‖ ≥ `until`.
+
+    The integration stops earlier after `evaluations` evaluations of the velocity.
+    """
     basis = np.linalg.svd(np.concatenate([E, p[None], v[None]]), full_matrices=False)[2]
     m, length = len(basis), np.linalg.norm(v)
     start = np.concatenate([basis @ p, basis @ v / length, [np.log(length)]])

@@ -2,10 +2,11 @@
 
     python benchmarks/max_margin.py --out results/benchmarks
 
-- batch: Assumption 1 with V = 50, n = 200, T = 8, d = 2,048 after one step of η0 = 200, with all relevant
-  tokens selected; also solved one by one with the exact method, which must agree;
-- large: random sequences with Zipf frequencies, n = 25,000, V = 7,800, d = 2,048, E after one step. Four
-  selections: of the initial p; of a p whose scores approximate the posterior difference (many selected
+- batch: Assumption 1 with V = 50, n = 200, T = 8, d = 2,048 after one step of size η0 = 200, with all
+  relevant tokens selected. Up to 100 problems are also solved one by one with the exact method, and the
+  largest difference between the solutions is reported.
+- large: random sequences with Zipf frequencies, n = 25,000, V = 7,800, d = 2,048, E after one step. There are
+  four selections: of the initial p; of a p whose scores approximate the posterior difference (many selected
   tokens); of random scores, which E may be unable to produce; and of a random token of each sequence, which
   no scores can produce.
 """
@@ -28,7 +29,7 @@ DIM = 2048
 
 
 def batch_problem(seeds, relevant=10, vocab=50, step=200.0):
-    """Return embeddings, corpora and selections for many seeds."""
+    """Return embeddings after one step, corpora, and selections of all relevant tokens, for many seeds."""
     keys = jax.random.split(jax.random.key(0), seeds)
     corpora = jax.vmap(
         lambda key: ja.data.assumption1(key, vocab_size=vocab, relevant=relevant, length=8, sequences=200)
@@ -43,7 +44,10 @@ def batch_problem(seeds, relevant=10, vocab=50, step=200.0):
 
 
 def measure_batch(seeds, compare):
-    """Time batched solves for all seeds with and without compilation and, with `compare`, exact solves."""
+    """Time batched solves for all seeds, with and without compilation.
+
+    With `compare`, each problem is also solved with the exact method, and the solutions are compared.
+    """
     E, corpora, chosen = batch_problem(seeds)
     times = []
     for _ in range(2):
@@ -94,7 +98,7 @@ def large_problem(seed=0, sequences=25_000, vocab=7_800, step=5_000.0):
 
 
 def large_selections(E, p, corpus, rng):
-    """Yield each case's name and selection for the large problem."""
+    """Yield the name and the selection of each case of the large problem."""
     identity = np.ones(1)
     count = np.asarray(ja.data.token_counts(corpus))
     difference = np.abs(np.nan_to_num(np.asarray(ja.data.posterior_difference(corpus)))) * (count > 20)
@@ -114,7 +118,7 @@ def large_selections(E, p, corpus, rng):
 
 
 def measure_large(tolerance):
-    """Time constraint generation for each selection of the large problem."""
+    """Time the solver (constraint generation) on each selection of the large problem."""
     E, p, corpus, rng = large_problem()
     results = []
     for name, chosen in large_selections(E, p, corpus, rng):

@@ -1,12 +1,12 @@
-"""Time steps on Flax and Equinox modules, compared with steps on the same functions as custom models.
+"""Compare step times of Flax and Equinox modules with those of custom models for the same functions.
 
     python benchmarks/module_step.py --out results/benchmarks
 
 The modules of docs/howto/modules.md are adapted by `ja.models.from_linen`, `from_nnx` and `from_equinox`.
 The custom model computes tanh(X W + b) w + c from the same named parameters. A step is a step of the
-`descent` phase with Adam on all parameters. Both are compiled loops with the same number of steps, and run in
-turn. The output is the median of the ratios of adjacent runs, with quartiles, and the number of programs for
-the module.
+`descent` phase with Adam on all parameters. The module and the custom model run in turn, in compiled loops
+with the same number of steps. The output is the median of the ratios of adjacent runs, with quartiles, and
+the number of compiled programs for the module.
 """
 
 import argparse
@@ -45,7 +45,10 @@ def page():
 
 
 def custom(of_module, kind):
-    """Return a function that builds a custom model with the parameters of a module and explicit outputs."""
+    """Return a function that builds a custom model with the parameters of a module.
+
+    The outputs are computed by an explicit formula.
+    """
     names, is_transposed = NAMES[kind]
 
     def outputs(params, data):
@@ -61,7 +64,10 @@ def custom(of_module, kind):
 
 
 def stepping(data, model, sequences, width, steps):
-    """Return functions that time steps for all seeds and count programs, and the bytes accessed."""
+    """Return functions that time steps and count compiled programs, and the bytes that the program accesses.
+
+    The first function runs `steps` steps for all seeds, and returns the time in seconds and the final state.
+    """
     phase = {"kind": "descent", "name": "all", "train": ["*"], "optimizer": "adam", "step_size": 1e-3}
     study = ja.Study(
         name="step",
@@ -87,7 +93,7 @@ def stepping(data, model, sequences, width, steps):
 
 
 def measure(kind, sequences, width, steps, repeats):
-    """Measure the step time of a module relative to the custom model and count the module's programs."""
+    """Measure the step time of a module relative to the custom model, and count the compiled programs."""
     found = page()
     module, programs, moved = stepping(found["xor"], found[kind], sequences, width, steps)
     own, _, moved_by_custom = stepping(found["xor"], custom(found[kind], kind), sequences, width, steps)

@@ -1,8 +1,8 @@
-"""Measure run times of the studies in the neighbours book at laptop scale, with one and with 100 seeds.
+"""Measure the run time of each study in the neighbours book at laptop scale, with 1 and with 100 seeds.
 
     python benchmarks/neighbours.py [--only rates] [--seeds 1 100] --out results/benchmarks
 
-Times include everything from the sweep file to the tables, including compilation. Each study runs in its own
+A time covers the whole run, including compilation and the output of tables. Each study runs in its own
 process.
 """
 
@@ -20,7 +20,7 @@ from jaxattn.lab.books import book
 
 
 def run(name, seeds):
-    """Run an item's study, and return its run time in seconds and its numbers of cells and seeds."""
+    """Run the study of an item, and return its run time in seconds and its numbers of cells and seeds."""
     study = book.read_book("neighbours").item(name).study("laptop", overrides=[f"seeds={seeds}"])
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()

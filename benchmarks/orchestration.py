@@ -1,10 +1,10 @@
-"""Measure the time that a study with many seeds spends outside its programs, and the time to resume it.
+"""Measure the time that a study spends outside its compiled programs, and the time to resume the study.
 
     python benchmarks/orchestration.py --seeds 1000 --out results/benchmarks
 
-The study of benchmarks/seeds_per_second.py runs as with `jaxattn run`, and every call of a compiled program
-is timed. The remaining wall time is overhead: planning, checkpoints, tables and progress. Finally, `jaxattn
-run` is timed on the finished study.
+The study of benchmarks/seeds_per_second.py runs as with `jaxattn run`. Every compilation and every call of a
+compiled program is timed. The remaining wall time is overhead: planning, checkpoints, tables and progress.
+Finally, `jaxattn run` is timed on the finished study.
 """
 
 import argparse
@@ -27,7 +27,10 @@ from jaxattn.lab.engine.progress import Reporter
 
 
 def timed(function, spent):
-    """Wrap a function so that the time of each call, until its results are ready, is appended to a list."""
+    """Wrap a function so that the duration of each call is appended to the list `spent`.
+
+    The duration includes the time until the results are ready.
+    """
 
     def call(*arguments, **options):
         if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((arguments, options))):
@@ -41,7 +44,7 @@ def timed(function, spent):
 
 
 def watch(spent):
-    """Patch jaxattn so that the time of each program call and each compilation is appended to a list."""
+    """Patch jaxattn so that the duration of each program call and each compilation is appended to a list."""
     programs.BatchedFunction.__call__ = timed(programs.BatchedFunction.__call__, spent)
     programs.Programs.compile = timed(programs.Programs.compile, spent)
     batch_run.seed_keys = timed(batch_run.seed_keys, spent)

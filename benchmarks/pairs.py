@@ -2,9 +2,9 @@
 
     python benchmarks/pairs.py REV [--rounds 6] [--data-dir DIRECTORY_OF_TFDS] --out results/benchmarks
 
-Each tree runs its own script. The order alternates from round to round. The result is the ratio of the times
-for this tree and the revision, pair by pair. The interval is Student's t interval for the mean of the
-logarithms.
+Each tree runs its own version of the benchmark. The order alternates from round to round. Each round gives
+the ratio of the time of this tree to the time of the revision. The result is the geometric mean of the ratios
+over rounds. Its interval is Student's t interval for the mean of the logarithms.
 """
 
 import argparse
@@ -31,7 +31,7 @@ WITH_DATA = (("imdb_gradient", (), ("seconds",)),)
 
 
 def times(value, keys, path=(), wanted=False):
-    """Yield (name, seconds) for each number nested under one of `keys` in a benchmark's output."""
+    """Yield (name, seconds) for each number nested under one of `keys` in the output of a benchmark."""
     if isinstance(value, dict):
         for key, one in value.items():
             yield from times(one, keys, (*path, key), wanted or key in keys)
@@ -57,7 +57,7 @@ def measure(tree, name, arguments, keys):
 
 
 def ratios(there, name, arguments, keys, rounds):
-    """Run a benchmark in both trees in turn, and return the ratios of their times by name, one per round."""
+    """Run a benchmark in both trees in turn, and return lists of time ratios by name, one ratio per round."""
     found = {}
     for turn in range(rounds):
         trees = [HERE, there] if turn % 2 else [there, HERE]
@@ -68,14 +68,14 @@ def ratios(there, name, arguments, keys, rounds):
 
 
 def interval(values):
-    """Return [mean, low, high], the geometric mean of ratios and its 95 % interval."""
+    """Return the geometric mean of ratios and its 95 % interval as a list [mean, low, high]."""
     logs = np.log(values)
     half = stats.t.ppf(0.975, len(logs) - 1) * stats.sem(logs)
     return [float(np.exp(logs.mean() + x)) for x in (0, -half, half)]
 
 
 def tell(measured):
-    """Print the mean ratio and its interval for each timing, and return both by name."""
+    """Print the mean ratio of each timing and its interval, and return them by name."""
     rows = {figure: interval(values) for figure, values in measured.items()}
     for figure, (mean, low, high) in sorted(rows.items()):
         print(f"{mean:5.2f} [{low:.2f}, {high:.2f}]  {figure}", flush=True)

@@ -1,10 +1,10 @@
-"""Plot the README example's distance from its limit against gradient-flow time, with a descent loop.
+"""Plot the distance of p from its limit against gradient-flow time, for the example in the README.
 
     python benchmarks/reach.py --out results/reach
 
-The loop is plain gradient descent on p: the textbook E[x] model, autodiff, float32, and a constant step. Its
-time is the sum of its step sizes. The limit is the certified max-margin direction for the tokens that the
-exact flow selects.
+The figure compares the exact flow with a loop of plain gradient descent on p: the textbook E[x] model,
+autodiff, float32, and a constant step size. The time of the loop is the sum of its step sizes. The limit is
+the certified max-margin direction for the tokens that the exact flow selects.
 """
 
 import argparse

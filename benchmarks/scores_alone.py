@@ -1,4 +1,4 @@
-"""Time a step on p in span coordinates, compared with a step on the scores a = E p alone.
+"""Compare the time of a step on p in span coordinates with a step on the scores a = E p alone.
 
     python benchmarks/scores_alone.py
 
@@ -22,7 +22,7 @@ STEPS, RATE = 3000, 0.1
 
 
 def measure(vocab_size, sequences, length, relevant):
-    """Time a gradient step on p, a step on the scores, and the gradient g alone, in µs per step."""
+    """Return the times of a step on p, a step on the scores, and the gradient g alone, in µs per step."""
     corpus = ja.data.assumption1(
         jax.random.key(0), vocab_size=vocab_size, relevant=relevant, length=length, sequences=sequences
     )

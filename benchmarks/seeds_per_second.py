@@ -1,15 +1,16 @@
-"""Time a synthetic study with many seeds, compared with seed loops, vmapped textbook code and PyTorch.
+"""Time a synthetic study with many seeds, and compare it with loops, vmapped textbook code and PyTorch.
 
     python benchmarks/seeds_per_second.py --out results/benchmarks
 
-Every seed samples a corpus and parameters, takes one gradient step on E, and then descends on p. Rows are
-compiled beforehand and measured in turn in one process, so that a drift in speed does not affect the ratios:
+For every seed, a corpus and parameters are sampled, and training takes one gradient step on E and then many
+steps on p. Rows are compiled beforehand and measured in turn in one process, so that a drift in speed does
+not affect the ratios:
 
 - jaxattn: all seeds vmapped in the programs of `jaxattn run`, with a probe after each phase;
-- loop, token space: a Python loop over seeds and steps with jaxattn's jitted step;
+- loop, token space: a Python loop over seeds and steps with the jitted step of jaxattn;
 - loop, textbook: the same loop with a jitted step of textbook code, which gathers E[x];
-- vmap, textbook: that code under jit(vmap(fori_loop)), in batches of 1, 4 and 16 seeds;
-- PyTorch: an nn.Embedding model, seed after seed (with the `torch` extra installed).
+- vmap, textbook: the textbook code under jit(vmap(fori_loop)), in batches of 1, 4 and 16 seeds;
+- PyTorch: an nn.Embedding model, trained seed by seed (requires the extra `torch`).
 
 Slow rows run a few seeds and `--slow-steps` steps of the second phase, and their times are extrapolated.
 """
@@ -43,7 +44,7 @@ BATCHES = (1, 4, 16)
 
 
 def clock(function):
-    """Time one call of a function, in seconds, until its results are ready."""
+    """Call a function and return the time in seconds until its results are ready."""
     begin = time.perf_counter()
     jax.block_until_ready(function())
     return time.perf_counter() - begin
@@ -70,7 +71,7 @@ def ours(seeds):
 
 
 def drawn(seeds):
-    """Sample parameters and a corpus for each seed, and return them with the padded sequences."""
+    """Sample parameters and a corpus for each seed, and return them and the padded sequences."""
     data_keys, model_keys, _ = seed_keys(list(range(seeds)))
     programs = Programs(STUDY.base)
     loaded = programs.draw(data_keys, {})
@@ -81,7 +82,7 @@ def drawn(seeds):
 
 
 def token_loop(each, steps, embed, query):
-    """Return a function that runs jaxattn's step in a Python loop over seeds and steps."""
+    """Return a function that runs the jitted step of jaxattn in a Python loop over seeds and steps."""
     first = jax.jit(lambda params, corpus: ja.dynamics.one_step(params, corpus, step_size=embed))
     step = jax.jit(lambda params, corpus: ja.dynamics.one_step(params, corpus, step_size=query, train=("p",)))
 
@@ -140,7 +141,7 @@ def textbook_vmap(each, sequences, steps, embed, query):
 
 
 def torch_loop(each, sequences, steps, embed, query):
-    """Return a function that runs idiomatic PyTorch, or None if PyTorch is not installed."""
+    """Return a function that trains an idiomatic PyTorch model for each seed, or None without PyTorch."""
     try:
         import torch
     except ImportError:

@@ -2,19 +2,21 @@
 
     python benchmarks/shared_corpus.py --data-dir DIRECTORY_OF_TFDS --out results/benchmarks
 
-This part is ∂L/∂a for given scores a and values γ: the logistic loss of `attend`, forward and backward.
-Without --data-dir, the corpus is sampled from Zipf's law with the sizes of IMDB. The variants are timed in
-float32, interleaved in one process, so that a drift in speed does not affect their ratios:
+This part is ∂L/∂a for given scores a and values γ: the forward and backward pass of the logistic loss after
+`attend`.
+Without --data-dir, the corpus is synthetic, with Zipf-distributed tokens and the number of documents and
+vocabulary size of IMDB. The variants are timed in float32, interleaved in one process, so that a drift in
+speed does not affect their ratios:
 
 - vmapped: `jax.vmap` over the seeds, so that one product with the counts serves all seeds;
 - in turn: `jax.lax.map` over the seeds;
 - scipy.sparse: an independent reference, which multiplies the CSR count matrix and its transpose by a matrix
-  with one column per seed. Here it uses one shift for all sequences, so it works only for narrow ranges of
-  scores.
+  with one column per seed. It subtracts the same number from the scores of all sequences, so it works only
+  for narrow ranges of scores.
 
-Scores are normally distributed and scaled to a range. In float32, `attend` splits them into bands of width
-64. The error is the largest difference between the vmapped ∂L/∂a and float64 NumPy, divided by the largest
-component of ∂L/∂a. The table shows the maximum over up to four seeds.
+Scores are normally distributed and scaled so that they span a given range. In float32, `attend` splits them
+into bands of width 64. The error is the largest difference between the vmapped ∂L/∂a and float64 NumPy,
+divided by the largest component of ∂L/∂a. The table shows the maximum over up to four seeds.
 """
 
 import argparse
@@ -38,7 +40,7 @@ SPREADS = {"one band": 10.0, "two bands": 100.0, "four bands": 240.0, "1e4": 1e4
 
 
 def zipf_corpus():
-    """Sample a corpus with the sizes of IMDB."""
+    """Sample a synthetic corpus with the same number of documents and vocabulary size as IMDB."""
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(5.2, 0.6, 25_000), 10, 2_000).astype(int)
     weight = 1 / np.arange(1, 7_814)
@@ -47,7 +49,7 @@ def zipf_corpus():
 
 
 def entries(corpus):
-    """Return the sequence, token and count of each bag entry as NumPy arrays."""
+    """Return the sequence index, token and count of each bag entry as NumPy arrays."""
     count = np.asarray(corpus.bags.count)
     owner = np.broadcast_to(np.asarray(corpus.bags.owner)[:, None], count.shape)
     there = count > 0
@@ -66,7 +68,7 @@ sequential = jax.jit(lambda a, g, corpus: jax.lax.map(lambda seed: gradient(*see
 
 
 def scipy_gradient(matrix, transposed, labels):
-    """Compute ∂L/∂a for all seeds with scipy.sparse, with seeds along the last axis."""
+    """Return a function that computes ∂L/∂a with scipy.sparse from (V, seeds) arrays of scores and values."""
 
     def compute(scores, values):
         weight = np.exp(scores - scores.max(axis=0))
@@ -81,7 +83,7 @@ def scipy_gradient(matrix, transposed, labels):
 
 
 def exact_gradient(corpus, scores, values):
-    """Compute ∂L/∂a for one seed in float64, with each sequence shifted by its top score."""
+    """Compute ∂L/∂a for one seed in float64, with scores relative to the top score of their sequence."""
     sequence, token, count = entries(corpus)
     order = np.argsort(sequence, kind="stable")
     sequence, token, count = sequence[order], token[order], count[order]
@@ -96,7 +98,7 @@ def exact_gradient(corpus, scores, values):
 
 
 def draw(seeds, spread, vocab_size):
-    """Sample (seeds, V) scores with a given range, and (seeds, V) values."""
+    """Sample scores that span a given range, and values, both as (seeds, V) arrays."""
     rng = np.random.default_rng(seeds)
     scores, values = rng.normal(size=(2, seeds, vocab_size))
     scores *= spread / (scores.max(axis=1) - scores.min(axis=1))[:, None]
@@ -104,7 +106,7 @@ def draw(seeds, spread, vocab_size):
 
 
 def timed(calls, repeats):
-    """Time calls in turn and return lists of seconds by name."""
+    """Run all calls in turn, `repeats` times each, and return lists of times in seconds by name."""
     times = {name: [] for name in calls}
     for call in calls.values():
         call()
@@ -117,7 +119,7 @@ def timed(calls, repeats):
 
 
 def measure(corpus, compute, seeds, name, repeats):
-    """Time each variant on scores with a given spread, and return a row of times and the largest error."""
+    """Time each variant on scores with a given range, and return a row with times and the largest error."""
     scores, values = draw(seeds, SPREADS[name], corpus.vocab_size)
     a, g = jnp.asarray(scores), jnp.asarray(values)
     calls = {

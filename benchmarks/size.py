@@ -2,15 +2,16 @@
 
     python benchmarks/size.py [--rooms] [--imports] [--single] [--names]
 
-The script prints the number of lines of code (without docstrings, blank lines and comments) and of modules
-(without `__init__`), and the import graph between rooms: its levels, and a cycle, if any. A room is a
-directory or module of the package or of its lab. tests/test_imports.py checks which room may import which. A
-name with multiple meanings is a public function, class or constant that is defined in more than one module.
+The script prints the number of lines of code (without docstrings, blank lines and comments) and the number of
+modules (without `__init__`). It also prints the number of levels of the import graph between rooms, and an
+import cycle if there is one. A room is a directory or module of the package or of its lab.
+tests/test_imports.py checks which room may import which. A name with multiple meanings is a public function,
+class or constant that is defined in more than one module.
 
-An import inside a function, or for type checkers only, counts like one at the top of a module. The exceptions
-are names that an `__init__` imports on first use, which it lists for type checkers. A name imported from a
-package counts as an import of the package's `__init__`. A module imported from a package counts as an import
-of the module.
+An import inside a function, or for type checkers only, counts like an import at the top of a module. The
+exceptions are names that an `__init__` imports on first use: it also imports them for type checkers, and
+those imports do not count. A name imported from a package counts as an import of the `__init__` of the
+package. A module imported from a package counts as an import of the module.
 """
 
 import argparse
@@ -39,7 +40,7 @@ _NOT_CODE = {
 
 
 def code_lines(source: str) -> int:
-    """Count lines of code: lines that are not blank, a comment or a string statement (a docstring)."""
+    """Count the lines of code, that is, all lines except blank lines, comments and docstrings."""
     documented = {
         line
         for node in ast.walk(ast.parse(source))
@@ -56,7 +57,7 @@ def code_lines(source: str) -> int:
 
 
 def modules(package: Path = PACKAGE) -> dict[str, Path]:
-    """Return the package's module files, keyed by full module name."""
+    """Return the files of all modules in the package, keyed by full module name."""
     named = {}
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package.parent).with_suffix("").parts
@@ -65,7 +66,7 @@ def modules(package: Path = PACKAGE) -> dict[str, Path]:
 
 
 def imports(package: Path = PACKAGE) -> Graph:
-    """Return the package modules that each module imports."""
+    """For each module of the package, return the modules of the package that it imports."""
     files = modules(package)
     return {
         name: _imported(path.read_text(), files.keys(), lazy=not _is_module(path)) - {name}
@@ -74,7 +75,7 @@ def imports(package: Path = PACKAGE) -> Graph:
 
 
 def meanings(package: Path = PACKAGE) -> dict[str, list[str]]:
-    """Return the public names that multiple modules define, with these modules."""
+    """Return the public names that are defined in more than one module, with the defining modules."""
     defined: dict[str, list[str]] = {}
     for module, path in modules(package).items():
         for name in _defined(ast.parse(path.read_text())):
@@ -94,12 +95,12 @@ def _defined(tree: ast.Module) -> set[str]:
 
 
 def room(module: str) -> str:
-    """Return a module's room, that is, the directory or module of the package or its lab that contains it."""
+    """Return the room of a module, which is a directory or module of the package or of its lab."""
     return ".".join(module.split(".")[: 3 if f"{module}.".startswith(f"{LAB}.") else 2])
 
 
 def between_rooms(graph: Graph) -> Graph:
-    """Return the rooms that each room imports."""
+    """For each room, return the rooms that it imports."""
     rooms: Graph = {room(name): set() for name in graph}
     for name, imported in graph.items():
         rooms[room(name)].update(room(other) for other in imported)
@@ -116,7 +117,10 @@ def circle(graph: Graph) -> list[str]:
 
 
 def levels(graph: Graph) -> dict[str, int]:
-    """Return each module's level, which is 1 without imports, else one above the highest imported level."""
+    """Return the level of each module.
+
+    The level is 1 for a module without imports, else one more than the highest level among its imports.
+    """
     level: dict[str, int] = {}
     for name in TopologicalSorter(graph).static_order():
         level[name] = 1 + max((level[other] for other in graph[name]), default=0)
@@ -124,7 +128,7 @@ def levels(graph: Graph) -> dict[str, int]:
 
 
 def longest_chain(graph: Graph) -> list[str]:
-    """Return a chain of modules from the highest level down, each importing the next."""
+    """Return a chain of modules that starts at the highest level and in which each imports the next."""
     level = levels(graph)
     chain = [max(level, key=lambda name: (level[name], name))]
     while graph[chain[-1]]:

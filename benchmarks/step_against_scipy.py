@@ -1,10 +1,10 @@
-"""Time a step on p with a separate corpus per seed, compared with the two sparse products in every step.
+"""Time a step on p with a separate corpus per seed, and the two sparse products in every such step.
 
     python benchmarks/step_against_scipy.py --out results/benchmarks
 
 scipy.sparse multiplies the count matrix and its transpose by two columns each, on one core. A step of the
-engine consists of these two products, softmax, E p and the update. Both are timed in turn in one process. The
-output contains medians, and the median of the ratios of adjacent runs.
+engine consists of these two products, the softmax, E p and the update. The step and the products are timed in
+turn in one process. The output contains the median times, and the median of the ratios of adjacent runs.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def products(corpus):
 
 
 def steps(study, corpora):
-    """Return a function that times steps of the study's phase, in microseconds per step."""
+    """Return a function that times steps of the phase of a study, in microseconds per step."""
     setting = study.base
     _, key, _ = seed.keys(0)
     params = jax.jit(lambda: seed.initial_params(setting, corpora, key, ()))()
@@ -79,7 +79,7 @@ def steps(study, corpora):
 
 
 def measure(sizes, number, repeats):
-    """Return the times for a step and the two sparse products, and their ratio, for one corpus size."""
+    """Return the time of a step, the time of the two sparse products, and their ratio for a corpus size."""
     study = ja.Study(
         name="step",
         data=ja.data.Independent(relevant=20, **sizes),

@@ -1,10 +1,10 @@
-"""Time a descent step for multiple d in one process. In span coordinates it does not depend on d.
+"""Time a descent step for multiple values of d. In span coordinates, the time does not depend on d.
 
     python benchmarks/step_by_dim.py --out results/benchmarks
 
-The script prints microseconds per step (median over alternating repeats) and the ratio to d = V + 2, for p
-alone and for E, p and v together. `axes` is the same loop over (V, d) arrays, which is required for Adam and
-other methods that depend on the axes of R^d.
+The script prints the time per step in microseconds (median over alternating repeats in one process) and its
+ratio to the time for d = V + 2, for p alone and for E, p and v together. Rows with "axes" run the same loop
+on (V, d) arrays, which is required for Adam and other methods that depend on the axes of R^d.
 """
 
 import argparse
@@ -28,7 +28,7 @@ DIMS = (2048, 4096)
 
 
 def looped(sizes, dim, train, in_span):
-    """Compile a descent and return a function that times its steps, in microseconds per step."""
+    """Compile a descent, and return a function that times its steps, in microseconds per step."""
     study = ja.Study(
         name="step",
         data=ja.data.Independent(relevant=20, **sizes),

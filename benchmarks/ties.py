@@ -3,10 +3,11 @@
     python benchmarks/ties.py --out results/benchmarks                                     # synthetic corpora
     python benchmarks/ties.py --only reviews --data-dir DIRECTORY_OF_TFDS --out results/benchmarks    # IMDB
 
-The synthetic corpora have V = 50, 20 relevant tokens, n = 200 and T = 8, with d = 2048, one step of size 200
-on E, and the seeds of a study. The reviews are the first 500 IMDB reviews, with words that occur at least 20
-times in them and one step of size 5,000 on E. Only the parameters depend on the seed. All flows run in
-coordinates of the span, up to ‖p‖ = 1e6.
+The synthetic corpora have V = 50, 20 relevant tokens, n = 200 and T = 8. Models have d = 2048, and take one
+step of size 200 on E. Corpora and parameters are sampled from the seeds as in a study. The reviews are the
+first 500 IMDB reviews, with the words that occur at least 20 times in them and one step of size 5,000 on E.
+For reviews, only the parameters depend on the seed. All flows run in coordinates of the span, up to
+‖p‖ = 1e6.
 """
 
 import argparse
@@ -37,7 +38,7 @@ MODEL = ja.models.OneLayer(dim=2048).in_span()
 
 
 def made(data, seeds):
-    """Return the parameters after one step on E, and the corpora, for many seeds, sampled as in a study."""
+    """For many seeds, return the parameters after one step on E and the corpora, sampled as in a study."""
     data_keys, keys, _ = seed_keys(list(range(seeds)))
 
     def draw(data_key, key):
@@ -49,7 +50,7 @@ def made(data, seeds):
 
 
 def reviews(data_dir, count, min_count, step_size, seeds):
-    """Return the parameters for many seeds after one step on E, and one corpus of reviews."""
+    """Return the parameters for many seeds after one step on E, and the corpus of reviews that they share."""
     source = ja.texts.Tfds(
         dataset="imdb_reviews", data_dir=data_dir, train=f"train[:{count}]", test="", min_count=min_count
     )
@@ -63,7 +64,7 @@ def reviews(data_dir, count, min_count, step_size, seeds):
 
 
 def measure(name, params, corpus, shared, max_steps=10_000):
-    """Compute the flow for each seed, certify its limit, and return a summary."""
+    """Compute the flow for each seed, certify the limit, and return a summary."""
     begin = time.perf_counter()
     path = jax.block_until_ready(
         ja.dynamics.exact_flow(

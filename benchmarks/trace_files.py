@@ -1,13 +1,14 @@
-"""Count the package files that one seed and a whole command execute.
+"""Count the package files whose functions are called by one seed and by a whole command.
 
     python benchmarks/trace_files.py             # counts
     python benchmarks/trace_files.py --list      # and the files
     python benchmarks/trace_files.py --chain models/gradients.py:loss_and_gradients
 
 The script counts calls to functions of the package with `sys.setprofile`, in all threads. It excludes code
-that runs during imports. The study is the quickstart with few seeds and steps, which traces and compiles the
-same code. A crossing is a call from a function in one file to a function in another. With `--chain`, the
-script prints the chain of package functions from the command to the first call of a given function.
+that runs during imports. The study is the quickstart with few seeds and steps, for which the same code is
+traced and compiled. A crossing is a call from a function in one file to a function in another file. With
+`--chain`, the script prints the chain of package functions from the command to the first call of a given
+function.
 """
 
 import argparse
@@ -30,7 +31,7 @@ SMALL = ("seeds=2", "phases.query.steps=20", "data.sequences=200", "data.test_se
 
 
 class Trace:
-    """Record of called package functions, and the number of calls between files."""
+    """Record of the package functions that are called, and of the number of calls between files."""
 
     def __init__(self, wanted: str = "") -> None:
         self.wanted, self.chain = wanted, list[str]()
@@ -39,7 +40,7 @@ class Trace:
         self._thread = threading.local()
 
     def count(self, function: Callable[[], Any]) -> None:
-        """Call a function and count all calls inside it."""
+        """Call a function, and record all calls of package functions during the call."""
         threading.setprofile(self._note)
         sys.setprofile(self._note)
         try:
@@ -97,7 +98,7 @@ def one_seed() -> Trace:
 
 
 def command(wanted: str = "") -> Trace:
-    """Run a sweep file by its command, and return the trace."""
+    """Run the quickstart with the command `jaxattn run`, and return its trace."""
     from jaxattn.lab.cli import main
 
     trace = Trace(wanted)

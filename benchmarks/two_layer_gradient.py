@@ -1,13 +1,14 @@
-"""Time one minibatch step of two-layer models, compared with textbook code.
+"""Compare the time of a minibatch step of two-layer models in token space and in textbook code.
 
     python benchmarks/two_layer_gradient.py --out results/benchmarks   # synthetic reviews
     python benchmarks/two_layer_gradient.py --out results/benchmarks --data-dir DIRECTORY_OF_TFDS   # IMDB
 
-The textbook code gathers E[x] and computes scores (n, T, T), jitted and differentiated by JAX. A step
-computes all gradients and applies Adam. The textbook code pads the minibatch to its longest sequence and
-processes it in parts that fit in memory. "Sorted" is an improved version: sequences are sorted by length and
-split into chunks with about the same number of positions, and each chunk is padded to its longest sequence.
-All rows are measured in turn in one process, and the minimum time of each row is reported.
+A step computes all gradients and applies Adam. The textbook code gathers E[x] and computes scores as an
+(n, T, T) array, jitted and differentiated by JAX. It pads the minibatch to its longest sequence and processes
+it in parts that fit in memory. The row "textbook, sorted" is an improved version, which only computes the
+gradients. It sorts the sequences by length, splits them into chunks with about the same number of positions,
+and pads each chunk to its longest sequence. All rows are measured in turn in one process, and the minimum
+time of each row is reported.
 """
 
 import argparse
@@ -45,14 +46,14 @@ def zipf_reviews(sequences, vocab_size):
 
 
 def seconds(function):
-    """Return the time in seconds until a call's result is ready."""
+    """Call a function and return the time in seconds until its result is ready."""
     begin = time.perf_counter()
     jax.block_until_ready(function())
     return time.perf_counter() - begin
 
 
 def in_turn(calls, repeats):
-    """Run the calls in turn, `repeats` times each, and return their times by name."""
+    """Run all calls in turn, `repeats` times each, and return lists of times by name."""
     times = {name: [] for name in calls}
     for _ in range(repeats):
         for name, call in calls.items():
@@ -61,7 +62,7 @@ def in_turn(calls, repeats):
 
 
 def fastest(times):
-    """Return each call's minimum time by name, because other load on a machine only adds time."""
+    """Return the minimum time of each call by name. Other load on the machine can only add time."""
     return {name: min(each) for name, each in times.items()}
 
 
@@ -74,7 +75,7 @@ def textbook_gradient(params, ids, mask, labels, sequences):
 
 
 def relative_errors(mine, expected, names):
-    """Return, by name, the largest difference between two arrays, relative to the largest expected entry."""
+    """Return the largest error of each array by name, relative to the largest entry of the expected array."""
     pairs = {name: (getattr(mine, name), getattr(expected, name)) for name in names}
     return {name: float(jnp.abs(x - y).max() / jnp.abs(y).max()) for name, (x, y) in pairs.items()}
 
@@ -107,7 +108,7 @@ class Chunks:
         self.epoch()
 
     def epoch(self):
-        """Return the sum of all chunks' gradients."""
+        """Return the sum of the gradients of all chunks."""
         total = jax.tree.map(jnp.zeros_like, self.params)
         for data in self.data:
             total = self.add(total, self.params, *data)
@@ -135,7 +136,10 @@ class Step:
 
 
 def minibatch(corpus, kind, params, size, repeats):
-    """Time steps on a minibatch that jaxattn extracts from the corpus, and return the times and errors."""
+    """Time steps on a random minibatch of the corpus, and return the times and errors.
+
+    The step in token space also extracts the minibatch from the corpus.
+    """
     model, names = MODELS[kind], NAMES[kind]
     own = np.sort(np.random.default_rng(0).choice(corpus.num_examples, size, replace=False))
     batch = sub_corpus(corpus, own)

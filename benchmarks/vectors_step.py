@@ -1,15 +1,15 @@
-"""Time a gradient step on real-valued tokens, compared with two batched XLA products on the same array.
+"""Compare the time of a gradient step on real-valued tokens with two batched XLA products on the same array.
 
     python benchmarks/vectors_step.py --out results/benchmarks
 
-A step of gradient descent on p, on p and v, or on W, of
+The model is
 
-    f(X) = Σ_t q_t x_t·v,   q = softmax over t of x_t·p, or of x_t·W z,
+    f(X) = Σ_t q_t x_t·v,   q = softmax over t of x_t·p, or of x_t·(W z).
 
-is compared with a loop of one product of each kind, a_nt = x_nt·u_n and h_n = Σ_t q_nt x_nt. A step on W also
-has two matrix products, of z and W and of z and ∂L/∂(W z), which are timed too. All are compiled loops with
-the same number of rounds, run in turn. The output is the median of the ratios of adjacent runs, with
-quartiles.
+A step of gradient descent on p, on p and v, or on W is compared with one product of each kind:
+a_nt = x_nt·u_n and h_n = Σ_t q_nt x_nt. A step on W also contains two matrix products, of z and W and of z
+and ∂L/∂(W z), which are timed too. Steps and products are compiled loops with the same number of rounds,
+which run in turn. The output is the median of the ratios of adjacent runs, with quartiles.
 """
 
 import argparse
@@ -39,12 +39,12 @@ class Params(NamedTuple):
 
 
 def by_query(params, data):
-    """Compute f for each sequence with one query p."""
+    """Compute f for each sequence with the query p."""
     return (jax.nn.softmax(data.dot(params.p), axis=1) * data.dot(params.v)).sum(axis=1)
 
 
 def by_matrix(params, data):
-    """Compute f for each sequence from W and the sequence's query z."""
+    """Compute f for each sequence with the query W z, where z depends on the sequence."""
     return (jax.nn.softmax(data.dot(data.z @ params.W.T), axis=1) * data.dot(params.v)).sum(axis=1)
 
 
@@ -94,7 +94,7 @@ def dense(W, data):
 
 
 def timed(run):
-    """Return the time of one call in seconds."""
+    """Call a function and return the time in seconds."""
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin

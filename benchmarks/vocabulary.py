@@ -2,10 +2,10 @@
 
     python benchmarks/vocabulary.py --data-dir DIRECTORY_OF_TFDS --yelp FILE.parquet --out results/vocabulary
 
-The paper has V = 7,766 on IMDB and 5,424 on Yelp. On IMDB, its bins of the posterior difference cover [-1,
-14/15], so -1 and 14/15 = (29 - 1)/30 are the smallest and the largest posterior difference of its words. For
-each tokeniser, counting method, length limit and fraction of the training reviews, the script finds the
-cut-off for which the vocabulary size is closest to V, and the corresponding range of the posterior
+The paper reports V = 7,766 for IMDB and V = 5,424 for Yelp. On IMDB, its bins of the posterior difference
+cover [-1, 14/15], so -1 and 14/15 = (29 - 1)/30 are the smallest and the largest posterior difference in its
+vocabulary. For each tokeniser, counting method, length limit and fraction of the training reviews, the script
+finds the cut-off for which the vocabulary size is closest to V, and the corresponding range of the posterior
 difference.
 """
 
@@ -60,7 +60,7 @@ SHARES = (1.0, 0.8, 0.5, 0.4, 0.2)
 
 
 def tally(texts: list[str], split: Callable[[str], list[str]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the token, the text and the position in the text for each token occurrence."""
+    """Return the token index, the text index and the position in the text of each token occurrence."""
     index: dict[str, int] = {}
     rows = [np.array([index.setdefault(word, len(index)) for word in split(text)], int) for text in texts]
     lengths = [len(row) for row in rows]
@@ -69,7 +69,7 @@ def tally(texts: list[str], split: Callable[[str], list[str]]) -> tuple[np.ndarr
 
 
 def settings(texts: list[str], positive: np.ndarray, wanted: int) -> Iterator[dict[str, object]]:
-    """Yield a row per tokeniser setting, with the cut-off whose vocabulary is closest to `wanted`."""
+    """Yield a row per tokeniser setting, with the cut-off whose vocabulary size is closest to `wanted`."""
     order = np.random.default_rng(0).permutation(len(texts))
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
@@ -99,7 +99,7 @@ def settings(texts: list[str], positive: np.ndarray, wanted: int) -> Iterator[di
 
 
 def nearest(count: np.ndarray, wanted: int) -> int:
-    """Return the count cut-off that gives a vocabulary size closest to `wanted`."""
+    """Return the minimum count for which the vocabulary size is closest to `wanted`."""
     tail = np.cumsum(np.bincount(count)[::-1])[::-1]
     return int(1 + np.abs(tail[1:] - wanted).argmin())
 

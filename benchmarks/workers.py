@@ -2,10 +2,10 @@
 
     python benchmarks/workers.py --workers 2 --batches 64
 
-Every batch is one run on small arrays and uses one core, so N workers can be up to N times as fast. (XLA
-computes products of large arrays on all cores. A single process is then as fast as the workers.) The times
-include the start of the workers, their imports and their compilation. A first run fills the cache of
-programs.
+Every batch is one run on small arrays and uses one core, so N workers can be up to N times as fast. (For
+large arrays, XLA computes products on all cores, so a single process is as fast as the workers.) The times
+include the start of the workers, their imports and their compilation. A preliminary run fills the cache of
+compiled programs.
 """
 
 import argparse

@@ -1,1 +1,1 @@
-"""Compile studies for chips that this machine lacks, and count their traffic, operations and launches."""
+"""Compile studies for chips that this machine lacks, and count memory traffic, operations and launches."""

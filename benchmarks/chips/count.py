@@ -24,7 +24,7 @@ _ON_CHIP = re.compile(r"S\([1-9]\d*\)")
 
 
 class Type(NamedTuple):
-    """Array type with its element type, its shape, and whether it is in the device's main memory."""
+    """Array type: element type, shape, and whether the array is in the main memory of the device."""
 
     element: str
     shape: tuple[int, ...]
@@ -45,13 +45,13 @@ class Instruction(NamedTuple):
     """One instruction of a compiled program.
 
     Attributes:
-        name: its name.
+        name: name of the instruction.
         is_root: True if this instruction is the root (the return value) of its computation.
         types: types of the result arrays.
-        op: the operation.
-        operands: names of its operands.
-        rest: the text after its operands.
-        argument: the text in parentheses: the index of a parameter, or the value of a constant.
+        op: name of the operation.
+        operands: names of the operands.
+        rest: text after the operands.
+        argument: text in parentheses. It is the index of a parameter, or the value of a constant.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Instruction(NamedTuple):
 
     @property
     def branches(self) -> list[str]:
-        """Return the names of the branches of a conditional."""
+        """Names of the branch computations of a conditional."""
         if found := _BRANCHES.search(self.rest):
             return re.findall(r"%([\w.\-]+)", found[1])
         return [self.called("true_computation"), self.called("false_computation")]
@@ -81,7 +81,7 @@ class Instruction(NamedTuple):
 
 
 class Module(NamedTuple):
-    """A compiled program: its computations by name, and the entry computation."""
+    """Compiled program: computations keyed by name, and the name of the entry computation."""
 
     computations: Mapping[str, tuple[Instruction, ...]]
     entry: str
@@ -107,7 +107,7 @@ def parse(text: str) -> Module:
 
 
 def types(text: str) -> tuple[Type, ...]:
-    """Parse the type of a result and return its array types (more than one for a tuple)."""
+    """Return the array types in the text of a result type. A tuple type contains one for each element."""
     return tuple(
         Type(
             found[1],
@@ -165,9 +165,9 @@ class Work(NamedTuple):
     """Memory traffic, operations and launches in a part of a program.
 
     Attributes:
-        bytes: traffic between the device and its memory. Every operation reads its operands and writes its
-            results. If an operand is only sliced or gathered from, only the elements taken count.
-        flops: arithmetic operations, two for each term of a matrix product.
+        bytes: memory traffic of the device. Every operation reads its operands and writes its results. If an
+            operand is only sliced or gathered from, only the elements that are read count.
+        flops: number of arithmetic operations, two for each term of a matrix product.
         launches: number of operations started; on a GPU, number of kernels.
     """
 
@@ -176,7 +176,7 @@ class Work(NamedTuple):
     launches: int = 0
 
     def __add__(self, other: "Work") -> "Work":  # type: ignore[override]
-        """Return the sum, field by field."""
+        """Return the sum of each field."""
         return Work(*(x + y for x, y in zip(self, other, strict=True)))
 
     def times(self, often: int) -> "Work":
@@ -189,9 +189,9 @@ class Counted(NamedTuple):
 
     Attributes:
         step: work of one iteration of the loops whose length is not statically known, such as the steps of
-            a phase. A nested loop of unknown length counts as one iteration, a conditional as its cheapest
-            branch.
-        once: work of everything else.
+            a phase. A nested loop of unknown length counts as one iteration. A conditional counts as the
+            branch with the least memory traffic.
+        once: work of all other instructions.
         scatter_adds: number of scatters that add floating-point numbers.
         collectives: number of collective operations.
         float64: number of instructions with float64 results.
@@ -215,7 +215,7 @@ def count(text: str) -> Counted:
         text: the output of `compiled.as_text()`.
 
     Returns:
-        The counts. Caches are ignored: memory that is read twice counts twice.
+        The counts. Caches are ignored, so memory that is read twice counts twice.
     """
     module = parse(text)
     every = [line for lines in module.computations.values() for line in lines]
@@ -235,7 +235,10 @@ def count(text: str) -> Counted:
 
 
 class _Walk:
-    """Traversal that sums the work of a program, with loops of unknown length separately in `step`."""
+    """Traversal that sums the work of a program.
+
+    The work of loops of unknown length is summed separately, in `step`.
+    """
 
     def __init__(self, module: Module) -> None:
         self.module, self.step = module, Work()
@@ -288,7 +291,10 @@ def _bytes(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]
 
 
 def _read(inner: Sequence[Instruction], parameter: str, given: Sequence[Type]) -> int:
-    """Count the bytes that a fusion reads from a parameter: all of it, or the slices if it is only sliced."""
+    """Count the bytes that a fusion reads from a parameter.
+
+    If the fusion only slices the parameter, only the slices count.
+    """
     whole = _size(given)
     users = list(_users(inner, parameter))
     taken = 0
@@ -302,7 +308,7 @@ def _read(inner: Sequence[Instruction], parameter: str, given: Sequence[Type]) -
 
 
 def _users(inner: Sequence[Instruction], name: str) -> Iterator[tuple[str, Instruction]]:
-    """Yield (operand name, instruction) for each use of a value, directly or through bitcasts."""
+    """Yield (operand name, instruction) for each direct use of a value and each use through bitcasts."""
     for line in inner:
         if name in line.operands:
             if line.op == "bitcast":
@@ -312,7 +318,7 @@ def _users(inner: Sequence[Instruction], name: str) -> Iterator[tuple[str, Instr
 
 
 def _written(inner: Sequence[Instruction], line: Instruction) -> int:
-    """Count the bytes that a fusion writes: the whole result, or only the update if it updates in place."""
+    """Count the bytes that a fusion writes. If it updates an array in place, only the update counts."""
     by_name = {own.name: own for own in inner}
     (root,) = (own for own in inner if own.is_root)
     while root.op == "bitcast":
@@ -327,7 +333,7 @@ def _size(made: Sequence[Type]) -> int:
 
 
 def _flops(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]) -> int:
-    """Count the arithmetic operations of an instruction, including those in the computations it calls."""
+    """Count the arithmetic operations of an instruction, including those of the computation in a fusion."""
     elements = sum(made.elements for made in line.types)
     inner = module.computations.get(line.called("calls"), ()) if line.op == "fusion" else ()
     if inner:
@@ -341,7 +347,7 @@ def _flops(module: Module, line: Instruction, types: dict[str, tuple[Type, ...]]
 
 
 def _terms(line: Instruction, types: dict[str, tuple[Type, ...]]) -> int:
-    """Return the number of products summed in each element of a matrix product."""
+    """Return the number of terms in each element of a matrix product or a convolution."""
     left, right = (types[name][0].shape for name in line.operands[:2])
     if labels := re.search(r"dim_labels=\w+_(\w+)->", line.rest):
         return prod(right) // max(1, right[labels[1].index("o")])
@@ -350,7 +356,7 @@ def _terms(line: Instruction, types: dict[str, tuple[Type, ...]]) -> int:
 
 
 def _adds_up(module: Module, line: Instruction) -> bool:
-    """Return whether an instruction is a scatter that adds floating-point numbers."""
+    """Return True if an instruction is a scatter that adds floating-point numbers."""
     combined = module.computations.get(line.called("to_apply"), ())
     is_float = any(made.element in ("f32", "f64", "bf16", "f16") for made in line.types)
     return line.op == "scatter" and is_float and any(own.op == "add" for own in combined)

@@ -1,4 +1,4 @@
-"""Compile a study's programs for a chip that is not installed, to determine memory and minimum time.
+"""Compile the programs of a study for a chip that is not installed, and compute memory and minimum time.
 
 This module runs in the process that `process.py` starts for the chip.
 """
@@ -36,7 +36,7 @@ Found = list[tuple[PhaseProgram, Compiled | None]]
 
 
 class _Fitted(NamedTuple):
-    """Batch size and memory of a group on a chip, with the compiled programs.
+    """Batch size and memory use of a compile group on a chip, with the compiled programs.
 
     Attributes:
         together: number of runs in one batch.
@@ -52,9 +52,10 @@ class _Fitted(NamedTuple):
 
 
 class _Compiler(NamedTuple):
-    """Compiler for the programs of a group, restricted to those in `only` unless it is empty.
+    """Compiler for the programs of a compile group.
 
-    Groups share compiled programs: `known` stores the result for each program text.
+    If `only` is not empty, only the programs that it names are compiled. `known` stores the result for each
+    program text, and is shared between groups.
     """
 
     target: Target
@@ -66,7 +67,10 @@ class _Compiler(NamedTuple):
     known: dict[str, Compiled]
 
     def compile(self, runs: int, only: Collection[str] = ()) -> Found:
-        """Compile programs for `runs` vmapped runs. A program that runs on the host is paired with None."""
+        """Compile the programs for `runs` vmapped runs, and return pairs of a program and its result.
+
+        The result is None for a program that runs on the host.
+        """
         found: Found = []
         wanted = only or self.only
         for made in self.programs.phase_programs(self.group, runs):
@@ -80,7 +84,7 @@ class _Compiler(NamedTuple):
         return found
 
     def _compiled(self, made: PhaseProgram, runs: int) -> Compiled:
-        """Compile a program, or return the stored result."""
+        """Compile a program, or return its stored result."""
         lowered = made.function.lower(*made.arguments)
         text = lowered.as_text()
         if text in self.known and self.keep is None:
@@ -101,17 +105,17 @@ def plan_on(
     only: Collection[str] = (),
     keep: str | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Compile the programs of a study for a chip and return their memory, traffic and minimum time.
+    """Compile the programs of a study for a chip, and return memory use, memory traffic and minimum time.
 
     Args:
         target: the chip.
-        progress: progress callback.
+        progress: function that receives a message and the fraction done.
         tables: tables of the study.
-        folder: base folder of relative paths in the tables.
+        folder: base folder for relative paths in the tables.
         max_memory: limit on device memory in bytes; defaults to the limit of a run.
         only: names of programs to compile, such as "query.advance" or "draw"; all if empty. With a selection,
             the number of runs that fit is not determined.
-        keep: folder that the texts of the compiled programs are written to.
+        keep: folder to which the texts of the compiled programs are written.
 
     Returns:
         Lists of rows: "groups", with one row per compile group, and "programs", with one row per program.
@@ -148,7 +152,7 @@ def plan_on(
 
 
 def _fit(compiler: _Compiler, wanted: int, budget: int) -> _Fitted:
-    """Determine how many of the wanted runs fit on the devices, and compile the programs for that number."""
+    """Find how many of the wanted runs fit on the devices, and compile the programs for that number."""
     group = compiler.group
     shared = group.setting.data.shared
     used = devices.device_count(shared)
@@ -250,7 +254,7 @@ def _group_row(
 def _too_large(
     target: Target, read: Callable[..., Definition], group: CompileGroup, needed: float, budget: int
 ) -> str:
-    """Return an error message that lists overrides, any one of which would make one seed fit."""
+    """Return an error message with a list of overrides, each of which alone would make one seed fit."""
     cell = group.cells[0].number
     line = (
         f"cell {cell}: one seed needs {needed / 2**30:,.1f} GiB or more, and {target.name} has "

@@ -2,8 +2,8 @@
 
     python benchmarks/chips/plan.py sweeps/quickstart.toml --target h200 --seeds 1024
 
-The tables show the memory, traffic, operations and launches of every program, the number of seeds that fit,
-and a lower bound on the time. The compilers require a separate environment:
+The tables show the memory use, memory traffic, operations and launches of every program, the number of runs
+that fit, and a lower bound on the time. The compilers require a separate environment:
 
     pip install -e . -r benchmarks/chips/requirements.txt
 """
@@ -58,22 +58,24 @@ def seconds(x: int | float) -> str:
 
 @dataclass(frozen=True)
 class ChipProgram:
-    """Compiled program, whose numbers are None if it runs on the host or does not compile.
+    """Program of a study, compiled for a chip.
+
+    If the program runs on the host or does not compile, its counts and its lower bound are None.
 
     Attributes:
         group: index of the compile group.
         phase: the phase; "" for programs before the first phase.
-        program: "draw", "start", "begin", "advance", ...
+        program: name of the program: "draw", "start", "begin", "advance", ...
         where: the chip, or "host" for programs that require float64, or "does not compile".
-        error: why the program does not compile; "" if it does.
-        per: "step" or "call": the unit of bytes, operations, launches and seconds.
-        bytes: traffic between a device and its memory.
-        flops: arithmetic operations.
+        error: reason why the program does not compile, or "".
+        per: "step" or "call", to which the bytes, operations, launches and lower bound refer.
+        bytes: memory traffic of a device.
+        flops: number of arithmetic operations.
         launches: number of operations started; on a GPU, number of kernels.
         seconds_at_least: lower bound on the time from bandwidth, peak arithmetic rate and launches.
         held: peak memory of a device in bytes.
         temporaries: the part of `held` that is neither arguments nor results.
-        compile_s: seconds of compilation.
+        compile_s: compile time in seconds; None if the program runs on the host.
         scatter_adds, compare_and_swaps, collectives, float64, conditionals: number of such operations.
     """
 
@@ -104,7 +106,7 @@ class ChipProgram:
 
 @dataclass(frozen=True)
 class ChipGroup:
-    """Compile group.
+    """Batches, memory use and minimum time of a compile group on a chip.
 
     Attributes:
         group: index of the compile group.
@@ -131,10 +133,10 @@ class ChipGroup:
 
 @dataclass(frozen=True, repr=False)
 class ChipPlan:
-    """Memory, traffic and operations of a study's programs on a chip, printed as tables.
+    """Memory use, memory traffic and operations of the programs of a study on a chip, printed as tables.
 
     Attributes:
-        target: the chip, "h200" or "v5e:2x2".
+        target: the chip, such as "h200" or "v5e:2x2".
         groups: the compile groups.
         programs: the programs of all groups.
     """
@@ -151,7 +153,7 @@ class ChipPlan:
 
     @property
     def tables(self) -> tuple[tuple[str, pd.DataFrame], ...]:
-        """Display tables of the programs and of the groups, with their titles."""
+        """(title, table) pairs for display, one for the programs and one for the compile groups."""
         programs, groups = pd.DataFrame(map(_program, self.programs)), pd.DataFrame(map(_group, self.groups))
         return (
             (f"Programs on {self.target}: cost per step or call", programs),
@@ -173,13 +175,13 @@ class ChipPlan:
         return f"ChipPlan({self.sentence})"
 
     def __str__(self) -> str:
-        """Return the tables as text."""
+        """Return the tables and the summary as text."""
         laid_out = [f"{title}\n{table.to_string(index=False)}" for title, table in self.tables]
         return "\n\n".join([*laid_out, self.sentence])
 
 
 def _program(row: Any) -> dict[str, Any]:
-    """Return the display row of a program: where it runs, and its counts per step or call."""
+    """Return the display row of a program, with the place where it runs and its counts per step or call."""
     first = {"group": row.group, "phase": row.phase, "program": row.program, "where": row.where}
     if row.bytes is None:
         empty = dict.fromkeys(("per", "bytes", "flops", "launches", "at least", "memory", "compile"), "")
@@ -198,7 +200,7 @@ def _program(row: Any) -> dict[str, Any]:
 
 
 def _group(row: ChipGroup) -> dict[str, Any]:
-    """Return the display row of a group: how many runs fit, and the minimum time."""
+    """Return the display row of a group, with the number of runs that fit and the minimum time."""
     return {
         "group": row.group,
         "runs": row.runs,
@@ -227,10 +229,10 @@ def plan(
         study: the study; its custom classes and functions need import paths.
         target: the chip, such as "h200", "a100:4" or "v5e:2x2".
         max_memory: limit on device memory in bytes; defaults to the limit of a run on this chip.
-        progress: progress callback (what is compiled, fraction of compile groups done).
+        progress: function that receives the name of what is compiled and the fraction of groups done.
         only: names of programs to compile, such as "query.advance" or "draw"; all if empty. With a selection,
             the number of runs that fit is not determined.
-        keep: folder that the texts of the compiled programs are written to.
+        keep: folder to which the texts of the compiled programs are written.
 
     Returns:
         The plan.
@@ -252,7 +254,7 @@ def plan(
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print the plan of a sweep file and return 1 if a program does not compile, else 0."""
+    """Print the plan for a sweep file, and return 1 if a program does not compile, else 0."""
     chosen = StudyOptions(tuple(options.overrides), tuple(options.axes), options.seeds)
     study = load_sweep(options.sweep, chosen)
     with Reporter(options.quiet) as reporter:

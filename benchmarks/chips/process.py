@@ -1,4 +1,4 @@
-"""Run chip compilers in a separate process, because they modify jax and may abort the process."""
+"""Run compilers for chips in a separate process, because they modify JAX and may crash."""
 
 import importlib
 import json
@@ -34,7 +34,7 @@ ENVIRONMENT = {
 
 
 def check(target: Target) -> None:
-    """Raise InputError if a target's compiler is not installed, or does not match the installed jax."""
+    """Raise InputError if the compiler for a target is not installed or does not match the installed JAX."""
     needed = _NEEDED[target.platform]
     if missing := [name for name in needed if _version(name) is None]:
         raise InputError(
@@ -50,7 +50,7 @@ def check(target: Target) -> None:
 
 
 def describe(target: Target) -> tuple[Any, ...]:
-    """Return descriptions of a target's devices.
+    """Return descriptions of the devices of a target.
 
     The process must have been started with `ENVIRONMENT`.
 
@@ -73,7 +73,7 @@ def describe(target: Target) -> tuple[Any, ...]:
 
 
 def _take_cuda_for_a_platform() -> None:
-    """Make jax load the CUDA plugin without a driver. There is no public interface for this."""
+    """Make JAX load the CUDA plugin without a driver. There is no public interface for this."""
     known = xla_bridge.canonicalize_platform
 
     def with_cuda(platform: str) -> str:
@@ -90,7 +90,10 @@ def _version(name: str) -> str | None:
 
 
 def _fitting(needed: tuple[str, ...]) -> dict[str, str]:
-    """Return the required versions: libtpu as pinned by jax, and CUDA plugins with the version of jaxlib."""
+    """Return the required versions of packages by name.
+
+    For libtpu, this is the version that jax pins. For CUDA plugins, it is the version of jaxlib.
+    """
     fitting = {name: metadata.version("jaxlib") for name in needed if name.startswith("jax-")}
     for line in metadata.requires("jax") or ():
         if "libtpu" in needed and (pinned := re.match(r"libtpu==([\d.]+?)(?:\.\*)?;", line)):
@@ -104,20 +107,20 @@ def call(
     arguments: Mapping[str, Any],
     progress: Callable[[str, float], None] = lambda text, share: None,
 ) -> Any:
-    """Call a function in a new process whose programs are compiled for a chip.
+    """Call a function in a new process in which programs are compiled for a chip.
 
     Args:
         target: the chip.
         function: "module:name" of a function, which is called with the target, `progress`, and the arguments
             passed by name.
         arguments: JSON-serialisable arguments.
-        progress: progress callback (what, fraction done).
+        progress: function that receives a message and the fraction done.
 
     Returns:
         The result of the function, decoded from JSON.
 
     Raises:
-        InputError: the chip's compiler is missing or does not match jax, or the function raised InputError.
+        InputError: the compiler is missing or does not match JAX, or the function raised InputError.
         RunError: the process ended without a result.
     """
     check(target)
@@ -145,7 +148,10 @@ def call(
 def _talk(
     process: Any, arguments: Mapping[str, Any], progress: Callable[[str, float], None]
 ) -> dict[str, Any] | None:
-    """Send the arguments, forward progress, and return the reply, or None if the process ends without one."""
+    """Send the arguments to a process, forward its progress messages, and return its reply.
+
+    Returns None if the process ends without a reply.
+    """
     try:
         process.stdin.write(json.dumps(arguments))
         process.stdin.close()
@@ -165,7 +171,7 @@ def _talk(
 def main(name: str, function: str) -> None:
     """Call a function for a chip, and write its progress and result to standard output as lines of JSON.
 
-    Any other standard output goes to standard error.
+    Any other standard output is redirected to standard error.
     """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -40,7 +40,10 @@ QUICKSTART = 2 * 4 * 200 * 202 + 240_000 + 270_000
 
 
 def _rows():
-    """Yield the name, sweep, overrides, program and minimum bytes (None if unknown) of each table row."""
+    """For each table row, yield the title, sweep file, overrides, program and minimum traffic in bytes.
+
+    The minimum is None if it is unknown.
+    """
     quick, flow, layer, one_step = (
         f"sweeps/{name}.toml"
         for name in ("quickstart", "margin_convergence", "imdb_one_layer", "imdb_one_step")
@@ -64,7 +67,10 @@ TARGETS = ("h200", "a100", "v5e")
 
 
 def compiled(case):
-    """Compile the programs of a case, and return a row per compile group for each program name."""
+    """Compile the programs of a case, and return lists of their rows by program name.
+
+    Each list contains one row per compile group.
+    """
     study = Study.read(ROOT / case["sweep"], case.get("overrides", ()))
     found = {}
     for row in plan(study, case["target"], only=case.get("only", ())).programs:
@@ -73,7 +79,7 @@ def compiled(case):
 
 
 def renew(path):
-    """Recompute the ceilings (upper limits on counts) of all cases in a file and rewrite the file."""
+    """Recompute the ceilings (upper limits on counts) of all cases in a file, and rewrite the file."""
     head = "".join(line for line in path.read_text().splitlines(True) if line.startswith("#"))
     cases = tomllib.loads(path.read_text())["case"]
     for case in cases:
@@ -88,7 +94,7 @@ def renew(path):
 
 
 def measure(folder, data_dir, targets, rows):
-    """Compile each row's program for every target, and update chips.json and chips.md."""
+    """Compile the program of each row for every target, and update chips.json and chips.md."""
     path = folder / "chips.json"
     held = json.loads(path.read_text()) if path.exists() else []
     found = {(row["what"], row["target"]): row for row in held}

@@ -1,4 +1,4 @@
-"""Specifications of chips that are not installed, and compilation for them."""
+"""Specifications of chips that are not installed, and compilation of programs for these chips."""
 
 import re
 import tempfile
@@ -25,7 +25,7 @@ class Target(NamedTuple):
         flops: float32 operations per second of a device; on a TPU, the rate of matrix products at the highest
             precision, which take six passes in bfloat16.
         launch_s: minimum time to start an operation, in seconds.
-        config: XLA's description of a GPU; "" for a TPU, which libtpu describes.
+        config: description of a GPU for XLA; "" for a TPU, because libtpu contains its description.
     """
 
     name: str
@@ -79,8 +79,8 @@ def read_target(name: str) -> Target:
     """Return the target with a given name.
 
     Args:
-        name: a GPU with the number of devices, by default 1 ("h200", "a100:4"); or a TPU with its shape, by
-            default the smallest ("v5e", "v5e:2x2", "v4:2x2x1").
+        name: a GPU and a number of devices, 1 by default ("h200", "a100:4"), or a TPU and a shape, the
+            smallest by default ("v5e", "v5e:2x2", "v4:2x2x1").
 
     Raises:
         InputError: the chip or its shape is unknown; the message lists the known chips.
@@ -139,12 +139,12 @@ class Compiled(NamedTuple):
     """Result of compiling a program.
 
     Attributes:
-        error: why the program does not compile; "" if it does. After an error, only `seconds` is set.
+        error: reason why the program does not compile, or "". After an error, only `seconds` is set.
         seconds: compile time.
         held: peak memory of a device in bytes.
         temporaries: the part of `held` that is neither arguments nor results.
         compare_and_swaps: number of compare-and-swap loops in the kernels of a GPU.
-        counted: counts from the text of the program.
+        counted: counts for the text of the compiled program.
     """
 
     error: str
@@ -161,10 +161,10 @@ def compile_lowered(lowered: Any, target: Target, keep: Path | None = None) -> C
     Args:
         lowered: the result of `jax.jit(f).lower(...)` with shapes on the chip's devices.
         target: the chip.
-        keep: file that the text of the compiled program is written to.
+        keep: file to which the text of the compiled program is written.
 
     Returns:
-        The compilation result. A program that the compiler rejects is a valid result too.
+        The compilation result. If the compiler rejects the program, `error` contains the reason.
     """
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -190,6 +190,6 @@ def compile_lowered(lowered: Any, target: Target, keep: Path | None = None) -> C
 
 
 def seconds_at_least(work: Work, target: Target) -> float:
-    """Return a lower bound in seconds on the time that a chip needs for some work."""
+    """Return a lower bound on the time in seconds that a chip needs for the given work."""
     moving, computing = work.bytes / target.bandwidth, work.flops / target.flops
     return max(moving, computing, work.launches * target.launch_s)

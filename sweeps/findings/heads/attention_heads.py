@@ -57,7 +57,7 @@ class Heads:
     facts: dict[str, Any]
 
     def summary(self) -> list[str]:
-        """Return sentences that describe each model's selected tokens and its comparison with null baselines.
+        """Return sentences on the selected tokens of each model and on the comparison with null baselines.
 
         Attention sinks and other heads are reported separately.
         """
@@ -121,9 +121,9 @@ class Heads:
         return [*laid, ("Selections", shown)]
 
     def figures(self) -> list[RenderedFigure]:
-        """Draw heat maps for each model and, for multiple models, curves over checkpoints.
+        """Draw a figure with heat maps for each model and, for multiple models, curves over checkpoints.
 
-        The heat maps cover the layers and heads of a model.
+        The heat maps show the layers and heads of a model.
         """
         models = list(self.heads["model"].unique())
         drawn = [head_figures.heat_maps(self.heads, self.margins, model) for model in models]
@@ -192,16 +192,16 @@ def heads(
     """Measure which tokens attention heads select, and how far the heads are from max-margin directions.
 
     The scores of a head at one query position are linear in W_Q and, without rotary embeddings, in
-    W = W_Kᵀ W_Q. Over the sequences in which a head selects one token, the head's margin is divided by the
-    certified maximum margin for the same selected tokens. The head's cosine with the max-margin matrix is
-    compared with the cosines of null baselines; see `HeadSettings`.
+    W = W_Kᵀ W_Q. Over the sequences in which a head selects one token, the margin of the head is divided by
+    the certified maximum margin for the same selected tokens. The cosine between the matrix of the head and
+    the max-margin matrix is compared with the cosines of null baselines; see `HeadSettings`.
 
     Args:
         models: a folder in Hugging Face format, or a list of folders, such as the checkpoints of one training
             run.
         texts: n texts.
-        position: the query position: "first", "last" or an index; defaults to the first token for an
-            encoder and the last token for a decoder.
+        position: the query position, which is "first", "last" or an index; defaults to the first token for
+            an encoder and the last token for a decoder.
         length: number of tokens to which texts are truncated.
         layers: indices of the layers; defaults to all layers.
         settings: thresholds, group sizes, and numbers of draws.

@@ -17,7 +17,7 @@ def heat_maps(heads: pd.DataFrame, margins: pd.DataFrame, model: str) -> Rendere
     """Draw heat maps over layers and heads.
 
     The maps show the fraction of sequences in which a head selects one token, and the cosine between the
-    head's matrix and the max-margin matrix.
+    matrix of the head and the max-margin matrix.
     """
     own = heads[heads["model"] == model]
     cosines = _of_groups(margins[margins["model"] == model]).groupby(["layer", "head"])["cosine"].mean()
@@ -50,7 +50,7 @@ def heat_maps(heads: pd.DataFrame, margins: pd.DataFrame, model: str) -> Rendere
 
 
 def checkpoint_curves(heads: pd.DataFrame, margins: pd.DataFrame) -> RenderedFigure:
-    """Draw means over the heads that select a token, as curves over checkpoints.
+    """Draw the mean cosine and margin ratio of the heads that select a token, as curves over checkpoints.
 
     Attention sinks and other heads are drawn as separate curves.
     """

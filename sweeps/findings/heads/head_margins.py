@@ -43,7 +43,8 @@ class Ratio(NamedTuple):
     Attributes:
         ratio: margin of the head, divided by `margin_bound` of the max-margin problem; at most 1.
         cosine: cosine between W and the max-margin matrix.
-        margin: margin of the head, min uᵀ W z / ‖W‖, where u is the selected token minus another token.
+        margin: margin of the head, min uᵀ W z / ‖W‖, where u is the vector of the selected token minus the
+            vector of another token.
         largest: the certified maximum margin.
         gap: relative duality gap.
         status: status of the max-margin problem.
@@ -105,7 +106,10 @@ def _span(z: Floats) -> Floats:
 def _differences(
     tokens: Floats, visible: NDArray[np.bool_], chosen: SelectingSequences
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the selected token's vector minus that of each other token, with indices into `chosen.rows`."""
+    """Return the vector of the selected token minus the vectors of other tokens, with indices of sequences.
+
+    The indices refer to `chosen.rows`. Tokens with the same vector as the selected token are omitted.
+    """
     best = tokens[chosen.rows, chosen.top]
     u = best[:, None] - tokens[chosen.rows]
     others = visible[chosen.rows] & (
@@ -121,13 +125,13 @@ def selecting_sequences(layer: Layer, scores: Floats, share: float) -> Selecting
 
 
 def attention(scores: Floats) -> Floats:
-    """Return the softmax of scores (n, T) over tokens."""
+    """Return the softmax over tokens of scores with shape (n, T)."""
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     return weights / weights.sum(axis=1, keepdims=True)
 
 
 def gaps(scores: Floats) -> Floats:
-    """Return the gap between the two largest scores as an (n,) array. It is inf for a single token."""
+    """Return the gap between the two largest scores of each sequence, or inf for T = 1, as an (n,) array."""
     top = np.sort(scores, axis=1)[:, -2:]
     return top[:, 1] - top[:, 0] if top.shape[1] == 2 else np.full(len(top), np.inf)
 
@@ -142,7 +146,7 @@ def null_selections(
 
         shuffled     the z of another sequence, by a random cyclic permutation
         covariance   z ~ N(mean, covariance of the inputs over all positions), for each sequence
-        matched      a single sample as in covariance, plus each query's deviation from the mean query
+        matched      one sample as in covariance, plus the deviation of each query from the mean query
         none         the unchanged z, for an untrained model
 
     Args:

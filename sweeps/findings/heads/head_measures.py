@@ -205,8 +205,8 @@ def verdicts(heads: pd.DataFrame, margins: pd.DataFrame, confidence: float = 0.9
     Returns:
         One row for each null baseline and each head that selects a token, with the columns `difference`,
         `low`, `high`, `groups`, `p`, `corrected`, `verdict` ("closer", "farther", "inconclusive", or "not
-        defined" if a null baseline has no spread), `margins` (the geometric mean of the head's margin ratio
-        relative to the null baseline's) and `kind` (the kind of token that the head selects).
+        defined" if a null baseline has no spread), `margins` (the geometric mean of the margin ratios of the
+        head, divided by that of the null baseline) and `kind` (the kind of token that the head selects).
     """
     own = margins[(margins["space"] == "query") & (margins["group"] >= 0)]
     own = own.assign(log_ratio=np.log(own["ratio"].where(own["ratio"] > 0)))
@@ -233,7 +233,7 @@ def verdicts(heads: pd.DataFrame, margins: pd.DataFrame, confidence: float = 0.9
 
 
 def compare(differences: Floats, confidence: float) -> tuple[float, float, float, float]:
-    """Return the mean difference, its interval, and the two-sided p-value for the hypothesis of mean zero.
+    """Return the mean difference, its interval, and the two-sided p-value of the hypothesis that it is zero.
 
     Both groups and draws are treated as random. The variance of the mean is therefore the variance of the
     group means divided by the number of groups, plus the variance of the draw means divided by the number of

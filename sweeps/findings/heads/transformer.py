@@ -78,25 +78,31 @@ class Layer(NamedTuple):
 
     @property
     def num_heads(self) -> int:
-        """Return the number of heads H."""
+        """Number of heads H."""
         return len(self.W_Q)
 
     def query_features(self) -> Floats:
-        """Return z, (n, d) or, if the query projection has a bias, (z, 1) as an (n, d + 1) array."""
+        """Return z as an (n, d) array.
+
+        If the query projection has a bias, return (z, 1) as an (n, d + 1) array.
+        """
         return self.with_bias(self.query)
 
     def with_bias(self, z: Floats) -> Floats:
-        """Append a constant component 1 to inputs (..., d) if the query projection has a bias."""
+        """Append a component 1 to the last axis of the inputs if the query projection has a bias."""
         return z if self.b_Q is None else np.concatenate([z, np.ones((*z.shape[:-1], 1))], axis=-1)
 
     def query_matrix(self, head: int) -> Floats:
-        """Return a head's (c, d) matrix W_Q / √c or, with a bias, the (c, d + 1) matrix (W_Q, b_Q) / √c."""
+        """Return W_Q / √c of a head as a (c, d) array.
+
+        If the query projection has a bias, return (W_Q, b_Q) / √c as a (c, d + 1) array.
+        """
         W = self.W_Q[head]
         W = W if self.b_Q is None else np.concatenate([W, self.b_Q[head][:, None]], axis=1)
         return W / np.sqrt(len(W))
 
     def keys(self, head: int) -> Floats:
-        """Return a head's keys as an (n, T, c) array, rotated to the frame of the query position.
+        """Return the keys of a head as an (n, T, c) array, rotated to the frame of the query position.
 
         Without rotary embeddings, the key bias is omitted, because it shifts all scores by the same amount.
         """
@@ -108,7 +114,7 @@ class Layer(NamedTuple):
         return _rotate(turned, cos[self.position][:, None], -sin[self.position][:, None])
 
     def scores(self, head: int, keys: Floats | None = None, query: Floats | None = None) -> Floats:
-        """Return the scores as an (n, T) array, with -inf for tokens that are not visible.
+        """Return the scores of a head as an (n, T) array, with -inf for tokens that are not visible.
 
         Args:
             head: index of the head.
@@ -211,9 +217,10 @@ class Transformer:
     def _record(
         self, attention: Any, names: tuple[str, ...], texts: TokenisedTexts
     ) -> tuple[Floats, Floats, tuple[Floats, Floats] | None]:
-        """Return inputs (n, T, d), attention weights (n, H, T) at the query position, and cos and sin.
+        """Return the inputs, the attention weights at the query position, and cos and sin.
 
-        cos and sin are (T, r) arrays for the rotary embeddings, or None if the model has none.
+        The inputs have shape (n, T, d), and the weights have shape (n, H, T). The last value is the pair of
+        (T, r) arrays cos and sin of the rotary embeddings, or None if the model has no rotary embeddings.
         """
         import torch
 
@@ -333,7 +340,7 @@ def _is_causal(model: Any, attention: Any) -> bool:
 
 
 def _weights(output: Any) -> Any:
-    """Return the (batch, H, T, T) attention weights among a module's outputs, or None if there are none."""
+    """Return the (batch, H, T, T) attention weights in the output of a module, or None if there are none."""
     parts = output if isinstance(output, tuple) else (output,)
     return next((x for x in parts if getattr(x, "ndim", 0) == 4 and x.shape[2] == x.shape[3]), None)
 
@@ -371,7 +378,7 @@ _Projection = tuple[Floats, Floats | None]
 
 
 def _projections(attention: Any, names: tuple[str, ...], heads: int) -> tuple[_Projection, _Projection]:
-    """Return the (H c, d) weights and the biases of the query and key projections."""
+    """Return the weights, with shape (H·c, d), and the biases of the query and key projections."""
 
     def numbers(module: Any) -> _Projection:
         bias = getattr(module, "bias", None)
@@ -398,7 +405,7 @@ def _projections(attention: Any, names: tuple[str, ...], heads: int) -> tuple[_P
 
 
 def _check(layer: Layer, weights: Floats, location: str) -> None:
-    """Raise ja.InputError unless the recomputed (n, H, T) attention weights match the model's."""
+    """Raise InputError if recomputed attention weights differ from those of the model, an (n, H, T) array."""
     remedy = "its scores are not bilinear in its inputs, so margins are not defined"
     if weights.shape[1] != layer.num_heads:
         raise ja.InputError(f"{location}: the layer returns no attention weights; {remedy}")

@@ -1,4 +1,4 @@
-"""Runs that avoid the window by other initialisations, schedules or losses, or by joint training."""
+"""Variants of training that may avoid the window, such as other initialisations, losses or schedules."""
 
 import numpy as np
 from mine import Balanced, study
@@ -22,7 +22,7 @@ def walked(steps):
 
 
 def variants():
-    """Yield each variant's name, phases and other changed settings."""
+    """Yield the name, the phases and other changed settings of each variant."""
     one_step, descent = ja.dynamics.OneStep, ja.dynamics.Descent
     several = descent(name="embed", train=["E"], optimizer="sgd", step_size=STEP_SIZE / 100, steps=100)
     small = one_step(name="small", step_size=200.0)
@@ -52,7 +52,10 @@ def least_beta(step_size, *, relevant, length, **_):
 
 
 def escapes(seeds, runs):
-    """Yield a row for each variant: the number of seeds that lose a label, its interval, and final values."""
+    """Yield a row for each variant, with the number and the fraction of seeds that lose a label.
+
+    A row also contains the interval of the fraction, the median final loss and the median final ‖p‖.
+    """
     for place, (name, phases, more) in enumerate(variants()):
         folder = runs / f"escape_{place}"
         results = study("equal", seeds, phases=phases, name=f"escape_{place}", **more).run(folder, quiet=True)

@@ -1,6 +1,6 @@
-"""Window of η0 in which the flow of p ignores one label's tokens, computed from a reduced flow.
+"""Window of η0 in which the flow of p ignores the tokens of one label, computed from a reduced flow.
 
-Under Assumption 1 one step of size η0 on E leaves E·v = γ ≈ η0 α/2 and E Eᵀ ≈ I + γ γᵀ, and the scores
+Under Assumption 1, one step of size η0 on E leaves E·v = γ ≈ η0 α/2 and E Eᵀ ≈ I + γ γᵀ, and the scores
 a = E p follow
 
     a' = -∂L/∂a - γ (γ·∂L/∂a).
@@ -33,7 +33,7 @@ class ReducedFlow(NamedTuple):
     of the T - 1 groups of irrelevant tokens. The tokens of a group have the same score and the same value.
 
     Attributes:
-        values: (G + T - 1,); γ, relevant groups first.
+        values: (G + T - 1,); γ of each group, with relevant groups first.
         tokens: (G + T - 1,); number of tokens per group.
         labels: (G,); -1 or 1.
         shares: (G,); fraction of the sequences that are of each kind.
@@ -47,7 +47,10 @@ class ReducedFlow(NamedTuple):
     start: np.ndarray
 
     def pulls(self, scores: np.ndarray) -> np.ndarray:
-        """Compute -∂L/∂a summed over each group as a (G + T - 1,) array, from differences γ_i - γ_j."""
+        """Compute -∂L/∂a, summed over the tokens of each group, as a (G + T - 1,) array.
+
+        It is computed from differences γ_i - γ_j.
+        """
         groups = len(self.labels)
         shared = np.broadcast_to(scores[groups:], (groups, len(scores) - groups))
         q = np.concatenate([scores[:groups, None], shared], axis=1)
@@ -80,9 +83,9 @@ class Followed(NamedTuple):
     """Final state and path of a reduced flow.
 
     Attributes:
-        scores: (G + T - 1,).
-        selected: (G,) bool; True if the relevant token is on top in the sequences of each kind.
-        depth: largest distance of a relevant token's score below the highest irrelevant score along the path.
+        scores: (G + T - 1,); final scores.
+        selected: (G,) bool; True if the relevant token has the largest final score in sequences of a kind.
+        depth: largest distance of a relevant score below the highest irrelevant score along the path.
         path: (k, G + T - 1); scores along the path.
     """
 
@@ -103,8 +106,8 @@ class LabelWindow(NamedTuple):
     Attributes:
         lower: smallest η0 at which a label is lost; NaN if there is none.
         upper: largest η0 at which a label is lost; inf if it is lost at the largest η0 that was tried.
-        ceiling: 2 R T log(2 (T - 1)² - 1), above which a large asymmetry no longer reinforces itself if
-            counts are equal. `upper` is near `ceiling`, and below it for large d.
+        ceiling: 2 R T · log(2 (T - 1)² - 1). If counts are equal, a large asymmetry no longer reinforces
+            itself above this η0. `upper` is near `ceiling`, and below it for large d.
         claimed: True if the edges are claimed for the exact flow: equal counts, R ≥ 10, T ≥ 6, d ≥ 256, and
             an upper edge at least twice the lower one. Otherwise the window is nearly closed or was not
             compared, and the reduced flow may lose a label in more or fewer seeds than the exact flow.
@@ -157,6 +160,8 @@ def reduced_flow(
     noise: Number = MEDIAN_NOISE,
 ) -> ReducedFlow:
     """Build the flow of p after one step on E, reduced to groups of tokens with equal count.
+
+    Relevant token s has the value γ_s and the initial score a_s:
 
         γ_s = η0 α_s / 2 = ± η0 n_s / (2 n T),    a_s = γ_s ξ at the start,
         ξ = noise √((1 + (1 - 1/T)² (1/R + 1/(V - R)) + 1/(R g²)) / d),    g = η0 / (2 R T).
@@ -296,7 +301,7 @@ def label_window(
 
 
 def _longest_run(found: list[bool]) -> tuple[int, int]:
-    """Return the start and end of the longest run of True, which are equal if there is none."""
+    """Return the start and end of the longest run of True. They are equal if there is no True."""
     best, start = (0, 0), 0
     for place, value in enumerate([*found, False]):
         if not value:

@@ -40,11 +40,11 @@ def equal_counts(
 
 
 class Labels(ja.Probe, frozen=True, kw_only=True):
-    """Fraction of each label's sequences that select a relevant token (α ≠ 0), and three predictors.
+    """Fraction of the sequences of each label that select a relevant token (α ≠ 0), and three predictors.
 
-    `kept` is the smaller of the two fractions, and 0 if no sequence of a label selects its relevant token.
+    `kept` is the smaller of the two fractions. It is 0 if no sequence of a label selects its relevant token.
     `rarest` is the count of the rarest token of label 1 minus the count of the rarest token of label -1. A
-    positive value of one of the predictors `pull`, `ahead` and `skewed` predicts that label 1 wins.
+    positive value of a predictor (`pull`, `ahead` or `skewed`) predicts that label 1 wins.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -90,7 +90,7 @@ class Balanced(ja.Loss, frozen=True, kw_only=True):
     """Loss (1/β) log mean_y exp(β L_y), where L_y is the mean logistic loss over label y.
 
     Attributes:
-        beta: β; the loss is close to the mean of both for small β, and close to the larger one for large β.
+        beta: β; the loss is close to the mean of both L_y for small β, and to the larger L_y for large β.
     """
 
     coupled: ClassVar[bool] = True
@@ -115,7 +115,7 @@ def study(
     name: str = "label_window",
     **rest,
 ) -> ja.Study:
-    """Build a study with one step of size η0 on E, then the exact flow of p or the given phases."""
+    """Build a study with the given phases, or with one step of size η0 on E and then the exact flow of p."""
     after = ja.dynamics.ExactFlow(name="query", until_norm=30.0, points=3)
     return ja.Study(
         name=name,

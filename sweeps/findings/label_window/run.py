@@ -1,4 +1,4 @@
-"""Compare the predicted window of η0, in which a label is lost, with the flow of p.
+"""Compare the predicted window of η0 in which a label is lost with the measured window of the flow of p.
 
     python sweeps/findings/label_window/run.py edges        # both edges by bisection, equal counts
     python sweeps/findings/label_window/run.py counts       # random counts, compared with published runs
@@ -6,7 +6,7 @@
     python sweeps/findings/label_window/run.py escapes      # variants that may select both labels
     python sweeps/findings/label_window/run.py figure       # the figure, and the tables as text
 
-Tables and the figure are written to --out. Runs are written to --runs, and are resumed from there.
+Tables and the figure are written to --out. Runs are stored in --runs, from which they can be resumed.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def at(axis, x, changes):
 
 
 def edges(given):
-    """Write edges.csv: predicted and measured edges of the window, for equal counts."""
+    """Write edges.csv, with the predicted and measured edges of the window for equal counts."""
     rows = []
     for axis, values, changes in SETTINGS:
         windows = {}
@@ -91,7 +91,10 @@ def _edge_row(sizes, dim, edge, predicted, found):
 
 
 def counts(given):
-    """Write counts.csv: mean fraction of sequences that select their relevant token, for random counts."""
+    """Write counts.csv, with the mean fraction of sequences that select their relevant token.
+
+    The counts of relevant tokens are random.
+    """
     found = pd.read_csv(given.selection / "summary.csv", dtype={"model.dim": str})
     found = found.query("phase == 'query' and metric == 'only_relevant_selected'")
     drawn, rows = _drawn_counts(16), []
@@ -114,7 +117,7 @@ def counts(given):
 
 
 def _rarest_of_winner(ends, shares):
-    """Count the corpora that lose a label and whose winning label has the rarest token."""
+    """Count the corpora that lose a label and in which the winning label has the rarest token."""
     agree = 0
     for (flow, end), share in zip(ends, shares, strict=True):
         rarest = {y: np.abs(flow.values[: len(flow.labels)][flow.labels == y]).min() for y in (-1, 1)}
@@ -125,7 +128,10 @@ def _rarest_of_winner(ends, shares):
 
 
 def _measured(results, which):
-    """Return a row for each cell and seed: settings, and metrics at the first or last step of the flow."""
+    """Return a table with a row for each cell and seed: settings, and metrics at one step of the flow.
+
+    The step is the first one for `which` = 0, and the last one for `which` = -1.
+    """
     records = results.records.query("phase == 'query'")
     step = sorted(records["step"].unique())[which]
     table = records[records["step"] == step].pivot(index=["cell", "seed"], columns="metric", values="value")
@@ -133,7 +139,7 @@ def _measured(results, which):
 
 
 def _drawn_counts(draws, seed=0):
-    """Sample token counts as in `assumption1` (negative for label -1) and initial noise for each corpus."""
+    """For each corpus, sample token counts as in `assumption1` (negative for label -1) and initial noise."""
     rng, own = np.random.default_rng(seed), SIZES["relevant"] // 2
     found = []
     while len(found) < draws:
@@ -151,7 +157,7 @@ def _followed(step_size, dim, own, noise):
 
 
 def label(given):
-    """Write label.csv: select a predictor of the winning label on 100 seeds and evaluate it on new seeds."""
+    """Select a predictor of the winning label on 100 seeds, evaluate it on new seeds, and write label.csv."""
     rows, names = [], ("pull", "ahead", "skewed")
     for kind in ("random", "equal"):
         best = ""
@@ -182,7 +188,7 @@ def write(path, rows):
 
 
 def main():
-    """Run the part that is given on the command line."""
+    """Run the part that the command line selects."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("part", choices=["edges", "counts", "label", "escapes", "figure"])
     parser.add_argument("--seeds", type=int, default=6)

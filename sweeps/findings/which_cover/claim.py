@@ -1,4 +1,4 @@
-"""Check that training E, p and v ends on a cover, and that small initialisations determine which one."""
+"""Check that training E, p and v ends on a cover, and that small initialisations order scores by α or -α."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ METRICS = (
 
 
 def check(results):
-    """Measure how often training ends on a cover with the predicted E·v, and how often scores follow α.
+    """Measure how often training ends on a cover as predicted, and how often scores have the order of ±α.
 
     Source:
         docs/notes/which_cover.md.

@@ -1,8 +1,8 @@
-"""Covers, that is, lists of labelled tokens that decide every sequence, and the shortest such list.
+"""Covers, that is, lists of labelled tokens that decide every sequence, and algorithms that find them.
 
 If attention selects one token in every sequence, the tokens sorted by score form such a list: the first token
-of the list that a sequence contains is its top token, and must have its label. Learning theory calls it a
-decision list of single tokens.
+of the list that a sequence contains is the top token of the sequence, and must have the same label. Learning
+theory calls such a list a decision list of single tokens.
 """
 
 import math
@@ -21,7 +21,7 @@ _MAX_PROGRAMS = 1_000
 
 @dataclass(frozen=True)
 class TokenCover:
-    """Labelled tokens such that the first one contained in a sequence has the label of the sequence.
+    """Labelled tokens such that the first one that a sequence contains has the label of the sequence.
 
     Attributes:
         tokens: (r,) int32; the highest score first.
@@ -40,7 +40,7 @@ class TokenCover:
 
 
 def minimum_cover(corpus: Corpus, *, time_limit: float = 60.0) -> TokenCover | None:
-    """Find the shortest list of labelled tokens that decides every sequence: a minimum hitting set.
+    """Find the shortest list of labelled tokens that decides every sequence, as a minimum hitting set.
 
         min Σ x_{s,y}  s.t.  Σ x_{s,y} over the (s, y) that are pure in U  ≥ 1  for every set U of sequences,
 
@@ -51,10 +51,11 @@ def minimum_cover(corpus: Corpus, *, time_limit: float = 60.0) -> TokenCover | N
 
     Args:
         corpus: n sequences over V tokens, K classes.
-        time_limit: maximum seconds per program; after that, the shortest list found so far is returned.
+        time_limit: maximum time per program in seconds, after which the shortest known list is returned.
 
     Returns:
-        The cover, or None if no cover exists. `bound` equals its size if it is proven to be shortest.
+        The cover, or None if no cover exists. `bound` equals the size of the cover if it is proven to be
+        shortest.
 
     Raises:
         InputError: the time limit is not positive.
@@ -86,7 +87,7 @@ def minimum_cover(corpus: Corpus, *, time_limit: float = 60.0) -> TokenCover | N
 
 
 def greedy_cover(corpus: Corpus) -> TokenCover | None:
-    """Build a cover greedily: repeatedly add the labelled token that decides the most remaining sequences.
+    """Build a cover by repeatedly adding the labelled token that decides the most remaining sequences.
 
     Args:
         corpus: n sequences over V tokens, K classes.
@@ -139,7 +140,10 @@ class _Problem:
         return self.decides(U) > 0
 
     def decide(self, chosen: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray]:
-        """Order chosen tokens greedily, and return (class, token) pairs and a mask of undecided sequences."""
+        """Order the chosen tokens greedily.
+
+        Returns the list of (class, token) pairs, and a mask of the sequences that remain undecided.
+        """
         left, found = np.ones(len(self.holds), bool), []
         while left.any():
             counts = np.where(chosen, self.decides(left), 0)
@@ -151,14 +155,17 @@ class _Problem:
         return found, left
 
     def pairs(self) -> list[np.ndarray]:
-        """Return sets of sequences: each alone, and each with the most similar sequence of another class."""
+        """Return sets of sequences: each one alone, and each with the most similar one of another class."""
         sizes, each = self.holds.sum(axis=1), np.eye(len(self.holds), dtype=bool)
         apart = sizes[:, None] + sizes - 2 * (self.holds.astype(int) @ self.holds.T)
         apart = np.where(self.classes == self.classes[:, None], sizes.sum() + 1, apart)
         return [*each, *(each | each[apart.argmin(axis=1)])]
 
     def undecided(self, chosen: np.ndarray, left: np.ndarray) -> list[np.ndarray]:
-        """Return two minimal subsets of `left` that have no pure chosen token, shrunk from either end."""
+        """Return two minimal subsets of `left` that have no pure chosen token.
+
+        The first is found by removing sequences in order, and the second in reverse order.
+        """
         places = np.flatnonzero(left)
         return [self._shrunk(chosen, left, order) for order in (places, places[::-1])]
 
@@ -176,7 +183,10 @@ class _Problem:
 
 
 def _hitting_set(rows: np.ndarray, time_limit: float) -> tuple[np.ndarray | None, int]:
-    """Return a smallest set of columns that hits each row of a mask, and a lower bound on its size."""
+    """Return a smallest set of columns that hits each row of a mask, and a lower bound on its size.
+
+    The set is None if the solver finds none within the time limit.
+    """
     from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import
     from scipy.sparse import csr_array
 

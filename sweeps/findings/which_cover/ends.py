@@ -23,7 +23,7 @@ UNUSED = ("loss", "log_gradient_norm", "train_accuracy", "arc_length", "drift")
 
 
 def runs(results) -> pd.DataFrame:
-    """Return a table with a row for each run: corpus, scale, step, seed, and final metrics."""
+    """Return a table with a row for each run: corpus, initial scale, step size, seed, and final metrics."""
     records = results.records[results.records["phase"] == "all"]
     records = results.with_axes(last_steps(records))
     index = [key for key in ("block", SCALE, STEP, "seed") if key in records]
@@ -31,7 +31,10 @@ def runs(results) -> pd.DataFrame:
 
 
 def powers(results) -> np.ndarray:
-    """Estimate the exponent of log(1/L) in each run's distance from the law, from the run's last two rows."""
+    """For each run, estimate the exponent of log(1/L) in the distance from the law.
+
+    The estimate is computed from the last two rows of the run.
+    """
     records = results.records[results.records["phase"] == "all"]
     last = sorted(records["step"].unique())[-2:]
     records = results.with_axes(records[records["step"].isin(last)])
@@ -45,7 +48,7 @@ def powers(results) -> np.ndarray:
 
 
 def cells(found: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with a row for each cell: means over the runs that end on a cover."""
+    """Return a table with a row for each cell, with means over the runs that end on a cover."""
     found = found[(found["came_to_end"] == 1) & (found["cover_share"] == 1)]
     rows = []
     for (block, step, scale), own in found.groupby(["block", STEP, SCALE], sort=False):
@@ -70,7 +73,7 @@ def cells(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def exceptions(found: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that stopped early or without a cover, then the runs farthest from the prediction."""
+    """Return the runs that stopped early or without a cover, then the other runs farthest from the law."""
     off = (found["came_to_end"] != 1) | (found["cover_share"] != 1)
     farthest = found[~off & (found["cover_error"] > WITHIN)].nlargest(FARTHEST, "cover_error")
     names = ["log_loss", "cover_share", "cover_size", "cover_error", "cover_elsewhere", "cover_attention"]
@@ -78,7 +81,10 @@ def exceptions(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def sizes(results) -> Figure:
-    """Plot the number of top tokens beyond the shortest cover against the initial scale, with intervals."""
+    """Plot the number of top tokens minus the size of the shortest cover against the initial scale.
+
+    Points are means with confidence intervals.
+    """
     found = runs(results)
     blocks = list(dict.fromkeys(found["block"]))
     rows = -(-len(blocks) // 3)
@@ -104,7 +110,7 @@ def sizes(results) -> Figure:
 
 
 def law(results) -> Figure:
-    """Plot the distance of E·v from the law on top tokens against -log L: median and 95 % quantile."""
+    """Plot the distance of E·v from the law on top tokens against -log L, as median and 95 % quantile."""
     records = results.with_axes(results.records[results.records["phase"] == "all"])
     index = ["block", SCALE, STEP, "seed", "step"]
     wide = records.pivot_table(index=index, columns="metric", values="value").reset_index()

@@ -26,12 +26,13 @@ def planted(
     length: int = 4,
     sequences: int,
 ) -> ja.data.Corpus:
-    """Sample sequences with a broad and a narrow token of their class, in pairs that share irrelevant tokens.
+    """Sample a corpus in which each sequence contains a broad and a narrow token of its class.
 
-    The broad tokens of a class divide its sequences into equal parts, and form a cover. The narrow tokens
-    divide them differently, and also form a cover. With `halving`, the first narrow token occurs in more
-    sequences than any broad token, and each further narrow token in half as many as the previous one. In this
-    case, no shortest cover contains the most frequent token.
+    Sequences come in pairs, one of each class, which share their irrelevant tokens. The broad tokens of a
+    class divide its sequences into equal parts, and form a cover. The narrow tokens divide the sequences
+    differently, and also form a cover. With `halving`, the first narrow token occurs in more sequences than
+    any broad token, and each further narrow token occurs in half as many sequences as the previous one. In
+    this case, no shortest cover contains the most frequent token.
     """
     pair = jnp.arange(sequences // 2)
     place = pair // broad
@@ -48,9 +49,9 @@ class Beside(ja.PhaseProbe):
     """Comparison of the final top tokens with the shortest cover, the greedy cover, and covers ordered by α.
 
     For small initialisations, E grows along α and p along v, so the scores have the order of α or -α.
-    `winner` is the label whose tokens score above all others. `variance_lead` is S = mean_X y_X Var_X(α),
-    which moves p along v, divided by the mean of Var_X(α). `variance_sign` is its sign. `start_sign` is the
-    sign of the component of p_0 along the direction in which v and Eᵀα grow.
+    `winner` is the label whose tokens score above all others. `variance_lead` is S divided by the mean of
+    Var_X(α), where S = mean_X (y_X Var_X(α)) moves p along v. `variance_sign` is the sign of S. `start_sign`
+    is the sign of the component of p_0 along the direction in which v and Eᵀα grow.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -69,7 +70,7 @@ class Beside(ja.PhaseProbe):
     }
 
     def skip_reason(self, task: Any, phase: ja.Phase) -> str | None:
-        """Return a reason to skip the phase if it does not train all parameters, else None."""
+        """Return a reason to skip a phase that does not train all parameters, else None."""
         return None if {"E", "p", "v"} <= set(phase.train) else "requires a phase that trains E, p and v"
 
     def observe(self, phase: ja.Phase, state: Any) -> Array:
@@ -78,7 +79,10 @@ class Beside(ja.PhaseProbe):
         return jnp.append(E @ p, p @ v)
 
     def conclude(self, history: np.ndarray, params: Any, model: Any, loaded: Any) -> Any:
-        """Compare each seed's path in an (S, k, V + 1) history with the covers of its corpus."""
+        """Compare the path of each seed with the covers of its corpus.
+
+        `history` has shape (S, k, V + 1), with k points on the path of each of S seeds.
+        """
         corpora = jax.device_get(loaded.splits.train)
         each = [
             (follows(path[:, :-1], own), _sizes(own) | signs(path[0], own))
@@ -91,7 +95,11 @@ class Beside(ja.PhaseProbe):
 
 
 def follows(scores: np.ndarray, corpus: ja.data.Corpus) -> dict[str, np.ndarray]:
-    """Return the fractions of sequences whose top token is first by |α| and by ±α, and the winning label."""
+    """Compare the top token of each sequence with the order of its tokens by α.
+
+    Returns the fraction of sequences whose top token has the largest |α|, the larger of the fractions for the
+    largest α and the largest -α, and the winning label.
+    """
     ids, mask = (np.asarray(x) for x in padded_sequences(corpus))
     alpha = np.asarray(ja.data.average_signed_frequency(corpus))
     top = np.take_along_axis(ids[None], np.where(mask, scores[:, ids], -np.inf).argmax(2)[..., None], 2)
@@ -130,7 +138,10 @@ _KNOWN: dict[bytes, dict[str, float]] = {}
 
 
 def _sizes(corpus: ja.data.Corpus) -> dict[str, float]:
-    """Return the sizes of the minimum and greedy covers, NaN if there is none, from a cache if possible."""
+    """Return the sizes of the minimum cover and the greedy cover, or NaN if there is no cover.
+
+    Also returns whether the minimum is proven. Results are cached.
+    """
     key = b"".join(np.asarray(x).tobytes() for x in (corpus.bags.index, corpus.bags.count, corpus.targets))
     if key not in _KNOWN:
         shortest, greedy = minimum_cover(corpus), greedy_cover(corpus)

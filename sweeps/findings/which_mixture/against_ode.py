@@ -1,10 +1,10 @@
-"""Compare the flow in log r (far.py) with an ODE without v_mm or weights, for log ‖v‖ = 15 to 19.6.
+"""Compare the flow in log r (far.py) with an ODE that does not use v_mm, for log ‖v‖ from 15 to 19.6.
 
     python against_ode.py --out FOLDER [--seeds 6] [--relevant 2 3]    # ode.csv
 
 Both start at the same row of `joint_flow`, near log ‖v‖ = 15. The ODE for p, v/‖v‖ and log ‖v‖
-(`benchmarks/joint_ode.py`) is solved by SciPy's Radau method. The output has a row with ‖p - p_ODE‖/‖p_ODE‖
-for each log ‖v‖.
+(`benchmarks/joint_ode.py`) is solved by SciPy's Radau method. It uses neither v_mm nor its multipliers. The
+output has a row with ‖p - p_ODE‖/‖p_ODE‖ for each log ‖v‖.
 """
 
 import argparse
@@ -34,7 +34,7 @@ BEGIN, END, EVALUATIONS = 15.0, 19.6, 20_000
 
 
 def problems(relevant, seeds):
-    """Return parameters after one step, and corpora with `relevant` relevant tokens per sequence."""
+    """Return parameters after one step on E, and corpora with `relevant` relevant tokens per sequence."""
     generate = partial(ja.data.multi_relevant, relevant_per_sequence=relevant, **SIZES)
 
     def draw(key):
@@ -47,7 +47,7 @@ def problems(relevant, seeds):
 
 
 def compare(params, corpus, path):
-    """Integrate one seed's flow with both methods. Return rows of log ‖v‖ and the relative distance of p."""
+    """Integrate the flow of one seed with both methods, and return rows of log ‖v‖ and relative distance."""
     E, rho = np.asarray(params.E), np.asarray(path.log_v_norm)
     place = int(np.argmin(np.abs(rho - BEGIN)))
     p, v = np.asarray(path.p[place]), np.asarray(path.v[place]) * np.exp(rho[place])
@@ -68,7 +68,7 @@ def compare(params, corpus, path):
 
 
 def main():
-    """Compare both methods for all seeds and write ode.csv."""
+    """Compare both methods for all seeds, and write ode.csv."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--relevant", type=int, nargs="*", default=[2, 3])

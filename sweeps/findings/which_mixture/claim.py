@@ -10,7 +10,7 @@ CONFIRMED = 1e-5
 
 
 def check(results):
-    """Measure in how many seeds the limit of p and v is certified, and in how many the flow converges to it.
+    """Measure for how many seeds the limit of p and v is certified, and how many flows converge to it.
 
     Source:
         docs/notes/which_mixture.md.

@@ -1,4 +1,4 @@
-"""Gradient flow on p and v at large ‖v‖, parametrised by log r, with v as a function of p (NumPy, SciPy).
+"""Gradient flow on p and v at large ‖v‖, parametrised by log r, with v as a function of p.
 
 Let v = r v_mm + b with v_mm = Σ λ_s y_s E_s over the tokens s on which v_mm is tight, and β_s = y b·E_s. The
 weights of sequences are
@@ -10,10 +10,10 @@ The condition on b is a convex program, which is solved at every p by Newton's m
     dp/dlog r = Σ_X w_X Σ_{i<j} q_i q_j (r² y (γ_i - γ_j) + r (β_i - β_j)) (E_i - E_j).
 
 The sum over pairs avoids forces that are differences of larger forces. All forces are stored as logarithms.
-In a sequence with r q |y γ - 1| > 1e6, the exponent is scaled down to 1e6. As a result, the force of a wall
-(a light sequence that stops p) of weight r^(-2) has components that cancel up to 2 log r/1e6, instead of up
-to 2 log r/r. The position of the wall is shifted towards other tokens of its sequence by the same relative
-amount, 2 % at log r = 1e4.
+In a sequence with r q |y γ - 1| > 1e6, the exponent is scaled down to 1e6. A wall is a light sequence that
+stops p. The scaling changes the force of a wall of weight r^(-2): its components cancel up to a fraction of
+(2 log r)/1e6, instead of (2 log r)/r. The position of the wall is shifted towards other tokens of its
+sequence by the same fraction, 2 % at log r = 1e4.
 """
 
 from dataclasses import dataclass
@@ -35,9 +35,9 @@ class Far:
     Attributes:
         E: (V, m); embeddings in an orthonormal basis of their span.
         ids: (n, W); the distinct tokens of every sequence.
-        log_count: (n, W); -inf for padding.
+        log_count: (n, W); log of the count of each token, -inf for padding.
         excess: (n, W); y γ - 1, exactly 0 on the margin.
-        point: (n, W); index of the tight token of an entry, or -1 if the token is not tight.
+        point: (n, W); index of each token among the tight tokens, or -1 if the token is not tight.
         multipliers: (k,); λ of the tight tokens.
     """
 
@@ -64,17 +64,20 @@ class Far:
         self.kept = np.where(full < ACTIVE, full * -np.expm1(scale - log_r), 0.0)
 
     def attention(self, p):
-        """Compute log q (B, n, W) at points (B, m)."""
+        """Compute log q with shape (B, n, W) at points p with shape (B, m)."""
         own = (p @ self.E.T)[:, self.ids] + self.log_count
         own -= own.max(axis=2, keepdims=True)
         return own - np.log(np.exp(own).sum(axis=2, keepdims=True))
 
     def scale(self, log_q, log_r):
-        """Compute the (B, n) log factor on y f - 1, which is log r, or less for steep sequences."""
+        """Compute the log of the factor on y f - 1 as a (B, n) array: log r, or less for steep sequences."""
         return np.minimum(log_r, np.log(STEEP) - (log_q + self.log_excess).max(axis=2))
 
     def weights(self, log_q, log_r):
-        """Solve the convex program for β by Newton's method, and return β (B, k) and log w (B, n)."""
+        """Solve the convex program for β by Newton's method, and return β and log w.
+
+        β has shape (B, k), and log w has shape (B, n).
+        """
         q = np.exp(log_q)
         scale = self.scale(log_q, log_r)[:, :, None]
         rest = (np.sign(self.excess) * np.exp(log_q + self.log_excess + scale)).sum(axis=2) + self.kept
@@ -100,7 +103,7 @@ class Far:
         return np.log(np.maximum(held, 1e-30) / self.multipliers)
 
     def velocity(self, log_r, p):
-        """Compute dp/dlog r at points (B, m), and β (B, k)."""
+        """Compute dp/dlog r at points p with shape (B, m), and β with shape (B, k)."""
         log_q = self.attention(p)
         beta, log_w = self.weights(log_q, log_r)
         held = np.concatenate([beta, np.zeros((len(p), 1))], axis=1)[:, self.point]
@@ -113,7 +116,7 @@ class Far:
         return np.tensordot(np.where(there, pull, 0), self.apart, 2), beta
 
     def __call__(self, log_r, p):
-        """Compute the velocity at one point (m,), and store β as the next initial guess."""
+        """Compute the velocity at one point p with shape (m,), and store β as the next initial guess."""
         found, beta = self.velocity(log_r, p[None])
         if np.isfinite(beta).all():
             self.beta = beta[0]
@@ -128,7 +131,10 @@ class Far:
 
 
 def follow(far, p, log_r, until, tolerance=1e-6, steps=20_000):
-    """Integrate the flow from p at log r, and return log r (k,), p (k, m) and whether it finished."""
+    """Integrate the flow from p at log r to log r = `until`.
+
+    Returns log r with shape (k,), p with shape (k, m), and True if the integration reached `until`.
+    """
     far.begin(log_r, p)
     speed = float(np.linalg.norm(far(log_r, p)))
     if not np.isfinite(speed):  # there is no solution for the weights, or p is far from feasible

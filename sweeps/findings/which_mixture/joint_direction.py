@@ -1,4 +1,4 @@
-"""Limit direction of p in the joint flow of p and v, from tokens that must separate."""
+"""Limit direction of p in the joint flow of p and v, determined by the tokens that must separate."""
 
 import itertools
 import math
@@ -24,9 +24,9 @@ _NO_MULTIPLIER = 1e-9
 
 
 class StrictGap(NamedTuple):
-    """Pair of tokens where the score of `top` must exceed the score of `low` by more than `least`.
+    """Pair of tokens for which the score of `top` must exceed the score of `low` by more than `least`.
 
-    A force r^(2 least) w q c attracts `low`, and `log_force` is log(w q c).
+    A force r^(2 · least) · w q c attracts `low`, and `log_force` is log(w q c).
     """
 
     top: int
@@ -36,7 +36,7 @@ class StrictGap(NamedTuple):
 
 
 class Classes(NamedTuple):
-    """Classes of tied tokens, with sequence, smallest token, y γ - 1, point's weight and log q."""
+    """Classes of tied tokens: sequence, smallest token, y γ - 1, weight of the point, and log q of each."""
 
     sequence: np.ndarray
     leader: np.ndarray
@@ -82,7 +82,7 @@ class Program(NamedTuple):
 
     Attributes:
         E: (V, D); keys, projected orthogonally to 𝒯, the span of the differences of tied tokens.
-        log_r: log of the length of v, relative to v_mm.
+        log_r: log of the length of v relative to the length of v_mm.
         classes: the classes of tied tokens.
         heavy: (n,) bool.
         weight: (n,); the weight of heavy sequences.
@@ -99,8 +99,8 @@ class Program(NamedTuple):
     def solve(self, scores: np.ndarray) -> tuple[TwoSided, float]:
         """Return p_* and its slack, with the highest tokens as holders of light sequences.
 
-        The holder of a light sequence is its highest token h with y γ_h > 1. A light sequence requires
-        a_h ≥ a_s + least for its holder. If multiple tokens are tied at p_*, the vector p_* must be the
+        The holder h of a light sequence is its highest token with y γ_h > 1. A light sequence requires
+        a_h ≥ a_s + least for its holder h. If multiple tokens are tied at p_*, the vector p_* must be the
         shortest for each choice of holder. If one choice gives a shorter p, the flow leaves p_*, and the
         given point is not far enough along the path.
 
@@ -144,10 +144,10 @@ class Program(NamedTuple):
     def _level(
         self, found: TwoSided, scores: np.ndarray, holders: dict[int, int]
     ) -> Iterator[dict[int, int]]:
-        """Yield every choice of a holder for each sequence among the tokens tied with its current holder.
+        """Yield every choice of holders in which each holder is tied with the current one.
 
-        Sequences whose multipliers are zero keep their holders, because dropping their constraints does not
-        change p_*.
+        Sequences whose multipliers are zero keep their current holders, because p_* does not depend on their
+        constraints.
         """
         pairs, _ = _requirements(scores, self.classes, holders, self.heavy, self.weight)
         tight = found.multipliers > _NO_MULTIPLIER * found.multipliers.max(initial=0)
@@ -160,7 +160,7 @@ class Program(NamedTuple):
             yield holders | dict(zip(level, chosen, strict=True))
 
     def _shortens(self, found: TwoSided, scores: np.ndarray, holders: dict[int, int]) -> bool:
-        """Return whether the program with the given holders has a shorter solution than `found`."""
+        """Return True if the program with the given holders has a shorter solution than `found`."""
         try:
             other, _ = self._with(scores, holders)
         except NotCertified:
@@ -169,7 +169,10 @@ class Program(NamedTuple):
 
 
 def _level(scores: np.ndarray, classes: Classes, holders: dict[int, int]) -> dict[int, list[int]]:
-    """Return the classes above the margin that are tied with the holder, if there is more than one."""
+    """For each sequence, return the classes above the margin that are tied with its holder.
+
+    Sequences with only one such class are omitted.
+    """
     level: dict[int, list[int]] = {}
     for X, s, excess in zip(classes.sequence, classes.leader, classes.excess, strict=True):
         if int(X) in holders and excess > 0 and scores[holders[int(X)]] - scores[s] <= _STRICT:
@@ -178,7 +181,7 @@ def _level(scores: np.ndarray, classes: Classes, holders: dict[int, int]) -> dic
 
 
 def _spare(E: np.ndarray, reached: np.ndarray, log_r: float, strict_gaps: list[StrictGap]) -> float:
-    """Compute the pairs' smallest slack a_top - a_s - κ - ½ (E_s - E_top)·u, or inf without pairs."""
+    """Compute the smallest slack a_top - a_s - κ - ½ (E_s - E_top)·u over all pairs, or inf without pairs."""
     apart = {(pair.top, pair.low): E[pair.low] - E[pair.top] for pair in strict_gaps}
     pull = np.zeros(E.shape[1])
     for pair in strict_gaps:
@@ -193,7 +196,7 @@ def _spare(E: np.ndarray, reached: np.ndarray, log_r: float, strict_gaps: list[S
 
 
 def _holders(scores: np.ndarray, classes: Classes, heavy: np.ndarray) -> dict[int, int]:
-    """Return the highest class above the margin in every light sequence."""
+    """For each light sequence, return the class above the margin with the highest score."""
     best: dict[int, int] = {}
     for X, s, excess in zip(classes.sequence, classes.leader, classes.excess, strict=True):
         if not heavy[X] and excess > 0 and (X not in best or scores[s] > scores[best[X]]):
@@ -204,7 +207,7 @@ def _holders(scores: np.ndarray, classes: Classes, heavy: np.ndarray) -> dict[in
 def _requirements(
     scores: np.ndarray, classes: Classes, holders: dict[int, int], heavy: np.ndarray, weight: np.ndarray
 ) -> tuple[dict[tuple[int, int], float], list[StrictGap]]:
-    """Return pairs with their required gaps, and pairs whose gap must strictly exceed a bound."""
+    """Return the pairs with their minimum gaps, and the pairs whose gap must strictly exceed a bound."""
     pairs: dict[tuple[int, int], float] = {}
     strict_gaps: list[StrictGap] = []
     for X in range(len(heavy)):

@@ -1,4 +1,4 @@
-"""Max-margin head at the attended points in the joint flow of p and v, with finite scores."""
+"""Max-margin head v_mm and finite scores in the limit of the joint flow of p and v."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ _NEWTON_STEPS = 50
 
 
 class Entries(NamedTuple):
-    """Distinct tokens of all sequences as flat (N,) arrays, and (n,) labels."""
+    """Distinct tokens of all sequences as flat arrays with shape (N,), and labels with shape (n,)."""
 
     sequence: np.ndarray
     token: np.ndarray
@@ -19,7 +19,10 @@ class Entries(NamedTuple):
     labels: np.ndarray
 
     def attention(self, scores: np.ndarray, among: np.ndarray | None = None) -> np.ndarray:
-        """Compute log q (N,) from scores (V,), with the softmax restricted to the entries `among`."""
+        """Compute log q as an (N,) array from scores with shape (V,).
+
+        If the mask `among` is given, the softmax is restricted to its entries.
+        """
         own = scores[self.token] + np.log(self.times)
         own = own if among is None else np.where(among, own, -np.inf)
         top = np.full(len(self.labels), -np.inf)
@@ -34,7 +37,7 @@ class NotCertified(Exception):
 
 
 class Head(NamedTuple):
-    """v_mm at the points of heavy sequences, and the proof that finite scores maximise its margin."""
+    """Head v_mm at the points of heavy sequences, and the proof that finite scores maximise its margin."""
 
     scores: np.ndarray
     v: np.ndarray
@@ -82,7 +85,7 @@ def solve_head(
 
 
 def _points(entries: Entries, heavy: np.ndarray, mixed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a sequence for each point, and each sequence's point, which is -1 if the sequence is light."""
+    """Return a sequence for each point, and the point of each sequence, which is -1 for light sequences."""
     single = np.bincount(entries.sequence[mixed], minlength=len(heavy)) == 1
     key = np.arange(len(heavy)) + 2 * (entries.token.max() + 1)
     own = mixed & single[entries.sequence]
@@ -118,9 +121,11 @@ def _system(
     v: np.ndarray,
     multipliers: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Return the residuals of the optimality conditions, their Jacobian, and the ends of t and v.
+    """Return the residuals of the optimality conditions, their Jacobian, and the end indices of t and v.
 
-    Σ λ ∂(v·z)/∂t = 0,   Σ λ z - v = 0,   v·z - 1 = 0,   with coordinates t along 𝒯.
+    The conditions are
+
+        Σ λ ∂(v·z)/∂t = 0,   Σ λ z - v = 0,   v·z - 1 = 0,   with coordinates t along 𝒯.
     """
     token = entries.token[chosen]
     k, (m, dim) = lift.shape[1], z.shape
@@ -144,7 +149,7 @@ def _system(
 
 
 def _least_curvature(system: np.ndarray, unknown: list[int]) -> float:
-    """Compute the smallest eigenvalue of -∇² in (t, v) at fixed margins, relative to the largest."""
+    """Compute the smallest eigenvalue of -∇² in (t, v) at fixed margins, relative to the largest modulus."""
     size = unknown[1]
     hessian, margins = -system[:size, :size], system[size:, :size]
     _, values, vt = np.linalg.svd(margins)
@@ -157,7 +162,7 @@ def _least_curvature(system: np.ndarray, unknown: list[int]) -> float:
 
 
 def weights_of_sequences(entries: Entries, heavy: np.ndarray, head: Head) -> np.ndarray:
-    """Distribute each point's multiplier equally among its sequences, and return an (n,) array."""
+    """Distribute the multiplier of each point equally among its sequences, and return an (n,) array."""
     shared = np.bincount(head.point[heavy], minlength=len(head.multipliers))
     weight = np.zeros(len(heavy))
     weight[heavy] = (head.multipliers / shared)[head.point[heavy]]

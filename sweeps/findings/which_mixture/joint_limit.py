@@ -22,21 +22,21 @@ _ROUNDING = 1e-13
 
 @dataclass(frozen=True, repr=False)
 class JointLimit:
-    """Limit of p and v, with a local certificate. NumPy arrays, float64.
+    """Limit of p and v, with a local certificate. All arrays are NumPy arrays.
 
     Attributes:
-        p: (D,); p_*: scores separate like 2 log r · Φ p_*, where r v is the head; NaN without a limit.
+        p: (D,); p_*, such that scores separate like (2 log r) · Φ p_* for a head r v; NaN without a limit.
         v: (D,); the shortest v with y x_X·v ≥ 1 at the points x_X that attention forms in the limit.
         heavy: (n,) bool; True for sequences whose weight is of order one. The other sequences are light.
-        weight: (n,); the weight of heavy sequences in Σ w y x = v, 0 for light ones.
+        weight: (n,); the weight w of heavy sequences in Σ_X w_X y_X x_X = v, and 0 for light sequences.
         finite: () int; number of dimensions in which scores remain finite.
         gradient: (); magnitude of the force in these dimensions relative to its terms; 0 if there are none.
         curvature: (); smallest curvature of max min_X y x_X·v in directions that the margins do not fix,
             relative to the largest, or inf if no score remains finite.
         head_gap: (); relative duality gap of v at the points x_X.
-        direction: the solved program of p_*, None without a limit.
-        spare: (); smallest slack of the strict conditions, inf if there are none.
-        reason: why there is no certificate, "" if there is one.
+        direction: solution of the program for p_*; None without a limit.
+        spare: (); smallest slack of the strict conditions; inf if there are none.
+        reason: reason why there is no certificate; "" if there is one.
     """
 
     p: np.ndarray
@@ -74,9 +74,9 @@ def certify_joint_limit(
     """Certify the limit of gradient flow on p and v, for fixed E and logistic loss, from a point of its path.
 
     In the limit v = r v_mm, log r → ∞, with v_mm the max-margin head of the points that attention forms,
-    and p = 2 log r (p_* + o(1)). A sequence is heavy if its weight e^(-y f) is of the order of the largest
-    weight, and light if its weight is smaller by a power of r. The given point determines which sequences are
-    heavy, and which attention in them remains finite. Everything else is recomputed:
+    and p = (2 log r) · (p_* + o(1)). A sequence is heavy if its weight e^(-y f) is of the order of the
+    largest weight, and light if its weight is smaller by a power of r. The given point determines which
+    sequences are heavy, and which attention in them remains finite. Everything else is recomputed:
 
         p_* = argmin ‖p‖²  s.t.  a_top - a_s = 0     tokens of finite attention in a heavy sequence,
                                  a_top - a_s ≥ 1     s of a heavy sequence with y γ_s < 1,
@@ -91,12 +91,12 @@ def certify_joint_limit(
 
         a_top - a_s - κ > ½ (E_s - E_top)·u,    u = Σ_X w_X r^(2κ) q_s c (E_s - E_top),
 
-    where the sum is over all such pairs, q and r are taken at the given point, and c is y γ_s - 1, or β_s -
-    β_top if y γ_s = 1. Otherwise, s rises from the given point on, although p_* is a limit for points closer
-    to it. At the given point, light sequences must also have y x_X·v_mm ≥ 1, up to 1/√r. Finite scores and
-    v_mm are a strict local maximum of min_X y x_X·v over ‖v‖ ≤ 1. The certificate is local, because neither
-    program is convex as a whole. Its conditions concern only the leading powers of r, and are not proven to
-    be sufficient.
+    where the sum is over all such pairs, q and r are taken at the given point, and c is y γ_s - 1, or
+    β_s - β_top if y γ_s = 1. Otherwise, the score of s rises from the given point on, although p_* is a limit
+    for points closer to it. At the given point, light sequences must also have y x_X·v_mm ≥ 1, up to 1/√r.
+    The finite scores and v_mm must be a strict local maximum of min_X y x_X·v over ‖v‖ ≤ 1. The certificate
+    is local, because neither program is convex as a whole. Its conditions concern only the leading powers of
+    r, and are not proven to be sufficient.
 
     Args:
         scores: keys Φ (V, D), which are also the inputs of v, and bags of n sequences of two classes.
@@ -177,7 +177,10 @@ def _certify(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries, tole
 
 
 def _kinds(E: np.ndarray, p: np.ndarray, v: np.ndarray, entries: Entries) -> tuple[np.ndarray, np.ndarray]:
-    """Return masks of heavy sequences and their entries with finite attention, cut off at √r."""
+    """Return a mask of heavy sequences, and a mask of their entries with finite attention.
+
+    The cut-off for attention, and for weights relative to the largest weight, is 1/√(min y f).
+    """
     log_q, agreement = entries.attention(E @ p), _agreement(E @ p, E @ v, entries)
     if not agreement.min() > np.exp(_LONG):
         raise NotCertified("v is not large yet, or no v separates the labels")

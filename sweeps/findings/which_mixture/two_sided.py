@@ -14,13 +14,13 @@ _NO_RESIDUAL = 1e-14
 
 
 class TwoSided(NamedTuple):
-    """p = argmin ‖p‖² s.t. A p ≥ b, b of any sign.
+    """Solution of min ‖p‖² s.t. A p ≥ b, where b may have any sign.
 
     Attributes:
-        p: (D,).
+        p: (D,); the solution.
         multipliers: (m,); λ ≥ 0 with p = Aᵀ λ.
         gap: (); 1 - (2 λ·b - ‖Aᵀ λ‖²) / ‖p‖², the relative duality gap of ½ ‖p‖²; 0 if p = 0 is allowed.
-        violation: (); the largest b - A p, relative to 1 + ‖p‖ times the longest row.
+        violation: (); largest component of b - A p, relative to 1 + ‖p‖ · max_i ‖row_i‖.
     """
 
     p: np.ndarray
@@ -34,7 +34,7 @@ class TwoSided(NamedTuple):
         return bool(self.violation <= _FEASIBLE)
 
     def in_unit(self, unit: float) -> "TwoSided":
-        """Return the solution for the rows multiplied by `unit`, a power of two."""
+        """Return the solution for the rows of A multiplied by `unit`, a power of two."""
         return self._replace(p=self.p / unit, multipliers=self.multipliers / unit / unit)
 
 

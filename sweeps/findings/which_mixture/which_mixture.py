@@ -29,10 +29,10 @@ AGREES = 1e-5
 
 
 class Mixture(ja.PhaseProbe):
-    """Certified limit of p and v after `joint_flow`, and the flow in log r towards it.
+    """Certified limit of p and v after `joint_flow`, and the flow in log r towards this limit.
 
     Settings:
-        follows: whether to integrate the flow in log r.
+        follows: if True, integrate the flow in log r.
     """
 
     rotation_invariant: ClassVar[bool] = True
@@ -55,7 +55,7 @@ class Mixture(ja.PhaseProbe):
     follows: bool = True
 
     def skip_reason(self, task: Any, phase: ja.Phase) -> str | None:
-        """Return a reason to skip the phase if it does not train exactly p and v, else None."""
+        """Return a reason to skip a phase that does not train exactly p and v, else None."""
         return None if set(phase.train) == {"p", "v"} else "requires a phase that trains p and v"
 
     def observe(self, phase: ja.Phase, state: Any) -> Array:
@@ -63,7 +63,7 @@ class Mixture(ja.PhaseProbe):
         return jax.numpy.stack([phase.parameter(state, name) for name in ("p", "v")])
 
     def conclude(self, history: np.ndarray, params: Any, model: Any, loaded: Any) -> Any:
-        """Certify the limit for each seed, and integrate its flow in log r."""
+        """Certify the limit for each seed, and integrate the flow in log r."""
         corpora = jax.device_get(loaded.splits.train)
         found = [
             measure(np.asarray(params.E[seed], np.float64), path, corpus, self.follows)
@@ -74,7 +74,10 @@ class Mixture(ja.PhaseProbe):
 
 
 def measure(E: np.ndarray, path: np.ndarray, corpus: ja.data.Corpus, follows: bool) -> dict[str, float]:
-    """Certify the limit from the last row (2, d) with log ‖v‖ ≤ 18.5, and integrate the flow in log r."""
+    """Certify the limit from the last point with log ‖v‖ ≤ 18.5, and integrate the flow in log r.
+
+    `path` has shape (k, 2, d), and contains p and v at k points.
+    """
     log_norm = np.log(np.linalg.norm(path[:, 1], axis=1))
     place = np.flatnonzero(log_norm <= LONGEST)[-1]
     p, v = path[place]
@@ -106,7 +109,7 @@ def apart(x: np.ndarray, y: np.ndarray) -> float:
 def begin(
     E: np.ndarray, p: np.ndarray, v: np.ndarray, corpus: ja.data.Corpus, limit: JointLimit
 ) -> tuple[Far, np.ndarray, float]:
-    """Return the flow in log r, the basis of the coordinates (m, d), and log r.
+    """Return the flow in log r, the basis of its coordinates as an (m, d) array, and log r.
 
     The flow uses v_mm and the heavy sequences of the certificate, but not the program of p.
     """
@@ -157,7 +160,7 @@ def table(found: pd.DataFrame) -> str:
 
 
 def distances(found: pd.DataFrame) -> Figure:
-    """Plot 1 - cos between p and p_* at log r = 1e4, and between p_relax and p_*, sorted, for each corpus."""
+    """Plot sorted values of 1 - cos(p_relax, p_*), and of 1 - cos(p, p_*) at log r = 1e4, for each corpus."""
     figure = Figure(figsize=(7.2, 3.0), layout="constrained")
     for axes, name, words in zip(
         figure.subplots(1, 2, sharey=True),
