@@ -11,9 +11,10 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, cast
 
 from jaxattn.core.errors import InputError, UserCodeError, similar
 from jaxattn.lab.study.code_hash import Unhashable, code_hash, is_local
@@ -110,14 +111,15 @@ class ImportPaths:
         content = path.read_bytes() if os.access(path, os.R_OK) else b""
         if name in sys.modules and _IMPORTED.get(name, content) == content:
             return sys.modules[name]
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
+        if path.suffix != ".py":
             raise InputError(f"{location}: cannot be imported; use a Python file")
+        loader = _Uncached(name, str(path))
+        spec = importlib.util.spec_from_file_location(name, path, loader=loader)
         with _local_imports(path, location):
-            module = sys.modules[name] = importlib.util.module_from_spec(spec)
+            module = sys.modules[name] = importlib.util.module_from_spec(cast(ModuleSpec, spec))
             _IMPORTED[name] = content
             try:
-                spec.loader.exec_module(module)
+                loader.exec_module(module)
             except Exception as error:
                 del sys.modules[name]
                 raise UserCodeError(
@@ -140,6 +142,14 @@ class ImportPaths:
             raise UserCodeError(f"{location} raised an exception on import", files) from error
         finally:
             sys.path[:] = before
+
+
+class _Uncached(SourceFileLoader):
+    """Loader without bytecode files, which miss an edit within a second that keeps the size of the file."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile the file."""
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 @contextmanager

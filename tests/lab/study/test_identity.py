@@ -303,7 +303,9 @@ def test_identities_are_hashes_and_the_same_each_time(study, name):
 
 
 @pytest.mark.parametrize("setting", ["objective = 'mine.py:f'", "clamps = { attention = 'mine.py:f' }"])
-def test_an_edited_objective_or_clamp_is_another_run(tmp_path, setting):
+def test_an_edited_objective_or_clamp_is_another_run(tmp_path, setting, monkeypatch):
+    """Also if the file has the same size and time, with which Python would use its bytecode again."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     sweep = f"""
         name = "edited"
         seeds = 1
