@@ -1,4 +1,4 @@
-"""Hardmax attention as token dynamics, in which every token moves towards a vertex of the convex hull.
+"""Hardmax attention as token dynamics: all tokens move towards vertices of their convex hull.
 
     x_i(t + 1) = x_i(t) + γ_t (y_i - x_i(t))
 

@@ -6,9 +6,9 @@ from a jaxattn class and has pure methods. jaxattn runs all seeds and cells of a
 program.
 
 Keyword-only arguments and fields are settings. Their values are checked against the annotations, and can be
-swept. Cells that differ only in a float share a program in which this float is traced. Therefore, write
-`jnp.where` instead of `if`, or annotate the setting with `jaxattn.Static[float]`, which compiles one program
-per value.
+swept. Cells that differ only in float settings share a program in which these settings are traced. Therefore,
+write `jnp.where` instead of `if`, or annotate the setting with `jaxattn.Static[float]`, which compiles one
+program per value.
 """
 
 from typing import NamedTuple
@@ -83,7 +83,7 @@ class SignDescent(ja.Phase, frozen=True, kw_only=True):
     steps: int
 
     def step(self, task: ja.dynamics.Task, state: ja.dynamics.State) -> ja.dynamics.State:
-        """Take one step. `task` contains the model, the loss and the seed's corpora."""
+        """Take one step. `task` contains the model, the loss, and the corpora of the seed."""
         of = {"outputs": task.model.outputs, "per_sequence": task.loss}
         _, slopes = ja.dynamics.loss_and_gradients(state.params, task.data.train, self.train, **of)
         size = self.step_size / jnp.sqrt(state.step + 1.0)

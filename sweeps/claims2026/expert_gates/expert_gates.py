@@ -1,4 +1,4 @@
-"""A dense mixture of linear experts with a softmax gate or a normalised sigmoid gate."""
+"""Dense mixture of linear experts with a softmax gate or a normalised sigmoid gate."""
 
 from typing import ClassVar, Literal
 

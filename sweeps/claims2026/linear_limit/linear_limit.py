@@ -42,7 +42,7 @@ class Linear(ja.Model[Population]):
     Attributes:
         alpha: ratio of α to √2 / (d^¼ ‖Σ‖).
         start: "full" for Θ with d columns, "rank one" for Θ with one column, or "blind" for A = 0 and b = α.
-        scale: ‖Σ‖, for which the upper bound on the eigenvalues is used.
+        scale: upper bound on the eigenvalues of Σ, which is used in place of ‖Σ‖.
     """
 
     alpha: float

@@ -42,7 +42,7 @@ class AllDigits(ja.models.OneLayer):
     """`OneLayer` for these three sequences, in a form whose gradients remain precise.
 
     For tokens 0 and k, f = γ_k + σ(a_0 - a_k) (γ_0 - γ_k). If f were computed as a weighted average, the
-    difference γ_k - f would be lost to rounding once the attention on token 0 is small.
+    difference γ_k - f would be lost once the attention on token 0 is below rounding error.
     """
 
     def outputs(self, params: Any, data: ja.data.Corpus) -> Array:

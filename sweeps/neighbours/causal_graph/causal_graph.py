@@ -1,4 +1,4 @@
-"""Disentangled two-layer transformers, their loss, and probes of the first attention."""
+"""Two-layer transformers on sequences with a latent graph, and their loss."""
 
 from typing import ClassVar
 

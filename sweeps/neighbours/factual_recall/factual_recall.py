@@ -63,7 +63,7 @@ class LinearAttention(ja.Model[Sequences]):
 
 
 class Known(ja.Probe):
-    """Fractions of sequences in which the most likely answer fits the relation, and the subject."""
+    """Fraction of sequences whose most likely answer fits the relation, and fraction for the subject."""
 
     def measure(self, seen: ja.probes.ProbeContext) -> dict[str, Array]:
         """Compute the metrics for one seed on its test data."""

@@ -70,9 +70,9 @@ def component(params: dict[str, Array], data: Rows) -> dict[str, Array]:
 
 
 def growing(params: dict[str, Array], data: Rows) -> dict[str, Array]:
-    """Compute the squared growing component Σ_h (v_hy + ⟨W_h, I/√D⟩)² / 4, or 0 for separate matrices.
+    """Compute the squared growing component Σ_h (v_hy + ⟨W_h, I/√D⟩)² / 4.
 
-    Separate matrices are those of keys and queries.
+    The result is 0 if the key and query matrices are separate.
     """
     if "W" not in params:
         return {"growing": jnp.zeros(())}

@@ -20,7 +20,7 @@ class WindowSums(Sequences):
 
     @property
     def relevant(self) -> Array:
-        """(2n, 2n) mask that is True where a query's output depends on the attended number."""
+        """(2n, 2n) mask that is True where the output at a query depends on the attended number."""
         n = self.numbers
         query, key = jnp.arange(2 * n)[:, None] - n, jnp.arange(2 * n)
         return (query >= 0) & (key <= query) & (key >= query - 1)

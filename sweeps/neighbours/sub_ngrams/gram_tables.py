@@ -60,7 +60,7 @@ def estimate(data: Grams, k: int, alpha: float = 1.0) -> Array:
 
 
 class Stages(ja.Probe):
-    """Losses of the k-gram estimators on the test data, norm of the population gradient, and attention.
+    """Losses of k-gram estimators, divergences of the model from them, gradient norm, and attention.
 
     Attributes:
         most: largest k.

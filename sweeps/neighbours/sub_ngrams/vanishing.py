@@ -29,5 +29,5 @@ def ratio(squares: np.ndarray, others: np.ndarray) -> judge.Estimate:
 
 
 def power(lengths: list[int], *squares: np.ndarray) -> judge.Estimate:
-    """Estimate the exponent a of a gradient norm proportional to T^-a."""
+    """Estimate the exponent a of a gradient norm that is proportional to T^(-a) for sequence lengths T."""
     return left_out(lambda *xs: -np.polyfit(np.log(lengths), np.log([norm(x) for x in xs]), 1)[0], *squares)
