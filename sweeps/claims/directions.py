@@ -1,4 +1,4 @@
-"""Distance of p from the certified max-margin direction for the tokens that p selects."""
+"""Cosine distance between p and the certified max-margin direction for the tokens that p selects."""
 
 import numpy as np
 
@@ -11,7 +11,10 @@ CLOSE_ELSEWHERE = 1e-8
 
 
 def is_close(cell, id, close, claim, **about):
-    """Measure the fraction of seeds whose final p has 1 - cos ≤ `close` to the certified direction."""
+    """Measure the fraction of seeds whose p reaches the final norm of the cell with 1 - cos ≤ `close`.
+
+    The cosine is between the final p and the certified max-margin direction.
+    """
     away = cell.last("certified_distance")
     return share(
         id,
@@ -27,5 +30,5 @@ def is_close(cell, id, close, claim, **about):
 
 
 def place(cell):
-    """Return the part of an id that identifies a cell's dimension and step size."""
+    """Return the part of an id that states the dimension d and the step size η0 of a cell."""
     return f"d={cell['model.dim']}.eta0={cell['phases.step.step_size']:g}"

@@ -6,19 +6,20 @@ from jaxattn.lab.books import cells, mean, powers
 
 
 def one_step_law(results, id, *, expected):
-    """Fit the exponent of d in the error of the one-step law for each seed.
+    """Fit the exponents of d in both errors of the one-step law for each seed.
 
     For token s, let E_s⁰ and E_s¹ be the embeddings before and after the step, and α_s the average signed
-    frequency. The error in the values is max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0. For K classes, the maximum
-    over classes is taken. The error in the embeddings is max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0. The step is
-    linear in η0, so neither error depends on η0. For text data, the most frequent of thousands of tokens
-    determines the maximum. The error of each seed then behaves like a single normal variable, so the interval
-    is wide.
+    frequency. The error in the values is max_s |(E_s¹ - E_s⁰)·v - η0 α_s/2| / η0. For K classes, it is the
+    maximum of this expression over the classes. The error in the embeddings is
+    max_s ‖E_s¹ - E_s⁰ - (η0/2) α_s v‖ / η0. The step is linear in η0, so neither error depends on η0.
+
+    Except for text data, the error in the values times √d is also measured at the largest d. For text data,
+    the most frequent of thousands of tokens determines the maximum. The error of each seed then behaves like
+    a single normal variable, so the interval is wide.
 
     Args:
-        results: a run with at least two values of d. Except for text data, error · √d is also measured at the
-            largest d.
-        id: first part of the ids.
+        results: a run with at least two values of d.
+        id: prefix of the ids.
         expected: criterion for the exponents.
 
     Source:

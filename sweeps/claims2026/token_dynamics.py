@@ -1,9 +1,9 @@
-"""Hardmax attention as token dynamics: every token moves towards a vertex of the tokens' convex hull.
+"""Hardmax attention as token dynamics: all tokens move towards vertices of their convex hull.
 
     x_i(t + 1) = x_i(t) + γ_t (y_i - x_i(t))
 
-y_i is the token with the smallest or the largest ⟨B x_i(t), y⟩. The flow `hardmax` is a phase whose trained
-parameter is the (n, 2) array of tokens.
+y_i is the token y that minimises or maximises ⟨B x_i(t), y⟩. The flow `hardmax` is a phase that trains the
+(n, 2) array of tokens.
 """
 
 from typing import Literal
@@ -19,29 +19,30 @@ SAME = 1e-12
 
 
 class Nothing(ja.Dataset):
-    """Placeholder data for n tokens, whose targets are 0."""
+    """Placeholder data for n tokens, with targets 0."""
 
 
 def none(*, tokens: int) -> Nothing:
-    """Return placeholder data for n tokens in the plane, with an (n, 2) array of zeros as targets."""
+    """Return placeholder data for n tokens in the plane. The targets are an (n, 2) array of zeros."""
     return Nothing(targets=jnp.zeros((tokens, 2)))
 
 
 class Tokens(ja.Model[Nothing]):
-    """Tokens x (n, 2) and the matrix B (2, 2).
+    """Model whose parameters are the tokens x, an (n, 2) array, and the matrix B, a (2, 2) array.
 
     Attributes:
-        cloud: "normal", normal tokens, the last of which closes the hull around 0; "symmetric", n/2 normal
-            tokens and their negatives; or "ellipse", n/2 tokens on the ellipse ⟨Bx, x⟩ = 1, each of which is
-            a vertex, and n/2 tokens inside their hull.
-        metric: "identity" or "random" for B.
+        cloud: distribution of the initial tokens. "normal": n - 1 normal tokens, and one token such that the
+            convex hull contains 0. "symmetric": n/2 normal tokens and their negatives. "ellipse": n/2 tokens
+            on the ellipse ⟨Bx, x⟩ = 1, all of which are vertices of the convex hull, and n/2 tokens inside
+            it.
+        metric: "identity" for B = I, or "random" for a random positive definite B.
     """
 
     cloud: Literal["normal", "symmetric", "ellipse"]
     metric: Literal["identity", "random"] = "identity"
 
     def init(self, key: Array, like: Nothing, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Sample the tokens and B."""
+        """Sample the initial tokens and B."""
         n = like.num_examples
         first, second, third = jax.random.split(key, 3)
         root = jax.random.normal(third, (2, 2), dtype)
@@ -61,12 +62,17 @@ class Tokens(ja.Model[Nothing]):
         return {"x": jnp.concatenate([ellipse, mixture @ ellipse]), "B": B}
 
     def outputs(self, params: dict[str, Array], data: Nothing) -> Array:
-        """Return the tokens, so that the loss is the mean of ½‖x_i‖²."""
+        """Return the tokens. Since the targets are 0, the loss is the mean of ½‖x_i‖²."""
         return params["x"]
 
 
 def aims(x: Array, B: Array, largest: bool) -> tuple[Array, Array]:
-    """Return each token's target token and the target's smallest lead over other points, both (n,)."""
+    """Return the index of the target of each token, and the lead of this target, as two (n,) arrays.
+
+    The target of x_i is the token y with the largest ⟨B x_i, y⟩, or with the smallest if `largest` is False.
+    The lead is the difference between this value and the next-best value. Tokens that coincide with the
+    target are ignored.
+    """
     values = (x @ B) @ x.T * (1 if largest else -1)
     aim = values.argmax(axis=1)
     away = jnp.abs(x[None] - x[aim][:, None]).max(axis=2)
@@ -75,7 +81,10 @@ def aims(x: Array, B: Array, largest: bool) -> tuple[Array, Array]:
 
 
 def contains_origin(x: Array) -> Array:
-    """Return True if the convex hull of planar points contains 0, so that no gap between angles exceeds π."""
+    """Return True if the convex hull of planar points contains 0.
+
+    It contains 0 if no gap between the angles of the points exceeds π.
+    """
     angles = jnp.sort(jnp.arctan2(x[:, 1], x[:, 0]))
     gaps = jnp.diff(angles, append=angles[:1] + 2 * jnp.pi)
     return gaps.max() <= jnp.pi + 1e-9
@@ -91,21 +100,25 @@ def hardmax(
     aim: Literal["smallest", "largest"] = "smallest",
     size: float = 0.0,
 ) -> ja.dynamics.RecordedPath:
-    """Move the tokens for `horizon` steps and record them at approximately log-spaced steps.
+    """Move the tokens for `horizon` steps, and record them at approximately log-spaced steps.
 
-    The metrics cover all steps up to t: `worst_ratio`, the largest J(x_i(s + 1)) / (2 λ_max(B) diam²/(s + 1))
-    with J = ½⟨Bx, x⟩; `worst_inside`, the same over the steps s at which 0 has not yet left the hull;
-    `origin_inside`, whether 0 has not yet left the hull; `deviation`, the largest distance of a token from
-    v + ∏(1 - γ_s) (x_i(0) - v), where v is its first aim; and `lead`, the smallest difference between the
-    best and the second-best aim.
+    Each metric covers all steps up to the recorded one:
+
+    - `worst_ratio`: the largest J(x_i(s + 1)) / (2 λ_max(B) diam²/(s + 1)), where J(x) = ½⟨Bx, x⟩ and diam is
+      the initial diameter.
+    - `worst_inside`: the same maximum, over the steps s before 0 leaves the convex hull.
+    - `origin_inside`: 1 if 0 has not yet left the convex hull, else 0.
+    - `deviation`: the largest distance of a token from v + ∏(1 - γ_s) (x_i(0) - v), where v is its first
+      target.
+    - `lead`: the smallest difference in ⟨B x_i, y⟩ between the best and the second-best target.
 
     Args:
-        params: tokens x (n, 2) and B (2, 2).
+        params: tokens x with shape (n, 2), and B with shape (2, 2).
         task: not used.
         points: number of recorded steps, including step 0.
-        horizon: last step.
-        aim: whether y_i has the smallest or the largest ⟨B x_i, y⟩.
-        size: γ; 0 for γ_t = 2/(t + 2).
+        horizon: number of steps.
+        aim: whether y_i is the token y with the smallest or the largest ⟨B x_i, y⟩.
+        size: step size γ, or 0 for γ_t = 2/(t + 2).
     """
     start, B = params["x"], params["B"]
     diameter = jnp.linalg.norm(start[:, None] - start[None], axis=2).max()

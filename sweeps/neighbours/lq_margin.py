@@ -1,8 +1,8 @@
 """Max-margin direction for a selection, in the ℓ_q norm.
 
-Mirror descent with the potential ‖p‖_q^q / q converges to the direction of the largest ℓ_q margin, and sign
-descent to the direction of the largest ℓ_∞ margin, whereas gradient descent converges to the direction of the
-largest ℓ_2 margin.
+Mirror descent with the potential ‖p‖_q^q / q converges to the direction of the largest ℓ_q margin. Gradient
+descent converges to the direction of the largest ℓ_2 margin, and sign descent to that of the largest ℓ_∞
+margin.
 """
 
 import math
@@ -28,27 +28,27 @@ _MAX_PROBLEMS = 400
 
 
 def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: float = 1e-10) -> MaxMargin:
-    """Compute the p with smallest ℓ_q norm that scores selected tokens at least 1 above all others.
+    """Compute the p with the smallest ℓ_q norm that scores selected tokens at least 1 above all others.
 
         p_q = argmin ‖p‖_q  s.t.  p·(Φ_s - Φ_s') ≥ 1  for all X, s ∈ S_X, s' ∈ X \\ S_X,
                                   p·(Φ_s - Φ_s'') = 0  for s, s'' ∈ S_X.
 
-    For 1 < q < ∞ the method solves ℓ_2 problems with weights |p_j|^(q-2) of the previous p, each as in
-    `max_margin`. For q = 1 and ∞ it solves a linear program, whose p may not be unique. Multipliers λ ≥ 0 and
-    μ bound the margin of every direction with ‖p‖_q = 1, by Hölder's inequality:
+    For 1 < q < ∞, the method solves a sequence of weighted ℓ_2 problems, each as in `max_margin`. The weights
+    are |p_j|^(q-2) for the previous p. For q = 1 and q = ∞, it solves a linear program, whose solution p may
+    not be unique. By Hölder's inequality, multipliers λ ≥ 0 and μ bound the margin of every p with ‖p‖_q = 1:
 
         margin ≤ ‖y‖_q* / Σ λ,   y = Σ λ (Φ_s - Φ_s') + Σ μ (Φ_s - Φ_s''),   1/q + 1/q* = 1.
 
     Args:
-        scores: keys Φ (m, D), and bags of n sequences.
-        selection: the selected tokens of each sequence, at least one.
-        q: the norm, 1 to ∞ (`math.inf`).
+        scores: keys Φ with shape (m, D), and the bags of n sequences.
+        selection: the selected tokens, at least one in each sequence.
+        q: exponent of the norm, from 1 to ∞ (`math.inf`).
         tolerance: largest relative duality gap of a solved problem.
 
     Returns:
-        The result of `max_margin`, with ℓ_q norms of p and the bound above. If the tolerance is not reached,
-        it contains the p with the smallest gap. If no direction separates the selection, it contains a proof
-        of this.
+        A result like that of `max_margin`, with the ℓ_q norm of p and the bound above. If the tolerance is
+        not reached, it contains the p with the smallest gap. If no direction separates the selection, it
+        contains a proof of this.
 
     Raises:
         InputError: q is below 1, Φ contains NaN or inf, a sequence has no selected token, or shapes do not
@@ -72,12 +72,12 @@ def lq_max_margin(scores: Scores, selection: Selection, *, q: float, tolerance: 
 def _reweighted(
     E: np.ndarray, found: Constraints, q: float, euclidean: MaxMargin, *, tolerance: float
 ) -> MaxMargin:
-    """Minimise ‖p‖_q by line searches from p towards the feasible u with smallest Σ_j |p_j|^(q-2) u_j².
+    """Minimise ‖p‖_q by line searches from p towards the feasible u with the smallest Σ_j |p_j|^(q-2) u_j².
 
-    u - p is a descent direction, and if p = u, the multipliers of u are multipliers for ‖p‖_q. For q ≤ 2, a
-    full step reduces the norm and multiplies the error by 2 - q. For q > 2, a step of about 1/(q - 1) is a
-    Newton step. The iteration starts at the Euclidean p, and returns it if the rounding error in the first
-    weights exceeds the margin.
+    u - p is a descent direction. If p = u, the multipliers of u are multipliers for ‖p‖_q. For q ≤ 2, a full
+    step reduces the norm and multiplies the error by 2 - q. For q > 2, a step of about 1/(q - 1) is a Newton
+    step. The iteration starts at the Euclidean p. It returns this p if the rounding error in the first
+    weighted problem exceeds the margin.
     """
     from scipy.optimize import minimize_scalar  # slow to import
 
@@ -117,7 +117,7 @@ def _norm(x: np.ndarray, q: float) -> float:
 
 
 def _of_pairs(solution: MaxMargin, found: Constraints, tokens: int) -> np.ndarray:
-    """Return the multipliers of a solution for all m pairs of the problem, in their order."""
+    """Return the multipliers of a solution for all pairs of the problem, in the order of the pairs."""
     key = found.better.astype(np.int64) * tokens + found.worse
     order = np.argsort(key)
     place = order[np.searchsorted(key[order], solution.pairs @ np.array([tokens, 1]))]
@@ -127,9 +127,9 @@ def _of_pairs(solution: MaxMargin, found: Constraints, tokens: int) -> np.ndarra
 
 
 def _linear_program(E: np.ndarray, found: Constraints, q: float, *, tolerance: float) -> MaxMargin:
-    """Maximise the margin over the ℓ_1 or ℓ_∞ ball by a linear program, which also gives the multipliers.
+    """Maximise the margin over the ℓ_1 or ℓ_∞ ball by a linear program, which also yields the multipliers.
 
-    For ℓ_1, p is the difference of two nonnegative vectors.
+    For ℓ_1, p is written as the difference of two nonnegative vectors.
     """
     from scipy.optimize import linprog  # slow to import
 

@@ -1,4 +1,4 @@
-"""A contrastive loss over minibatches, where a view matches only the other view of the same sequence."""
+"""Contrastive loss over minibatches, in which a view matches only the other view of the same sequence."""
 
 from typing import ClassVar
 
@@ -10,14 +10,14 @@ import jaxattn as ja
 
 
 class Pairs(ja.Dataset):
-    """n pairs of views with T tokens in R^d each, and the signal that both views share as target."""
+    """n pairs of views, each with T tokens in R^d. The target is the signal that both views share."""
 
     left: Array  # (n, T, d)
     right: Array  # (n, T, d)
 
 
 def views(key: Array, *, dim: int, length: int, sequences: int, noise: float = 0.5) -> Pairs:
-    """Sample pairs whose first tokens share a signal u ~ N(0, I), while all other tokens are noise."""
+    """Sample pairs of views whose first tokens share a signal u ~ N(0, I). All other tokens are noise."""
     signal_key, *keys = jax.random.split(key, 3)
     u = jax.random.normal(signal_key, (sequences, dim))
     left, right = (noise * jax.random.normal(k, (sequences, length, dim)) for k in keys)
@@ -25,7 +25,7 @@ def views(key: Array, *, dim: int, length: int, sequences: int, noise: float = 0
 
 
 class Encoder(ja.Model[Pairs]):
-    """Encoder g(X) = A Σ_t q_t x_t with scores |x_t|²·s, so that attention depends on token lengths."""
+    """Encoder g(X) = Aᵀ Σ_t q_t x_t with scores s ‖x_t‖², so that attention depends on token norms."""
 
     takes: ClassVar[type[Pairs]] = Pairs
 
@@ -38,7 +38,7 @@ class Encoder(ja.Model[Pairs]):
         return {"A": A, "s": jnp.zeros((), dtype)}
 
     def outputs(self, params: dict[str, Array], data: Pairs) -> Array:
-        """Compute unit-length features for both views as an (n, 2, features) array."""
+        """Compute features with norm 1 for both views as an (n, 2, features) array."""
         x = jnp.stack([data.left, data.right], axis=1)
         attention = jax.nn.softmax(params["s"] * (x**2).sum(-1), axis=-1)
         g = jnp.einsum("nvt,nvtd,df->nvf", attention, x, params["A"])
@@ -46,7 +46,7 @@ class Encoder(ja.Model[Pairs]):
 
 
 class InfoNCE(ja.Loss):
-    """InfoNCE loss -log softmax_j(g_i·g'_j / τ) at j = i, over the pairs in a batch."""
+    """InfoNCE loss -log softmax_j(g_i·g'_j / τ) at j = i, averaged over the pairs i of a batch."""
 
     coupled: ClassVar[bool] = True
 

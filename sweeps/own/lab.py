@@ -1,12 +1,14 @@
-"""A custom lab: corpus, model, loss, start, phase, optimiser, probe and figure, all in this file.
+"""Custom lab, with a corpus, model, loss, initialisation, phase, optimiser, probe and figure in one file.
 
-`study.toml`, and `clipped.toml` for the optimiser, refer to these components by import path, `kind =
-"lab.py:Temperature"`. Each component is a pure function of one seed, or a class with pure methods derived
-from a jaxattn class. jaxattn runs all seeds and cells of a study in one compiled program.
+`study.toml` refers to these components by import path, for example `kind = "lab.py:Temperature"`. The
+optimiser is used in `clipped.toml`. Each component is a pure function of one seed, or a class that is derived
+from a jaxattn class and has pure methods. jaxattn runs all seeds and cells of a study in one compiled
+program.
 
-Keyword-only arguments and fields are settings: their values are checked against the annotations, and can be
-swept. Cells that differ in a float share a program in which that float is traced. Write `jnp.where` instead
-of `if`, or annotate the setting with `jaxattn.Static[float]`, which compiles one program per value.
+Keyword-only arguments and fields are settings. Their values are checked against the annotations, and can be
+swept. Cells that differ only in float settings share a program in which these settings are traced. Therefore,
+write `jnp.where` instead of `if`, or annotate the setting with `jaxattn.Static[float]`, which compiles one
+program per value.
 """
 
 from typing import NamedTuple
@@ -21,7 +23,10 @@ import jaxattn as ja
 
 
 def needle(key: Array, *, vocab_size: int, length: int, sequences: int, shown: float = 1.0) -> ja.data.Corpus:
-    """Sample a corpus in which a fraction `shown` of sequences starts with token 0 (label -1) or 1 (+1)."""
+    """Sample a corpus in which the first token shows the label with probability `shown`.
+
+    Token 0 shows the label -1, and token 1 shows the label +1. All other tokens are noise.
+    """
     label_key, token_key, shown_key = jax.random.split(key, 3)
     label = jax.random.bernoulli(label_key, 0.5, (sequences,)).astype(jnp.int32)  # 0 or 1
     noise = jax.random.randint(token_key, (sequences, length), 2, vocab_size)
@@ -31,7 +36,7 @@ def needle(key: Array, *, vocab_size: int, length: int, sequences: int, shown: f
 
 
 class Params(NamedTuple):
-    """Parameters are named arrays: a NamedTuple, a dict, or a dataclass that is a pytree."""
+    """Parameters of the model: named arrays in a NamedTuple, a dict, or a dataclass that is a pytree."""
 
     E: Array  # (V, d) embeddings
     p: Array  # (d,) query
@@ -40,7 +45,7 @@ class Params(NamedTuple):
 
 
 class Temperature(ja.TokenModel):
-    """Attention f(X) = Σ_i q_i E_{x_i}·v, q = softmax(E_X p / τ), with a trainable temperature τ."""
+    """Attention f(X) = Σ_i q_i E_{x_i}·v with q = softmax(E_X p / τ) and a trainable temperature τ."""
 
     dim: int
     temperature: float = 1.0
@@ -52,30 +57,33 @@ class Temperature(ja.TokenModel):
         return Params(E, p, v, jnp.log(jnp.asarray(self.temperature, dtype)))
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
-        """Compute (V,) scores and values. f is the mean of the values under a softmax of the scores."""
+        """Compute the scores and the values of all tokens as two (V,) arrays.
+
+        f is the mean of the values, weighted by the softmax of the scores.
+        """
         return params.E @ params.p / jnp.exp(params.log_temperature), params.E @ params.v
 
 
 def polynomial(logits: Array, labels: Array, *, power: float = 1.0) -> Array:
-    """Compute the convex loss (1 + m)^-power for margins m = y f ≥ 0, and 1 - power m for m < 0."""
+    """Compute the convex loss (1 + m)^(-power) for margins m = y f ≥ 0, and 1 - power · m for m < 0."""
     m = labels * logits
     return jnp.where(m < 0, 1 - power * m, (1 + jax.nn.relu(m)) ** -power)
 
 
 def of_norm(key: Array, drawn: Array, *, norm: float) -> Array:
-    """Rescale an initial parameter to a given norm, in the direction that the model sampled."""
+    """Rescale the initial parameter that the model sampled to the given norm."""
     return norm * drawn / jnp.linalg.norm(drawn)
 
 
 class SignDescent(ja.Phase, frozen=True, kw_only=True):
-    """Move every trained entry by step_size / √t against the sign of its derivative."""
+    """Sign descent, which moves every trained entry by step_size / √t against the sign of its derivative."""
 
     train: tuple[str, ...] = ("p",)
     step_size: float
     steps: int
 
     def step(self, task: ja.dynamics.Task, state: ja.dynamics.State) -> ja.dynamics.State:
-        """Take one step. `task` contains the model, the loss and the seed's corpora."""
+        """Take one step. `task` contains the model, the loss, and the corpora of the seed."""
         of = {"outputs": task.model.outputs, "per_sequence": task.loss}
         _, slopes = ja.dynamics.loss_and_gradients(state.params, task.data.train, self.train, **of)
         size = self.step_size / jnp.sqrt(state.step + 1.0)
@@ -84,12 +92,15 @@ class SignDescent(ja.Phase, frozen=True, kw_only=True):
 
 
 def clipped(step_size: optax.Schedule, *, limit: float = 1.0) -> optax.GradientTransformation:
-    """Build gradient descent that clips the global norm of the gradient to `limit` before each step."""
+    """Return gradient descent that clips the global norm of the gradient to `limit` before each step."""
     return optax.chain(optax.clip_by_global_norm(limit), optax.scale_by_learning_rate(step_size))
 
 
 def tokens_attended(params: Params, corpus: ja.data.Corpus, *, order: ja.Static[float] = 2.0) -> Array:
-    """Compute the effective number of attended tokens, the mean of (Σ_i q_i^order)^(1 / (1 - order))."""
+    """Compute the effective number of attended tokens, averaged over sequences.
+
+    For a sequence, it is (Σ_i q_i^order)^(1 / (1 - order)).
+    """
     if order == 1:  # a Python branch, hence `Static`
         raise ValueError("order: 1 would be the exponential of the entropy; use another order")
     scores = params.E @ params.p / jnp.exp(params.log_temperature)

@@ -20,7 +20,10 @@ def chain(
     sharpness: float = 2.0,
     lag: int = 1,
 ) -> Sequences:
-    """Sample sequences in which each token depends on the token `lag` earlier. Targets are next tokens."""
+    """Sample sequences in which each token depends on the token `lag` positions earlier.
+
+    The targets are the next tokens.
+    """
     # For each seed, training data, test data and all fresh batches come from the same chain.
     table = sharpness * jax.random.normal(task_key, (vocab_size, vocab_size))
 
@@ -68,7 +71,7 @@ class Causal(ja.Model[Sequences]):
         return params.E[data.ids] + params.P
 
     def attention(self, params: Params, data: Sequences) -> Array:
-        """Compute the (n, T, T) attention from each position to itself and all earlier positions."""
+        """Compute the attention from each position to itself and all earlier ones as an (n, T, T) array."""
         x = self.tokens(params, data)
         scores = jnp.einsum("nsd,de,nte->nts", x, params.W, x)
         return jax.nn.softmax(jnp.where(data.causal, scores, -jnp.inf), axis=-1)
@@ -83,7 +86,7 @@ class NextToken(ja.Loss):
     """Cross-entropy of the next token, averaged over positions."""
 
     def skip_reason(self, outputs: Array, data: ja.Dataset) -> str | None:
-        """Return a reason to reject targets that are not one token per position of the outputs, else None."""
+        """Return a reason to reject targets that are not one token per output position, else None."""
         fits = outputs.shape[:-1] == data.targets.shape and jnp.issubdtype(data.targets.dtype, jnp.integer)
         return None if fits else f"it requires targets that are tokens, of shape {outputs.shape[:-1]}"
 

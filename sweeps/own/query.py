@@ -30,7 +30,7 @@ class Params(NamedTuple):
 
 
 class Bilinear(ja.Model[Vectors]):
-    """Attention f(X, z) = Σ_t q_t x_t·v with scores x_t·W z and v = e_1, where W starts small."""
+    """Attention f(X, z) = Σ_t q_t x_t·v with scores x_t·W z and v = e_1. W is initialised to small values."""
 
     takes: ClassVar[type[Vectors]] = Vectors
     linear_in: ClassVar[str] = "W"
@@ -52,10 +52,13 @@ class Bilinear(ja.Model[Vectors]):
         return jnp.einsum("nt,ntd,d->n", self.attention(params, data), data.X, params.v)
 
     def scores(self, params: Params, data: Vectors) -> Scores:
-        """Return scores Φ vec W with Φ = x ⊗ z, and values x·v, for the exact flow and certificates."""
+        """Return the scores as a linear function Φ vec W with Φ = x ⊗ z, and the values x·v.
+
+        The exact flow and certificates use this form.
+        """
         return from_query(data.X, data.z, data.targets, values=data.X @ params.v, mask=data.mask)
 
 
 def attention_on_signal(params: Params, data: Vectors) -> Array:
-    """Compute the mean attention on the first token."""
+    """Compute the attention on the first token, averaged over sequences."""
     return Bilinear().attention(params, data)[:, 0].mean()

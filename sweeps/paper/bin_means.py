@@ -14,10 +14,11 @@ class Binned(NamedTuple):
     """Bin means and standard deviations, over all seeds (row 0) and with each seed left out (other rows).
 
     Attributes:
-        centres: (m,); bin centres.
-        tokens: (m,); mean number of tokens per seed.
-        mean: (1 + S, m), or (1, m) if there is only one seed; NaN for an empty bin.
-        sd: standard deviations, with the shape of `mean`.
+        centres: bin centres with shape (m,).
+        tokens: mean number of tokens per seed in each bin, with shape (m,).
+        mean: bin means with shape (1 + S, m) for S seeds, or (1, m) for a single seed. The mean of an empty
+            bin is NaN.
+        sd: standard deviations with the shape of `mean`.
     """
 
     centres: np.ndarray
@@ -32,7 +33,10 @@ class Binned(NamedTuple):
 
 
 def tokens_of(cell, label=None):
-    """Return all seeds' tokens at the end of a cell's last phase, for one class if `label` is given."""
+    """Return a table of the tokens of all seeds at the end of the last phase of a cell.
+
+    If `label` is given, the table contains only this class.
+    """
     found = final_tokens(cell.run, cell=cell.cell, average=False, phase=cell.last_phase).table
     return found if label is None else found[found["class"] == label]
 
@@ -40,8 +44,9 @@ def tokens_of(cell, label=None):
 def binned(tokens, quantity, *, edges, x="posterior_difference"):
     """Average a quantity within bins, over all seeds and with each seed left out in turn.
 
-    `tokens` has columns seed, x and the quantity. `edges` contains the m + 1 bin edges in ascending
-    order. Points outside them are dropped.
+    `tokens` is a table with a column "seed", and with the columns that `x` and `quantity` name. `edges`
+    contains the m + 1 bin edges in ascending order. Points outside of them are dropped, and so are NaN and
+    infinite values of the quantity.
     """
     edges = np.asarray(edges, float)
     bins = len(edges) - 1
@@ -64,14 +69,17 @@ def binned(tokens, quantity, *, edges, x="posterior_difference"):
 
 
 def bins_of(cell, quantity):
-    """Average E·v ("Ev") or E·p ("Ep") over the tokens in each bin of a cell's figure."""
+    """Average E·v or E·p over the tokens in each bin of the figure of a cell.
+
+    `quantity` is "Ev" or "Ep".
+    """
     own = axis(cell.run, cell.cell)
     edges = np.linspace(own["low"], own["high"], own["bins"] + 1)
     return binned(tokens_of(cell), quantity, edges=edges)
 
 
 def table_of(ev, ep, *curves):
-    """Return the bin means as a table, next to the published curves if there are any."""
+    """Return a table of the bin means, next to the published curves if `curves` are given."""
     table = {"posterior difference": [f"{x:.2f}" for x in ev.centres], "tokens per seed": ev.tokens}
     for letters, own, curve in zip(("E·v", "E·p"), (ev, ep), curves or (None, None), strict=True):
         name = curve.letters if curve else letters

@@ -13,10 +13,10 @@ TRAINED = "E trained to the end"
 
 
 def ratios(results, *, expected, published):
-    """Measure the spread with E trained to convergence, divided by the spread after one step, for each η0.
+    """For each η0, measure the spread with E trained to convergence, divided by the spread after one step.
 
-    The spread is the standard deviation within a bin, averaged over bins. `expected` and `published` are the
-    criterion and the published ratio for each quantity.
+    The spread is the standard deviation within a bin, averaged over bins. For each quantity, `expected`
+    contains the criterion, and `published` the published ratio.
     """
     (joint,) = [cell for cell in cells(results) if cell.name == TRAINED]
     found = []
@@ -39,7 +39,7 @@ def ratios(results, *, expected, published):
 
 
 def spread_table(results):
-    """Return a table of each cell's spread, and its ratio to the range of the bin means."""
+    """Return a table of the spread within bins, the range of the bin means and their ratio in each cell."""
     rows = []
     for quantity, letters in LETTERS.items():
         for cell in cells(results):

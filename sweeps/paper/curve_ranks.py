@@ -39,5 +39,5 @@ def compare(cell, curves, *, ranks, longest, longest_text, where, where_text):
 
 
 def compare_table(cell, curves):
-    """Return the bin means next to the published means."""
+    """Return a table of the bin means next to the published bin means."""
     return {"Bin means": table_of(bins_of(cell, "Ev"), bins_of(cell, "Ep"), *curves)}

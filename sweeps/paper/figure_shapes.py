@@ -1,4 +1,4 @@
-"""Shapes of Figures 1 to 3, where E·v rises with the posterior difference and E·p is U-shaped about 0."""
+"""Shapes of Figures 1 to 3: E·v rises with the posterior difference, and E·p is U-shaped with centre 0."""
 
 import numpy as np
 import pandas as pd
@@ -15,11 +15,12 @@ def shapes(cell, *, rise=None, u=None, where=None, id="", name="", longest=True)
     Args:
         cell: the cell.
         rise: criterion for the Spearman correlation of E·v with the bin centres.
-        u: criterion for the U-shape of E·p: the weaker of the Spearman correlations on both sides of 0.
-        where: criterion for the bin in which E·p is lowest.
-        id: first part of the ids, if more than one cell is measured.
-        name: first part of the texts.
-        longest: whether to measure the longest rise of E·v as well.
+        u: criterion for the U-shape score of E·p, the weaker of the Spearman correlations on the two sides
+            of 0.
+        where: criterion for the centre of the bin in which E·p is lowest.
+        id: prefix of the ids, if more than one cell is measured.
+        name: prefix of the texts.
+        longest: whether to also measure the longest rise of E·v.
     """
     ev, ep = bins_of(cell, "Ev"), bins_of(cell, "Ep")
     up, minimum = ("increasing" if rise else ""), ("U-shaped" if u else "")
@@ -57,18 +58,21 @@ def rise_length(ev, id, **about):
 
 
 def minimum_of(ep, id, text, expected, published):
-    """Measure the centre of the bin in which E·p is lowest, which is known up to the bin width."""
+    """Measure the centre of the bin in which E·p is lowest.
+
+    This locates the minimum to within one bin width.
+    """
     centres = lowest(ep.mean, ep.centres)
     return leave_one_out(id, text, centres, expected=expected, published=published, resolution=ep.width)
 
 
 def bin_table(cell):
-    """Return the bin means of a cell as a table."""
+    """Return a table of the bin means of a cell."""
     return {"Bin means": table_of(bins_of(cell, "Ev"), bins_of(cell, "Ep"))}
 
 
 def shape_table(every, names):
-    """Return the shapes of multiple cells as a table with one row per cell."""
+    """Return a table of the measured shapes of several cells, with one row per cell."""
     rows = []
     for cell, name in zip(every, names, strict=True):
         found = shapes(cell)
@@ -78,17 +82,17 @@ def shape_table(every, names):
 
 
 def longest_rise(rows):
-    """Find the longest run of increasing entries in each row of a (B, m) array, skipping NaN entries.
+    """Find the longest run of increasing entries in each row of a (B, m) array, ignoring NaN entries.
 
     Returns:
-        Number of entries, first bin and last bin, (B,) each.
+        The numbers of entries, the first bins and the last bins of the runs, as three (B,) arrays.
     """
     found = np.array([longest_run(row) for row in rows], float)
     return found[:, 0], found[:, 1], found[:, 2]
 
 
 def longest_run(row):
-    """Return the number of entries and the first and last bin in a row's longest rise."""
+    """Return the number of entries, the first bin and the last bin of the longest rise in a row."""
     used = np.flatnonzero(np.isfinite(row))
     best, start = (0, 0, 0), 0
     for k in range(len(used)):

@@ -6,7 +6,7 @@ NAMES = {"E at its start": "E fixed at its initialisation", "all trained": "all 
 
 
 def metrics_by_step(results):
-    """Return the mean loss and test accuracy over seeds, for each cell and step."""
+    """Return a table of the loss and the test accuracy, averaged over seeds, for each cell and step."""
     records = results.records[results.records["metric"].isin(["test_accuracy", "loss"])]
     wide = records.pivot_table(index=["cell", "step"], columns="metric", values="value").reset_index()
     names = wide.pop("cell").map({cell.cell: cell.name for cell in cells(results)})

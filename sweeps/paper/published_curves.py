@@ -6,13 +6,13 @@ import numpy as np
 
 
 class Curve(NamedTuple):
-    """Published curve.
+    """Published curve with m points.
 
     Attributes:
-        name: model.
-        letters: quantity in the model's notation, such as E·W2 p.
-        centres: (m,); x-coordinates.
-        values: (m,); y-coordinates.
+        name: name of the model.
+        letters: quantity in the notation of the model, such as E·W2 p.
+        centres: x-coordinates with shape (m,).
+        values: y-coordinates with shape (m,).
     """
 
     name: str

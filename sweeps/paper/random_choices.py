@@ -1,7 +1,7 @@
 """Measure how often random choices of the unpublished settings reproduce the shapes in a figure.
 
-Each cell of a study is one choice. A shape is reproduced if its mean over the seeds of the cell satisfies the
-figure's criterion. It is not reproduced if all seeds diverged.
+Each cell of a study is one random choice. A cell reproduces a shape if the score of its bin means over all
+seeds satisfies the criterion of the figure. It reproduces no shape if all of its seeds diverged.
 """
 
 import math
@@ -24,8 +24,8 @@ ACCURACY = "test accuracy"
 def reproduced(results, criteria):
     """Measure the fraction of draws that reproduce each shape in the figure, and all three shapes.
 
-    The ids of the shapes are the same as for the figure, whose page shows these fractions next to its
-    verdicts.
+    The fractions have the ids of the shapes in the item of the figure. The page of the figure shows them next
+    to its verdicts.
     """
     rows = draws(results, criteria)
     shown = [(id, text, text) for id, text in SHAPES.items()]
@@ -38,7 +38,7 @@ def reproduced(results, criteria):
 
 
 def draws(results, criteria):
-    """Return a table with a row for each choice: its settings, its scores, and the shapes it reproduces."""
+    """Return a table with one row per draw: its settings, its scores, and the shapes that it reproduces."""
     rows = []
     failed = results.failures.groupby("cell").size()
     lost = set(failed.index[failed == len(results.manifest["seeds"])])
@@ -90,7 +90,7 @@ def _dependence(results, rows, config):
 
 
 def _shown_value(results, config, cell, axis):
-    """Return the figure's value of an axis, or None if the cell uses a different optimiser.
+    """Return the value of an axis in the study of the figure, or None if the cell uses another optimiser.
 
     Adam and AdamW count as the same optimiser.
     """

@@ -11,7 +11,7 @@ from jaxattn.data import Vectors
 
 
 def regression(key: Array, *, dim: int, length: int, sequences: int) -> Vectors:
-    """Sample normal tokens, queries and targets."""
+    """Sample tokens, queries and targets with standard normal entries."""
     first, second, third = jax.random.split(key, 3)
     return Vectors(
         targets=jax.random.normal(third, (sequences, dim)),
@@ -21,7 +21,10 @@ def regression(key: Array, *, dim: int, length: int, sequences: int) -> Vectors:
 
 
 def rotate(x: Array, positions: Array) -> Array:
-    """Rotate the coordinate pairs (0, 1), (2, 3), ... of a (..., t, r) array by angles t/2^k for pair k."""
+    """Apply rotary position embeddings to an array with shape (..., T, r).
+
+    At position t, the pair of coordinates 2k and 2k + 1 is rotated by the angle t/2^k.
+    """
     pairs = x.reshape(*x.shape[:-1], -1, 2)
     angles = positions[:, None] / 2.0 ** jnp.arange(pairs.shape[-2])
     cos, sin = jnp.cos(angles), jnp.sin(angles)
@@ -32,9 +35,10 @@ def rotate(x: Array, positions: Array) -> Array:
 
 
 class Heads(ja.Model[Vectors]):
-    """f(X, z) = Σ_h O_h V_hᵀ Σ_t q_ht x_t with q_h = softmax over t of (K_hᵀ x_t)·(Q_hᵀ z).
+    """Multi-head attention f(X, z) = Σ_h O_h V_hᵀ Σ_t q_ht x_t.
 
-    Q, K, V, O are (heads, dim, rank). With `rotary`, queries and keys are rotated by their positions.
+    The attention q_h is the softmax over t of (K_hᵀ x_t)·(Q_hᵀ z). The matrices Q, K, V and O have shape
+    (heads, dim, rank). With `rotary`, queries and keys are rotated according to their positions.
     """
 
     takes: ClassVar[type[Vectors]] = Vectors
@@ -44,7 +48,7 @@ class Heads(ja.Model[Vectors]):
     rotary: bool = False
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Sample normal matrices of norm about 1."""
+        """Sample Q, K, V and O with entries from N(0, 1/dim)."""
         shape = (self.heads, like.dim, self.rank)
         keys = jax.random.split(key, 4)
         return {
@@ -66,7 +70,11 @@ class Heads(ja.Model[Vectors]):
 
 
 def laws(params: dict[str, Array], data: Vectors) -> dict[str, Array]:
-    """Compute QᵀQ - KᵀK, its 2 × 2 blocks' traces and VᵀV - OᵀO per head, and QᵀQ + KᵀK as a control."""
+    """Compute the quantities of the conservation laws and a control, for all heads, as flat arrays.
+
+    `query_key` is QᵀQ - KᵀK, `blocks` contains the traces of its 2 × 2 diagonal blocks, and `value_output` is
+    VᵀV - OᵀO. The control is QᵀQ + KᵀK.
+    """
     of = {name: jnp.einsum("hdr,hds->hrs", x, x) for name, x in params.items()}
     difference = of["Q"] - of["K"]
     diagonal = jnp.diagonal(difference, axis1=1, axis2=2)

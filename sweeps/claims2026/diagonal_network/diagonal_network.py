@@ -1,4 +1,4 @@
-"""Diagonal linear networks X k(θ) with tiny initialisation, where k_i is a quadratic form or a product."""
+"""Diagonal linear networks X·k(θ) with tiny initialisation. Each k_i is a quadratic form or a product."""
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +8,10 @@ import jaxattn as ja
 
 
 class System(ja.Dataset):
-    """System of linear equations X k = y.
+    """System of linear equations X k = y, with y as targets.
 
     Attributes:
-        X: (m, n); one row per equation.
+        X: (m, n) array with one row per equation.
     """
 
     X: Array
@@ -32,16 +32,18 @@ def away_from_zero(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Arra
 
 
 class TwoLayer(ja.Model[System]):
-    """Diagonal network k_i = ½ (rise_i a_i² - fall_i b_i²), with thresholds t_i⁺ = 1/rise_i, t_i⁻ = 1/fall_i.
+    """Diagonal network with coefficients k_i = ½ (rise_i a_i² - fall_i b_i²).
+
+    Its thresholds are t_i⁺ = 1/rise_i and t_i⁻ = 1/fall_i.
 
     Attributes:
-        log_scale: log(1/s); a and b start at s times numbers of order 1.
+        log_scale: log(1/s), where a and b are initialised to s times numbers of order 1.
     """
 
     log_scale: float
 
     def init(self, key: Array, like: System, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Sample the initial parameters and the curvatures."""
+        """Sample the initial a and b, and the curvatures `rise` and `fall`."""
         n, keys = like.X.shape[1], jax.random.split(key, 4)
         scale = jnp.exp(jnp.asarray(-self.log_scale, dtype))
         return {
@@ -61,18 +63,18 @@ class TwoLayer(ja.Model[System]):
 
 
 class Deep(ja.Model[System]):
-    """Diagonal network k_i = a_i1 ⋯ a_iL.
+    """Diagonal network with coefficients k_i = a_i1 ⋯ a_iL.
 
     Attributes:
-        log_scale: log(1/s); a starts at s times numbers of order 1.
-        layers: L.
+        log_scale: log(1/s), where a is initialised to s times numbers of order 1.
+        layers: number of layers L.
     """
 
     log_scale: float
     layers: int = 3
 
     def init(self, key: Array, like: System, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Sample the initial parameters."""
+        """Sample the initial a as an (n, L) array."""
         scale = jnp.exp(jnp.asarray(-self.log_scale, dtype))
         return {"a": scale * away_from_zero(key, (like.X.shape[1], self.layers), dtype)}
 
@@ -86,7 +88,7 @@ class Deep(ja.Model[System]):
 
 
 def problem(params: dict[str, Array], data: System) -> dict[str, Array]:
-    """Return X, y, k and the parameters, from which the check computes the predictions."""
+    """Return X, y, k and the parameters as flat arrays, from which the check computes the predictions."""
     model = TwoLayer(log_scale=0.0) if "rise" in params else Deep(log_scale=0.0)
     known = {"X": data.X.ravel(), "y": data.targets, "k": model.coefficients(params)}
     return known | {f"theta_{name}": x.ravel() for name, x in params.items()}

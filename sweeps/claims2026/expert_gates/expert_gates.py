@@ -1,4 +1,4 @@
-"""A dense mixture of linear experts with a softmax gate or a normalised sigmoid gate."""
+"""Dense mixture of linear experts with a softmax gate or a normalised sigmoid gate."""
 
 from typing import ClassVar, Literal
 
@@ -11,16 +11,17 @@ from jaxattn.data import Vectors
 
 
 def regression(key: Array, *, dim: int, sequences: int) -> Vectors:
-    """Sample normal inputs (n, 1, d) and normal targets (n, d)."""
+    """Sample inputs with shape (n, 1, d) and targets with shape (n, d), with standard normal entries."""
     first, second = jax.random.split(key)
     X = jax.random.normal(first, (sequences, 1, dim))
     return Vectors(targets=jax.random.normal(second, (sequences, dim)), X=X)
 
 
 class Experts(ja.Model[Vectors]):
-    """Mixture f(x) = Σ_i g_i(x) A_i x with gates g = s(Wx)/Σ s(Wx), where s is exp or the sigmoid.
+    """Mixture of experts f(x) = Σ_i g_i(x) A_i x with gates g_i(x) = s(w_i·x) / Σ_j s(w_j·x).
 
-    The gates have weights W (k, d), and the experts have weights A (k, d, d).
+    The function s is exp or the sigmoid. The rows w_i of the (k, d) array W are the weights of the gates. The
+    weights of the experts are a (k, d, d) array A.
     """
 
     takes: ClassVar[type[Vectors]] = Vectors
@@ -29,7 +30,7 @@ class Experts(ja.Model[Vectors]):
     experts: int = 3
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Sample normal gates and experts."""
+        """Sample W and A with entries from N(0, 1/d)."""
         first, second = jax.random.split(key)
         d = like.dim
         return {

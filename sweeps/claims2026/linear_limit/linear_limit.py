@@ -1,7 +1,6 @@
-"""Softmax attention on infinite Gaussian prompts: a linear layer with a matrix A and a number b.
+"""Limit of softmax attention on infinite Gaussian prompts: a linear layer with a matrix A and a scalar b.
 
-The population risk of in-context regression has a closed form, which gradient flow follows instead of a
-training loss:
+The loss of gradient flow is the population risk of in-context regression, which has a closed form:
 
     R(A, b) = ½ tr((bΣA - I) Σ (bΣA - I)ᵀ)
 """
@@ -16,10 +15,10 @@ import jaxattn as ja
 
 
 class Population(ja.Dataset):
-    """Query covariance Σ = C Cᵀ with its Cholesky factor C, whose transpose is the target.
+    """Covariance Σ = C Cᵀ of the queries. The targets are the transpose of its Cholesky factor C.
 
     Attributes:
-        covariance: (d, d); Σ.
+        covariance: the (d, d) matrix Σ.
     """
 
     covariance: Array
@@ -36,12 +35,14 @@ def population(key: Array, *, dim: int, spread: float, scale: float) -> Populati
 
 
 class Linear(ja.Model[Population]):
-    """A (d, d) and b with A = αΘΘᵀ and b = ‖A‖, where ‖ΘΘᵀ‖ = 1.
+    """Linear layer with a (d, d) matrix A and a scalar b, initialised to A = αΘΘᵀ and b = ‖A‖.
+
+    Θ is random with ‖ΘΘᵀ‖ = 1.
 
     Attributes:
-        alpha: α, relative to √2 / (d^¼ ‖Σ‖).
-        start: "full", Θ with d columns; "rank one", Θ with one column; or "blind", A = 0, b = `alpha`.
-        scale: ‖Σ‖, the largest possible eigenvalue.
+        alpha: ratio of α to √2 / (d^¼ ‖Σ‖).
+        start: "full" for Θ with d columns, "rank one" for Θ with one column, or "blind" for A = 0 and b = α.
+        scale: upper bound on the eigenvalues of Σ, which is used in place of ‖Σ‖.
     """
 
     alpha: float
@@ -49,7 +50,7 @@ class Linear(ja.Model[Population]):
     start: Literal["full", "rank one", "blind"] = "full"
 
     def init(self, key: Array, like: Population, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Sample balanced initial parameters."""
+        """Sample the initial A and b. They are balanced, ‖A‖ = b, unless A = 0."""
         d = like.num_examples
         columns = 1 if self.start == "rank one" else d
         theta = jax.random.normal(key, (d, columns), dtype)
@@ -73,7 +74,11 @@ def risk(params: dict[str, Array], task: ja.dynamics.Task) -> Array:
 
 
 def limit(params: dict[str, Array], data: Population) -> dict[str, Array]:
-    """Return the relative distances of A and b from their predicted limits, the risk, and ‖A‖² - b²."""
+    """Return the relative distances of A and b from their predicted limits, the risk, and the imbalance.
+
+    The risk is divided by its value ½ tr(Σ) at A = 0. The imbalance is ‖A‖² - b², divided by the square of
+    the predicted limit of b.
+    """
     S = data.covariance.astype(params["A"].dtype)
     inverse = jnp.linalg.inv(S)
     b = jnp.trace(inverse @ inverse) ** 0.25

@@ -9,19 +9,22 @@ from jaxattn.data import Vectors
 
 
 def prompts(key: Array, *, length: int, sequences: int) -> Vectors:
-    """Sample L tokens and a query z from N(0, 1) for each prompt. The target is z, the limit for KᵀQ = 1."""
+    """Sample L tokens and a query z from N(0, 1) for each prompt.
+
+    The target is z, the limit of the attention output on infinite prompts if u = 1.
+    """
     first, second = jax.random.split(key)
     z = jax.random.normal(second, (sequences, 1))
     return Vectors(targets=z, X=jax.random.normal(first, (sequences, length, 1)), z=z)
 
 
 class Attention(ja.Model[Vectors]):
-    """f(X, z) = Σ_t q_t x_t with q = softmax over t of u x_t z."""
+    """Attention f(X, z) = Σ_t q_t x_t, where q is the softmax over t of u x_t z."""
 
     strength: float
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Return the parameter u = `strength`."""
+        """Return the initial parameter u = `strength`."""
         return {"u": jnp.asarray(self.strength, dtype)}
 
     def outputs(self, params: dict[str, Array], data: Vectors) -> Array:
@@ -31,5 +34,5 @@ class Attention(ja.Model[Vectors]):
 
 
 def error(params: dict[str, Array], data: Vectors) -> Array:
-    """Return the mean squared distance from the limit u z."""
+    """Return the mean squared distance between f and its limit u z."""
     return jnp.mean((Attention(strength=0.0).outputs(params, data) - params["u"] * data.z) ** 2)

@@ -21,8 +21,8 @@ class Prompts(ja.Dataset):
     """Prompts of n tokens.
 
     Attributes:
-        X: tokens (prompts, n, d).
-        law: law of the tokens.
+        X: tokens with shape (prompts, n, d).
+        law: name of the distribution of the tokens.
     """
 
     X: Array
@@ -32,7 +32,7 @@ class Prompts(ja.Dataset):
 def prompts(
     key: Array, *, length: int, sequences: int, law: Literal["normal", "uniform", "plane"] = "normal"
 ) -> Prompts:
-    """Sample tokens from N(0, 1), from the uniform law on [-1, 1], or from N(m, Γ) in the plane."""
+    """Sample tokens from N(0, 1), from the uniform distribution on [-1, 1], or from N(m, Γ) in the plane."""
     if law == "uniform":
         X = jax.random.uniform(key, (sequences, length, 1), minval=-1, maxval=1)
     elif law == "normal":
@@ -43,19 +43,22 @@ def prompts(
 
 
 class Nothing(ja.Model[Prompts]):
-    """Model that is not trained, because the probes compute attention directly."""
+    """Placeholder model that is not trained. The probes compute attention directly."""
 
     def init(self, key: Array, like: Prompts, *, dtype: jnp.dtype) -> dict[str, Array]:
         """Return the placeholder parameter u = 0."""
         return {"u": jnp.zeros((), dtype)}
 
     def outputs(self, params: dict[str, Array], data: Prompts) -> Array:
-        """Return the placeholder u for every prompt."""
+        """Return the placeholder u for each prompt as a (prompts,) array."""
         return params["u"] + jnp.zeros(data.num_examples)
 
 
 def attention(X: Array, tilts: Array) -> Array:
-    """Return Σ_t q_t x_t with q = softmax(x_t·s) for each tilt s as a (tilts, prompts, d) array."""
+    """Compute Σ_t q_t x_t for each tilt s and each prompt as a (tilts, prompts, d) array.
+
+    The attention q is the softmax over t of x_t·s.
+    """
 
     def one(s: Array) -> Array:
         scores = X @ s
@@ -66,7 +69,7 @@ def attention(X: Array, tilts: Array) -> Array:
 
 
 def queries(law: str) -> Array:
-    """Return a grid of points in the largest query ball as a (k, d) array."""
+    """Return a grid of queries in the ball with the largest radius in `RADII`, as a (k, d) array."""
     if law == "plane":
         angles = jnp.arange(16) * 2 * jnp.pi / 16
         circle = jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1)
@@ -77,7 +80,10 @@ def queries(law: str) -> Array:
 
 
 def limit(law: str, z: Array) -> Array:
-    """Return attention in the limit of infinitely many tokens as a (k, d) array."""
+    """Return the attention output for the queries z in the limit of infinitely many tokens.
+
+    The result is a (k, d) array.
+    """
     if law == "normal":
         return z
     if law == "plane":
@@ -87,7 +93,12 @@ def limit(law: str, z: Array) -> Array:
 
 
 def ball(params: dict[str, Array], data: Prompts) -> dict[str, Array]:
-    """Return E sup |A_n(z) - A(z)| over ‖z‖ ≤ R, the same for 1.5 A as a control, and the hardmax error."""
+    """Estimate the expected supremum of ‖A_n(z) - A(z)‖ over queries ‖z‖ ≤ R, for each radius R.
+
+    A_n is the attention output on n tokens, and A is its limit. As a control, metrics with prefix `wrong_`
+    compare A_n with 1.5 A. For scalar tokens, `hardmax` is the error of the largest of the n tokens: the mean
+    of 1 - max for uniform tokens, and |1 - E[max]/√(2 log n)| for normal tokens.
+    """
     z, X = queries(data.law), data.X.astype(params["u"].dtype)
     found = attention(X, z @ KEY_QUERY.T if data.law == "plane" else z)
     if data.law == "plane":
@@ -109,7 +120,10 @@ def ball(params: dict[str, Array], data: Prompts) -> dict[str, Array]:
 
 
 def moments(params: dict[str, Array], data: Prompts) -> dict[str, Array]:
-    """Return E |∫ A_n(u z)² φ(z) dz - u²| for three strengths u, by the trapezoid rule on [-6, 6]."""
+    """Estimate E |∫ A_n(u z)² φ(z) dz - u²| for three strengths u.
+
+    φ is the standard normal density. The integral is computed by the trapezoid rule on [-6, 6].
+    """
     z = jnp.arange(-24, 25) / 4
     mass = jnp.exp(-(z**2) / 2)
     mass = mass / mass.sum()

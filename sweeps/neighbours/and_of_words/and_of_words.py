@@ -1,4 +1,4 @@
-"""Sentences that are positive if they contain both of two words or, in a second task, exactly one."""
+"""Classification of sentences by whether they contain both of two words or, in a second task, exactly one."""
 
 from typing import ClassVar, Literal, NamedTuple
 
@@ -13,14 +13,22 @@ TYPES = ("both", "first", "second", "neither")
 
 
 def kinds(sequences: int) -> Array:
-    """Return each sentence's index in `TYPES`, where half are "both" and a sixth have each other type."""
+    """Return the type of each sentence as an index into `TYPES`.
+
+    Half of the sentences have type "both", and a sixth have each of the other types.
+    """
     return jnp.maximum(jnp.arange(sequences) * 6 // sequences - 2, 0)
 
 
 def sentences(
     key: Array, *, sequences: int, rule: Literal["and", "xor"] = "and", length: int = 5, vocab_size: int = 64
 ) -> Sequences:
-    """Sample sentences with word 2, words 0 and 1 according to the sentence type, and uniform words."""
+    """Sample labelled sentences, in which words 0 and 1 occur according to the type of the sentence.
+
+    Every sentence also contains word 2. All other words are uniform on the rest of the vocabulary. With rule
+    "and", the label is 1 for type "both". With rule "xor", it is 1 for types "first" and "second". All other
+    labels are -1.
+    """
     kind = kinds(sequences)
     has = jnp.stack([kind <= 1, kind % 2 == 0, kind >= 0], 1)
     ids = jax.random.randint(key, (sequences, length), 3, vocab_size)
@@ -31,7 +39,7 @@ def sentences(
 
 
 class Params(NamedTuple):
-    """Parameters of the model, whose tokens are one-hot."""
+    """Parameters of `Transformer`, whose tokens are one-hot vectors."""
 
     K: Array  # (m, V)
     Q: Array  # (m, V)
@@ -41,7 +49,10 @@ class Params(NamedTuple):
 
 
 class Transformer(ja.Model[Sequences]):
-    """Self-attention and a linear layer with fixed signs, f(X) = Σ_l a·W V X softmax(XᵀKᵀQ x_l/√m)."""
+    """Self-attention followed by a linear layer: f(X) = Σ_l a·(W V X softmax(Xᵀ Kᵀ Q x_l / √m)).
+
+    The signs a of the linear layer are fixed.
+    """
 
     takes: ClassVar[type[Sequences]] = Sequences
 
@@ -49,7 +60,7 @@ class Transformer(ja.Model[Sequences]):
     neurons: int = 256
 
     def init(self, key: Array, like: Sequences, *, dtype: jnp.dtype) -> Params:
-        """Sample entries from N(0, 2 / columns), as in Kaiming initialisation."""
+        """Sample matrices with entries from N(0, 2 / columns), as in Kaiming initialisation, and signs a."""
         keys = jax.random.split(key, 5)
         shapes = [(self.width, like.vocab_size)] * 3 + [(self.neurons, self.width)]
         drawn = (
@@ -65,7 +76,10 @@ class Transformer(ja.Model[Sequences]):
 
 
 def tables(params: Params) -> tuple[Array, Array]:
-    """Compute each word's value, (V,), and its score as a key for each query word, (V, V)."""
+    """Compute the value of each word as a (V,) array, and the score of each word pair as a (V, V) array.
+
+    Entry (s, t) of the second array is the score of key word s for query word t.
+    """
     score = params.K.T @ params.Q / len(params.K) ** 0.5
     return params.a @ params.W @ params.V, score
 

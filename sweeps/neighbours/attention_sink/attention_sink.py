@@ -1,4 +1,4 @@
-"""Logits and value of an attention sink, for tokens that need no attention because bigrams are known."""
+"""Logits and value of an attention sink, in a task that needs no attention because bigrams are known."""
 
 from typing import ClassVar, NamedTuple
 
@@ -10,14 +10,14 @@ import jaxattn as ja
 
 
 class Contexts(ja.Dataset):
-    """Current tokens and the token counts of their contexts, with next-token probabilities as targets."""
+    """Current tokens and the token counts of their contexts. The targets are next-token probabilities."""
 
     current: Array  # (n,)
     counts: Array  # (n, V)
 
 
 def bigrams(key: Array, task_key: Array, *, sequences: int, vocab: int = 32, length: int = 64) -> Contexts:
-    """Sample contexts from a stationary Markov chain with rows from Dirichlet(1, ..., 1)."""
+    """Sample contexts from a stationary Markov chain, whose transition rows are from Dirichlet(1, ..., 1)."""
     P = jax.random.dirichlet(task_key, jnp.ones(vocab), (vocab,))
     first_key, step_key = jax.random.split(key)
     stationary = jnp.linalg.matrix_power(P, 64).mean(axis=0)
@@ -42,10 +42,10 @@ class Params(NamedTuple):
 class Sink(ja.Model[Contexts]):
     """Attention output (exp(a_v) b + size · counts)/(exp(a_v) + N) for the current token v.
 
-    The head attends to the sink, with logit a_v and value b, and to the N tokens of the context, with logits
-    0 and one-hot values. The logits of the next token are log P_v plus this output, as if an MLP had learned
-    the bigrams. The model returns the output alone, because adding log P_v would lose it to rounding once it
-    is small.
+    The head attends to the sink, with logit a_v and value b. It also attends to the N tokens of the context,
+    with logits 0 and values `size` times one-hot vectors. The logits of the next token are log P_v plus this
+    output, as if an MLP had learned the bigrams. The model returns the output alone, because a small output
+    would be lost to rounding in the sum with log P_v.
     """
 
     takes: ClassVar[type[Contexts]] = Contexts
@@ -54,7 +54,7 @@ class Sink(ja.Model[Contexts]):
     start: float = 1.0
 
     def init(self, key: Array, like: Contexts, *, dtype: jnp.dtype) -> Params:
-        """Return logits of 0 and a normal value."""
+        """Return logits 0, and sample a value with entries from N(0, start²)."""
         vocab = like.counts.shape[1]
         return Params(jnp.zeros(vocab, dtype), self.start * jax.random.normal(key, (vocab,), dtype))
 
@@ -87,7 +87,10 @@ def divergence(outputs: Array, targets: Array) -> Array:
 
 
 def sink(params: Params, data: Contexts) -> dict[str, Array]:
-    """Compute the sink's logits and attention, averaged over current tokens, and the spread of its value."""
+    """Compute the mean and spread of the logits of the sink, its mean attention, and the spread of its value.
+
+    Logits and attention are averaged over the current tokens that occur. Spreads are standard deviations.
+    """
     weight, occurs = jnp.exp(params.logits), jnp.zeros(params.logits.shape, bool).at[data.current].set(True)
     return {
         "sink_logit": params.logits.mean(where=occurs),

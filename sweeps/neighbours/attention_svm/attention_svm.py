@@ -1,4 +1,4 @@
-"""Attention as an SVM, where W in x_t·W z converges to a hard-margin direction by normalised descent."""
+"""Attention as an SVM: with scores x_t·W z, normalised descent drives W to a hard-margin direction."""
 
 from typing import ClassVar, NamedTuple
 
@@ -13,7 +13,7 @@ from jaxattn.theory import Scores
 
 
 def unit_tokens(key: Array, *, dim: int = 10, length: int = 8, sequences: int = 6) -> Vectors:
-    """Sample tokens and queries uniformly on the unit sphere, and labels uniformly."""
+    """Sample tokens and queries uniformly on the unit sphere, and labels ±1 with equal probability."""
     tokens, queries, labels = jax.random.split(key, 3)
     X = jax.random.normal(tokens, (sequences, length, dim))
     z = jax.random.normal(queries, (sequences, dim))
@@ -22,7 +22,7 @@ def unit_tokens(key: Array, *, dim: int = 10, length: int = 8, sequences: int = 
 
 
 class Params(NamedTuple):
-    """Matrix W between keys and queries, and head v."""
+    """Key-query matrix W and head v."""
 
     W: Array
     v: Array
@@ -31,8 +31,9 @@ class Params(NamedTuple):
 class Attention(ja.Model[Vectors]):
     """Attention f(X, z) = Σ_t q_t γ_t with values γ_t = x_t·v and scores x_t·W z, for a fixed unit vector v.
 
-    With `all_digits`, f is computed as γ_top + Σ_t q_t (γ_t - γ_top), so gradients keep their precision. In
-    the plain form, gradients are rounding errors once the attention on other tokens is below 1e-16.
+    With `all_digits`, f is computed as γ_top + Σ_t q_t (γ_t - γ_top) for the top token, so that gradients
+    keep their precision. In the plain form, gradients consist of rounding errors once the attention on all
+    other tokens is below 1e-16.
     """
 
     takes: ClassVar[type[Vectors]] = Vectors
@@ -55,7 +56,7 @@ class Attention(ja.Model[Vectors]):
         return top[:, 0] + (q * (values - top)).sum(axis=1)
 
     def scores(self, params: Params, data: Vectors) -> Scores:
-        """Return the scores as Φ vec W with Φ = x ⊗ z, and the values x·v."""
+        """Return the scores as a linear function Φ vec W with Φ = x ⊗ z, and the values x·v."""
         return from_query(data.X, data.z, data.targets, values=data.dot(params.v))
 
 

@@ -1,4 +1,4 @@
-"""Attention as an SVM in p and v, on three sequences. The margin of v is tight on all three or on two."""
+"""Attention as an SVM in p and v on three sequences. The margin of v is tight on all of them or on two."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ PLACES = ((0.0, 0.0), (1.0, 1.0), (1.0, -1.0), (0.5, 1.0))
 
 
 def three_sequences() -> ja.data.Corpus:
-    """Build three sequences, each with token 0 and one further token."""
+    """Return three sequences, each of which consists of token 0 and one other token."""
     return ja.data.from_sequences([[0, 1], [0, 2], [0, 3]], labels=[1, -1, 1], vocab_size=4)
 
 
 def tokens(key: Array, drawn: Array, *, height: float = 1.0) -> Array:
-    """Return the tokens: 0, (1, 1), (1, -1) and (1/2, height)."""
+    """Return the embeddings (0, 0), (1, 1), (1, -1) and (1/2, height) of the four tokens."""
     return jnp.asarray(PLACES, drawn.dtype).at[3, 1].set(height)
 
 
@@ -29,7 +29,7 @@ def at(key: Array, drawn: Array, *, x: float, y: float) -> Array:
 
 
 def each_normalised(step_size: optax.Schedule) -> optax.GradientTransformation:
-    """Build descent along each parameter's gradient, divided by the norm of this gradient."""
+    """Return an optimiser that divides the gradient of each parameter by its norm."""
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         return jax.tree.map(lambda g: g / jnp.maximum(jnp.linalg.norm(g), 1e-300), gradients), state
@@ -41,8 +41,8 @@ def each_normalised(step_size: optax.Schedule) -> optax.GradientTransformation:
 class AllDigits(ja.models.OneLayer):
     """`OneLayer` for these three sequences, in a form whose gradients remain precise.
 
-    f = γ_k + σ(a_0 - a_k) (γ_0 - γ_k) for tokens 0 and k. In the form of a weighted average, γ_k - f is lost
-    once the attention on token 0 is below rounding error.
+    For tokens 0 and k, f = γ_k + σ(a_0 - a_k) (γ_0 - γ_k). If f were computed as a weighted average, the
+    difference γ_k - f would be lost once the attention on token 0 is below rounding error.
     """
 
     def outputs(self, params: Any, data: ja.data.Corpus) -> Array:
@@ -52,6 +52,6 @@ class AllDigits(ja.models.OneLayer):
 
 
 def directions(params: Any, data: ja.data.Corpus) -> dict[str, Array]:
-    """Return p, and the angles between the first axis and p and v."""
+    """Return the coordinates of p, the angle of p, and the angle of v. Angles are from the first axis."""
     (x, y), (a, b) = params.p, params.v
     return {"p_1": x, "p_2": y, "p_angle": jnp.arctan2(y, x), "v_angle": jnp.arctan2(b, a)}

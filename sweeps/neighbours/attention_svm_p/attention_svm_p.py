@@ -23,7 +23,11 @@ THREE = """
 
 
 def tokens(case: str) -> np.ndarray:
-    """Return (n, T, 3) tokens with two coordinates and a value, which is largest for the first token."""
+    """Return the tokens of a case as an (n, T, 3) array.
+
+    The last axis contains two coordinates and the value of the token. The value is largest for the first
+    token.
+    """
     if case != "three":
         return np.array([[(-0.1, 1, 1), (1, 0, 0.9), (0, 0, 0.9 if case == "global" else 0)]])
     X = np.full((3, 7, 3), 0.5)
@@ -32,13 +36,17 @@ def tokens(case: str) -> np.ndarray:
 
 
 def inputs(*, case: Literal["global", "local", "three"] = "global") -> Vectors:
-    """Build the token sequences of a case, with labels +1."""
+    """Return the token sequences of a case, with labels +1."""
     X = tokens(case)
     return Vectors(targets=jnp.ones(len(X), jnp.int32), X=jnp.asarray(X), classes=2)
 
 
 class Attention(ja.Model[Vectors]):
-    """Attention f(X) = Σ_t q_t γ_t with scores x_t·p, or γ_top + Σ_t q_t (γ_t - γ_top) with `all_digits`."""
+    """Attention f(X) = Σ_t q_t γ_t with scores x_t·p.
+
+    With `all_digits`, f is computed as γ_top + Σ_t q_t (γ_t - γ_top) for the top token, so that gradients
+    keep their precision.
+    """
 
     takes: ClassVar[type[Vectors]] = Vectors
     linear_in: ClassVar[str] = "p"
@@ -58,17 +66,20 @@ class Attention(ja.Model[Vectors]):
         return top[:, 0] + (q * (values - top)).sum(axis=1)
 
     def scores(self, params: dict[str, Array], data: Vectors) -> Scores:
-        """Return the scores as Φ p, where Φ contains the coordinates of the tokens, and the values."""
+        """Return the scores as a linear function Φ p, and the values. Φ contains the token coordinates."""
         return from_vectors(data.X[:, :, :2], data.targets, values=data.X[:, :, 2])
 
 
 def first_attention(params: dict[str, Array], data: Vectors) -> Array:
-    """Compute the mean attention on the first token."""
+    """Compute the attention on the first token, averaged over sequences."""
     return jax.nn.softmax(data.X[:, :, :2] @ params["p"], axis=1)[:, 0].mean()
 
 
 def program(case: str, token: int = 0, coordinates: int = 2) -> ja.theory.MaxMargin:
-    """Solve the max-margin problem for the selection of the same token in every sequence."""
+    """Solve the max-margin problem for the selection of token `token` in every sequence.
+
+    Only the first `coordinates` coordinates of the tokens are used.
+    """
     X = tokens(case)[:, :, :coordinates]
     mask = np.arange(X.shape[1]) == np.full((len(X), 1), token)
     return ja.theory.max_margin(from_vectors(X, np.ones(len(X), int)), ja.theory.Selection(mask))

@@ -1,4 +1,4 @@
-"""Benign overfitting of the selected token, where W and p are trained on noisy labels."""
+"""Benign overfitting in token selection, with W and p trained on noisy labels."""
 
 from typing import NamedTuple
 
@@ -11,20 +11,27 @@ from jaxattn.data import Splits, Vectors
 
 
 class Tokens(Vectors):
-    """Tokens in m + 2 coordinates of R^d, the two signal axes and the axes of the training noise."""
+    """Tokens in R^d, in their m + 2 coordinates along the two signal axes and the axes of training noise."""
 
     h: Array | None = None  # (n, T, m + 2) initial W applied to the part of each token outside these axes
 
 
 def triangle(key: Array, rows: int, dim: int) -> Array:
-    """Sample Gaussian rows in R^dim, in coordinates of their span (Bartlett's decomposition)."""
+    """Sample Gaussian vectors in R^dim, in coordinates of their span (Bartlett's decomposition).
+
+    The result is a lower-triangular matrix with one row per vector.
+    """
     off, diagonal = jax.random.split(key)
     squares = 2 * jax.random.gamma(diagonal, (dim - jnp.arange(rows)) / 2)
     return jnp.tril(jax.random.normal(off, (rows, rows)), -1) + jnp.diag(jnp.sqrt(squares))
 
 
 class Signals(ja.DrawnData, kw_only=True):
-    """Tokens μ_c + ξ, weak μ_c + ξ, weak μ_-c + ξ, then ξ only, with ξ ~ N(0, I), μ_± = signal · e_1, e_2."""
+    """Sequences of one relevant token, two tokens with weak signals, and noise tokens.
+
+    For class c, the tokens are μ_c + ξ, weak · μ_c + ξ, weak · μ_-c + ξ, and then noise ξ alone. Here
+    ξ ~ N(0, I), μ_+ = signal · e_1 and μ_- = signal · e_2.
+    """
 
     dim: int = 2000
     length: int = 8
@@ -35,7 +42,10 @@ class Signals(ja.DrawnData, kw_only=True):
     flipped: ja.Static[float] = 0.2
 
     def draw(self, key: Array, used: Array | None = None) -> Splits:
-        """Sample the data for one seed. A test token's part outside the training axes has length √χ²."""
+        """Sample the data for one seed.
+
+        The part of a test token outside of the training axes has a χ²-distributed squared length.
+        """
         keys, m = jax.random.split(key, 4), self.sequences * self.length
         on_signals, own = jax.random.normal(keys[0], (m, 2)), triangle(keys[1], m, self.dim - 2)
         train = self.clean(jnp.hstack([on_signals, own]), jnp.zeros((m, m + 2)))
@@ -56,12 +66,12 @@ class Signals(ja.DrawnData, kw_only=True):
 
 
 def classes(n: int) -> Array:
-    """Return the true classes of n sequences."""
+    """Return the true classes of n sequences: 1 in the first half and -1 in the second half."""
     return jnp.where(jnp.arange(n) < n // 2, 1, -1).astype(jnp.int32)
 
 
 class Params(NamedTuple):
-    """Keys, query and head."""
+    """Key matrix W, query p and head v."""
 
     W: Array
     p: Array
@@ -69,13 +79,13 @@ class Params(NamedTuple):
 
 
 class FixedHead(ja.Model[Tokens]):
-    """Attention f(X) = Σ_t q_t x_t·v with scores x_t·W p and v = (μ_+ - μ_-) / (‖μ_+ - μ_-‖ signal)."""
+    """Attention f(X) = Σ_t q_t x_t·v with scores x_t·W p and v = (μ_+ - μ_-) / (‖μ_+ - μ_-‖ · signal)."""
 
     dim: int = 2000
     signal: float = 20.0
 
     def init(self, key: Array, like: Tokens, *, dtype: jnp.dtype) -> Params:
-        """Sample W from N(0, 1/(3d)), which has the variance of U(-1/√d, 1/√d), and set p to 0."""
+        """Sample entries of W from N(0, 1/(3d)), with the variance of U(-1/√d, 1/√d), and set p to 0."""
         W = triangle(key, like.dim, self.dim).astype(dtype) / (3 * self.dim) ** 0.5
         v = jnp.zeros(like.dim, dtype).at[:2].set([1, -1]) / (2**0.5 * self.signal)
         return Params(W, jnp.zeros_like(v), v)
@@ -91,7 +101,11 @@ def attention(params: Params, data: Tokens) -> Array:
 
 
 def relevant(params: Params, data: Tokens) -> dict[str, Array]:
-    """Compute the relevant token's attention for correct and flipped labels, and accuracy by true class."""
+    """Compute the mean attention on the relevant token and the true accuracy.
+
+    The attention is averaged separately over sequences with correct and with flipped labels. The true
+    accuracy compares predictions with the true classes.
+    """
     mass, y = attention(params, data), classes(data.num_examples)
     parts = {"clean": data.targets == y, "flipped": data.targets != y}
     found = {f"attention_{name}": (x * mass[:, 0]).sum() / x.sum() for name, x in parts.items()}

@@ -1,4 +1,4 @@
-"""Disentangled two-layer transformers, their loss, and probes of the first attention."""
+"""Two-layer transformers on sequences with a latent graph, and their loss."""
 
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ import jaxattn as ja
 
 
 def attend(scores: Array, mask: Array) -> Array:
-    """Return the softmax over the unmasked entries of the last axis."""
+    """Compute the softmax over the last axis, restricted to entries for which `mask` is True."""
     return jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
 
 
@@ -21,7 +21,7 @@ class Disentangled(ja.Model[Trees]):
     takes: ClassVar[type[Trees]] = Trees
 
     def init(self, key: Array, like: Trees, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Return zeros."""
+        """Return initial parameters that are all zero."""
         d, S = like.ids.shape[1] + like.vocab_size, like.vocab_size
         return {
             "A1": jnp.zeros((d, d), dtype),
@@ -30,7 +30,7 @@ class Disentangled(ja.Model[Trees]):
         }
 
     def outputs(self, params: dict[str, Array], data: Trees) -> Array:
-        """Compute log-probabilities as an (n, S) array."""
+        """Compute the log-probabilities of the next token as an (n, S) array."""
         S, T = data.vocab_size, data.ids.shape[1]
         tokens = jax.nn.one_hot(data.ids, S, dtype=params["W"].dtype)
         u = tokens @ params["A1"][:S] + params["A1"][S:]
@@ -42,16 +42,16 @@ class Disentangled(ja.Model[Trees]):
         return jax.nn.log_softmax(x @ params["W"], axis=-1)
 
     def by_position(self, params: dict[str, Array]) -> Array:
-        """Compute the first layer's attention as a (T, T) array, from the scores of position pairs alone."""
+        """Compute the attention of the first layer from the position-pair scores alone, as a (T, T) array."""
         S = params["W"].shape[1]
         return attend(params["A1"][S:, S:], jnp.tri(len(params["A1"]) - S, dtype=bool))
 
 
 class TwoMatrices(ja.Model[Trees]):
-    """Transformer with outputs log((f_s + ε) / (1 + S ε)) for the last position's attention f_s to token s.
+    """Transformer with outputs log((f_s + ε) / (1 + S ε)), where f_s is the attention to token s.
 
-    A1 contains the scores of position pairs, initially 0, and A2 the scores of token pairs, initially
-    β I.
+    The attention f_s is from the last position. A1 contains the scores of position pairs and is initialised
+    to 0. A2 contains the scores of token pairs and is initialised to β I.
     """
 
     takes: ClassVar[type[Trees]] = Trees
@@ -60,7 +60,7 @@ class TwoMatrices(ja.Model[Trees]):
     epsilon: float = 1e-3
 
     def init(self, key: Array, like: Trees, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Return zeros for A1 and a multiple of the identity for A2."""
+        """Return A1 = 0 and A2 = β I, where β is `start`."""
         T, S = like.ids.shape[1], like.vocab_size
         return {"A1": jnp.zeros((T, T), dtype), "A2": self.start * jnp.eye(S, dtype=dtype)}
 
@@ -78,5 +78,8 @@ class TwoMatrices(ja.Model[Trees]):
 
 
 def cross_entropy(outputs: Array, targets: Array) -> Array:
-    """Compute the cross-entropy of the target distributions as an (n,) array."""
+    """Compute the cross-entropy between target distributions and predicted distributions as an (n,) array.
+
+    `outputs` contains the logarithms of the predicted probabilities.
+    """
     return -(targets * outputs).sum(axis=-1)

@@ -1,4 +1,4 @@
-"""Probe for the first layer's attention and for losses."""
+"""Probe that measures the attention of the first layer and losses."""
 
 from typing import ClassVar
 
@@ -13,7 +13,10 @@ import jaxattn as ja
 
 
 class Edges(ja.Probe):
-    """Attention to parents, deviation of roots from uniform, losses on test data and noisy permutations."""
+    """Attention to parents, distance of attention at roots from uniform, and losses on two data sets.
+
+    The data sets are the test data, and sequences whose transition matrices are noisy permutation matrices.
+    """
 
     labels: ClassVar = {
         "parent_attention": "attention to the parent",
@@ -24,7 +27,7 @@ class Edges(ja.Probe):
     }
 
     def measure(self, context: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Compute the metrics for one seed on its test data, and on noisy permutation matrices."""
+        """Compute the metrics for one seed on its test data, and on data with noisy permutation matrices."""
         data, params = context.data.test, context.params
         parents, first = data.parents[0], context.model.by_position(params)
         has_parent = parents >= 0

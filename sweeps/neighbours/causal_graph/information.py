@@ -1,4 +1,4 @@
-"""Gradient of the first layer's scores, and its closed form as a mutual information between positions."""
+"""Gradient of the loss in the first-layer scores, and its closed form as a mutual information."""
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,8 @@ import jaxattn as ja
 def information(data: Trees, floor: float = 0.0) -> Array:
     """Compute the matrix g_ij = E[Σ_ss' π(s'|s)/μ(s') P(s_i = s', s_j = s)] - 1 for j ≤ i < T - 1.
 
-    For j = p(i), g_ij is the χ² mutual information of token and parent, E[Σ_ss' μ(s) π(s'|s)²/μ(s')] - 1.
-    A `floor` replaces smaller values of μ(s') in the denominator.
+    If j is the parent of i, g_ij is the χ² mutual information of a token and its parent,
+    E[Σ_ss' μ(s) π(s'|s)²/μ(s')] - 1. In the denominator, `floor` replaces smaller values of μ(s').
     """
     P, parents = data.P, data.parents[0, :-1]
     T, mu = len(parents), stationary(data.P)
@@ -33,7 +33,7 @@ def information(data: Trees, floor: float = 0.0) -> Array:
 
 
 class Gradient(ja.Probe):
-    """Comparison of -(T S i/β) ∂L/∂A1_ij, at A2 = β I, with g_ij minus its mean over j ≤ i."""
+    """Comparison of the gradient -(T S i/β) ∂L/∂A1_ij at A2 = β I with g_ij minus its mean over j ≤ i."""
 
     matrices: int = 1024
 

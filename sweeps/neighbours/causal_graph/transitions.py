@@ -8,7 +8,10 @@ from jaxattn.data import Sequences
 
 
 def stationary(P: Array) -> Array:
-    """Compute the stationary distributions of (n, S, S) matrices by elimination without subtraction."""
+    """Compute the stationary distributions of (n, S, S) transition matrices as an (n, S) array.
+
+    The elimination does not use subtractions, so that there is no cancellation.
+    """
     S = P.shape[-1]
     rows = P
     for k in range(S - 1, 0, -1):
@@ -23,7 +26,7 @@ def stationary(P: Array) -> Array:
 
 
 def dirichlet(key: Array, *, concentration: float, shape: tuple[int, ...]) -> Array:
-    """Sample rows from Dirichlet(c, ..., c), with entries of at least 1e-12."""
+    """Sample rows from a Dirichlet distribution. Entries below 1e-12 are replaced by 1e-12."""
     return jnp.maximum(jax.nn.softmax(jax.random.loggamma(key, concentration, shape), axis=-1), 1e-12)
 
 
@@ -34,19 +37,22 @@ def permutations(key: Array, *, shape: tuple[int, ...], noise: float = 0.15) -> 
 
 
 def counts(data: Sequences) -> Array:
-    """Count the token pairs at a parent and its child, as an (n, S, S) array."""
+    """Count the (parent token, child token) pairs in each sequence as an (n, S, S) array."""
     own = jax.nn.one_hot(data.ids, data.vocab_size)
     above = jnp.take_along_axis(own, jnp.maximum(data.parents, 0)[:, :, None], axis=1)
     return jnp.einsum("nta,ntb,nt->nab", above, own, data.parents >= 0)
 
 
 def row_of_last(matrices: Array, data: Sequences) -> Array:
-    """Return the row of each sequence's matrix that belongs to its last token, as an (n, S) array."""
+    """Return the row of each matrix that belongs to the last token of its sequence, as an (n, S) array."""
     return jnp.take_along_axis(matrices, data.ids[:, -1:, None], axis=1)[:, 0]
 
 
 def counted(data: Sequences) -> Array:
-    """Estimate the (n, S) target from the children of tokens equal to the last one, with pseudo-count c."""
+    """Estimate the target distributions from transition counts as an (n, S) array.
+
+    The estimate counts the children of tokens that equal the last token, and adds the pseudo-count c.
+    """
     found = row_of_last(counts(data), data) + data.concentration[:, None]
     return found / found.sum(axis=1, keepdims=True)
 
@@ -54,7 +60,8 @@ def counted(data: Sequences) -> Array:
 def posterior_mean(key: Array, data: Sequences, *, draws: int) -> Array:
     """Estimate the posterior mean of the target distribution by importance sampling, as an (n, S) array.
 
-    Matrices are sampled given the transition counts. Their weights are the probabilities of the roots.
+    Transition matrices are sampled from their posterior given the transition counts. The importance weights
+    are the probabilities of the root tokens.
     """
     is_root = (data.parents < 0)[:, :-1, None]
     roots = (jax.nn.one_hot(data.ids[:, :-1], data.vocab_size) * is_root).sum(axis=1)

@@ -13,7 +13,7 @@ Graph = Literal["random", "chain", "pairs"]
 
 
 class Trees(Sequences):
-    """Sequences whose target is the (n, S) distribution of the token after the last one."""
+    """Sequences on a latent graph. The targets are the (n, S) distributions of the token after the last."""
 
     P: Array = None  # (n, S, S); transition matrices
     parents: Array = None  # (n, T); position of the parent, -1 for roots and for the last position
@@ -36,7 +36,10 @@ def parent_positions(key: Array, *, length: int, graph: Graph) -> Array:
 
 
 def sample(key: Array, parents: Array, P: Array) -> Trees:
-    """Sample a sequence for each matrix, with stationary roots and a uniform last token."""
+    """Sample one sequence for each transition matrix.
+
+    Root tokens have the stationary distribution. The last token is uniform.
+    """
     (sequences, states, _), first = P.shape, stationary(P)
     token_key, last_key = jax.random.split(key)
     uniform = jax.random.uniform(token_key, (len(parents), sequences, 1))
@@ -73,7 +76,10 @@ def trees(
     concentration: float,
     draws: int = 0,
 ) -> Trees:
-    """Sample sequences on one graph per seed. `draws` is the number of matrices for the posterior mean."""
+    """Sample sequences on one graph per seed.
+
+    `draws` is the number of sampled matrices for the posterior mean. With 0, none is computed.
+    """
     parents = parent_positions(task_key, length=length, graph=graph)
     table_key, token_key, mean_key = jax.random.split(key, 3)
     P = dirichlet(table_key, concentration=concentration, shape=(sequences, states, states))

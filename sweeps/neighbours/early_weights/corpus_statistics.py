@@ -1,4 +1,4 @@
-"""Compare trained weights with their leading terms, which are matrices of corpus statistics."""
+"""Comparison of trained weights with their leading terms, which are matrices of corpus statistics."""
 
 from typing import ClassVar
 
@@ -13,11 +13,11 @@ COMPARED = ("output", "value", "score")
 
 
 def statistics(data: Sequences, E: Array) -> dict[str, Array]:
-    """Compute the leading terms of O, V and W as word-by-word matrices, without powers of the step size.
+    """Compute the leading terms of O, V and W as word-by-word matrices, up to powers of the step size.
 
-    The terms are M B, M Φᵀ Bᵀ M and M Q M, where M = E Eᵀ, B = mean(x rᵀ) and Φ = mean(r x̄ᵀ) for one-hot
-    words x, their causal averages x̄ and residuals r, the one-hot targets minus 1/(number of words). Q is
-    the mean gradient of the scores, with M Φᵀ Bᵀ M B in place of V O.
+    The terms are M B, M Φᵀ Bᵀ M and M Q M, where M = E Eᵀ, B = mean(x rᵀ) and Φ = mean(r x̄ᵀ). Here x are the
+    one-hot words, x̄ their causal averages, and r the residuals, that is, the one-hot targets minus
+    1/(number of words). Q is the mean gradient with respect to the scores, with M Φᵀ Bᵀ M B in place of V O.
     """
     n, T = data.ids.shape
     words, M = data.vocab_size, E @ E.T
@@ -35,13 +35,19 @@ def statistics(data: Sequences, E: Array) -> dict[str, Array]:
 
 
 def between_words(params: dict[str, Array]) -> dict[str, Array]:
-    """Return O, and V and W for all layers, as (1 or L, words, words) arrays."""
+    """Return the weights as matrices between words: E O, and E V Eᵀ and E W Eᵀ for each of the L layers.
+
+    The array for O has shape (1, words, words). The arrays for V and W have shape (L, words, words).
+    """
     E = params["E"]
     return {"output": (E @ params["O"])[None], "value": E @ params["V"] @ E.T, "score": E @ params["W"] @ E.T}
 
 
 def without_frequencies(matrix: Array, data: Sequences) -> Array:
-    """Subtract the component along mean(x) mean(r)ᵀ, which depends only on word frequencies."""
+    """Return the matrix without its component along mean(x) mean(r)ᵀ.
+
+    This component depends only on word frequencies.
+    """
     x = jax.nn.one_hot(data.ids, data.vocab_size, dtype=matrix.dtype).mean(axis=(0, 1))
     r = jax.nn.one_hot(data.targets, data.vocab_size, dtype=matrix.dtype).mean(axis=(0, 1)) - 1 / len(x)
     part = jnp.outer(x, r)
@@ -55,7 +61,7 @@ def cosine(X: Array, Y: Array) -> Array:
 
 
 class ClosedForm(ja.Probe):
-    """Comparison of trained weights with leading terms, and of leading terms with those for one-hot words."""
+    """Comparison of trained weights with their leading terms, and of these terms with those for E = I."""
 
     labels: ClassVar = {f"cosine_{name}": f"cosine with the closed form: {name} matrix" for name in COMPARED}
     scales: ClassVar = {f"cosine_{name}": ja.probes.Scale(high=1) for name in COMPARED}
@@ -79,5 +85,5 @@ class ClosedForm(ja.Probe):
 
 
 def width_law(words: int, dim: int) -> float:
-    """Return √((words + 1)/dim), the root mean square of ‖(M - I) B‖/‖B‖ for M = E Eᵀ with normal E."""
+    """Return √((words + 1)/dim), the root mean square of ‖(M - I) B‖/‖B‖ for M = E Eᵀ and normal E."""
     return ((words + 1) / dim) ** 0.5

@@ -1,4 +1,4 @@
-"""Attention-only transformer with full matrices, trained from zero."""
+"""Attention-only transformer with full matrices, trained from zero initialisation."""
 
 from typing import ClassVar
 
@@ -11,11 +11,12 @@ from jaxattn.data import Sequences
 
 
 class AttentionOnly(ja.Model[Sequences]):
-    """Next-word logits from attention layers with a residual stream, with all trained weights initially zero.
+    """Attention layers with a residual stream, whose outputs are next-word logits.
 
         h ← h + softmax(h W hᵀ + P) h V   in each layer,   logits = h O
 
-    Words are one-hot vectors if `dim` is 0, and otherwise fixed normal vectors with variance 1/dim.
+    All trained weights are initialised to zero. Words are one-hot vectors if `dim` is 0, and otherwise fixed
+    normal vectors with variance 1/dim.
     """
 
     takes: ClassVar[type[Sequences]] = Sequences
@@ -24,7 +25,7 @@ class AttentionOnly(ja.Model[Sequences]):
     dim: int = 0
 
     def init(self, key: Array, like: Sequences, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Sample the word vectors, and set everything else to zero."""
+        """Return the word vectors, and zeros for all other parameters."""
         words, L, d = like.vocab_size, self.layers, self.dim or like.vocab_size
         vectors = (
             jax.random.normal(key, (words, d), dtype) / d**0.5 if self.dim else jnp.eye(words, dtype=dtype)

@@ -13,7 +13,11 @@ from jaxattn.data import Sequences
 
 @cache
 def frequent_words(data_dir: str, length: int) -> tuple[np.ndarray, int]:
-    """Return windows of `length` + 1 frequent words from the training reviews, and the vocabulary size."""
+    """Cut the training reviews into windows of `length` + 1 frequent words.
+
+    Returns:
+        Word ids with one row per window, and the vocabulary size.
+    """
     source = ja.texts.Tfds(dataset="imdb_reviews", data_dir=data_dir, min_count=4000, order="kept")
     # JAX calls this function while it traces the sampling of windows, but concrete arrays are needed here.
     with jax.ensure_compile_time_eval():

@@ -1,4 +1,4 @@
-"""Number of facts that a matrix W stores. A pair (e_i, u_i) is recalled if j = i maximises u_j·W e_i."""
+"""Number of facts that a matrix W stores. Fact i is recalled if u_j·W e_i is largest for j = i."""
 
 from math import log
 from typing import NamedTuple
@@ -13,7 +13,7 @@ RECALLED = 0.99
 
 
 class Pairs(ja.Dataset):
-    """N pairs of unit vectors, where pair i has class i."""
+    """N pairs of unit vectors (e_i, u_i). The target of pair i is class i."""
 
     e: Array  # (N, d) subjects
     u: Array  # (N, d) answers
@@ -25,7 +25,7 @@ class Pairs(ja.Dataset):
 
 
 def number(load: float, dim: int) -> int:
-    """Solve N log N = load · d² for N."""
+    """Solve N log N = load · d² for N, and round the solution to an integer."""
     n = load * dim**2
     for _ in range(100):
         n = load * dim**2 / log(n)
@@ -33,7 +33,7 @@ def number(load: float, dim: int) -> int:
 
 
 def pairs(key: Array, *, dim: int, load: ja.Static[float]) -> Pairs:
-    """Sample pairs uniformly on the unit sphere. `load` determines their number."""
+    """Sample pairs of vectors uniformly on the unit sphere. `load` determines the number of pairs."""
     facts = number(load, dim)
     drawn = jax.random.normal(key, (2, facts, dim))
     e, u = drawn / jnp.linalg.norm(drawn, axis=2, keepdims=True)
@@ -47,10 +47,10 @@ class Params(NamedTuple):
 
 
 class Memory(ja.Model[Pairs]):
-    """Logits u_j·W e_i for answer j to subject i, with entries of W sampled from N(0, 1/d)."""
+    """Linear model with logit u_j·W e_i for answer j to subject i."""
 
     def init(self, key: Array, like: Pairs, *, dtype: jnp.dtype) -> Params:
-        """Sample the initial W."""
+        """Sample the entries of the initial W from N(0, 1/d)."""
         d = like.e.shape[1]
         return Params(jax.random.normal(key, (d, d), dtype) / d**0.5)
 

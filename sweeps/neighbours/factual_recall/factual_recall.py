@@ -15,9 +15,9 @@ EOS = VOCAB - 1
 
 
 def facts(key: Array, *, sequences: int, length: int = 32) -> Sequences:
-    """Sample sequences of a subject s, a relation r, noise tokens and an end token, with answer ⌊s/2⌋ + 8 r.
+    """Sample sequences of a subject s, a relation r, noise tokens and an end token.
 
-    The order of tokens is fixed, because the model ignores it.
+    The answer is ⌊s/2⌋ + 8 r. The order of these four parts is fixed, because the model ignores it.
     """
     subject_key, relation_key, noise_key = jax.random.split(key, 3)
     subject = jax.random.randint(subject_key, (sequences,), 0, SUBJECTS)
@@ -31,14 +31,17 @@ def facts(key: Array, *, sequences: int, length: int = 32) -> Sequences:
 
 
 class Params(NamedTuple):
-    """Token scores and the answers' logits for each token."""
+    """Attention score and answer logits of each token."""
 
     a: Array  # (V,) token scores for the end token as query: its column of A, since tokens are one-hot
     U: Array  # (V, K) logits of the answers
 
 
 class LinearAttention(ja.Model[Sequences]):
-    """Attention f(X) = Σ_t a_{s_t} U_{s_t} with equal initial entries, and a softmax over a if `softmax`."""
+    """Linear attention f(X) = Σ_t a_{s_t} U_{s_t}, or softmax attention with scores a_{s_t}.
+
+    Attention is a softmax if `softmax` is True. All parameters are initialised to `start`.
+    """
 
     takes: ClassVar[type[Sequences]] = Sequences
 
@@ -46,12 +49,12 @@ class LinearAttention(ja.Model[Sequences]):
     start: float = 1e-5
 
     def init(self, key: Array, like: Sequences, *, dtype: jnp.dtype) -> Params:
-        """Return the initial parameters, the same for each seed."""
+        """Return the initial parameters, which are the same for all seeds."""
         shapes = (like.vocab_size,), (like.vocab_size, like.classes)
         return Params(*(jnp.full(shape, self.start, dtype) for shape in shapes))
 
     def outputs(self, params: Params, data: Sequences) -> Array:
-        """Compute the answers' logits from token counts as an (n, K) array."""
+        """Compute the logits of the answers from token counts as an (n, K) array."""
         counts = (data.ids[:, :, None] == jnp.arange(data.vocab_size)).sum(axis=1, dtype=params.a.dtype)
         if not self.softmax:
             return (counts * params.a) @ params.U
@@ -60,7 +63,7 @@ class LinearAttention(ja.Model[Sequences]):
 
 
 class Known(ja.Probe):
-    """Fractions of sequences whose most likely answer agrees with the relation, and with the subject."""
+    """Fraction of sequences whose most likely answer fits the relation, and fraction for the subject."""
 
     def measure(self, seen: ja.probes.ProbeContext) -> dict[str, Array]:
         """Compute the metrics for one seed on its test data."""

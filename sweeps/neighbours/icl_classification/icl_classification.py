@@ -10,7 +10,7 @@ import jaxattn as ja
 
 
 class Prompts(ja.Dataset):
-    """Labelled points and a query on the unit sphere, with the query's label as target."""
+    """Labelled points and a query on the unit sphere. The target is the label of the query."""
 
     X: Array  # (n, N, d)
     y: Array  # (n, N)
@@ -18,10 +18,10 @@ class Prompts(ja.Dataset):
 
 
 def prompts(key: Array, *, sequences: int, dim: int, length: int, spread: float | None = None) -> Prompts:
-    """Sample one linear classifier sign(w·x) per prompt, and points on the sphere.
+    """Sample one linear classifier sign(w·x) per prompt, and points on the unit sphere.
 
-    The points are uniform. With `spread`, they are normal with this standard deviation around one of four
-    random centres (centre k with probability ∝ exp(-k)), and are projected onto the sphere.
+    By default, the points are uniform. If `spread` is given, they are normal with this standard deviation
+    around one of four random centres, and are projected onto the sphere. Centre k has probability ∝ exp(-k).
     """
     w_key, x_key, centre_key, which_key = jax.random.split(key, 4)
     w = jax.random.normal(w_key, (sequences, dim))
@@ -36,9 +36,10 @@ def prompts(key: Array, *, sequences: int, dim: int, length: int, spread: float 
 
 
 class InContext(ja.Model[Prompts]):
-    """Logit Σ_i a_i u·(x_i, y_i) of the query (x, 0), where the attention a depends on (x, 0)ᵀ A (x_i, y_i).
+    """Attention layer with logit Σ_i a_i u·(x_i, y_i) for the query (x, 0).
 
-    The attention to N points is linear (s/N), exponential (exp(s)/N) or softmax.
+    The attention a_i to the N points depends on the scores s_i = (x, 0)ᵀ A (x_i, y_i). It is linear (s_i/N),
+    exponential (exp(s_i)/N) or the softmax of the scores.
     """
 
     takes: ClassVar[type[Prompts]] = Prompts
@@ -61,14 +62,14 @@ class InContext(ja.Model[Prompts]):
 
 
 def attend(kind: str, scores: Array) -> Array:
-    """Compute the attention to each point from its score, as an (n, N) array."""
+    """Compute the attention to each point from the scores as an (n, N) array."""
     if kind == "softmax":
         return jax.nn.softmax(scores, axis=1)
     return (scores if kind == "linear" else jnp.exp(scores)) / scores.shape[1]
 
 
 def logistic(outputs: Array, targets: Array) -> Array:
-    """Compute log(1 + exp(-y f)) for each prompt as an (n,) array."""
+    """Compute the logistic loss log(1 + exp(-y f)) for each prompt as an (n,) array."""
     return jax.nn.softplus(-targets * outputs)
 
 

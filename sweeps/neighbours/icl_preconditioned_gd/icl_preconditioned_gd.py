@@ -14,7 +14,7 @@ SPECTRUM = np.array([1, 1, 1 / 4, 1 / 16, 1])  # eigenvalues λ of the covarianc
 
 
 class Prompts(ja.Dataset):
-    """Prompts of n pairs (x, w·x) and a query (x, 0), whose w·x is the target."""
+    """Prompts of n pairs (x, w·x) and a query (x, 0). The target is w·x for the query."""
 
     Z: Array  # (m, n + 1, d + 1)
     U: Array  # (m, d, d) eigenvectors of Σ in columns, the same for all prompts
@@ -22,7 +22,10 @@ class Prompts(ja.Dataset):
 
 
 def prompts(key: Array, task_key: Array, *, sequences: int, length: int, inverse: bool = False) -> Prompts:
-    """Sample x ~ N(0, Σ) and one w per prompt from N(0, I) or N(0, Σ^-1), where Σ has random eigenvectors."""
+    """Sample x ~ N(0, Σ), and one w per prompt from N(0, I), or from N(0, Σ^-1) if `inverse` is True.
+
+    The eigenvectors of Σ are random.
+    """
     d, std = len(SPECTRUM), jnp.sqrt(SPECTRUM)
     U = jax.random.orthogonal(task_key, d)
     x_key, w_key = jax.random.split(key)
@@ -34,13 +37,16 @@ def prompts(key: Array, task_key: Array, *, sequences: int, length: int, inverse
 
 
 def step_sizes(length: int, inverse: bool) -> np.ndarray:
-    """Compute the eigenvalues ω/((1 + 1/n) λω + Σλω/n) of the best A, for covariance eigenvalues ω of w."""
+    """Compute the eigenvalues ω_i / ((1 + 1/n) λ_i ω_i + (1/n) Σ_j λ_j ω_j) of the optimal A.
+
+    λ and ω are the eigenvalues of the covariances of x and w.
+    """
     omega = 1 / SPECTRUM if inverse else np.ones_like(SPECTRUM)
     return omega / ((1 + 1 / length) * SPECTRUM * omega + (SPECTRUM * omega).sum() / length)
 
 
 def least_loss(length: int, inverse: bool) -> float:
-    """Compute the loss Σ λω (1 - λ a) of the best A, whose eigenvalues are a."""
+    """Compute the loss Σ_i λ_i ω_i (1 - λ_i a_i) of the optimal A, whose eigenvalues are a_i."""
     omega = 1 / SPECTRUM if inverse else np.ones_like(SPECTRUM)
     return float((SPECTRUM * omega * (1 - SPECTRUM * step_sizes(length, inverse))).sum())
 
@@ -53,9 +59,9 @@ class Params(NamedTuple):
 
 
 class LinearAttention(ja.Model[Prompts]):
-    """Layer that returns minus the last entry of the query's token in Z + P Z M (Zᵀ Q Z)/n, with mask M.
+    """Linear attention layer Z + P Z M (Zᵀ Q Z)/n, where the mask M omits the query.
 
-    The mask M omits the query.
+    The output is minus the last entry of the query token.
     """
 
     takes: ClassVar[type[Prompts]] = Prompts
@@ -75,12 +81,15 @@ class LinearAttention(ja.Model[Prompts]):
 
 
 def squares(outputs: Array, targets: Array) -> Array:
-    """Compute (f - y)² for each prompt."""
+    """Compute the squared error (f - y)² for each prompt as an (m,) array."""
     return (outputs - targets) ** 2
 
 
 def minimum(data: Prompts) -> Params:
-    """Build the closed-form global minimum, where P has last entry 1 and Q has upper-left block -A."""
+    """Return the global minimum in closed form.
+
+    The last entry of P is 1, and the upper-left block of Q is -A. All other entries are 0.
+    """
     size, U = data.Z.shape[2], data.U[0]
     A = U * step_sizes(data.Z.shape[1] - 1, data.inverse) @ U.T
     zero = jnp.zeros((size, size), data.Z.dtype)

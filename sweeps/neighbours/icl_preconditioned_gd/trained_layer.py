@@ -1,4 +1,4 @@
-"""Probes for in-context linear regression: comparison of a trained layer with the closed form."""
+"""Probes that compare a layer trained on in-context linear regression with the closed form."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,10 +21,10 @@ PRIORS = {False: "w ~ N(0, I)", True: "w ~ N(0, 1/Σ)"}
 
 @ja.declare(labels={f"step_size_{name}": f"step size along λ = {name} (ratio)" for name in GROUPS})
 def preconditioner(params: Params, data: Prompts) -> dict[str, Array]:
-    """Compare A = -P_yy Q_xx with the closed form and measure the other entries that affect the output.
+    """Compare A = -P_yy Q_xx with the closed form, and measure the other entries that affect the output.
 
-    `step_size_λ` is the mean of uᵀ A u over the eigenvectors u of Σ with eigenvalue λ, divided by its closed
-    form.
+    For each eigenvalue λ of Σ, `step_size_λ` is the mean of uᵀ A u over the eigenvectors u with eigenvalue λ,
+    divided by its closed form.
     """
     p, Q, U = params.P[-1], params.Q[:, :-1], data.U[0]
     best = step_sizes(data.Z.shape[1] - 1, data.inverse)
@@ -38,7 +38,7 @@ def preconditioner(params: Params, data: Prompts) -> dict[str, Array]:
 
 @ja.declare(labels={"loss_ratio": "loss / that of the closed form"})
 def loss_ratio(params: Params, data: Prompts) -> Array:
-    """Compute the loss divided by the loss of the closed-form minimum on the same prompts."""
+    """Compute the ratio of the loss to the loss of the closed-form minimum on the same prompts."""
     losses = [
         squares(LinearAttention().outputs(x, data), data.targets).mean() for x in (params, minimum(data))
     ]

@@ -13,7 +13,7 @@ TOKENS = 4
 
 
 def tokens(key: Array, *, sequences: int, dim: int) -> Vectors:
-    """Sample x_i = W_i h for i = 1, ..., 4 with h ~ N(0, I) and entries of W_i ~ N(0, 1/dim)."""
+    """Sample four tokens x_i = W_i h with h ~ N(0, I) and matrices W_i with entries from N(0, 1/dim)."""
     h_key, X_key = jax.random.split(key)
     size = jnp.linalg.norm(jax.random.normal(h_key, (sequences, dim)), axis=1) / dim**0.5
     X = size[:, None, None] * jax.random.normal(X_key, (sequences, TOKENS, dim))
@@ -21,14 +21,17 @@ def tokens(key: Array, *, sequences: int, dim: int) -> Vectors:
 
 
 class RandomLayer(ja.Model[Vectors]):
-    """Random layer that returns the first coordinate of H^(-1/2) Σ_h softmax(x Q_h K_hᵀ Xᵀ/√n) X V_h O_h."""
+    """Random attention layer H^(-1/2) Σ_h softmax(x Q_h K_hᵀ Xᵀ / √n) X V_h O_h with H heads of width n.
+
+    The query x is the first token of X. The model returns the first coordinate of the output.
+    """
 
     takes: ClassVar[type[Vectors]] = Vectors
 
     heads: int = 2
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> dict[str, Array]:
-        """Sample all weights from N(0, 1/n)."""
+        """Sample all entries of Q, K, V and O from N(0, 1/n)."""
         keys, n = jax.random.split(key, 4), like.dim
         shape = (self.heads, n, n)
         return {
@@ -36,7 +39,7 @@ class RandomLayer(ja.Model[Vectors]):
         }
 
     def outputs(self, params: dict[str, Array], data: Vectors) -> Array:
-        """Compute the first output coordinate of each sequence's first token as an (N,) array."""
+        """Compute the first output coordinate at the first token of each sequence as an (N,) array."""
         X, n = data.X, data.dim
         q, k, v = (jnp.einsum("Ntd,hde->hNte", X, params[name]) for name in "QKV")
         attention = jax.nn.softmax(jnp.einsum("hNe,hNse->hNs", q[:, :, 0], k) / n**0.5, axis=-1)
@@ -44,10 +47,11 @@ class RandomLayer(ja.Model[Vectors]):
 
 
 def finite_layer(key: Array, n: int, heads: int) -> tuple[Array, Array]:
-    """Sample a layer of width n, and return its output variance given all but O, and a head's scores.
+    """Sample a layer of width n. Return the variance of its output, and the scores of its first head.
 
-    Given X, the rows of X Q are normal with covariance X Xᵀ/n, so that no n × n matrix is needed. Given
-    everything but O, the output is normal with variance Σ_h ‖a_h X V_h‖²/(n H).
+    The variance is conditional on X, Q, K and V. Given these, the output is normal with variance
+    Σ_h ‖a_h X V_h‖² / (n · H). Given X, the columns of X Q are normal with covariance X Xᵀ / n. Therefore, no
+    n × n matrix is needed.
     """
     X_key, head_key = jax.random.split(key)
     X = tokens(X_key, sequences=1, dim=n).X[0]
@@ -65,6 +69,6 @@ def finite_layer(key: Array, n: int, heads: int) -> tuple[Array, Array]:
 
 
 def limit_layer(key: Array, heads: int) -> Array:
-    """Sample scores from N(0, 1), and return the output's variance Σ_h ‖a_h‖²/H given these scores."""
+    """Sample scores from N(0, 1), and return the variance Σ_h ‖a_h‖² / H of the output given these scores."""
     attention = jax.nn.softmax(jax.random.normal(key, (heads, TOKENS)), axis=1)
     return (attention**2).sum(axis=1).mean()

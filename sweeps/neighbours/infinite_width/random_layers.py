@@ -27,7 +27,7 @@ def divergence(p: Array, q: Array) -> Array:
 
 @struct.dataclass
 class State:
-    """State of `SampledLayers`, with the sum of each statistic's batch means."""
+    """State of `SampledLayers`. For each statistic, `sums` contains the sum over steps of its means."""
 
     params: dict[str, Array]
     step: Array
@@ -37,7 +37,10 @@ class State:
 
 
 class SampledLayers(ja.Phase, kw_only=True):
-    """Phase that samples `layers` finite and as many infinite layers per step, and sums their statistics."""
+    """Phase that samples random layers and accumulates their statistics.
+
+    At each step, it samples `layers` layers of finite width and `layers` layers of infinite width.
+    """
 
     train: ClassVar[tuple[str, ...]] = ()
 
@@ -53,7 +56,7 @@ class SampledLayers(ja.Phase, kw_only=True):
         return State(params, zero, zero - 1, jax.random.key_data(key), sums)
 
     def step(self, task: Task, state: State) -> State:
-        """Sample new layers and add their means to the sums."""
+        """Sample new layers, and add the means of their statistics to the sums."""
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         heads, n, keys = task.model.heads, task.data.train.dim, jax.random.split(key, (2, self.layers))
         v, scores = jax.lax.map(lambda key: finite_layer(key, n, heads), keys[0], batch_size=50)

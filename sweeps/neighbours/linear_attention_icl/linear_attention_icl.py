@@ -12,9 +12,10 @@ import jaxattn as ja
 
 
 class LinearAttention(ja.Model[Rows]):
-    """Linear attention f = Σ_h v_hᵀ S W_h x_query with S = Σ x xᵀ, and W_h merged (rank 0) or k_hᵀ q_h.
+    """Linear attention f = Σ_h v_hᵀ S W_h x_query, where S is the sum of x xᵀ over the tokens.
 
-    With `mlp`, the heads keep only v_y and W_xx.
+    If `rank` is 0, the parameters are the merged matrices W_h. Otherwise, W_h = k_hᵀ q_h with separate
+    key and query matrices of this rank. With `mlp`, the heads use only v_y and W_xx.
     """
 
     takes: ClassVar[type[Rows]] = Rows
@@ -57,7 +58,7 @@ def tensor(params: dict[str, Array]) -> Array:
 
 
 def squares(outputs: Array, targets: Array) -> Array:
-    """Compute (f - y)² for each output f and target y."""
+    """Compute the squared error (f - y)² for each output f and target y."""
     return (outputs - targets) ** 2
 
 
@@ -69,7 +70,10 @@ def component(params: dict[str, Array], data: Rows) -> dict[str, Array]:
 
 
 def growing(params: dict[str, Array], data: Rows) -> dict[str, Array]:
-    """Compute the squared growing component Σ_h (v_hy + <W_h, I/√D>)²/4, or 0 for separate matrices."""
+    """Compute the squared growing component Σ_h (v_hy + ⟨W_h, I/√D⟩)² / 4.
+
+    The result is 0 if the key and query matrices are separate.
+    """
     if "W" not in params:
         return {"growing": jnp.zeros(())}
     along = jnp.trace(params["W"][:, :-1, :-1], axis1=1, axis2=2) / data.dim**0.5

@@ -1,4 +1,4 @@
-"""Prompts for in-context linear regression, as cubic features that preserve the mean squared error."""
+"""Prompts for in-context linear regression, reduced to cubic features that preserve mean squared errors."""
 
 import math
 
@@ -14,7 +14,7 @@ CONTEXT = 31  # pairs (x, y) before the query
 
 
 class Rows(ja.Dataset):
-    """Cubic features with the same mean squared error as the sampled sequences, for all parameters."""
+    """Cubic features on which linear attention has the same mean squared error as on the sequences."""
 
     features: Array
     dim: int = struct.field(pytree_node=False, kw_only=True)
@@ -22,26 +22,35 @@ class Rows(ja.Dataset):
 
 
 def spectrum(dim: int, white: bool) -> np.ndarray:
-    """Return covariance eigenvalues of x with sum 1: equal if `white`, else proportional to 1, ..., D."""
+    """Return the eigenvalues of the covariance of x, whose sum is 1.
+
+    They are equal if `white` is True, and otherwise proportional to 1, ..., D.
+    """
     values = np.ones(dim) if white else 1.0 + np.arange(dim)
     return values / values.sum()
 
 
 def saddles(dim: int, white: bool) -> np.ndarray:
-    """Return the loss once the m largest components are learned, for m = 0, ..., D."""
+    """Return the loss after the m largest components have been learned, for m = 0, ..., D."""
     values = spectrum(dim, white)[::-1]
     return 1 - np.cumsum([0, *values / (1 + (1 + 1 / values) / CONTEXT)])
 
 
 def cubic(X: Array) -> Array:
-    """Compute S_ab x_c for a ≤ b from tokens X (n, N + 1, D + 1), with S = Σ X Xᵀ and the x of the query."""
+    """Compute the features S_ab x_c with a ≤ b from tokens X with shape (n, N + 1, D + 1).
+
+    S is the sum of the outer products of the tokens, and x is the query. The result has one row per sequence.
+    """
     S = jnp.einsum("nta,ntb->nab", X, X)
     upper = S[:, *jnp.triu_indices(X.shape[2])]
     return jnp.einsum("np,nc->npc", upper, X[:, -1, :-1]).reshape(len(X), -1)
 
 
 def prompts(key: Array, w: Array, white: bool) -> tuple[Array, Array]:
-    """Sample tokens (x, y) with y = w·x, and y = 0 for the query, and return them with the answers w·x."""
+    """Sample tokens (x, y) with y = w·x, and return them with the answers to the queries.
+
+    The last token of each sequence is the query (x, 0), and its answer is w·x.
+    """
     scale = jnp.sqrt(spectrum(w.shape[1], white))
     x = scale * jax.random.normal(key, (len(w), CONTEXT + 1, w.shape[1]))
     y = jnp.einsum("ntd,nd->nt", x, w)
@@ -49,7 +58,10 @@ def prompts(key: Array, w: Array, white: bool) -> tuple[Array, Array]:
 
 
 def contexts(key: Array, *, sequences: int, dim: int, white: bool = False) -> Rows:
-    """Sample sequences, each with its own w, and reduce them to a square root of their second moments."""
+    """Sample sequences, each with its own w, and reduce them to a square root of their second moments.
+
+    The second moments are those of the cubic features and the answer.
+    """
     task_key, token_key = jax.random.split(key)
     w = jax.random.normal(task_key, (sequences, dim))
     w = w - w.mean(axis=0)

@@ -1,4 +1,4 @@
-"""A transformer layer with linear attention, in which the attention to relevant numbers can be scaled."""
+"""Transformer layer with linear attention, in which the attention to relevant numbers can be scaled."""
 
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ def normalised(x: Array, scale: Array, shift: Array) -> Array:
 
 
 class Transformer(ja.Model[WindowSums]):
-    """Layer of one-head linear attention and an MLP, which predicts the next token at every position."""
+    """One-head linear attention and an MLP, which predict the next token at every position."""
 
     takes: ClassVar[type[WindowSums]] = WindowSums
 
@@ -45,7 +45,7 @@ class Transformer(ja.Model[WindowSums]):
         return self.states(params, data)[1]
 
     def states(self, params: dict[str, Array], data: WindowSums) -> tuple[Array, Array]:
-        """Compute the hidden states before the head, (n, T, d), and the attention, (n, T, T)."""
+        """Compute the hidden states before the head as an (n, T, d) array, and the (n, T, T) attention."""
 
         def linear(x: Array, name: str) -> Array:
             return x @ params[name] + params[f"{name}_bias"]

@@ -11,23 +11,26 @@ from jaxattn.data import Sequences
 
 
 class WindowSums(Sequences):
-    """Numbers x_1 to x_n, a separator, and outputs y_1 to y_(n-1), with the tokens x_2 to y_n as targets."""
+    """Numbers x_1 to x_n, a separator, and outputs y_1 to y_(n-1). The targets are the tokens x_2 to y_n."""
 
     @property
     def numbers(self) -> int:
-        """Number of inputs n, which is also the number of outputs and the position of the separator."""
+        """Number n of input numbers, which equals the number of outputs and the position of the separator."""
         return self.ids.shape[1] // 2
 
     @property
     def relevant(self) -> Array:
-        """(2n, 2n) mask that is True where a query's output depends on the attended number."""
+        """(2n, 2n) mask that is True where the output at a query depends on the attended number."""
         n = self.numbers
         query, key = jnp.arange(2 * n)[:, None] - n, jnp.arange(2 * n)
         return (query >= 0) & (key <= query) & (key >= query - 1)
 
 
 def window_sums(key: Array, *, sequences: int, numbers: int = 16, modulus: int = 17) -> WindowSums:
-    """Sample uniform x_i from 1 to `modulus` - 1, with y_1 = x_1 and y_i = x_(i-1) + x_i modulo `modulus`."""
+    """Sample x_i uniformly from 1 to `modulus` - 1. The outputs are sums of adjacent x_i.
+
+    y_1 = x_1, and y_i = x_(i-1) + x_i modulo `modulus` for i > 1.
+    """
     x = jax.random.randint(key, (sequences, numbers), 1, modulus, jnp.int32)
     y = x.at[:, 1:].add(x[:, :-1]) % modulus
     tokens = jnp.concatenate([x, jnp.full((sequences, 1), modulus, jnp.int32), y], axis=1)
@@ -42,7 +45,7 @@ def next_token(outputs: Array, targets: Array) -> Array:
 
 
 def generate(context: ja.probes.ProbeContext, data: WindowSums) -> Array:
-    """Generate the outputs y_1 to y_n greedily, token by token, as an (N, n) array."""
+    """Generate the outputs y_1 to y_n of all N sequences greedily, token by token, as an (N, n) array."""
     n = data.numbers
 
     def append(i: Array, tokens: Array) -> Array:
@@ -54,7 +57,7 @@ def generate(context: ja.probes.ProbeContext, data: WindowSums) -> Array:
 
 
 class Plateau(ja.Probe):
-    """Accuracy and repetitions in generated outputs, similarity of hidden states, and relevant attention."""
+    """Accuracy and repetitions of generated outputs, similarity of hidden states, and relevant attention."""
 
     labels: ClassVar = {
         "first_output": "accuracy of the first output",

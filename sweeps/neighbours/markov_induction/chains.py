@@ -1,4 +1,4 @@
-"""In-context Markov chains with one transition matrix per sequence, and strategies to predict tokens."""
+"""Markov chains with one transition matrix per sequence, and strategies for in-context prediction."""
 
 from typing import ClassVar
 
@@ -19,7 +19,10 @@ class Chains(Sequences):
 
 
 def markov(key: Array, *, sequences: int, states: int, doubly: bool = False) -> Chains:
-    """Sample chains with Dirichlet(1, ..., 1) rows, or symmetric two-state chains if `doubly` is True."""
+    """Sample chains with transition rows from Dirichlet(1, ..., 1).
+
+    If `doubly` is True, there are two states, and the transition matrices are symmetric.
+    """
     table_key, first_key, step_key = jax.random.split(key, 3)
     P = jax.random.dirichlet(table_key, jnp.ones(states), (sequences, states))
     if doubly:
@@ -46,7 +49,10 @@ def next_token(outputs: Array, targets: Array) -> Array:
 
 
 def predictions(data: Chains) -> dict[str, Array]:
-    """Return each strategy's (n, k) distribution of the token after the last one, from add-one counts."""
+    """Return the (n, k) distribution of the token after the last one that each strategy predicts.
+
+    The uniform, unigram and bigram strategies add one to all counts.
+    """
     states = jnp.arange(data.vocab_size)
     is_state = data.ids[:, :, None] == states
     last = data.ids[:, -1:]
@@ -56,12 +62,12 @@ def predictions(data: Chains) -> dict[str, Array]:
 
 
 def divergence(p: Array, log_q: Array) -> Array:
-    """Compute the mean over sequences of KL(p‖q)."""
+    """Compute KL(p‖q), averaged over sequences."""
     return (jax.scipy.special.xlogy(p, p) - p * log_q).sum(axis=1).mean()
 
 
 class Phases(ja.Probe):
-    """Divergence of the truth and each strategy from the last prediction, and attention in both layers."""
+    """Divergences of the last prediction from the truth and each strategy, and attention in both layers."""
 
     labels: ClassVar = {
         "kl_truth": "divergence from the truth",

@@ -1,4 +1,4 @@
-"""A two-layer attention-only transformer with relative positions, and its optimiser."""
+"""Two-layer attention-only transformer with relative positions, and its optimiser."""
 
 from typing import ClassVar
 
@@ -50,11 +50,11 @@ class Transformer(ja.Model[Chains]):
         return normalised(x, params["scale"][-1], params["shift"][-1]) @ params["head"]
 
     def attention(self, params: dict[str, Array], data: Chains) -> Array:
-        """Compute the attention for each layer and position as an (n, 2, T, T) array."""
+        """Compute the attention of both layers as an (n, 2, T, T) array."""
         return jnp.stack(self.layers(params, data)[1], axis=1)
 
     def layers(self, params: dict[str, Array], data: Chains) -> tuple[Array, list[Array]]:
-        """Compute the (n, T, d) residual stream at the end, and the attention in every layer."""
+        """Compute the final residual stream as an (n, T, d) array, and the attention of each layer."""
         x, found = params["E"][data.ids], []
         for layer in range(LAYERS):
             y = normalised(x, params["scale"][layer], params["shift"][layer])
@@ -66,7 +66,7 @@ class Transformer(ja.Model[Chains]):
 
 
 def adamw(step_size: optax.Schedule) -> optax.GradientTransformation:
-    """Build AdamW as in minGPT, with weight decay 0.1 on the matrices of linear layers only."""
+    """Return AdamW as in minGPT, with weight decay 0.1 for the matrices of linear layers only."""
     return optax.adamw(
         step_size, b2=0.95, weight_decay=0.1, mask=lambda params: {name: name in DECAYED for name in params}
     )

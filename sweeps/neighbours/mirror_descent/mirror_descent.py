@@ -1,4 +1,4 @@
-"""Mirror descent in ℓ_q, whose limit W is the attention SVM of its selection in the same ℓ_q only."""
+"""Mirror descent in ℓ_q. W converges to the attention SVM of its selection in this norm, and in no other."""
 
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ NORMS = (1.75, 2.0, 3.0)
 
 
 def mirror(step_size: optax.Schedule, *, q: float = 2.0) -> optax.GradientTransformation:
-    """Build mirror descent: w ← ∇ψ⁻¹(∇ψ(w) - η g / ‖g‖_q*), where ψ = ‖w‖_q^q / q and 1/q + 1/q* = 1."""
+    """Return the optimiser w ← ∇ψ⁻¹(∇ψ(w) - η g / ‖g‖_q*), where ψ(w) = ‖w‖_q^q / q and 1/q + 1/q* = 1."""
     scale = optax.scale_by_learning_rate(step_size)
 
     def power(x: Array, exponent: Any) -> Array:
@@ -32,14 +32,20 @@ def mirror(step_size: optax.Schedule, *, q: float = 2.0) -> optax.GradientTransf
 
 
 def divergence(target: np.ndarray, w: np.ndarray, q: float) -> np.ndarray:
-    """Compute the Bregman divergence D_ψ(target, w) for w (..., D), both normalised to ‖·‖_q = 1."""
+    """Compute the Bregman divergence D_ψ(target, w), where both arguments are normalised to ‖·‖_q = 1.
+
+    `w` has shape (..., D).
+    """
     w = w / np.linalg.norm(w, q, axis=-1, keepdims=True)
     target = target / np.linalg.norm(target, q)
     return 1 - (np.sign(w) * np.abs(w) ** (q - 1) * target).sum(axis=-1)
 
 
 class Divergences(ja.PhaseProbe):
-    """Bregman divergences of W from the ℓ_q attention SVMs of its selection, in the norm of descent."""
+    """Bregman divergences of W from the ℓ_q attention SVMs of its selection, for several q.
+
+    The potential of the divergence is that of the descent.
+    """
 
     metrics: ClassVar[tuple[str, ...]] = tuple(
         f"{what}_{q:g}" for what in ("divergence_to", "gap") for q in NORMS
@@ -51,18 +57,18 @@ class Divergences(ja.PhaseProbe):
         return None if "q" in options else "requires a descent in ℓ_q"
 
     def observe(self, phase: Any, state: Any) -> Array:
-        """Return one seed's entries of W, followed by q, as a (D + 1,) array."""
+        """Return the entries of W for one seed, followed by q, as a (D + 1,) array."""
         return jnp.append(phase.parameter(state, "W").reshape(-1), phase.options["q"])
 
     def conclude(self, history: np.ndarray, params: Any, model: Any, loaded: Any) -> Any:
-        """Solve the ℓ_q programs for each seed, and compare the paths of W with the solutions."""
+        """Solve the ℓ_q max-margin problems for each seed, and compare the path of W with the solutions."""
         data = jax.device_get(loaded.splits.train)
         each = [compare(path, *x) for path, *x in zip(history, data.X, data.z, data.targets, strict=True)]
         return tuple(jax.tree.map(lambda *x: np.stack(x), *found) for found in zip(*each, strict=True))
 
 
 def compare(path: np.ndarray, X: np.ndarray, z: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
-    """Return the divergences along one seed's path, and the duality gaps of the ℓ_q programs."""
+    """Return the divergences along the path of one seed, and the duality gaps of the max-margin problems."""
     path, norm = path[:, :-1], float(path[0, -1])
     scores = from_query(np.asarray(X, float), np.asarray(z, float), y)
     chosen = ja.theory.selection(path[-1], scores)

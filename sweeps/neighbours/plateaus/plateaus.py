@@ -1,4 +1,7 @@
-"""A plateau before sparse attention, with trainable position scores. Only the last token has the answer."""
+"""Plateau of the loss before attention becomes sparse, with trainable scores of the positions.
+
+Only the last token of a sequence contains the answer.
+"""
 
 from typing import ClassVar, NamedTuple
 
@@ -21,19 +24,19 @@ def sequences(key: Array, *, dim: int, length: int, sequences: int) -> Vectors:
 
 
 class Params(NamedTuple):
-    """Matrix W and scores of the positions, initialised to zero."""
+    """Matrix W and scores a of the positions, both initialised to zero."""
 
     W: Array  # (d, d)
     a: Array  # (T,) scores of the positions
 
 
 class ByPosition(ja.Model[Vectors]):
-    """Attention by position, f(X) = W Σ_t q_t x_t with q = softmax(a)."""
+    """Attention by position: f(X) = W Σ_t q_t x_t with q = softmax(a)."""
 
     takes: ClassVar[type[Vectors]] = Vectors
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
-        """Return zeros."""
+        """Return initial parameters that are all zero."""
         return Params(jnp.zeros((like.dim, like.dim), dtype), jnp.zeros(like.X.shape[1], dtype))
 
     def outputs(self, params: Params, data: Vectors) -> Array:
@@ -42,7 +45,7 @@ class ByPosition(ja.Model[Vectors]):
 
 
 def risk(params: Params) -> Array:
-    """Compute ½ E‖f - y‖² = (‖q_T W - I‖² + Σ_{t<T} q_t² ‖W‖²) / 2d."""
+    """Compute the population risk ½ E‖f - y‖² = (‖q_T W - I‖² + Σ_{t<T} q_t² ‖W‖²) / (2d)."""
     W, q = params.W, jax.nn.softmax(params.a)
     d = len(W)
     return (((q[-1] * W - jnp.eye(d)) ** 2).sum() + (q[:-1] ** 2).sum() * (W**2).sum()) / (2 * d)
@@ -50,7 +53,7 @@ def risk(params: Params) -> Array:
 
 @struct.dataclass
 class State:
-    """State of `Training`, where `plateau` is the time that the risk has stayed on the plateau."""
+    """State of `Training`, where `plateau` is the time that the risk has spent on the plateau so far."""
 
     params: Params
     step: Array
@@ -60,9 +63,11 @@ class State:
 
 
 class Training(ja.Phase, kw_only=True):
-    """Gradient descent on `fresh` sequences per step, or on the risk itself, with step size rate · √d T.
+    """Gradient descent on new sequences at each step, or on the population risk.
 
-    Its metric `plateau` is the time during which the risk stays above 80 % of its initial value.
+    `fresh` is the number of new sequences per step, or 0 for the population risk. The step size is
+    rate · (√d · T). The metric `plateau` is the time during which the risk stays above 80 % of its initial
+    value.
     """
 
     train: ClassVar[tuple[str, ...]] = ("W", "a")
@@ -91,7 +96,7 @@ class Training(ja.Phase, kw_only=True):
         return state.replace(params=params, step=state.step + 1, plateau=plateau)
 
     def metrics(self, state: State) -> dict[str, Array]:
-        """Return the risk, and the length of the plateau, which is NaN until it ends."""
+        """Return the risk, and the length of the plateau, which is NaN until the plateau ends."""
         now = risk(state.params)
         ended = jnp.where(now < PLATEAU / 2, state.plateau, jnp.nan)
         return {"plateau": ended, "risk": now, "evaluations": state.step}

@@ -1,4 +1,4 @@
-"""A small BERT as encoder or decoder, and the symmetry and directionality of its query-key matrices."""
+"""Small BERT as encoder or decoder, and the symmetry and directionality of its query-key matrices."""
 
 from typing import ClassVar
 
@@ -11,12 +11,19 @@ from jaxattn.data import Sequences
 
 
 def symmetry(M: Array) -> Array:
-    """Compute tr(M M)/‖M‖² over the last two axes, 1 for symmetric and -1 for antisymmetric matrices."""
+    """Compute the symmetry tr(M M)/‖M‖² of matrices in the last two axes.
+
+    It is 1 for symmetric matrices and -1 for antisymmetric matrices.
+    """
     return jnp.einsum("...ij,...ji->...", M, M) / (M**2).sum(axis=(-2, -1))
 
 
 def directionality(M: Array) -> Array:
-    """Compute (c - r)/(c + r), where c and r sum the excess of the column and row norms over mean + 2 std."""
+    """Compute the directionality (c - r)/(c + r) of matrices in the last two axes, or 0 if c + r = 0.
+
+    c is the sum over columns of the amount by which the norm of the column exceeds the mean norm plus two
+    standard deviations. r is the same sum for rows.
+    """
 
     def excess(norms: Array) -> Array:
         limit = norms.mean(axis=-1) + 2 * norms.std(axis=-1, ddof=1)
@@ -54,7 +61,7 @@ class SmallBert(ja.Model[Sequences]):
         return params | norms | {"bias": jnp.zeros(V, dtype)}
 
     def outputs(self, params: dict[str, Array], data: Sequences) -> Array:
-        """Compute the logits of the words at each position as an (n, T, V) array."""
+        """Compute the logits of all words at each position as an (n, T, V) array."""
         norms = list(zip(params["scale"], params["shift"], strict=True))
         x = normalised(params["E"][data.ids] + params["P"], *norms[-1])
         seen = data.causal if self.causal else jnp.ones((1, 1, 1), bool)

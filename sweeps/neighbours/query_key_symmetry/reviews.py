@@ -44,7 +44,11 @@ def windows(*, data_dir: ja.FilePath, mode: Mode, length: int = 32, number: int 
 
 
 def predicted_words(outputs: Array, targets: Array) -> Array:
-    """Sum the cross-entropy over each window's predicted words, divided by their mean number."""
+    """Compute the cross-entropy of each window, summed over its predicted words, as an (n,) array.
+
+    The sums are divided by the mean number of predicted words per window. The mean over windows is then the
+    mean over all predicted words.
+    """
     own = jnp.take_along_axis(outputs, jnp.maximum(targets, 0)[..., None], axis=-1)[..., 0]
     each = jnp.where(targets >= 0, jax.nn.logsumexp(outputs, axis=-1) - own, 0).sum(axis=1)
     return each / ((targets >= 0).sum(axis=1).mean())

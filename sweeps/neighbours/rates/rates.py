@@ -14,7 +14,10 @@ from jaxattn.theory import Scores
 
 
 def one_optimal(key: Array, *, dim: int, length: int, sequences: int) -> Vectors:
-    """Sample tokens from N(0, I/d), with first entry y in the first token and 0 in all others."""
+    """Sample labels y = ±1 and tokens from N(0, I/d), and replace the first entry of each token.
+
+    The first entry becomes y in the first token, and 0 in all other tokens. The query is the first token.
+    """
     label_key, token_key = jax.random.split(key)
     y = jax.random.rademacher(label_key, (sequences,), jnp.int32)
     X = jax.random.normal(token_key, (sequences, length, dim)).at[:, :, 0].set(0) / dim**0.5
@@ -23,19 +26,22 @@ def one_optimal(key: Array, *, dim: int, length: int, sequences: int) -> Vectors
 
 
 class Params(NamedTuple):
-    """W (d, d), initialised to zero."""
+    """Key-query matrix W with shape (d, d), initialised to zero."""
 
     W: Array
 
 
 class FixedDecoder(ja.Model[Vectors]):
-    """Attention f(X) = Σ_t q_t x_t·e_1 with scores x_t·W x_1, that is y times the first token's attention."""
+    """Attention f(X) = Σ_t q_t x_t·e_1 with scores x_t·W x_1.
+
+    f equals y times the attention on the first token.
+    """
 
     takes: ClassVar[type[Vectors]] = Vectors
     linear_in: ClassVar[str] = "W"
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
-        """Return zeros."""
+        """Return W = 0."""
         return Params(jnp.zeros((like.dim, like.dim), dtype))
 
     def outputs(self, params: Params, data: Vectors) -> Array:
@@ -43,19 +49,23 @@ class FixedDecoder(ja.Model[Vectors]):
         return (jnp.exp(log_attention(params, data)) * data.X[:, :, 0]).sum(axis=1)
 
     def scores(self, params: Params, data: Vectors) -> Scores:
-        """Return the scores as Φ vec W with Φ = x ⊗ z, and the values x·e_1."""
+        """Return the scores as a linear function Φ vec W with Φ = x ⊗ z, and the values x·e_1."""
         return from_query(data.X, data.z, data.targets, values=data.X[:, :, 0])
 
 
 def log_attention(params: Params, data: Vectors) -> Array:
-    """Compute log q as an (n, T) array."""
+    """Compute the logarithm of the attention q as an (n, T) array."""
     return jax.nn.log_softmax(data.dot(data.z @ params.W.T), axis=1)
 
 
 def steepest(params: Params, data: Vectors) -> tuple[Array, Array, Array]:
-    """Compute -∇L/‖∇L‖, log ‖∇L‖ and log(L - L*), L* = log(1 + 1/e), in the log domain, for any ‖W‖.
+    """Compute -∇L/‖∇L‖, log ‖∇L‖ and log(L - L*), where L* = log(1 + 1/e).
 
-    -∂L/∂W = (1/n) Σ_i σ(-q_i1) q_i1 Σ_t q_it (x_i1 - x_it) z_iᵀ, whose weights are all positive.
+    The computation is in the log domain, and therefore accurate for any ‖W‖. It uses
+
+        -∂L/∂W = (1/n) Σ_i σ(-q_i1) q_i1 Σ_t q_it (x_i1 - x_it) z_iᵀ,
+
+    in which all weights are positive.
     """
     log_q = log_attention(params, data)
     log_off = jax.nn.logsumexp(log_q[:, 1:], axis=1)  # 1 - q_1
@@ -73,8 +83,9 @@ def steepest(params: Params, data: Vectors) -> tuple[Array, Array, Array]:
 class Steps(ja.Phase, kw_only=True):
     """Descent on W with gradient, normalised, Polyak or rescaled steps.
 
-    The steps have length η‖∇L‖, η or η(L - L*)/‖∇L‖. Rescaled steps have length η, and after 100 of them, ‖W‖
-    is set to radius · 1.2^k and then bounded by it for `hold` steps, for k = 0, 1, ...
+    Gradient steps have length η ‖∇L‖, normalised steps η, and Polyak steps η (L - L*)/‖∇L‖. Rescaled steps
+    have length η. After the first 100 of them, ‖W‖ is set to radius · 1.2^k for k = 0, 1, ... in turn, and is
+    bounded by this value for `hold` steps.
     """
 
     train: ClassVar[tuple[str, ...]] = ("W",)

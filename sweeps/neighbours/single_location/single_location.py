@@ -1,4 +1,4 @@
-"""Single-location regression, whose target is linear in one token, marked by a second direction."""
+"""Single-location regression. The target is linear in one token, and a second direction marks this token."""
 
 from typing import ClassVar, NamedTuple
 
@@ -14,7 +14,11 @@ from jaxattn.data import Vectors
 def locations(
     key: Array, *, dim: int, length: int = 10, sequences: int, variance: float = 0.5, noise: float = 0.1
 ) -> Vectors:
-    """Sample a location ℓ, X_ℓ ~ N(√(d/2) e_1, variance I), other X_j ~ N(0, I), and y = X_ℓ·e_2 + noise."""
+    """Sample sequences with a random location ℓ, whose token determines the target.
+
+    X_ℓ ~ N(√(d/2) e_1, variance · I), and X_j ~ N(0, I) for all other j. The target is X_ℓ·e_2 plus normal
+    noise with standard deviation `noise`.
+    """
     place_key, token_key, noise_key = jax.random.split(key, 3)
     place = jax.random.randint(place_key, (sequences,), 0, length)
     X = jax.random.normal(token_key, (sequences, length, dim))
@@ -25,7 +29,7 @@ def locations(
 
 
 class Params(NamedTuple):
-    """Unit vectors, and the number of steps taken."""
+    """Unit vectors k and v, and the number of steps t."""
 
     k: Array  # (d,) attention direction
     v: Array  # (d,) value direction
@@ -33,7 +37,7 @@ class Params(NamedTuple):
 
 
 class Pointwise(ja.Model[Vectors]):
-    """Unnormalised attention f(X) = Σ_ℓ erf(λ X_ℓ·k) X_ℓ·v with λ = sharpness / (1 + decay t)."""
+    """Unnormalised attention f(X) = Σ_j erf(λ X_j·k) X_j·v with λ = sharpness / (1 + decay · t)."""
 
     takes: ClassVar[type[Vectors]] = Vectors
 
@@ -41,7 +45,7 @@ class Pointwise(ja.Model[Vectors]):
     decay: float = 1e-4
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
-        """Sample k and v uniformly on the sphere."""
+        """Sample k and v uniformly on the unit sphere, and set t to 0."""
         drawn = jax.random.normal(key, (2, like.dim), dtype)
         return Params(*(drawn / jnp.linalg.norm(drawn, axis=1, keepdims=True)), jnp.zeros((), dtype))
 
@@ -52,7 +56,10 @@ class Pointwise(ja.Model[Vectors]):
 
 
 def on_spheres(step_size: optax.Schedule) -> optax.GradientTransformation:
-    """Build an optimiser that projects k and v to the unit sphere and increments t at each step."""
+    """Return gradient descent that keeps k and v on the unit sphere and increments t at each step.
+
+    The gradient is projected onto the tangent space, and the result of the step is normalised.
+    """
 
     def moves(g: Array, x: Array, η: Array) -> Array:
         if x.ndim == 0:
@@ -68,5 +75,5 @@ def on_spheres(step_size: optax.Schedule) -> optax.GradientTransformation:
 
 
 def found(params: Params, data: Vectors) -> dict[str, Array]:
-    """Compute |κ| = |k·e_1| and |ν| = |v·e_2|, the cosines to the directions of the data up to sign."""
+    """Compute |κ| = |k·e_1| and |ν| = |v·e_2|, the absolute cosines with the directions of the data."""
     return {"kappa": jnp.abs(params.k[0]), "nu": jnp.abs(params.v[1])}

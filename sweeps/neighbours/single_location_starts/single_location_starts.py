@@ -1,4 +1,4 @@
-"""Single-location regression on the population risk, from initial points that may find the location."""
+"""Single-location regression by descent on the population risk, from different initial points."""
 
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ def law() -> ja.Dataset:
 
 
 class Params(NamedTuple):
-    """Unit vectors, and the number of steps taken."""
+    """Unit vectors k and v, and the number of steps t."""
 
     k: Array  # (d,) attention direction; k* = e_1
     v: Array  # (d,) value direction; v* = e_2
@@ -27,7 +27,10 @@ class Params(NamedTuple):
 
 
 class Risk(ja.Model[ja.Dataset]):
-    """Risk E(f(X) - X_ℓ·v*)² of f(X) = Σ_j erf(λ X_j·k) X_j·v, where λ = sharpness / (1 + decay t)."""
+    """Population risk E[(f(X) - X_ℓ·v*)²] of f(X) = Σ_j erf(λ X_j·k) X_j·v.
+
+    λ = sharpness / (1 + decay · t).
+    """
 
     dim: int = 400
     length: int = 10
@@ -37,7 +40,10 @@ class Risk(ja.Model[ja.Dataset]):
     on_manifold: bool = False
 
     def init(self, key: Array, like: ja.Dataset, *, dtype: jnp.dtype) -> Params:
-        """Sample k and v uniformly on the sphere, or with k·v* = v·k* = k·v = 0."""
+        """Sample k and v uniformly on the unit sphere.
+
+        If `on_manifold` is True, they satisfy k·v* = v·k* = k·v = 0.
+        """
         k, v = jax.random.normal(key, (2, self.dim), dtype)
         if self.on_manifold:
             k, v = k.at[1].set(0), v.at[0].set(0)
@@ -46,7 +52,10 @@ class Risk(ja.Model[ja.Dataset]):
         return Params(k / jnp.linalg.norm(k), v / jnp.linalg.norm(v), jnp.zeros((), dtype))
 
     def outputs(self, params: Params, data: ja.Dataset) -> Array:
-        """Compute the risk as a (1,) array, by integrals over a = X_j·k, given which X_j·v is Gaussian."""
+        """Compute the risk as a (1,) array.
+
+        Expectations are one-dimensional integrals over a = X_j·k, because X_j·v is Gaussian given a.
+        """
         κ, ν, θ, η, ρ = overlaps(params)
         mean, γ = jnp.sqrt(self.dim / 2), jnp.sqrt(self.variance)
         weights, λ = WEIGHTS / WEIGHTS.sum(), self.sharpness / (1 + self.decay * params.t)
@@ -73,7 +82,7 @@ def risk(outputs: Array, targets: Array) -> Array:
 
 
 def aligned(params: Params, data: ja.Dataset) -> dict[str, Array]:
-    """Compute the magnitudes of the five overlaps, and the distance √(θ² + η² + ρ²) from θ = η = ρ = 0."""
+    """Compute the absolute values of the overlaps, and the distance √(θ² + η² + ρ²) from θ = η = ρ = 0."""
     κ, ν, θ, η, ρ = overlaps(params)
     sizes = {"kappa": κ, "nu": ν, "theta": θ, "eta": η, "rho": ρ}
     return {name: jnp.abs(x) for name, x in sizes.items()} | {"distance": jnp.sqrt(θ**2 + η**2 + ρ**2)}

@@ -13,13 +13,13 @@ EPSILON = 1e-8
 
 
 class Grams(Sequences):
-    """Sequences whose targets are the true (n, V) probabilities of the token after the last position."""
+    """Sequences whose targets are the true probabilities of the token after the last, an (n, V) array."""
 
 
 def grams(
     key: Array, *, sequences: int, states: int, length: int, order: int = 2, alpha: float = 1.0
 ) -> Grams:
-    """Sample Markov chains of order `order`, with transition probabilities from Dirichlet(alpha, ...)."""
+    """Sample Markov chains of order `order`. Transition rows are from Dirichlet(alpha, ..., alpha)."""
     table_key, first_key, step_key = jax.random.split(key, 3)
     contexts = states**order
     table = jax.random.dirichlet(table_key, jnp.full(states, alpha), (sequences, contexts))
@@ -45,7 +45,11 @@ def cross_entropy(p: Array, truth: Array) -> Array:
 
 
 def estimate(data: Grams, k: int, alpha: float = 1.0) -> Array:
-    """Estimate (n, V) next-token probabilities by k-grams, from the counts after the last k - 1 tokens."""
+    """Estimate the next-token probabilities by k-grams as an (n, V) array.
+
+    The estimate counts which tokens follow earlier occurrences of the last k - 1 tokens, and adds the
+    pseudo-count `alpha`.
+    """
     T = data.ids.shape[1]
     same = jnp.ones((len(data.ids), T - k + 1), bool)
     for lag in range(1, k):
@@ -56,7 +60,7 @@ def estimate(data: Grams, k: int, alpha: float = 1.0) -> Array:
 
 
 class Stages(ja.Probe):
-    """Losses of the k-gram estimators on the test data, the population gradient, and the attention.
+    """Losses of k-gram estimators, divergences of the model from them, gradient norm, and attention.
 
     Attributes:
         most: largest k.
@@ -70,7 +74,10 @@ class Stages(ja.Probe):
     alpha: float = 0.5
 
     def measure(self, context: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Compute the metrics for one seed. `squared_gradient` estimates ‖∇L‖² for the population loss L."""
+        """Compute the metrics for one seed.
+
+        `squared_gradient` is an estimate of ‖∇L‖² for the population loss L.
+        """
         data, params = context.data.test, context.params
         p = context.outputs(data)
         found = {}

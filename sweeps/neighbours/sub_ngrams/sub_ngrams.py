@@ -1,4 +1,4 @@
-"""The simplified two-layer transformer of the paper, its k-gram constructions and its optimiser."""
+"""Simplified two-layer transformer of the paper, its k-gram constructions and its optimiser."""
 
 from typing import ClassVar
 
@@ -15,10 +15,10 @@ class Simplified(ja.Model[Grams]):
     """Attention by position in `heads` heads, then attention by content at the last position.
 
     Attributes:
-        heads: number of heads H of the first layer; an n-gram task requires n - 1 heads.
-        start: standard deviation of the entries of Q and K, times √d.
+        heads: number of heads H of the first layer. An n-gram task requires n - 1 heads.
+        start: √d times the standard deviation of the entries of Q and K.
         grams: 0 for random weights, or k for the construction of the k-gram estimator.
-        scale: scale c of the construction; a score of the second layer is c times the number of equal tokens.
+        scale: scale c of the construction. A score of the second layer is c times the number of equal tokens.
     """
 
     takes: ClassVar[type[Grams]] = Grams
@@ -48,7 +48,10 @@ class Simplified(ja.Model[Grams]):
         return {"A": A, "V": V, "Q": Q, "K": K}
 
     def attention(self, params: dict[str, Array], data: Grams) -> tuple[Array, Array]:
-        """Compute the first layer's (H, T, T) attention, and the (n, T) attention from the last position."""
+        """Compute the (H, T, T) attention of the first layer, and the (n, T) attention of the second layer.
+
+        The second layer attends from the last position only.
+        """
         x = jax.nn.one_hot(data.ids, data.vocab_size, dtype=params["A"].dtype)
         n, T, S = x.shape
         first = jax.nn.softmax(jnp.where(jnp.tri(T, dtype=bool), params["A"], -jnp.inf), axis=-1)
@@ -66,5 +69,5 @@ class Simplified(ja.Model[Grams]):
 
 
 def adamw(step_size: optax.Schedule) -> optax.GradientTransformation:
-    """Build AdamW with the authors' settings: no momentum, weight decay 1e-4."""
+    """Return AdamW with the settings of the authors: no momentum, and weight decay 1e-4."""
     return optax.adamw(step_size, b1=0.0, weight_decay=1e-4)

@@ -6,12 +6,15 @@ from jaxattn.lab.results import judge
 
 
 def norm(squares: np.ndarray) -> float:
-    """Estimate a norm from unbiased estimates of its square, one per seed, some of which may be negative."""
+    """Estimate a norm from unbiased estimates of its square, one per seed.
+
+    Some of these estimates may be negative.
+    """
     return float(np.sqrt(np.fmax(np.mean(squares), 0))) if len(squares) else np.nan
 
 
 def left_out(function, *samples: np.ndarray) -> judge.Estimate:
-    """Estimate a function of samples that have one entry per seed, with a jackknife interval."""
+    """Evaluate a function of samples that have one entry per seed, with a jackknife interval."""
     known = np.isfinite(samples).all(axis=0)
     samples = [np.asarray(x)[known] for x in samples]
     seeds = range(known.sum())
@@ -26,5 +29,5 @@ def ratio(squares: np.ndarray, others: np.ndarray) -> judge.Estimate:
 
 
 def power(lengths: list[int], *squares: np.ndarray) -> judge.Estimate:
-    """Estimate the exponent a of a gradient norm proportional to T^-a."""
+    """Estimate the exponent a of a gradient norm that is proportional to T^(-a) for sequence lengths T."""
     return left_out(lambda *xs: -np.polyfit(np.log(lengths), np.log([norm(x) for x in xs]), 1)[0], *squares)

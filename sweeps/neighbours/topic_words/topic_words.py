@@ -1,4 +1,4 @@
-"""Trained keys and embeddings that find the one word in a sentence that determines its topic."""
+"""Trained keys and embeddings that find the one word of a sentence that determines its topic."""
 
 from typing import ClassVar, NamedTuple
 
@@ -14,7 +14,10 @@ WORDS = TOPICS * EACH
 
 
 def sentences(key: Array, *, others: int = 5000, length: int = 20, sequences: int) -> Corpus:
-    """Sample a topic, one of its two words (ids 0 to 7) and `length` other words, uniformly."""
+    """Sample sentences of one topic word and `length` other words, with the topic as the label.
+
+    Each of the four topics has two words, which have ids 0 to 7. All choices are uniform.
+    """
     topic_key, word_key, other_key = jax.random.split(key, 3)
     topic = jax.random.randint(topic_key, (sequences,), 0, TOPICS)
     word = EACH * topic + jax.random.randint(word_key, (sequences,), 0, EACH)
@@ -33,7 +36,10 @@ class Params(NamedTuple):
 
 
 class Keys(ja.TokenModel):
-    """Logits Wᵀ Σ_s a_s e_s with scores k_s·q, where keys start at 0 and embeddings near 0."""
+    """Attention with logits Wᵀ Σ_s a_s e_s and scores k_s·q.
+
+    Keys are initialised to 0, and embeddings to small values.
+    """
 
     token_rows: ClassVar[tuple[str, ...]] = ("K", "E")
 
@@ -42,7 +48,7 @@ class Keys(ja.TokenModel):
     query: float = 0.3
 
     def init(self, key: Array, like: Corpus, *, dtype: jnp.dtype) -> Params:
-        """Sample the parameters for one seed, with a head that has ones on its diagonal."""
+        """Sample the initial parameters for one seed. The diagonal entries of W are 1."""
         e_key, q_key, w_key = jax.random.split(key, 3)
         E = self.start * jax.random.normal(e_key, (like.vocab_size, self.dim), dtype)
         q = self.query * jax.random.normal(q_key, (self.dim,), dtype)
@@ -51,14 +57,15 @@ class Keys(ja.TokenModel):
         return Params(jnp.zeros_like(E), E, q, W.at[places, places].set(1))
 
     def scores_and_values(self, params: Params) -> tuple[Array, Array]:
-        """Compute the (V,) scores and the (V, C) logits of single words."""
+        """Compute the scores of all words as a (V,) array, and their logits as a (V, C) array."""
         return params.K @ params.q, params.E @ params.W
 
 
 def law(params: Params, data: Corpus, *, others: int = 20) -> dict[str, Array]:
-    """Compare ‖e‖‖q‖ for topic words with √(2 (s + (eˢ - 1)/m)).
+    """Compare ‖e‖ · ‖q‖ for topic words with the prediction √(2 (s + (exp(s) - 1)/m)).
 
-    Here s is the score of a topic word, and m = `others` is the number of other words per sentence.
+    Here e is the embedding and s the score of a topic word, and m = `others` is the number of other words per
+    sentence.
     """
     scores, lengths = params.K @ params.q, jnp.linalg.norm(params.E, axis=1) * jnp.linalg.norm(params.q)
     s = scores[:WORDS]

@@ -1,4 +1,4 @@
-"""Two gradient descent steps on p and v from zero, on sequences of a signal token and a noise token."""
+"""Two steps of gradient descent on p and v from zero, for sequences of a signal token and a noise token."""
 
 from typing import ClassVar, NamedTuple
 
@@ -11,7 +11,10 @@ from jaxattn.data import Vectors
 
 
 def signal_and_noise(key: Array, *, dim: int, sequences: int, ratio: float) -> Vectors:
-    """Sample X = {μ_y, ξ}: μ_± = ρ e_1, ρ e_2 with ρ = ratio √d, and ξ ~ N(0, I) orthogonal to both."""
+    """Sample sequences of a signal token μ_y and a noise token ξ, for labels y = ±1.
+
+    μ_+ = ρ e_1 and μ_- = ρ e_2 with ρ = ratio · √d. ξ is standard normal in the space orthogonal to both.
+    """
     label_key, noise_key = jax.random.split(key)
     y = jax.random.rademacher(label_key, (sequences,), jnp.int32)
     signal = ratio * dim**0.5 * jax.nn.one_hot((1 - y) // 2, dim)
@@ -32,7 +35,7 @@ class Attention(ja.Model[Vectors]):
     takes: ClassVar[type[Vectors]] = Vectors
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
-        """Return zeros."""
+        """Return initial parameters that are all zero."""
         return Params(jnp.zeros(like.dim, dtype), jnp.zeros(like.dim, dtype))
 
     def outputs(self, params: Params, data: Vectors) -> Array:

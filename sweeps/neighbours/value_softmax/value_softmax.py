@@ -1,4 +1,7 @@
-"""Value-softmax on one sequence with all tokens and E = I, so that p contains scores and v values."""
+"""Value-softmax on one sequence that contains each token once.
+
+With E = I, the entries of p are the scores, and the entries of v are the values.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +12,7 @@ import jaxattn as ja
 
 
 def one_sequence(*, length: int = 8) -> ja.data.Corpus:
-    """Build one sequence of `length` tokens with label +1."""
+    """Return one sequence of `length` different tokens with label +1."""
     return ja.data.from_sequences([list(range(length))], labels=[1], vocab_size=length)
 
 
@@ -19,7 +22,10 @@ def identity(key: Array, drawn: Array) -> Array:
 
 
 def published(key: Array, drawn: Array) -> Array:
-    """Return initial values Vᵀβ with V ~ 0.1 N(0, 1) and β on the unit sphere, from NumPy's seed 123."""
+    """Return initial values Vᵀβ, sampled with random seed 123 of NumPy.
+
+    V has entries 0.1 · N(0, 1), and β is uniform on the unit sphere.
+    """
     length = len(drawn)
     V, _, beta = np.split(np.random.RandomState(123).randn(length**2 + 2 * length), [length**2, -length])
     return jnp.asarray(0.1 * V.reshape(length, length).T @ beta / np.linalg.norm(beta), drawn.dtype)
@@ -34,7 +40,10 @@ class Polarisation(ja.Probe):
     """Largest attention, attention on all other tokens, entropy, and direction of p."""
 
     def measure(self, seen: ja.probes.ProbeContext) -> dict[str, Array]:
-        """Compute the metrics for one seed, with p_mm = e_k - 1/T in closed form for the top token k."""
+        """Compute the metrics for one seed.
+
+        The max-margin direction is known in closed form: p_mm = e_k - 1/T for the top token k.
+        """
         scores, values = seen.scores_and_values
         log_q, top = jax.nn.log_softmax(scores), scores.argmax()
         limit = jax.nn.one_hot(top, len(scores), dtype=scores.dtype) - 1 / len(scores)

@@ -17,7 +17,7 @@ NORMS = {"l2": 2.0, "linf": math.inf}
 
 
 def tokens(key: Array, *, dim: int = 10, length: int = 8, sequences: int = 6) -> Vectors:
-    """Sample tokens uniformly on the unit sphere, and labels uniformly."""
+    """Sample tokens uniformly on the unit sphere, and labels ±1 with equal probability."""
     token_key, label_key = jax.random.split(key)
     X = jax.random.normal(token_key, (sequences, length, dim))
     y = jax.random.rademacher(label_key, (sequences,), jnp.int32)
@@ -44,7 +44,7 @@ class Attention(ja.Model[Vectors]):
     scale: float = 0.1
 
     def init(self, key: Array, like: Vectors, *, dtype: jnp.dtype) -> Params:
-        """Sample p and the head for one seed."""
+        """Sample the initial p and the head v for one seed."""
         query, head = jax.random.split(key)
         v = jax.random.normal(head, (like.dim,), dtype)
         return Params(self.scale * jax.random.normal(query, (like.dim,), dtype), v / jnp.linalg.norm(v))
@@ -57,7 +57,7 @@ class Attention(ja.Model[Vectors]):
         return best[:, 0] + (jax.nn.softmax(scores, axis=1) * (values - best)).sum(axis=1)
 
     def scores(self, params: Params, data: Vectors) -> ja.theory.Scores:
-        """Return the scores as Φ p with Φ = x, and the values x·v."""
+        """Return the scores as a linear function Φ p with Φ = x, and the values x·v."""
         return from_vectors(data.X, data.targets, values=data.dot(params.v))
 
 
@@ -75,14 +75,18 @@ class Margins(ja.PhaseProbe):
         return phase.parameter(state, "p")
 
     def conclude(self, history: np.ndarray, params: Any, model: Any, loaded: Any) -> Any:
-        """Solve the ℓ₂ and ℓ_∞ programs for each seed, and compare p with the solutions."""
+        """Solve the ℓ₂ and ℓ_∞ max-margin problems for each seed, and compare p with the solutions."""
         data = jax.device_get(loaded.splits.train)
         each = [compare(path, X, y) for path, X, y in zip(history, data.X, data.targets, strict=True)]
         return tuple(jax.tree.map(lambda *x: np.stack(x), *found) for found in zip(*each, strict=True))
 
 
 def compare(path: np.ndarray, X: np.ndarray, y: np.ndarray) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the relative margins along one seed's path, and the margins and gaps of both programs."""
+    """Return the relative margins along the path of one seed, and facts on both max-margin problems.
+
+    The facts are the maximum margins, the duality gaps, and the relative margin of each solution in the other
+    norm.
+    """
     X, scores = np.asarray(X, float), from_vectors(X, y)
     chosen, top = ja.theory.selection(path[-1], scores), (X @ path[-1]).argmax(axis=1)
     best = {norm: lq_max_margin(scores, chosen, q=q) for norm, q in NORMS.items()}
