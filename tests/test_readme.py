@@ -160,6 +160,7 @@ def test_first_command_in_the_readme_prints_the_output_shown(call, tmp_path):
     assert abs(drawn - shown).mean() < 0.01
 
 
+@pytest.mark.more
 def test_python_code_in_the_readme_prints_the_output_shown(capsys):
     (cell,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     exec(compile(cell, "README.md", "exec"), {})
