@@ -1,4 +1,4 @@
-"""Measure how much longer a study takes in an S3 bucket than in a folder, and how many bytes a resume reads.
+"""Measure how much slower a study is with results in an S3 bucket, and how many bytes resuming reads.
 
     python benchmarks/bucket.py --seeds 1000 --out results/benchmarks
 

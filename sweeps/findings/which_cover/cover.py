@@ -1,8 +1,8 @@
-"""Covers, that is, lists of labelled tokens that decide every sequence, and algorithms that find them.
+"""Covers (lists of labelled tokens that decide every sequence) and algorithms for finding them.
 
-If attention selects one token in every sequence, the tokens sorted by score form such a list: the first token
-of the list that a sequence contains is the top token of the sequence, and must have the same label. Learning
-theory calls such a list a decision list of single tokens.
+If attention selects one token in every sequence, the tokens sorted by score form a cover. The first token in
+the list that occurs in a sequence is the sequence's top token, and its label must match that of the sequence.
+In learning theory, such a list is called a decision list over single tokens.
 """
 
 import math

@@ -34,7 +34,7 @@ class TwoSided(NamedTuple):
         return bool(self.violation <= _FEASIBLE)
 
     def in_unit(self, unit: float) -> "TwoSided":
-        """Return the solution for the rows of A multiplied by `unit`, a power of two."""
+        """Convert a solution for A to the solution for `unit` · A, where `unit` is a power of two."""
         return self._replace(p=self.p / unit, multipliers=self.multipliers / unit / unit)
 
 

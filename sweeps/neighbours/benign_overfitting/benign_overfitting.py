@@ -17,7 +17,7 @@ class Tokens(Vectors):
 
 
 def triangle(key: Array, rows: int, dim: int) -> Array:
-    """Sample Gaussian vectors in R^dim, in coordinates of their span (Bartlett's decomposition).
+    """Sample Gaussian vectors in R^dim in an orthonormal basis of their span, by the Bartlett decomposition.
 
     The result is a lower-triangular matrix with one row per vector.
     """

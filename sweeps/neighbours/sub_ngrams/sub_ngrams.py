@@ -12,13 +12,14 @@ import jaxattn as ja
 
 
 class Simplified(ja.Model[Grams]):
-    """Attention by position in `heads` heads, then attention by content at the last position.
+    """Positional attention with `heads` heads, then content-based attention at the last position.
 
     Attributes:
         heads: number of heads H of the first layer. An n-gram task requires n - 1 heads.
         start: √d times the standard deviation of the entries of Q and K.
-        grams: 0 for random weights, or k for the construction of the k-gram estimator.
-        scale: scale c of the construction. A score of the second layer is c times the number of equal tokens.
+        grams: 0 for random weights; k for the weights that implement the k-gram estimator.
+        scale: scale c of the construction. Each score in the second layer is c times the number of matching
+            tokens.
     """
 
     takes: ClassVar[type[Grams]] = Grams
