@@ -89,7 +89,7 @@ def compiled_once(pytestconfig, tmp_path_factory):
 def forgotten():
     """Give back what the programs of the modules so far hold before two workers come to 6 GB, on Linux."""
     yield
-    if sys.platform == "linux" and resident() > 2.7 * 2**30:
+    if sys.platform == "linux" and resident() > 2.9 * 2**30:
         jax.clear_caches()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
