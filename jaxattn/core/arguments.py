@@ -19,10 +19,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def checked(function: _F) -> _F:
     """Return a function that checks its arguments.
 
-    The returned function raises InputError, with the place, for a keyword-only argument that does not match
-    its annotation, for a first argument `key` that is not a key, for a list in place of an array, and for an
-    object of another class than one of this package. NumPy numbers become Python numbers. Arrays, functions
-    and traced values are passed on as they are.
+    The returned function raises InputError, with the name of the argument, when a keyword-only argument does
+    not match its annotation, when a first argument `key` is not a key, when a list is passed for an array,
+    and when an object is not of the annotated class of this package. NumPy numbers become Python numbers.
+    Arrays, functions and traced values are passed on unchanged.
     """
     module = function.__module__.rpartition(".")[2]
     name = f"{module}.init" if function.__name__ == "init" else function.__name__
