@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
@@ -218,15 +218,22 @@ def main() -> None:
         print("| set | place | mutation | tests | killed by |\n|---|---|---|---|---|")
         for chosen in given.sets:
             by_tests, marked = reached(folder, SETS[chosen], given.among), SETS[chosen]
-            found = pool.map(
-                lambda k, by=by_tests, marked=marked: attempt(
-                    folder, k, own_first(folder, by.get(k, []), drawn[k].path), marked, given.seconds
-                ),
-                left,
-            )
+            trials = {
+                pool.submit(
+                    attempt,
+                    folder,
+                    number,
+                    own_first(folder, by_tests.get(number, []), drawn[number].path),
+                    marked,
+                    given.seconds,
+                ): number
+                for number in left
+            }
             tried = {}
-            for number, outcome in zip(left, found, strict=True):
-                tried[number], each = outcome, drawn[number]
+            for trial in as_completed(trials):
+                number = trials[trial]
+                tried[number], each = trial.result(), drawn[number]
+                outcome = tried[number]
                 change = f"`{each.before}` → `{each.after}`".replace("\n", " ").replace("|", "\\|")
                 place = f"{each.path}:{each.line}"
                 print(f"| {chosen} | {place} | {change} | {outcome.reached} | {outcome.killer} |", flush=True)
