@@ -145,6 +145,18 @@ def write_copy(folder: Path, drawn: list[Mutation], tests: Path) -> None:
         asked = f"__import__('mutations_switch').switch({number})"
         written = f"(({each.after}) if {asked} else ({each.before}))".encode()
         path.write_bytes(source[: each.begin] + written + source[each.end :])
+    for path in {folder / each.path for each in drawn}:
+        _find_switch(path, folder)
+
+
+def _find_switch(path: Path, folder: Path) -> None:
+    """Let a module find the switch, also if it runs alone: behind its docstring, so that lines stay."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    first = ast.parse(b"".join(lines)).body[0]
+    line, column = lines[first.end_lineno - 1], first.end_col_offset
+    found = f"; __import__('sys').path.append({str(folder)!r})".encode()
+    lines[first.end_lineno - 1] = line[:column] + found + line[column:]
+    path.write_bytes(b"".join(lines))
 
 
 def pytest(folder: Path, *words: str, seconds: float | None = None, **environment: str) -> tuple[int, str]:
