@@ -194,8 +194,12 @@ def numpy_if_concrete(tree: _P) -> _P:
 
     In a session without float64, JAX would round operations on float64 arrays to float32.
     """
-    is_traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
-    return tree if is_traced else jax.device_get(tree)
+    return tree if is_traced(tree) else jax.device_get(tree)
+
+
+def is_traced(tree: Any) -> bool:
+    """Return whether an array in a pytree is traced, inside `jax.jit`, `jax.vmap` or `jax.grad`."""
+    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
 
 
 def _written(x: Any) -> str:

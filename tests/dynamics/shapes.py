@@ -6,7 +6,7 @@ import numpy as np
 import jaxattn as ja
 
 # Number of tokens, of dimensions, of sequences, of tokens in the longest sequence, and of rows of a path.
-VOCAB, DIM, SEQUENCES, LONGEST, POINTS = 6, 6, 6, 4, 30
+VOCAB, DIM, SEQUENCES, LONGEST, POINTS = 7, 6, 6, 4, 30
 
 
 def corpus_of(sequences, labels, fill=VOCAB - 1, num_classes=2, vocab_size=VOCAB, longest=LONGEST):

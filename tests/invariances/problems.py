@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -132,13 +133,22 @@ def rotations():
 
 
 def corpus(problem):
-    """Build the corpus; all problems of a shape have arrays of the same shapes."""
+    """Build the corpus; all problems of a shape have arrays of the same shapes.
+
+    No sequence is as long as it could be, so that tests of flows, some of which are, share programs.
+    """
     return _corpus(problem.ids, problem.labels, len(problem.E), problem.num_classes)
 
 
 @partial(jax.jit, static_argnums=(2, 3))
 def _corpus(ids, labels, vocab_size, num_classes):
-    return ja.data.from_draws(ids, labels, vocab_size=vocab_size, num_classes=num_classes)
+    return ja.data.from_draws(
+        jnp.pad(ids, [(0, 0), (0, 1)]),
+        labels,
+        vocab_size=vocab_size,
+        num_classes=num_classes,
+        mask=jnp.pad(jnp.ones_like(ids, bool), [(0, 0), (0, 1)]),
+    )
 
 
 def stacked(problems):

@@ -3,7 +3,10 @@
 import jax
 import numpy as np
 import pytest
+from dynamics import shapes
+from dynamics.shapes import padded
 from invariances.problems import (
+    DIM,
     VOCAB,
     arrays,
     changed_problems,
@@ -27,11 +30,19 @@ PATH = 500 * RTOL
 
 
 def follow(changed):
-    """Follow all problems, which have the same shape."""
+    """Follow all problems, which have the same shape; tests of flows share the program."""
     E, p, values = (np.stack([getattr(each, name) for each in changed]) for name in ("E", "p", "values"))
-    return ja.dynamics.exact_flow(
-        ja.theory.Scores(E, stacked(changed), values), p, until_norm=1e4, max_steps=3000, points=8, rtol=RTOL
+    scores = ja.theory.Scores(padded(E, *E.shape[:2], shapes.DIM), stacked(changed), values)
+    path = ja.dynamics.exact_flow(
+        scores,
+        padded(p, len(p), shapes.DIM),
+        until_norm=1e4,
+        max_steps=3000,
+        points=shapes.POINTS,
+        rtol=RTOL,
     )
+    assert not path.p[..., DIM:].any()
+    return path.replace(p=path.p[..., :DIM])
 
 
 def assert_same_path(one, other, same_rows=True):

@@ -1,5 +1,7 @@
 """Modules of Flax and Equinox as models, against the same functions written out."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -50,19 +52,30 @@ NAMES = {
 
 @pytest.fixture
 def points(rng):
-    return Points(targets=jnp.asarray([1, -1] * 5), X=jnp.asarray(rng.normal(size=(10, 3)), jnp.float32))
+    targets, X = np.array([1, -1] * 5, np.int32), rng.normal(size=(10, 3)).astype(np.float32)
+    return Points(targets=jax.device_put(targets), X=jax.device_put(X))
+
+
+def init(model, points):
+    """Initialise a model in one program."""
+    return jax.jit(lambda key: model.init(key, points, dtype=jnp.float32))(jax.random.key(0))
+
+
+def outputs(model, params, points):
+    """Compute the outputs of a model in one program."""
+    return jax.jit(model.outputs)(params, points)
 
 
 @pytest.mark.parametrize("library", ADAPTED)
 def test_outputs_match_an_explicit_formula(library, points):
     model = ADAPTED[library]
-    params = model.init(jax.random.key(0), points, dtype=jnp.float32)
+    params = init(model, points)
     assert set(pytrees.names(params)) == set(NAMES[library])
     W, b, w, c = (np.asarray(pytrees.get(params, name)) for name in NAMES[library])
     if library == "equinox":
         W, w = W.T, w.T
     wanted = (np.tanh(np.asarray(points.X) @ W + b) @ w + c)[:, 0]
-    found = jax.jit(model.outputs)(params, points)
+    found = outputs(model, params, points)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -83,7 +96,7 @@ def test_seeds_differ_and_vmap_matches_a_loop_over_seeds(library, points):
 @pytest.mark.more
 def test_gradients_of_selected_parameters_match_finite_differences(library, points):
     model = ADAPTED[library]
-    params = model.init(jax.random.key(0), points, dtype=jnp.float32)
+    params = init(model, points)
     pattern = NAMES[library][0].rpartition(".")[0]
     _, gradients = ja.dynamics.loss_and_gradients(params, points, [f"{pattern}.*"], model.outputs)
     assert set(gradients) == set(NAMES[library][:2])
@@ -101,7 +114,8 @@ def test_gradients_of_selected_parameters_match_finite_differences(library, poin
 def test_parameters_use_the_dtype_of_the_study(points):
     with jax.enable_x64(True):
         for model in ADAPTED.values():
-            params = model.init(jax.random.key(0), points, dtype=jnp.float64)
+            init = partial(model.init, dtype=jnp.float64)
+            params = jax.eval_shape(init, jax.random.key(0), points)
             assert {x.dtype for x in pytrees.leaves(params).values()} == {np.dtype(np.float64)}
 
 
@@ -172,15 +186,15 @@ class NnxEvaluated(nnx.Module):
 
 def test_nnx_variables_other_than_parameters_are_constants(points):
     model = ja.models.from_nnx(NnxEvaluated)
-    params = model.init(jax.random.key(0), points, dtype=jnp.float32)
+    params = init(model, points)
     assert set(pytrees.names(params)) == {"linear.kernel", "linear.bias", "norm.scale", "norm.bias"}
     W, b = np.asarray(params["linear"]["kernel"]), np.asarray(params["linear"]["bias"])
     wanted = 0.5 * ((np.asarray(points.X) @ W + b - [1, 2, 3])[:, 2])
-    np.testing.assert_allclose(jax.jit(model.outputs)(params, points), wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(outputs(model, params, points), wanted, rtol=1e-5, atol=1e-6)
     with jax.enable_x64(True):
-        params = model.init(jax.random.key(0), points, dtype=jnp.float64)
-        exact = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), points.X)
-        assert model.outputs(params, points.replace(X=exact)).dtype == jnp.float64
+        params = jax.eval_shape(partial(model.init, dtype=jnp.float64), jax.random.key(0), points)
+        exact = points.replace(X=np.asarray(points.X, np.float64))
+        assert jax.eval_shape(model.outputs, params, exact).dtype == jnp.float64
 
 
 @pytest.mark.parametrize(
@@ -220,26 +234,26 @@ class NnxBoxed(Nnx):
 )
 def test_axis_names_of_parameters_are_ignored(boxed, library, points):
     """The mesh of a study has other axes than those that the parameters name."""
-    params = ADAPTED[library].init(jax.random.key(0), points, dtype=jnp.float32)
+    params = init(ADAPTED[library], points)
     mesh = jax.make_mesh((1,), ("runs",), axis_types=(jax.sharding.AxisType.Auto,))
     with jax.set_mesh(mesh):
         found = jax.jit(lambda key: boxed.init(key, points, dtype=jnp.float32))(jax.random.key(0))
     assert {name: x.shape for name, x in pytrees.leaves(found).items()} == {
         name: x.shape for name, x in pytrees.leaves(params).items()
     }
-    wanted = ADAPTED[library].outputs(found, points)
-    np.testing.assert_array_equal(boxed.outputs(found, points), wanted)
+    wanted = outputs(ADAPTED[library], found, points)
+    np.testing.assert_array_equal(outputs(boxed, found, points), wanted)
 
 
 def test_custom_inputs_and_per_example_modules_are_supported(points):
     doubled = ja.models.from_linen(Linen(), inputs=lambda data: 2 * data.X)
-    params = doubled.init(jax.random.key(0), points, dtype=jnp.float32)
+    params = init(doubled, points)
     twice = points.replace(X=2 * points.X)
-    np.testing.assert_array_equal(doubled.outputs(params, points), ADAPTED["linen"].outputs(params, twice))
+    np.testing.assert_array_equal(outputs(doubled, params, points), outputs(ADAPTED["linen"], params, twice))
     each = ja.models.from_linen(Linen(), per_example=True)
     np.testing.assert_allclose(
-        each.outputs(each.init(jax.random.key(0), points, dtype=jnp.float32), points),
-        ADAPTED["linen"].outputs(params, points),
+        outputs(each, init(each, points), points),
+        outputs(ADAPTED["linen"], params, points),
         rtol=1e-5,
         atol=1e-6,
     )

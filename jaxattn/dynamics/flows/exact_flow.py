@@ -11,6 +11,7 @@ of 100 in ‖p‖ is therefore cheap.
 import math
 from typing import Annotated
 
+import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
@@ -35,7 +36,7 @@ from jaxattn.dynamics.flows.seeds import (
     over_seeds,
     to_float64,
 )
-from jaxattn.dynamics.flows.stages import LinearPath, PathSoFar, begin_stages, extend, stages, unit_keys
+from jaxattn.dynamics.flows.stages import LinearPath, PathSoFar, begin_stages, extend, unit_keys
 from jaxattn.dynamics.flows.ties import tied_selection
 from jaxattn.theory.selection import Selection
 
@@ -182,14 +183,19 @@ def continue_path(
     """Extend a path from `begin_path`, with the same scores, until it reaches the given row or ends."""
     with backend.float64():
         numbers = *to_float64((scores.keys, scores.values)), scores.corpus, path, to_float64(ends)
-        return extend(*numbers, jnp.asarray(max_steps, jnp.int32), row + 1)
+        return extend(*numbers, jnp.asarray(max_steps, jnp.int32), jnp.asarray(row + 1, jnp.int32))
 
 
 def _follow(
     E: Array, p: Array, values: Array, corpus: Corpus, ends: Ends, max_steps: Array, points: int
 ) -> Path:
     initial = begin_stages(E, p, values, corpus, ends, points)
-    path = stages(E, values, corpus, initial, ends, max_steps, points)
+    path = extend(E, values, corpus, initial, ends, max_steps, jnp.asarray(points, jnp.int32))
+    return _finish(E, corpus, path)
+
+
+@jax.jit
+def _finish(E: Array, corpus: Corpus, path: PathSoFar) -> Path:
     rows = path.rows
     return Path(
         p=path.p,

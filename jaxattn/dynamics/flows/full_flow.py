@@ -155,8 +155,8 @@ def full_flow(
 
 @functools.cache
 def _follower(max_steps: int) -> Callable[..., FullPath]:
-    """Build the function that integrates one seed. diffrax requires `max_steps` at compile time."""
-    return functools.partial(_follow, max_steps)
+    """Compile the function that integrates one seed. diffrax requires `max_steps` at compile time."""
+    return jax.jit(functools.partial(_follow, max_steps), static_argnames="points")
 
 
 def _follow(

@@ -117,7 +117,9 @@ def gradient_flow(
     ends = until_time, until_norm, until_log_loss
     with backend.float64():
         value = _value(with_clamps(task, clamps), objective, fresh, key)
-        path = _integrate(value, params, train, ends, solver, rtol, atol, max_steps, points, fresh)
+        settings = train, ends, solver, rtol, atol, max_steps, points, fresh
+        # One program, not one for each operation before and after the call of diffrax.
+        path = jax.jit(lambda params: _integrate(value, params, *settings))(params)
     return numpy_if_concrete(path)
 
 

@@ -159,6 +159,7 @@ def joint_flow(
     return over_seeds(_follow, inputs, settings, max_steps, points=points, width=width)
 
 
+@partial(jax.jit, static_argnames="points")
 def _follow(
     E: Array, p: Array, v: Array, corpus: Corpus, settings: Sequence[Array], max_steps: Array, points: int
 ) -> JointPath:

@@ -1,6 +1,6 @@
 """Flows for many seeds: input checks, and integration in chunks of vmapped seeds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar
 
@@ -13,7 +13,7 @@ from jax import Array
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError
 from jaxattn.core.loops import map_in_equal_parts
-from jaxattn.core.pytrees import attributes, numpy_if_concrete
+from jaxattn.core.pytrees import attributes, is_traced, numpy_if_concrete
 from jaxattn.data.corpus import Corpus
 
 _T = TypeVar("_T")
@@ -88,9 +88,12 @@ def over_seeds(
 ) -> Any:
     """Integrate chunks of seeds one after another, so that a slow seed delays only its own chunk.
 
+    Chunks of one seed outside of a trace call `follow` for each seed, so that all seeds, and any number of
+    them, share its compiled programs.
+
     Args:
         follow: function (arrays, corpus, numbers, max_steps, points) -> pytree that integrates the flow for
-            one seed in float64.
+            one seed in float64, with compiled programs of its own.
         inputs: inputs for all seeds.
         numbers: pytree of float settings shared by all seeds.
         max_steps: maximum number of steps.
@@ -113,8 +116,25 @@ def over_seeds(
     with backend.float64():
         arrays = *to_float64(tuple(given)), corpus
         settings = to_float64(numbers), jnp.asarray(max_steps, jnp.int32)
-        path = _without_derivative(arrays, settings, follow, inputs.batched, inputs.seeds, points, width)
-    return numpy_if_concrete(path)
+        if is_traced((arrays, settings)) or (inputs.seeds and width > 1):
+            path = _without_derivative(arrays, settings, follow, inputs.batched, inputs.seeds, points, width)
+            return numpy_if_concrete(path)
+        if inputs.seeds is None:
+            return jax.device_get(follow(*arrays, *settings, points))
+        each = _of_seeds(arrays, inputs.batched, inputs.seeds)
+        paths = [jax.device_get(follow(*own, *settings, points)) for own in each]
+    return jax.tree.map(lambda *rows: np.stack(rows), *paths)
+
+
+def _of_seeds(arrays: tuple[Any, ...], batched: tuple[bool, ...], seeds: int) -> Iterator[tuple[Any, ...]]:
+    """List the inputs of each seed."""
+    # NumPy takes rows without a compiled program.
+    arrays = tuple(jax.device_get(x) if own else x for x, own in zip(arrays, batched, strict=True))
+    for k in range(seeds):
+        yield tuple(
+            jax.tree.map(lambda rows, k=k: rows[k], x) if own else x
+            for x, own in zip(arrays, batched, strict=True)
+        )
 
 
 def to_float64(tree: _T) -> _T:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dynamics.shapes import POINTS, corpus_of
+from dynamics.shapes import DIM, POINTS, VOCAB, corpus_of, padded
 
 import jaxattn as ja
 from jaxattn.dynamics.flows import balance
@@ -15,11 +15,11 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 
 def flow(corpus, values, p, keys=None, **settings):
-    keys = np.eye(6) if keys is None else np.array(keys, float)
+    keys = padded(np.eye(6) if keys is None else keys, VOCAB, DIM)
     settings = {"until_norm": 1e6, "points": POINTS} | settings
-    scores = ja.theory.Scores(keys, corpus, np.array(values, float))
+    scores = ja.theory.Scores(keys, corpus, padded(values, VOCAB, *np.shape(values)[1:]))
     return scores, ja.dynamics.exact_flow(
-        scores, np.array(p, float), **{"until_norm": 1e6, "points": POINTS} | settings
+        scores, padded(p, DIM), **{"until_norm": 1e6, "points": POINTS} | settings
     )
 
 
@@ -36,7 +36,8 @@ def found(corpus, values, scores, keys=None):
     """Return the balance near the p that has these scores, with E = 1 by default."""
     keys = np.eye(6) if keys is None else keys
     p = np.linalg.solve(keys, np.array(scores, float))
-    return balance_of(jnp.array(keys), jnp.array(p), jnp.array(values, float), corpus)
+    values = padded(values, VOCAB, *np.shape(values)[1:])
+    return balance_of(jnp.array(padded(keys, VOCAB, DIM)), jnp.array(p), jnp.array(values), corpus)
 
 
 def size_of(pairs, top, low):
@@ -152,7 +153,7 @@ def test_rounding_exerts_no_force_on_a_token_whose_value_equals_the_output():
     scores, path = flow(corpus, [-0.7, 0.3, 0, 1, 0, 0], [-0.05, -0.3, 0.01], keys)
     assert path.stop == "norm"
     tie, apart = keys[0] - keys[1], keys[0] - keys[3]
-    expected = apart - (apart @ tie) / (tie @ tie) * tie
+    expected = padded(apart - (apart @ tie) / (tie @ tie) * tie, DIM)
     assert away(path.p[-1], expected) < 1e-11
     limit = certify_limit(scores, path.p[-1], path.selection)
     assert limit.holds, limit.reason

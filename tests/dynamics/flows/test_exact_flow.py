@@ -6,9 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dynamics.shapes import DIM, POINTS, VOCAB, corpus_of, padded
-from invariances.problems import DIM as FEW
 from invariances.problems import LENGTH, SEQUENCES, Problem, stacked
-from invariances.problems import VOCAB as TOKENS
 from scipy.integrate import cumulative_trapezoid, quad, solve_ivp
 from scipy.optimize import brentq
 from scipy.special import expit, softmax
@@ -17,7 +15,7 @@ import jaxattn as ja
 from jaxattn.dynamics import Stop
 from jaxattn.dynamics.flows.arc_length import _REASONS
 from jaxattn.dynamics.flows.force import direction
-from jaxattn.dynamics.flows.seeds import _over_chunks
+from jaxattn.dynamics.flows.stages import extend
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -35,24 +33,23 @@ def problems(seeds=3):
     return jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(5), seeds))
 
 
-# Number of seeds and of rows of the paths in tests/invariances, whose program the tests of seeds share.
-SEEDS, ROWS = 6, 8
+SEEDS = 6
 
 
 @functools.cache
 def several():
     """Sample six small problems in which token 0 or 1 has the class, with a leading axis of seeds."""
     rng = np.random.default_rng(0)
-    classes, ids = np.arange(SEQUENCES) % 2, rng.integers(2, TOKENS, (SEEDS, SEQUENCES, LENGTH))
+    classes, ids = np.arange(SEQUENCES) % 2, rng.integers(2, VOCAB, (SEEDS, SEQUENCES, LENGTH))
     ids[:, :, 0] = classes
-    E, p, v = (rng.normal(size=(SEEDS, *shape)) for shape in ((TOKENS, FEW), (FEW,), (FEW,)))
+    E, p, v = (rng.normal(size=(SEEDS, *shape)) for shape in ((VOCAB, DIM), (DIM,), (DIM,)))
     corpora = stacked([Problem(E[k], p[k], v[k], E[k] @ v[k], ids[k], classes) for k in range(SEEDS)])
     return ja.models.one_layer.Params(*map(jax.device_put, (E, p, v))), corpora
 
 
 def flows(params, corpora, **settings):
     """Compute the flows of six seeds."""
-    return flow(params, corpora, points=ROWS, **settings)
+    return flow(params, corpora, **settings)
 
 
 def problem(seed):
@@ -236,7 +233,7 @@ def test_component_outside_the_span_is_constant():
 
 def test_path_from_zero_starts_along_the_gradient():
     params, corpora = several()
-    params = params.replace(p=jnp.zeros((SEEDS, FEW)))
+    params = params.replace(p=jnp.zeros((SEEDS, DIM)))
     paths = flows(params, corpora)
     assert (paths.stop == "norm").all()
     assert np.isfinite(paths.p).all()
@@ -297,7 +294,7 @@ def test_float32_session_computes_the_float64_path():
 def test_rows_are_at_log_spaced_arc_lengths():
     params, corpora = several()
     paths, shorter = flows(params, corpora), flows(params, corpora, max_steps=20)
-    assert paths.p.shape == (SEEDS, ROWS, FEW)
+    assert paths.p.shape == (SEEDS, POINTS, DIM)
     np.testing.assert_array_equal(paths.p[:, 0], params.p)
     np.testing.assert_allclose(paths.norm, jnp.linalg.norm(paths.p, axis=2), rtol=1e-12)
     for seed in range(SEEDS):
@@ -310,7 +307,7 @@ def test_rows_are_at_log_spaced_arc_lengths():
         assert short.stop == "step_budget"
         assert short.accepted + short.rejected == 20
         rows = int((np.diff(short.arc_length) > 0).sum())
-        np.testing.assert_array_equal(short.p[rows:], jnp.broadcast_to(short.p[-1], (ROWS - rows, FEW)))
+        np.testing.assert_array_equal(short.p[rows:], jnp.broadcast_to(short.p[-1], (POINTS - rows, DIM)))
 
 
 def test_path_ends_at_its_stopping_condition():
@@ -319,7 +316,7 @@ def test_path_ends_at_its_stopping_condition():
     assert (flows(params, corpora, until_arc_length=1e-12).stop == "arc_length").all()
     at_once = flows(params, corpora, until_norm=0.5)
     assert (at_once.stop == "norm").all()
-    np.testing.assert_array_equal(at_once.p, jnp.broadcast_to(params.p[:, None], (SEEDS, ROWS, FEW)))
+    np.testing.assert_array_equal(at_once.p, jnp.broadcast_to(params.p[:, None], (SEEDS, POINTS, DIM)))
     settled = flows(params, corpora, until_norm=1e6, until_direction=1e-4)
     assert (settled.stop == "direction").all()
     limit = flows(params, corpora, until_norm=1e6)
@@ -327,12 +324,14 @@ def test_path_ends_at_its_stopping_condition():
     assert ((away > 1e-10) & (away < 1e-7)).all()
 
 
-def test_changing_stopping_conditions_or_tolerances_does_not_recompile():
+def test_changing_stopping_conditions_tolerances_or_the_number_of_seeds_does_not_recompile():
     params, corpus = several()
     flows(params, corpus)
-    programs = _over_chunks._cache_size()
+    programs = extend.fun._cache_size()
     flows(params, corpus, until_norm=10.0, until_arc_length=3.0, until_direction=1e-3, rtol=1e-3, max_steps=9)
-    assert _over_chunks._cache_size() == programs
+    flows(jax.tree.map(lambda x: x[:4], params), jax.tree.map(lambda x: x[:4], corpus))
+    flow(*take((params, corpus), 0))
+    assert extend.fun._cache_size() == programs
 
 
 @pytest.mark.more
@@ -443,12 +442,12 @@ def test_path_with_zero_gradient_stays_at_its_start():
     for E, stops in ((nothing, ["stationary"]), (same, ["stationary", "balanced"])):
         paths = flows(params.replace(E=E), corpus)
         assert np.isin(paths.stop, stops).all()
-        np.testing.assert_array_equal(paths.p, jnp.broadcast_to(params.p[:, None], (SEEDS, ROWS, FEW)))
+        np.testing.assert_array_equal(paths.p, jnp.broadcast_to(params.p[:, None], (SEEDS, POINTS, DIM)))
 
 
 def test_invalid_input_is_rejected():
     params, corpus = take(several(), 0)
-    three = ja.data.from_sequences([[0, 1]], [2], vocab_size=TOKENS, num_classes=3)
+    three = ja.data.from_sequences([[0, 1]], [2], vocab_size=VOCAB, num_classes=3)
     with pytest.raises(ja.InputError, match="3 classes"):
         flow(params, three)
     with pytest.raises(ja.InputError, match="do not match"):
@@ -526,12 +525,12 @@ def test_nearly_cancelling_forces_hold_p_at_the_closed_form(shortfall):
 
 
 def sample(seed, dim, classes=2):
-    """Sample keys, values, sequences, labels and a start in `dim` dimensions."""
+    """Sample keys and values of six tokens, sequences, labels and a start in `dim` dimensions."""
     rng = np.random.default_rng(seed)
-    sequences = [rng.integers(0, VOCAB, size=rng.integers(2, 5)).tolist() for _ in range(6)]
+    sequences = [rng.integers(0, 6, size=rng.integers(2, 5)).tolist() for _ in range(6)]
     labels = rng.choice([-1, 1], size=6) if classes == 2 else rng.integers(0, classes, size=6)
-    keys = rng.normal(size=(VOCAB, dim)) * rng.choice([1, 3, 10])
-    values = rng.normal(size=(VOCAB, classes) if classes > 2 else VOCAB) * rng.choice([1, 5])
+    keys = rng.normal(size=(6, dim)) * rng.choice([1, 3, 10])
+    values = rng.normal(size=(6, classes) if classes > 2 else 6) * rng.choice([1, 5])
     return keys, values, sequences, labels.tolist(), rng.normal(size=dim)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from dynamics.shapes import corpus_of as corpus_of_size
 from dynamics.shapes import padded
-from invariances.problems import DIM, LENGTH, VOCAB
+from invariances.problems import DIM, VOCAB
 from scipy.integrate import solve_ivp
 
 import jaxattn as ja
@@ -17,7 +17,7 @@ from jaxattn.theory import Scores, one_minus_cosine, relaxed_max_margin, selecti
 
 pytestmark = pytest.mark.usefixtures("x64")
 # Tests of single problems share a program with tests/invariances.
-corpus_of = functools.partial(corpus_of_size, vocab_size=VOCAB, longest=LENGTH)
+corpus_of = functools.partial(corpus_of_size, vocab_size=VOCAB)
 
 
 @functools.cache

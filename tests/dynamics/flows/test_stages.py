@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from dynamics.shapes import DIM, LONGEST, POINTS, SEQUENCES, VOCAB, corpus_of
 
 import jaxattn as ja
 from jaxattn.dynamics.flows.exact_flow import begin_path, continue_path, ends_of
@@ -14,9 +15,8 @@ pytestmark = pytest.mark.usefixtures("x64")
 
 @pytest.fixture
 def scores(rng):
-    tokens, labels = rng.integers(0, 8, (12, 4)), np.arange(12) % 2 * 2 - 1
-    corpus = ja.data.from_draws(jnp.asarray(tokens), jnp.asarray(labels), vocab_size=8, num_classes=2)
-    return ja.theory.Scores(rng.normal(size=(8, 3)), corpus, rng.normal(size=8))
+    corpus = corpus_of(rng.integers(0, VOCAB, (SEQUENCES, LONGEST)), [1, -1] * (SEQUENCES // 2))
+    return ja.theory.Scores(rng.normal(size=(VOCAB, DIM)), corpus, rng.normal(size=VOCAB))
 
 
 @pytest.mark.parametrize("power", [-300, -1, 5, 300])
@@ -28,10 +28,10 @@ def test_keys_are_divided_by_a_power_of_two(scores, power):
 
 
 def test_path_in_two_parts_equals_the_path_in_one(scores):
-    ends, p = ends_of(1e3, None, 0.0, 1e-6), jnp.zeros(3)
-    whole = continue_path(scores, begin_path(scores, p, ends, 20), ends, 1000, 19)
-    first = continue_path(scores, begin_path(scores, p, ends, 20), ends, 1000, 7)
+    ends, p = ends_of(1e3, None, 0.0, 1e-6), np.zeros(DIM)
+    whole = continue_path(scores, begin_path(scores, p, ends, POINTS), ends, 1000, POINTS - 1)
+    first = continue_path(scores, begin_path(scores, p, ends, POINTS), ends, 1000, 7)
     assert int(first.integration.reached) == 8
-    both = continue_path(scores, first, ends, 1000, 19)
+    both = continue_path(scores, first, ends, 1000, POINTS - 1)
     for one, other in zip(jax.tree.leaves(both), jax.tree.leaves(whole), strict=True):
         np.testing.assert_array_equal(one, other)

@@ -25,7 +25,9 @@ corpus_of = functools.partial(shapes.corpus_of, fill=3)
 
 def by_hand(p):
     """Compute the path with E = 1, so that p are the scores."""
-    return ja.models.one_layer.Params(E=jnp.eye(6), p=jnp.array(p, float), v=jnp.array(VALUES))
+    return ja.models.one_layer.Params(
+        E=jnp.asarray(np.eye(VOCAB, DIM)), p=jnp.array(p, float), v=jnp.array(VALUES)
+    )
 
 
 def flow(params, corpus, **settings):
@@ -181,7 +183,9 @@ def test_tied_tokens_slide_along_a_curve_of_equilibria():
     values = E @ VALUES
     # On the curve, e^a_0 = e^a_1 + 3.05 e^a_2, at a norm where all other forces are e^-60.
     p = np.array([np.log(-values[1:3] @ np.exp([0.0, -0.5])), 0, 2.5, 30, -30, 0])
-    params = ja.models.one_layer.Params(E=jnp.asarray(E), p=jnp.asarray(p), v=jnp.array(VALUES))
+    params = ja.models.one_layer.Params(
+        E=jnp.asarray(padded(E, VOCAB, DIM)), p=jnp.asarray(p), v=jnp.array(VALUES)
+    )
     path = flow(params, corpus)
     end = np.asarray(path.p)[np.searchsorted(path.norm, 75.0)]
     assert chosen(path, corpus) == [[0, 1]] * 2 + [[3]] * 4
@@ -278,7 +282,7 @@ def test_force_of_second_order_is_no_balance(order):
     """
     corpus = corpus_of([[0, 1, 2], [0, 1, 2], [2, 3], [1, 3]], [1, -1, 1, -1])
     keys = padded(np.array([[1, 0], [-3, -1], [-1, 1], [-1, 1]])[:, order], VOCAB, DIM)
-    scores = ja.theory.Scores(keys, corpus, np.array([0.0, -1, 0, -1, 0, 0]))
+    scores = ja.theory.Scores(keys, corpus, np.array([0.0, -1, 0, -1, 0, 0, 0]))
     path = ja.dynamics.exact_flow(scores, np.zeros(DIM), until_norm=1e4, points=shapes.POINTS)
     assert path.stop == "norm"
     assert distance(path.p[-1], keys[0] - keys[1]) < 1e-7

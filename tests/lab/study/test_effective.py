@@ -46,19 +46,20 @@ def test_a_key_of_another_kind_is_none():
     assert table["model.heads"].tolist() == [None, 2]
 
 
+def test_options_of_the_optimiser_have_the_keys_of_the_sweep_file():
+    blocks = {"plain": {}, "fast": {"phases": {"query": {"momentum": 0.5, "nesterov": True}}}}
+    table = study(blocks=blocks).effective_settings()
+    assert table["phases.query.momentum"].tolist() == [None, 0.5]
+    assert table["phases.query.nesterov"].tolist() == [None, True]
+
+
 def test_results_have_the_table_of_their_study(tmp_path, tables):
-    embed, query = tables()["phases"]
-    # All but the steps of `query` is compiled for other tests of the small study, too.
-    phases = [embed, query | {"steps": 2, "momentum": 0.5, "nesterov": True}]
-    own = ja.Study.from_tables(
-        tables(phases=phases, axes={"phases.query.step_size": [0.5, 0.25]}, seeds=1, chunk=1)
-    )
+    # The programs are those of other tests of the small study.
+    own = ja.Study.from_tables(tables(axes={"phases.query.step_size": [0.5, 0.25]}, chunk=1))
     results = own.run(tmp_path / "results", quiet=True, report=False)
     assert not (tmp_path / "results" / "report.html").exists()
     expected = own.effective_settings()
-    # Options of the optimiser have the keys of the sweep file.
-    assert expected["phases.query.nesterov"].tolist() == [True, True]
-    assert results.lookup(1, "phases.query.momentum") == 0.5
+    assert results.lookup(1, "phases.query.step_size") == 0.25
     found = ja.load(tmp_path / "results").effective_settings()
     assert found.equals(results.effective_settings())
     assert found.index.equals(expected.index)
