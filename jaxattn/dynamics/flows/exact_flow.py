@@ -117,7 +117,8 @@ def exact_flow(
             is the largest relative change of the time that halving an interval of its quadrature may cause.
             Pass infinity to save steps if only the path is needed.
         points: number of recorded points k ≥ 3.
-        width: number of seeds to vmap; the default depends on the backend.
+        width: number of seeds to vmap. The default is all seeds on an accelerator, and 1 on a CPU: the seeds
+            run one after another, and any number of them is compiled once.
 
     Returns:
         The path. If a seed fails (because of NaN or a step too short for float64), `status` records the

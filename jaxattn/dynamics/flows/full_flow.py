@@ -119,7 +119,8 @@ def full_flow(
         max_steps: maximum number of steps, accepted or rejected.
         rtol: error tolerance per step, for the root mean square over coordinates x of error / (|x| + 1/100).
         points: number of recorded points k ≥ 3.
-        width: number of seeds to vmap; the default depends on the backend.
+        width: number of seeds to vmap. The default is all seeds on an accelerator, and 1 on a CPU: the seeds
+            run one after another, and any number of them is compiled once.
 
     Returns:
         The path. If the loss of a seed stays above the target, for example because its labels cannot be

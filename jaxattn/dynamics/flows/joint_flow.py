@@ -130,7 +130,8 @@ def joint_flow(
         max_steps: maximum number of attempted steps per stage.
         rtol: error tolerance per step, relative to ‖p‖ + 1/max ‖E_s‖.
         points: number of recorded points k ≥ 5.
-        width: number of seeds to vmap; the default depends on the backend.
+        width: number of seeds to vmap. The default is all seeds on an accelerator, and 1 on a CPU: the seeds
+            run one after another, and any number of them is compiled once.
 
     Returns:
         The path. Its status is NORM if ‖p‖ reached `until_norm`. It is UNSETTLED if ‖v‖ grows, but p does not

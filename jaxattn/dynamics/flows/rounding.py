@@ -87,21 +87,18 @@ def rounding_sensitivity(
     unit = 1 / max(np.linalg.norm(np.asarray(scores.keys, float), axis=1).max(), np.finfo(float).tiny)
     moves = np.random.default_rng(seed).normal(size=(directions, len(p)))
     moves *= _MOVED * (np.linalg.norm(p) + unit) / np.linalg.norm(moves, axis=1, keepdims=True)
-    # One after another, so that they need no other program than the path itself.
-    path, *others = (
-        exact_flow(
-            scores,
-            start,
-            until_norm=until_norm,
-            until_arc_length=until_arc_length,
-            max_steps=max_steps,
-            rtol=rtol,
-            points=points,
-        )
-        for start in (p, *(p + moves))
+    paths = exact_flow(
+        scores,
+        np.stack([p, *(p + moves)]),
+        until_norm=until_norm,
+        until_arc_length=until_arc_length,
+        max_steps=max_steps,
+        rtol=rtol,
+        points=points,
     )
+    path, others, norm = paths.p[0], paths.p[1:], paths.norm[0]
     # Rows have the same arc lengths up to the end of a path, and then repeat it. A path that continues from
     # there, for example from a saddle, therefore deviates.
-    distance = np.stack([np.linalg.norm(other.p - path.p, axis=1) for other in others]) / (path.norm + unit)
+    distance = np.linalg.norm(others - path, axis=2) / (norm + unit)
     deviation = distance.max(axis=1)
     return Sensitivity(deviation, bool((deviation > _APART).any()))

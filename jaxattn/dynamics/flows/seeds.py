@@ -98,7 +98,7 @@ def over_seeds(
         numbers: pytree of float settings shared by all seeds.
         max_steps: maximum number of steps.
         points: number of rows, static.
-        width: number of seeds to vmap; the default depends on the backend.
+        width: number of seeds to vmap; by default all on an accelerator, and 1 on a CPU.
 
     Returns:
         The output of `follow`, with a leading seed axis, as NumPy arrays outside of a trace.
@@ -132,7 +132,7 @@ def _of_seeds(arrays: tuple[Any, ...], batched: tuple[bool, ...], seeds: int) ->
     arrays = tuple(jax.device_get(x) if own else x for x, own in zip(arrays, batched, strict=True))
     for k in range(seeds):
         yield tuple(
-            jax.tree.map(lambda rows, k=k: rows[k], x) if own else x
+            jax.tree.map(lambda rows, k=k: jax.device_put(rows[k]), x) if own else x
             for x, own in zip(arrays, batched, strict=True)
         )
 

@@ -28,7 +28,7 @@ def test_keys_are_divided_by_a_power_of_two(scores, power):
 
 
 def test_path_in_two_parts_equals_the_path_in_one(scores):
-    ends, p = ends_of(1e3, None, 0.0, 1e-6), np.zeros(DIM)
+    ends, p = ends_of(1e3, None, 0.0, 1e-6), jnp.zeros(DIM)
     whole = continue_path(scores, begin_path(scores, p, ends, POINTS), ends, 1000, POINTS - 1)
     first = continue_path(scores, begin_path(scores, p, ends, POINTS), ends, 1000, 7)
     assert int(first.integration.reached) == 8
