@@ -146,6 +146,13 @@ def gradient(scores, sequences, labels, p):
             3,
             id="second order",
         ),
+        # Of three equal sequences, two have one label: f = log 2, with residuals of 1/3 and 2/3.
+        pytest.param(
+            [*[[0, 1]] * 3, *[[0, 1, 2]] * 3, *[[0, 1, 3]] * 3],
+            [1, 1, -1] * 3,
+            3,
+            id="second order, residuals of two sizes",
+        ),
     ],
 )
 def test_leading_terms_add_up_to_the_gradient_across_ties(rng, monkeypatch, sequences, labels, number):
