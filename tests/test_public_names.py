@@ -247,9 +247,9 @@ def test_every_public_function_has_an_example():
     assert [name for name, x in _functions().items() if not _example(name, x).examples] == []
 
 
-# A diagnosis takes seconds, and the programs of flows take seconds to compile. The example of `certify_limit`
-# has a flow.
-_SLOW = ("jaxattn.dynamics", "jaxattn.lab.diagnosis", "jaxattn.theory.certify_limit")
+# A diagnosis takes seconds, and flows and the samplers of data take seconds to compile. The example of
+# `certify_limit` has a flow.
+_SLOW = ("jaxattn.data", "jaxattn.dynamics", "jaxattn.lab.diagnosis", "jaxattn.theory.certify_limit")
 
 
 def _package(name: str) -> str:
