@@ -4,7 +4,8 @@
 `(mutated if switch(k) else original)`. A first run of the tests writes down which of them ask which switch;
 then each mutation is switched on for those alone, until one fails. `--tests FOLDER` takes the tests of
 another revision of the same package, so that two sets of tests can be compared; `--within jaxattn/lab/storage
---among tests/storage` draws from a folder and tries some tests alone.
+--among tests/storage` draws from a folder and tries some tests alone. 60 mutations take an hour or two; `--part 0:30` and `--part 30:60`
+try them in two halves.
 """
 
 import argparse
@@ -217,6 +218,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1800.0, help="the most for one mutation")
     parser.add_argument("--within", default="jaxattn", help="the folder to draw from")
     parser.add_argument("--among", nargs="+", default=["tests"], help="the tests to try")
+    parser.add_argument("--part", default="0:", help="which of the mutations to try, such as 30:60")
     given = parser.parse_args()
     drawn = draw(given.count, given.seed, given.within)
     if not drawn:
@@ -226,7 +228,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(given.workers) as pool:
         folder = Path(name).resolve()
         write_copy(folder, drawn, given.tests)
-        left = list(range(len(drawn)))
+        first, _, last = given.part.partition(":")
+        left = list(range(len(drawn)))[int(first) : int(last or len(drawn))]
+        tried_in_all = len(left)
         print("| set | place | mutation | tests | killed by |\n|---|---|---|---|---|")
         for chosen in given.sets:
             by_tests, marked = reached(folder, SETS[chosen], given.among), SETS[chosen]
@@ -249,9 +253,9 @@ def main() -> None:
                 change = f"`{each.before}` → `{each.after}`".replace("\n", " ").replace("|", "\\|")
                 place = f"{each.path}:{each.line}"
                 print(f"| {chosen} | {place} | {change} | {outcome.reached} | {outcome.killer} |", flush=True)
-            left = [number for number, outcome in tried.items() if not outcome.killer]
-            killed = len(drawn) - len(left)
-            print(f"after {chosen}: {killed} of {len(drawn)} killed", file=sys.stderr, flush=True)
+            left = sorted(number for number, outcome in tried.items() if not outcome.killer)
+            killed = tried_in_all - len(left)
+            print(f"after {chosen}: {killed} of {tried_in_all} killed", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
