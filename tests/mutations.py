@@ -4,8 +4,8 @@
 `(mutated if switch(k) else original)`. A first run of the tests writes down which of them ask which switch;
 then each mutation is switched on for those alone, until one fails. `--tests FOLDER` takes the tests of
 another revision of the same package, so that two sets of tests can be compared; `--within jaxattn/lab/storage
---among tests/storage` draws from a folder and tries some tests alone. 60 mutations take an hour or two; `--part 0:30` and `--part 30:60`
-try them in two halves.
+--among tests/storage` draws from a folder and tries some tests alone.
+60 mutations take an hour or two; `--part 0:30` and `--part 30:60` try them in two halves.
 """
 
 import argparse
