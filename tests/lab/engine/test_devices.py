@@ -1,7 +1,9 @@
 """Devices of a run: recorded for each batch, and known bugs of JAX."""
 
+import os
 import shutil
 
+import jax
 import msgspec
 import pytest
 
@@ -51,6 +53,20 @@ def test_known_jax_bugs_are_reported_on_one_line(platform, jaxlib, words):
     assert bool(found) == bool(words)
     assert "\n" not in found
     assert ("scatter" in found) == ("scatter-adds" in words)
+
+
+@pytest.mark.parametrize(("given", "cores", "expected"), [(3, 8, 3), (None, 8, 8), (None, None, 1)])
+def test_every_core_is_a_device_unless_their_number_is_set(monkeypatch, given, cores, expected):
+    asked = []
+    monkeypatch.setattr(jax.config, "update", lambda *setting: asked.append(setting))
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    devices.use_all_cores(given)
+    assert asked == [("jax_num_cpu_devices", expected)]
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
+    devices.use_all_cores(given)
+    assert len(asked) == 1
 
 
 @pytest.mark.more

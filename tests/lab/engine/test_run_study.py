@@ -314,6 +314,40 @@ def test_stopping_while_adding_seeds_leaves_the_run_unfinished(small_run, tmp_pa
     pd.testing.assert_frame_equal(of_seeds(ja.load(folder).records, 0, 1, 2), found.records, check_exact=True)
 
 
+class Raising(ja.Model, kw_only=True):
+    """Model of one parameter, whose code fails for one setting."""
+
+    size: int = 1
+
+    def init(self, key, like, *, dtype):
+        return {"a": jnp.ones((), dtype)}
+
+    def outputs(self, params, data):
+        if self.size == 2:
+            raise ValueError("no size of 2")
+        return params["a"] * jnp.ones(len(data.targets))
+
+
+def test_on_failure_stop_stops_before_the_first_batch_if_custom_code_fails(tmp_path):
+    data = {"kind": "independent", "vocab_size": 6, "relevant": 4, "length": 3, "sequences": 8}
+    phase = {
+        "name": "fit",
+        "kind": "descent",
+        "train": ["a"],
+        "optimizer": "sgd",
+        "step_size": 1.0,
+        "steps": 1,
+    }
+    # Sizes are constants of a program, so there are two.
+    axes, probes = {"model.size": [1, 2]}, {"tokens": False}
+    study = ja.Study(name="t", data=data, model=Raising(), phases=[phase], axes=axes, probes=probes)
+    with pytest.raises(ja.RunError, match="ValueError in outputs"):
+        study.run(tmp_path / "stopped", quiet=True, report=False, on_failure="stop")
+    assert not list(tmp_path.glob("stopped/runs/*"))
+    results = study.run(tmp_path / "went_on", quiet=True, report=False)
+    assert set(results.records["cell"]) == {0}
+
+
 def test_on_failure_stop_keeps_finished_batches(tmp_path, monkeypatch, go, study):
     with monkeypatch.context() as patch:
         calls = failing(patch, times=9)

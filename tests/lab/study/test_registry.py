@@ -332,6 +332,37 @@ def test_setting_with_the_name_of_a_base_attribute_raises(concept, code, message
     assert "\n" not in str(caught.value)
 
 
+def test_a_setting_may_have_the_name_of_an_attribute_of_another_custom_class(tmp_path):
+    (tmp_path / "own.py").write_text(
+        """from typing import ClassVar
+
+import jaxattn as ja
+
+
+class Fixed(ja.Model):
+    size: ClassVar[int] = 2
+
+    def init(self, key, like, *, dtype): ...
+
+    def outputs(self, params, data): ...
+
+
+class Any(Fixed, kw_only=True):
+    width: int = 3
+
+    @property
+    def size(self):
+        return self.width
+
+
+class Wide(Any, kw_only=True):
+    size: int = 4
+""",
+        encoding="utf-8",
+    )
+    assert made("model", "own.py:Wide", ImportPaths(tmp_path)).size == 4
+
+
 def test_unresolved_annotation_raises_a_one_line_error():
     def loss(logits, labels, *, power: "Nowhere" = 1):  # noqa: F821
         return logits
