@@ -90,3 +90,10 @@ def test_bound_is_zero_for_equal_keys():
 )
 def test_bound_is_infinite_without_the_attended_tokens(values, scores):
     assert bound(SEQUENCES, LABELS, values, scores, [0, 1], [0.0, 0.0, 1.0, 1.0]) == np.inf
+
+
+def test_weights_fall_like_an_exponential_of_the_margin_beyond_one():
+    log_weight, steepness, margin = np.array([0.3, -2.0]), np.array([0.0, 9.0]), np.array([4.0, 1.5])
+    found, slope = LogisticWeights(jnp.asarray(log_weight), jnp.asarray(steepness))(jnp.asarray(margin))
+    np.testing.assert_allclose(np.exp(found), [np.exp(0.3), np.exp(-2.0) * np.exp(-9 * 0.5)], rtol=1e-14)
+    np.testing.assert_array_equal(slope, steepness)
