@@ -154,15 +154,23 @@ class Phase(Spec, frozen=True, kw_only=True):
         return State(params, (), zero, zero - 1)
 
     def step(self, task: Task, state: PyTree) -> PyTree:
-        """Take one step. The new state must have the same structure, shapes and dtypes as `state`."""
+        """Take one step. The new state must have the same structure, shapes and dtypes as `state`.
+
+        `state.step` is the number of earlier steps. `advance` increases it, so this method need not.
+        """
         raise NotImplementedError(f"{type(self).__name__}.step")
 
     def advance(self, task: Task, state: PyTree, steps: int | Array) -> PyTree:
         """Take `steps` steps; `steps` may be traced.
 
-        Taking k steps and then l steps must be equivalent to taking k + l steps.
+        Taking k steps and then l steps must be equivalent to taking k + l steps. A phase that overrides this
+        method must add `steps` to `state.step`.
         """
-        return jax.lax.fori_loop(0, steps, lambda _, here: self.step(task, here), state)
+
+        def numbered(_: Array, here: PyTree) -> PyTree:
+            return pytrees.replace(self.step(task, here), step=here.step + 1)
+
+        return jax.lax.fori_loop(0, steps, numbered, state)
 
     def parameter(self, state: PyTree, name: str) -> Array:
         """Return a parameter at full precision."""

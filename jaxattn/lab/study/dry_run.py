@@ -191,7 +191,9 @@ class _Rehearsal:
             setting.probes.steps_of(phase)
             carried = seed.begin_phase(setting, index, params, data, key)
             state = carried.state
-            missing = [x for x in ("params", "step", "failed_at") if not hasattr(state, x)]
+            leaves = {jax.tree_util.keystr(path, simple=True) for path, _ in jax.tree.leaves_with_path(state)}
+            missing = [x for x in ("params", "failed_at") if not hasattr(state, x)]
+            missing += [] if "step" in leaves else ["step"]
             if missing:
                 raise InputError(
                     f"{name}.init returns {shown(state)} without {missing[0]!r}; "

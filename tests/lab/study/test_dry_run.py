@@ -152,6 +152,22 @@ class NoState(Stays):
     def init(self, task, params, key):
         return params
 
+@jax.tree_util.register_pytree_node_class
+class WithoutNames:
+    def __init__(self, params, step, failed_at):
+        self.params, self.step, self.failed_at = params, step, failed_at
+
+    def tree_flatten(self):
+        return (self.params, self.step, self.failed_at), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+class NoNames(Stays):
+    def init(self, task, params, key):
+        return WithoutNames(params, jnp.int32(0), jnp.int32(-1))
+
 class Forgets(Stays):
     def step(self, task, state):
         return state.params
@@ -456,6 +472,10 @@ WRONG = {
     "no state": (
         {"phases": phase("NoState")},
         "phases[0]: NoState.init returns Params without 'params'; return a state",
+    ),
+    "no names": (
+        {"phases": phase("NoNames")},
+        "phases[0]: NoNames.init returns WithoutNames without 'step'; return a state with params, step and failed_at",
     ),
     "forgets": (
         {"phases": phase("Forgets")},
