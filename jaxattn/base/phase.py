@@ -76,11 +76,14 @@ class Phase(Spec, frozen=True, kw_only=True):
         is_random: True if the phase uses random numbers, for example to sample minibatches.
         rotation_invariant: True if the phase commutes with rotations of R^d, so that it can run in
             coordinates of the span of the parameters.
+
+    A subclass of a phase that defines a method does not inherit `one_step` and `rotation_invariant`.
     """
 
     overridable: ClassVar[frozenset[str]] = frozenset(
         {"train", "steps", "batch_size", "step_size", "seeds_per_core"}
     )
+    about_methods: ClassVar[frozenset[str]] = frozenset({"one_step", "rotation_invariant"})
     failure: ClassVar[str] = "loss or gradient is not finite"
     dtype: ClassVar[str | None] = None
     labels: ClassVar[Mapping[str, str]] = {}
