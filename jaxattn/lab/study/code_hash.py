@@ -20,7 +20,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import jax
 import numpy as np
@@ -366,8 +366,8 @@ def _is_from_file(x: Any) -> bool:
         x = x.fget or x.fset
     elif isinstance(x, functools.cached_property):
         x = x.func
-    x = inspect.unwrap(x) if isinstance(x, FUNCTIONS) else None
-    return isinstance(x, types.FunctionType) and is_local(x.__code__.co_filename)
+    found: Any = inspect.unwrap(cast(Any, x)) if isinstance(x, FUNCTIONS) else None
+    return isinstance(found, types.FunctionType) and is_local(found.__code__.co_filename)
 
 
 def _is_loose(x: Any) -> bool:
