@@ -243,6 +243,7 @@ Hinge = settings_class(hinge, LossFromFunction, "Hinge")
 SquaredError = settings_class(squared_error, LossFromFunction, "SquaredError")
 
 DEFAULT = Classification()
+_LOGISTIC = (classification, logistic, cross_entropy)
 
 
 def is_logistic(loss: Loss) -> bool:
@@ -252,7 +253,11 @@ def is_logistic(loss: Loss) -> bool:
         >>> ja.losses.is_logistic(ja.losses.Logistic()), ja.losses.is_logistic(ja.losses.Hinge())
         (True, False)
     """
-    return isinstance(loss, Classification | Logistic | CrossEntropy) and _is_zero(loss.smoothing)
+    if not isinstance(loss, Classification | Logistic | CrossEntropy):
+        return False
+    own = type(loss)  # A subclass that defines `__call__` or `function` is another loss.
+    built_in = own.__call__ is LossFromFunction.__call__ and own.function in _LOGISTIC
+    return built_in and _is_zero(loss.smoothing)
 
 
 def _target(logits: Array, labels: Array, smoothing: _Smoothing) -> Float[Array, "n K"]:

@@ -214,7 +214,7 @@ def test_trained_parameters_have_the_type_of_the_custom_model(own):
 def test_runs_of_changed_code_are_computed_again_unless_they_are_reused(copied, call):
     before = ja.load(copied / "finished")
     with (copied / "lab.py").open("a", encoding="utf-8") as file:
-        file.write("\n# a change\n")
+        file.write("\nCHANGED = True\n")
     words = ("run", copied / "study.toml", "--out", copied / "finished")
     status, out, error = call(*words, "--reuse-code")
     assert status == 0

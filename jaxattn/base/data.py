@@ -173,7 +173,8 @@ class CommonData(Spec, frozen=True, kw_only=True):
     """Common base class of `DrawnData` and `SharedData`. Derive from one of these two instead.
 
     Attributes:
-        pads_vocabulary: True if cells that differ in V may use the same compiled program.
+        pads_vocabulary: True if cells that differ in V may use the same compiled program. A subclass that
+            defines a method does not inherit it.
         inert: names of settings that do not affect results, such as the folder that contains the files.
         dataset_type: type of the data, or None if it is unknown before sampling.
         draws_batches: True if new batches of any size can be sampled.
@@ -183,6 +184,7 @@ class CommonData(Spec, frozen=True, kw_only=True):
     """
 
     overridable: ClassVar[frozenset[str]] = frozenset({"vocab_size", "num_classes"})
+    about_methods: ClassVar[frozenset[str]] = frozenset({"pads_vocabulary"})
     shared: ClassVar[bool]
     pads_vocabulary: ClassVar[bool] = False
     inert: ClassVar[frozenset[str]] = frozenset()

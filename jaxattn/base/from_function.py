@@ -118,6 +118,8 @@ def settings_class(function: Function, base: type[Any], name: str = "", **attrib
         fields,
         bases=(base,),
         namespace={
+            # The function is what these attributes of the base class describe.
+            **{key: inspect.getattr_static(base, key) for key in base.about_methods},
             **attributes,
             "__doc__": function.__doc__,
             "function": staticmethod(function),

@@ -102,13 +102,15 @@ class Model(Spec, Generic[D], frozen=True, kw_only=True):
         takes: type of data that the model accepts; other types are rejected before compilation.
         parameters: names of the parameters, so that wrong names are reported early; () if unknown.
         token_rows: names of the parameters with one row per token, so that one program can sweep V. The
-            vocabulary may then be padded with tokens that never occur, whose rows are zero.
+            vocabulary may then be padded with tokens that never occur, whose rows are zero. A subclass that
+            defines a method does not inherit it.
         cuts_batches: True if a minibatch step builds a new corpus from the sequences in the batch. Set it
             to True if this is cheaper than evaluating the model on the whole corpus.
         dim: embedding dimension d.
     """
 
     overridable: ClassVar[frozenset[str]] = frozenset({"dim"})
+    about_methods: ClassVar[frozenset[str]] = frozenset({"token_rows"})
     takes: ClassVar[type[Dataset]] = Dataset
     parameters: ClassVar[tuple[str, ...]] = ()
     token_rows: ClassVar[tuple[str, ...]] = ()
@@ -194,9 +196,10 @@ class Start(Spec, frozen=True, kw_only=True):
 
     Attributes:
         rotation_invariant: True if the function commutes with rotations of R^d, so that it may run in
-            coordinates of the span of the parameters.
+            coordinates of the span of the parameters. A subclass that defines a method does not inherit it.
     """
 
+    about_methods: ClassVar[frozenset[str]] = frozenset({"rotation_invariant"})
     rotation_invariant: ClassVar[bool] = False
 
     def __call__(self, key: Array, drawn: Array, tokens: Sequence[str]) -> Array:

@@ -76,11 +76,14 @@ class Phase(Spec, frozen=True, kw_only=True):
         is_random: True if the phase uses random numbers, for example to sample minibatches.
         rotation_invariant: True if the phase commutes with rotations of R^d, so that it can run in
             coordinates of the span of the parameters.
+
+    A subclass of a phase that defines a method does not inherit `one_step` and `rotation_invariant`.
     """
 
     overridable: ClassVar[frozenset[str]] = frozenset(
         {"train", "steps", "batch_size", "step_size", "seeds_per_core"}
     )
+    about_methods: ClassVar[frozenset[str]] = frozenset({"one_step", "rotation_invariant"})
     failure: ClassVar[str] = "loss or gradient is not finite"
     dtype: ClassVar[str | None] = None
     labels: ClassVar[Mapping[str, str]] = {}
@@ -154,15 +157,23 @@ class Phase(Spec, frozen=True, kw_only=True):
         return State(params, (), zero, zero - 1)
 
     def step(self, task: Task, state: PyTree) -> PyTree:
-        """Take one step. The new state must have the same structure, shapes and dtypes as `state`."""
+        """Take one step. The new state must have the same structure, shapes and dtypes as `state`.
+
+        `state.step` is the number of earlier steps. `advance` increases it, so this method need not.
+        """
         raise NotImplementedError(f"{type(self).__name__}.step")
 
     def advance(self, task: Task, state: PyTree, steps: int | Array) -> PyTree:
         """Take `steps` steps; `steps` may be traced.
 
-        Taking k steps and then l steps must be equivalent to taking k + l steps.
+        Taking k steps and then l steps must be equivalent to taking k + l steps. A phase that overrides this
+        method must add `steps` to `state.step`.
         """
-        return jax.lax.fori_loop(0, steps, lambda _, here: self.step(task, here), state)
+
+        def numbered(_: Array, here: PyTree) -> PyTree:
+            return pytrees.replace(self.step(task, here), step=here.step + 1)
+
+        return jax.lax.fori_loop(0, steps, numbered, state)
 
     def parameter(self, state: PyTree, name: str) -> Array:
         """Return a parameter at full precision."""

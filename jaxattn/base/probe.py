@@ -108,9 +108,11 @@ class Measurement(Spec, frozen=True, kw_only=True):
         labels: printed name of each metric.
         scales: scale of each metric; linear and unbounded by default. A name that ends in `*` stands for all
             metrics that begin with the rest of it.
-        rotation_invariant: True if the metrics are the same in coordinates of the span of the parameters.
+        rotation_invariant: True if the metrics are the same in coordinates of the span of the parameters. A
+            subclass that defines a method does not inherit it.
     """
 
+    about_methods: ClassVar[frozenset[str]] = frozenset({"rotation_invariant"})
     labels: ClassVar[Mapping[str, str]] = {}
     scales: ClassVar[Mapping[str, Scale]] = {}
     rotation_invariant: ClassVar[bool] = False

@@ -13,6 +13,8 @@ from jaxtyping import AbstractArray
 
 from jaxattn.core.errors import InputError, explain
 
+_METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
+
 
 @typing.runtime_checkable
 class StudyParts(typing.Protocol):
@@ -36,13 +38,24 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Attributes:
         overridable: attributes with a default value that a subclass may redefine as settings.
+        about_methods: attributes that state what the methods of a class compute. A subclass that defines a
+            method does not inherit them: it has the default of the base class unless it states them again.
         options_field: name of a setting that collects unknown settings, such as optimiser options.
         kind: import path of the custom function from which the class is built; "" for other classes.
     """
 
     overridable: ClassVar[frozenset[str]] = frozenset()
+    about_methods: ClassVar[frozenset[str]] = frozenset()
     options_field: ClassVar[str | None] = None
     kind: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        own = vars(cls)
+        if any(isinstance(x, _METHODS) for x in own.values()):
+            for name in cls.about_methods - own.keys():
+                first = next(base for base in reversed(cls.__mro__) if name in vars(base))
+                setattr(cls, name, vars(first)[name])
 
     def __post_init__(self) -> None:
         """Check the settings against their annotations.

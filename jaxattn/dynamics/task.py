@@ -13,11 +13,12 @@ from jaxtyping import PyTree
 from jaxattn import base, losses
 from jaxattn.base import Dataset, Loss, Model, Phase
 from jaxattn.base.data import Splits
-from jaxattn.base.model import Params, check_type
+from jaxattn.base.model import Params, check_type, linear_in
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError, shown
 from jaxattn.core.spec import Spec
 from jaxattn.data.corpus import Corpus
+from jaxattn.models.linearity import check_linear_scores
 from jaxattn.models.one_layer import OneLayer
 
 
@@ -33,6 +34,8 @@ class _OneLayerOfParams(OneLayer, frozen=True, kw_only=True):
 
 
 _ONE_LAYER = _OneLayerOfParams()
+# Number of examples for which the functions of a model are compared.
+_EXAMPLES = 64
 
 
 class Task(base.Task):
@@ -106,7 +109,8 @@ def run(
         state that a flow or a custom phase defines.
 
     Raises:
-        InputError: the settings are invalid, or the phase requires a key, other data or another model.
+        InputError: the settings are invalid, or the phase requires a key, other data or another model; or
+            the model's outputs differ from attention with its linear scores, unless arrays are traced.
 
     Example:
         >>> corpus = ja.data.from_sequences([[0, 2], [1, 2]], labels=[1, -1], vocab_size=3)
@@ -124,6 +128,9 @@ def run(
     arrays: list[Array] = []
     settings = _without_arrays((phase, task.model, task.loss, task.fresh), arrays)
     key = jax.random.key(0) if key is None else key
+    traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((params, task.data, arrays)))
+    if tuple(phase.train) == (linear_in(task.model),) and not traced:
+        check_linear_scores(task.model, params, task.data.sampled(_EXAMPLES).train)
     with backend.float64() if phase.dtype == "float64" else nullcontext():
         return _run(settings, arrays, task.data, params, key, steps)
 

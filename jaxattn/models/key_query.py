@@ -104,5 +104,4 @@ class KeyQuery(TokenModel, frozen=True, kw_only=True):
         """Sample the parameters; see `key_query.init`."""
         return init(key, **sizes(like), dim=self.dim, dtype=dtype, weights=self.weights)
 
-    outputs = staticmethod(outputs)
     scores_and_values = staticmethod(scores_and_values)

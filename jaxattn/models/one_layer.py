@@ -184,7 +184,6 @@ class OneLayer(TokenModel, frozen=True, kw_only=True):
         """Sample the parameters; see `one_layer.init`."""
         return init(key, **sizes(like), dim=self.dim, dtype=dtype)
 
-    outputs = staticmethod(outputs)
     scores_and_values = staticmethod(scores_and_values)
 
     def in_span(self) -> "OneLayer":
@@ -212,6 +211,8 @@ def is_one_layer(model: Model[Any]) -> bool:
 
 class OneLayerInSpan(OneLayer, frozen=True, kw_only=True):
     """`OneLayer` in coordinates of the span of E, p and v, if this span has fewer than d dimensions."""
+
+    token_rows: ClassVar[tuple[str, ...]] = ("E",)
 
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Sample the parameters; see `span.start`."""

@@ -76,6 +76,8 @@ class TwoLayer(Model[Corpus], frozen=True, kw_only=True):
 class TwoLayerInSpan(TwoLayer, frozen=True, kw_only=True):
     """`TwoLayer` in coordinates of the span of E, p and v, if this span has fewer than d dimensions."""
 
+    token_rows: ClassVar[tuple[str, ...]] = ("E",)
+
     def init(self, key: Array, like: Corpus, *, dtype: DTypeLike) -> Params:
         """Sample the parameters; see `span.start`."""
         return Params(*span.start(key, **sizes(like), dim=self.dim, dtype=dtype))

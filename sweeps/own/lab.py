@@ -88,7 +88,7 @@ class SignDescent(ja.Phase, frozen=True, kw_only=True):
         _, slopes = ja.dynamics.loss_and_gradients(state.params, task.data.train, self.train, **of)
         size = self.step_size / jnp.sqrt(state.step + 1.0)
         moved = {name: getattr(state.params, name) - size * jnp.sign(slope) for name, slope in slopes.items()}
-        return state.replace(params=state.params._replace(**moved), step=state.step + 1)
+        return state.replace(params=state.params._replace(**moved))
 
 
 def clipped(step_size: optax.Schedule, *, limit: float = 1.0) -> optax.GradientTransformation:

@@ -1,6 +1,9 @@
 """Phases as settings: steps at which they are measured, and equality of split advances."""
 
+from typing import NamedTuple
+
 import jax
+import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
@@ -58,9 +61,7 @@ def test_custom_phase_requires_only_step(task, params):
         steps: int = 3
 
         def step(self, task, state):
-            return state.replace(
-                params=state.params.replace(p=self.rate * state.params.p), step=state.step + 1
-            )
+            return state.replace(params=state.params.replace(p=self.rate * state.params.p))
 
     phase = Shrink(name="own", rate=0.5)
     state = phase.advance(task, phase.init(task, params, jax.random.key(0)), 3)
@@ -69,6 +70,42 @@ def test_custom_phase_requires_only_step(task, params):
     assert phase.metrics(state) == {"evaluations": 3}
     with pytest.raises(NotImplementedError, match=r"Bare\.step"):
         type("Bare", (Phase,), {"steps": 1}, frozen=True, kw_only=True)(name="b").step(task, state)
+
+
+class Own(NamedTuple):
+    """State of a custom phase that is not a dataclass."""
+
+    params: object
+    step: jax.Array
+    failed_at: jax.Array
+    seen: jax.Array
+
+
+@pytest.mark.parametrize("counted", [0, 1, 7])
+def test_advance_counts_the_steps_of_a_custom_phase(task, params, counted):
+    class Numbers(Phase, frozen=True, kw_only=True):
+        """A phase that records the number of each step, and counts by another number."""
+
+        train: tuple[str, ...] = ("p",)
+        steps: int = 6
+
+        def init(self, task, params, key):
+            zero = jnp.zeros((), jnp.int32)
+            return Own(params, zero, zero - 1, jnp.full(6, -1))
+
+        def step(self, task, state):
+            # Two fields are the same array, as in a phase that fails in each step.
+            seen = state.seen.at[state.step].set(state.step)
+            return state._replace(step=state.step + counted, failed_at=state.step, seen=seen)
+
+    phase = Numbers(name="numbers")
+    start = phase.init(task, params, jax.random.key(0))
+    for parts in ([6], [1, 2, 3]):
+        state = start
+        for steps in parts:
+            state = jax.jit(lambda state, steps: phase.advance(task, state, steps))(state, steps)
+        assert state.seen.tolist() == list(range(6))
+        assert (int(state.step), int(state.failed_at)) == (6, 5)
 
 
 @pytest.mark.parametrize(

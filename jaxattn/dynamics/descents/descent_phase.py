@@ -152,7 +152,8 @@ class Descent(Phase, frozen=True, kw_only=True):
 
     def advance(self, task: Task, state: State, steps: int | Array) -> State:
         """Return the state after the given number of steps, which may be traced."""
-        if self.patience:
+        # A subclass may define `step`, of which `early_stop.advance` makes no use.
+        if self.patience and type(self).step is Descent.step:
             return early_stop.advance(self._stopping(with_clamps(task, self.clamps)), state, steps)
         advanced: State = super().advance(task, state, steps)
         return advanced

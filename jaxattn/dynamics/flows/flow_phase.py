@@ -234,7 +234,6 @@ class _TheoryFlow(FlowPhase, frozen=True, kw_only=True):
     }
     scales: ClassVar[Mapping[str, Scale]] = {"arc_length": NOT_NEGATIVE, "drift": ERROR, "mismatch": ERROR}
     refines: ClassVar[tuple[str, ...]] = ("p_norm", "log_gradient_norm")
-    rotation_invariant: ClassVar[bool] = True
 
 
 class _LinearFlow(_TheoryFlow, frozen=True, kw_only=True):
@@ -245,6 +244,7 @@ class _LinearFlow(_TheoryFlow, frozen=True, kw_only=True):
     """
 
     not_settings: ClassVar[frozenset[str]] = frozenset({"gradient_rtol", "width"})
+    rotation_invariant: ClassVar[bool] = True
 
     linear_in: str | None = None
 
@@ -293,6 +293,7 @@ class _OneLayerFlow(_TheoryFlow, frozen=True, kw_only=True):
     """Flow on multiple parameters of a one-layer model."""
 
     not_settings: ClassVar[frozenset[str]] = frozenset({"width"})
+    rotation_invariant: ClassVar[bool] = True
 
     def check(self, *context: StudyParts) -> None:
         for setting in context:

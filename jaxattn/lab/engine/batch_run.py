@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 import pandas as pd
 
+from jaxattn.base import Phase
+from jaxattn.core.errors import InputError
 from jaxattn.core.pytrees import get, names, selected
 from jaxattn.data.splits import Loaded
 from jaxattn.lab.engine import devices
@@ -177,6 +179,7 @@ class _BatchRun(NamedTuple):
         found = merged_metrics(batch.group.setting, by_probe, step) | program.state_metrics(carried, numbers)
         for values, observe in zip(state.history.values(), program.observe, strict=True):
             values[:, program.probe_steps.index(step)] = observe(carried, numbers)
+        _check_step(program.phase, step, carried.state.step)
         measured = {name: np.asarray(x)[: len(batch.runs)] for name, x in found.items()}
         self.records.add(program.phase.name, step, measured)
         self.records.note_failures(program.phase, step, carried.state.failed_at, measured["loss"])
@@ -259,6 +262,16 @@ class _BatchRun(NamedTuple):
             # When a finished phase is extended, the saved history covers only the steps before the extension.
             history[name][:, : x.shape[1]] = x
         return _State(index, saved.step, carried, history)
+
+
+def _check_step(phase: Phase, step: int, counted: Any) -> None:
+    """Raise InputError if the state of a phase counts a different number of steps."""
+    if others := np.asarray(counted)[np.asarray(counted) != step].tolist():
+        name = phase.kind or type(phase).__name__
+        raise InputError(
+            f"phases.{phase.name}: state.step is {others[0]} after {step} steps; set it to 0 in {name}.init, "
+            f"and add the number of steps in {name}.advance"
+        )
 
 
 def _parameters_to_save(params: Any, phase: Any, index: int) -> Sequence[str]:

@@ -32,6 +32,7 @@ class ExactGap(MaxMarginDirection, frozen=True, kw_only=True):
             certificates are not saved.
     """
 
+    rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
         "proven_gap": "proven relative duality gap",
         "accepted": "certificate accepted by the independent checker",

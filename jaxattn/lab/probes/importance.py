@@ -200,6 +200,7 @@ class OneStepEmbeddings(OneStepError, frozen=True, kw_only=True):
     frequency of the token. For K classes, the law is E_s¹ - E_s⁰ = η0 Σ_k α_{s,k} v_k.
     """
 
+    rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {"embedding_error": r"one-step error of $E$ per unit $\eta_0$"}
     scales: ClassVar[dict[str, Scale]] = {"embedding_error": ERROR}
 

@@ -80,6 +80,7 @@ class HeadsSelected(Selected, frozen=True, kw_only=True):
     `head_selected` for every head.
     """
 
+    rotation_invariant: ClassVar[bool] = True
     labels: ClassVar[dict[str, str]] = {
         "head_mass": "attention of each head on important tokens",
         "head_selected": "sequences in which each head selects an important token",

@@ -2,8 +2,8 @@
 
 For code in a file, the hash covers the file and the local modules that it imports. For code in a
 notebook, in the running script or at the prompt, the hash covers each function, and the functions,
-classes and values that the function uses. Installed packages are not hashed; their versions are
-recorded instead.
+classes and values that the function uses. Comments, formatting and docstrings do not count. Installed
+packages are not hashed; their versions are recorded instead.
 """
 
 import ast
@@ -11,6 +11,7 @@ import dis
 import enum
 import functools
 import hashlib
+import inspect
 import pickle
 import sys
 import sysconfig
@@ -19,13 +20,14 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import jax
 import numpy as np
 
 from jaxattn.core.errors import InputError
 from jaxattn.lab.study.source_imports import imported_file, imported_names, search_folders
+from jaxattn.lab.study.source_text import reads_text, reduced
 
 _PACKAGE = Path(__file__).parents[2]
 _STARTED = time.time()
@@ -58,7 +60,8 @@ class Unhashable(Exception):
 def code_hash(target: Any) -> str:
     """Return the hash of a class or function as 16 hexadecimal digits.
 
-    The hash depends on the code, on local modules that the code imports, and on values that it reads.
+    The hash depends on the code, on local modules that the code imports, and on values that it reads. For
+    code in files, it does not depend on the version of Python.
 
     Args:
         target: a class or function from a file, an installed package or a notebook.
@@ -70,8 +73,13 @@ def code_hash(target: Any) -> str:
     code = _Code()
     file = _file_of(target)
     if file is not None and not is_local(file):
-        code.add(Path(file).read_bytes())
+        code.sources[file] = Path(file).read_bytes()
     code.visit(target, getattr(target, "__qualname__", type(target).__qualname__))
+    sources = list(code.sources.values())
+    if reads_text([*sources, *code.names]):
+        code.add(*sources, *code.docstrings)
+    else:
+        code.add(*map(reduced, sources))
     return code.state.hexdigest()[:16]
 
 
@@ -83,7 +91,11 @@ class _Code:
         # Visited objects by id, each with its index. Storing the objects prevents Python from reusing their
         # ids.
         self.seen: dict[int, tuple[int, Any]] = {}
-        self.files: set[str] = set()
+        # Contents of the source files, in the order of discovery.
+        self.sources: dict[str, bytes] = {}
+        # Docstrings of functions in a notebook, and the names in their code.
+        self.docstrings: list[str] = []
+        self.names: set[bytes] = set()
 
     def add(self, *contents: str | bytes) -> None:
         for x in contents:
@@ -149,14 +161,12 @@ class _Code:
             self.add(module.__name__)
 
     def file(self, file: str, package: str) -> None:
-        """Hash a source file and the local modules that it imports. Each file is hashed only once."""
-        if file in self.files:
+        """Add a source file and the local modules that it imports, each of them once."""
+        if file in self.sources:
             return
-        self.files.add(file)
-        content = Path(file).read_bytes()
+        content = self.sources[file] = Path(file).read_bytes()
         for module in [each for each in sys.modules.values() if getattr(each, "__file__", None) == file]:
             _check_current(_functions(vars(module), file), file)
-        self.add(content)
         try:
             tree = ast.parse(content)
         except (SyntaxError, ValueError):  # compiled module
@@ -173,7 +183,8 @@ class _Code:
             return
         self.add(kind.__qualname__)
         for name, x in sorted(vars(kind).items()):
-            is_code = isinstance(x, FUNCTIONS) or (loose and not name.startswith("__"))
+            is_code = isinstance(x, FUNCTIONS) if loose else _is_from_file(x)
+            is_code = is_code or (loose and not name.startswith("__"))
             if is_code and name not in NO_CODE and not isinstance(x, DESCRIPTORS):
                 self.add(name)
                 self.visit(x, f"{location}.{name}")
@@ -190,6 +201,7 @@ class _Code:
             _check_current([function], file)
         self.add(function.__qualname__)
         if loose:
+            self.docstrings.append(function.__doc__ or "")
             self.code(function.__code__)
         else:
             self.module(_module_of(function))
@@ -213,7 +225,10 @@ class _Code:
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
         counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
         self.add(code.co_code, repr(names), repr(counts))
-        for x in code.co_consts:
+        self.names.update(name.encode() for name in code.co_names)
+        # No instruction loads a docstring.
+        read = {each.arg for each in dis.get_instructions(code) if each.opcode in dis.hasconst}
+        for x in [x for number, x in enumerate(code.co_consts) if number in read]:
             if isinstance(x, types.CodeType):
                 self.code(x)
             else:
@@ -340,6 +355,19 @@ def _installed_name(x: Any) -> str:
     for part in name.split("."):
         found = getattr(found, part, None)
     return f"{location}.{name}" if found is x else ""
+
+
+def _is_from_file(x: Any) -> bool:
+    """Return whether a class attribute is a method or property from a local file.
+
+    The methods that dataclasses, NamedTuples and enumerations generate depend on the version of Python.
+    """
+    if isinstance(x, property):
+        x = x.fget or x.fset
+    elif isinstance(x, functools.cached_property):
+        x = x.func
+    found: Any = inspect.unwrap(cast(Any, x)) if isinstance(x, FUNCTIONS) else None
+    return isinstance(found, types.FunctionType) and is_local(found.__code__.co_filename)
 
 
 def _is_loose(x: Any) -> bool:

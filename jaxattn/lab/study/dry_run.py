@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxattn.base import Dataset, Measurement, Phase, PhaseProbe, Probe, Progress, SharedData, silent
-from jaxattn.base.model import HasTokenScores, check_type
+from jaxattn.base.model import HasTokenScores, check_type, linear_in
 from jaxattn.core import backend
 from jaxattn.core.errors import InputError, RunError, at, from_user_code, in_user_code, remedy, shown
 from jaxattn.core.pytrees import get, names, selected
@@ -37,6 +37,10 @@ from jaxattn.lab.study.setting import (
     key_of,
     with_hyperparameters,
 )
+from jaxattn.models.linearity import check_linear_scores
+
+# Number of examples for which the functions of a model are compared.
+_EXAMPLES = 64
 
 
 def rehearse(
@@ -76,6 +80,7 @@ def rehearse(
                 f"({location}); annotate the setting as jaxattn.Static[float], or use jax.numpy.where"
             ) from None
         rehearsal.minibatches(train)
+        rehearsal.linearity()
 
 
 class _Rehearsal:
@@ -182,6 +187,21 @@ class _Rehearsal:
             "coupled = True, and return one number for the batch"
         )
 
+    def linearity(self) -> None:
+        """Raise InputError if a model with linear scores has different functions for training and flows."""
+        setting = self.setting
+        if linear_in(setting.model) is None:
+            return
+
+        def start(of_seed: Keys) -> tuple[Splits, Any]:
+            data = self.shared.splits if self.shared else seed.draw_data(setting, of_seed.data)
+            tokens = self.shared.tokens if self.shared else seed.sampled_data(setting).tokens
+            return data.sampled(_EXAMPLES), seed.initial_params(setting, data, of_seed.start, tokens)
+
+        with self.at("model", concepts.MODEL):
+            data, params = jax.jit(start)(keys(0))
+            check_linear_scores(setting.model, params, data.train)
+
     def phase(self, setting: Setting, index: int, params: Any, data: Splits, key: Array) -> Any:
         phase, location = setting.phases[index], f"phases[{index}]"
         name = _name(phase)
@@ -191,7 +211,9 @@ class _Rehearsal:
             setting.probes.steps_of(phase)
             carried = seed.begin_phase(setting, index, params, data, key)
             state = carried.state
-            missing = [x for x in ("params", "step", "failed_at") if not hasattr(state, x)]
+            leaves = {jax.tree_util.keystr(path, simple=True) for path, _ in jax.tree.leaves_with_path(state)}
+            missing = [x for x in ("params", "failed_at") if not hasattr(state, x)]
+            missing += [] if "step" in leaves else ["step"]
             if missing:
                 raise InputError(
                     f"{name}.init returns {shown(state)} without {missing[0]!r}; "

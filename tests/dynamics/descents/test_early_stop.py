@@ -138,6 +138,17 @@ def test_early_stop_accepts_custom_parameters_and_loss(problem, descent):
     np.testing.assert_allclose(state.early_stop.best_loss, expected, rtol=1e-12)
 
 
+def test_step_of_a_subclass_is_taken_with_early_stopping(problem):
+    class Shifted(ja.dynamics.Descent, frozen=True, kw_only=True):
+        def step(self, task, state):
+            return state.replace(params=state.params.replace(p=state.params.p + 1))
+
+    phase = Shifted(name="q", train=["p"], optimizer="sgd", step_size=0.1, steps=9, patience=5)
+    found = run(phase, problem.task, problem.params, steps=2)
+    np.testing.assert_allclose(found.params.p, problem.params.p + 2, rtol=1e-15)
+    assert int(found.step) == 2
+
+
 def test_early_stop_without_validation_data_is_rejected(problem, descent):
     with pytest.raises(
         ja.InputError, match="patience: the task has no validation data; add a validation split"

@@ -7,6 +7,7 @@ import pytest
 
 import jaxattn as ja
 from jaxattn.base import Task
+from jaxattn.lab.engine.programs import seed_keys
 from jaxattn.lab.storage import memo
 
 
@@ -52,6 +53,72 @@ def test_custom_flow_runs_and_resumes_bitwise_identically(go, stop, every_step, 
     np.testing.assert_allclose(rows.loc["time", "value"], [0, *np.geomspace(0.1, 1e3, 4)], rtol=1e-6)
     assert rows.loc["came_to_end", "value"].tolist() == [0, 0, 0, 0, 1]
     assert rows.loc["loss", "value"].is_monotonic_decreasing
+
+
+class Noise(ja.Phase, frozen=True, kw_only=True):
+    """Adds noise to p with a key that depends on the number of the step, which the phase does not count."""
+
+    train: tuple[str, ...] = ("p",)
+    steps: int = 12
+
+    def init(self, task, params, key):
+        return super().init(task, params, key).replace(key=jax.random.key_data(key))
+
+    def step(self, task, state):
+        p = state.params.p + noise(jax.random.wrap_key_data(state.key), state.step)
+        return state.replace(params=state.params.replace(p=p))
+
+
+class Uncounted(Noise, frozen=True, kw_only=True):
+    """A phase with its own `advance`, which does not count either."""
+
+    def advance(self, task, state, steps):
+        return jax.lax.fori_loop(0, steps, lambda _, here: self.step(task, here), state)
+
+
+class Late(Noise, frozen=True, kw_only=True):
+    def init(self, task, params, key):
+        return super().init(task, params, key).replace(step=jnp.int32(3))
+
+
+def noise(key, step):
+    return jax.random.normal(jax.random.fold_in(key, step), 16)
+
+
+def test_steps_of_a_custom_phase_are_counted(go, stop, every_step, assert_same, tmp_path):
+    made = ja.Study(
+        name="own", data=DATA, model=ja.models.OneLayer(dim=16), phases=[Noise(name="q")], seeds=2
+    )
+    go(tmp_path / "whole", made)
+    found = ja.load(tmp_path / "whole")
+    records = found.records.query("metric == 'evaluations'")
+    assert (records["step"] == records["value"]).all()
+    stop(tmp_path / "stopped", made, 3, intervals=every_step)
+    go(tmp_path / "stopped", made)
+    assert_same(tmp_path / "whole", tmp_path / "stopped")
+    for seed, key in enumerate(seed_keys([0, 1]).batches):
+        key = jax.random.fold_in(key, 0)  # of the first phase
+        start = seed_keys([seed]).start[0]
+        p = ja.models.OneLayer(dim=16).init(start, made.dataset(seed).train, dtype="float32").p
+        expected = np.asarray(p, float) + sum(np.asarray(noise(key, step), float) for step in range(12))
+        # Twelve additions in float32.
+        np.testing.assert_allclose(found.params(seed=seed).p, expected, atol=12 * 2**-24 * 12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            Uncounted,
+            "state.step is 0 after 1 steps; set it to 0 in Uncounted.init, and add the number of steps",
+        ),
+        (Late, "state.step is 3 after 0 steps; set it to 0 in Late.init"),
+    ],
+)
+def test_phases_that_count_wrong_steps_are_rejected(go, tmp_path, kind, message):
+    made = ja.Study(name="own", data=DATA, model=ja.models.OneLayer(dim=16), phases=[kind(name="q")], seeds=2)
+    with pytest.raises(ja.InputError, match=rf"phases\.q: {message}"):
+        go(tmp_path / "out", made)
 
 
 def test_cells_that_differ_only_in_a_float_setting_of_a_flow_share_a_program(tmp_path):

@@ -1,7 +1,10 @@
 """Hashes of custom code change with its dependencies, and with nothing else."""
 
+import ast
+import enum
 import functools
 import importlib
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -16,6 +19,7 @@ import pytest
 import jaxattn as ja
 from jaxattn.lab.study.code_hash import Unhashable, code_hash
 from jaxattn.lab.study.import_paths import ImportPaths
+from jaxattn.lab.study.source_text import reduced
 
 CELL = """
 import functools
@@ -204,6 +208,8 @@ def test_prng_keys_and_recursive_values_can_be_hashed():
 @pytest.fixture
 def lab(tmp_path):
     """Write files of a user: one that the study refers to, and its imports."""
+    tmp_path = tmp_path / "lab"
+    tmp_path.mkdir()
     files = {
         "named.py": "import os\nimport lab_first\nfrom lab_pack.sub import two\n"
         "GIVEN = float(os.environ.get('GIVEN', 1))\n_CACHE = {}\n\n\n"
@@ -244,7 +250,7 @@ def lab(tmp_path):
 def test_editing_an_imported_local_module_changes_the_hash(lab, file, is_part):
     names = ImportPaths(lab)
     before = names.code_hash("named.py:f")
-    (lab / file).write_text((lab / file).read_text() + "\n# changed\n")
+    (lab / file).write_text((lab / file).read_text() + "\nCHANGED = 1\n")
     assert (names.code_hash("named.py:f") != before) == is_part
 
 
@@ -259,10 +265,109 @@ def test_editing_an_imported_book_file_changes_the_hash(lab, load_first):
     names = ImportPaths(lab / "item")
     hashes = [names.code_hash("named.py:f")]
     for file in ("lab_first.py", "lab_second.py", "lab_unused.py"):
-        (lab / file).write_text((lab / file).read_text() + "\n# changed\n")
+        (lab / file).write_text((lab / file).read_text() + "\nCHANGED = 1\n")
         hashes.append(names.code_hash("named.py:f"))
     assert len(set(hashes[:3])) == 3
     assert hashes[3] == hashes[2]
+
+
+TEXT = {
+    "named.py": [
+        ("def f(x):\n", 'def f(x):\n    """Compute f."""\n'),
+        ("_CACHE = {}", '_CACHE = {}  # by x\n"""Results."""'),
+        ("lab_first.one() + two", "(\n        lab_first.one()\n        + two\n    )"),
+    ],
+    "lab_first.py": [("import lab_second", '"""First."""\n\nimport lab_second')],
+    "lab_pack/deep.py": [("two = 2", "# Not one.\ntwo   = 2")],
+}
+
+
+def edited(lab, folder, file, edits):
+    """Return the hash of the code in a new folder, where one file is edited."""
+    shutil.copytree(lab, lab.with_name(folder))
+    for name in [name for name in sys.modules if name.startswith("lab_")]:
+        del sys.modules[name]
+    path = lab.with_name(folder) / file
+    for old, new in edits:
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+    return ImportPaths(path.parents[file.count("/")]).code_hash("named.py:f")
+
+
+@pytest.mark.parametrize(("file", "edits"), TEXT.items())
+def test_comments_formatting_and_docstrings_do_not_change_the_hash(lab, file, edits):
+    assert edited(lab, "old", file, []) == edited(lab, "new", file, edits)
+
+
+@pytest.mark.parametrize("reader", ["lab_first.one.__doc__", "inspect.getdoc(lab_first.one)"])
+def test_docstrings_change_the_hash_of_code_that_reads_docstrings(lab, reader):
+    before = edited(lab, "new", "named.py", [("_CACHE[x] = 1", f"_CACHE[x] = {reader}")])
+    docstring = [("def one():\n", 'def one():\n    """One."""\n')]
+    assert edited(lab.with_name("new"), "newer", "lab_first.py", docstring) != before
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_docstrings_of_a_notebook_change_the_hash_only_if_they_are_read(reads):
+    code = "def f(x):\n    '''{}'''\n    return 'f', x\n\ndef g(x):\n    return f(x), {}\n"
+    reader = "f.__doc__" if reads else "f.__name__"
+    one, other = (code_hash(notebook(code.format(text, reader)).g) for text in ("One.", "Two."))
+    assert (one != other) == reads
+    constants = {code_hash(notebook(code.format("f", reader).replace("'f', x", y)).g) for y in ("'f'", "'g'")}
+    assert len(constants) == 2
+
+
+STATEMENTS = """
+def f(a, *b, c: int = 1, **d) -> float:
+    with open(a) as one, open("é") as two:
+        x = [y for y in b if y not in {1, 2.0, 1j, ..., None, True}]
+    return f"{x!r:>{c}} {d}" "and" + g(*b, **d)[1:, ::2] if x else lambda: (yield)
+"""
+EDITS = [
+    ("*b, c", "b, *, c"), ("c: int", "c"), ("= 1", "= 2"), ("**d)", "d)"), ("-> float", ""), ("as one", ""),
+    ('"é"', "'é'"), ('"é"', '"e"'), ("not in", "in"), ("2.0", "2"), ("1j", "1"), ("...", "None"),
+    ("!r", ""), (":>", ":<"), (" {d}", ""), ('"and"', 'b"and"'), ("+", "-"), ("::2", "::"), ("(*b", "(b"),
+    ("[1:, ", "["), ("lambda: ", ""), ('"and"', "'and'"), ("    ", "\t"), ("x", "z"), ("1:,", "1: ,"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new"), EDITS)
+def test_reduced_source_differs_exactly_if_the_syntax_tree_does(old, new):
+    def trees(text):
+        try:
+            return ast.dump(ast.parse(text)), reduced(text.encode())
+        except SyntaxError:
+            return text, text
+
+    (one, short), (other, edited) = trees(STATEMENTS), trees(STATEMENTS.replace(old, new))
+    assert (one == other) == (short == edited)
+
+
+def test_reduced_source_has_no_empty_field_and_only_ascii_characters():
+    """Versions of Python add empty fields, and differ in which characters `repr` escapes."""
+    assert "type_params" not in reduced(STATEMENTS.encode()).decode()
+    assert reduced('x = "\u200b\U0001fae8é"'.encode()).isascii()
+
+
+def test_numbers_too_long_for_repr_can_be_hashed():
+    assert reduced(f"x = 0x{'f' * 9000}".encode()) != reduced(f"x = 0x{'f' * 8999}".encode())
+
+
+@pytest.mark.parametrize("base", ["(NamedTuple)", "(enum.Enum)", ""])
+def test_generated_methods_of_a_class_in_a_file_do_not_change_its_hash(lab, base):
+    """Python 3.13 generates `__replace__`, for example."""
+    decorator = "" if base else "@dataclasses.dataclass\n"
+    (lab / "lab_kind.py").write_text(
+        "import dataclasses, enum\nfrom typing import NamedTuple\n\nGIVEN = 1\n\n"
+        f"{decorator}class Kind{base}:\n    x: int = 1\n    def f(self):\n        return GIVEN\n"
+    )
+    kind = ImportPaths(lab).load("lab_kind.py:Kind")
+    before = code_hash(kind)
+    kind.generated = eval("lambda self: 1", {"__name__": kind.__module__})
+    kind.copied = enum.Enum.__dict__["__reduce_ex__"]
+    assert code_hash(kind) == before
+    sys.modules[kind.__module__].GIVEN = 2
+    assert code_hash(kind) != before
 
 
 def test_values_of_globals_read_from_the_environment_change_the_hash(lab):

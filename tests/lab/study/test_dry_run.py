@@ -4,6 +4,7 @@
 import copy
 import re
 import sys
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -151,6 +152,22 @@ class Stays(NoStep):
 class NoState(Stays):
     def init(self, task, params, key):
         return params
+
+@jax.tree_util.register_pytree_node_class
+class WithoutNames:
+    def __init__(self, params, step, failed_at):
+        self.params, self.step, self.failed_at = params, step, failed_at
+
+    def tree_flatten(self):
+        return (self.params, self.step, self.failed_at), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+class NoNames(Stays):
+    def init(self, task, params, key):
+        return WithoutNames(params, jnp.int32(0), jnp.int32(-1))
 
 class Forgets(Stays):
     def step(self, task, state):
@@ -456,6 +473,10 @@ WRONG = {
     "no state": (
         {"phases": phase("NoState")},
         "phases[0]: NoState.init returns Params without 'params'; return a state",
+    ),
+    "no names": (
+        {"phases": phase("NoNames")},
+        "phases[0]: NoNames.init returns WithoutNames without 'step'; return a state with params, step and failed_at",
     ),
     "forgets": (
         {"phases": phase("Forgets")},
@@ -834,3 +855,29 @@ def test_results_can_be_read_without_the_custom_code(sweep, tmp_path, monkeypatc
     after = ja.load(out)
     assert after.records.equals(before.records)
     assert after.params(cell=0, seed=1).p.shape == (4,)
+
+
+class Bent(ja.TokenModel, frozen=True, kw_only=True):
+    """A model that declares scores linear in p, although its outputs use tanh(p)."""
+
+    linear_in: ClassVar[str] = "p"
+
+    def init(self, key, like, *, dtype):
+        return ja.models.OneLayer(dim=4).init(key, like, dtype=dtype)
+
+    def scores_and_values(self, params):
+        return params.E @ jnp.tanh(params.p), params.E @ params.v
+
+    def scores(self, params, data):
+        return ja.theory.Scores(params.E, data, params.E @ params.v)
+
+
+def test_model_whose_outputs_are_not_attention_with_its_linear_scores_is_rejected(tmp_path):
+    data = ja.data.Independent(vocab_size=12, relevant=4, length=4, sequences=10)
+    study = ja.Study(
+        name="x", data=data, model=Bent(), phases=[ja.dynamics.ExactFlow(name="f", until_norm=5.0)]
+    )
+    with pytest.raises(
+        ja.InputError, match=r"^model: Bent\.outputs and Bent\.scores are not the same function"
+    ):
+        study.plan(tmp_path / "out", quick=True)
