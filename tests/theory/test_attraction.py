@@ -92,6 +92,39 @@ def test_forces_across_the_limit_must_be_stable():
         assert (cosine_distance(end, np.array([1.0, 0])) < 1e-4) == holds
 
 
+DRIFTING = np.array([[1.0, 1, 0], [1, -1, 0], [1.01, 0, 1]]), np.array([1.0, 1, -1])
+
+
+@pytest.mark.parametrize(("norm", "holds"), [(200.0, False), (800.0, True)])
+def test_a_force_that_decays_faster_must_not_draw_p_away_from_the_limit(norm, holds):
+    """θ_3 has the rate 1.01, so its force grows like e^(-p_3) and decays like e^(-0.01 p_1).
+
+    Up to a factor, dp_3/dp_1 = -a e^(-p_3 - 0.01 p_1), so p_3 diverges if 100 a e^(-0.01 p_1) > 1 at the
+    given point. Both other forces point along p_* = (1, 0, 0).
+    """
+    p = np.array([norm, 0.0, 0.0])
+    found = certificate(*DRIFTING, p)
+    np.testing.assert_allclose(found.direction.p, [1, 0, 0], atol=1e-9)
+    assert found.attracting_rate == pytest.approx(1.01)
+    assert found.outward > 0.6
+    assert found.holds == holds
+    assert ("drift" in found.reason) != holds
+    end = follow(*DRIFTING, p, 300.0)
+    assert (cosine_distance(end, np.array([1.0, 0, 0])) < 1e-4) == holds
+
+
+def test_a_force_that_decays_faster_must_not_draw_p_across_the_limit():
+    """As above, with a force in the plane of the two others. It outweighs their stiffness at p."""
+    theta, values = np.array([[1.0, 1], [1, -1], [1.01, 5]]), np.array([1.0, 1, -1.1])
+    p = np.array([100.0, 0])
+    found = certificate(theta, values, p)
+    np.testing.assert_allclose(found.direction.p, [1, 0], atol=1e-9)
+    assert found.outward > 0.2
+    assert found.attracting_drift > 1
+    assert not found.holds
+    assert cosine_distance(follow(theta, values, p, 300.0), np.array([1.0, 0])) > 0.01
+
+
 def test_certified_paths_converge_and_inward_forces_are_never_certified(rng):
     """Random key differences and values, where an attracting term is a combination of two repelled ones."""
     outcomes = []
@@ -164,7 +197,9 @@ def test_leading_terms_add_up_to_the_gradient_across_ties(rng, monkeypatch, sequ
         exact, at = (np.array(x.tolist(), float).ravel() for x in (force(p), p))
     assert abs(tie @ at) > 0.1
     given = []
-    monkeypatch.setattr(limit, "attraction", lambda *x: given.append(x) or Attraction(np.inf, 0.0, np.inf))
+    monkeypatch.setattr(
+        limit, "attraction", lambda *x: given.append(x) or Attraction(np.inf, 0.0, 0.0, np.inf)
+    )
     top = np.isin(np.asarray(corpus.bags.index), [0, 1]) & (np.asarray(corpus.bags.count) > 0)
     ja.theory.certify_limit(scores, at, ja.theory.Selection(top))
     terms = leading_terms(*given[0][1:3])
