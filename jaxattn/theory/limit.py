@@ -75,9 +75,9 @@ class Limit(Brief):
             difference outside the span of 𝒯 and of the support pairs of `direction`, relative to its length;
             0 if there are none. 1 if the rate equals 1 only up to rounding.
         attracting_drift: (); bound on how far attracting terms with a rate above 1 can move p across p_*
-            before they decay, in units of 1/(largest θ); 0 if there are none. It is largest for rates slightly
-            above 1. If a term with rate 1 attracts, it includes all terms with a rate above 1. inf if it
-            is not known.
+            before they decay, in units of 1/(largest key difference); 0 if there are none, inf if it is not
+            known. It is largest for rates slightly above 1. If a term with rate 1 attracts, all terms with a
+            rate above 1 are included.
         outward: (); inf if no term attracts. Otherwise, the force of all terms at p along p_*, relative to
             the sum of magnitudes. If a term with rate 1 attracts, at most the force along p_* of the terms
             with rate 1 and their smallest stiffness across p_*, in the same units, at the point where their
@@ -207,7 +207,8 @@ def certify_limit(
     of tied tokens converge to the minimum of the tied part of the loss, in which only the top tokens
     receive attention. The flow returns to this minimum if it is strict on 𝒯, the span of the differences
     of tied keys. Loose directions, where the derivative of the forces is zero, are allowed only if no other
-    force acts along them. All of this is local because the loss is not convex, so p must already be close to the direction of p_*.
+    force acts along them. All of this is local because the loss is not convex, so p must already be close to
+    the direction of p_*.
 
     Args:
         scores: keys Φ (m, D), values γ, and bags of n sequences; two classes and the logistic loss, or K
