@@ -159,3 +159,17 @@ def test_a_distance_from_the_equilibrium_must_not_hide_a_force(delta):
     pull = settle(given, p, [0, 0, 1])
     assert abs(pull[1]) > mpmath.exp(-90)  # the force on token 3 is e^-100
     assert np.sign(float(pull[1] * mpmath.exp(60))) == -np.sign(delta)
+
+
+@pytest.mark.parametrize(("rate", "holds"), [(0.6, True), (0.1, False)])
+def test_forces_that_cancel_between_different_bags_are_only_known_to_second_order(rate, holds):
+    """Token 1 has the counts 1, 1 and 2 below 0, and is repelled to second order, so its rate is 1/2.
+
+    Token 2 has the value of 0 and exerts no force of its own, but may occur in higher orders.
+    """
+    keys = [[0, 0], [-0.4, -1], [-rate, 0], [-1, 0]]
+    sequences, labels = [[0, 1], [0, 1], [0, 1, 1], [0, 2], [0, 3]], [1, 1, -1, 1, 1]
+    found = certificate(problem(keys, [0, 2, 0, -2], sequences, labels), [0], [1000, 100])
+    np.testing.assert_allclose(found.direction.p, [1, 0.1], atol=1e-9)
+    assert found.unknown_rate == pytest.approx(0.5 + min(rate, 0.5))
+    assert found.holds == holds
