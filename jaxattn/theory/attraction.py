@@ -10,7 +10,8 @@ a convex function of w, and s grows. Otherwise, the path converges to the direct
 p_* cancel at some w where Σ_k c_k θ_k θ_kᵀ e^(-θ_k·w) is positive definite across p_*, and F·e > 0. The other
 terms are then a perturbation that decays, and w returns to this point, provided that it starts nearby. At the
 given point, the sum of all forces must move p outwards, too: a term with a rate slightly above 1 may still
-outweigh the others there.
+outweigh the others there. It must also not move w far before it decays, because its force grows on the way.
+docs/notes/exact_flow_ties.md derives the bound.
 """
 
 from typing import NamedTuple
@@ -32,10 +33,11 @@ _ITERATIONS = 100
 
 
 class Attraction(NamedTuple):
-    """The attributes `attracting_rate`, `attracting_component` and `outward` of `Limit`."""
+    """`attracting_rate`, `attracting_component`, `attracting_drift` and `outward` of `Limit`."""
 
     rate: float
     component: float
+    drift: float
     outward: float
 
 
@@ -69,23 +71,51 @@ def attraction(
     """Measure the attracting forces near the point p of a path to p_*, the solution of `direction`."""
     ends, terms = _attracting(entries, order), leading_terms(entries, order)
     if not direction.feasible or not (len(ends) or (terms.sign < 0).any()):
-        return Attraction(np.inf, 0.0, np.inf)
+        return Attraction(np.inf, 0.0, 0.0, np.inf)
     theta = _differences(E, ends)
     slowest = (theta @ direction.p).min(initial=np.inf)
     near = _near(theta, direction)
     every = _differences(E, terms.ends)
-    now = _balance(terms.sign, terms.log_size - every @ p, every @ direction.p)
-    if not near.any():
-        return Attraction(slowest, 0.0, now)
+    exponents = terms.log_size - every @ p
+    now = _balance(terms.sign, exponents, every @ direction.p)
     span = _span(E, direction, normals)
-    component = span.component(theta[near], ends[near])
-    if component > _NO_FORCE:
-        return Attraction(slowest, component, now)
+    component = span.component(theta[near], ends[near]) if near.any() else 0.0
+    if not component <= _NO_FORCE:
+        return Attraction(slowest, component, np.inf, now)
+    leading = _near(every, direction)
     # A repelling term outside the span has a larger rate, or vanishes while p moves out of the span.
-    places = np.flatnonzero(_near(every, direction))
-    held = [k for k in places if span.component(every[[k]], terms.ends[[k]]) <= _NO_FORCE]
-    later = _outward(every[held], Terms(*(x[held] for x in terms)), span, direction.p, p)
-    return Attraction(slowest, component, min(now, later))
+    held = [k for k in np.flatnonzero(leading) if span.component(every[[k]], terms.ends[[k]]) <= _NO_FORCE]
+    later, shift = _outward(every[held], terms.sign[held], exponents[held], span, direction.p)
+    flat = every - every @ normals.T @ normals
+    # If a term with rate 1 attracts, the balance is stable only locally, so no other force may leave it.
+    ahead = ~leading & ((terms.sign < 0) | near.any())
+    points = exponents, exponents - every @ shift
+    drift = max(_drift(flat, terms.sign, x, direction.p, ahead) for x in points)
+    return Attraction(slowest, component, drift, min(now, later) if near.any() else now)
+
+
+def _drift(
+    theta: np.ndarray, sign: np.ndarray, exponents: np.ndarray, limit: np.ndarray, ahead: np.ndarray
+) -> float:
+    """Compute `Limit.attracting_drift`.
+
+    Args:
+        theta: (k, D); θ, orthogonal to the differences of tied keys.
+        sign: (k,); 1 for terms that repel, and -1 for terms that attract.
+        exponents: (k,); the logarithms of the sizes of the terms.
+        limit: (D,); p_*.
+        ahead: (k,) bool; the terms with a rate above 1 whose drift is computed.
+    """
+    if not ahead.any():
+        return 0.0
+    size = float(np.linalg.norm(limit))
+    force, along = np.exp(exponents - exponents.max()), theta @ limit
+    across = lengths(theta - np.outer(along, limit) / size**2)
+    outwards = (sign * force) @ along / size
+    if not outwards > 0:
+        return np.inf
+    speed = size * force[ahead] * across[ahead] / outwards
+    return float(across.max() * (speed / (along[ahead] - 1)).sum())
 
 
 def _balance(sign: np.ndarray, exponents: np.ndarray, along: np.ndarray) -> float:
@@ -194,27 +224,41 @@ def _span(E: np.ndarray, direction: MaxMargin, normals: np.ndarray) -> _Span:
     )
 
 
-def _outward(theta: np.ndarray, terms: Terms, span: _Span, limit: np.ndarray, p: np.ndarray) -> float:
-    """Compute `Limit.outward` for terms with rate 1, whose θ lie in the span, near the point p."""
+def _outward(
+    theta: np.ndarray, sign: np.ndarray, exponents: np.ndarray, span: _Span, limit: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """Compute `Limit.outward` for terms with rate 1 whose θ lie in the span, and how far their balance is.
+
+    Args:
+        theta: (k, D).
+        sign: (k,); 1 for terms that repel, and -1 for terms that attract.
+        exponents: (k,); the logarithms of the sizes of the terms at p.
+        span: the span.
+        limit: (D,); p_*.
+
+    Returns:
+        The value, -inf if there is no balance near p; and the difference between the point of balance and p,
+        (D,), NaN in this case.
+    """
     u, e = theta @ span.basis.T, span.basis @ limit
     e = e / np.linalg.norm(e)
     along, across = u @ e, u - np.outer(u @ e, e)
     _, size, vt = np.linalg.svd(across, full_matrices=False)
-    side = across @ vt[size > _NO_FORCE * lengths(u).max()].T
-    # All rates are 1, so p·p_* adds the same number to every exponent.
-    exponents = terms.log_size - theta @ p
+    directions = vt[size > _NO_FORCE * lengths(u).max()]
+    side, shift, nowhere = across @ directions.T, np.zeros(len(directions)), np.full(len(limit), np.nan)
     for _ in range(_ITERATIONS):
-        force = terms.sign * np.exp(exponents - exponents.max())
-        outward = _balance(terms.sign, exponents, along)
+        at = exponents - side @ shift
+        force = sign * np.exp(at - at.max())
+        outward = _balance(sign, at, along)
         stiffness = side.T @ (force[:, None] * side)
         gross = np.abs(force) @ np.square(side).sum(axis=1)
         smallest = np.linalg.eigvalsh(stiffness).min() / gross if gross else np.inf
         found = float(min(outward, smallest))
         if found <= _ZERO:
-            return found
-        change = side @ np.linalg.solve(stiffness, force @ side)
-        largest = np.abs(change).max()
+            return found, nowhere
+        step = np.linalg.solve(stiffness, force @ side)
+        largest = np.abs(side @ step).max()
         if largest <= _ZERO:
-            return found
-        exponents = exponents - change * min(1.0, _STEP / largest)
-    return -np.inf
+            return found, span.basis.T @ directions.T @ shift
+        shift = shift + step * min(1.0, _STEP / largest)
+    return -np.inf, nowhere

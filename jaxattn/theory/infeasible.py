@@ -147,6 +147,23 @@ def exact_rank(rows: np.ndarray) -> int:
     return rank
 
 
+def not_orthogonal(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return whether each row has a nonzero product with some row of another matrix, (k,) bool.
+
+    A product that is a multiple of the prime of `exact_rank` counts as zero.
+
+    Args:
+        rows: (k, d) int64; sums and differences of `residues`.
+        others: (l, d) int64; the same.
+    """
+    rows, others = rows % _PRIME, others % _PRIME
+    found = np.zeros(len(rows), bool)
+    for other in others:
+        left = np.flatnonzero(~found)
+        found[left] = (rows[left] * other % _PRIME).sum(axis=1) % _PRIME != 0
+    return found
+
+
 def _proved_by_span(rows: np.ndarray, weight: np.ndarray, pairs: int) -> bool:
     k, dim = rows.shape
     if k <= dim:

@@ -14,6 +14,7 @@ from jaxattn.core.pytrees import Brief
 from jaxattn.data.corpus import Corpus
 from jaxattn.theory.attraction import accuracy, attraction
 from jaxattn.theory.constraints import constraints, distinct_tokens
+from jaxattn.theory.contradictions import Settled, isolated, settled
 from jaxattn.theory.max_margin import max_margin_from_constraints
 from jaxattn.theory.orders import Entries, Orders, orders, residual
 from jaxattn.theory.selection import Selection, one_minus_cosine, require_finite
@@ -24,6 +25,11 @@ from jaxattn.theory.tied_part import tied_part
 _ZERO = 1e-8
 # Maximum relative size of a force that should be zero, at a duality gap of 1e-10.
 _NO_FORCE = 1e-5
+# Relative error up to which forces that cancel are known to do so.
+_EXACT = 1e-11
+# Maximum drift due to attracting forces with rates above 1, below 1/(3e) as derived in
+# docs/notes/exact_flow_ties.md.
+_DRIFT = 0.1
 # p is on course if its cosine distance from the limit, 1 - cos, is at most this.
 _ON_COURSE = 1e-3
 # Bound on the rounding error of a product of vectors, relative to the product of their lengths.
@@ -60,13 +66,18 @@ class Limit(Brief):
             are no ties. Eigenvalues that are zero relative to the cancelling forces are excluded, and the
             directions of p in their eigenspace are called loose directions.
         untied: (); norm of the projection of p_* onto 𝒯, relative to ‖p_*‖; 0 if there are no ties.
-        loose_force: (); component, along the loose directions, of the force represented by the tie
-            multipliers, relative to ‖p_*‖. It must be zero, because no other force acts on tied tokens in
-            these directions.
+        isolated: False if a force may act along loose directions. True if there are none, or if they are
+            isolated: all sequences that exert forces near them contain only top tokens, are at a minimum of
+            their own loss, and have key differences that are exactly orthogonal to those of all other
+            sequences.
         attracting_rate: (); smallest rate of the attracting terms; inf if there are none.
         attracting_component: (); for attracting terms with rate 1, the largest component of the key
             difference outside the span of 𝒯 and of the support pairs of `direction`, relative to its length;
             0 if there are none. 1 if the rate equals 1 only up to rounding.
+        attracting_drift: (); bound on how far attracting terms with a rate above 1 can move p across p_*
+            before they decay, in units of 1/(largest key difference); 0 if there are none, inf if it is not
+            known. It is largest for rates slightly above 1. If a term with rate 1 attracts, all terms with a
+            rate above 1 are included.
         outward: (); inf if no term attracts. Otherwise, the force of all terms at p along p_*, relative to
             the sum of magnitudes. If a term with rate 1 attracts, at most the force along p_* of the terms
             with rate 1 and their smallest stiffness across p_*, in the same units, at the point where their
@@ -74,9 +85,11 @@ class Limit(Brief):
         cancelled_rate: (); smallest rate of the pairs whose first-order forces cancel; inf if there are none.
         cancelled_cosine: (); smallest cosine between p_* and the key differences of these pairs; inf if there
             are none.
-        unknown_rate: (); smallest rate of the pairs whose second-order forces also cancel, even if the
-            response of the tied tokens is ignored, so that the order of the remaining force is unknown; inf
-            if there are none.
+        unknown_rate: (); smallest rate of a force of unknown size or sign, inf if there are none. It is the
+            rate of a pair if its first-order force may be nonzero, because p is not exactly at the
+            equilibrium of the tied tokens; twice the rate if its second-order force also cancels, and the
+            response of the tied tokens is not known to cancel all orders; and the sum of the rates of two
+            pairs if the forces of the first cancel between different bags.
         resolved: False if the scores at p are so large that their rounding errors hide whether forces cancel,
             or if forces of both signs act on tokens whose key differences agree only up to rounding.
     """
@@ -87,9 +100,10 @@ class Limit(Brief):
     gradient: float
     curvature: float
     untied: float
-    loose_force: float
+    isolated: bool
     attracting_rate: float
     attracting_component: float
+    attracting_drift: float
     outward: float
     cancelled_rate: float
     cancelled_cosine: float
@@ -123,10 +137,7 @@ class Limit(Brief):
             ),
             (self.curvature > 0, f"tied tokens are not at a strict minimum, curvature {self.curvature:.3g}"),
             (self.untied <= _ZERO, f"tied tokens separate along p_* (relative size {self.untied:.3g})"),
-            (
-                self.loose_force <= _NO_FORCE,
-                f"p_* exerts a force along loose directions (relative size {self.loose_force:.3g})",
-            ),
+            (self.isolated, "tied tokens are not known to stay where they are along loose directions"),
             (
                 self.resolved,
                 "rounding of scores or keys hides which forces cancel; pass a point with a smaller norm",
@@ -137,7 +148,7 @@ class Limit(Brief):
                 f"(rate {self.cancelled_rate:.3g}, cosine {self.cancelled_cosine:.3g})",
             ),
             (
-                self.unknown_rate > 1 / 3 + _ZERO,
+                self.unknown_rate >= 1 - _ZERO,
                 f"a force of unknown order matters (rate {self.unknown_rate:.3g})",
             ),
             (
@@ -148,6 +159,10 @@ class Limit(Brief):
                 self.attracting_component <= _NO_FORCE,
                 "two attracting tokens at rate 1 are not held apart "
                 f"(component {self.attracting_component:.3g})",
+            ),
+            (
+                self.attracting_drift <= _DRIFT,
+                f"attracting forces may move p away from p_* (drift {self.attracting_drift:.3g})",
             ),
             (
                 self.outward > _ZERO,
@@ -179,18 +194,21 @@ def certify_limit(
     cancels.
 
     - Repelled: a rate of at least 1 is required.
-    - Attracted: the token stays below the top if its rate exceeds 1 without this constraint. If its rate is
+    - Attracted: the token stays below the top if its rate exceeds 1 without this constraint, and if p is so
+      far along the path that the force decays before it moves p. If its rate is
       1, its force is as large as that of repelled tokens. All forces with rate 1 must then cancel across p_*,
       at a stable point, and their sum must move p outwards.
     - Cancelled to first order: the force decays like e^(-2 gap), where gap is the score difference. If it
-      repels, a rate of 1/2 is required. If the response of the tied tokens cancels it, there is no force, and
-      any positive rate is sufficient.
+      repels, a rate of 1/2 is required. If the response of the tied tokens provably cancels all orders, there
+      is no force, and any positive rate is sufficient. A force of unknown size or sign must decay at least as
+      fast as those with rate 1.
 
     For pairs without a required rate, the max-margin problem requires a rate ≥ 0. The score differences
     of tied tokens converge to the minimum of the tied part of the loss, in which only the top tokens
     receive attention. The flow returns to this minimum if it is strict on 𝒯, the span of the differences
-    of tied keys, except along loose directions, where the derivative of the forces is zero. All of this
-    is local because the loss is not convex, so p must already be close to the direction of p_*.
+    of tied keys. Loose directions, where the derivative of the forces is zero, are allowed only if no other
+    force acts along them. All of this is local because the loss is not convex, so p must already be close to
+    the direction of p_*.
 
     Args:
         scores: keys Φ (m, D), values γ, and bags of n sequences; two classes and the logistic loss, or K
@@ -241,9 +259,8 @@ def certify_limit(
     required[np.asarray(corpus.bags.count) > 0] = rate
     direction = max_margin_from_constraints(E, constraints(corpus, selection, required), tolerance=tolerance)
     attracting = attraction(E, entries, order, direction, balance.normals, p)
-    idle = order.pair >= 0
-    rates, cosines = _rates(E, entries, idle, direction.p)
-    unknown = np.append(order.unknown, False)[order.pair][idle]
+    rates, cosines = _rates(E, entries, order.pair >= 0, direction.p)
+    own = settled(E, values, entries, loss) if len(rates) or len(balance.loose) else None
     moves = direction.feasible and direction.p.any()
     return Limit(
         direction=in_unit(direction, unit),
@@ -252,13 +269,14 @@ def certify_limit(
         gradient=balance.gradient,
         curvature=balance.curvature,
         untied=_norm(balance.normals @ direction.p) / _norm(direction.p) if moves else 0.0,
-        loose_force=_loose_force(E, direction, balance.loose),
+        isolated=own is None or isolated(E, found.leader, entries, balance.part.edges, balance.loose, own),
         attracting_rate=attracting.rate,
         attracting_component=attracting.component,
+        attracting_drift=attracting.drift,
         outward=attracting.outward,
         cancelled_rate=rates.min(initial=np.inf),
         cancelled_cosine=cosines.min(initial=np.inf),
-        unknown_rate=rates[unknown].min(initial=np.inf),
+        unknown_rate=np.inf if own is None else _unknown_rate(entries, order, own, rates),
         resolved=order.resolved,
     )
 
@@ -319,9 +337,24 @@ def _sum_by(index: np.ndarray, columns: np.ndarray, size: int) -> np.ndarray:
     return np.stack([np.bincount(index, column, size) for column in columns.T], axis=1)
 
 
-def _loose_force(E: np.ndarray, direction: MaxMargin, slack: np.ndarray) -> float:
-    ties = direction.ties
-    if not (direction.feasible and direction.p.any() and len(ties) and len(slack)):
-        return 0.0
-    force = direction.tie_multipliers @ (E[ties[:, 0]] - E[ties[:, 1]])
-    return float(np.linalg.norm(slack @ force) / np.linalg.norm(direction.p))
+def _unknown_rate(entries: Entries, order: Orders, own: Settled, rates: np.ndarray) -> float:
+    """Compute `Limit.unknown_rate`, given the rates of all entries that belong to a cancelling pair."""
+    idle, number = order.pair >= 0, len(order.silent)
+    if number == 0:
+        return np.inf
+    if not np.isfinite(rates).all():  # there is no direction
+        return np.nan
+    pair, sequence = order.pair[idle], entries.sequence[idle]
+    rate = np.full(number, np.inf)
+    np.minimum.at(rate, pair, rates)
+    within = np.bincount(pair, ~own.sequence[sequence], number) == 0
+    exact = within & own.compensate(entries)
+    compensated = exact & (np.bincount(pair, ~own.reached[idle], number) == 0)
+    exerts = ~order.silent & ~compensated
+    zero = exerts & (np.diag(order.second_order) == 0)
+    rates_of_terms = [
+        rate[(order.doubt > _EXACT) & ~exact],
+        2 * rate[zero],
+        rate[exerts & ~within] + rate.min(),
+    ]
+    return float(np.concatenate(rates_of_terms).min(initial=np.inf))

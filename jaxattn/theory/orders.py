@@ -152,8 +152,10 @@ class Orders(NamedTuple):
         pair: (N,) int; index of the cancelling pair to which the entry belongs, -1 for other entries.
         second_order: (m, m); the matrix M of the module docstring for the m cancelling pairs, in units that
             differ between pairs.
-        unknown: (m,) bool; True if the second-order force of the pair also cancels for fixed scores of the
-            tied tokens, so that the order of the remaining force is unknown.
+        silent: (m,) bool; True if the pair alone exerts no force: all of its tokens have the value of the
+            output.
+        doubt: (m,); bound on the relative error of the forces of the pair due to the distance between p and
+            the equilibrium. A first-order force of this relative size may remain.
         resolved: () bool; False if errors of scores hide whether some first-order force cancels, or if forces
             of both signs form one pair although their key differences agree modulo 𝒯 only up to rounding.
         reference: (N,) int; the entry with the highest score in the pair. The x of a pair is that of its
@@ -165,7 +167,8 @@ class Orders(NamedTuple):
     first: np.ndarray
     pair: np.ndarray
     second_order: np.ndarray
-    unknown: np.ndarray
+    silent: np.ndarray
+    doubt: np.ndarray
     resolved: bool
     reference: np.ndarray
     log_first: np.ndarray
@@ -178,8 +181,9 @@ def orders(E: np.ndarray, entries: Entries, loss: LossDerivatives, tied: TiedPar
     `rounding` is the rounding error of the scores.
     """
     below = entries.value - entries.f[entries.sequence]
-    moved, relative = _errors(E, entries, loss, tied, below)
-    uncertain = _uncertainty(entries, moved)
+    moved, distance = _errors(E, entries, tied, below)
+    relative = distance + (_ROUNDING * (1 + np.abs(loss.log_size)))[entries.sequence]
+    uncertain, terms_of_output = _uncertainty(entries, moved)
     below = np.where(np.abs(below) <= uncertain, 0, below)
     group, several = key_groups(E, entries.token, entries.top, tied.normals)
     relative = relative + np.where(several, rounding, 0.0)
@@ -214,13 +218,17 @@ def orders(E: np.ndarray, entries: Entries, loss: LossDerivatives, tied: TiedPar
     pair = np.full(len(group), -1)
     pair[idle] = np.unique(group[idle], return_inverse=True)[1]
     terms = log_share, log_own, below, relative
-    second, unknown = _second_order(E, entries, loss, tied, pair, terms)
+    second, silent = _second_order(E, entries, loss, tied, pair, terms)
     with np.errstate(divide="ignore"):
         log_first = np.log(np.abs(net)) + unit_of_share + unit_of_own
     log_unit = np.zeros(len(second))
     log_unit[pair[idle]] = (unit_of_share + unit_of_own / 2)[idle]
     reference = _highest(group, entries.apart, rest)
-    return Orders(first, pair, second, unknown, bool(resolved), reference, log_first, log_unit)
+    size_of_terms = np.where(terms_of_output > 0, terms_of_output, 1)
+    shifted = distance + (moved[entries.sequence] / size_of_terms).max(axis=1)
+    doubt = np.zeros(len(second))
+    np.maximum.at(doubt, pair[idle], shifted[idle])
+    return Orders(first, pair, second, silent, doubt, bool(resolved), reference, log_first, log_unit)
 
 
 def _largest(group: np.ndarray, x: np.ndarray, among: np.ndarray) -> np.ndarray:
@@ -237,33 +245,36 @@ def _highest(group: np.ndarray, x: np.ndarray, among: np.ndarray) -> np.ndarray:
 
 
 def _errors(
-    E: np.ndarray, entries: Entries, loss: LossDerivatives, tied: TiedPart, below: np.ndarray
+    E: np.ndarray, entries: Entries, tied: TiedPart, below: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bound the errors due to rounding and to the distance of p from the equilibrium of tied tokens.
+    """Bound the errors due to the distance of p from the equilibrium of tied tokens.
 
     Returns:
-        The error of the outputs, (n, C), due to that distance; and the relative error of the weight of each
-        entry times that of its sequence, (N,), except for the rounding error of its score.
+        The error of the outputs, (n, C); and the relative error of the weight of each entry times that of its
+        sequence, (N,).
     """
     lift = E @ tied.directions
     shift = _SAFETY * np.abs(lift[entries.token] - lift[entries.top]) @ tied.error
     moved, total = np.zeros_like(entries.f), np.zeros(len(entries.f))
     np.add.at(moved, entries.sequence, (entries.attention * shift)[:, None] * np.abs(below))
     np.add.at(total, entries.sequence, entries.attention * shift)
-    of_sequence = total + 2 * moved.sum(axis=1) + _ROUNDING * (1 + np.abs(loss.log_size))
+    of_sequence = total + 2 * moved.sum(axis=1)
     return moved, shift + of_sequence[entries.sequence]
 
 
-def _uncertainty(entries: Entries, moved: np.ndarray) -> np.ndarray:
-    """Bound the error of γ_s - f for each entry, (N, C); zero if f is the value of a single top token."""
+def _uncertainty(entries: Entries, moved: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Bound the error of γ_s - f for each entry, (N, C); zero if f is the value of a single top token.
+
+    The second result is the size of its terms, (N, C).
+    """
     n = len(entries.f)
     several = np.bincount(entries.sequence[entries.chosen], minlength=n) > 1
     size = np.zeros_like(entries.f)
     np.add.at(size, entries.sequence, entries.attention[:, None] * np.abs(entries.value))
-    rounding = _ROUNDING * (size[entries.sequence] + np.abs(entries.value))
+    size = size[entries.sequence] + np.abs(entries.value)
     # With more than one output, the values are differences, which are rounded.
     inexact = several[entries.sequence, None] | (entries.f.shape[1] > 1)
-    return np.where(inexact, moved[entries.sequence] + rounding, 0.0)
+    return np.where(inexact, moved[entries.sequence] + _ROUNDING * size, 0.0), size
 
 
 def _second_order(
@@ -306,13 +317,11 @@ def _second_order(
     error = np.zeros(m)
     np.maximum.at(error, pair[idle], relative[idle])
     cancels = error[:, None] + error
-    squares = np.diag(gross)
-    unknown = (squares > 0) & (np.abs(np.diag(direct)) <= np.diag(cancels) * squares)
     if tied.directions.shape[1]:
         cancels = np.maximum(cancels, _CANCELS_TWICE)
     second = direct - solution
     second[np.abs(second) <= cancels * (gross + np.abs(solution))] = 0
-    return second, unknown
+    return second, (np.diag(gross) == 0) & (np.diag(second) == 0)
 
 
 def _response(

@@ -19,25 +19,32 @@ from jaxattn.theory.attraction import Attraction, leading_terms
 FAR = 400.0
 
 
-def problem(theta, values):
-    """Sequence i contains a token with key θ_i and value γ_i, and one with key 0 and value 0; y = 1."""
+def problem(theta, values, counts=None):
+    """Sequence i contains a token with key θ_i and value γ_i, and one with key 0 and value 0; y = 1.
+
+    The second token occurs counts[i] times.
+    """
     n = len(theta)
+    counts = np.ones(n, int) if counts is None else counts
     E = np.zeros((2 * n, theta.shape[1]))
     E[::2] = theta
-    corpus = ja.data.from_sequences([[2 * i, 2 * i + 1] for i in range(n)], [1] * n, vocab_size=2 * n)
+    sequences = [[2 * i] + [2 * i + 1] * count for i, count in enumerate(counts)]
+    corpus = ja.data.from_sequences(sequences, [1] * n, vocab_size=2 * n)
     return ja.theory.Scores(E, corpus, np.ravel([values, np.zeros(n)], order="F"))
 
 
-def certificate(theta, values, p):
-    scores = problem(theta, values)
+def certificate(theta, values, p, counts=None):
+    scores = problem(theta, values, counts)
     return ja.theory.certify_limit(scores, p, ja.theory.selection(p, scores))
 
 
-def follow(theta, values, p, length):
+def follow(theta, values, p, length, counts=None):
     """Integrate dp/dτ = F/‖F‖, where F is minus the gradient of the loss."""
 
+    log_counts = np.zeros(len(theta)) if counts is None else np.log(counts)
+
     def velocity(_, p):
-        a = theta @ p
+        a = theta @ p - log_counts
         q = expit(a)
         # σ(a) σ(-a) = e^(-|a|) σ(|a|)², here times the largest e^|a|
         force = expit(-values * q) * values * np.exp(np.abs(a).min() - np.abs(a)) * expit(np.abs(a)) ** 2
@@ -90,6 +97,58 @@ def test_forces_across_the_limit_must_be_stable():
         assert (found.outward > 0) == holds
         end = follow(theta, values, p, 200.0)
         assert (cosine_distance(end, np.array([1.0, 0])) < 1e-4) == holds
+
+
+DRIFTING = np.array([[1.0, 1, 0], [1, -1, 0], [1.01, 0, 1]]), np.array([1.0, 1, -1])
+
+
+@pytest.mark.parametrize(("norm", "holds"), [(200.0, False), (800.0, True)])
+def test_a_force_that_decays_faster_must_not_draw_p_away_from_the_limit(norm, holds):
+    """θ_3 has the rate 1.01, so its force grows like e^(-p_3) and decays like e^(-0.01 p_1).
+
+    Up to a factor, dp_3/dp_1 = -a e^(-p_3 - 0.01 p_1), so p_3 diverges if 100 a e^(-0.01 p_1) > 1 at the
+    given point. Both other forces point along p_* = (1, 0, 0).
+    """
+    p = np.array([norm, 0.0, 0.0])
+    found = certificate(*DRIFTING, p)
+    np.testing.assert_allclose(found.direction.p, [1, 0, 0], atol=1e-9)
+    assert found.attracting_rate == pytest.approx(1.01)
+    assert found.outward > 0.6
+    assert found.holds == holds
+    assert ("drift" in found.reason) != holds
+    end = follow(*DRIFTING, p, 300.0)
+    assert (cosine_distance(end, np.array([1.0, 0, 0])) < 1e-4) == holds
+
+
+def test_a_force_that_decays_faster_must_not_draw_p_across_the_limit():
+    """As above, with a force in the plane of the two others. It outweighs their stiffness at p."""
+    theta, values = np.array([[1.0, 1], [1, -1], [1.01, 5]]), np.array([1.0, 1, -1.1])
+    p = np.array([100.0, 0])
+    found = certificate(theta, values, p)
+    np.testing.assert_allclose(found.direction.p, [1, 0], atol=1e-9)
+    assert found.outward > 0.2
+    assert found.attracting_drift > 1
+    assert not found.holds
+    assert cosine_distance(follow(theta, values, p, 300.0), np.array([1.0, 0])) > 0.01
+
+
+def test_a_force_that_decays_faster_must_not_move_p_to_an_unstable_point():
+    """θ_3 attracts at rate 1, and the point is stable across p_* only above -2.6. θ_4 repels at rate 1.02.
+
+    With 1,000 tokens below θ_4, its force exceeds the others until p_1 = 350, and moves p past -2.6.
+    """
+    theta, values = np.array([[1.0, 1], [1, -1], [1, 1.5], [1.02, -2]]), np.array([1.0, 1, -0.1, 1])
+    p = np.array([100.0, 0])
+    without = certificate(theta[:3], values[:3], p)
+    assert without.holds
+    assert cosine_distance(follow(theta[:3], values[:3], p, 300.0), without.direction.p) < 1e-4
+    counts = np.array([1, 1, 1, 1000])
+    found = certificate(theta, values, p, counts)
+    np.testing.assert_allclose(found.direction.p, [1, 0], atol=1e-9)
+    assert found.outward > 0.5
+    assert not found.holds
+    assert "drift" in found.reason
+    assert cosine_distance(follow(theta, values, p, 300.0, counts), found.direction.p) > 0.1
 
 
 def test_certified_paths_converge_and_inward_forces_are_never_certified(rng):
@@ -171,7 +230,9 @@ def test_leading_terms_add_up_to_the_gradient_across_ties(rng, monkeypatch, sequ
         exact, at = (np.array(x.tolist(), float).ravel() for x in (force(p), p))
     assert abs(tie @ at) > 0.1
     given = []
-    monkeypatch.setattr(limit, "attraction", lambda *x: given.append(x) or Attraction(np.inf, 0.0, np.inf))
+    monkeypatch.setattr(
+        limit, "attraction", lambda *x: given.append(x) or Attraction(np.inf, 0.0, 0.0, np.inf)
+    )
     top = np.isin(np.asarray(corpus.bags.index), [0, 1]) & (np.asarray(corpus.bags.count) > 0)
     ja.theory.certify_limit(scores, at, ja.theory.Selection(top))
     terms = leading_terms(*given[0][1:3])

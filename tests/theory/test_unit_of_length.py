@@ -34,9 +34,11 @@ SOLUTION = {
 }
 LIMIT = dict.fromkeys(
     (
-        *("angle", "distance", "gradient", "curvature", "untied", "loose_force", "attracting_rate"),
+        *("angle", "distance", "gradient", "curvature", "untied", "attracting_rate"),
         *(
             "attracting_component",
+            "attracting_drift",
+            "isolated",
             "outward",
             "cancelled_rate",
             "cancelled_cosine",

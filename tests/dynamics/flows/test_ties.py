@@ -167,7 +167,7 @@ def test_tied_tokens_stay_fixed_on_a_curve_of_equilibria():
     assert distance(p, [0, 0, 0, 1, -1, 0]) < 1e-10
     certificate = certify_limit(ja.theory.scores.one_layer(params, corpus), p, path.selection)
     assert certificate.holds
-    assert certificate.loose_force < 1e-12
+    assert certificate.isolated
     assert certificate.curvature == 1.0
 
 
