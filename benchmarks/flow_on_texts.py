@@ -134,7 +134,7 @@ def certificate(scores, path):
         "tied tokens beside their leader": len(found.direction.ties),
         "gradient of the tied part": float(found.gradient),
         "its curvature": float(found.curvature),
-        "loose": float(found.loose_force),
+        "loose directions are isolated": found.isolated,
         "drawn": float(found.attracting_rate),
         "idle": float(found.cancelled_rate),
         "reason": found.direction.reason,

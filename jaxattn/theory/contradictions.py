@@ -11,7 +11,7 @@ these outputs can take. If its rows are linearly independent, then by the implic
 docs/notes/exact_flow_ties.md derives both.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,12 +36,18 @@ class Settled(NamedTuple):
             the entry on the output of its sequence.
         rows: (R, D); J, with rows of length 1, or 0 if the output does not depend on p.
         owner: (R,) int; a sequence of the bag to which the row belongs.
+        part: (n,) int; number of the top tokens and of the shares of the labels of the bag. If they are the
+            same, two settled bags have the same output and the same minimum.
+        zero: (n,) bool; True for sequences of settled bags whose minimum is exactly at an output of zero,
+            because all labels are equally frequent.
     """
 
     sequence: np.ndarray
     reached: np.ndarray
     rows: np.ndarray
     owner: np.ndarray
+    part: np.ndarray
+    zero: np.ndarray
 
     def independent(self, some: np.ndarray) -> bool:
         """Return whether the rows of J of some sequences, (n,) bool, are linearly independent."""
@@ -55,9 +61,27 @@ class Settled(NamedTuple):
 
         This requires that all bags whose top tokens differ in value are settled, with independent outputs.
         """
-        differs = (entries.value != entries.value[_tops(entries)]).any(axis=1) & entries.chosen
-        tied = np.bincount(entries.sequence, differs, len(self.sequence)) > 0
+        tied = _with_ties(entries)
         return bool(self.sequence[tied].all()) and self.independent(tied)
+
+    def has_common_minimum(self, entries: Entries) -> bool:
+        """Return whether there are points near p at which the outputs of all bags with ties are minimal.
+
+        All bags whose top tokens differ in value must be settled, and the outputs of different `part`s must
+        be independent.
+        """
+        tied = _with_ties(entries)
+        owners = np.unique(self.owner[tied[self.owner]])
+        one_of_each = np.zeros(len(tied), bool)
+        one_of_each[owners[np.unique(self.part[owners], return_index=True)[1]]] = True
+        return bool(self.sequence[tied].all()) and self.independent(one_of_each)
+
+    def has_value_of_output(self, entries: Entries) -> np.ndarray:
+        """Return whether the value of each entry, (N,), is exactly the output of its bag at the minimum."""
+        equal = (entries.value == entries.value[_tops(entries)]).all(axis=1) & ~_with_ties(entries)[
+            entries.sequence
+        ]
+        return equal | (self.zero[entries.sequence] & (entries.value == 0).all(axis=1))
 
 
 def settled(E: np.ndarray, values: np.ndarray, entries: Entries, loss: LossDerivatives) -> Settled:
@@ -70,7 +94,9 @@ def settled(E: np.ndarray, values: np.ndarray, entries: Entries, loss: LossDeriv
         loss: the loss derivatives at `entries.f`.
     """
     members = _members(entries)
-    bag = _bags(E, values, entries, members)
+    number = np.unique(np.column_stack([E, values]), axis=0, return_inverse=True)[1].ravel()
+    bag = _bags(number, entries, members)
+    shares = _label_shares(bag, loss)
     largest = np.full(int(bag.max()) + 1, -np.inf)
     np.maximum.at(largest, bag, loss.log_size)
     force = np.exp(loss.log_size - largest[bag])[:, None] * loss.direction
@@ -91,7 +117,9 @@ def settled(E: np.ndarray, values: np.ndarray, entries: Entries, loss: LossDeriv
             change = (below[top] * entries.attention[top, None]) @ basis.T
             rows.append(_normalised(change.T @ (E[entries.token[top]] - E[entries.top[top]])))
             owner += [sequence] * len(basis)
-    return Settled(minimal[bag], reached, np.concatenate(rows), np.array(owner, int))
+    part = _parts(number, entries, members, shares)
+    zero = minimal[bag] & (shares == shares[:, :1]).all(axis=1) & (np.abs(entries.f) < _DEPENDENT).all(axis=1)
+    return Settled(minimal[bag], reached, np.concatenate(rows), np.array(owner, int), part, zero)
 
 
 def _members(entries: Entries) -> list[np.ndarray]:
@@ -100,12 +128,38 @@ def _members(entries: Entries) -> list[np.ndarray]:
     return np.split(order, np.cumsum(np.bincount(entries.sequence, minlength=len(entries.f)))[:-1])
 
 
-def _bags(E: np.ndarray, values: np.ndarray, entries: Entries, members: list[np.ndarray]) -> np.ndarray:
+def _bags(number: np.ndarray, entries: Entries, members: list[np.ndarray]) -> np.ndarray:
     """Number the bags, (n,) int: the same tokens with the same counts, of which the same are on top."""
-    number = np.unique(np.column_stack([E, values]), axis=0, return_inverse=True)[1].ravel()
     rows = list(zip(number[entries.token], entries.log_count, entries.chosen, strict=True))
     bags: dict[tuple[tuple[int, float, bool], ...], int] = {}
     return np.array([bags.setdefault(tuple(sorted(rows[i] for i in x)), len(bags)) for x in members])
+
+
+def _label_shares(bag: np.ndarray, loss: LossDerivatives) -> np.ndarray:
+    """Return how often each label occurs in the bag of a sequence, up to a common factor, (n, K) int."""
+    direction = loss.direction
+    label = direction.argmax(axis=1) if direction.shape[1] > 1 else (direction[:, 0] > 0).astype(int)
+    counts = np.zeros((int(bag.max()) + 1, max(direction.shape[1], 2)), int)
+    np.add.at(counts, (bag, label), 1)
+    return (counts // np.gcd.reduce(counts, axis=1, keepdims=True))[bag]
+
+
+def _parts(number: np.ndarray, entries: Entries, members: list[np.ndarray], shares: np.ndarray) -> np.ndarray:
+    """Number the top tokens with their counts, together with the shares of the labels, (n,) int."""
+    rows = list(zip(number[entries.token], entries.log_count, strict=True))
+    parts: dict[Any, int] = {}
+    return np.array(
+        [
+            parts.setdefault((*sorted(rows[i] for i in x if entries.chosen[i]), *own), len(parts))
+            for x, own in zip(members, shares.tolist(), strict=True)
+        ]
+    )
+
+
+def _with_ties(entries: Entries) -> np.ndarray:
+    """Return whether the top tokens of each sequence differ in value, (n,) bool."""
+    differs = (entries.value != entries.value[_tops(entries)]).any(axis=1) & entries.chosen
+    return np.bincount(entries.sequence, differs, len(entries.f)) > 0
 
 
 def _tops(entries: Entries) -> np.ndarray:

@@ -348,9 +348,11 @@ def _unknown_rate(entries: Entries, order: Orders, own: Settled, rates: np.ndarr
     rate = np.full(number, np.inf)
     np.minimum.at(rate, pair, rates)
     within = np.bincount(pair, ~own.sequence[sequence], number) == 0
-    exact = within & own.compensate(entries)
-    compensated = exact & (np.bincount(pair, ~own.reached[idle], number) == 0)
-    exerts = ~order.silent & ~compensated
+    exact = within & own.has_common_minimum(entries)
+    reached = np.bincount(pair, ~own.reached[idle], number) == 0
+    compensated = within & reached & own.compensate(entries)
+    silent = order.silent & (np.bincount(pair, ~own.has_value_of_output(entries)[idle], number) == 0)
+    exerts = ~silent & ~compensated
     zero = exerts & (np.diag(order.second_order) == 0)
     rates_of_terms = [
         rate[(order.doubt > _EXACT) & ~exact],

@@ -50,9 +50,9 @@ def follow(given, p, length):
         return np.array([float(x) for x in p])
 
 
-def settle(given, p, line):
+def settle(given, p, line, digits=DIGITS):
     """Move p along a line of tied differences to the point where the force along the line is zero."""
-    with mpmath.workdps(DIGITS):
+    with mpmath.workdps(digits):
 
         def at(z):
             return [mpmath.mpf(x) + z * y for x, y in zip(p, line, strict=True)]
@@ -173,3 +173,48 @@ def test_forces_that_cancel_between_different_bags_are_only_known_to_second_orde
     np.testing.assert_allclose(found.direction.p, [1, 0.1], atol=1e-9)
     assert found.unknown_rate == pytest.approx(0.5 + min(rate, 0.5))
     assert found.holds == holds
+
+
+@pytest.mark.parametrize(("value", "holds"), [(0.0, True), (1e-14, False)])
+def test_a_value_must_be_exactly_that_of_the_output_to_exert_no_force(value, holds):
+    """Tokens 0 and 1 balance at f = 0, and token 2 has this value, up to 1e-14.
+
+    They compensate only part of its effect, because it is not in all bags. The second-order force on token 2
+    is of size 1e-28 e^(-0.92 s), and that on token 3 of size e^(-s).
+    """
+    keys = np.array([[1.08, -1.06, 0.98], [0.86, 0.92, -0.72], [0.1, -1.08, 0.87], [-0.1, 0, 0]])
+    values, labels = [-0.7, 0.3, value, 1.0], [1, -1] * 4
+    sequences = [*[[0, 1]] * 2, *[[0, 1, 2]] * 2, *[[0, 1, 2, 3]] * 4]
+    tie, apart = keys[0] - keys[1], keys[0] - keys[3]
+    across = apart - (apart @ tie) / (tie @ tie) * tie
+    limit = across / (2 * apart @ across)  # token 3 has a rate of 1/2
+    p = 1200 * limit + np.log(3 / 7) / (tie @ tie) * tie
+    found = certificate(problem(keys, values, sequences, labels), [0, 1], p)
+    assert found.holds == holds, found.reason
+    np.testing.assert_allclose(found.direction.p, limit, rtol=1e-9)
+    if not holds:
+        with mpmath.workdps(2200):
+            exact = [list(map(mpmath.mpf, row)) for row in keys.tolist()]
+            edge = [x - y for x, y in zip(exact[0], exact[1], strict=True)]
+            pull = settle((exact, values, sequences, labels), p, edge, 2200)
+            # Across the tie, the force is along E_0 - E_2, not E_0 - E_3.
+            rows = [[x - y for x, y in zip(exact[0], exact[k], strict=True)] for k in (2, 3)]
+            flat = [
+                [
+                    x - mpmath.fdot(row, edge) / mpmath.fdot(edge, edge) * e
+                    for x, e in zip(row, edge, strict=True)
+                ]
+                for row in rows
+            ]
+            cosine = [mpmath.fdot(pull, row) / mpmath.norm(pull) / mpmath.norm(row) for row in flat]
+        assert cosine[0] > 0.99999 > cosine[1]
+
+
+@pytest.mark.parametrize(("labels", "holds"), [([1, -1, 1, -1], True), ([1, -1, 1, 1], False)])
+def test_bags_with_the_same_top_tokens_and_label_shares_have_a_common_minimum(labels, holds):
+    """p is 1e-9 away from the balance of 0 and 1, in bags with and without token 2 below them."""
+    sequences = [[0, 1, 2], [0, 1, 2], [0, 1], [0, 1], [3, 4]]
+    scores = problem(np.eye(5), [1, -1, 0.3, 1, 0], sequences, [*labels, 1])
+    p = 1000 * np.array([1.0, 1, -2, 3, -3]) / 6 + 1e-9 * np.eye(5)[0]
+    found = certificate(scores, [0, 1, 3], p)
+    assert found.holds == holds, found.reason
