@@ -40,7 +40,7 @@ def test_forces_are_accurate_where_the_loss_underflows(corpus):
     np.testing.assert_allclose(far.scores, near.scores, rtol=1e-9)
 
 
-@pytest.fixture(params=["V < d", "V > d"])
+@pytest.fixture(params=["V < d", pytest.param("V > d", marks=pytest.mark.more)])
 def flow_and_params(request, corpus):
     dim = 6 if request.param == "V > d" else 48
     params = generic(ja.models.one_layer.init, vocab_size=44, dim=dim, dtype=jnp.float64)

@@ -85,10 +85,19 @@ def noise(key, step):
     return jax.random.normal(jax.random.fold_in(key, step), 16)
 
 
-def test_steps_of_a_custom_phase_are_counted(go, stop, every_step, assert_same, tmp_path):
-    made = ja.Study(
-        name="own", data=DATA, model=ja.models.OneLayer(dim=16), phases=[Noise(name="q")], seeds=2
-    )
+@pytest.fixture
+def with_phase(tables):
+    """Return a function that replaces the phases of the small study, whose other programs are shared."""
+
+    def make(phase):
+        small = {name: tables()[name] for name in ("data", "probes")}
+        return ja.Study(name="own", model=ja.models.OneLayer(dim=16), phases=[phase], seeds=2, **small)
+
+    return make
+
+
+def test_steps_of_a_custom_phase_are_counted(go, stop, every_step, assert_same, with_phase, tmp_path):
+    made = with_phase(Noise(name="q"))
     go(tmp_path / "whole", made)
     found = ja.load(tmp_path / "whole")
     records = found.records.query("metric == 'evaluations'")
@@ -96,13 +105,19 @@ def test_steps_of_a_custom_phase_are_counted(go, stop, every_step, assert_same, 
     stop(tmp_path / "stopped", made, 3, intervals=every_step)
     go(tmp_path / "stopped", made)
     assert_same(tmp_path / "whole", tmp_path / "stopped")
-    for seed, key in enumerate(seed_keys([0, 1]).batches):
-        key = jax.random.fold_in(key, 0)  # of the first phase
-        start = seed_keys([seed]).start[0]
-        p = ja.models.OneLayer(dim=16).init(start, made.dataset(seed).train, dtype="float32").p
-        expected = np.asarray(p, float) + sum(np.asarray(noise(key, step), float) for step in range(12))
-        # Twelve additions in float32.
-        np.testing.assert_allclose(found.params(seed=seed).p, expected, atol=12 * 2**-24 * 12)
+
+    @jax.jit
+    def expected(keys, train):
+        key = jax.random.fold_in(keys.batches, 0)  # of the first phase
+        start = ja.models.OneLayer(dim=16).init(keys.start, train, dtype="float32").p
+        return start + sum(noise(key, step) for step in range(12))
+
+    for seed in range(2):
+        keys = jax.tree.map(lambda x: x[0], seed_keys([seed]))
+        # Twelve additions in float32, in both.
+        np.testing.assert_allclose(
+            found.params(seed=seed).p, expected(keys, made.dataset(seed).train), atol=24 * 2**-24 * 12
+        )
 
 
 @pytest.mark.parametrize(
@@ -115,10 +130,9 @@ def test_steps_of_a_custom_phase_are_counted(go, stop, every_step, assert_same, 
         (Late, "state.step is 3 after 0 steps; set it to 0 in Late.init"),
     ],
 )
-def test_phases_that_count_wrong_steps_are_rejected(go, tmp_path, kind, message):
-    made = ja.Study(name="own", data=DATA, model=ja.models.OneLayer(dim=16), phases=[kind(name="q")], seeds=2)
+def test_phases_that_count_wrong_steps_are_rejected(go, with_phase, tmp_path, kind, message):
     with pytest.raises(ja.InputError, match=rf"phases\.q: {message}"):
-        go(tmp_path / "out", made)
+        go(tmp_path / "out", with_phase(kind(name="q")))
 
 
 def test_cells_that_differ_only_in_a_float_setting_of_a_flow_share_a_program(tmp_path):

@@ -45,6 +45,7 @@ def test_large_corpus_code_path_matches_the_regular_one(monkeypatch, study):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.more
 def test_swept_thresholds_apply_to_each_cell(tmp_path, study):
     """The attention on important tokens against a loop over tokens and sequences."""
     thresholds = [0.1, 2.0 / 3.0]

@@ -55,11 +55,11 @@ def test_options_of_the_optimiser_have_the_keys_of_the_sweep_file():
 
 def test_results_have_the_table_of_their_study(tmp_path, tables):
     # The programs are those of other tests of the small study.
-    own = ja.Study.from_tables(tables(axes={"phases.query.step_size": [0.5, 0.25]}, chunk=1))
+    own = ja.Study.from_tables(tables(chunk=1))
     results = own.run(tmp_path / "results", quiet=True, report=False)
     assert not (tmp_path / "results" / "report.html").exists()
     expected = own.effective_settings()
-    assert results.lookup(1, "phases.query.step_size") == 0.25
+    assert results.lookup(0, "phases.query.step_size") == 0.1
     found = ja.load(tmp_path / "results").effective_settings()
     assert found.equals(results.effective_settings())
     assert found.index.equals(expected.index)
