@@ -66,8 +66,7 @@ def end(kind, given, start, **clamps):
     ("kind", "name"),
     [
         *((Descent, name) for name in CLAMPS),
-        (GradientFlow, "fixed"),
-        *(pytest.param(GradientFlow, name, marks=pytest.mark.more) for name in CLAMPS if name != "fixed"),
+        *(pytest.param(GradientFlow, name, marks=pytest.mark.more) for name in CLAMPS),
     ],
 )
 def test_a_clamped_phase_trains_like_a_model_with_the_replacement_in_its_code(kind, name):

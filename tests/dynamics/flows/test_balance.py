@@ -84,6 +84,8 @@ def test_path_follows_the_force_if_tied_keys_nearly_coincide(problem, apart):
             assert force @ chord > 0.8 * np.linalg.norm(chord)
 
 
+# The flow of three classes is a program of its own.
+@pytest.mark.more
 @pytest.mark.parametrize(("apart", "stop"), [(0.0, "balanced"), (1e-15, "unresolved"), (1e-12, "unresolved")])
 def test_point_is_no_balance_if_tied_keys_nearly_coincide(apart, stop):
     """Values of tokens 0 and 1 differ by 1e-7, so a small force moves p along the difference of keys."""
@@ -97,6 +99,7 @@ def test_point_is_no_balance_if_tied_keys_nearly_coincide(apart, stop):
     assert path.stop == stop
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("apart", [(1e-12, 1e-14), (1e-9, 1e-11)])
 def test_a_force_without_derivative_is_no_balance(apart):
     """Between tokens 0 and 1, which have equal scores, the force is largest, so its derivative is zero."""

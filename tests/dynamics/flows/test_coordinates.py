@@ -25,7 +25,7 @@ def plain_basis(flow, E):
     return np.eye(E.shape[1]) if flow.basis is None else np.asarray(E)
 
 
-@pytest.fixture(params=["V < d", "V > d", "V < d, equal embeddings"])
+@pytest.fixture(params=["V < d", pytest.param("V > d", marks=pytest.mark.more), "V < d, equal embeddings"])
 def flow_and_params(request, corpus):
     dim = 6 if request.param == "V > d" else 48
     params = generic(ja.models.one_layer.init, vocab_size=44, dim=dim, dtype=jnp.float64)

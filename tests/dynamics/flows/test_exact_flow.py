@@ -573,7 +573,14 @@ def test_time_of_a_straight_path_matches_a_quadrature(seed):
     np.testing.assert_allclose(path.log_time[1 : len(ends)], np.log(np.cumsum(parts)), atol=1e-3)
 
 
-@pytest.mark.parametrize(("seed", "dim", "classes"), [(0, 2, 2), (1, 3, 2), (6, 2, 3), (7, 3, 3), (11, 3, 3)])
+@pytest.mark.parametrize(
+    ("seed", "dim", "classes"),
+    [
+        (0, 2, 2),
+        (1, 3, 2),
+        *(pytest.param(*each, marks=pytest.mark.more) for each in ((6, 2, 3), (7, 3, 3), (11, 3, 3))),
+    ],
+)
 def test_time_of_a_curved_path_matches_an_ode_solver(seed, dim, classes):
     """An ODE solver in log t reaches the same arc length at the recorded time."""
     *problem, start = sample(seed, dim, classes)

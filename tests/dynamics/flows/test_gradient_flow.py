@@ -193,6 +193,7 @@ def test_float32_parameters_give_the_float64_path():
     np.testing.assert_array_equal(paths[0].params["p"], paths[1].params["p"])
 
 
+@pytest.mark.more
 def test_float32_session_computes_the_float64_path():
     params, task, train = problem("two classes")
     asked = {"train": train, "until_time": 10.0, "points": 3}

@@ -96,6 +96,7 @@ def with_phase(tables):
     return make
 
 
+@pytest.mark.more
 def test_steps_of_a_custom_phase_are_counted(go, stop, every_step, assert_same, with_phase, tmp_path):
     made = with_phase(Noise(name="q"))
     go(tmp_path / "whole", made)
