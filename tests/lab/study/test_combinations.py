@@ -99,7 +99,7 @@ def test_built_in_phases_run_with_custom_components(kind, tmp_path):
         changes |= THINGS["loss"] | THINGS["model"]
     found = study(kind, **changes).run(tmp_path / "out", quiet=True)
     assert found.failures.empty
-    assert (found.directory / "figures" / "last_losses.png").is_file()
+    assert (found.directory / "figures" / "last_losses.svg").is_file()
     last = found.records.query("phase == 'it' and seed == 1").drop_duplicates("metric", keep="last")
     value = last.set_index("metric")["value"]
     p = np.asarray(found.params(seed=1).p, np.float64)
