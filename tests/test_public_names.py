@@ -247,22 +247,20 @@ def test_every_public_function_has_an_example():
     assert [name for name, x in _functions().items() if not _example(name, x).examples] == []
 
 
-# A diagnosis takes seconds, and flows and the samplers of data take seconds to compile. The example of
-# `certify_limit` has a flow.
-_SLOW = ("jaxattn.data", "jaxattn.dynamics", "jaxattn.lab.diagnosis", "jaxattn.theory.certify_limit")
+# The example of `certify_limit` has a flow, so it runs alone.
+_ALONE = ("jaxattn.theory.certify_limit",)
 
 
 def _package(name: str) -> str:
     """Return the name of the package of a function, or its own name if its example runs alone."""
-    return name if name in _SLOW else name.rpartition(".")[0]
+    return name if name in _ALONE else name.rpartition(".")[0]
 
 
-_PACKAGES = [
-    pytest.param(name, marks=pytest.mark.more if name in _SLOW else ())
-    for name in sorted({_package(name) for name in _functions()})
-]
+_PACKAGES = sorted({_package(name) for name in _functions()})
 
 
+# Their hundreds of small programs take ten seconds to compile.
+@pytest.mark.more
 @pytest.mark.parametrize("package", _PACKAGES)
 def test_examples_in_docstrings_run(package):
     runner = doctest.DocTestRunner(verbose=False)
