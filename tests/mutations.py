@@ -12,6 +12,7 @@ import argparse
 import ast
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -207,10 +208,23 @@ def attempt(folder: Path, number: int, tests: list[str], marked: str, seconds: f
     return Outcome(len(tests), "" if status == 0 else (failed or ["an import"])[0][:110])
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
+    return int(text)
+
+
+def _part(text: str) -> slice:
+    found = re.fullmatch(r"(\d+):(\d*)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"expected a range such as 30:60, got {text!r}")
+    return slice(int(found[1]), int(found[2]) if found[2] else None)
+
+
 def main() -> None:
     """Draw, run the sets of tests once, try each mutation, and print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--count", type=_positive, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sets", nargs="+", choices=list(SETS), default=["default"])
     parser.add_argument("--tests", type=Path, default=ROOT / "tests", help="tests of another revision")
@@ -218,7 +232,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1800.0, help="the most for one mutation")
     parser.add_argument("--within", default="jaxattn", help="the folder to draw from")
     parser.add_argument("--among", nargs="+", default=["tests"], help="the tests to try")
-    parser.add_argument("--part", default="0:", help="which of the mutations to try, such as 30:60")
+    parser.add_argument("--part", type=_part, default="0:", help="which mutations to try, such as 30:60")
     given = parser.parse_args()
     drawn = draw(given.count, given.seed, given.within)
     if not drawn:
@@ -228,8 +242,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(given.workers) as pool:
         folder = Path(name).resolve()
         write_copy(folder, drawn, given.tests)
-        first, _, last = given.part.partition(":")
-        left = list(range(len(drawn)))[int(first) : int(last or len(drawn))]
+        left = list(range(len(drawn)))[given.part]
         tried_in_all = len(left)
         print("| set | place | mutation | tests | killed by |\n|---|---|---|---|---|")
         for chosen in given.sets:
